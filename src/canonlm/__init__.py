@@ -1,0 +1,35 @@
+"""canonlm: compare language-model architectures on synthetic pretraining tasks; Canon layers for any model.
+
+Names are loaded on first use, so that `import canonlm` (and the command line's `--help`) stays quick.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from canonlm.canon import CanonLayer as CanonLayer
+    from canonlm.models.config import CanonLMConfig as CanonLMConfig
+    from canonlm.models.modeling import CanonLMForCausalLM as CanonLMForCausalLM
+
+_HOMES = {
+    "CanonLayer": "canonlm.canon",
+    "CanonLMConfig": "canonlm.models",
+    "CanonLMForCausalLM": "canonlm.models",
+}
+_ROOMS = {"canon", "evals", "launch", "models", "ops", "report", "tasks", "train"}
+
+__all__ = ["CanonLMConfig", "CanonLMForCausalLM", "CanonLayer", "__version__"]  # noqa: F822 (lazy)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"canonlm.{name}")
+    raise AttributeError(f"module 'canonlm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES, *_ROOMS])

@@ -1,0 +1,11 @@
+"""One decoder for all architectures, native to transformers."""
+
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from canonlm.models.config import CanonLMConfig
+from canonlm.models.modeling import CanonLMForCausalLM, CanonLMModel
+
+AutoConfig.register("canonlm", CanonLMConfig, exist_ok=True)
+AutoModelForCausalLM.register(CanonLMConfig, CanonLMForCausalLM, exist_ok=True)
+
+__all__ = ["CanonLMConfig", "CanonLMForCausalLM", "CanonLMModel"]

@@ -1,0 +1,116 @@
+"""Between our layers and transformers' caches: which tokens are real, which belong together, where states are kept.
+
+The library keeps a layer's convolution states as `conv_states[i]`, `[batch, channels, kernel]`, time last; every
+Canon site of a layer is one such index. No cache class is ours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedConfig
+
+from canonlm.canon import CanonLayer
+from canonlm.errors import expected
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tokens of one forward call: worked out once by the model, used by every mixer and Canon layer."""
+
+    attention_mask: Tensor | None = None  # [B, T], 1 = real token; None: all are
+    doc_ids: Tensor | None = None  # [B, T], numbers of the documents; None: one document per row
+    continues: Tensor | None = None  # [B], does the first token continue the cached document? None: it does
+
+
+def document_runs(doc_ids_BT: Tensor) -> Tensor:
+    """Number the runs of equal ids 0, 1, 2, …: an id that comes back later in a row is another document."""
+    return (doc_ids_BT != doc_ids_BT.roll(1, dims=1)).index_fill(1, _first(doc_ids_BT), False).cumsum(1)
+
+
+def documents_from_positions(position_ids_BT: Tensor, attention_mask_BT: Tensor | None) -> Tensor | None:
+    """Documents of a packed row, by transformers' convention that positions start again; None if they never do.
+
+    Positions that padding repeats are no restarts: both tokens must be real.
+    """
+    restarts = position_ids_BT <= position_ids_BT.roll(1, dims=1)
+    if attention_mask_BT is not None:
+        real = attention_mask_BT != 0
+        restarts = restarts & real & real.roll(1, dims=1)
+    restarts = restarts.index_fill(1, _first(position_ids_BT), False)
+    if not torch.compiler.is_compiling() and not restarts.any():
+        return None
+    return restarts.cumsum(1)
+
+
+def positions_in_documents(doc_ids_BT: Tensor) -> Tensor:
+    """0, 1, 2, … from the start of each document."""
+    steps = torch.arange(doc_ids_BT.shape[1], device=doc_ids_BT.device).expand_as(doc_ids_BT)
+    starts = torch.where(doc_ids_BT != doc_ids_BT.roll(1, dims=1), steps, 0).cummax(1).values
+    return steps - starts
+
+
+def check_cache(cache: Cache, config: PreTrainedConfig) -> None:
+    """A cache made without our configuration has no place for convolution states: say so before it is used."""
+    holders = ["full_attention" if not hasattr(layer, "conv_states") else "state" for layer in cache.layers]
+    wanted = ["full_attention" if kind == "full_attention" else "state" for kind in config.layer_types]
+    if "state" in wanted and holders != wanted:
+        raise expected("past_key_values", f"a cache made with config=model.config ({len(wanted)} layers)", cache)
+
+
+def run_site(
+    canons: Sequence[CanonLayer],
+    inputs: Sequence[Tensor],
+    layout: Layout,
+    cache: Cache | None,
+    layer_idx: int,
+    state_idx: int,
+) -> list[Tensor]:
+    """Apply the Canon layers of one site (one for A and C; q, k, v for B; gate, up for D) to `[B, T, C_i]` inputs.
+
+    With a cache, the site's state continues what came before and is moved on; the layers share one state index.
+    """
+    mask, doc_ids = layout.attention_mask, layout.doc_ids
+    if cache is None:
+        return [canon(x, attention_mask=mask, doc_ids=doc_ids) for canon, x in zip(canons, inputs, strict=True)]
+    kernel = canons[0].kernel_size
+    past = _read_state(cache, layer_idx, state_idx, kernel)
+    if past is not None and layout.continues is not None:
+        past = past * layout.continues[:, None, None].to(past.dtype)
+    pasts = [None] * len(inputs) if past is None else past.split([x.shape[-1] for x in inputs], dim=1)
+    pairs = [
+        canon(x, attention_mask=mask, doc_ids=doc_ids, state=state, return_state=True)
+        for canon, x, state in zip(canons, inputs, pasts, strict=True)
+    ]
+    state = torch.cat([state for _, state in pairs], dim=1)
+    layer = cache.layers[layer_idx]
+    if layer.record_past:
+        # Someone may rewind (prompt lookup): the library then wants every input, and cuts the state itself.
+        state = torch.cat(list(inputs), dim=-1).transpose(1, 2)
+        if mask is not None:
+            state = state * mask[:, None].to(state.dtype)
+    layer.update_conv_state(state, state_idx=state_idx, conv_kernel_size=kernel)
+    return [y for y, _ in pairs]
+
+
+def fill_unused_states(cache: Cache | None, layer_idx: int, used: int, x_BTC: Tensor) -> None:
+    """Every layer holds as many states as the model's fullest one, and the library cannot crop one never written."""
+    if cache is None or used == 0:
+        return
+    layer = cache.layers[layer_idx]
+    for state_idx in range(used, layer.number_of_states):
+        nothing = x_BTC.new_zeros(x_BTC.shape[0], 1, x_BTC.shape[1])
+        layer.update_conv_state(nothing, state_idx=state_idx, conv_kernel_size=1)
+
+
+def _read_state(cache: Cache, layer_idx: int, state_idx: int, kernel: int) -> Tensor | None:
+    state = cache.layers[layer_idx].conv_states[state_idx]
+    if state is None:
+        return None
+    state = state[..., -kernel:]  # longer while the past is recorded
+    return torch.nn.functional.pad(state, (kernel - state.shape[-1], 0))
+
+
+def _first(x_BT: Tensor) -> Tensor:
+    return torch.zeros(1, dtype=torch.long, device=x_BT.device)

@@ -1,0 +1,83 @@
+"""Softmax attention: grouped queries, QK-norm, Canon-B, rotary positions on part of each head."""
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import eager_attention_forward
+
+from canonlm.canon import CanonLayer
+from canonlm.models.cache import Layout, run_site
+from canonlm.models.config import CanonLMConfig
+from canonlm.models.norm import RMSNorm
+
+
+class Attention(nn.Module):
+    """Causal attention; the kernel (sdpa, flash, flex, eager) is transformers' own, chosen by the configuration."""
+
+    is_causal = True
+
+    def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx = config, layer_idx
+        self.head_dim, self.scaling = config.head_dim, config.head_dim**-0.5
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        q_size, kv_size = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
+        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=config.attention_bias)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(q_size, config.rms_norm_eps)
+            self.k_norm = RMSNorm(kv_size, config.rms_norm_eps)
+        self.state_idx = config.sites(layer_idx).find("B")
+        if self.state_idx >= 0:
+            self.canonB_q = CanonLayer(q_size, **config.canon_kwargs)
+            self.canonB_k = CanonLayer(kv_size, **config.canon_kwargs)
+            self.canonB_v = CanonLayer(kv_size, **config.canon_kwargs)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        layout: Layout,
+        attention_mask: Tensor | None,
+        rotary: tuple[Tensor, Tensor] | None,
+        past_key_values: Cache | None = None,
+        **kwargs,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`attention_mask` is what transformers' mask functions make for the chosen kernel; `rotary` is (cos, sin),
+        each `[B or 1, T, 1, rope_dim / 2]`. Returns the output `[B, T, D]` and, from eager attention, the weights."""
+        q, k, v = self.q_proj(x_BTD), self.k_proj(x_BTD), self.v_proj(x_BTD)
+        if self.config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.state_idx >= 0:
+            canons = (self.canonB_q, self.canonB_k, self.canonB_v)
+            q, k, v = run_site(canons, (q, k, v), layout, past_key_values, self.layer_idx, self.state_idx)
+        q_BTHE, k_BTHE, v_BTHE = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
+        if rotary is not None:
+            q_BTHE, k_BTHE = rotate(q_BTHE, *rotary), rotate(k_BTHE, *rotary)
+        q_BHTE, k_BHTE, v_BHTE = (x.transpose(1, 2) for x in (q_BTHE, k_BTHE, v_BTHE))
+        if past_key_values is not None:
+            k_BHTE, v_BHTE = past_key_values.update(k_BHTE, v_BHTE, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        dropout = self.config.attention_dropout if self.training else 0.0
+        y_BTHE, weights = attend(
+            self, q_BHTE, k_BHTE, v_BHTE, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )
+        return self.o_proj(y_BTHE.flatten(-2)), weights
+
+
+def rotary_table(position_ids_BT: Tensor, rope_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin of p * theta^(-2i / rope_dim), `[B, T, 1, rope_dim / 2]`, in at least float32 (RoFormer, Eq. 15)."""
+    compute = torch.promote_types(dtype, torch.float32)
+    exponents = torch.arange(0, rope_dim, 2, dtype=compute, device=position_ids_BT.device) / rope_dim
+    angles = position_ids_BT[..., None, None].to(compute) * (1.0 / theta**exponents)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x_BTHE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (i, i + rope_dim / 2) of the first rope_dim channels; the others pass through."""
+    half = cos.shape[-1]
+    a, b, rest = x_BTHE[..., :half], x_BTHE[..., half : 2 * half], x_BTHE[..., 2 * half :]
+    rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x_BTHE.dtype)
+    return rotated if rest.shape[-1] == 0 else torch.cat([rotated, rest], dim=-1)

@@ -1,0 +1,274 @@
+"""The decoder: one class for every architecture.
+
+    h = h + mixer( canonA( norm(h) ) )      Canon-B lives inside the mixer, on its projections
+    h = h + mlp(   canonC( norm(h) ) )      Canon-D lives inside the MLP, before the nonlinearity
+
+Parameters are named as in transformers' Llama, so that a plain Llama's state dict loads as it is.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from canonlm.canon import CanonLayer
+from canonlm.errors import expected
+from canonlm.models.cache import (
+    Layout,
+    check_cache,
+    document_runs,
+    documents_from_positions,
+    fill_unused_states,
+    positions_in_documents,
+    run_site,
+)
+from canonlm.models.config import CanonLMConfig
+from canonlm.models.initialize import init_parameters
+from canonlm.models.mixers import build_mixer
+from canonlm.models.mixers.attention import Attention, rotary_table
+from canonlm.models.mlp import GatedMLP
+from canonlm.models.norm import RMSNorm
+
+
+class DecoderLayer(GradientCheckpointingLayer):
+    """One block of the decoder."""
+
+    def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx, self.sites = layer_idx, config.sites(layer_idx)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = build_mixer(config, layer_idx)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = GatedMLP(config, layer_idx)
+        for site in "AC":
+            if site in self.sites:
+                self.add_module(f"canon{site}", CanonLayer(config.hidden_size, **config.canon_kwargs))
+
+    def forward(
+        self,
+        h_BTD: Tensor,
+        layout: Layout,
+        attention_mask: Tensor | None = None,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs,
+    ) -> Tensor:
+        x_BTD = self._canon("A", self.input_layernorm(h_BTD), layout, past_key_values)
+        y_BTD, _ = self.self_attn(x_BTD, layout, attention_mask, rotary, past_key_values, **kwargs)
+        h_BTD = h_BTD + y_BTD
+        x_BTD = self._canon("C", self.post_attention_layernorm(h_BTD), layout, past_key_values)
+        h_BTD = h_BTD + self.mlp(x_BTD, layout, past_key_values)
+        fill_unused_states(past_key_values, self.layer_idx, len(self.sites), h_BTD)
+        return h_BTD
+
+    def _canon(self, site: str, x_BTD: Tensor, layout: Layout, cache: Cache | None) -> Tensor:
+        if site not in self.sites:
+            return x_BTD
+        canon = self.get_submodule(f"canon{site}")
+        return run_site([canon], [x_BTD], layout, cache, self.layer_idx, self.sites.index(site))[0]
+
+
+class CanonLMPreTrainedModel(PreTrainedModel):
+    config_class = CanonLMConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["DecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": DecoderLayer, "attentions": Attention}
+
+    def initialize_weights(self) -> None:
+        # The library hands modules to `_init_weights` one by one, without the names that our draws depend on.
+        for name, module in self.named_modules():
+            module._init_name = name
+        super().initialize_weights()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        init_parameters(module, module._init_name, self.config)
+
+
+class CanonLMModel(CanonLMPreTrainedModel):
+    """Embedding, blocks and final norm."""
+
+    def __init__(self, config: CanonLMConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        doc_ids: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPast:
+        """As every decoder of transformers, and `doc_ids`: the documents of packed rows, one integer per token; with
+        a filled cache it covers the cached tokens too, as `attention_mask` does. Positions that restart say the same
+        (the library's own convention), when nothing is cached yet."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("expected exactly one of input_ids and inputs_embeds")
+        h_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if past_key_values is not None:
+            check_cache(past_key_values, self.config)
+
+        layout, doc_ids, position_ids = self._layout(h_BTD, attention_mask, position_ids, past_key_values, doc_ids)
+        causal_mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=h_BTD,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            and_mask_function=None if doc_ids is None else self._same_document(doc_ids),
+        )
+        config, rotary = self.config, None
+        if config.rope_dim:
+            rotary = rotary_table(position_ids, config.rope_dim, config.rope_theta, h_BTD.dtype)
+        for layer in self.layers:
+            h_BTD = layer(
+                h_BTD,
+                layout,
+                attention_mask=causal_mask,
+                rotary=rotary,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(h_BTD), past_key_values=past_key_values)
+
+    def _layout(
+        self,
+        h_BTD: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: Cache | None,
+        doc_ids: Tensor | None,
+    ) -> tuple[Layout, Tensor | None, Tensor]:
+        """The layout of the new tokens, the documents of all tokens (cached ones included) or None, the positions."""
+        batch, time = h_BTD.shape[:2]
+        past: int | Tensor = 0 if cache is None else cache.get_seq_length()
+        mask = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
+        new_mask = None if mask is None else mask[:, -time:]
+        # One token can neither restart nor tell; asking a static cache for its length would break the graph.
+        if doc_ids is None and position_ids is not None and time > 1 and past == 0:
+            doc_ids = documents_from_positions(position_ids.expand(batch, -1), new_mask)
+        elif doc_ids is not None:
+            if doc_ids.shape != (batch, past + time):
+                what = f"shape {(batch, int(past + time))}: one document per token, cached tokens included"
+                raise expected("doc_ids", what, tuple(doc_ids.shape))
+            if "flash" in (self.config._attn_implementation or ""):
+                what = '"sdpa", "eager" or "flex_attention" with packed documents'
+                raise expected("attn_implementation", what, self.config._attn_implementation)
+            doc_ids = document_runs(doc_ids)
+
+        if position_ids is None:
+            if doc_ids is not None:
+                position_ids = positions_in_documents(doc_ids)[:, -time:]
+            elif mask is not None:
+                position_ids = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -time:]
+            else:
+                position_ids = (torch.arange(time, device=h_BTD.device) + past)[None]
+        if doc_ids is None:
+            return Layout(attention_mask=new_mask), None, position_ids
+        continues = None if doc_ids.shape[1] == time else doc_ids[:, -time - 1] == doc_ids[:, -time]
+        return Layout(new_mask, doc_ids[:, -time:], continues), doc_ids, position_ids
+
+    @staticmethod
+    def _same_document(doc_ids: Tensor):
+        last = doc_ids.shape[1] - 1  # a static cache asks about places that are not written yet: causality hides them
+
+        def same_document(batch_idx, head_idx, q_idx, kv_idx):
+            return doc_ids[batch_idx, q_idx.clamp(max=last)] == doc_ids[batch_idx, kv_idx.clamp(max=last)]
+
+        return same_document
+
+
+class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
+    """The decoder with a language-model head; everything transformers' causal models do."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: CanonLMConfig) -> None:
+        super().__init__(config)
+        self.model = CanonLMModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        doc_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs,
+    ) -> CausalLMOutputWithPast:
+        """`labels[b, t]` is the target for `input_ids[b, t]`, or -100: logits and labels are shifted here. The loss
+        is the mean cross-entropy in nats over labelled tokens, in at least float32."""
+        num_items = kwargs.pop("num_items_in_batch", None)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            doc_ids=doc_ids,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, keep])
+        return CausalLMOutputWithPast(
+            loss=None if labels is None else next_token_loss(logits, labels, num_items),
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs) -> Tensor | None:
+        """Static caches: keep the two-dimensional mask, Canon could not read padding off a four-dimensional one."""
+        return attention_mask
+
+    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **kwargs):
+        # A generated token belongs to the last document of its row.
+        model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
+        if (doc_ids := model_kwargs.get("doc_ids")) is not None:
+            new = doc_ids[:, -1:].expand(-1, kwargs.get("num_new_tokens", 1))
+            model_kwargs["doc_ids"] = torch.cat([doc_ids, new], dim=1)
+        return model_kwargs
+
+
+def next_token_loss(logits_BTV: Tensor, labels_BT: Tensor, num_items: Tensor | int | None = None) -> Tensor:
+    """Mean cross-entropy (nats) of `labels[:, 1:]` under `logits[:, :-1]`; -100 is left out.
+
+    `num_items` replaces the count when a batch is spread over several calls (gradient accumulation).
+    """
+    compute = torch.promote_types(logits_BTV.dtype, torch.float32)
+    logits_NV = logits_BTV[:, :-1].flatten(0, 1).to(compute)
+    targets_N = labels_BT[:, 1:].flatten().to(logits_NV.device)
+    if num_items is None:
+        return nn.functional.cross_entropy(logits_NV, targets_N)
+    return nn.functional.cross_entropy(logits_NV, targets_N, reduction="sum") / num_items

@@ -1,0 +1,113 @@
+"""Causal depthwise convolution over time, the operation behind Canon layers and short convolutions.
+
+    y_t = sum_{j=0..K-1} w_j * x_{t-K+1+j}          (the last tap multiplies the current token; zero history)
+
+Physics of Language Models, Part 4.1 (arXiv 2512.17351), Canon layers: K = 4.
+
+Shapes: B batch, T time, C channels, K kernel size. Weights are `[C, 1, K]`, as in `torch.nn.Conv1d(groups=C)`.
+A *state* is the last K inputs of a row, `[B, C, K]`, time last and zero-filled: the layout of transformers' caches.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def causal_conv(
+    x_BTC: Tensor, weight_C1K: Tensor, *, doc_ids_BT: Tensor | None = None, state_BCK: Tensor | None = None
+) -> Tensor:
+    """The convolution above, for any K >= 1, in at least float32 and returned in the dtype of `x_BTC`.
+
+    `doc_ids_BT`: integers, one value per document; taps never reach into another document. `state_BCK`: the inputs
+    that came before `x_BTC`; they belong to the document of its first token (zero them where they do not).
+
+    Plain torch, and differentiable once: a hand-written backward, because autograd's own backward of a slice
+    writes a full tensor of zeros for every tap (`benchmarks/canon.py` has the numbers).
+    """
+    kernel = weight_C1K.shape[-1]
+    compute = torch.promote_types(torch.promote_types(x_BTC.dtype, weight_C1K.dtype), torch.float32)
+    history = 0
+    if state_BCK is not None and kernel > 1:
+        history = kernel - 1
+        x_BTC = torch.cat([state_BCK[..., 1:].transpose(1, 2).to(x_BTC.dtype), x_BTC], dim=1)
+    same_doc = None if doc_ids_BT is None else _same_document(doc_ids_BT, kernel, history).to(compute)
+    weight_KC = weight_C1K[:, 0].t().to(compute)
+    return _ShiftedSum.apply(x_BTC, weight_KC, same_doc, history)
+
+
+def conv_state(
+    x_BTC: Tensor,
+    kernel: int,
+    *,
+    mask_BT: Tensor | None = None,
+    doc_ids_BT: Tensor | None = None,
+    state_BCK: Tensor | None = None,
+) -> Tensor:
+    """The state after `x_BTC`: the K inputs that end at each row's last real token, `[B, C, K]`.
+
+    `mask_BT` is 1 at real tokens; a row without any keeps its state. Inputs of a document other than the last
+    real token's are zero, so that what follows needs no document ids to continue it. `x_BTC` must already be zero
+    at padding.
+    """
+    batch, time, channels = x_BTC.shape
+    past_BKC = x_BTC.new_zeros(batch, kernel, channels) if state_BCK is None else state_BCK.transpose(1, 2)
+    full = torch.cat([past_BKC.to(x_BTC.dtype), x_BTC], dim=1)
+    if mask_BT is None and doc_ids_BT is None:
+        return full[:, time:].transpose(1, 2)
+    steps = torch.arange(1, time + 1, device=x_BTC.device)
+    end_B1 = steps[-1:].expand(batch, 1) if mask_BT is None else ((mask_BT != 0) * steps).amax(1, keepdim=True)
+    window_BK = end_B1 + torch.arange(kernel, device=x_BTC.device)  # in `full`, x_t sits at kernel + t
+    window = full.gather(1, window_BK[..., None].expand(-1, -1, channels))
+    if doc_ids_BT is not None:
+        doc_full = torch.cat([doc_ids_BT[:, :1].expand(-1, kernel), doc_ids_BT], dim=1)
+        doc_window = doc_full.gather(1, window_BK)
+        window = window * (doc_window == doc_window[:, -1:]).to(window.dtype)[..., None]
+    return window.transpose(1, 2)
+
+
+def _same_document(doc_ids_BT: Tensor, kernel: int, history: int) -> Tensor:
+    """`[K, B, T]`: is the token i steps back in the same document? (row i; history counts as the first token's)"""
+    time = doc_ids_BT.shape[1]
+    # Without history the first taps reach before the row: any value does, they are never read.
+    padded = torch.cat([doc_ids_BT[:, :1].expand(-1, kernel - 1), doc_ids_BT], dim=1)
+    return torch.stack([doc_ids_BT == padded[:, kernel - 1 - i : kernel - 1 - i + time] for i in range(kernel)])
+
+
+class _ShiftedSum(torch.autograd.Function):
+    """One multiply-add per tap on shifted views. `x` carries `history` extra tokens on its left."""
+
+    @staticmethod
+    def forward(ctx, x_BSC: Tensor, weight_KC: Tensor, same_doc: Tensor | None, history: int) -> Tensor:
+        ctx.save_for_backward(x_BSC, weight_KC, same_doc)
+        ctx.history = history
+        taps = weight_KC.shape[0]
+        x = x_BSC.to(weight_KC.dtype)
+        y_BTC = x[:, history:] * weight_KC[-1]
+        for i, now, then in _shifts(taps, x.shape[1], history):
+            past = x[:, then] if same_doc is None else x[:, then] * same_doc[i, :, now, None]
+            y_BTC[:, now].addcmul_(past, weight_KC[taps - 1 - i])
+        return y_BTC.to(x_BSC.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy_BTC: Tensor):
+        x_BSC, weight_KC, same_doc = ctx.saved_tensors
+        history, taps = ctx.history, weight_KC.shape[0]
+        x, dy = x_BSC.to(weight_KC.dtype), dy_BTC.to(weight_KC.dtype)
+        dx = torch.nn.functional.pad(dy * weight_KC[-1], (0, 0, history, 0))
+        dweight = [(dy * x[:, history:]).sum((0, 1))]
+        for i, now, then in _shifts(taps, x.shape[1], history):
+            flow = dy[:, now] if same_doc is None else dy[:, now] * same_doc[i, :, now, None]
+            dx[:, then].addcmul_(flow, weight_KC[taps - 1 - i])
+            dweight.append((flow * x[:, then]).sum((0, 1)))
+        dweight += [torch.zeros_like(dweight[0])] * (taps - len(dweight))
+        return dx.to(x_BSC.dtype), torch.stack(dweight[::-1]), None, None
+
+
+def _shifts(taps: int, length: int, history: int):
+    """For each tap i >= 1: the output positions it reaches, and the input positions it reads for them."""
+    time = length - history
+    for i in range(1, min(taps, length)):
+        first = max(0, i - history)
+        if first < time:
+            yield i, slice(first, time), slice(history + first - i, length - i)
