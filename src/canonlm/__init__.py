@@ -20,7 +20,7 @@ _HOMES = {
 }
 _ROOMS = {"canon", "evals", "launch", "models", "ops", "report", "tasks", "train"}
 
-__all__ = ["CanonLMConfig", "CanonLMForCausalLM", "CanonLayer", "__version__"]  # noqa: F822 (lazy)
+__all__ = ["CanonLMConfig", "CanonLMForCausalLM", "CanonLayer", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

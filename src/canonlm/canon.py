@@ -39,7 +39,7 @@ class CanonLayer(nn.Module):
     ) -> None:
         super().__init__()
         for key, value in (("hidden_size", hidden_size), ("kernel_size", kernel_size)):
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise expected(key, "an integer >= 1", value)
         self.hidden_size, self.kernel_size = hidden_size, kernel_size
         self.residual, self.activation = residual, activation
@@ -78,30 +78,32 @@ class CanonLayer(nn.Module):
         if x.ndim != 3 or x.shape[-1] != self.hidden_size:
             raise expected("x", f"a tensor [batch, time, {self.hidden_size}]", tuple(x.shape))
         if attention_mask is not None:
-            x = x * attention_mask[..., None].to(x.dtype)
+            x = x.masked_fill((attention_mask == 0)[..., None], 0)
         y = self._convolve(x, doc_ids, state)
         if not return_state:
             return y
         return y, conv_state(x, self.kernel_size, mask_BT=attention_mask, doc_ids_BT=doc_ids, state_BCK=state)
 
     def _convolve(self, x_BTC: Tensor, doc_ids_BT: Tensor | None, state_BCK: Tensor | None) -> Tensor:
-        weight = self.weight
-        plain = not self.activation and self.bias is None
-        if plain and self.residual:
-            # x + conv(x) is one convolution whose last tap is larger by one: a pass less, and a rounding less.
-            compute = torch.promote_types(weight.dtype, torch.float32)
-            weight = weight.to(compute) + _unit_tap(self.kernel_size, weight.device, compute)
-        y_BTC = causal_conv(x_BTC, weight, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
-        if plain:
-            return y_BTC
+        compute = torch.promote_types(torch.promote_types(x_BTC.dtype, self.weight.dtype), torch.float32)
+        weight = self.weight.to(compute)
+        if not self.activation and self.bias is None:
+            if self.residual:
+                # x + conv(x) is one convolution whose last tap is larger by one: a pass less, and a rounding less.
+                weight = weight + _unit_tap(self.kernel_size, weight.device, compute)
+            return causal_conv(x_BTC, weight, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
+        y_BTC = causal_conv(x_BTC.to(compute), weight, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
         if self.bias is not None:
-            y_BTC = y_BTC + self.bias.to(y_BTC.dtype)
+            y_BTC = y_BTC + self.bias.to(compute)
         if self.activation:
             y_BTC = nn.functional.silu(y_BTC)
-        return x_BTC + y_BTC if self.residual else y_BTC
+        if self.residual:
+            y_BTC = y_BTC + x_BTC
+        return y_BTC.to(x_BTC.dtype)
 
     def extra_repr(self) -> str:
-        return f"{self.hidden_size}, kernel_size={self.kernel_size}, residual={self.residual}, activation={self.activation}"
+        how = f"residual={self.residual}, activation={self.activation}, bias={self.bias is not None}"
+        return f"{self.hidden_size}, kernel_size={self.kernel_size}, {how}"
 
 
 def _unit_tap(kernel: int, device: torch.device, dtype: torch.dtype) -> Tensor:

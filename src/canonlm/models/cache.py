@@ -21,34 +21,45 @@ class Layout:
 
     attention_mask: Tensor | None = None  # [B, T], 1 = real token; None: all are
     doc_ids: Tensor | None = None  # [B, T], numbers of the documents; None: one document per row
-    continues: Tensor | None = None  # [B], does the first token continue the cached document? None: it does
+    continues: Tensor | None = None  # [B, past], does the first token continue that cached token? None: it does
 
 
-def document_runs(doc_ids_BT: Tensor) -> Tensor:
-    """Number the runs of equal ids 0, 1, 2, …: an id that comes back later in a row is another document."""
-    return (doc_ids_BT != doc_ids_BT.roll(1, dims=1)).index_fill(1, _first(doc_ids_BT), False).cumsum(1)
+def document_runs(doc_ids_BT: Tensor, attention_mask_BT: Tensor | None) -> Tensor:
+    """Number the runs of equal ids 0, 1, 2, …: an id that comes back later in a row is another document.
+
+    Padding counts with what precedes it, whatever its id.
+    """
+    before, follows = _before(doc_ids_BT, attention_mask_BT)
+    return ((doc_ids_BT != before) & follows).cumsum(1)
 
 
 def documents_from_positions(position_ids_BT: Tensor, attention_mask_BT: Tensor | None) -> Tensor | None:
     """Documents of a packed row, by transformers' convention that positions start again; None if they never do.
 
-    Positions that padding repeats are no restarts: both tokens must be real.
+    Positions that padding repeats are no restarts: only real tokens are compared.
     """
-    restarts = position_ids_BT <= position_ids_BT.roll(1, dims=1)
-    if attention_mask_BT is not None:
-        real = attention_mask_BT != 0
-        restarts = restarts & real & real.roll(1, dims=1)
-    restarts = restarts.index_fill(1, _first(position_ids_BT), False)
+    before, follows = _before(position_ids_BT, attention_mask_BT)
+    restarts = (position_ids_BT <= before) & follows
     if not torch.compiler.is_compiling() and not restarts.any():
         return None
     return restarts.cumsum(1)
 
 
-def positions_in_documents(doc_ids_BT: Tensor) -> Tensor:
-    """0, 1, 2, … from the start of each document."""
-    steps = torch.arange(doc_ids_BT.shape[1], device=doc_ids_BT.device).expand_as(doc_ids_BT)
-    starts = torch.where(doc_ids_BT != doc_ids_BT.roll(1, dims=1), steps, 0).cummax(1).values
-    return steps - starts
+def positions_in_documents(doc_ids_BT: Tensor, attention_mask_BT: Tensor | None) -> Tensor:
+    """0, 1, 2, … from the start of each document, counting real tokens."""
+    real_BT = torch.ones_like(doc_ids_BT) if attention_mask_BT is None else (attention_mask_BT != 0).long()
+    steps = (real_BT.cumsum(1) - 1).clamp(min=0)
+    starts = torch.where(doc_ids_BT != doc_ids_BT.roll(1, dims=1), steps, 0)
+    return steps - starts.index_fill(1, steps.new_zeros(1), 0).cummax(1).values
+
+
+def _before(x_BT: Tensor, attention_mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The value at the real token before each; and where both exist: a real token, and a real one before it."""
+    steps = torch.arange(x_BT.shape[1], device=x_BT.device).expand_as(x_BT)
+    real = torch.ones_like(x_BT, dtype=torch.bool) if attention_mask_BT is None else attention_mask_BT != 0
+    last = torch.where(real, steps, -1).cummax(1).values
+    previous = torch.nn.functional.pad(last[:, :-1], (1, 0), value=-1)
+    return x_BT.gather(1, previous.clamp(min=0)), real & (previous >= 0)
 
 
 def check_cache(cache: Cache, config: PreTrainedConfig) -> None:
@@ -75,21 +86,23 @@ def run_site(
     if cache is None:
         return [canon(x, attention_mask=mask, doc_ids=doc_ids) for canon, x in zip(canons, inputs, strict=True)]
     kernel = canons[0].kernel_size
+    layer = cache.layers[layer_idx]
     past = _read_state(cache, layer_idx, state_idx, kernel)
     if past is not None and layout.continues is not None:
-        past = past * layout.continues[:, None, None].to(past.dtype)
+        # A state holds inputs of the row's last document only; a recorded past holds them all, column by column.
+        keep = layout.continues[:, -kernel:] if layer.record_past else layout.continues[:, -1:].expand(-1, kernel)
+        past = past * torch.nn.functional.pad(keep, (kernel - keep.shape[1], 0))[:, None].to(past.dtype)
     pasts = [None] * len(inputs) if past is None else past.split([x.shape[-1] for x in inputs], dim=1)
     pairs = [
         canon(x, attention_mask=mask, doc_ids=doc_ids, state=state, return_state=True)
         for canon, x, state in zip(canons, inputs, pasts, strict=True)
     ]
     state = torch.cat([state for _, state in pairs], dim=1)
-    layer = cache.layers[layer_idx]
     if layer.record_past:
         # Someone may rewind (prompt lookup): the library then wants every input, and cuts the state itself.
         state = torch.cat(list(inputs), dim=-1).transpose(1, 2)
         if mask is not None:
-            state = state * mask[:, None].to(state.dtype)
+            state = state.masked_fill((mask == 0)[:, None], 0)
     layer.update_conv_state(state, state_idx=state_idx, conv_kernel_size=kernel)
     return [y for y, _ in pairs]
 
@@ -110,7 +123,3 @@ def _read_state(cache: Cache, layer_idx: int, state_idx: int, kernel: int) -> Te
         return None
     state = state[..., -kernel:]  # longer while the past is recorded
     return torch.nn.functional.pad(state, (kernel - state.shape[-1], 0))
-
-
-def _first(x_BT: Tensor) -> Tensor:
-    return torch.zeros(1, dtype=torch.long, device=x_BT.device)

@@ -172,21 +172,21 @@ class CanonLMModel(CanonLMPreTrainedModel):
             if doc_ids.shape != (batch, past + time):
                 what = f"shape {(batch, int(past + time))}: one document per token, cached tokens included"
                 raise expected("doc_ids", what, tuple(doc_ids.shape))
-            if "flash" in (self.config._attn_implementation or ""):
-                what = '"sdpa", "eager" or "flex_attention" with packed documents'
-                raise expected("attn_implementation", what, self.config._attn_implementation)
-            doc_ids = document_runs(doc_ids)
+            doc_ids = document_runs(doc_ids, mask)
+        if doc_ids is not None and "flash" in (self.config._attn_implementation or ""):
+            what = '"sdpa", "eager" or "flex_attention" with packed documents'
+            raise expected("attn_implementation", what, self.config._attn_implementation)
 
         if position_ids is None:
             if doc_ids is not None:
-                position_ids = positions_in_documents(doc_ids)[:, -time:]
+                position_ids = positions_in_documents(doc_ids, mask)[:, -time:]
             elif mask is not None:
                 position_ids = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -time:]
             else:
                 position_ids = (torch.arange(time, device=h_BTD.device) + past)[None]
         if doc_ids is None:
             return Layout(attention_mask=new_mask), None, position_ids
-        continues = None if doc_ids.shape[1] == time else doc_ids[:, -time - 1] == doc_ids[:, -time]
+        continues = None if doc_ids.shape[1] == time else doc_ids[:, :-time] == doc_ids[:, -time, None]
         return Layout(new_mask, doc_ids[:, -time:], continues), doc_ids, position_ids
 
     @staticmethod
@@ -252,13 +252,16 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         """Static caches: keep the two-dimensional mask, Canon could not read padding off a four-dimensional one."""
         return attention_mask
 
-    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **kwargs):
-        # A generated token belongs to the last document of its row.
-        model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
-        if (doc_ids := model_kwargs.get("doc_ids")) is not None:
-            new = doc_ids[:, -1:].expand(-1, kwargs.get("num_new_tokens", 1))
-            model_kwargs["doc_ids"] = torch.cat([doc_ids, new], dim=1)
-        return model_kwargs
+    def prepare_inputs_for_generation(self, input_ids: Tensor, doc_ids: Tensor | None = None, **kwargs) -> dict:
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        if doc_ids is not None:
+            # As many as tokens: fewer while a prompt is read in chunks; new tokens belong to their row's last document.
+            cache, ids = inputs.get("past_key_values"), inputs["input_ids"]
+            length = (inputs["inputs_embeds"] if ids is None else ids).shape[1]
+            length += 0 if cache is None else int(cache.get_seq_length())
+            new = doc_ids[:, -1:].expand(-1, max(0, length - doc_ids.shape[1]))
+            inputs["doc_ids"] = torch.cat([doc_ids[:, :length], new], dim=1)
+        return inputs
 
 
 def next_token_loss(logits_BTV: Tensor, labels_BT: Tensor, num_items: Tensor | int | None = None) -> Tensor:

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+BLOCK = 2**19
+"""Numbers that a thread works through at once in eager mode on a CPU: 2 MiB of float32, about its cache."""
+
 
 def causal_conv(
     x_BTC: Tensor, weight_C1K: Tensor, *, doc_ids_BT: Tensor | None = None, state_BCK: Tensor | None = None
@@ -21,8 +24,9 @@ def causal_conv(
     `doc_ids_BT`: integers, one value per document; taps never reach into another document. `state_BCK`: the inputs
     that came before `x_BTC`; they belong to the document of its first token (zero them where they do not).
 
-    Plain torch, and differentiable once: a hand-written backward, because autograd's own backward of a slice
-    writes a full tensor of zeros for every tap (`benchmarks/canon.py` has the numbers).
+    Two forms of one sum: slices under autograd where a compiler fuses them, a hand-written backward (differentiable
+    once) in eager mode, where autograd writes a full tensor of zeros for every tap (`benchmarks/canon.py` has the
+    numbers).
     """
     kernel = weight_C1K.shape[-1]
     compute = torch.promote_types(torch.promote_types(x_BTC.dtype, weight_C1K.dtype), torch.float32)
@@ -32,7 +36,9 @@ def causal_conv(
         x_BTC = torch.cat([state_BCK[..., 1:].transpose(1, 2).to(x_BTC.dtype), x_BTC], dim=1)
     same_doc = None if doc_ids_BT is None else _same_document(doc_ids_BT, kernel, history).to(compute)
     weight_KC = weight_C1K[:, 0].t().to(compute)
-    return _ShiftedSum.apply(x_BTC, weight_KC, same_doc, history)
+    if torch.compiler.is_compiling():
+        return _by_slices(x_BTC, weight_KC, same_doc, history)
+    return _InPlace.apply(x_BTC, weight_KC, same_doc, history)
 
 
 def conv_state(
@@ -73,35 +79,77 @@ def _same_document(doc_ids_BT: Tensor, kernel: int, history: int) -> Tensor:
     return torch.stack([doc_ids_BT == padded[:, kernel - 1 - i : kernel - 1 - i + time] for i in range(kernel)])
 
 
-class _ShiftedSum(torch.autograd.Function):
-    """One multiply-add per tap on shifted views. `x` carries `history` extra tokens on its left."""
+def _by_slices(x_BSC: Tensor, weight_KC: Tensor, same_doc: Tensor | None, history: int) -> Tensor:
+    """The definition, tap by tap. `x` carries `history` extra tokens on its left: none, or K - 1."""
+    taps, time = weight_KC.shape[0], x_BSC.shape[1] - history
+    padded = torch.nn.functional.pad(x_BSC.to(weight_KC.dtype), (0, 0, taps - 1 - history, 0))
+    y_BTC = padded[:, taps - 1 :] * weight_KC[-1]
+    for i in range(1, taps):
+        past = padded[:, taps - 1 - i : taps - 1 - i + time]
+        if same_doc is not None:
+            past = past * same_doc[i, ..., None]
+        y_BTC = y_BTC + past * weight_KC[taps - 1 - i]
+    return y_BTC.to(x_BSC.dtype)
+
+
+class _InPlace(torch.autograd.Function):
+    """The same, as multiply-adds into one result, a few rows at a time.
+
+    Small blocks stay in a CPU's cache over all taps, and their buffers are used again; a fresh large tensor costs
+    more, in page faults, than the arithmetic on it.
+    """
 
     @staticmethod
     def forward(ctx, x_BSC: Tensor, weight_KC: Tensor, same_doc: Tensor | None, history: int) -> Tensor:
         ctx.save_for_backward(x_BSC, weight_KC, same_doc)
         ctx.history = history
-        taps = weight_KC.shape[0]
-        x = x_BSC.to(weight_KC.dtype)
-        y_BTC = x[:, history:] * weight_KC[-1]
-        for i, now, then in _shifts(taps, x.shape[1], history):
-            past = x[:, then] if same_doc is None else x[:, then] * same_doc[i, :, now, None]
-            y_BTC[:, now].addcmul_(past, weight_KC[taps - 1 - i])
-        return y_BTC.to(x_BSC.dtype)
+        taps, (batch, length, channels) = weight_KC.shape[0], x_BSC.shape
+        y_BTC = x_BSC.new_empty(batch, length - history, channels)
+        for rows in _row_blocks(x_BSC):
+            x, y = x_BSC[rows].to(weight_KC.dtype), _accumulator(y_BTC[rows], weight_KC.dtype)
+            torch.mul(x[:, history:], weight_KC[-1], out=y)
+            for i, now, then in _shifts(taps, length, history):
+                past = x[:, then] if same_doc is None else x[:, then] * same_doc[i, rows, now, None]
+                y[:, now].addcmul_(past, weight_KC[taps - 1 - i])
+            if y.dtype != y_BTC.dtype:
+                y_BTC[rows] = y
+        return y_BTC
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy_BTC: Tensor):
         x_BSC, weight_KC, same_doc = ctx.saved_tensors
         history, taps = ctx.history, weight_KC.shape[0]
-        x, dy = x_BSC.to(weight_KC.dtype), dy_BTC.to(weight_KC.dtype)
-        dx = torch.nn.functional.pad(dy * weight_KC[-1], (0, 0, history, 0))
-        dweight = [(dy * x[:, history:]).sum((0, 1))]
-        for i, now, then in _shifts(taps, x.shape[1], history):
-            flow = dy[:, now] if same_doc is None else dy[:, now] * same_doc[i, :, now, None]
-            dx[:, then].addcmul_(flow, weight_KC[taps - 1 - i])
-            dweight.append((flow * x[:, then]).sum((0, 1)))
-        dweight += [torch.zeros_like(dweight[0])] * (taps - len(dweight))
-        return dx.to(x_BSC.dtype), torch.stack(dweight[::-1]), None, None
+        dx_BSC, dweight_KC = x_BSC.new_empty(x_BSC.shape), torch.zeros_like(weight_KC)
+        for rows in _row_blocks(x_BSC):
+            x, dy = x_BSC[rows].to(weight_KC.dtype), dy_BTC[rows].to(weight_KC.dtype)
+            dx = _accumulator(dx_BSC[rows], weight_KC.dtype)
+            dx[:, :history] = 0
+            torch.mul(dy, weight_KC[-1], out=dx[:, history:])
+            product = dy.new_empty(dy.shape)
+            torch.mul(dy, x[:, history:], out=product)
+            dweight_KC[-1] += product.flatten(0, 1).sum(0)
+            for i, now, then in _shifts(taps, x.shape[1], history):
+                flow = dy[:, now] if same_doc is None else dy[:, now] * same_doc[i, rows, now, None]
+                dx[:, then].addcmul_(flow, weight_KC[taps - 1 - i])
+                torch.mul(flow, x[:, then], out=product[:, now])
+                product[:, : now.start] = 0  # and sum it whole: over a slice in time that takes twenty times longer
+                dweight_KC[taps - 1 - i] += product.flatten(0, 1).sum(0)
+            if dx.dtype != dx_BSC.dtype:
+                dx_BSC[rows] = dx
+        return dx_BSC, dweight_KC, None, None
+
+
+def _row_blocks(x_BSC: Tensor) -> list[slice]:
+    batch, step = x_BSC.shape[0], x_BSC.shape[0]
+    if x_BSC.device.type == "cpu":
+        step = torch.get_num_threads() * BLOCK // max(1, x_BSC[:1].numel())
+    return [slice(first, first + max(1, step)) for first in range(0, batch, max(1, step))]
+
+
+def _accumulator(out: Tensor, dtype: torch.dtype) -> Tensor:
+    """Where to sum up `out`: in itself, unless its precision is too low."""
+    return out if out.dtype == dtype else torch.empty_like(out, dtype=dtype)
 
 
 def _shifts(taps: int, length: int, history: int):

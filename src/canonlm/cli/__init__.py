@@ -1,0 +1,47 @@
+"""The `canonlm` command: parse, call, print. Every mistake of the user's is one line on standard error, exit code 2."""
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from canonlm.cli import data, lists, play, report, train
+
+app = typer.Typer(
+    name="canonlm",
+    help="Compare language-model architectures on synthetic pretraining tasks: small, exact, and quick to tell "
+    "architectures apart. Start with `canonlm play depo`.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+app.command()(play.play)
+app.command()(report.report)
+app.command()(lists.tasks)
+app.command()(lists.archs)
+app.add_typer(data.app, name="data")
+app.command()(train.train)
+
+
+# typer may carry a click of its own, so its exceptions are found through the one that typer makes public.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    try:
+        return app(args=args, standalone_mode=False) or 0
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error)
+            return 2
+        return _say(error.format_message(), 2)  # type: ignore[attr-defined]
+    except ValueError as error:
+        return _say(str(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        return _say("interrupted", 130)
+
+
+def _say(message: str, code: int) -> int:
+    print(f"canonlm: {' '.join(message.split())}", file=sys.stderr)
+    return code

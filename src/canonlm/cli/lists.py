@@ -1,0 +1,33 @@
+"""`canonlm tasks` and `canonlm archs`: what there is to choose from."""
+
+from rich.console import Console
+from rich.table import Table
+
+
+def tasks() -> None:
+    """List the tasks, what each asks, and its presets."""
+    from canonlm.recipes import load_preset, presets
+    from canonlm.tasks import get, names
+
+    table = Table("task", "what it asks", "difficulties (paper preset)", box=None, padding=(0, 2, 0, 0))
+    for name in names():
+        about = load_preset(name, "tiny").about
+        table.add_row(name, about, ", ".join(get(name).difficulties) or "one")
+    console = Console()
+    console.print(table)
+    console.print(f"\nPresets: {', '.join(presets())}. Run one: canonlm play depo --preset tiny", highlight=False)
+    console.print("See samples: canonlm data show depo --n 2", highlight=False)
+
+
+def archs() -> None:
+    """List the architectures and what can be added to them."""
+    from canonlm.archs import BASES, MODIFIERS
+
+    table = Table("name", "what it is", box=None, padding=(0, 2, 0, 0))
+    for name, base in BASES.items():
+        table.add_row(name, base.about)
+    for name, modifier in MODIFIERS.items():
+        table.add_row(f"+{name}", modifier.about)
+    console = Console()
+    console.print(table)
+    console.print("\nPut together: llama+canon, llama-nope+canon=AC, llama+canon+rope=0.25", highlight=False)

@@ -1,0 +1,77 @@
+"""`canonlm play`: compare architectures on a task, from nothing to a report."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+TASK = typer.Argument(help="A task; `canonlm tasks` lists them.", show_default=False)
+OVERRIDES = typer.Argument(
+    help="Settings to change in every run, such as train.steps=100.", show_default=False, metavar="[KEY=VALUE]..."
+)
+PRESET = typer.Option(help="tiny: minutes on two CPU cores. small: one GPU. paper: the paper's own settings.")
+DIFFICULTY = typer.Option(help="For the paper preset: which of the task's settings.", show_default=False)
+ARCH = typer.Option(help="Architectures, separated by commas; `canonlm archs` lists them.")
+LR = typer.Option(help="Learning rates, separated by commas. Default: the preset's.", show_default=False)
+SEEDS = typer.Option(help="Seeds 0 … N-1 for every learning rate. Default: the preset's.", show_default=False)
+OUT = typer.Option(help="Folder for runs and report. Default: runs/, task and preset.", show_default=False)
+JOBS = typer.Option(help="Runs at a time. Default: one per GPU, or what fits the CPU cores.", show_default=False)
+
+
+def play(
+    task: Annotated[str, TASK],
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
+    preset: Annotated[str, PRESET] = "tiny",
+    difficulty: Annotated[str | None, DIFFICULTY] = None,
+    arch: Annotated[str, ARCH] = "llama,llama+canon",
+    lr: Annotated[str | None, LR] = None,
+    seeds: Annotated[int | None, SEEDS] = None,
+    out: Annotated[Path | None, OUT] = None,
+    jobs: Annotated[int | None, JOBS] = None,
+) -> int:
+    """Train architectures on a synthetic task, on the same data in the same order, and report which one learns it.
+
+    Ends with a table and `report.html`. Ctrl-C saves every run; the same command goes on where it stopped and
+    repeats nothing that is finished.
+    """
+    from canonlm.errors import expected
+    from canonlm.launch.play import plan, write_plan
+    from canonlm.recipes import load_preset
+
+    chosen = load_preset(task, preset, difficulty)
+    if jobs is not None and jobs < 1:
+        raise expected("--jobs", "an integer >= 1", jobs)
+    folder = out or Path("runs") / f"{chosen.difficulty or task}-{preset}"
+    runs = plan(chosen, folder, archs=_names(arch), lrs=_rates(lr), seeds=seeds, overrides=overrides or [])
+    write_plan(runs, chosen, folder, shlex.join(["canonlm", *sys.argv[1:]]))
+
+    from canonlm.cli.progress import follow
+    from canonlm.cli.report import show
+
+    try:
+        grid = follow(runs, jobs)
+    except KeyboardInterrupt:
+        print(f"\ncanonlm: interrupted; every run is saved in {folder}. The same command goes on.", file=sys.stderr)
+        return 130
+    show(folder)
+    failed = [progress for progress in grid if progress.state == "failed"]
+    for progress in failed:
+        print(f"canonlm: {progress.run.name} failed: {progress.message}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _rates(text: str | None) -> list[float] | None:
+    from canonlm.errors import expected
+
+    if text is None:
+        return None
+    try:
+        return [float(rate) for rate in text.split(",")]
+    except ValueError:
+        raise expected("--lr", "numbers separated by commas, such as 1e-3,3e-3", text) from None

@@ -1,0 +1,68 @@
+"""Follow a grid of runs: a live table on a terminal, plain lines in a log."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from canonlm.launch.local import Progress, default_jobs, run_grid
+from canonlm.launch.play import PlannedRun
+from canonlm.report.runs import slice_key
+from canonlm.report.words import slice_label
+
+
+def follow(runs: Sequence[PlannedRun], jobs: int | None) -> list[Progress]:
+    """Run the grid and show how it goes."""
+    console = Console()
+    jobs = min(jobs or default_jobs(runs), len(runs))
+    if not console.is_terminal:
+        return run_grid(runs, jobs, _Lines(console))
+    with Live(console=console, refresh_per_second=4) as live:
+        return run_grid(runs, jobs, lambda grid: live.update(_table(grid)))
+
+
+class _Lines:
+    """A line whenever a run evaluated, or changed its state."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.seen: dict[str, tuple[str, int]] = {}
+
+    def __call__(self, grid: list[Progress]) -> None:
+        for progress in grid:
+            now = progress.state, (progress.eval_row or {"step": -1})["step"]
+            if now != self.seen.get(progress.run.name, ("waiting", -1)):
+                self.seen[progress.run.name] = now
+                text = f"{progress.run.name}: {progress.state}, step {progress.step}/{_steps(progress)}"
+                self.console.print(f"{text}  {_accuracy(progress)}".rstrip(), highlight=False, soft_wrap=True)
+
+
+def _table(grid: list[Progress]) -> Table:
+    table = Table("run", "progress", "loss", "accuracy on the test", "tokens/s", "left", box=None, padding=(0, 2, 0, 0))
+    for progress in grid:
+        row = progress.train_row or {}
+        bar = ProgressBar(total=_steps(progress), completed=progress.step, width=20)
+        loss = f"{row['loss']:.3f}" if row else ""
+        speed = f"{row['tokens_per_s']:,.0f}" if row.get("tokens_per_s") else ""
+        seconds = progress.seconds_left if progress.state == "running" else None
+        left = progress.state if seconds is None else f"{seconds // 60:.0f}:{seconds % 60:02.0f}"
+        table.add_row(progress.run.name, bar, loss, _accuracy(progress), speed, left)
+    return table
+
+
+def _accuracy(progress: Progress) -> str:
+    return accuracies(progress.run.config.task["name"], (progress.eval_row or {}).get("slices", []))
+
+
+def accuracies(task: str, slices: Sequence[dict[str, Any]]) -> str:
+    """`1 hop 0.93  2 hops 0.41`"""
+    return "  ".join(
+        f"{slice_label(task, slice_key(s['slice']))} {s['correct'] / max(1, s['total']):.2f}" for s in slices
+    )
+
+
+def _steps(progress: Progress) -> int:
+    return progress.run.config.train.steps

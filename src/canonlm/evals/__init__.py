@@ -1,0 +1,1 @@
+"""Judging models: the tasks' graders on what a model writes."""

@@ -1,0 +1,67 @@
+"""Grade a model on test windows: every query of every complete instance, each answer read off greedily.
+
+An answer counts when every token of it is the model's first choice given the true tokens before it. For tasks with one
+right answer that is greedy generation, exactly: generation stays on the true answer as long as each choice is right.
+Earlier queries of a window show their true answers, as in training (Physics of Language Models, Part 4.1, App. A).
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from canonlm.tasks import Placed
+from canonlm.windows import WindowStream
+
+
+class WindowEval:
+    """The first `windows` test windows of a stream; drawn and read once, then graded as often as asked."""
+
+    def __init__(self, stream: WindowStream, windows: int, batch_size: int) -> None:
+        self.stream, self.windows, self.batch_size = stream, windows, min(batch_size, windows)
+        self._placed: list[list[Placed]] | None = None
+
+    @torch.no_grad()
+    def run(self, model: torch.nn.Module, device: torch.device) -> dict[str, Any]:
+        """`{"loss", "token_accuracy", "slices": [{"slice", "correct", "total"}, …]}`: mean cross-entropy (nats) of the
+        labelled tokens, share of right tokens in the answers, and right answers per slice."""
+        task = self.stream.task
+        counts: dict[str, list[Any]] = {str(where): [where, 0, 0] for where in task.slices()}
+        right_tokens = tokens = 0
+        loss = labelled = 0.0
+        for first in range(0, self.windows, self.batch_size):
+            said, batch_loss, batch_labelled = self._greedy(model, first, device)
+            loss, labelled = loss + batch_loss, labelled + batch_labelled
+            for row, placed in zip(said, self._instances()[first : first + len(said)], strict=True):
+                for start, stop, sample in placed:
+                    output = row[start:stop]
+                    for verdict in task.grade(sample, output):
+                        count = counts.setdefault(str(verdict.slice), [verdict.slice, 0, 0])
+                        count[1] += verdict.correct
+                        count[2] += 1
+                    answered = np.zeros(len(output), bool)
+                    for query in sample.queries:
+                        answered[query.start : query.stop] = True
+                    right_tokens += int((output == sample.tokens)[answered].sum())
+                    tokens += int(answered.sum())
+        return {
+            "loss": loss / max(1.0, labelled),
+            "token_accuracy": right_tokens / max(1, tokens),
+            "slices": [{"slice": where, "correct": int(c), "total": n} for where, c, n in counts.values()],
+        }
+
+    def _greedy(self, model: torch.nn.Module, first: int, device: torch.device) -> tuple[np.ndarray, float, float]:
+        """The model's first choice at every position of windows first … first + batch_size - 1 (-1 at position 0)."""
+        stop = min(first + self.batch_size, self.windows)
+        batch = self.stream.rows(first, stop - first).to(device)
+        logits = model(batch.input_ids, doc_ids=batch.doc_ids, use_cache=False).logits[:, :-1].float()
+        labels = batch.labels[:, 1:]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        said = torch.nn.functional.pad(logits.argmax(-1), (1, 0), value=-1)
+        return said.cpu().numpy(), float(loss), float((labels != -100).sum())
+
+    def _instances(self) -> list[list[Placed]]:
+        if self._placed is None:
+            s = self.stream
+            self._placed = [s.task.instances(s.split, s.seed, w, s.seq_len) for w in range(self.windows)]
+        return self._placed

@@ -1,0 +1,54 @@
+"""Presets and recipes: YAML files beside this one. `playground/PRESET/TASK.yaml` is what `canonlm play` starts from.
+
+about: one sentence                      lrs, seeds: what is tried unless the command line says otherwise
+run: a run's configuration without its architecture (see `canonlm.train.config`)
+difficulties: {name: changes to `run`}   for presets that follow the task's named difficulties
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from canonlm import tasks
+from canonlm.errors import expected, unknown
+from canonlm.train.config import merge, read_yaml
+
+PLAYGROUND = Path(__file__).parent / "playground"
+
+
+@dataclass(frozen=True)
+class Preset:
+    task: str
+    name: str
+    difficulty: str | None
+    about: str
+    lrs: tuple[float, ...]
+    seeds: int
+    run: dict[str, Any]
+
+
+def presets() -> list[str]:
+    return [name for name in ("tiny", "small", "paper") if (PLAYGROUND / name).is_dir()]
+
+
+def load_preset(task: str, name: str, difficulty: str | None = None) -> Preset:
+    """ValueError for an unknown task, preset or difficulty; each names the choices."""
+    if task not in tasks.names():
+        raise unknown("task", task, tasks.names())
+    if name not in presets():
+        raise unknown("preset", name, presets())
+    raw, _ = read_yaml(PLAYGROUND / name / f"{task}.yaml")
+    run = raw["run"]
+    difficulties = raw.get("difficulties", {})
+    if difficulties:
+        chosen = difficulty or next(iter(difficulties))
+        if chosen not in difficulties:
+            raise unknown(f"{task} difficulty", chosen, difficulties, f"{task} difficulties")
+        named = tasks.get(task, difficulty=chosen).spec.model_dump()
+        run = merge(merge(run, {"task": named}), difficulties[chosen])
+        difficulty = chosen
+    elif difficulty is not None:
+        raise expected("--difficulty", f"nothing: the {name} preset of {task} has one difficulty", difficulty)
+    run = {**run, "preset": name, "task": {"name": task, **run.get("task", {})}}
+    lrs = tuple(float(lr) for lr in raw.get("lrs", [run["train"]["optim"]["lr"]]))
+    return Preset(task, name, difficulty, raw["about"], lrs, raw.get("seeds", 1), run)

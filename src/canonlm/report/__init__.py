@@ -1,0 +1,31 @@
+"""Run folders in, tables and one HTML page out. Needs no torch and no network."""
+
+from .page import numbers_csv, render, write_report
+from .play import Play, Section, load_play
+from .runs import LeftOut, Run, load_run, load_runs
+from .summary import Architecture, Difference, Rate, Spread, differences, fairness, summarise, wilson
+from .table import best_table, rate_table, tables
+
+__all__ = [
+    "Architecture",
+    "Difference",
+    "LeftOut",
+    "Play",
+    "Rate",
+    "Run",
+    "Section",
+    "Spread",
+    "best_table",
+    "differences",
+    "fairness",
+    "load_play",
+    "load_run",
+    "load_runs",
+    "numbers_csv",
+    "rate_table",
+    "render",
+    "summarise",
+    "tables",
+    "wilson",
+    "write_report",
+]

@@ -1,0 +1,80 @@
+"""What was equal between the runs of a comparison, and what was not: read from the resolved configurations."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .runs import Run
+from .words import shown
+
+WORDS = {
+    "train.optim.lr": "learning rate",
+    "train.seed": "seed",
+    "train.steps": "training steps",
+    "train.batch_size": "batch size (windows)",
+    "data.seq_len": "window length (tokens)",
+    "data.loss_on": "loss on",
+    "data.isolate_documents": "documents in a window isolated",
+    "arch": "architecture",
+}
+PLANNED = ("arch", "train.optim.lr", "train.seed")  # what a grid varies on purpose
+FIRST = ("preset", "data.", "train.steps", "train.batch_size", "task.")  # what is shown without asking
+BOOKKEEPING = ("name", "out", "folder", "run")  # where a run was written says nothing about it
+ENV = ("machine", "cores", "python", "torch", "canonlm")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`values`: one text per architecture, or one for all where they agree. `planned`: a grid varies it."""
+
+    key: str
+    label: str
+    values: tuple[str, ...]
+    planned: bool = False
+
+    @property
+    def main(self) -> bool:
+        return self.key.startswith(FIRST)
+
+
+def settings(runs: Sequence[Run]) -> tuple[list[str], list[Setting], list[Setting]]:
+    """(architectures, equal, differing). The machine and the versions count as settings too."""
+    archs = list(dict.fromkeys(run.arch for run in runs))
+    flat = [(run.arch, _flatten(run.config) | _machine(run.env)) for run in runs]
+    keys = list(dict.fromkeys(key for _, values in flat for key in values if key not in BOOKKEEPING))
+    equal, differing = [], []
+    for key in keys:
+        per_arch = tuple(_values([values.get(key) for arch, values in flat if arch == name]) for name in archs)
+        whole = {shown(values.get(key)) for _, values in flat}
+        label = WORDS.get(key, key)
+        if len(whole) == 1:
+            equal.append(Setting(key, label, (per_arch[0],)))
+        else:
+            differing.append(Setting(key, label, per_arch, planned=key in PLANNED))
+    return archs, sorted(equal, key=lambda setting: not setting.main), differing
+
+
+def unplanned(runs: Sequence[Run]) -> list[str]:
+    """Names of training and data settings that differ although no comparison asks for it."""
+    _, _, differing = settings(runs)
+    return [s.label for s in differing if not s.planned and s.key.startswith(("preset", "data.", "train."))]
+
+
+def _values(values: Sequence[Any]) -> str:
+    distinct = sorted({shown(value): value for value in values}.items(), key=lambda item: (str(type(item[1])), item[1])
+                      if isinstance(item[1], (int, float)) else (str(type(item[1])), item[0]))  # fmt: skip
+    return ", ".join(text for text, _ in distinct) if len(distinct) <= 6 else f"{len(distinct)} values"
+
+
+def _machine(env: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: env[key] for key in ENV if key in env}
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,80 @@
+"""The same numbers in the terminal."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from .play import load_play
+from .summary import Architecture, Rate, slices_of, summarise
+from .words import percent, short, slice_label, span
+
+
+def best_table(architectures: Sequence[Architecture], title: str = "") -> Table:
+    """One row per architecture at its best learning rate: accuracy per slice with its spread, size and speed."""
+    keys = slices_of(architectures)
+    table = _table(title, architectures, keys)
+    table.add_column("parameters", justify="right")
+    table.add_column("tokens/s", justify="right")
+    for a in architectures:
+        size = (short(a.parameters), short(a.tokens_per_s))
+        if a.best is None:
+            unfinished = sum(rate.unfinished for rate in a.rates)
+            table.add_row(escape(a.arch), "–", f"0 of {unfinished}", *("–" for _ in keys), *size)
+        else:
+            table.add_row(*_row(a.best, keys), *size)
+    return table
+
+
+def rate_table(architectures: Sequence[Architecture], title: str = "") -> Table:
+    """One row per architecture and learning rate; the best of each is marked."""
+    keys = slices_of(architectures)
+    table = _table(title, architectures, keys)
+    table.add_column("mean", justify="right")
+    for a in architectures:
+        for rate in a.rates:
+            mean = "–" if rate.mean is None else percent(rate.mean)
+            best = rate is a.best
+            table.add_row(*_row(rate, keys), f"{mean} *" if best else mean, style="bold" if best else None)
+        table.add_section()
+    table.caption = "* best rate: highest mean over slices and seeds"
+    return table
+
+
+def tables(folder: str | Path) -> Iterable[Table | Text]:
+    """Everything to print for a play folder: per section the best rates, then all rates, then what was left out."""
+    play = load_play(folder)
+    for section in play.sections:
+        architectures = summarise(section.runs)
+        yield best_table(architectures, f"\n{section.heading}")
+        if any(len(a.rates) > 1 for a in architectures):
+            yield rate_table(architectures, f"\n{section.heading}: every learning rate")
+    for section in play.sections:
+        for run in section.runs:
+            remarks = [run.state] if not run.finished else []
+            remarks += [f"{run.damaged_rows} damaged rows in metrics.jsonl"] if run.damaged_rows else []
+            if remarks or run.notes:
+                yield Text(f"{run.name}: {'; '.join([*remarks, *run.notes])}", style="yellow")
+    for entry in play.left_out:
+        yield Text(f"{entry.name}: left out, {entry.reason}", style="yellow")
+
+
+def _table(title: str, architectures: Sequence[Architecture], keys: Sequence[str]) -> Table:
+    table = Table(title=escape(title) or None, title_justify="left", title_style="bold", caption_justify="left")
+    table.add_column("architecture", no_wrap=True)
+    table.add_column("lr", justify="right")
+    table.add_column("runs", justify="right")
+    for key in keys:
+        table.add_column(escape(slice_label(architectures[0].task, key)), justify="right")
+    return table
+
+
+def _row(rate: Rate, keys: Sequence[str]) -> list[str]:
+    return [escape(rate.arch), f"{rate.lr:g}", rate.finished_of, *(_cell(rate, key) for key in keys)]
+
+
+def _cell(rate: Rate, key: str) -> str:
+    spread = rate.slices.get(key)
+    return "–" if spread is None else f"{percent(spread.mean)}\n[dim]{span(spread)}[/dim]"

@@ -1,0 +1,26 @@
+"""The synthetic tasks: numpy and numba only, every sample a pure function of (seed, split, window, j)."""
+
+from canonlm.tasks.base import Placed, Query, Sample, Slice, Task, Verdict, Vocab, get, names, register
+from canonlm.tasks.copying import Copying
+from canonlm.tasks.depo import Depo
+from canonlm.tasks.mano import Mano
+from canonlm.tasks.spec import TaskSpec
+from canonlm.tasks.windows import Windows
+
+__all__ = [
+    "Copying",
+    "Depo",
+    "Mano",
+    "Placed",
+    "Query",
+    "Sample",
+    "Slice",
+    "Task",
+    "TaskSpec",
+    "Verdict",
+    "Vocab",
+    "Windows",
+    "get",
+    "names",
+    "register",
+]

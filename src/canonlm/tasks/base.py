@@ -1,0 +1,274 @@
+"""What every task is: `sample` draws, `windows` packs for training, `grade` judges, `show` lets a person read it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+
+from canonlm.errors import expected, unknown
+from canonlm.tasks.random import check_count, check_split
+from canonlm.tasks.spec import TaskSpec
+from canonlm.tasks.windows import IGNORE, Windows, empty_windows
+
+Slice = dict[str, int | str]
+
+
+@dataclass(frozen=True)
+class Query:
+    """One graded answer: tokens[start:stop], without its marker. tokens[asked:start] put the question."""
+
+    start: int
+    stop: int
+    slice: Slice
+    asked: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One instance, int32 arrays: labels[i] is the target for tokens[i], or -100 (the model shifts)."""
+
+    tokens: np.ndarray
+    labels: np.ndarray
+    meta: dict[str, Any]  # facts to read (n, words, …) and `queries`
+
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        return self.meta["queries"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judgement of one query; `why` is "" when correct, otherwise what was said and what is right."""
+
+    correct: bool
+    slice: Slice
+    why: str
+
+
+class Placed(NamedTuple):
+    """A complete instance of a window, at row[start:stop]."""
+
+    start: int
+    stop: int
+    sample: Sample
+
+
+class Vocab:
+    """The tokens in order: names for people, ids for models. `markers` structure a sample, the others carry content."""
+
+    def __init__(self, names: Iterable[str], markers: Iterable[str] = ()) -> None:
+        self.names = tuple(names)
+        self.ids = {name: i for i, name in enumerate(self.names)}
+        assert len(self.ids) == len(self.names), "token names repeat"
+        self.markers = frozenset(self.ids[name] for name in markers)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, token: object) -> str:
+        """The token's name, also for what is none: <99999>, <-1>, <None>."""
+        known = isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= token < len(self.names)
+        return self.names[int(token)] if known else f"<{token}>"  # type: ignore[call-overload]
+
+    def text(self, tokens: Iterable[object]) -> str:
+        return " ".join(map(self.name, tokens))
+
+    def show(self, sample: Sample) -> str:
+        """The sample as one readable line."""
+        return self.text(sample.tokens.tolist())
+
+
+class Malformed(ValueError):
+    """A token sequence that is no sample of the task."""
+
+    def __init__(self, position: int, what: str) -> None:
+        super().__init__(f"position {position}: {what}")
+
+
+class Task:
+    """Base of the tasks. A subclass says its `Spec`, builds `vocab`, fills windows and reads a sample back."""
+
+    name: ClassVar[str]
+    Spec: ClassVar[type[TaskSpec]] = TaskSpec
+    difficulties: ClassVar[dict[str, dict[str, Any]]] = {}
+    loss_on: ClassVar[str] = "answer"  # what the paper trains this task on: "answer" or "all"
+    marker_is_target: ClassVar[bool] = True  # under loss_on="answer", is the answer's marker a target too?
+
+    spec: Any  # the subclass's Spec
+    vocab: Vocab
+    max_len: int  # no instance is longer (tokens)
+    original_ids: np.ndarray | None = None  # [len(vocab)], the ids of the original release, where it has the task
+
+    # -- what a subclass writes ---------------------------------------------------------------------------------------
+
+    def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
+        """Fill the rows of `out`: windows start, start + 1, …, each with its instances first, first + 1, …"""
+        raise NotImplementedError
+
+    def _read(self, tokens: list[int]) -> tuple[dict[str, Any], tuple[Query, ...]]:
+        """(facts, queries) of a token sequence; raises Malformed where it is no sample of this task."""
+        raise NotImplementedError
+
+    def slices(self) -> list[Slice]:
+        """The slices that the test law produces, in order."""
+        raise NotImplementedError
+
+    def chance(self, slice: Slice) -> float:
+        """The score of the best guess that does not do the task, on test samples."""
+        raise NotImplementedError
+
+    # -- what everybody uses ------------------------------------------------------------------------------------------
+
+    def windows(
+        self, split: str, seed: int, start: int, count: int, *, seq_len: int, loss_on: str | None = None
+    ) -> Windows:
+        """Windows start … start + count - 1 of the stream (seed, split).
+
+        "test" follows the test law, "train" and "valid" the training law. loss_on: "answer", "all", or None for what
+        the paper does. A window does not depend on the windows before it, nor on start and count.
+        """
+        loss_on_all = self._loss_on(loss_on) == "all"
+        out = empty_windows(check_count("count", count), check_count("seq_len", seq_len, least=1))
+        self._fill(check_count("seed", seed), check_split(split), check_count("start", start), 0, loss_on_all, out)
+        return out
+
+    def sample(self, split: str, seed: int, index: int, j: int = 0, *, loss_on: str | None = None) -> Sample:
+        """Instance j of window `index`, whole."""
+        keep = self._loss_on(loss_on)
+        row = empty_windows(1, self.max_len)
+        at = check_count("seed", seed), check_split(split), check_count("index", index), check_count("j", j)
+        self._fill(*at, False, row)
+        return self.read(row.input_ids[0, row.doc_ids[0] == 0], loss_on=keep)
+
+    def instances(self, split: str, seed: int, w: int, seq_len: int) -> list[Placed]:
+        """The complete instances of window w, in order (a cut one at the end is left out)."""
+        row = self.windows(split, seed, w, 1, seq_len=seq_len)
+        ends = np.flatnonzero(np.diff(row.doc_ids[0])) + 1
+        bounds = [0, *ends.tolist()]
+        placed = [Placed(a, b, self.read(row.input_ids[0, a:b])) for a, b in pairwise(bounds)]
+        last = self.sample(split, seed, w, len(placed))
+        if bounds[-1] + len(last.tokens) <= seq_len:
+            placed.append(Placed(bounds[-1], bounds[-1] + len(last.tokens), last))
+        return placed
+
+    def read(self, tokens: Sequence[int] | np.ndarray, *, loss_on: str | None = None) -> Sample:
+        """The Sample that these tokens (this task's own ids) spell. ValueError says where they spell none."""
+        ids = np.asarray(tokens, np.int32)
+        facts, queries = self._read(ids.tolist())
+        labels = ids.copy()
+        if self._loss_on(loss_on) == "answer":
+            labels[:] = IGNORE
+            for query in queries:
+                target = slice(query.start - self.marker_is_target, query.stop)
+                labels[target] = ids[target]
+        return Sample(ids, labels, {**facts, "queries": queries})
+
+    def grade(self, sample: Sample, output: Any) -> list[Verdict]:
+        """One verdict per query; a malformed output is a wrong answer, never an exception.
+
+        output is one of: a sequence as long as sample.tokens (what the model wrote at each position; only the answers'
+        positions are read); a list with one sequence per query; any other flat sequence: the answer to the first query
+        and to those that start where it does. There is no end token: what follows a complete answer is not read.
+        """
+        answers = _answers(sample, output)
+        return [self._judge(sample, query, said) for query, said in zip(sample.queries, answers, strict=True)]
+
+    def _judge(self, sample: Sample, query: Query, said: list[Any] | None) -> Verdict:
+        right = sample.tokens[query.start : query.stop].tolist()
+        said = (said or [])[: len(right)]
+        if said == right and not any(isinstance(token, bool | float) for token in said):
+            return Verdict(True, query.slice, "")
+        heard = f"said '{self.vocab.text(said)}'" if said else "said nothing"
+        return Verdict(False, query.slice, f"{heard}, is '{self.vocab.text(right)}'")
+
+    def show(self, sample: Sample) -> list[tuple[str, str]]:
+        """(token name, role) for every token; roles: marker, context, question, answer."""
+        roles = ["context"] * len(sample.tokens)
+        for query in sample.queries:
+            roles[query.asked : query.start] = ["question"] * (query.start - query.asked)
+            roles[query.start : query.stop] = ["answer"] * (query.stop - query.start)
+        tokens = sample.tokens.tolist()
+        roles = ["marker" if token in self.vocab.markers else role for token, role in zip(tokens, roles, strict=True)]
+        return list(zip(map(self.vocab.name, tokens), roles, strict=True))
+
+    def to_original(self, sample: Sample) -> list[int]:
+        """The sample in the ids of the original release."""
+        return self._originals()[sample.tokens].tolist()
+
+    def from_original(self, ids: Sequence[int] | np.ndarray) -> Sample:
+        """The sample that these ids of the original release spell. ValueError says where they spell none."""
+        ours = {int(original): i for i, original in enumerate(self._originals())}
+        tokens = []
+        for position, original in enumerate(np.asarray(ids).tolist()):
+            if original not in ours:
+                raise Malformed(position, f"{original} is no token of {self}")
+            tokens.append(ours[original])
+        return self.read(tokens)
+
+    def _originals(self) -> np.ndarray:
+        if self.original_ids is None:
+            raise ValueError(f"{self.name}: the original release has no such task, so there are no original ids")
+        return self.original_ids
+
+    def _loss_on(self, loss_on: str | None) -> str:
+        if loss_on not in (None, "answer", "all"):
+            raise expected("loss_on", '"answer" or "all"', loss_on)
+        return loss_on or self.loss_on
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.spec.model_dump().items())})"
+
+
+def _answers(sample: Sample, output: Any) -> list[list[Any] | None]:
+    """What the output says to each query, as plain lists; None where it says nothing."""
+    queries = sample.queries
+    output = _plain(output)
+    if output is None or len(output) == 0:
+        return [None] * len(queries)
+    nested = [_plain(part) for part in output]
+    if any(part is not None for part in nested):
+        return [*nested[: len(queries)], *[None] * (len(queries) - len(nested))]
+    if len(output) == len(sample.tokens):
+        return [output[query.start : query.stop] for query in queries]
+    return [output if query.start == queries[0].start else None for query in queries]
+
+
+def _plain(sequence: Any) -> list[Any] | None:
+    """A list, tuple, array or tensor as a list; None for anything else."""
+    sequence = sequence.tolist() if hasattr(sequence, "tolist") else sequence
+    return list(sequence) if isinstance(sequence, list | tuple) else None
+
+
+# -- the registry -----------------------------------------------------------------------------------------------------
+
+_TASKS: dict[str, type[Task]] = {}
+T = TypeVar("T", bound=type[Task])
+
+
+def register(name: str) -> Callable[[T], T]:
+    """Class decorator: the task can be had as `get(name)`."""
+
+    def add(cls: T) -> T:
+        cls.name = name
+        cls.Spec.task = name
+        _TASKS[name] = cls
+        return cls
+
+    return add
+
+
+def names() -> list[str]:
+    return sorted(_TASKS)
+
+
+def get(name: str, *, difficulty: str | None = None, **spec: Any) -> Task:
+    """`get("depo", difficulty="depo1-225", M=5)`: a named setting, single settings, both, or the defaults."""
+    if name not in _TASKS:
+        raise unknown("task", name, _TASKS)
+    cls = _TASKS[name]
+    if difficulty is not None and difficulty not in cls.difficulties:
+        raise unknown(f"{name} difficulty", difficulty, cls.difficulties, f"{name} difficulties")
+    named = cls.difficulties[difficulty] if difficulty is not None else {}
+    return cls(cls.Spec(**{**named, **spec}))  # type: ignore[call-arg]

@@ -1,0 +1,111 @@
+"""Copying: say it again. Measures whether a model can look back n tokens, exactly.
+
+    bos  x_1 … x_n  ans  x_1 … x_n
+
+The x are n different items out of N, in random order. Graded: the first 1, 2 and 4 tokens, and the whole copy
+(as the paper, arXiv 2512.17351, Fig. 5: N = 500, a permutation of all items).
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+from pydantic import Field, model_validator
+
+from canonlm.tasks.base import Malformed, Query, Slice, Task, Vocab, register
+from canonlm.tasks.random import below, shuffle, stream
+from canonlm.tasks.spec import TaskSpec
+from canonlm.tasks.windows import IGNORE, Windows, place
+
+BOS, ANS, FIRST_ITEM = 0, 1, 2
+PREFIXES = (1, 2, 4)
+
+
+@register("copying")
+class Copying(Task):
+    """Copy n different items. Loss on the n copied tokens, not on the marker (as the paper)."""
+
+    class Spec(TaskSpec):
+        N: int = Field(32, ge=1, le=2**20)  # items there are; test: n = N
+        min_items: int = Field(0, ge=1)  # training: n uniform on min_items..N; default N // 4, at least 1
+
+        @model_validator(mode="before")
+        @classmethod
+        def _default(cls, values: dict) -> dict:
+            N = values.get("N", 32)
+            return {"min_items": max(N // 4, 1) if isinstance(N, int) else 1, **values}
+
+        @model_validator(mode="after")
+        def _in_range(self) -> "Copying.Spec":
+            if self.min_items > self.N:
+                raise self.refuse("min_items", f"an integer from 1 to N ({self.N})", self.min_items)
+            return self
+
+    difficulties = {"copying-32": {"N": 32}, "paper": {"N": 500, "min_items": 500}}
+    loss_on = "answer"
+    marker_is_target = False
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.vocab = Vocab(["bos", "ans", *(f"x{i}" for i in range(1, spec.N + 1))], ["bos", "ans"])
+        self.max_len = 2 * spec.N + 2
+
+    def slices(self) -> list[Slice]:
+        return [query.slice for query in _queries(self.spec.N)]
+
+    def chance(self, slice: Slice) -> float:
+        """Different items at random, for the copy of n = N."""
+        asked = slice["first"]
+        return 1 / math.perm(self.spec.N, self.spec.N if asked == "all" else int(asked))
+
+    def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
+        least = self.spec.N if split == 3 else self.spec.min_items
+        _fill(seed, split, start, first, loss_on_all, least, self.spec.N, *out)
+
+    def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
+        n, items = len(tokens) // 2 - 1, set()
+        if len(tokens) % 2 or not 1 <= n <= self.spec.N:
+            shape = f"bos, 1 to {self.spec.N} items, ans and the items again"
+            raise Malformed(len(tokens), f"expected {shape}, got {len(tokens)} tokens")
+        for i, token in enumerate(tokens):
+            wanted = {0: BOS, n + 1: ANS}.get(i, tokens[i - n - 1] if i > n else None)
+            if (token != wanted) if wanted is not None else not FIRST_ITEM <= token < len(self.vocab):
+                raise Malformed(i, f"expected {'an item' if wanted is None else self.vocab.name(wanted)}, "
+                                   f"got {self.vocab.name(token)}")  # fmt: skip
+            if wanted is None and token in items:
+                raise Malformed(i, f"{self.vocab.name(token)} a second time")
+            items.add(token)
+        return {"n": n, "items": tuple(map(self.vocab.name, tokens[1 : n + 1]))}, _queries(n)
+
+
+def _queries(n: int) -> tuple[Query, ...]:
+    """All of them start at the first copied token; the prefixes that are longer than the copy are left out."""
+    start = n + 2
+    prefixes = tuple(Query(start, start + t, {"first": t}, start - 1) for t in PREFIXES if t <= n)
+    return (*prefixes, Query(start, start + n, {"first": "all"}, start - 1))
+
+
+@njit(cache=True, nogil=True)
+def _fill(seed, split, start, first, loss_on_all, least, N, ids, labels, docs):
+    tokens, targets = np.empty(2 * N + 2, np.int32), np.empty(2 * N + 2, np.int32)
+    items = np.empty(N, np.int32)
+    for row in range(ids.shape[0]):
+        at = 0
+        doc = 0
+        while at < ids.shape[1]:
+            state, gamma = stream(seed, split, start + row, first + doc)
+            state, more = below(state, gamma, N - least + 1)
+            n = least + more
+            for i in range(N):
+                items[i] = FIRST_ITEM + i
+            state = shuffle(state, gamma, items, N, n)
+            tokens[0] = BOS
+            tokens[n + 1] = ANS
+            for i in range(n + 2):
+                targets[i] = IGNORE
+            for i in range(n):
+                tokens[1 + i] = items[i]
+                tokens[n + 2 + i] = items[i]
+                targets[n + 2 + i] = items[i]
+            at = place(tokens, targets, 2 * n + 2, doc, loss_on_all, ids[row], labels[row], docs[row], at)
+            doc += 1

@@ -1,0 +1,238 @@
+"""Decoding with a cache, however it is done, gives what one uncached call on the whole gives."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import DynamicCache, StaticCache
+
+MODELS = {
+    "none": {"canon_set": ""},
+    "A": {"canon_set": "A"},
+    "B": {"canon_set": "B"},
+    "C": {"canon_set": "C"},
+    "D": {"canon_set": "D"},
+    "ABCD": {"canon_set": "ABCD"},
+    "options": {
+        "canon_set": "ABCD",
+        "canon_kernel": 3,
+        "canon_activation": True,
+        "canon_bias": True,
+        "qk_norm": True,
+        "rope_dim": 4,
+    },
+    "per-layer": {"num_hidden_layers": 3, "canon_sets": ["A", "ABCD", ""]},
+}
+EXACT = {"atol": 1e-10, "rtol": 0}
+ROUNDED = {"atol": 1e-4, "rtol": 0, "check_dtype": False}  # `generate` hands out logits in float32
+NEW = 12
+
+
+@pytest.fixture(params=[pytest.param(m, marks=pytest.mark.slow) if m in ["A", "B", "C", "D"] else m for m in MODELS])
+def sites(request):
+    return request.param
+
+
+@pytest.fixture
+def model(small_model, sites):
+    return small_model(**MODELS[sites])
+
+
+def ids(*shape):
+    return torch.randint(0, 61, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def whole(model, input_ids, **kwargs):
+    with torch.no_grad():
+        return model(input_ids, use_cache=False, **kwargs).logits
+
+
+def greedy(model, prompt):
+    """The truth: run everything again for every token. Also checks that the choices are no coin flips."""
+    tokens, logits = prompt, []
+    for _ in range(NEW):
+        logits.append(whole(model, tokens)[:, -1])
+        best = logits[-1].topk(2).values
+        assert (best[:, 0] - best[:, 1]).min() > 1e-4
+        tokens = torch.cat([tokens, logits[-1].argmax(-1, keepdim=True)], dim=1)
+    return tokens, torch.stack(logits, dim=1)
+
+
+def generate(model, prompt, **kwargs):
+    output = model.generate(
+        prompt, max_new_tokens=NEW, do_sample=False, return_dict_in_generate=True, output_logits=True, **kwargs
+    )
+    return output.sequences, None if output.logits is None else torch.stack(output.logits, dim=1)
+
+
+def in_chunks(model, input_ids, sizes, cache, mask=None, doc_ids=None):
+    """Logits of all tokens, read in chunks through the cache, which may hold tokens already."""
+    logits, end = [], input_ids.shape[1] - sum(sizes)
+    for chunk in input_ids[:, end:].split(sizes, dim=1):
+        end += chunk.shape[1]
+        seen = {"attention_mask": mask, "doc_ids": doc_ids}
+        seen = {key: value[:, :end] for key, value in seen.items() if value is not None}
+        with torch.no_grad():
+            logits.append(model(chunk, past_key_values=cache, **seen).logits)
+    return torch.cat(logits, dim=1)
+
+
+def dynamic(model):
+    return DynamicCache(config=model.config)
+
+
+def static(model):
+    return StaticCache(config=model.config, max_cache_len=64)
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+@pytest.mark.parametrize("cache", ["dynamic", "static", None])
+def test_greedy(model, length, cache):
+    prompt = ids(2, length)
+    how = {"use_cache": False} if cache is None else {"cache_implementation": cache}
+    assert_close(generate(model, prompt, **how), greedy(model, prompt), **ROUNDED)
+
+
+def test_greedy_in_float32(model):
+    model.float()
+    prompt = ids(2, 5)
+    tokens, logits = generate(model, prompt)
+    expected_tokens, expected_logits = greedy(model, prompt)
+    assert torch.equal(tokens, expected_tokens)
+    assert_close(logits, expected_logits, **ROUNDED)
+
+
+def test_beams(model):
+    prompt = ids(2, 3)
+    found = [generate(model, prompt, num_beams=3, use_cache=use_cache)[0] for use_cache in (True, False)]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_left_padded_batch(model, cache):
+    lengths = [1, 2, 4, 9]  # shorter than the kernel, too
+    prompt = ids(4, 9)
+    mask = (torch.arange(9) >= 9 - torch.tensor(lengths)[:, None]).long()
+    tokens, logits = generate(model, prompt, attention_mask=mask, cache_implementation=cache)
+    for row, length in enumerate(lengths):
+        alone_tokens, alone_logits = greedy(model, prompt[row : row + 1, -length:])
+        assert torch.equal(tokens[row, 9 - length :], alone_tokens[0])
+        assert_close(logits[row], alone_logits[0], **ROUNDED)
+
+
+@pytest.mark.parametrize("make_cache", [dynamic, static])
+@pytest.mark.parametrize("chunks", [[9], [2, 1, 4, 2]])
+def test_right_padded_prefill_then_decoding(model, make_cache, chunks):
+    lengths, new = [1, 2, 4, 9], 6
+    tokens = ids(4, 9 + new)
+    mask = (torch.arange(9) < torch.tensor(lengths)[:, None]).long()
+    mask = torch.cat([mask, torch.ones(4, new, dtype=torch.long)], dim=1)
+    logits = in_chunks(model, tokens, [*chunks, *[1] * new], make_cache(model), mask)
+    for row in range(4):
+        real = mask[row] != 0
+        assert_close(logits[row, real], whole(model, tokens[row : row + 1, real])[0], **EXACT)
+
+
+@pytest.mark.parametrize("make_cache", [dynamic, static])
+def test_prefill_in_uneven_chunks(model, make_cache):
+    tokens = ids(2, 17)
+    sizes = [1, 2, 1, 3, 2, 5, 1, 2]
+    assert_close(in_chunks(model, tokens, sizes, make_cache(model)), whole(model, tokens), **EXACT)
+    mask = (torch.arange(17) >= torch.tensor([[0], [7]])).long()
+    got = in_chunks(model, tokens, sizes, make_cache(model), mask)
+    assert_close(got[1, 7:], whole(model, tokens[1:, 7:])[0], **EXACT)
+    assert_close(got[0], whole(model, tokens[:1])[0], **EXACT)
+
+
+DOCUMENTS = torch.tensor([[4, 4, 4, 4, 2, 2, 2, 9, 9, 4, 4, 4, 4, 4], [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0]])
+
+
+def documents_alone(model, tokens, doc_ids):
+    """Logits of each row's documents, each run on its own."""
+    rows = []
+    for row, row_ids in zip(tokens, doc_ids, strict=True):
+        sizes = row_ids.unique_consecutive(return_counts=True)[1].tolist()
+        rows.append(torch.cat([whole(model, document[None])[0] for document in row.split(sizes)]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("make_cache", [dynamic, static])
+@pytest.mark.parametrize("sizes", [[14], [10] + [1] * 4, [8, 3, 3], [9] + [1] * 5, [1] * 14])
+def test_packed_documents_then_decoding(model, make_cache, sizes):
+    """Chunks end inside documents, between them, and just after one that is shorter than the kernel."""
+    tokens = ids(2, 14)
+    logits = in_chunks(model, tokens, sizes, make_cache(model), doc_ids=DOCUMENTS)
+    assert_close(logits, documents_alone(model, tokens, DOCUMENTS), **EXACT)
+
+
+@pytest.mark.parametrize("how", [{}, {"cache_implementation": "static"}, {"prefill_chunk_size": 3}, {"num_beams": 2}])
+def test_generation_continues_the_last_document(model, how):
+    prompt, doc_ids = ids(2, 11), DOCUMENTS[:, :11]  # two tokens each in the last document
+    tokens, _ = generate(model, prompt, doc_ids=doc_ids, **how)
+    plain = {key: value for key, value in how.items() if key != "prefill_chunk_size"}
+    alone, _ = generate(model, prompt[:, -2:], **plain)
+    assert torch.equal(tokens[:, -NEW:], alone[:, -NEW:])
+
+
+@pytest.mark.parametrize("pads", ["left", "middle", "right"])
+@pytest.mark.parametrize("make_cache", [dynamic, static])
+def test_packed_and_padded(model, pads, make_cache):
+    """Padding counts with what precedes it, whatever id it carries, and takes no position."""
+    tokens, doc_ids = ids(1, 12), torch.tensor([[0, 0, 0, 5, 5, 5, 5, 5, 5, 5, 5, 5]])
+    at, pad = {"left": 0, "middle": 4, "right": 8}[pads], torch.full((1, 3), 7)
+    mask = torch.cat([torch.ones(1, at), torch.zeros(1, 3), torch.ones(1, 12 - at)], dim=1)
+    padded, padded_ids = (torch.cat([x[:, :at], pad, x[:, at:]], dim=1) for x in (tokens, doc_ids))
+    # A state cannot skip pads between two real tokens of one call, so such a call ends there.
+    sizes = {"left": [5, 6, 4], "middle": [7, 4, 4], "right": [11, 1, 1, 1, 1]}[pads]
+    logits = in_chunks(model, padded, sizes, make_cache(model), mask, padded_ids)
+    assert_close(logits[mask != 0], documents_alone(model, tokens, doc_ids)[0], **EXACT)
+
+
+def test_prompt_lookup_equals_greedy(model):
+    prompt = ids(1, 6).repeat(1, 3)  # repeats itself: there is something to look up
+    assert torch.equal(generate(model, prompt, prompt_lookup_num_tokens=4)[0], greedy(model, prompt)[0])
+    doc_ids = torch.tensor([[0] * 16 + [1] * 2])
+    found = generate(model, prompt, prompt_lookup_num_tokens=4, doc_ids=doc_ids)[0]
+    assert torch.equal(found[:, -NEW:], greedy(model, prompt[:, -2:])[0][:, -NEW:])
+
+
+@pytest.mark.parametrize("removed", [1, 3, 6])
+@pytest.mark.parametrize("packed", [False, True])
+def test_cropping_is_exact(model, removed, packed):
+    tokens, doc_ids = ids(2, 14), DOCUMENTS if packed else None
+    expected = documents_alone(model, tokens, DOCUMENTS) if packed else whole(model, tokens)
+    cache = dynamic(model)
+    in_chunks(model, tokens[:, :8], [8], cache, doc_ids=doc_ids)
+    cache.activate_past_recording()
+    in_chunks(model, tokens[:, :14], [2, 4], cache, doc_ids=doc_ids)
+    cache.crop(-removed)
+    assert cache.get_seq_length() == 14 - removed
+    got = in_chunks(model, tokens, [1] * removed, cache, doc_ids=doc_ids)
+    assert_close(got, expected[:, 14 - removed :], **EXACT)
+
+
+@pytest.mark.parametrize("make_cache", [dynamic, static])
+def test_reset(model, make_cache):
+    cache = make_cache(model)
+    in_chunks(model, ids(2, 8), [5, 3], cache)
+    cache.reset()
+    if cache.get_seq_length() != 0:
+        pytest.skip("this version of transformers does not reset dynamic attention caches")
+    tokens = ids(2, 7)
+    assert_close(in_chunks(model, tokens, [2, 1, 4], cache), whole(model, tokens), **EXACT)
+
+
+def test_a_cache_without_configuration_is_refused_before_it_is_used(model, sites):
+    cache = DynamicCache()
+    if sites == "none":
+        assert_close(in_chunks(model, ids(2, 7), [2, 1, 4], cache), whole(model, ids(2, 7)), **EXACT)
+        return
+    with pytest.raises(ValueError, match=r"past_key_values: expected a cache made with config=model\.config"):
+        model(ids(2, 7), past_key_values=cache)
+    assert cache.get_seq_length() == 0
+
+
+def test_doc_ids_must_cover_the_cache(model):
+    cache = dynamic(model)
+    in_chunks(model, ids(2, 4), [4], cache)
+    with pytest.raises(ValueError, match=r"doc_ids: expected shape \(2, 5\).*got \(2, 1\)"):
+        model(ids(2, 1), past_key_values=cache, doc_ids=torch.zeros(2, 1, dtype=torch.long))

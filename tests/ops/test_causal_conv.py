@@ -1,0 +1,178 @@
+"""The convolution against its definition in Python loops and against torch's, and its state against slicing."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from canonlm.ops import causal_conv as module
+from canonlm.ops.causal_conv import causal_conv, conv_state
+
+
+def by_definition(x, weight, doc_ids=None, state=None):
+    """y_t = sum_j w_j x_{t-K+1+j}, one number at a time; before the row there is the state, or zero."""
+    batch, time, _ = x.shape
+    kernel = weight.shape[-1]
+    y = 0 * x * weight[:, 0, 0]
+    for b in range(batch):
+        for t in range(time):
+            for back in range(kernel):
+                past = t - back
+                if doc_ids is not None and doc_ids[b, t] != doc_ids[b, max(past, 0)]:
+                    continue
+                if past >= 0:
+                    y[b, t] += weight[:, 0, kernel - 1 - back] * x[b, past]
+                elif state is not None:
+                    y[b, t] += weight[:, 0, kernel - 1 - back] * state[b, :, kernel + past]
+    return y
+
+
+def inputs(seed, batch, time, channels, kernel, *, docs=False, state=False, dtype=torch.float64):
+    torch.manual_seed(seed)
+    return (
+        torch.randn(batch, time, channels, dtype=dtype, requires_grad=True),
+        torch.randn(channels, 1, kernel, dtype=dtype, requires_grad=True),
+        (torch.rand(batch, time) < 0.3).long().cumsum(1) if docs else None,
+        torch.randn(batch, channels, kernel, dtype=dtype, requires_grad=True) if state else None,
+    )
+
+
+def value_and_gradients(function, x, weight, docs, state):
+    y = function(x, weight, docs, state)
+    weights = torch.arange(y.numel(), dtype=y.dtype).reshape(y.shape).cos()
+    wanted = [tensor for tensor in (x, weight, state) if tensor is not None]
+    return [y, *torch.autograd.grad((y * weights).sum(), wanted, allow_unused=True, materialize_grads=True)]
+
+
+def ours(x, weight, docs, state):
+    return causal_conv(x, weight, doc_ids_BT=docs, state_BCK=state)
+
+
+def by_slices(x, weight, docs, state):
+    """The form that compilers get, called directly."""
+    history, kernel = 0, weight.shape[-1]
+    if state is not None and kernel > 1:
+        history, x = kernel - 1, torch.cat([state[..., 1:].transpose(1, 2), x], dim=1)
+    same_doc = None if docs is None else module._same_document(docs, kernel, history).to(x.dtype)
+    return module._by_slices(x, weight[:, 0].t(), same_doc, history)
+
+
+@pytest.mark.parametrize("form", [ours, by_slices])
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    batch=st.integers(0, 4),
+    time=st.integers(1, 9),
+    kernel=st.integers(1, 6),
+    docs=st.booleans(),
+    state=st.booleans(),
+    block=st.sampled_from([1, 20, 2**19]),
+)
+def test_value_and_gradients_equal_the_definition(form, seed, batch, time, kernel, docs, state, block):
+    case = inputs(seed, batch, time, 3, kernel, docs=docs, state=state)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK", block)
+        got = value_and_gradients(form, *case)
+    assert_close(got, value_and_gradients(by_definition, *case), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("time", [1, 3, 33])
+def test_equals_conv1d(kernel, time):
+    def conv1d(x, weight, docs, state):
+        padded = torch.nn.functional.pad(x.transpose(1, 2), (kernel - 1, 0))
+        return torch.nn.functional.conv1d(padded, weight, groups=x.shape[-1]).transpose(1, 2)
+
+    case = inputs(kernel, 2, time, 7, kernel)
+    assert_close(value_and_gradients(ours, *case), value_and_gradients(conv1d, *case), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("docs", [False, True])
+@pytest.mark.parametrize("state", [False, True])
+def test_gradcheck(docs, state):
+    x, weight, doc_ids, past = inputs(0, 2, 5, 2, 4, docs=docs, state=state)
+    tensors = (x, weight) if past is None else (x, weight, past)
+    assert torch.autograd.gradcheck(lambda x, w, s=None: ours(x, w, doc_ids, s), tensors)
+
+
+def test_strided_inputs_and_expanded_gradients():
+    x = torch.randn(3, 5, 8, dtype=torch.float64).transpose(1, 2).requires_grad_()
+    weight = torch.randn(5, 1, 4, dtype=torch.float64, requires_grad=True)
+    got = torch.autograd.grad(causal_conv(x, weight).sum(), (x, weight))
+    assert_close(got, torch.autograd.grad(by_definition(x, weight).sum(), (x, weight)), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("docs", [False, True])
+def test_bfloat16_is_rounded_once(docs):
+    x, weight, doc_ids, state = inputs(3, 4, 50, 16, 4, docs=docs, state=True, dtype=torch.bfloat16)
+    with torch.no_grad():
+        exact = ours(x.double(), weight.double(), doc_ids, state.double())
+        got = ours(x, weight, doc_ids, state)
+    # Summed in float32, a result next to the middle of two bfloat16 numbers may go the other way: one in thousands.
+    assert got.dtype == torch.bfloat16
+    assert (got != exact.bfloat16()).float().mean() < 0.002
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_result_has_the_dtype_of_the_input_and_gradients_their_own(dtype, weight_dtype):
+    x = torch.randn(2, 5, 3, dtype=dtype, requires_grad=True)
+    weight = torch.randn(3, 1, 4, dtype=weight_dtype, requires_grad=True)
+    y = causal_conv(x, weight)
+    y.sum().backward()
+    assert (y.dtype, x.grad.dtype, weight.grad.dtype) == (dtype, dtype, weight_dtype)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    kernel=st.integers(1, 6),
+    pad_left=st.booleans(),
+    docs=st.booleans(),
+)
+def test_state_is_the_last_real_inputs_of_the_last_document(seed, lengths, kernel, pad_left, docs):
+    """Also for rows that are empty, or shorter than the kernel."""
+    torch.manual_seed(seed)
+    time = max(1, *lengths)
+    x = torch.randn(len(lengths), time, 2, dtype=torch.float64)
+    past = torch.randn(len(lengths), 2, kernel, dtype=torch.float64)
+    mask = torch.zeros(len(lengths), time)
+    doc_ids = (torch.rand(len(lengths), time) < 0.3).long().cumsum(1) if docs else None
+    for row, length in enumerate(lengths):
+        mask[row, time - length :] = 1
+    mask = mask if pad_left else mask.flip(1)
+    x = x * mask[..., None]
+    got = conv_state(x, kernel, mask_BT=mask, doc_ids_BT=doc_ids, state_BCK=past)
+    for row, length in enumerate(lengths):
+        end = 0 if length == 0 else time if pad_left else length
+        expected = torch.cat([past[row].t(), x[row, :end]])[-kernel:]
+        if docs and length:
+            ids = torch.cat([doc_ids[row, :1].expand(kernel), doc_ids[row, :end]])[-kernel:]
+            expected = expected * (ids == ids[-1])[:, None]
+        assert_close(got[row], expected.t(), atol=0, rtol=0)
+
+
+def test_state_of_a_plain_row_needs_no_mask():
+    x = torch.randn(2, 3, 5)
+    assert_close(conv_state(x, 4), torch.nn.functional.pad(x.transpose(1, 2), (1, 0)))
+    assert_close(conv_state(x, 2), x[:, 1:].transpose(1, 2))
+
+
+@pytest.mark.parametrize("docs", [False, True])
+def test_compiles_whole_and_gives_the_same(docs):
+    torch._dynamo.reset()
+    x, weight, doc_ids, state = inputs(1, 2, 9, 5, 4, docs=docs, state=True)
+    compiled = torch.compile(ours, fullgraph=True)
+    expected = value_and_gradients(ours, x, weight, doc_ids, state)
+    assert_close(value_and_gradients(compiled, x, weight, doc_ids, state), expected, atol=1e-12, rtol=0)
+    torch._dynamo.reset()
+
+
+def test_leaves_its_inputs_alone():
+    x, weight, doc_ids, state = inputs(2, 2, 6, 3, 4, docs=True, state=True)
+    before = [tensor.clone() for tensor in (x, weight, doc_ids, state)]
+    value_and_gradients(ours, x, weight, doc_ids, state)
+    conv_state(x, 4, doc_ids_BT=doc_ids, state_BCK=state)
+    assert_close([x, weight, doc_ids, state], before, atol=0, rtol=0)

@@ -1,0 +1,122 @@
+"""The page in a real browser, from disk. Run by `make test-browser`, which installs chromium."""
+
+import json
+import os
+import shutil
+import time
+
+import pytest
+from conftest import evaluation, write_run
+
+from canonlm.report import write_report
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+DRIVER = shutil.which("chromedriver") or "/usr/bin/chromedriver"
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        not (os.path.exists(CHROMIUM) and os.path.exists(DRIVER)),
+        reason="chromium and chromedriver are not installed (Debian: apt install chromium chromium-driver)",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def show(browser, path, width=1440, scheme="light"):
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    browser.get(path.resolve().as_uri())
+    assert until(lambda: paths(browser) > 10)
+
+
+def until(true, seconds=10):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if true():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def paths(browser):
+    return browser.execute_script("return document.querySelectorAll('#curves-0 .scatterlayer path').length")
+
+
+def requested(browser):
+    """Addresses the page asked for, except itself and what it carries inside."""
+    sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    urls = [m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"]
+    return [url for url in urls if not url.startswith(("file:", "data:", "blob:"))]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_it_renders_quietly_and_alone(browser, demo, width, scheme):
+    show(browser, write_report(demo), width, scheme)
+    browser.execute_script("document.querySelectorAll('details').forEach(part => part.open = true)")
+    assert browser.execute_script("return document.querySelectorAll('.chart').length") == 5
+    every = "return [...document.querySelectorAll('.chart')].every(box => box.querySelectorAll('path').length > 3)"
+    assert until(lambda: browser.execute_script(every))
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    ink = browser.execute_script("return getComputedStyle(document.querySelector('#curves-0 .legendtext')).fill")
+    assert ink == {"light": "rgb(27, 31, 36)", "dark": "rgb(232, 234, 237)"}[scheme]
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    assert requested(browser) == []
+
+
+def test_a_click_on_a_name_acts_on_every_panel(browser, demo):
+    show(browser, write_report(demo))
+    lines = "return document.querySelectorAll('#curves-1 .scatterlayer .trace').length"
+    before = browser.execute_script(lines)
+    click = """
+      const toggle = document.querySelectorAll('#curves-1 .legendtoggle')[0];
+      for (const type of ['mousedown', 'mouseup']) toggle.dispatchEvent(new MouseEvent(type, {bubbles: true}));
+    """
+    browser.execute_script(click)
+    assert until(lambda: browser.execute_script(lines) == before - 4 * (3 + 1))
+    # what was hidden stays hidden when the page is laid out anew
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                            {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True})  # fmt: skip
+    assert until(lambda: browser.execute_script("return document.querySelector('#curves-1').layout.width < 400"))
+    assert browser.execute_script(lines) == before - 4 * (3 + 1)
+
+
+def test_the_page_follows_when_the_scheme_changes(browser, demo):
+    show(browser, write_report(demo), scheme="light")
+    media = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    paper = "return document.querySelector('#curves-0').layout.paper_bgcolor"
+    assert until(lambda: browser.execute_script(paper) == "#14171a")
+
+
+def test_hostile_names_stay_text(browser, tmp_path):
+    nasty = "<img src=x onerror=alert(1)>"
+    rows = [evaluation(step, {("k", nasty): (step, 20), ("k", "</script>"): (1, 10)}) for step in range(0, 20, 2)]
+    for number in range(3):
+        write_run(
+            tmp_path / "runs" / f"{nasty}{number}", arch=nasty, seed=number, evals=rows, losses=[(5, 1.0), (9, 0.5)]
+        )
+    show(browser, write_report(tmp_path))
+    assert browser.execute_script("return document.querySelector('#curves-0 .legendtext').textContent") == nasty
+    hover = "Plotly.Fx.hover('curves-0', [{curveNumber: 0, pointNumber: 3}]);"
+    browser.execute_script(hover)
+    assert until(lambda: browser.execute_script("return document.querySelectorAll('#curves-0 .hovertext').length") > 0)
+    said = browser.execute_script("return document.querySelector('#curves-0 .hovertext').textContent")
+    assert nasty in said
+    assert "10.0% (1 of 10)" in said
+    assert browser.execute_script("return document.querySelectorAll('img').length") == 0
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []

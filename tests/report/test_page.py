@@ -1,0 +1,191 @@
+"""The page says what the files say, and nothing in a file can become code on the page."""
+
+import base64
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from conftest import evaluation, write_run
+from rich.console import Console
+
+from canonlm.report import best_table, load_play, rate_table, summarise, tables, write_report
+
+NASTY = "<img src=x onerror=alert(1)>"
+ENDING = "</script><script>alert(1)</script>"
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text of each script."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.scripts = [], {}
+        self.script = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self.script = dict(attrs).get("id", f"script {len(self.scripts)}")
+            self.scripts[self.script] = ""
+
+    def handle_endtag(self, tag):
+        self.script = None if tag == "script" else self.script
+
+    def handle_data(self, data):
+        if self.script:
+            self.scripts[self.script] += data
+
+
+def metrics(folder):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == "eval"]
+
+
+@pytest.fixture(scope="module")
+def written(demo):
+    return write_report(demo).read_text(encoding="utf-8")
+
+
+def test_every_number_on_the_page_is_in_the_metrics(demo, written):
+    data = json.loads(Page(written).scripts["report-data"])
+    runs = [run for section in data["sections"] for run in section["runs"]]
+    assert {run["name"] for run in runs} == {path.name for path in (demo / "runs").iterdir()}
+    for run in runs:
+        rows = metrics(demo / "runs" / run["name"])
+        want = [{"step": row["step"], "slices": {f"{k}={v}": [part["correct"], part["total"]] for part in row["slices"]
+                                                 for k, v in part["slice"].items()}} for row in rows]  # fmt: skip
+        assert run["evals"] == want
+        assert run["final"] == want[-1]
+
+
+def test_every_curve_is_the_run_it_names(demo, written):
+    figures = {figure["id"]: figure for figure in json.loads(Page(written).scripts["report-figures"])}
+    drawn = 0
+    for number, slices in ((0, ["all"]), (1, [1, 2, 3, 4])):
+        for trace in figures[f"curves-{number}"]["data"]:
+            if trace.get("meta") in (None, "mean"):
+                continue
+            where = slices[int(trace["xaxis"][1:] or 1) - 1]
+            rows = metrics(demo / "runs" / trace["meta"])
+            want = {row["step"]: next(part["correct"] / part["total"] for part in row["slices"]
+                                      if where in part["slice"].values()) for row in rows}  # fmt: skip
+            assert dict(zip(trace["x"], trace["y"], strict=True)) == want
+            drawn += 1
+    assert drawn == 2 * 3 * (1 + 4)
+
+
+def test_the_csv_holds_every_count(demo, written):
+    href = next(attrs["href"] for tag, attrs in Page(written).tags if tag == "a" and "download" in attrs)
+    rows = list(csv.DictReader(io.StringIO(base64.b64decode(href.partition(",")[2]).decode())))
+    name = "depo-llama+canon-lr0.003-seed1"
+    mine = {(int(r["step"]), r["slice"]): (int(r["correct"]), int(r["total"]))
+            for r in rows if r["run"] == name and r["row"] == "eval"}  # fmt: skip
+    assert mine == {(row["step"], f"k={part['slice']['k']}"): (part["correct"], part["total"])
+                    for row in metrics(demo / "runs" / name) for part in row["slices"]}  # fmt: skip
+
+
+def test_the_page_loads_nothing(written):
+    page = Page(written)
+    assert not [attrs for _, attrs in page.tags if "src" in attrs]
+    assert all(attrs["href"].startswith("data:") for _, attrs in page.tags if "href" in attrs)
+    assert "default-src 'none'" in next(attrs["content"] for tag, attrs in page.tags if "http-equiv" in attrs)
+
+
+def test_the_page_names_what_it_should(written):
+    for text in ("Do Canon layers help a small Llama?", "Copying a list", "1 hop", "documents in a window isolated",
+                 "window length (tokens)", "a laptop", "canonlm play demo --arch", "1.06 M",
+                 "every llama+canon run beats", "best learning rate"):  # fmt: skip
+        assert text in written
+
+
+@pytest.mark.parametrize("text", [NASTY, ENDING, '"><b>', "'&lt;", "{{title}} %{y} $HOME {0}"])
+def test_text_from_runs_stays_text(tmp_path, text):
+    name = text.replace("/", "∕")
+    rows = [evaluation(10, {("k", text): (1, 10), ("k", "<i>"): (1, 10)})]
+    for number, arch in enumerate((text, "llama")):
+        write_run(tmp_path / "runs" / f"{name}{number}", arch=arch, evals=rows, losses=[(5, 1.0)],
+                  task={"name": text, "n": text}, config={"preset": text})  # fmt: skip
+    write_run(tmp_path / "runs" / f"{name}x", evals=rows, finished=False, task={"name": text, "n": text})
+    runs = [f"{name}{end}" for end in "01x"] + [text]
+    play = {"title": text, "command": text, "sections": [{"heading": text, "text": text, "runs": runs}]}
+    (tmp_path / "play.json").write_text(json.dumps(play))
+    written = write_report(tmp_path).read_text(encoding="utf-8")
+    page = Page(written)
+    assert not [tag for tag, _ in page.tags if tag in ("img", "b", "i")]
+    assert not [key for _, attrs in page.tags for key in attrs if key.startswith("on")]
+    assert len(page.scripts) == 4
+    data = json.loads(page.scripts["report-data"])
+    assert data["title"] == text
+    figures = json.loads(page.scripts["report-figures"])
+    labels = [str(trace.get(key)) for figure in figures for trace in figure["data"] for key in ("name", "hovertext")]
+    labels += [note["text"] for figure in figures for note in figure["wide"].get("annotations", [])]
+    assert labels
+    assert not re.findall(r"<(?!/?b>|br>)", "".join(labels))  # our own two tags and no others
+    console = Console(file=io.StringIO(), width=200)
+    for part in tables(tmp_path):
+        console.print(part)
+
+
+def test_an_unfinished_run_is_named_and_not_averaged(tmp_path):
+    rows = [evaluation(10, {("k", 1): (5, 10)})]
+    write_run(tmp_path / "runs" / "done", evals=rows)
+    write_run(tmp_path / "runs" / "going", evals=rows, seed=1, steps=40, finished=False, tail="{")
+    (tmp_path / "runs" / "nothing").mkdir()
+    text = write_report(tmp_path, tmp_path / "out.html").read_text(encoding="utf-8")
+    assert "going: unfinished at step 10 of 40, not in the averages; 1 damaged row of metrics.jsonl skipped" in text
+    assert "nothing: empty folder" in text
+    assert "1 of 2" in text
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["out.html"]
+
+
+def test_settings_that_differ_by_accident_are_held_against_the_comparison(tmp_path):
+    rows = [evaluation(10, {("k", 1): (5, 10)})]
+    write_run(tmp_path / "runs" / "a", evals=rows, steps=10)
+    write_run(tmp_path / "runs" / "b", evals=rows, steps=20, arch="llama+canon", lr=0.01, seed=3)
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "The runs also differ in training steps: see the settings below." in text
+
+
+def test_before_anything_has_finished(tmp_path):
+    write_run(tmp_path / "runs" / "a", evals=[evaluation(10, {("k", 1): (5, 10)})], finished=False)
+    assert "No run has finished yet." in write_report(tmp_path).read_text(encoding="utf-8")
+    (tmp_path / "empty" / "runs" / "a").mkdir(parents=True)
+    assert "There is nothing to show yet" in write_report(tmp_path / "empty").read_text(encoding="utf-8")
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
+    write_run(tmp_path / "runs" / "a", evals=[evaluation(10, {("k", 1): (5, 10)})])
+    (tmp_path / "report.html").write_text("the old one")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_report(tmp_path)
+    assert (tmp_path / "report.html").read_text() == "the old one"
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["report.html"]
+
+
+def test_the_terminal_tables(demo):
+    archs = summarise(load_play(demo).sections[1].runs)
+    console = Console(file=io.StringIO(), width=160)
+    console.print(best_table(archs, "depo"), rate_table(archs))
+    text = console.file.getvalue()
+    assert "1 hop" in text
+    assert text.count("*") == 3  # the best rate of each, and the caption
+    final = [metrics(demo / "runs" / f"depo-llama+canon-lr0.003-seed{seed}")[-1]["slices"][0] for seed in range(3)]
+    shares = [part["correct"] / part["total"] for part in final]
+    assert f"{100 * sum(shares) / 3:.1f}%" in text
+    assert f"{100 * min(shares):.1f}–{100 * max(shares):.1f}%" in text
+
+
+def test_reports_need_no_torch():
+    code = "import sys, canonlm.report; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,138 @@
+"""Run folders are read as they are found: running, crashed, empty, damaged, hostile."""
+
+import json
+
+import pytest
+from conftest import evaluation, write_run
+
+from canonlm.report import load_play, load_run, load_runs
+from canonlm.report.runs import Count, slice_key, slice_order
+
+HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
+
+
+def test_a_finished_run(run_folder):
+    folder = run_folder(evals=[evaluation(0, HALF), evaluation(100, {("k", 1): (99, 100), ("k", 2): (51, 100)})])
+    run = load_run(folder)
+    assert (run.arch, run.lr, run.seed, run.task, run.finished) == ("llama", 0.001, 0, "depo", True)
+    assert run.task_label == "depo (max_n=30, max_k=4)"
+    assert [row.step for row in run.evals] == [0, 100]
+    assert run.result.final.slices == {"k=1": Count(99, 100), "k=2": Count(51, 100)}
+    assert run.result.final.accuracy == pytest.approx(0.75)
+    assert (run.state, run.damaged_rows) == ("finished", 0)
+
+
+def test_a_crashed_run_keeps_what_was_written_and_counts_the_torn_line(run_folder):
+    folder = run_folder(evals=[evaluation(50, HALF)], steps=200, finished=False, losses=[(50, 3.0), (100, 2.5)],
+                        tail='{"kind": "eval", "step": 150, "slic')  # fmt: skip
+    run = load_run(folder)
+    assert run.damaged_rows == 1
+    assert run.state == "unfinished at step 100 of 200"
+    assert [row.step for row in run.evals] == [50]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[]", "3", "null", "{}", "\\x00", '{"kind": "train", "step": "a", "loss": 1}', '{"kind": "eval", "step": 1}',
+        '{"kind": "eval", "step": 1, "slices": [{"slice": {"k": 1}, "correct": 3, "total": 2}]}',
+        '{"kind": "eval", "step": Infinity, "slices": [{"slice": {"k": 1}, "correct": 1, "total": 2}]}',
+        '{"kind": "eval", "step": 1, "slices": [{"slice": {"k": 1}, "correct": 0, "total": 0}]}',
+        '{"kind": "train", "step": 1, "loss": "3.0x"}',
+    ],
+)  # fmt: skip
+def test_damaged_rows_are_counted_not_raised(run_folder, line):
+    run = load_run(run_folder(evals=[evaluation(50, HALF)], tail=line + "\n"))
+    assert run.damaged_rows == 1
+    assert [row.step for row in run.evals] == [50]
+
+
+def test_bytes_that_are_not_text(run_folder):
+    folder = run_folder(evals=[evaluation(50, HALF)])
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(b'\xff\xfe{"kind"\n')
+    assert load_run(folder).damaged_rows == 1
+
+
+def test_a_damaged_result_is_an_unfinished_run_that_says_so(run_folder):
+    folder = run_folder(evals=[evaluation(50, HALF)])
+    (folder / "result.json").write_text('{"steps": 50')
+    run = load_run(folder)
+    assert not run.finished
+    assert run.notes == ("result.json is damaged",)
+
+
+def test_a_rate_that_yaml_reads_as_text(run_folder):
+    folder = run_folder(evals=[evaluation(50, HALF)])
+    text = (folder / "config.yaml").read_text().replace("lr: 0.001", "lr: 3e-3")
+    (folder / "config.yaml").write_text(text)
+    assert load_run(folder).lr == 0.003
+
+
+def test_of_two_rows_for_one_step_the_last_holds(run_folder):
+    run = load_run(run_folder(evals=[evaluation(50, HALF), evaluation(50, {("k", 1): (7, 10)})]))
+    assert run.evals[0].slices == {"k=1": Count(7, 10)}
+
+
+def test_what_cannot_be_read_is_left_out_with_a_reason(tmp_path):
+    good = write_run(tmp_path / "good", evals=[evaluation(50, HALF)])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "stray").mkdir()
+    (tmp_path / "stray" / "notes.txt").write_text("hello")
+    started = write_run(tmp_path / "started", finished=False)
+    broken = write_run(tmp_path / "broken", evals=[evaluation(50, HALF)])
+    (broken / "config.yaml").write_text("a: [1,\n")
+    lacking = write_run(tmp_path / "lacking", evals=[evaluation(50, HALF)])
+    (lacking / "config.yaml").write_text("task: {name: depo}\narch: llama\ntrain: {seed: 0}\n")
+    words = write_run(tmp_path / "words", evals=[evaluation(50, HALF)], lr="fast")
+    folders = [good, tmp_path / "empty", tmp_path / "stray", started, broken, lacking, words, tmp_path / "gone"]
+    runs, left_out = load_runs(folders)
+    assert [run.name for run in runs] == ["good"]
+    assert {entry.name: entry.reason for entry in left_out} == {
+        "empty": "empty folder",
+        "stray": "no config.yaml: not a run folder",
+        "started": "nothing recorded yet",
+        "broken": "config.yaml is damaged: not YAML",
+        "lacking": "config.yaml has no train.optim.lr",
+        "words": 'train.optim.lr: expected a number, got "fast"',
+        "gone": "no such folder",
+    }
+
+
+def test_slices_are_named_and_sorted_as_people_count():
+    assert slice_key({"k": 1}) == "k=1"
+    assert slice_key({}) == "all"
+    assert sorted(["k=10", "k=2", "k=1", "k=all"], key=slice_order) == ["k=1", "k=2", "k=10", "k=all"]
+
+
+def test_play_sections_and_what_they_miss(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / "runs" / name, evals=[evaluation(50, HALF)])
+    sections = [{"heading": "One", "text": "", "runs": ["a", "../runs/b", "later"], "chance": {"k=1": 0.5, "k=2": "x"}}]
+    (tmp_path / "play.json").write_text(json.dumps({"title": "T", "sections": sections, "command": "canonlm play"}))
+    play = load_play(tmp_path)
+    assert [run.name for run in play.sections[0].runs] == ["a"]
+    assert play.sections[0].chance == {"k=1": 0.5}
+    assert {entry.name: entry.reason for entry in play.left_out} == {
+        "../runs/b": "not started: no such folder",
+        "later": "not started: no such folder",
+        "b": "not listed in play.json",
+    }
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"sections": 3}', '{"sections": []}', '{"sections": [3]}'])
+def test_without_a_usable_play_file_there_is_one_section_per_task(tmp_path, text):
+    write_run(tmp_path / "runs" / "a", evals=[evaluation(50, HALF)])
+    write_run(tmp_path / "runs" / "b", evals=[evaluation(50, HALF)], task={"name": "mano", "max_len": 4})
+    write_run(tmp_path / "runs" / "c", evals=[evaluation(50, HALF)], task={"name": "depo", "max_n": 9})
+    if text is not None:
+        (tmp_path / "play.json").write_text(text)
+    headings = [section.heading for section in load_play(tmp_path).sections]
+    assert headings == ["depo (max_n=30, max_k=4)", "depo (max_n=9)", "mano"]
+
+
+def test_a_folder_without_runs_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="folder: expected a folder with runs in it"):
+        load_play(tmp_path)
+    with pytest.raises(ValueError, match="folder: expected a folder with runs in it"):
+        load_play(tmp_path / "nowhere")

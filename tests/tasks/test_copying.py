@@ -1,0 +1,73 @@
+"""Copying: the grammar by an independent reader, and the law."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from canonlm import tasks
+
+FIXED = settings(derandomize=True, deadline=None, max_examples=60)
+
+
+@FIXED
+@given(st.integers(1, 40), st.data(), st.sampled_from(["train", "valid", "test"]), st.integers(0, 2**40))
+def test_every_sample_parses_back(N, data, split, seed):
+    least = data.draw(st.integers(1, N))
+    task = tasks.get("copying", N=N, min_items=least)
+    sample = task.sample(split, seed, 0)
+    names = task.vocab.show(sample).split()
+    n = names.index("ans") - 1
+    items = names[1 : n + 1]
+    assert names == ["bos", *items, "ans", *items]
+    assert len(set(items)) == n
+    assert set(items) <= {f"x{i}" for i in range(1, N + 1)}
+    assert n == N if split == "test" else least <= n <= N
+    assert sample.meta["n"] == n
+    assert [query.slice["first"] for query in sample.queries] == [t for t in (1, 2, 4) if t <= n] + ["all"]
+    if n == N:
+        assert [query.slice for query in sample.queries] == task.slices()
+
+
+def test_law(documents, fits):
+    """n uniform on 1..3, then every ordered sample of n of the 3 items equally likely."""
+    counts = Counter(
+        tuple(doc[1 : len(doc) // 2]) for doc in documents(tasks.get("copying", N=3, min_items=1), "train", 30_000)
+    )
+    outcomes = sorted(counts)
+    assert Counter(map(len, outcomes)) == {1: 3, 2: 6, 3: 6}
+    fits([counts[o] for o in outcomes], [1 / 3 / {1: 3, 2: 6, 3: 6}[len(o)] for o in outcomes])
+
+
+def test_length_law(documents, fits):
+    lengths = [len(doc) // 2 - 1 for doc in documents(tasks.get("copying"), "train", 20_000)]
+    fits(np.bincount(lengths)[8:])  # min_items = 32 // 4
+    assert min(lengths) == 8
+    assert max(lengths) == 32
+
+
+def test_the_papers_setting():
+    task = tasks.get("copying", difficulty="paper")
+    for split in ("train", "test"):
+        assert len(task.sample(split, 0, 0).tokens) == 1002
+    assert len(task.instances("test", 0, 0, 1024)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("bos x1 ans", "position 3: expected bos, 1 to 6 items, ans and the items again, got 3 tokens"),
+        ("bos ans", "position 2: expected bos, 1 to 6 items"),
+        ("ans x1 ans x1", "position 0: expected bos, got ans"),
+        ("bos x1 x1 ans x1 x1", "position 2: x1 a second time"),
+        ("bos x1 x2 ans x1 x3", "position 5: expected x2, got x3"),
+        ("bos x1 ans ans x1 x2", "position 2: expected an item, got ans"),
+    ],
+)
+def test_malformed_samples(text, line):
+    task = tasks.get("copying", N=6)
+    with pytest.raises(ValueError) as error:
+        task.read([task.vocab.ids[name] for name in text.split()])
+    assert line in str(error.value)

@@ -1,0 +1,177 @@
+"""Windows are pure functions of (seed, split, w), and what they are made of is `sample`."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from canonlm import tasks
+
+FIXED = settings(derandomize=True, deadline=None, max_examples=60)
+
+TASKS = [
+    tasks.get("depo", N=12, K=4),
+    tasks.get("depo", N=9, K=16, M=3, name_vocab=3, min_name_len=2, max_name_len=3),
+    tasks.get("mano", L=4),
+    tasks.get("mano", L=5, ops="asmd", modulus=7, synonyms=False),
+    tasks.get("copying", N=6),
+    tasks.get("copying", N=1),
+]
+ANY = st.sampled_from(TASKS)
+SPLIT = st.sampled_from(["train", "valid", "test"])
+SEED = st.integers(0, 2**63 - 1)
+LOSS = st.sampled_from(["answer", "all", None])
+
+
+@FIXED
+@given(ANY, SPLIT, SEED, st.integers(0, 2**62), st.integers(1, 300), LOSS)
+def test_a_window_is_its_samples_one_after_the_other(task, split, seed, w, seq_len, loss_on):
+    window = task.windows(split, seed, w, 1, seq_len=seq_len, loss_on=loss_on)
+    parts, j = [], 0
+    while sum(len(part.tokens) for part in parts) < seq_len:
+        parts.append(task.sample(split, seed, w, j, loss_on=loss_on))
+        j += 1
+    for row, wanted in (
+        (window.input_ids, [part.tokens for part in parts]),
+        (window.labels, [part.labels for part in parts]),
+        (window.doc_ids, [np.full(len(part.tokens), i) for i, part in enumerate(parts)]),
+    ):
+        assert row.dtype == np.int32
+        assert row.flags.c_contiguous
+        np.testing.assert_array_equal(row[0], np.concatenate(wanted)[:seq_len])
+
+
+@FIXED
+@given(ANY, SPLIT, SEED, st.integers(0, 1000), st.integers(0, 6), st.integers(0, 6))
+def test_chunking_does_not_matter(task, split, seed, start, a, b):
+    whole = task.windows(split, seed, start, a + b, seq_len=50)
+    left = task.windows(split, seed, start, a, seq_len=50)
+    right = task.windows(split, seed, start + a, b, seq_len=50)
+    for row, parts in zip(whole, zip(left, right, strict=True), strict=True):
+        np.testing.assert_array_equal(row, np.concatenate(parts))
+
+
+@FIXED
+@given(ANY, SPLIT, SEED, st.integers(0, 2**62), st.integers(1, 300))
+def test_instances_are_the_whole_samples_of_a_window(task, split, seed, w, seq_len):
+    row = task.windows(split, seed, w, 1, seq_len=seq_len).input_ids[0]
+    at = 0
+    for j, placed in enumerate(task.instances(split, seed, w, seq_len)):
+        wanted = task.sample(split, seed, w, j)
+        assert placed.start == at
+        np.testing.assert_array_equal(row[placed.start : placed.stop], wanted.tokens)
+        assert placed.sample.meta == wanted.meta
+        at = placed.stop
+    rest = len(task.sample(split, seed, w, len(task.instances(split, seed, w, seq_len))).tokens)
+    assert at + rest > seq_len
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if task.max_len > 8], ids=repr)
+def test_splits_seeds_and_windows_differ(task):
+    def window(split="train", seed=0, w=0):
+        return task.windows(split, seed, w, 1, seq_len=200).input_ids.tobytes()
+
+    different = [window(), window("valid"), window("test"), window(seed=1), window(w=1), window(seed=2**63 - 1)]
+    assert len(set(different)) == len(different)
+    assert window() == window()
+
+
+@FIXED
+@given(ANY, SPLIT, SEED, st.integers(0, 2**62), st.integers(0, 2**62))
+def test_labels(task, split, seed, index, j):
+    answer = task.sample(split, seed, index, j, loss_on="answer")
+    everything = task.sample(split, seed, index, j, loss_on="all")
+    np.testing.assert_array_equal(everything.labels, everything.tokens)
+    marker = 0 if task.name == "copying" else 1
+    targets = {i for query in answer.queries for i in range(query.start - marker, query.stop)}
+    wanted = [token if i in targets else -100 for i, token in enumerate(answer.tokens.tolist())]
+    assert answer.labels.tolist() == wanted
+    assert len(answer.tokens) <= task.max_len
+    assert answer.tokens.min() >= 0
+    assert answer.tokens.max() < len(task.vocab)
+
+
+def test_the_papers_loss():
+    assert (TASKS[0].sample("train", 0, 0).labels == -100).any()
+    assert (TASKS[2].sample("train", 0, 0).labels != -100).all()
+
+
+@FIXED
+@given(ANY, SPLIT, SEED)
+def test_show(task, split, seed):
+    sample = task.sample(split, seed, 0)
+    shown = task.show(sample)
+    assert " ".join(name for name, _ in shown) == task.vocab.show(sample)
+    assert [task.vocab.ids[name] for name, _ in shown] == sample.tokens.tolist()
+    answers = {i for query in sample.queries for i in range(query.start, query.stop)}
+    assert {i for i, (_, role) in enumerate(shown) if role == "answer"} == answers
+    assert {role for _, role in shown} <= {"marker", "context", "question", "answer"}
+
+
+def test_tasks_travel_to_workers():
+    for task in TASKS:
+        again = pickle.loads(pickle.dumps(task))
+        np.testing.assert_array_equal(
+            again.windows("train", 3, 4, 2, seq_len=64).input_ids, task.windows("train", 3, 4, 2, seq_len=64).input_ids
+        )
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda: tasks.get("depoo"), 'unknown task "depoo". Did you mean "depo"? Tasks: copying, depo, mano'),
+        (lambda: tasks.get("depo", difficulty="depo1-226"), 'Did you mean "depo1-225"?'),
+        (lambda: tasks.get("depo", name_vocb=3), 'unknown setting "depo.name_vocb". Did you mean "depo.name_vocab"?'),
+        (lambda: tasks.get("depo", N=2), "depo.N: expected an integer >= 3 and <= 100000, got 2"),
+        (lambda: tasks.get("depo", N="9"), 'depo.N: expected an integer >= 3 and <= 100000, got "9"'),
+        (lambda: tasks.get("depo", N=True), "depo.N: expected an integer"),
+        (lambda: tasks.get("depo", N=10.0), "depo.N: expected an integer"),
+        (lambda: tasks.get("depo", N=2551), "depo.N: expected at most 2550, the number of different names, got 2551"),
+        (lambda: tasks.get("depo", K=0), "depo.K: expected an integer >= 1"),
+        (lambda: tasks.get("depo", M=0), "depo.M: expected an integer >= 1"),
+        (
+            lambda: tasks.get("depo", min_name_len=3),
+            "depo.max_name_len: expected an integer >= min_name_len (3), got 2",
+        ),
+        (lambda: tasks.get("depo", max_name_len=30), "depo.name_vocab: expected fewer names"),
+        (lambda: tasks.get("mano", L=0), "mano.L: expected an integer >= 1"),
+        (lambda: tasks.get("mano", modulus=1), "mano.modulus: expected an integer >= 2"),
+        (lambda: tasks.get("mano", ops=""), 'mano.ops: expected letters out of a, s, m, d, each at most once, got ""'),
+        (lambda: tasks.get("mano", ops="aa"), "mano.ops: expected letters"),
+        (lambda: tasks.get("mano", ops="ax"), "mano.ops: expected letters"),
+        (lambda: tasks.get("mano", ops="d", modulus=30), "mano.ops: expected operators that can be drawn"),
+        (lambda: tasks.get("mano", synonyms=1), "mano.synonyms: expected true or false, got 1"),
+        (lambda: tasks.get("copying", N=0), "copying.N: expected an integer >= 1"),
+        (lambda: tasks.get("copying", N="many"), "copying.N: expected an integer >= 1"),
+        (
+            lambda: tasks.get("copying", N=4, min_items=5),
+            "copying.min_items: expected an integer from 1 to N (4), got 5",
+        ),
+        (lambda: TASKS[0].sample("tst", 0, 0), 'unknown split "tst". Did you mean "test"?'),
+        (lambda: TASKS[0].sample("test", -1, 0), "seed: expected an integer from 0 to 2**63 - 1, got -1"),
+        (lambda: TASKS[0].sample("test", 2**63, 0), "seed: expected"),
+        (lambda: TASKS[0].sample("test", 1.5, 0), "seed: expected"),
+        (lambda: TASKS[0].sample("test", 0, -1), "index: expected"),
+        (lambda: TASKS[0].windows("test", 0, 0, -1, seq_len=8), "count: expected"),
+        (lambda: TASKS[0].windows("test", 0, 0, 1, seq_len=0), "seq_len: expected an integer from 1"),
+        (lambda: TASKS[0].windows("test", 0, 0, 1, seq_len=8, loss_on="none"), 'loss_on: expected "answer" or "all"'),
+        (lambda: TASKS[4].to_original(TASKS[4].sample("test", 0, 0)), "copying: the original release has no such task"),
+        (lambda: TASKS[4].from_original([1]), "copying: the original release has no such task"),
+    ],
+)
+def test_mistakes_are_one_line(call, line):
+    with pytest.raises(ValueError) as error:
+        call()
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_specs_are_frozen_and_resolved():
+    assert tasks.get("copying", N=40).spec.model_dump() == {"N": 40, "min_items": 10}
+    assert tasks.get("copying", difficulty="paper").spec.min_items == 500
+    assert tasks.get("depo", difficulty="depo2-75", M=5).spec.M == 5
+    with pytest.raises(ValueError):
+        TASKS[0].spec.N = 5
+    assert tasks.names() == ["copying", "depo", "mano"]

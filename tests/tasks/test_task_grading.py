@@ -1,0 +1,155 @@
+"""Graders: the truth passes, anything else does not, and nothing makes them raise."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from canonlm import tasks
+
+FIXED = settings(derandomize=True, deadline=None, max_examples=60)
+
+TASKS = [
+    tasks.get("depo", N=12, K=4),
+    tasks.get("depo", N=9, K=16, M=3, name_vocab=3, min_name_len=2, max_name_len=3),
+    tasks.get("mano", L=4),
+    tasks.get("copying", N=6),
+    tasks.get("copying", N=1),
+]
+ANY = st.sampled_from(TASKS)
+SEED = st.integers(0, 2**40)
+JUNK = st.one_of(
+    st.none(), st.integers(), st.floats(), st.text(), st.booleans(), st.binary(),
+    st.recursive(
+        st.one_of(st.integers(-3, 60), st.integers(), st.none(), st.floats(), st.text(max_size=3), st.booleans()),
+        lambda inner: st.lists(inner, max_size=12), max_leaves=40,
+    ),
+)  # fmt: skip
+
+
+def truth(sample):
+    return [sample.tokens[query.start : query.stop].tolist() for query in sample.queries]
+
+
+@FIXED
+@given(ANY, SEED)
+def test_the_truth_is_right_in_every_form(task, seed):
+    sample = task.sample("test", seed, 0)
+    answers = truth(sample)
+    forms = [
+        sample.tokens,
+        sample.tokens.tolist(),
+        answers,
+        [np.array(a) for a in answers],
+        [(*a, 0, 0) for a in answers],
+    ]
+    for form in forms:
+        verdicts = task.grade(sample, form)
+        assert [verdict.slice for verdict in verdicts] == [query.slice for query in sample.queries]
+        assert all(verdict.correct and verdict.why == "" for verdict in verdicts)
+
+
+@FIXED
+@given(ANY, SEED, st.data())
+def test_one_wrong_token_is_caught(task, seed, data):
+    sample = task.sample("test", seed, 0)
+    query = data.draw(st.sampled_from(sample.queries))
+    at = data.draw(st.integers(query.start, query.stop - 1))
+    wrong = data.draw(st.integers(-2, len(task.vocab) + 2).filter(lambda token: token != sample.tokens[at]))
+    output = sample.tokens.copy()
+    output[at] = wrong
+    for form in (output, [output[q.start : q.stop] for q in sample.queries]):
+        for asked, verdict in zip(sample.queries, task.grade(sample, form), strict=True):
+            assert verdict.correct == (not asked.start <= at < asked.stop)
+            assert bool(verdict.why) != verdict.correct
+
+
+@FIXED
+@given(ANY, SEED, st.data())
+def test_an_unfinished_answer_is_wrong(task, seed, data):
+    sample = task.sample("test", seed, 0)
+    at = data.draw(st.integers(0, len(sample.queries) - 1))
+    answers = truth(sample)
+    answers[at] = answers[at][:-1]
+    verdicts = task.grade(sample, answers)
+    assert not verdicts[at].correct
+    assert all(verdict.correct for i, verdict in enumerate(verdicts) if i != at) or task.name == "copying"
+
+
+@FIXED
+@given(ANY, SEED, JUNK)
+def test_junk_is_wrong_and_never_raises(task, seed, junk):
+    sample = task.sample("test", seed, 0)
+    verdicts = task.grade(sample, junk)
+    assert len(verdicts) == len(sample.queries)
+    flat = junk if isinstance(junk, list) else []
+    for query, verdict in zip(sample.queries, verdicts, strict=True):
+        right = sample.tokens[query.start : query.stop].tolist()
+        if verdict.correct:  # only if the junk happens to spell the answer
+            assert any(isinstance(x, list) and x[: len(right)] == right for x in [flat, *flat])
+        else:
+            assert verdict.why.startswith("said ")
+            assert "\n" not in verdict.why
+
+
+def test_only_answer_positions_are_read():
+    for task in TASKS:
+        sample = task.sample("test", 1, 0)
+        output = np.full(len(sample.tokens), -1)
+        for query in sample.queries:
+            output[query.start : query.stop] = sample.tokens[query.start : query.stop]
+        assert all(verdict.correct for verdict in task.grade(sample, output))
+
+
+def test_a_short_flat_output_answers_the_first_question():
+    depo, copying = TASKS[0], TASKS[3]
+    sample = depo.sample("test", 1, 0)
+    verdicts = depo.grade(sample, truth(sample)[0])
+    assert [verdict.correct for verdict in verdicts] == [True] + [False] * 9
+    assert verdicts[1].why.startswith("said nothing, is 'w")
+    sample = copying.sample("test", 1, 0)  # all its queries start at the same token
+    items = sample.tokens[1:7].tolist()
+    graded = {v.slice["first"]: v.correct for v in copying.grade(sample, items[:3])}
+    assert graded == {1: True, 2: True, 4: False, "all": False}
+
+
+def test_too_few_answers():
+    sample = TASKS[0].sample("test", 1, 0)
+    assert [v.correct for v in TASKS[0].grade(sample, truth(sample)[:4])] == [True] * 4 + [False] * 6
+
+
+def test_why_is_readable():
+    task = tasks.get("depo", N=3, K=1, M=1, name_vocab=3, min_name_len=1, max_name_len=1)
+    text = "bos w1. w2. w3. w1. w2. w3. q1 w2. ans w3."
+    sample = task.read([task.vocab.ids[name] for name in text.split()])
+    assert task.grade(sample, [task.vocab.ids["w1."]])[0].why == "said 'w1.', is 'w3.'"
+    assert task.grade(sample, [99, -1])[0].why == "said '<99>', is 'w3.'"
+    assert task.grade(sample, [[None]])[0].why == "said '<None>', is 'w3.'"
+    assert task.grade(sample, [True])[0].correct is False
+    assert task.grade(sample, [float(task.vocab.ids["w3."])])[0].correct is False
+
+
+@pytest.mark.parametrize("guess", ["constant", "random"])
+def test_guessing_scores_about_chance(guess):
+    rng = np.random.default_rng(0)
+    mano, depo, copying = tasks.get("mano"), tasks.get("depo", N=12, K=4), tasks.get("copying", N=6)
+    hits = {"mano": [], "depo": [], "copying": []}
+    for i in range(3000):
+        sample = mano.sample("test", 0, i)
+        said = mano.vocab.ids["0"] if guess == "constant" else mano.vocab.ids[str(rng.integers(23))]
+        hits["mano"].append(mano.grade(sample, [said])[0].correct)
+        if i >= 600:
+            continue
+        sample = depo.sample("test", 0, i)
+        names = sample.meta["cycle"]
+        said = [names[0 if guess == "constant" else rng.integers(len(names))].split() for _ in sample.queries]
+        hits["depo"] += [v.correct for v in depo.grade(sample, [[depo.vocab.ids[t] for t in name] for name in said])]
+        sample = copying.sample("test", 0, i)
+        said = rng.permutation(copying.spec.N) + 2
+        hits["copying"].append(copying.grade(sample, said)[0].correct)
+    chance = {"mano": mano.chance({"l": 10}) if guess == "constant" else 1 / 23, "depo": 1 / 12, "copying": 1 / 6}
+    assert depo.chance({"k": 1}) == 1 / 12
+    assert copying.chance({"first": 1}) == 1 / 6
+    for name, scored in hits.items():
+        error = np.sqrt(chance[name] * (1 - chance[name]) / len(scored))
+        assert abs(np.mean(scored) - chance[name]) < 4 * error, name
