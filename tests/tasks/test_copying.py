@@ -49,7 +49,7 @@ def test_length_law(documents, fits):
 
 
 def test_the_papers_setting():
-    task = tasks.get("copying", difficulty="paper")
+    task = tasks.get("copying", difficulty="copying-500")
     for split in ("train", "test"):
         assert len(task.sample(split, 0, 0).tokens) == 1002
     assert len(task.instances("test", 0, 0, 1024)) == 1

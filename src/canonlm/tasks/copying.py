@@ -41,7 +41,7 @@ class Copying(Task):
                 raise self.refuse("min_items", f"an integer from 1 to N ({self.N})", self.min_items)
             return self
 
-    difficulties = {"copying-32": {"N": 32}, "paper": {"N": 500, "min_items": 500}}
+    difficulties = {"copying-32": {"N": 32}, "copying-500": {"N": 500, "min_items": 500}}
     loss_on = "answer"
     marker_is_target = False
 

@@ -1,0 +1,43 @@
+# Every target sets up what it needs in .venv; a second run starts at once.
+PYTHON ?= python3
+BIN := .venv/bin
+SOURCES := pyproject.toml constraints.txt
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test test-all test-browser checks bench clean
+
+demo: .venv/installed  ## two small comparisons, minutes on two cores; ends with a table and runs/demo/report.html
+	$(BIN)/canonlm play copying --arch llama,llama+canon=A --out runs/demo
+	$(BIN)/canonlm play depo --arch llama,llama+canon --out runs/demo
+
+test: .venv/installed-dev  ## the tests, without the long matrices
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not browser"
+
+test-all: .venv/installed-dev  ## the long matrices
+	$(BIN)/python -m pytest -q -n 2 -m "slow and not browser"
+
+test-browser: .venv/installed-dev  ## the report in headless Chromium (Debian's chromium and chromium-driver)
+	command -v chromium chromedriver >/dev/null || (apt-get update && apt-get install -y chromium chromium-driver)
+	$(BIN)/python -m pytest -q -m browser
+
+checks: .venv/installed-dev  ## formatting, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: .venv/installed-dev  ## the numbers that README and docs quote
+	$(BIN)/python benchmarks/tasks.py
+	$(BIN)/python benchmarks/canon.py
+
+.venv/installed: $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt -e .
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:  ## caches, and the samplers' compiled code (numba does not see edits in files that a sampler imports)
+	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

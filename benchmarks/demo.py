@@ -1,0 +1,39 @@
+"""The demo's comparison, fairly: both architectures at the same learning rates and seeds, and plain Llama for longer.
+
+    python benchmarks/demo.py [--out runs/fair]     about 50 minutes on two cores; interrupt and repeat at will
+
+Writes benchmarks/results/demo.csv (every run, every slice) beside the report in --out. The tables of
+docs/experiments.md are these numbers.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from canonlm.cli import main
+from canonlm.report import load_play, numbers_csv
+from canonlm.train.files import write_text
+
+RESULTS = Path(__file__).parent / "results" / "demo.csv"
+GRIDS = [
+    "play copying --arch llama,llama+canon=A --lr 1e-3,3e-3,1e-2,3e-2 --seeds 3",
+    "play depo --arch llama,llama+canon --lr 1e-3,3e-3,1e-2 --seeds 3",
+]
+LONGER = "play depo --arch llama --lr 1e-3 train.steps=8000 train.eval_every=250 train.checkpoint_every=1000"
+
+
+def run(out: Path) -> int:
+    for command, folder in [*((grid, out) for grid in GRIDS), (LONGER, out / "longer")]:
+        if code := main([*command.split(), "--out", str(folder)]):
+            return code
+    RESULTS.parent.mkdir(exist_ok=True)
+    first, second = (numbers_csv(load_play(folder)) for folder in (out, out / "longer"))
+    write_text(RESULTS, first + second.partition("\n")[2])
+    print(f"numbers: {RESULTS}")
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/fair"), help="folder of the runs and the report")
+    sys.exit(run(parser.parse_args().out))

@@ -1,0 +1,65 @@
+"""What README and docs tell people to type works."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from canonlm.cli import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list:
+    return [
+        pytest.param(
+            text, id=f"{page.relative_to(ROOT)}:{page.read_text().count(chr(10), 0, page.read_text().index(text))}"
+        )
+        for page in PAGES
+        for found, text in FENCE.findall(page.read_text())
+        if found == language
+    ]
+
+
+def commands() -> list[str]:
+    lines = [line for block in blocks("") for line in str(block.values[0]).splitlines()]
+    return sorted({line.partition("#")[0].strip() for line in lines if line.startswith("canonlm ")})
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_blocks_run(code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "docs", "exec"), {})  # it must not raise
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_are_accepted(command, tmp_path, monkeypatch):
+    """Everything but the training itself."""
+    asked = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("canonlm.cli.progress.follow", lambda runs, jobs: asked.extend(runs) or [])
+    monkeypatch.setattr("canonlm.cli.report.show", lambda folder: None)
+    arguments = shlex.split(command)[1:]
+    if any("…" in argument for argument in arguments):
+        pytest.skip("a pattern, not a command")
+    assert main(arguments) == 0
+    assert bool(asked) == (arguments[0] == "play")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    missing = [link for link in links if not link.startswith("http") and not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_make_knows_the_targets_that_we_name():
+    named = set(re.findall(r"^\$? ?make ([\w-]+)", "\n".join(page.read_text() for page in PAGES), re.MULTILINE))
+    assert {"demo", "test"} <= named
+    for target in named:
+        plan = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
+        assert plan.returncode == 0, plan.stderr
