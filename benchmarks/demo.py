@@ -17,7 +17,7 @@ from canonlm.train.files import write_text
 RESULTS = Path(__file__).parent / "results" / "demo.csv"
 GRIDS = [
     "play copying --arch llama,llama+canon=A --lr 1e-3,3e-3,1e-2,3e-2 --seeds 3",
-    "play depo --arch llama,llama+canon --lr 1e-3,3e-3,1e-2 --seeds 3",
+    "play depo --arch llama,llama+canon --lr 3e-4,1e-3,3e-3,1e-2 --seeds 3",
 ]
 LONGER = "play depo --arch llama --lr 1e-3 train.steps=8000 train.eval_every=250 train.checkpoint_every=1000"
 

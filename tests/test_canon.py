@@ -160,8 +160,9 @@ def test_bfloat16_is_rounded_once(options, weight_dtype):
     assert_close(got, exact)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", [OPTIONS[0], {}], ids=["all", "default"])
-def test_compiles_whole_forwards_and_backwards(options):
+def test_compiles_whole_forwards_and_backwards(options, backend):
     layer = make(**options)
     x = torch.randn(2, 6, 3, dtype=torch.float64, requires_grad=True)
     mask, doc_ids = torch.tensor([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]), torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)
@@ -172,7 +173,7 @@ def test_compiles_whole_forwards_and_backwards(options):
         return total, *torch.autograd.grad(total, [x, *layer.parameters()])
 
     torch._dynamo.reset()
-    assert_close(loss(torch.compile(layer, fullgraph=True)), loss(layer), atol=1e-12, rtol=1e-12)
+    assert_close(loss(torch.compile(layer, fullgraph=True, backend=backend)), loss(layer), atol=1e-12, rtol=1e-12)
     torch._dynamo.reset()
 
 

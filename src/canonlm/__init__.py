@@ -6,6 +6,8 @@ Names are loaded on first use, so that `import canonlm` (and the command line's 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from canonlm.auto import install
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -32,4 +34,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, *_ROOMS])
+    return sorted({*globals(), *_HOMES, *_ROOMS})
+
+
+install()

@@ -3,7 +3,8 @@ exit code 2 on the command line)."""
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
@@ -19,12 +20,6 @@ def unknown(kind: str, name: object, choices: Iterable[str], plural: str | None 
     return ValueError(f'unknown {kind} "{name}".{guess} {listing[0].upper() + listing[1:]}: {", ".join(names)}.')
 
 
-def expected(key: str, what: str, value: object) -> ValueError:
-    """`train.optim.lr: expected a number > 0, got "3e-3x"`"""
-    shown = f'"{value}"' if isinstance(value, str) else repr(value)
-    return ValueError(f"{key}: expected {what}, got {shown}")
-
-
 class InvalidSetting(ValueError):
     """A setting that a configuration refuses; `key` is its dotted path."""
 
@@ -33,38 +28,53 @@ class InvalidSetting(ValueError):
         self.key = key
 
 
+def expected(key: str, what: str, value: object) -> InvalidSetting:
+    """`train.optim.lr: expected a number > 0, got "3e-3x"`"""
+    shown = f'"{value}"' if isinstance(value, str) else repr(value)
+    return InvalidSetting(key, f"{key}: expected {what}, got {shown}")
+
+
 def refused(error: ValidationError, model: type[BaseModel], prefix: str = "") -> InvalidSetting:
-    """The first of pydantic's complaints about `model`, in one line. `prefix` comes before the key: "task."."""
-    first = error.errors()[0]
-    path = [part for part in first["loc"] if isinstance(part, str)]
+    """One of pydantic's complaints about `model`, in one line. `prefix` comes before the key: "task."."""
+    complaints = error.errors()
+    # The first, unless a key is unknown: what it was meant to be is often reported as missing before it.
+    first = next((complaint for complaint in complaints if complaint["type"] == "extra_forbidden"), complaints[0])
+    owner, path, field = model, [], None
+    for part in first["loc"]:
+        path.append(str(part))
+        field = owner.model_fields.get(str(part))
+        if field is None or not _is_model(field.annotation):
+            break  # what follows lies inside a value
+        owner = field.annotation  # type: ignore[assignment]
     key = prefix + ".".join(path)
     if first["type"] == "value_error":  # raised by a validator of ours: already in house form
-        return InvalidSetting(key, first["ctx"]["error"])
-    owner = model
-    for part in path[:-1]:
-        inner = owner.model_fields[part].annotation
-        owner = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else owner
+        cause = first["ctx"]["error"]
+        return cause if isinstance(cause, InvalidSetting) else InvalidSetting(key, cause)
     if first["type"] == "extra_forbidden":
         names = [prefix + ".".join([*path[:-1], name]) for name in owner.model_fields]
         return InvalidSetting(key, unknown("setting", key, names))
-    field = owner.model_fields.get(path[-1]) if path else None
-    if first["type"] == "missing":
+    if first["type"] == "invalid_key" or first["loc"][-1] == "[key]":
+        return expected(key, "the name of a setting", first["input"])
+    if first["type"] == "missing" and len(path) == len(first["loc"]):
         return InvalidSetting(key, f"{key}: missing; expected {_wanted(field, first)}")
-    return InvalidSetting(key, expected(key, _wanted(field, first), first["input"]))
+    return expected(key, _wanted(field, first), first["input"])
 
 
-_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
+_KINDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "a group of settings",
+}
 
 
 def _wanted(field: FieldInfo | None, first: Any) -> str:
     if first["type"] == "literal_error":
         return str(first["ctx"]["expected"])
-    if field is None:
-        return str(first["msg"])
-    annotation = field.annotation
-    kind = next((text for type_, text in _KINDS.items() if annotation in (type_, type_ | None)), None)
-    if kind is None:
-        return "a group of settings" if first["type"] in ("missing", "model_type") else str(first["msg"])
+    if field is None or (kind := _kind(field.annotation)) is None:
+        return str(first["msg"]).removeprefix("Input should be ")
     signs = ((Ge, ">=", "ge"), (Gt, ">", "gt"), (Le, "<=", "le"), (Lt, "<", "lt"))
     bounds = [
         f"{sign} {getattr(bound, attribute)}"
@@ -73,3 +83,19 @@ def _wanted(field: FieldInfo | None, first: Any) -> str:
         if isinstance(bound, type_)
     ]
     return " ".join([kind, " and ".join(bounds)]).strip()
+
+
+def _kind(annotation: Any) -> str | None:
+    """What an annotation asks for, in words; None where that takes more than a few."""
+    if isinstance(annotation, UnionType):
+        options = [option for option in get_args(annotation) if option is not NoneType]
+        return _kind(options[0]) if len(options) == 1 else None
+    if _is_model(annotation):
+        return _KINDS[dict]
+    if get_origin(annotation) is tuple:
+        return f"a list of {len(get_args(annotation))}"
+    return _KINDS.get(get_origin(annotation) or annotation)
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -1,7 +1,7 @@
 """A task's windows as tensors. A batch is a function of its index: no loader state, any number of workers."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -48,7 +48,7 @@ class WindowStream:
             labels[:, 1:][doc_ids[:, 1:] != doc_ids[:, :-1]] = -100
         return Batch(torch.from_numpy(windows.input_ids).long(), labels, doc_ids)
 
-    def batches(self, first: int, stop: int, size: int, workers: int) -> Iterator[Batch]:
+    def batches(self, first: int, stop: int, size: int, workers: int) -> Generator[Batch]:
         """Batch i holds windows i * size … (i + 1) * size - 1. Batches first … stop - 1, sampled ahead by threads (the
         samplers release the interpreter lock)."""
         if workers == 0:

@@ -197,15 +197,20 @@ def test_prompt_lookup_equals_greedy(model):
 
 @pytest.mark.parametrize("removed", [1, 3, 6])
 @pytest.mark.parametrize("packed", [False, True])
-def test_cropping_is_exact(model, removed, packed):
+@pytest.mark.parametrize("recorded_from", [0, 8])
+def test_cropping_is_exact(model, removed, packed, recorded_from):
     tokens, doc_ids = ids(2, 14), DOCUMENTS if packed else None
     expected = documents_alone(model, tokens, DOCUMENTS) if packed else whole(model, tokens)
     cache = dynamic(model)
-    in_chunks(model, tokens[:, :8], [8], cache, doc_ids=doc_ids)
+    if recorded_from:
+        in_chunks(model, tokens[:, :recorded_from], [recorded_from], cache, doc_ids=doc_ids)
     cache.activate_past_recording()
-    in_chunks(model, tokens[:, :14], [2, 4], cache, doc_ids=doc_ids)
+    in_chunks(model, tokens, [8, 2, 4] if recorded_from == 0 else [2, 4], cache, doc_ids=doc_ids)
     cache.crop(-removed)
     assert cache.get_seq_length() == 14 - removed
+    for layer in cache.layers:  # no more is kept than the kernels need
+        kept = [state.shape[-1] for state in getattr(layer, "conv_states", {}).values()]
+        assert all(width <= model.config.canon_kernel for width in kept)
     got = in_chunks(model, tokens, [1] * removed, cache, doc_ids=doc_ids)
     assert_close(got, expected[:, 14 - removed :], **EXACT)
 

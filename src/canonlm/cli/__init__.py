@@ -38,10 +38,12 @@ def main(args: Sequence[str] | None = None) -> int:
         return _say(error.format_message(), 2)  # type: ignore[attr-defined]
     except ValueError as error:
         return _say(str(error), 2)
+    except FloatingPointError as error:
+        return _say(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
         return _say("interrupted", 130)
 
 
 def _say(message: str, code: int) -> int:
-    print(f"canonlm: {' '.join(message.split())}", file=sys.stderr)
+    print(f"canonlm: {' '.join(message.splitlines())}", file=sys.stderr)
     return code

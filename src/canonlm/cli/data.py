@@ -42,13 +42,14 @@ def show(
         preset = {key: value for key, value in load_preset(task, "tiny").run["task"].items() if key != "name"}
         spec = {**preset, **spec}
     chosen = tasks.get(task, difficulty=difficulty, **spec)
+    shown = [chosen.show(chosen.sample(split, seed, index)) for index in range(n)]
     console = Console()
     console.print(
         f"{chosen!r}, {split} law; {len(chosen.vocab)} tokens in the vocabulary", style="dim", highlight=False
     )
-    for index in range(n):
+    for tokens in shown:
         text = Text()
-        for name, role in chosen.show(chosen.sample(split, seed, index)):
+        for name, role in tokens:
             text.append(name, STYLES[role]).append(" ")
         console.print(text, end="\n\n")
     console.print(

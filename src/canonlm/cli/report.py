@@ -18,6 +18,7 @@ def report(folder: Annotated[Path, FOLDER], out: Annotated[Path | None, OUT] = N
 def show(folder: Path, out: Path | None = None) -> None:
     from rich.console import Console
 
+    from canonlm.errors import expected
     from canonlm.report import tables, write_report
 
     console = Console()
@@ -26,4 +27,8 @@ def show(folder: Path, out: Path | None = None) -> None:
     for table in tables(folder):
         console.print(table)
         console.print()
-    console.print(f"report: {write_report(folder, out)}", highlight=False, soft_wrap=True)
+    try:
+        written = write_report(folder, out)
+    except OSError as error:
+        raise expected("--out", f"a file that can be written ({error.strerror})", str(out or folder)) from None
+    console.print(f"report: {written}", highlight=False, soft_wrap=True)

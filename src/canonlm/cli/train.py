@@ -25,13 +25,15 @@ def train(
     """
     from canonlm.train.config import load
 
-    run = load(config, overrides or [])
+    load(config, overrides or [])  # a mistake in the file is told before torch is loaded
     from transformers.utils.logging import disable_progress_bar
 
+    from canonlm.train.build import check
     from canonlm.train.loop import Interrupted
     from canonlm.train.loop import train as run_to_the_end
 
     disable_progress_bar()  # of transformers, which otherwise draws one for every checkpoint
+    run = load(config, overrides or [], check)
     folder, task = out or Path("runs") / config.stem, run.task["name"]
     try:
         result = run_to_the_end(run, folder, on_row=lambda row: print(line(task, row), flush=True))

@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from canonlm.launch.play import PlannedRun
 
-State = Literal["waiting", "running", "finished", "failed", "stopped"]
+State = Literal["waiting", "running", "finished", "failed"]
 POLL_SECONDS = 0.3
+_ENDS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @dataclass
@@ -29,15 +30,16 @@ class Progress:
     slot: int = -1
     process: subprocess.Popen | None = field(default=None, repr=False)
     _offset: int = 0
+    _file: int = 0  # its inode: a resume may cut the file back, and then it is another one
 
     def read(self) -> bool:
         """Take in the rows that the run has written since; True if there were any."""
         path = self.run.folder / "metrics.jsonl"
         if not path.exists():
             return False
-        if path.stat().st_size < self._offset:  # cut back by a resume
-            self._offset = 0
         with path.open("rb") as file:
+            if (inode := os.fstat(file.fileno()).st_ino) != self._file:
+                self._file, self._offset = inode, 0
             file.seek(self._offset)
             lines = file.readlines()
         new = False
@@ -45,12 +47,13 @@ class Progress:
             if not line.endswith(b"\n"):
                 break
             self._offset += len(line)
-            row = json.loads(line)
-            self.step, new = row["step"], True
-            if row["kind"] == "eval":
-                self.eval_row = row
-            else:
-                self.train_row = row
+            try:
+                row = json.loads(line)
+                self.step, evaluated = row["step"], row["kind"] == "eval"
+            except (ValueError, KeyError, TypeError):
+                continue  # damaged; the run itself discards it
+            self.eval_row, self.train_row = (row, self.train_row) if evaluated else (self.eval_row, row)
+            new = True
         return new
 
     @property
@@ -80,7 +83,8 @@ def default_jobs(runs: Sequence[PlannedRun]) -> int:
 def run_grid(runs: Sequence[PlannedRun], jobs: int, show: Callable[[list[Progress]], None]) -> list[Progress]:
     """Run what is not finished yet, `jobs` at a time; calls `show` whenever something changed.
 
-    On KeyboardInterrupt every running process saves its state before the exception goes on; the folders resume.
+    However this ends, no run goes on behind it: on Ctrl-C, SIGTERM or a closed terminal every running process saves
+    its state, then KeyboardInterrupt is raised; the folders resume. A second Ctrl-C does not wait for the saving.
     """
     grid, devices = [Progress(run) for run in runs], gpus()
     for progress in grid:
@@ -88,6 +92,9 @@ def run_grid(runs: Sequence[PlannedRun], jobs: int, show: Callable[[list[Progres
         if (progress.run.folder / "result.json").exists():
             progress.state = "finished"
     show(grid)
+    asked: list[int] = []  # noted, and raised below: an exception in the middle of a start would lose the process
+    handled = [number for number in _ENDS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
+    previous = {number: signal.signal(number, lambda number, frame: asked.append(number)) for number in handled}
     try:
         while any(p.state in ("waiting", "running") for p in grid):
             changed = False
@@ -101,14 +108,21 @@ def run_grid(runs: Sequence[PlannedRun], jobs: int, show: Callable[[list[Progres
                 if progress.process is not None and (code := progress.process.poll()) is not None:
                     progress.read()
                     progress.state = "finished" if code == 0 else "failed"
-                    progress.message = "" if code == 0 else _last_line(progress)
+                    progress.message = "" if code == 0 else _reason(progress, code)
                     changed = True
             if changed:
                 show(grid)
+            if asked:
+                raise KeyboardInterrupt
             time.sleep(POLL_SECONDS)
-    except KeyboardInterrupt:
-        _stop([p for p in grid if p.state == "running"])
-        raise
+    finally:
+        left = [p.process for p in grid if p.process is not None and p.process.poll() is None]
+        for process in left:
+            process.terminate()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for process in left:
+            process.wait()
     return grid
 
 
@@ -126,16 +140,8 @@ def _start(progress: Progress, slot: int, devices: list[str]) -> None:
     progress.state, progress.slot = "running", slot
 
 
-def _stop(running: list[Progress]) -> None:
-    for progress in running:
-        assert progress.process is not None
-        progress.process.send_signal(signal.SIGINT)
-    for progress in running:
-        assert progress.process is not None
-        progress.process.wait()
-        progress.state = "stopped"
-
-
-def _last_line(progress: Progress) -> str:
-    lines = (progress.run.folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return f"{lines[-1] if lines else 'no message'} (whole log: {progress.run.folder / 'log.txt'})"
+def _reason(progress: Progress, code: int) -> str:
+    log = progress.run.folder / "log.txt"
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no message"]
+    said = f"killed by {signal.Signals(-code).name}" if code < 0 else lines[-1].removeprefix("canonlm: ")
+    return f"{said} (whole log: {log})"

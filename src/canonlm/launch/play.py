@@ -13,7 +13,6 @@ from canonlm.train import folder
 from canonlm.train.config import RunConfig, merge, override, resolve
 from canonlm.train.files import write_json
 
-
 _BY_OPTION = {"arch": "--arch", "train.optim.lr": "--lr", "train.seed": "--seeds"}
 
 
@@ -36,7 +35,7 @@ def plan(
     overrides: Sequence[str] = (),
 ) -> list[PlannedRun]:
     """The runs of the grid, all checked. ValueError for settings that cannot be, or that a run in `out` contradicts."""
-    from canonlm.train.build import model_config
+    from canonlm.train.build import check
 
     if seeds is not None and seeds < 1:
         raise expected("--seeds", "an integer >= 1", seeds)
@@ -50,7 +49,7 @@ def plan(
             for seed in range(seeds or preset.seeds):
                 point = {"arch": arch, "train": {"seed": seed, "optim": {"lr": lr}}}
                 config = resolve(merge(base, point))
-                model_config(config)
+                check(config)
                 name = f"{preset.difficulty or preset.task}-{arch}-lr{config.train.optim.lr:g}-seed{seed}"
                 runs.append(PlannedRun(name, out / "runs" / name, config))
     # Draw one window: the samplers are compiled and cached before several processes ask for them at once.
@@ -64,6 +63,7 @@ def plan(
 def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: str) -> None:
     """Make the run folders, and note in `play.json` which runs belong together; sections of other tasks stay."""
     try:
+        others = _sections(out / "play.json")
         for run in runs:
             folder.create(run.folder, run.config)
         task = runs[0].config.built_task
@@ -74,8 +74,7 @@ def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: s
             "chance": {slice_key(where): task.chance(where) for where in task.slices()},
             "runs": [run.name for run in runs],
         }
-        sections = [old for old in _sections(out / "play.json") if old.get("id") != section["id"]]
-        sections.append(section)
+        sections = [*(other for other in others if other["id"] != section["id"]), section]
         play = {"title": "Playground", "sections": sections, "command": "\n".join(s["command"] for s in sections)}
         write_json(out / "play.json", play)
     except OSError as error:
@@ -84,8 +83,12 @@ def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: s
 
 def _sections(path: Path) -> list[dict[str, Any]]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["sections"]
-    except FileNotFoundError:
+        sections = json.loads(path.read_text(encoding="utf-8"))["sections"]
+        whole = all({"id", "command"} <= section.keys() for section in sections)
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    except (ValueError, KeyError, TypeError):
-        raise expected("--out", "a folder whose play.json is whole (remove the damaged file)", str(path)) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise expected("--out", "a folder whose play.json is whole (remove the damaged file)", str(path))
+    return sections

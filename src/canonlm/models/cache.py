@@ -6,6 +6,7 @@ Canon site of a layer is one such index. No cache class is ours.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,8 +87,8 @@ def run_site(
     if cache is None:
         return [canon(x, attention_mask=mask, doc_ids=doc_ids) for canon, x in zip(canons, inputs, strict=True)]
     kernel = canons[0].kernel_size
-    layer = cache.layers[layer_idx]
-    past = _read_state(cache, layer_idx, state_idx, kernel)
+    layer: Any = cache.layers[layer_idx]
+    past = _read_state(layer, state_idx, kernel)
     if past is not None and layout.continues is not None:
         # A state holds inputs of the row's last document only; a recorded past holds them all, column by column.
         keep = layout.continues[:, -kernel:] if layer.record_past else layout.continues[:, -1:].expand(-1, kernel)
@@ -111,14 +112,14 @@ def fill_unused_states(cache: Cache | None, layer_idx: int, used: int, x_BTC: Te
     """Every layer holds as many states as the model's fullest one, and the library cannot crop one never written."""
     if cache is None or used == 0:
         return
-    layer = cache.layers[layer_idx]
+    layer: Any = cache.layers[layer_idx]
     for state_idx in range(used, layer.number_of_states):
         nothing = x_BTC.new_zeros(x_BTC.shape[0], 1, x_BTC.shape[1])
         layer.update_conv_state(nothing, state_idx=state_idx, conv_kernel_size=1)
 
 
-def _read_state(cache: Cache, layer_idx: int, state_idx: int, kernel: int) -> Tensor | None:
-    state = cache.layers[layer_idx].conv_states[state_idx]
+def _read_state(layer: Any, state_idx: int, kernel: int) -> Tensor | None:
+    state = layer.conv_states[state_idx]
     if state is None:
         return None
     state = state[..., -kernel:]  # longer while the past is recorded

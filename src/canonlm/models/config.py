@@ -1,6 +1,6 @@
 """One configuration for every architecture: which mixer in which layer, which Canon sites, which positions."""
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
@@ -14,6 +14,12 @@ MIXERS: dict[str, dict[str, bool]] = {
     "attention": {"recurrent": False, "short_conv": False},
 }
 """What a layer can mix tokens with: does it keep a recurrent state, can it carry the short convolution (site b)?"""
+
+
+if TYPE_CHECKING:
+    Width = int
+else:
+    Width = int | None  # None until `__post_init__` has worked it out
 
 
 class CanonLMConfig(PreTrainedConfig):
@@ -37,11 +43,11 @@ class CanonLMConfig(PreTrainedConfig):
 
     vocab_size: int = 32000
     hidden_size: int = 512
-    intermediate_size: int | None = None
+    intermediate_size: Width = None  # type: ignore[assignment]
     num_hidden_layers: int = 8
     num_attention_heads: int = 8
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
+    num_key_value_heads: Width = None  # type: ignore[assignment]
+    head_dim: Width = None  # type: ignore[assignment]
     mixers: list[str] | None = None
     canon_set: str = ""
     canon_sets: list[str] | None = None
@@ -51,7 +57,7 @@ class CanonLMConfig(PreTrainedConfig):
     canon_bias: bool = False
     qk_norm: bool = False
     rope_theta: float = 10000.0
-    rope_dim: int | None = None
+    rope_dim: Width = None  # type: ignore[assignment]
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-5
     attention_bias: bool = False
@@ -111,8 +117,11 @@ class CanonLMConfig(PreTrainedConfig):
         """The Canon sites of a layer, in the order of `SITES`; their places are the layer's cache state indices."""
         return self.canon_set if self.canon_sets is None else self.canon_sets[layer_idx]
 
+    def mixer(self, layer_idx: int) -> str:
+        return "attention" if self.mixers is None else self.mixers[layer_idx]
+
     @property
-    def canon_kwargs(self) -> dict[str, int | bool]:
+    def canon_kwargs(self) -> dict[str, Any]:
         """What every `CanonLayer` of this model is built with."""
         return {
             "kernel_size": self.canon_kernel,

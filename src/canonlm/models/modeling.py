@@ -6,6 +6,8 @@
 Parameters are named as in transformers' Llama, so that a plain Llama's state dict loads as it is.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
@@ -68,11 +70,12 @@ class DecoderLayer(GradientCheckpointingLayer):
     def _canon(self, site: str, x_BTD: Tensor, layout: Layout, cache: Cache | None) -> Tensor:
         if site not in self.sites:
             return x_BTD
-        canon = self.get_submodule(f"canon{site}")
+        canon = cast(CanonLayer, self.get_submodule(f"canon{site}"))
         return run_site([canon], [x_BTD], layout, cache, self.layer_idx, self.sites.index(site))[0]
 
 
 class CanonLMPreTrainedModel(PreTrainedModel):
+    config: CanonLMConfig
     config_class = CanonLMConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
@@ -92,7 +95,7 @@ class CanonLMPreTrainedModel(PreTrainedModel):
         super().initialize_weights()
 
     def _init_weights(self, module: nn.Module) -> None:
-        init_parameters(module, module._init_name, self.config)
+        init_parameters(module, str(module._init_name), self.config)
 
 
 class CanonLMModel(CanonLMPreTrainedModel):
@@ -252,8 +255,8 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         """Static caches: keep the two-dimensional mask, Canon could not read padding off a four-dimensional one."""
         return attention_mask
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, doc_ids: Tensor | None = None, **kwargs) -> dict:
-        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+    def prepare_inputs_for_generation(self, input_ids, doc_ids: Tensor | None = None, **kwargs):  # type: ignore[override]
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[misc]
         if doc_ids is not None:
             # As many as tokens: fewer while a prompt is read in chunks; new tokens belong to their row's last document.
             cache, ids = inputs.get("past_key_values"), inputs["input_ids"]

@@ -149,7 +149,8 @@ def _llama_config(params: dict[str, Any]) -> CanonLMConfig:
             raise expected(f"params.{key}", repr(value), params[key])
     if params.get("rope_version") not in ("lingua", "huggingface"):
         raise expected("params.rope_version", '"lingua" or "huggingface"', params.get("rope_version"))
-    config = CanonLMConfig(**{key: params.get(key, default) for key, default in _SAME_IN_LLAMA.items()})
+    fields: dict[str, Any] = {key: params.get(key, default) for key, default in _SAME_IN_LLAMA.items()}
+    config = CanonLMConfig(**fields)
     share = params.get("partial_rotary_factor", 1.0)  # the width of the rotation once more: rope_dim / head_dim
     if params.get("rope_dim") is None and share != 1.0:
         raise expected("params.partial_rotary_factor", "rope_dim to go with it", share)

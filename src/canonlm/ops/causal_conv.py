@@ -57,9 +57,9 @@ def conv_state(
     """
     batch, time, channels = x_BTC.shape
     past_BKC = x_BTC.new_zeros(batch, kernel, channels) if state_BCK is None else state_BCK.transpose(1, 2)
-    full = torch.cat([past_BKC.to(x_BTC.dtype), x_BTC], dim=1)
     if mask_BT is None and doc_ids_BT is None:
-        return full[:, time:].transpose(1, 2)
+        return torch.cat([past_BKC.to(x_BTC.dtype), x_BTC[:, -kernel:]], dim=1)[:, -kernel:].transpose(1, 2)
+    full = torch.cat([past_BKC.to(x_BTC.dtype), x_BTC], dim=1)
     steps = torch.arange(1, time + 1, device=x_BTC.device)
     end_B1 = steps[-1:].expand(batch, 1) if mask_BT is None else ((mask_BT != 0) * steps).amax(1, keepdim=True)
     window_BK = end_B1 + torch.arange(kernel, device=x_BTC.device)  # in `full`, x_t sits at kernel + t

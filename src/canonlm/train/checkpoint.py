@@ -4,14 +4,13 @@ Each is whole or not there. A finished run keeps its last one: `AutoModelForCaus
 """
 
 import re
-import shutil
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
 from canonlm.models import CanonLMForCausalLM
-from canonlm.train.files import write_folder
+from canonlm.train.files import remove_folder, write_folder
 
 TRAINING_STATE = "training_state.pt"
 _NAME = re.compile(r"step-(\d{8})")
@@ -26,8 +25,13 @@ def save(folder: Path, step: int, model: CanonLMForCausalLM, optimizer: torch.op
         torch.save(state, temporary / TRAINING_STATE)
 
     write_folder(folder / f"step-{step:08d}", fill)
+    prune(folder, keep)
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the `keep` newest."""
     for old in steps(folder)[:-keep]:
-        shutil.rmtree(folder / f"step-{old:08d}")
+        remove_folder(folder / f"step-{old:08d}")
 
 
 def steps(folder: Path) -> list[int]:

@@ -3,7 +3,8 @@
 The resolved configuration is what a run folder holds; two runs differ only where their `config.yaml` differ.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from pydantic import (
     PositiveInt,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from canonlm import tasks
@@ -26,7 +28,9 @@ from canonlm.errors import InvalidSetting, expected, refused
 
 
 class Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    """Strict, as the tasks' settings are: no "3" and no true for 3."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Model(Settings):
@@ -51,7 +55,7 @@ class Optim(Settings):
     """AdamW; linear warm-up, then decay to `final_lr_ratio` of the rate."""
 
     lr: PositiveFloat
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[float, float] = Field((0.9, 0.98), strict=False)  # YAML has no tuples, only lists
     eps: PositiveFloat = 1e-6
     weight_decay: NonNegativeFloat = 0.03
     warmup_steps: NonNegativeInt = 1000
@@ -100,9 +104,20 @@ class RunConfig(Settings):
     @field_validator("task")
     @classmethod
     def _complete_task(cls, task: dict[str, Any]) -> dict[str, Any]:
-        if "name" not in task:
-            raise expected("task.name", f"one of {', '.join(tasks.names())}", None)
-        return {"name": task["name"], **tasks.get(**task).spec.model_dump()}
+        if not isinstance(name := task.get("name"), str):
+            raise expected("task.name", f"one of {', '.join(tasks.names())}", name)
+        try:
+            return {"name": name, **tasks.get(**task).spec.model_dump()}
+        except InvalidSetting as error:  # "depo.N": to be found in a file as task.N
+            raise InvalidSetting(f"task.{error.key.partition('.')[2]}", error) from None
+
+    @model_validator(mode="after")
+    def _windows_hold_instances(self) -> "RunConfig":
+        if self.data.seq_len < (longest := self.built_task.max_len):
+            # Instances that are cut are not graded: a test would miss the long ones, or be empty.
+            what = f"at least {longest}, the longest instance of {self.built_task}"
+            raise expected("data.seq_len", what, self.data.seq_len)
+        return self
 
     @cached_property
     def built_task(self) -> tasks.Task:
@@ -115,18 +130,23 @@ class RunConfig(Settings):
 def resolve(raw: dict[str, Any]) -> RunConfig:
     """Check and complete. InvalidSetting (a ValueError) names the first key that cannot be."""
     try:
-        return RunConfig(**raw)
+        return RunConfig.model_validate(raw)
     except ValidationError as error:
         raise refused(error, RunConfig) from None
 
 
-def load(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
-    """Read a run's YAML file and apply `key=value` overrides (dotted keys, YAML values). Errors give file and line."""
+def load(
+    path: str | Path, overrides: Iterable[str] = (), check: Callable[[RunConfig], Any] = lambda run: None
+) -> RunConfig:
+    """Read a run's YAML file and apply `key=value` overrides (dotted keys, YAML values). Errors give file and line,
+    also those of `check`: for what is only known once the model is described, say."""
     path = Path(path)
     raw, lines = read_yaml(path)
     overridden = override(raw, overrides)
     try:
-        return resolve(raw)
+        run = resolve(raw)
+        check(run)
+        return run
     except InvalidSetting as error:
         line = next((lines[key] for key in _up(error.key) if key in lines), 1)
         where = "" if error.key in overridden else f"  (in {path}, line {line})"
@@ -147,7 +167,7 @@ def override(raw: dict[str, Any], overrides: Iterable[str]) -> list[str]:
                 raise expected(key, f"a key below a group of settings ({parent} is none)", value)
             place = place[parent]
         try:
-            place[leaf] = yaml.safe_load(value)
+            place[leaf] = yaml.load(value, _Loader)
         except yaml.YAMLError:
             raise expected(key, "a YAML value", value) from None
         keys.append(key)
@@ -163,6 +183,15 @@ def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads 3e-3 as a number, as YAML 1.2 does; the library's own rules want 3.0e-3 and make a text of it."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """The file's mapping, and the line of every dotted key."""
     try:
@@ -170,7 +199,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     except (OSError, UnicodeDecodeError) as error:
         raise expected(str(path), f"a readable YAML file ({getattr(error, 'strerror', error)})", path.name) from None
     try:
-        raw, node = yaml.safe_load(text), yaml.compose(text)
+        raw, node = yaml.load(text, _Loader), yaml.compose(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""

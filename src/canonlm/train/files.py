@@ -1,4 +1,7 @@
-"""Files that are whole or not there: written under a temporary name, flushed to disk, renamed."""
+"""Files that are whole or not there: written under a temporary name, flushed to disk, renamed.
+
+Temporary names start with a dot and hold ".tmp-" and the process; `remove_leftovers` takes away what a kill left.
+"""
 
 import json
 import os
@@ -9,7 +12,7 @@ from typing import Any
 
 
 def write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary = _temporary(path)
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -23,7 +26,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Make the folder `path` with what `fill(folder)` writes into it; a folder of that name is replaced."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary = _temporary(path)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
@@ -32,7 +35,25 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
             if file.is_file():
                 with file.open("rb") as opened:
                     os.fsync(opened.fileno())
-        shutil.rmtree(path, ignore_errors=True)
+        if path.exists():
+            remove_folder(path)
         temporary.replace(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder so that a kill leaves all of it, or nothing under its name."""
+    temporary = path.with_name(f"{_temporary(path).name}-removed")
+    path.replace(temporary)
+    shutil.rmtree(temporary)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes were writing in `folder`; nobody else may be writing there."""
+    for path in folder.rglob(".*.tmp-*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp-{os.getpid()}")

@@ -9,6 +9,7 @@ import platform
 import signal
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from canonlm.errors import expected
 from canonlm.evals.windows import WindowEval
 from canonlm.train import checkpoint
 from canonlm.train import folder as run_folder
-from canonlm.train.build import build_model
+from canonlm.train.build import build_model, check, pick_device
 from canonlm.train.config import RunConfig
-from canonlm.train.files import write_json
+from canonlm.train.files import remove_leftovers, write_json
 from canonlm.train.metrics import Metrics
 from canonlm.train.optim import build_optimizer, learning_rate
 from canonlm.windows import Batch, WindowStream
@@ -42,8 +43,9 @@ def train(
     `on_row` sees every row of `metrics.jsonl` as it is written.
 
     ValueError: `folder` holds a run of another configuration. Interrupted: SIGINT or SIGTERM came, and the state is
-    saved. FloatingPointError: the loss or the gradient is no longer finite.
+    saved. FloatingPointError: the loss, the gradient or a weight is no longer finite.
     """
+    check(config)
     run_folder.create(folder, config)
     if (result := run_folder.result(folder)) is not None:
         return result
@@ -58,8 +60,11 @@ class _Run:
     def __init__(self, config: RunConfig, folder: Path, on_row: Callable[[dict[str, Any]], None]) -> None:
         self.config, self.folder, self.on_row = config, folder, on_row
         settings, data, task = config.train, config.data, config.built_task
+        remove_leftovers(folder)
+        checkpoint.prune(folder / "checkpoints", settings.keep_checkpoints)
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
+        torch.manual_seed(settings.seed)  # of dropout; weights and data have generators of their own
         self.device = torch.device(pick_device(settings.device))
         self.model = build_model(config)
         self.model.to(self.device)  # type: ignore[arg-type]  # the library's wrapper confuses the checker
@@ -91,24 +96,26 @@ class _Run:
         clock = _Clock(settings.batch_size * data.seq_len)
         evaluation: dict[str, Any] = {}
         batches = self.stream.batches(self.step, settings.steps, settings.batch_size, data.workers)
-        for batch in batches:
-            loss, grad_norm, lr = self._optimize(batch)
-            self.step += 1
-            clock.tick()
-            last = self.step == settings.steps
-            if self.step % settings.log_every == 0 or last:
-                row = {"kind": "train", "step": self.step, "loss": float(loss), "lr": lr, "grad_norm": float(grad_norm)}
-                self._write({**row, **clock.reading()})
-            if self.step % settings.eval_every == 0 or last:
-                with clock.paused():
-                    evaluation = self._evaluate()
-            if self.step % settings.checkpoint_every == 0 or last or self.stop_asked:
-                if not math.isfinite(norm := float(grad_norm)):  # as it is whenever the loss is not
-                    raise FloatingPointError(f"step {self.step}: loss {float(loss)}, gradient norm {norm}")
-                with clock.paused():
-                    self._save()
-            if self.stop_asked and not last:
-                raise Interrupted(f"stopped after step {self.step} of {settings.steps}; run it again to continue")
+        with closing(batches):
+            for batch in batches:
+                loss, grad_norm, lr = self._optimize(batch)
+                self.step += 1
+                clock.tick()
+                last = self.step == settings.steps
+                if self.step % settings.log_every == 0 or last:
+                    numbers = {"loss": float(loss), "lr": lr, "grad_norm": float(grad_norm)}
+                    self._check_finite(numbers)
+                    self._write({"kind": "train", "step": self.step, **numbers, **clock.reading()})
+                if self.step % settings.eval_every == 0 or last:
+                    with clock.paused():
+                        evaluation = self._evaluate()
+                stop = self.stop_asked  # read once: whoever is told that the state is saved finds it saved
+                if self.step % settings.checkpoint_every == 0 or last or stop:
+                    with clock.paused():
+                        self._check_finite({"loss": float(loss), "grad_norm": float(grad_norm)}, weights=True)
+                        self._save()
+                if stop and not last:
+                    raise Interrupted(f"stopped after step {self.step} of {settings.steps}; run it again to continue")
         # An earlier process may have done the last step, and even its evaluation, without getting to write the result.
         evaluation = evaluation or self.metrics.evaluation(self.step) or self._evaluate()
         result = {
@@ -142,6 +149,14 @@ class _Run:
             row = {"kind": "eval", "step": self.step, **self.test.run(self.model, self.device)}
         self._write(row)
         return row
+
+    def _check_finite(self, numbers: dict[str, float], weights: bool = False) -> None:
+        """The gradient of a step tells of the weights before it; what is saved are the weights after it."""
+        found = [f"{name} {value}" for name, value in numbers.items() if not math.isfinite(value)]
+        if not found and weights:
+            found = [f"{name} not finite" for name, p in self.model.named_parameters() if not p.isfinite().all()][:1]
+        if found:
+            raise FloatingPointError(f"stopped at step {self.step}, the training diverged: {', '.join(found)}")
 
     def _write(self, row: dict[str, Any]) -> None:
         self.metrics.write(row)
@@ -189,17 +204,6 @@ class _Clock:
     def result(self) -> dict[str, float | None]:
         reading = self.reading()
         return {"tokens_per_s": reading["tokens_per_s"], "train_seconds": reading["elapsed_s"]}
-
-
-def pick_device(name: str) -> str:
-    """`auto` is cuda where there is one, else cpu. ValueError for a device that torch does not see."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError):
-        raise expected("train.device", "auto, cpu or a device that torch sees here", name) from None
-    return name
 
 
 def environment(device: torch.device) -> dict[str, Any]:

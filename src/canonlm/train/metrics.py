@@ -17,7 +17,7 @@ class Metrics:
             kept = [line for line in lines if _step(line) <= last_step]
             if len(kept) < len(lines):
                 with (folder / "metrics.discarded.jsonl").open("a", encoding="utf-8") as discarded:
-                    discarded.writelines(line for line in lines if _step(line) > last_step)
+                    discarded.writelines(line.rstrip("\n") + "\n" for line in lines if _step(line) > last_step)
                 write_text(path, "".join(kept))
         self._file = path.open("a", encoding="utf-8")
 
@@ -35,8 +35,8 @@ class Metrics:
 
 
 def _step(line: str) -> float:
-    """The step of a row; infinity for half a row."""
+    """The step of a row; infinity for half a row, be it only its line end that is missing."""
     try:
-        return float(json.loads(line)["step"])
+        return float(json.loads(line)["step"]) if line.endswith("\n") else float("inf")
     except (ValueError, KeyError, TypeError):
         return float("inf")

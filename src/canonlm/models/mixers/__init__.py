@@ -9,4 +9,4 @@ MIXER_CLASSES: dict[str, type[nn.Module]] = {"attention": Attention}
 
 
 def build_mixer(config: CanonLMConfig, layer_idx: int) -> nn.Module:
-    return MIXER_CLASSES[config.mixers[layer_idx]](config, layer_idx)
+    return MIXER_CLASSES[config.mixer(layer_idx)](config, layer_idx)

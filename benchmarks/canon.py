@@ -1,0 +1,153 @@
+"""What a Canon layer costs: ways to write its convolution, side by side, and its share of a small decoder's step.
+
+    python benchmarks/canon.py [--quick] [--json FILE]
+
+Times are the best of several passes, forward and backward, in milliseconds; ratios are to the fastest eager form.
+"""
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.ops.causal_conv import causal_conv
+
+SHAPES = [(64, 64, 128), (8, 512, 512), (8, 512, 1365)]
+KERNEL = 4
+DECODER = {"layers": 12, "hidden": 512, "time": 512, "batch": 8}
+SMALL_DECODER = {"layers": 4, "hidden": 128, "time": 128, "batch": 8}
+SITES = ["", "AC", "ABCD"]
+
+
+def conv1d(x_BTC: Tensor, weight_C1K: Tensor) -> Tensor:
+    padded = torch.nn.functional.pad(x_BTC.transpose(1, 2), (KERNEL - 1, 0))
+    return torch.nn.functional.conv1d(padded, weight_C1K, groups=x_BTC.shape[-1]).transpose(1, 2)
+
+
+def pad_and_slices(x_BTC: Tensor, weight_C1K: Tensor) -> Tensor:
+    padded = torch.nn.functional.pad(x_BTC, (0, 0, KERNEL - 1, 0))
+    taps = [padded[:, j : j + x_BTC.shape[1]] * weight_C1K[:, 0, j] for j in range(KERNEL)]
+    return sum(taps[1:], start=taps[0])
+
+
+def best_ms(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """The fastest pass of each, taking turns, so that a busy moment of the machine hits them all alike."""
+    best = dict.fromkeys(steps, float("inf"))
+    for round_idx in range(rounds + 1):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if round_idx:  # the first warms up
+                best[name] = min(best[name], 1000 * (time.perf_counter() - start))
+    return best
+
+
+def forwards_and_backwards(form: Callable, x: Tensor, weight: Tensor, dy: Tensor) -> None:
+    torch.autograd.grad(form(x, weight), (x, weight), dy)
+
+
+def convolutions(threads: int, rounds: int) -> list[dict]:
+    torch.set_num_threads(threads)
+    rows = []
+    for shape in SHAPES:
+        doc_ids_BT = (torch.rand(shape[:2]) < 0.02).long().cumsum(1)
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.randn(shape, dtype=dtype, requires_grad=True)
+            weight = torch.randn(shape[-1], 1, KERNEL, dtype=dtype, requires_grad=True)
+            dy = torch.randn(shape, dtype=dtype)
+            torch._dynamo.reset()
+            forms = {
+                "conv1d": conv1d,
+                "pad+slices": pad_and_slices,
+                "ours": causal_conv,
+                "ours, documents": partial(causal_conv, doc_ids_BT=doc_ids_BT),
+                "ours, compiled": torch.compile(causal_conv, dynamic=False),
+            }
+            row: dict = {"threads": threads, "shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}
+            steps = {name: partial(forwards_and_backwards, form, x, weight, dy) for name, form in forms.items()}
+            row |= best_ms(steps, rounds)
+            rows.append(row)
+            eager = min(row[name] for name in forms if "ours" not in name or name == "ours")
+            print(f"{threads:7}  {shape!s:16} {row['dtype']:9}", end="")
+            print("".join(f"{row[name]:11.2f} ({row[name] / eager:4.1f}x)" for name in forms), flush=True)
+    return rows
+
+
+def decoder_steps(sizes: dict[str, int], threads: int, rounds: int, compiled: bool) -> dict:
+    torch.set_num_threads(threads)
+    torch._dynamo.reset()
+    ids_BT = torch.randint(0, 512, (sizes["batch"], sizes["time"]))
+    steps = {}
+    for sites in SITES:
+        config = CanonLMConfig(
+            vocab_size=512,
+            hidden_size=sizes["hidden"],
+            num_hidden_layers=sizes["layers"],
+            num_attention_heads=8,
+            canon_set=sites,
+        )
+        model = CanonLMForCausalLM(config).train()
+        steps[sites or "none"] = partial(train_step, model, torch.compile(model) if compiled else model, ids_BT)
+    row = {"mode": "compiled" if compiled else "eager", "threads": threads, **best_ms(steps, rounds)}
+    for sites in steps:
+        print(f"{row['mode']:9} {sites:6} {row[sites]:10.1f} ms  {row[sites] / row['none'] - 1:+7.1%}", flush=True)
+    return row
+
+
+def train_step(model: CanonLMForCausalLM, forward: Callable, ids_BT: Tensor) -> None:
+    model.zero_grad()
+    forward(input_ids=ids_BT, labels=ids_BT, use_cache=False).loss.backward()
+
+
+def machine() -> dict:
+    names = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "cores": len(names),
+        "load": round(os.getloadavg()[0], 1),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer passes, a smaller decoder, eager only")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    rounds, sizes = (7, SMALL_DECODER) if options.quick else (30, DECODER)
+    result: dict = {"machine": machine(), "decoder": sizes, "convolutions": [], "decoder_steps": []}
+    print(", ".join(f"{key} {value}" for key, value in result["machine"].items()))
+
+    print("\nCausal convolution, K = 4, forward + backward, ms (ratio to the fastest plain eager form)")
+    columns = ["conv1d", "pad+slices", "ours", "ours, documents", "ours, compiled"]
+    print("threads  shape            dtype    " + "".join(f"{name:>19}" for name in columns))
+    for threads in (1, 2):
+        result["convolutions"] += convolutions(threads, rounds)
+
+    print(
+        "\nOne training step without the optimizer, by Canon sites: " + ", ".join(f"{k} {v}" for k, v in sizes.items())
+    )
+    for compiled in (False,) if options.quick else (False, True):
+        result["decoder_steps"].append(decoder_steps(sizes, 2, 3, compiled))
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

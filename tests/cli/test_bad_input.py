@@ -1,0 +1,166 @@
+"""Every mistake of a user's: exit code 2, one line on standard error that begins "canonlm: ", nothing written."""
+
+import pytest
+
+from canonlm.cli import main
+
+RUN = """\
+arch: llama
+task: {name: copying, N: 8}
+model: {num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2}
+data: {seq_len: 18, loss_on: answer}
+train:
+  steps: 4
+  batch_size: 2
+  eval_every: 2
+  eval_windows: 2
+  checkpoint_every: 2
+  optim: {lr: LR}
+"""
+
+
+def play(*arguments):
+    return ["play", *arguments, "--out", "out"]
+
+
+def train(name, *arguments):
+    return ["train", name, *arguments, "--out", "out"]
+
+
+MISTAKES = [
+    (play("copyin"), 'unknown task "copyin". Did you mean "copying"? Tasks: copying, depo, mano.'),
+    (play("copying", "--arch", "lama"), 'unknown architecture "lama". Did you mean "llama"?'),
+    (play("copying", "--arch", "llama,"), 'unknown architecture "".'),
+    (play("copying", "--arch", "llama+cannon"), 'unknown architecture modifier "+cannon". Did you mean "+canon"?'),
+    (play("copying", "--arch", "llama+canon=AX"), "+canon: expected letters out of A, B, C, D, such as +canon=AC"),
+    (play("copying", "--arch", "llama+rope=0.3"), "+rope: expected a share from 0 to 1 of each head"),
+    (play("copying", "--preset", "tinny"), 'unknown preset "tinny". Did you mean "tiny"?'),
+    (play("copying", "--difficulty", "hard"), "--difficulty: expected nothing: the tiny preset of copying"),
+    (play("depo", "--preset", "paper", "--difficulty", "depo1-22"), 'unknown depo difficulty "depo1-22". Did you mean'),
+    (play("copying", "train.stepz=3"), 'unknown setting "train.stepz". Did you mean "train.steps"?'),
+    (play("copying", "train.optim.lrs=3"), 'unknown setting "train.optim.lrs". Did you mean "train.optim.lr"?'),
+    (play("copying", "model.fields.rope_dm=4"), 'unknown setting "model.fields.rope_dm". Did you mean'),
+    (play("copying", "speed=3"), 'unknown setting "speed".'),
+    (play("copying", "train.steps=ten"), 'train.steps: expected an integer > 0, got "ten"'),
+    (play("copying", "train.steps=10.5"), "train.steps: expected an integer > 0, got 10.5"),
+    (play("copying", "train.steps=true"), "train.steps: expected an integer > 0, got True"),
+    (play("copying", "train.compile=7"), "train.compile: expected true or false, got 7"),
+    (play("copying", "train.steps.x=1"), "train.steps.x: expected a key below a group of settings"),
+    (play("copying", "train.optim.weight_decay=.inf"), "train.optim.weight_decay: expected a number >= 0, got inf"),
+    (play("copying", "train.optim.lr=1e-3"), "train.optim.lr: expected nothing here: the option --lr sets it"),
+    (play("copying", "train.seed=1"), "train.seed: expected nothing here: the option --seeds sets it"),
+    (play("copying", "train.device=abacus"), "train.device: expected auto, cpu or a device that torch sees here"),
+    (play("copying", "task.N=0"), "copying.N: expected an integer >= 1"),
+    (play("copying", "task.N=64"), "data.seq_len: expected at least 130, the longest instance of copying(N=64"),
+    (play("copying", "task.M=1"), 'unknown setting "copying.M".'),
+    (play("depo", "task.K=0"), "depo.K: expected an integer >= 1"),
+    (play("depo", "task.N=9"), "depo.N: expected at most 8, the number of different names, got 9"),
+    (play("mano", "task.L=0"), "mano.L: expected an integer >= 1"),
+    (play("copying", "model.num_attention_heads=3"), "model.num_attention_heads: expected a divisor of model.hidden_"),
+    (play("copying", "model.fields.rope_dim=7"), "model.fields.rope_dim: expected an even number from 0"),
+    (play("copying", "model.fields.rope_dim=64"), "model.fields.rope_dim: expected an even number from 0"),
+    (play("copying", "model.fields.rope_theta=x"), 'model.fields.rope_theta: expected a number, got "x"'),
+    (play("copying", "steps"), 'override: expected key=value, such as train.steps=100, got "steps"'),
+    (play("copying", "a=[1"), 'a: expected a YAML value, got "[1"'),
+    (play("copying", "--lr", "fast"), "--lr: expected numbers separated by commas"),
+    (play("copying", "--lr", "1e-3,-1"), "train.optim.lr: expected a number > 0, got -1.0"),
+    (play("copying", "--lr", "inf"), "train.optim.lr: expected a number > 0, got inf"),
+    (play("copying", "--seeds", "0"), "--seeds: expected an integer >= 1, got 0"),
+    (play("copying", "--seeds", "two"), "Invalid value for '--seeds'"),
+    (play("copying", "--jobs", "0"), "--jobs: expected an integer >= 1, got 0"),
+    (play("copying", "--stepz", "3"), "No such option: --stepz"),
+    (["play", "copying", "--out", "file"], "--out: expected a folder that can be written (Not a directory)"),
+    (["play", "copying", "--out", "file/below"], "--out: expected a folder that can be written (Not a directory)"),
+    (["plya"], "No such command 'plya'."),
+    (["play"], "Missing argument 'task'."),
+    (train("missing.yaml"), "missing.yaml: expected a readable YAML file (No such file or directory)"),
+    (train("broken.yaml"), "broken.yaml, line 2: not YAML: "),
+    (train("wrong.yaml"), 'train.optim.lr: expected a number > 0, got "3e-3x"  (in wrong.yaml, line 11)'),
+    (train("good.yaml", "model.fields.rope_dim=7"), "model.fields.rope_dim: expected an even number"),
+    (train("good.yaml", "train.device=abacus"), "train.device: expected auto, cpu or a device"),
+    (["train", "good.yaml", "--out", "file"], "--out: expected a folder that can be written (File exists)"),
+    (["train", "good.yaml", "--out", "file/below"], "--out: expected a folder that can be written (Not a directory)"),
+    (["report", "nowhere"], "folder: expected a folder with runs in it"),
+    (["data", "show", "copyin"], 'unknown task "copyin". Did you mean "copying"?'),
+    (["data", "show", "copying", "n=3"], 'unknown setting "copying.n"'),
+    (["data", "show", "copying", "--split", "tst"], 'unknown split "tst". Did you mean "test"?'),
+    (["data", "show", "copying", "--n", "0"], "Invalid value for '--n'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "start"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
+def test_one_line_and_nothing_written(tmp_path, monkeypatch, capsys, arguments, start):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "good.yaml").write_text(RUN.replace("LR", "3e-3"))
+    (tmp_path / "wrong.yaml").write_text(RUN.replace("LR", "3e-3x"))
+    (tmp_path / "broken.yaml").write_text("a: [1,\nb: }")
+    before = {path: path.read_text() for path in tmp_path.iterdir()}
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith("canonlm: " + start)
+    assert output.err.count("\n") == 1
+    assert output.out == ""
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_a_folder_that_holds_another_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(RUN.replace("LR", "3e-3"))
+    assert main(train("run.yaml")) == 0
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    capsys.readouterr()
+    assert main(train("run.yaml", "train.batch_size=3")) == 2
+    assert capsys.readouterr().err == (
+        "canonlm: train.batch_size: expected 2, as in the run that is already in out "
+        "(choose another --out to change it), got 3\n"
+    )
+    assert main(train("run.yaml", "train.optim.lr=1e-3")) == 2
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == files
+
+
+def test_a_play_folder_of_another_configuration(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "out" / "runs" / "copying-llama-lr0.003-seed0"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(RUN.replace("LR", "3e-3"))
+    assert main(play("copying", "--arch", "llama+canon,llama")) == 2
+    error = capsys.readouterr().err
+    assert "as in the run that is already in out/runs/copying-llama-lr0.003-seed0" in error
+    assert error.count("\n") == 1
+    assert [path.name for path in (tmp_path / "out" / "runs").iterdir()] == [folder.name]
+    (folder / "config.yaml").write_text("arch: [")
+    assert main(play("copying", "--arch", "llama")) == 2
+    assert f"{folder.relative_to(tmp_path)}/config.yaml, line 1: not YAML" in capsys.readouterr().err
+
+
+def test_a_damaged_play_json(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "play.json").write_text('{"sections": [')
+    assert main(play("copying")) == 2
+    assert capsys.readouterr().err == (
+        'canonlm: --out: expected a folder whose play.json is whole (remove the damaged file), got "out/play.json"\n'
+    )
+    assert (tmp_path / "out" / "play.json").read_text() == '{"sections": ['
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["play.json"]
+
+
+def test_a_report_that_cannot_be_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(RUN.replace("LR", "3e-3"))
+    assert main(["train", "run.yaml", "--out", "runs/one"]) == 0
+    (tmp_path / "file").write_text("mine")
+    capsys.readouterr()
+    assert main(["report", "runs", "--out", "file/report.html"]) == 2
+    error = capsys.readouterr().err
+    assert error == 'canonlm: --out: expected a file that can be written (Not a directory), got "file/report.html"\n'
+    assert main(["report", "runs"]) == 0
+    assert (tmp_path / "runs" / "report.html").exists()
+
+
+def test_without_a_command_the_help_is_shown(capsys):
+    assert main([]) == 2
+    output = capsys.readouterr()
+    assert "play" in output.out
+    assert output.err == ""

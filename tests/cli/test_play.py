@@ -1,0 +1,156 @@
+"""`canonlm play` from nothing to a report, with real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from canonlm.cli import main
+from canonlm.train.config import load
+from canonlm.train.loop import train
+
+SMALL = [
+    "task.N=8",
+    "task.min_items=2",
+    "data.seq_len=18",
+    "model.hidden_size=16",
+    "train.batch_size=4",
+    "train.eval_windows=8",
+    "train.log_every=5",
+    "train.eval_every=10",
+    "train.checkpoint_every=1000",
+]
+TIMINGS = {"tokens_per_s", "elapsed_s"}
+
+
+def command(out, *more):
+    return ["play", "copying", "--arch", "llama,llama+canon=A", "--out", str(out), *SMALL, *more]
+
+
+def canonlm(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "canonlm", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+
+
+def results(out):
+    return {path.parent.name: path.stat().st_mtime_ns for path in sorted((out / "runs").glob("*/result.json"))}
+
+
+def rows(folder):
+    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{key: value for key, value in row.items() if key not in TIMINGS} for row in found]
+
+
+def test_from_nothing_to_a_report_and_again(tmp_path, capsys, monkeypatch):
+    """One after the other, because each start of a process costs seconds."""
+    with canonlm(*command(tmp_path, "train.steps=30")) as process:
+        stdout, stderr = process.communicate()
+    assert (process.returncode, stderr) == (0, "")
+    _is_reported(tmp_path, stdout)
+
+    before = results(tmp_path)
+    (tmp_path / "report.html").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", None)  # nobody may start anything
+        begin = time.perf_counter()
+        assert main(command(tmp_path, "train.steps=30")) == 0
+    assert time.perf_counter() - begin < 10
+    assert results(tmp_path) == before
+    assert "report: " in capsys.readouterr().out
+    assert (tmp_path / "report.html").exists()
+
+    # One more run, and it diverges: named, exit code 1; what is finished stays, and the report is written.
+    (tmp_path / "report.html").unlink()
+    assert main(command(tmp_path, "train.steps=30", "--arch", "llama", "--lr", "3e-3,1e30")) == 1
+    name = "copying-llama-lr1e+30-seed0"
+    said = f"canonlm: {name} failed: stopped at step 5, the training diverged: loss nan, grad_norm nan (whole log: "
+    error = capsys.readouterr().err
+    assert error.startswith(said)
+    assert error.count("\n") == 1
+    assert results(tmp_path) == before
+    assert (tmp_path / "report.html").exists()
+
+
+def _is_reported(out, stdout):
+    names = ["copying-llama-lr0.003-seed0", "copying-llama+canon=A-lr0.003-seed0"]
+    for name in names:
+        assert f"{name}: finished, step 30/30  first item " in stdout
+    assert "whole list" in stdout
+    assert "architecture" in stdout
+    assert stdout.rstrip().splitlines()[-1] == f"report: {out / 'report.html'}"
+    play = json.loads((out / "play.json").read_text())
+    assert [section["runs"] for section in play["sections"]] == [names]
+    assert play["command"].startswith("canonlm play copying --arch llama,llama+canon=A ")
+    page = (out / "report.html").read_text()
+    assert all(name in page for name in names)
+    for name in names:
+        files = {path.name for path in (out / "runs" / name).iterdir()}
+        assert files >= {"config.yaml", "env.json", "metrics.jsonl", "result.json", "checkpoints", "log.txt"}
+
+
+@pytest.mark.slow
+def test_two_tasks_in_one_folder(tmp_path, capsys):
+    assert main(command(tmp_path, "train.steps=10")) == 0
+    before = results(tmp_path)
+    small = ["model.hidden_size=16", "train.steps=10", "train.batch_size=4", "train.eval_windows=8"]
+    assert main(["play", "depo", "--arch", "llama", "--out", str(tmp_path), *small]) == 0
+    play = json.loads((tmp_path / "play.json").read_text())
+    assert [section["heading"] for section in play["sections"]] == ["copying", "depo"]
+    assert {name: when for name, when in results(tmp_path).items() if name in before} == before
+    page = (tmp_path / "report.html").read_text()
+    assert "<h2>copying</h2>" in page
+    assert "<h2>depo</h2>" in page
+    assert "1 hop" in capsys.readouterr().out
+
+
+def test_interrupted_and_taken_up_again(tmp_path):
+    """Ctrl-C to the parent only: both runs save, none is left behind; then the same command, as if nothing had been."""
+    arguments = command(tmp_path, "train.steps=300", "--jobs", "2")
+    folders = [tmp_path / "runs" / f"copying-{arch}-lr0.003-seed0" for arch in ("llama", "llama+canon=A")]
+    with canonlm(*arguments) as process:
+        while not all((folder / "metrics.jsonl").exists() and rows_so_far(folder) for folder in folders):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGINT)
+        _, stderr = process.communicate()
+    assert process.returncode == 130
+    assert stderr == f"\ncanonlm: interrupted; every run is saved in {tmp_path}. The same command goes on.\n"
+    assert training_in(tmp_path) == []
+    stopped = [int(next(iter((folder / "checkpoints").iterdir())).name[-8:]) for folder in folders]
+    assert all(0 < step < 300 for step in stopped)
+    assert results(tmp_path) == {}
+
+    assert main(arguments) == 0
+    for folder in folders:
+        reference = tmp_path / "reference" / folder.name
+        train(load(folder / "config.yaml"), reference)
+        assert rows(folder) == rows(reference)
+        assert f"stopped after step {stopped[folders.index(folder)]} of 300" in (folder / "log.txt").read_text()
+
+
+def rows_so_far(folder):
+    return (folder / "metrics.jsonl").read_text().count("\n")
+
+
+def training_in(out):
+    """Processes whose command line names the folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (process / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if str(out) in line and "train" in line:
+            found.append(line)
+    return found

@@ -1,0 +1,232 @@
+"""Laying out a grid and running it: who runs when, what is reported, and that nothing goes on behind our back."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from canonlm.launch import local
+from canonlm.launch.local import Progress, default_jobs, run_grid
+from canonlm.launch.play import PlannedRun, plan, write_plan
+from canonlm.recipes import load_preset
+from canonlm.train.config import differences
+from canonlm.train.loop import _Run
+
+SMALL = ["task.N=8", "data.seq_len=18", "task.min_items=2", "model.hidden_size=16", "train.batch_size=4"]
+
+
+def copying(out, **options):
+    options = {"archs": ["llama", "llama+canon=A"], "overrides": SMALL, **options}
+    return plan(load_preset("copying", "tiny"), out, **options)
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_architecture_at_every_rate_and_seed(tmp_path):
+    runs = copying(tmp_path, lrs=[1e-3, 3e-3], seeds=2)
+    assert [run.name for run in runs] == [
+        f"copying-{arch}-lr{lr}-seed{seed}"
+        for arch in ("llama", "llama+canon=A")
+        for lr in ("0.001", "0.003")
+        for seed in (0, 1)
+    ]
+    for run in runs:
+        changed = {key for key, _, _ in differences(runs[0].config, run.config)}
+        assert changed <= {"arch", "train.optim.lr", "train.seed"}
+        seed = run.config.train.seed
+        assert run.name == f"copying-{run.config.arch}-lr{run.config.train.optim.lr:g}-seed{seed}"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_asked_for_twice_runs_once(tmp_path):
+    assert len(copying(tmp_path, archs=["llama", "llama"], lrs=[1e-3, 0.001])) == 1
+
+
+def test_every_architecture_sees_the_same_data(tmp_path):
+    first, second = copying(tmp_path)
+    streams = []
+    for planned in (first, second):
+        planned.folder.mkdir(parents=True)
+        run = _Run(planned.config, planned.folder, lambda row: None)
+        streams.append([*run.stream.batches(0, 5, 4, 1), run.test.stream.rows(0, 8)])
+        run.metrics.close()
+    for a, b in zip(*streams, strict=True):
+        assert (a.input_ids == b.input_ids).all()
+        assert (a.labels == b.labels).all()
+
+
+def test_sections_of_other_tasks_stay(tmp_path):
+    preset = load_preset("copying", "tiny")
+    runs = copying(tmp_path)
+    write_plan(runs, preset, tmp_path, "canonlm play copying")
+    depo = load_preset("depo", "tiny")
+    write_plan(plan(depo, tmp_path, archs=["llama"]), depo, tmp_path, "canonlm play depo")
+    write_plan(runs[:1], preset, tmp_path, "canonlm play copying --arch llama")
+    play = json.loads((tmp_path / "play.json").read_text())
+    assert [section["heading"] for section in play["sections"]] == ["depo", "copying"]
+    assert play["sections"][1]["runs"] == [runs[0].name]
+    assert play["command"] == "canonlm play depo\ncanonlm play copying --arch llama"
+    assert play["sections"][1]["chance"]["first=1"] == 1 / 8
+
+
+@pytest.mark.parametrize("text", ['{"sections": [', "{}", '{"sections": 5}', '{"sections": [1]}', '{"sections": [{}]}'])
+def test_a_damaged_play_json_is_told_and_kept(tmp_path, text):
+    (tmp_path / "play.json").write_text(text)
+    with pytest.raises(ValueError, match=r"expected a folder whose play\.json is whole"):
+        write_plan(copying(tmp_path), load_preset("copying", "tiny"), tmp_path, "")
+    assert (tmp_path / "play.json").read_text() == text
+    assert [path.name for path in tmp_path.iterdir()] == ["play.json"]
+
+
+# -- running it, with a stand-in for the training process -------------------------------------------------------------
+
+CHILD = """\
+import json, os, pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[-1])
+(folder / "env").write_text(json.dumps([os.environ["OMP_NUM_THREADS"], os.environ.get("CUDA_VISIBLE_DEVICES")]))
+def save(*_):
+    (folder / "saved").touch()
+    sys.exit(130)
+signal.signal(signal.SIGTERM, save)
+(folder / "began").write_text(str(time.time()))
+plan = json.loads(pathlib.Path(PLAN).read_text())[folder.name]
+time.sleep(plan["seconds"])
+(folder / "ended").write_text(str(time.time()))
+print(plan.get("says", ""))
+if plan.get("kill"):
+    os.kill(os.getpid(), plan["kill"])
+sys.exit(plan.get("code", 0))
+"""
+
+
+@pytest.fixture
+def grid(tmp_path, monkeypatch):
+    """`grid({"name": {"seconds": …, "code": …}})`: runs whose processes do only that."""
+
+    def make(plans):
+        (tmp_path / "plan.json").write_text(json.dumps(plans))
+        script = tmp_path / "python"
+        script.write_text(f"#!{sys.executable} -S\n" + CHILD.replace("PLAN", repr(str(tmp_path / "plan.json"))))
+        script.chmod(0o755)
+        monkeypatch.setattr(local.sys, "executable", str(script))
+        monkeypatch.setattr(local, "POLL_SECONDS", 0.01)
+        config = copying(tmp_path / "none")[0].config
+        for name in plans:
+            (tmp_path / name).mkdir()
+        return [PlannedRun(name, tmp_path / name, config) for name in plans]
+
+    return make
+
+
+def spans(runs):
+    times = [[float((run.folder / name).read_text()) for name in ("began", "ended")] for run in runs]
+    return max(sum(began <= other[0] < ended for other in times) for began, ended in times)
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+def test_jobs_run_at_a_time(grid, jobs):
+    runs = grid({f"run{i}": {"seconds": 0.4} for i in range(jobs + 2)})
+    done = run_grid(runs, jobs, lambda grid: None)
+    assert [progress.state for progress in done] == ["finished"] * len(runs)
+    assert spans(runs) <= jobs
+    assert jobs == 1 or spans(runs) > 1
+    assert json.loads((runs[0].folder / "env").read_text())[0] == "1"
+
+
+def test_a_failing_run_is_told_and_the_others_finish(grid, monkeypatch):
+    monkeypatch.setattr(local, "gpus", lambda: ["5", "7"])
+    runs = grid(
+        {
+            "fine": {"seconds": 0.05},
+            "fails": {"seconds": 0, "code": 1, "says": "first\ncanonlm: the disk is full"},
+            "killed": {"seconds": 0, "kill": signal.SIGKILL, "says": "step 3"},
+            "mute": {"seconds": 0, "code": 3},
+            "later": {"seconds": 0.05},
+        }
+    )
+    (runs[0].folder / "result.json").touch()
+    done = {progress.run.name: progress for progress in run_grid(runs, 2, lambda grid: None)}
+    states = {name: progress.state for name, progress in done.items()}
+    assert states == {"fine": "finished", "fails": "failed", "killed": "failed", "mute": "failed", "later": "finished"}
+    assert not (runs[0].folder / "began").exists(), "a finished run is not started"
+    log = runs[1].folder / "log.txt"
+    assert done["fails"].message == f"the disk is full (whole log: {log})"
+    assert done["killed"].message.startswith("killed by SIGKILL (whole log: ")
+    assert done["mute"].message.startswith("no message (whole log: ")
+    devices = {json.loads((run.folder / "env").read_text())[1] for run in runs[1:]}
+    assert devices == {"5", "7"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_reaches_every_process_and_waits(grid, number):
+    runs = grid({f"run{i}": {"seconds": 60} for i in range(3)})
+    before = signal.getsignal(number)
+
+    def stop():
+        while not all((run.folder / "began").exists() for run in runs[:2]):
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=stop).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_grid(runs, 2, lambda grid: None)
+    assert [(run.folder / "saved").exists() for run in runs] == [True, True, False]
+    assert not (runs[2].folder / "began").exists()
+    assert signal.getsignal(number) is before
+
+
+def test_an_error_of_ours_leaves_no_process_behind(grid):
+    runs = grid({"run": {"seconds": 60}})
+
+    def show(grid):
+        while grid[0].state == "running" and not (runs[0].folder / "began").exists():
+            time.sleep(0.01)
+        if grid[0].state == "running":
+            raise RuntimeError("a mistake")
+
+    with pytest.raises(RuntimeError, match="a mistake"):
+        run_grid(runs, 1, show)
+    assert (runs[0].folder / "saved").exists()
+
+
+def test_progress_follows_a_file_that_a_resume_cuts(tmp_path):
+    def row(step, kind="train"):
+        return json.dumps({"kind": kind, "step": step, "loss": step / 10, "tokens_per_s": 36.0}) + "\n"
+
+    path = tmp_path / "metrics.jsonl"
+    progress = Progress(PlannedRun("run", tmp_path, copying(tmp_path / "none")[0].config))
+    assert not progress.read()
+    path.write_text(row(10) + row(20) + row(20, "eval") + row(30)[:9])
+    assert progress.read()
+    assert (progress.step, progress.train_row["step"], progress.eval_row["step"]) == (20, 20, 20)
+    assert not progress.read()
+    with path.open("a") as file:
+        file.write(row(30)[9:] + "damaged\n[]\n" + row(40))
+    assert progress.read()
+    assert progress.step == 40
+    assert progress.seconds_left == (1000 - 40) * 4 * 18 / 36
+    (tmp_path / "cut").write_text(row(10) + row(20) + row(200) * 20)  # longer already than what was read before
+    (tmp_path / "cut").replace(path)
+    assert progress.read()
+    assert progress.step == 200
+
+
+def test_default_jobs(tmp_path, monkeypatch):
+    monkeypatch.setattr(local.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(local, "gpus", list)
+
+    def jobs(*overrides):
+        return default_jobs(copying(tmp_path, overrides=[*SMALL, *overrides]))
+
+    assert jobs() == 8
+    assert jobs("train.num_threads=3") == 2
+    assert jobs("train.num_threads=16") == 1
+    assert jobs("train.num_threads=null") == 1
+    monkeypatch.setattr(local, "gpus", lambda: ["0", "1", "2"])
+    assert jobs() == 3
+    assert jobs("train.device=cpu") == 8

@@ -1,0 +1,155 @@
+"""What a configuration accepts, what initial weights depend on, what a saved model gives back."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.models.initialize import generator_for
+
+IDS = torch.arange(24).reshape(2, 12) * 7 % 61
+
+
+def state(model):
+    return dict(model.state_dict())
+
+
+def assert_same(got, expected):
+    assert got.keys() == expected.keys()
+    assert_close(got, expected, atol=0, rtol=0)
+
+
+# Configuration
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"canon_set": "AXD"}, r'^canon_set: expected letters out of A, b, B, C, D \(such as "ABCD"\), got "AXD"$'),
+        ({"canon_set": "Ab"}, r'^canon_set: expected no site b: attention has no short convolution, got "Ab"$'),
+        ({"canon_sets": ["A", "b"]}, r'^canon_sets: expected no site b: .*, got "b"$'),
+        ({"canon_sets": ["A"]}, r"^canon_sets: expected one entry per layer \(2\), got \['A'\]$"),
+        ({"canon_kernel": 0}, r"^canon_kernel: expected an integer >= 1, got 0$"),
+        ({"vocab_size": -3}, r"^vocab_size: expected an integer >= 1, got -3$"),
+        ({"intermediate_size": 0}, r"^intermediate_size: expected an integer >= 1, got 0$"),
+        ({"num_attention_heads": 5}, r"^num_attention_heads: expected a divisor of hidden_size = 32 .*, got 5$"),
+        ({"num_key_value_heads": 3}, r"^num_key_value_heads: expected a divisor of num_attention_heads = 4, got 3$"),
+        ({"rope_dim": 3}, r"^rope_dim: expected an even number from 0 \(no positions\) to head_dim = 8, got 3$"),
+        ({"rope_dim": 10}, r"^rope_dim: expected an even number .*, got 10$"),
+        ({"rope_dim": -2}, r"^rope_dim: expected an even number .*, got -2$"),
+        ({"mixers": ["attention", "atention"]}, r'^unknown mixer "atention"\. Did you mean "attention"\? Mixers: '),
+        ({"mixers": ["attention"]}, r"^mixers: expected one entry per layer \(2\), got \['attention'\]$"),
+        ({"hidden_act": "silo"}, r'^unknown hidden_act "silo"\. Did you mean "silu"\?'),
+    ],
+)
+def test_a_bad_field_is_named_in_one_line(small_model, fields, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        small_model(**fields)
+    assert "\n" not in str(caught.value)
+
+
+def test_order_and_repeats_of_sites_mean_nothing():
+    assert CanonLMConfig(canon_set="DCAAB").canon_set == "ABCD"
+    assert CanonLMConfig(num_hidden_layers=2, canon_sets=["DA", ""]).canon_sets == ["AD", ""]
+
+
+def test_a_configuration_survives_its_file(tmp_path):
+    config = CanonLMConfig(num_hidden_layers=2, canon_sets=["A", ""], rope_dim=16, init_seed=5, canon_kernel=3)
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert isinstance(loaded, CanonLMConfig)
+    assert {**loaded.to_dict(), "_name_or_path": ""} == config.to_dict()
+    assert loaded.layer_types == ["hybrid", "full_attention"]
+
+
+# Initial weights
+
+
+def fresh(**config):
+    sizes = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return CanonLMForCausalLM(CanonLMConfig(**{**sizes, "canon_set": "ABCD", "canon_bias": True, **config}))
+
+
+def test_initial_weights_depend_on_seed_and_name_alone():
+    torch.manual_seed(1)
+    model = fresh()
+    torch.manual_seed(2)
+    assert_same(state(fresh()), state(model))
+    # Another depth, other sites: what both have starts the same.
+    other = state(fresh(num_hidden_layers=3, canon_set="AD", canon_bias=False))
+    shared = other.keys() & state(model).keys()
+    assert len(shared) > 20
+    assert_same({name: other[name] for name in shared}, {name: state(model)[name] for name in shared})
+    changed = state(fresh(init_seed=1))
+    assert all((changed[name] != value).any() for name, value in state(model).items() if "norm" not in name)
+
+
+@pytest.mark.parametrize("wrapped", ["_orig_mod.model.layers.0.", "model.layers.0._checkpoint_wrapped_module."])
+def test_wrappers_do_not_change_the_draw(wrapped):
+    draws = [torch.rand(3, generator=generator_for(0, name + "x.weight")) for name in (wrapped, "model.layers.0.")]
+    assert torch.equal(*draws)
+
+
+def test_statistics_of_initial_weights():
+    model = fresh(hidden_size=256, vocab_size=1000, attention_bias=True, mlp_bias=True)
+    for name, value in state(model).items():
+        if "canon" in name:
+            assert value.abs().max() <= 0.5
+            assert value.std().item() == pytest.approx(0.5 / 3**0.5, rel=0.15)
+        elif "norm" in name:
+            assert (value == 1).all()
+        elif name.endswith("bias"):
+            assert (value == 0).all()
+        else:
+            assert value.std().item() == pytest.approx(0.02, rel=0.03), name
+            assert abs(value.mean().item()) < 0.001
+    flat = torch.cat([value.flatten() for name, value in state(model).items() if "canon" in name])
+    assert flat.std().item() == pytest.approx(0.5 / 3**0.5, rel=0.01)
+
+
+# Saving
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("shards", [None, "20KB"])
+def test_saved_and_loaded_is_the_same(small_model, tmp_path, tied, shards):
+    model = small_model(
+        torch.float32, canon_sets=["ABCD", "A"], canon_bias=True, qk_norm=True, tie_word_embeddings=tied
+    )
+    model.save_pretrained(tmp_path, **({} if shards is None else {"max_shard_size": shards}))
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shards is not None)
+    for loader in (CanonLMForCausalLM, AutoModelForCausalLM):
+        loaded, info = loader.from_pretrained(tmp_path, output_loading_info=True)
+        assert type(loaded) is CanonLMForCausalLM
+        assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        assert_same(state(loaded), state(model))
+        assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied
+        assert_close(loaded.eval()(IDS).logits, model(IDS).logits, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_dtype_argument(small_model, tmp_path, dtype):
+    model = small_model(torch.float32, canon_set="ABCD")
+    model.save_pretrained(tmp_path)
+    loaded = CanonLMForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    assert {value.dtype for value in state(loaded).values()} == {dtype}
+    assert_same(state(loaded), state(model.to(dtype)))
+    assert loaded(IDS).logits.dtype == dtype
+
+
+@pytest.mark.parametrize("key", ["model.layers.1.mlp.canonD_up.weight", "model.layers.0.self_attn.k_proj.weight"])
+def test_a_missing_key_is_initialised_alone_and_as_ever(tmp_path, key):
+    model = fresh(init_seed=3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    del saved[key]
+    save_file(saved, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    torch.manual_seed(99)
+    loaded, info = CanonLMForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert set(info["missing_keys"]) == {key}
+    assert_same(state(loaded), {**state(model), key: state(fresh(init_seed=3))[key]})

@@ -1,0 +1,176 @@
+"""Losses, checkpointing, autocast, compilers and attention kernels: one forward call, seen from all sides."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from canonlm.canon import CanonLayer
+from canonlm.models.cache import documents_from_positions
+
+IDS = torch.arange(36).reshape(2, 18) * 7 % 61
+DOC_IDS = torch.tensor([[3] * 5 + [1] * 2 + [3] * 11, [0] * 18])
+CLOSE = {"atol": 1e-10, "rtol": 1e-10}
+
+
+def loss_and_gradients(model, **inputs):
+    model.zero_grad()
+    output = model(**{"input_ids": IDS, "labels": IDS, **inputs})
+    output.loss.backward()
+    return {"loss": output.loss.detach(), **{name: value.grad for name, value in model.named_parameters()}}
+
+
+@pytest.mark.parametrize("documents", [{}, {"doc_ids": DOC_IDS}])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_changes_nothing(small_model, documents, reentrant):
+    model = small_model(canon_set="ABCD").train()
+    expected = loss_and_gradients(model, **documents)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    assert_close(loss_and_gradients(model, **documents), expected, **CLOSE)
+
+
+def test_loss_is_the_mean_over_labelled_tokens(small_model):
+    model = small_model(canon_set="A")
+    labels = IDS.masked_fill(IDS % 3 == 0, -100)
+    output = model(IDS, labels=labels)
+    log_p = output.logits.log_softmax(-1)
+    terms = [
+        -log_p[b, t, labels[b, t + 1]] for b in range(2) for t in range(IDS.shape[1] - 1) if labels[b, t + 1] != -100
+    ]
+    assert_close(output.loss, sum(terms) / len(terms), **CLOSE)
+    assert_close(model(IDS, labels=labels, num_items_in_batch=100).loss, sum(terms) / 100, **CLOSE)
+    assert output.loss.dtype == torch.float64
+    assert small_model(torch.bfloat16)(IDS, labels=labels).loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize("keep", [1, 5, torch.tensor([0, 7])])
+def test_logits_to_keep(small_model, keep):
+    model = small_model(canon_set="ABCD")
+    places = slice(-keep, None) if isinstance(keep, int) else keep
+    assert_close(model(IDS, logits_to_keep=keep).logits, model(IDS).logits[:, places], **CLOSE)
+
+
+def test_embeddings_instead_of_ids(small_model):
+    model = small_model(canon_set="ABCD")
+    assert_close(model(inputs_embeds=model.get_input_embeddings()(IDS)).logits, model(IDS).logits, **CLOSE)
+    with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
+        model(IDS, inputs_embeds=model.get_input_embeddings()(IDS))
+
+
+def test_no_positions_at_all(small_model):
+    model = small_model(canon_set="", rope_dim=0)
+    positions = torch.arange(18).flip(0)[None]
+    assert_close(model(IDS, position_ids=positions, doc_ids=DOC_IDS * 0).logits, model(IDS).logits, **CLOSE)
+
+
+# Documents
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", pytest.param("flex_attention", marks=pytest.mark.slow)])
+def test_attention_kernels_agree_on_documents(small_model, kernel):
+    expected = small_model(canon_set="ABCD")(IDS, doc_ids=DOC_IDS).logits
+    dtype = torch.float32 if kernel == "flex_attention" else torch.float64  # flex has no double precision on a CPU
+    model = small_model(dtype, canon_set="ABCD")
+    model.set_attn_implementation(kernel)
+    with torch.no_grad():
+        try:
+            got = model(IDS, doc_ids=DOC_IDS, use_cache=False).logits
+        except Exception as problem:
+            if kernel != "flex_attention":
+                raise
+            pytest.skip(f"flex_attention does not run here: {type(problem).__name__}")
+    atol = {"sdpa": 1e-10, "eager": 1e-4, "flex_attention": 1e-3}[kernel]  # eager attention has a float32 softmax
+    assert_close(got, expected.to(dtype), atol=atol, rtol=0)
+
+
+def test_flash_attention_with_documents_is_refused(small_model):
+    model = small_model(canon_set="A")
+    model.config._attn_implementation_internal = "flash_attention_2"
+    positions = torch.arange(9).repeat(2)[None].expand(2, -1)
+    for packed in ({"doc_ids": DOC_IDS}, {"position_ids": positions}):
+        with pytest.raises(ValueError, match='attn_implementation: expected "sdpa"'):
+            model(IDS, **packed)
+
+
+def test_an_id_that_comes_back_is_another_document(small_model):
+    model = small_model(canon_set="ABCD")
+    logits = model(IDS, doc_ids=DOC_IDS).logits
+    assert_close(logits[:1, 7:], model(IDS[:1, 7:]).logits, **CLOSE)
+
+
+def documents(position_ids, mask):
+    found = documents_from_positions(torch.tensor([position_ids]), torch.tensor([mask]))
+    return None if found is None else found[0].tolist()
+
+
+def test_positions_that_padding_repeats_are_no_documents():
+    assert documents([0, 0, 0, 1, 2], [0, 0, 1, 1, 1]) is None
+    assert documents([1, 1, 0, 1, 2], [0, 0, 1, 1, 1]) is None
+    assert documents([0, 1, 2, 0, 0], [1, 1, 1, 0, 0]) is None
+    assert documents([0, 1, 1, 2, 3], [1, 1, 0, 1, 1]) is None
+    assert documents([0, 1, 0, 0, 1], [1, 1, 0, 1, 1]) == [0, 0, 0, 1, 1]
+    assert documents([0, 1, 0, 0, 1], [1, 1, 1, 1, 1]) == [0, 0, 1, 2, 2]
+
+
+# Precision
+
+
+def dtypes_seen(model, **inputs):
+    """The dtypes of all residual streams and all Canon outputs of a training call under autocast."""
+    seen = {"stream": set(), "canon": set()}
+    for name, module in model.named_modules():
+        if isinstance(module, CanonLayer):
+            kind = "canon_in_mixer" if "canonB" in name or "canonD" in name else "canon"
+        elif type(module).__name__ == "DecoderLayer":
+            kind = "stream"
+        else:
+            continue
+        module.register_forward_hook(lambda m, i, out, kind=kind: seen.setdefault(kind, set()).add(out.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(labels=IDS, use_cache=False, **inputs).loss
+    loss.backward()
+    return loss.dtype, seen
+
+
+@pytest.mark.parametrize("canon", [{}, {"canon_activation": True, "canon_bias": True, "canon_residual": False}])
+def test_under_autocast_canon_never_widens_the_stream(small_model, canon):
+    bf16, fp32 = torch.bfloat16, torch.float32
+    # Given bfloat16, the stream stays bfloat16; float32 embeddings keep it float32, as in transformers' Llama, and
+    # Canon-B and Canon-D stay in the bfloat16 of the matrix products around them.
+    model = small_model(fp32, canon_set="ABCD", qk_norm=True, **canon).train()
+    embeds = model.get_input_embeddings()(IDS)
+    assert dtypes_seen(model, inputs_embeds=embeds.to(bf16)) == (
+        fp32,
+        {"stream": {bf16}, "canon": {bf16}, "canon_in_mixer": {bf16}},
+    )
+    model = small_model(fp32, canon_set="ABCD", qk_norm=True, **canon).train()
+    assert dtypes_seen(model, input_ids=IDS) == (fp32, {"stream": {fp32}, "canon": {fp32}, "canon_in_mixer": {bf16}})
+    assert {parameter.grad.dtype for parameter in model.parameters()} == {fp32}
+
+
+def test_double_stays_double(small_model):
+    """Nothing on the way is float32: the float32 result differs, the double one does not move by more than 1e-12."""
+    model = small_model(canon_set="ABCD", qk_norm=True)
+    expected = model(IDS, doc_ids=DOC_IDS).logits
+    shuffled = model(IDS.flip(0), doc_ids=DOC_IDS.flip(0)).logits.flip(0)
+    assert_close(shuffled, expected, atol=1e-12, rtol=0)
+    rounded = small_model(torch.float32, canon_set="ABCD", qk_norm=True)(IDS, doc_ids=DOC_IDS).logits
+    assert 1e-8 < (rounded - expected).abs().max() < 1e-3
+
+
+# Compilers
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("documents", [{}, {"doc_ids": DOC_IDS}], ids=["plain", "packed"])
+def test_compiles_whole_forwards_and_backwards(small_model, documents, backend):
+    model = small_model(canon_set="ABCD").train()
+    expected = loss_and_gradients(model, use_cache=False, **documents)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    model.zero_grad()
+    loss = compiled(input_ids=IDS, labels=IDS, use_cache=False, **documents).loss
+    loss.backward()
+    got = {"loss": loss.detach(), **{name: value.grad for name, value in model.named_parameters()}}
+    torch._dynamo.reset()
+    assert_close(got, expected, atol=1e-9, rtol=1e-9)

@@ -1,0 +1,60 @@
+"""Architecture names, each against the configuration fields it stands for."""
+
+import pytest
+
+from canonlm.archs import resolve
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("llama", {}),
+        ("llama-nope", {"rope_dim": 0}),
+        ("llama+canon", {"canon_set": "ABCD"}),
+        ("llama+canon=A", {"canon_set": "A"}),
+        ("llama+canon=DCA", {"canon_set": "ACD"}),
+        ("llama+canon=AAC", {"canon_set": "AC"}),
+        ("llama-nope+canon", {"rope_dim": 0, "canon_set": "ABCD"}),
+        ("llama+rope=0.25", {"rope_dim": 16}),
+        ("llama+rope=1", {"rope_dim": 64}),
+        ("llama+rope=0", {"rope_dim": 0}),
+        ("llama-nope+rope=0.5", {"rope_dim": 32}),
+        ("llama+qknorm", {"qk_norm": True}),
+        ("llama+qknorm+rope=0.5+canon=BD", {"qk_norm": True, "rope_dim": 32, "canon_set": "BD"}),
+    ],
+)
+def test_names(name, fields):
+    assert resolve(name, head_dim=64) == fields
+
+
+def test_resolving_does_not_change_the_table():
+    resolve("llama-nope+rope=1+canon", head_dim=64)
+    assert resolve("llama-nope", head_dim=64) == {"rope_dim": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lama", 'unknown architecture "lama". Did you mean "llama"? Architectures: llama, llama-nope.'),
+        ("", 'unknown architecture "". Architectures: llama, llama-nope.'),
+        ("llama+cannon", 'unknown architecture modifier "+cannon". Did you mean "+canon"? Architecture modifiers:'),
+        ("llama+", 'unknown architecture modifier "+".'),
+        ("llama+canon+canon=A", 'arch: expected +canon at most once, got "llama+canon+canon=A"'),
+        ("llama+canon=AX", '+canon: expected letters out of A, B, C, D, such as +canon=AC, got "AX"'),
+        ("llama+canon=b", '+canon: expected letters out of A, B, C, D, such as +canon=AC, got "b"'),
+        ("llama+canon=", '+canon: expected letters out of A, B, C, D, such as +canon=AC, got ""'),
+        ("llama+rope", "+rope: expected a share from 0 to 1 of each head"),
+        ("llama+rope=x", "+rope: expected a share from 0 to 1 of each head"),
+        ("llama+rope=0.3", "+rope: expected a share from 0 to 1 of each head"),  # 4.8 of 16 channels
+        ("llama+rope=0.0625", "+rope: expected a share from 0 to 1 of each head"),  # one channel
+        ("llama+rope=1.5", "+rope: expected a share from 0 to 1 of each head"),
+        ("llama+rope=-0.5", "+rope: expected a share from 0 to 1 of each head"),
+        ("llama+rope=nan", "+rope: expected a share from 0 to 1 of each head"),
+        ("llama+rope=inf", "+rope: expected a share from 0 to 1 of each head"),
+        ("llama+qknorm=1", '+qknorm: expected no value, got "1"'),
+    ],
+)
+def test_mistakes(name, message):
+    with pytest.raises(ValueError) as caught:
+        resolve(name, head_dim=16)
+    assert str(caught.value).startswith(message)

@@ -1,0 +1,84 @@
+"""Importing is light, names come on first use, and transformers knows our models after `import canonlm` alone."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import canonlm
+from canonlm import CanonLMConfig, CanonLMForCausalLM
+
+
+def python(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+LIGHT = "; import sys; heavy = {'torch', 'transformers'} & set(sys.modules); assert not heavy, heavy"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import canonlm; dir(canonlm)",
+        "import canonlm.cli; assert canonlm.cli.main(['--help']) == 0",
+        "import canonlm.tasks, canonlm.report, canonlm.recipes, canonlm.train.config, canonlm.launch.play",
+    ],
+    ids=["canonlm", "help", "tasks and report"],
+)
+def test_light(code):
+    python(code + LIGHT)
+
+
+def test_names_come_on_first_use():
+    assert canonlm.CanonLayer.__module__ == "canonlm.canon"
+    assert canonlm.models.CanonLMConfig is canonlm.CanonLMConfig
+    assert set(canonlm.__all__) <= set(dir(canonlm))
+    assert len(dir(canonlm)) == len(set(dir(canonlm)))
+    for room in ("canon", "evals", "launch", "models", "ops", "report", "tasks", "train"):
+        assert room in dir(canonlm)
+        assert getattr(canonlm, room).__name__ == f"canonlm.{room}"
+    with pytest.raises(AttributeError, match="module 'canonlm' has no attribute 'CanonLayr'"):
+        _ = canonlm.CanonLayr
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = CanonLMForCausalLM(CanonLMConfig(**sizes, canon_set="ABCD", init_seed=7)).eval()
+    model.save_pretrained(folder)
+    return folder, model
+
+
+FROM_PRETRAINED = """
+import sys, torch, transformers
+config = transformers.AutoConfig.from_pretrained({folder!r})
+model = transformers.AutoModelForCausalLM.from_pretrained({folder!r}).eval()
+import canonlm
+assert type(config) is canonlm.CanonLMConfig and type(model) is canonlm.CanonLMForCausalLM
+assert transformers.AutoConfig.for_model("llama").model_type == "llama"
+assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("canonlm")]
+print(model(torch.arange(9)[None]).logits.double().sum().item())
+"""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import canonlm" + LIGHT,
+        "import transformers; transformers.AutoModelForCausalLM; import sys, canonlm; "
+        "assert 'canonlm.models' not in sys.modules",
+        # These import the auto classes while half of transformers is still being imported.
+        pytest.param("import canonlm, transformers.modeling_layers", marks=pytest.mark.slow),
+        pytest.param("import canonlm; from transformers import pipeline, Trainer", marks=pytest.mark.slow),
+        pytest.param("import transformers, canonlm", marks=pytest.mark.slow),
+        pytest.param("import canonlm.models", marks=pytest.mark.slow),
+    ],
+)
+def test_from_pretrained(saved, first):
+    folder, model = saved
+    printed = python(first + FROM_PRETRAINED.format(folder=str(folder)))
+    assert float(printed) == model(torch.arange(9)[None]).logits.double().sum().item()

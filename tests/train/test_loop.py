@@ -1,0 +1,153 @@
+"""What a run produces: the same every time, loadable, and never a checkpoint of NaNs."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from canonlm.cli import main
+from canonlm.train import checkpoint
+from canonlm.train.build import build_model
+from canonlm.train.loop import train
+from canonlm.train.optim import build_optimizer
+
+
+def test_twice_the_same(tiny, reference, tmp_path):
+    train(tiny(), tmp_path / "again")
+    tiny.same(tmp_path / "again", reference)
+    losses = [row["loss"] for row in tiny.rows(reference) if row["kind"] == "train"]
+    assert losses[-1] < losses[0]
+    steps = [(row["kind"], row["step"]) for row in tiny.rows(reference)]
+    assert [s for kind, s in steps if kind == "train"] == [*range(3, 40, 3), 40]
+    assert [s for kind, s in steps if kind == "eval"] == [8, 16, 24, 32, 40]
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+def test_workers_change_nothing(tiny, reference, tmp_path, workers):
+    train(tiny(data={"workers": workers}), tmp_path)
+    tiny.same(tmp_path, reference)
+
+
+def test_another_seed_is_another_run(tiny, reference, tmp_path):
+    train(tiny(train={"seed": 1}), tmp_path)
+    assert tiny.rows(tmp_path)[0]["loss"] != tiny.rows(reference)[0]["loss"]
+
+
+def test_dropout_follows_the_seed_and_survives_a_resume(tiny, tmp_path):  # it draws from torch's global generator
+    config = tiny(model={"fields": {"attention_dropout": 0.2}})
+    train(config, tmp_path / "a")
+    torch.manual_seed(99)
+    train(config, tmp_path / "b")
+    tiny.same(tmp_path / "b", tmp_path / "a")
+    tiny.back_to(tmp_path / "b", 30)
+    torch.manual_seed(99)
+    train(config, tmp_path / "b")
+    tiny.same(tmp_path / "b", tmp_path / "a")
+
+
+def test_a_finished_run_is_left_alone(tiny, reference):
+    before = {path: path.stat().st_mtime_ns for path in reference.rglob("*")}
+    result = train(tiny(), reference)
+    assert result == json.loads((reference / "result.json").read_text())
+    assert {path: path.stat().st_mtime_ns for path in reference.rglob("*")} == before
+
+
+def test_bf16_trains_and_keeps_fp32_weights(tiny, tmp_path):
+    train(tiny(train={"precision": "bf16"}), tmp_path)
+    rows = [row for row in tiny.rows(tmp_path) if row["kind"] == "train"]
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.05
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoints" / "step-00000040")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert any((p != p.bfloat16().float()).any() for p in model.parameters()), "the weights were rounded to bf16"
+
+
+@pytest.mark.slow
+def test_compile_is_close_to_eager(tiny, reference, tmp_path):
+    train(tiny(train={"compile": True}), tmp_path)
+    for compiled, eager in zip(tiny.rows(tmp_path), tiny.rows(reference), strict=True):
+        assert compiled["loss"] == pytest.approx(eager["loss"], rel=1e-4)
+
+
+def test_checkpoints_load_with_transformers(tiny, reference):
+    path = reference / "checkpoints" / "step-00000040"
+    loaded = AutoModelForCausalLM.from_pretrained(path).eval()
+    model = build_model(tiny())
+    optimizer = build_optimizer(model, tiny().train.optim)
+    assert checkpoint.load_latest(reference / "checkpoints", model, optimizer) == 40
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
+    assert not torch.equal(build_model(tiny()).lm_head.weight, model.lm_head.weight)
+
+
+def test_tied_embeddings_resume(tiny, tmp_path):
+    config = tiny(model={"fields": {"tie_word_embeddings": True}})
+    train(config, tmp_path / "a")
+    train(config, tmp_path / "b")
+    tiny.back_to(tmp_path / "b", 30)
+    train(config, tmp_path / "b")
+    tiny.same(tmp_path / "b", tmp_path / "a")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "b" / "checkpoints" / "step-00000040")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("keep", [1, 3, 9])
+def test_keep_checkpoints(tiny, tmp_path, keep):
+    train(tiny(train={"keep_checkpoints": keep}), tmp_path)
+    assert tiny.checkpoints(tmp_path) == [f"step-{step:08d}" for step in (10, 20, 30, 40)][-keep:]
+
+
+def test_a_checkpoint_of_another_model_is_refused(tiny, reference):
+    other = build_model(tiny(arch="llama"))
+    with pytest.raises(ValueError, match="not a checkpoint of this model"):
+        checkpoint.load_latest(reference / "checkpoints", other, build_optimizer(other, tiny().train.optim))
+
+
+@pytest.mark.parametrize(
+    ("lr", "clip"), [(1e6, 1.0), (1e30, None), (3e38, None)], ids=["large", "huge", "weights overflow first"]
+)
+def test_a_diverged_run_says_so_and_saves_nothing(tiny, tmp_path, capfd, lr, clip):
+    changes = {"optim": {"lr": lr, "grad_clip": clip, "warmup_steps": 0}, "log_every": 1000, "checkpoint_every": 1}
+    path = tiny.yaml(tmp_path / "run.yaml", train=changes)
+    assert main(["train", str(path), "--out", str(tmp_path / "run")]) == 1
+    error = capfd.readouterr().err
+    assert error.startswith("canonlm: stopped at step ")
+    assert "diverged" in error
+    assert error.count("\n") == 1
+    for saved in (tmp_path / "run").rglob("model.safetensors"):
+        weights = AutoModelForCausalLM.from_pretrained(saved.parent).parameters()
+        assert all(p.isfinite().all() for p in weights)
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_divergence_is_noticed_when_a_row_is_due(tiny, tmp_path):
+    changes = {"optim": {"lr": 1e30, "warmup_steps": 0}, "log_every": 5, "checkpoint_every": 1000, "steps": 1000}
+    with pytest.raises(FloatingPointError, match="step 5"):
+        train(tiny(train=changes), tmp_path)
+    assert tiny.rows(tmp_path) == []  # NaN is no JSON
+
+
+def test_a_second_process_in_the_folder_is_refused(tiny, tmp_path, capsys):
+    path = tiny.yaml(tmp_path / "run.yaml")
+    out = tmp_path / "run"
+    out.mkdir()
+    script = (
+        f"import filelock; lock = filelock.FileLock({str(out / '.lock')!r}); lock.acquire(); print(flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        assert main(["train", str(path), "--out", str(out)]) == 2
+        other.communicate(b"\n")
+    wanted = f'canonlm: --out: expected a folder that no other process is training in, got "{out}"\n'
+    assert capsys.readouterr().err == wanted
+    assert main(["train", str(path), "--out", str(out)]) == 0
+
+
+def test_what_cannot_start_leaves_no_folder(tiny, tmp_path):
+    for changes in ({"model": {"fields": {"rope_dim": 7}}}, {"train": {"device": "cuda:77"}}, {"arch": "lama"}):
+        with pytest.raises(ValueError):
+            train(tiny(**changes), tmp_path / "run")
+        assert not (tmp_path / "run").exists()

@@ -1,0 +1,59 @@
+"""Learning rates against hand computation; which parameters decay."""
+
+import math
+
+import pytest
+
+from canonlm.train.build import build_model
+from canonlm.train.config import Optim
+from canonlm.train.optim import build_optimizer, learning_rate
+
+COSINE = {"lr": 2.0, "warmup_steps": 4, "schedule": "cosine", "final_lr_ratio": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("step", "changes", "rate"),
+    [
+        (0, {}, 0.5),
+        (1, {}, 1.0),
+        (3, {}, 2.0),
+        (4, {}, 2.0),  # the schedule starts at its top
+        (54, {}, 1.1),  # half way: the mean of 2 and 0.2
+        (29, {}, 0.2 + 1.8 * 0.5 * (1 + math.sqrt(0.5))),  # a quarter
+        (104, {}, 0.2),  # the end, which the last step (103) is next to
+        (0, {"warmup_steps": 0}, 2.0),
+        (54, {"schedule": "linear"}, 1.1),
+        (29, {"schedule": "linear"}, 2 - 0.25 * 1.8),
+        (103, {"schedule": "linear", "final_lr_ratio": 0.0}, 0.02),
+        (1, {"schedule": "linear"}, 1.0),
+        (4, {"schedule": "constant"}, 2.0),
+        (103, {"schedule": "constant"}, 2.0),
+        (1, {"schedule": "constant"}, 1.0),
+    ],
+)
+def test_learning_rate(step, changes, rate):
+    assert learning_rate(step, 104, Optim(**{**COSINE, **changes})) == pytest.approx(rate, rel=1e-12)
+
+
+def test_a_warm_up_longer_than_the_run():
+    assert [learning_rate(step, 3, Optim(**COSINE)) for step in range(3)] == [0.5, 1.0, 1.5]
+
+
+def test_norms_and_biases_do_not_decay(tiny):
+    config = tiny(model={"fields": {"attention_bias": True, "canon_bias": True, "qk_norm": True}})
+    model = build_model(config)
+    optimizer = build_optimizer(model, config.train.optim)
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    decays = {name: decay[id(p)] for name, p in model.named_parameters()}
+    for name, value in decays.items():
+        assert value == (0.0 if "norm" in name or name.endswith("bias") else config.train.optim.weight_decay), name
+    for part in ("embed_tokens", "lm_head", "canonA.weight", "canonB", "canonD", "q_proj.weight", "norm", "bias"):
+        assert any(part in name for name in decays), part
+    assert len(decay) == len(decays)
+
+
+def test_what_adamw_is_told(tiny):
+    changes = {"optim": {"lr": 0.5, "betas": [0.8, 0.9], "eps": 1e-3}}
+    config = tiny(train=changes)
+    defaults = build_optimizer(build_model(config), config.train.optim).defaults
+    assert (defaults["lr"], defaults["betas"], defaults["eps"]) == (0.5, (0.8, 0.9), 1e-3)

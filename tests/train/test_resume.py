@@ -1,0 +1,198 @@
+"""Stop a run anywhere, by asking or by killing; run it again; it ends as if nothing had happened, to the bit."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from canonlm.cli import main
+from canonlm.train.loop import train
+
+
+@pytest.fixture(scope="session")
+def start():
+    """`start(target, *args)`: a process that has torch loaded already, so that many can be killed."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["canonlm.train.loop", "canonlm.cli", "pytest"])
+
+    def begin(target, *args):
+        process = context.Process(target=target, args=args)
+        process.start()
+        return process
+
+    return begin
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_signals(tiny, tmp_path, workers):
+    """SIGINT, then SIGTERM, at whatever step they come; then to the end."""
+    changes = {"train": {"steps": 300, "checkpoint_every": 1000, "eval_every": 70}, "data": {"workers": workers}}
+    path, out = tiny.yaml(tmp_path / "run.yaml", **changes), tmp_path / "run"
+    train(tiny(**changes), tmp_path / "reference")
+    stopped_at = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        command = [sys.executable, "-m", "canonlm", "train", str(path), "--out", str(out)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            process.stdout.readline()
+            process.stdout.readline()
+            process.send_signal(number)
+            said = process.stdout.read()
+        assert process.returncode == 130
+        assert said.splitlines()[-1].startswith("canonlm: stopped after step ")
+        stopped_at.append(int(said.splitlines()[-1].split()[4]))
+        assert tiny.checkpoints(out)[-1] == f"step-{stopped_at[-1]:08d}"
+        assert not (out / "result.json").exists()
+    assert 0 < stopped_at[0] < stopped_at[1] < 300
+    assert main(["train", str(path), "--out", str(out)]) == 0
+    assert tiny.rows(out) == tiny.rows(tmp_path / "reference")
+    assert tiny.weights(out) == tiny.weights(tmp_path / "reference")
+    assert not (out / "metrics.discarded.jsonl").exists()  # whoever saves first loses no rows
+
+
+def _die_at(event, path, out):
+    """Train, and die as from kill -9 right before the event-th thing that the process does to its folder."""
+    left = [event]
+
+    def deadly(act):
+        def act_or_die(*args, **kwargs):
+            left[0] -= 1
+            if left[0] == 0:
+                os._exit(9)
+            return act(*args, **kwargs)
+
+        return act_or_die
+
+    for name in ("fsync", "replace", "unlink", "rmdir", "mkdir"):
+        setattr(os, name, deadly(getattr(os, name)))
+    main(["train", str(path), "--out", str(out)])
+
+
+def test_killed_at_the_worst_moments(tiny, reference, tmp_path, start):
+    """Each process dies before its n-th change to the folder, n = 1, 4, 7, …: while it writes checkpoints, renames
+    them, removes old ones, cuts the metrics, or cleans up after the one before."""
+    path, out = tiny.yaml(tmp_path / "run.yaml"), tmp_path / "run"
+    deaths = 0
+    for event in range(1, 100, 3):
+        process = start(_die_at, event, path, out)
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == 9
+        deaths += 1
+    assert deaths >= 6
+    tiny.same(out, reference)
+
+
+@pytest.mark.slow
+def test_killed_once_at_every_moment(tiny, reference, tmp_path, start):
+    path, ended = tiny.yaml(tmp_path / "run.yaml"), False
+    for event in range(1, 200):
+        out = tmp_path / f"run-{event}"
+        process = start(_die_at, event, path, out)
+        process.join()
+        ended = process.exitcode == 0
+        train(tiny(), out)
+        tiny.same(out, reference)
+        if ended:
+            break
+    assert ended
+    assert event > 40
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+def test_kill_9_at_random_moments(tiny, tmp_path, start, seed):
+    changes = {"train": {"steps": 150, "checkpoint_every": 10, "eval_every": 25}, "data": {"workers": 2}}
+    path, out = tiny.yaml(tmp_path / "run.yaml", **changes), tmp_path / "run"
+    train(tiny(**changes), tmp_path / "reference")
+    draw, kills = random.Random(seed), 0
+    while not (out / "result.json").exists():
+        process, before = start(main, ["train", str(path), "--out", str(out)]), _names(out)
+        while process.is_alive() and _names(out) == before:  # until it changes something
+            time.sleep(0.002)
+        process.join(draw.choice([0.0, 0.1, 0.2, 0.4]) * draw.random())
+        if kills == 6:
+            process.join()
+        elif process.is_alive():
+            process.kill()
+            process.join()
+            kills += 1
+    assert kills >= 2
+    tiny.same(out, tmp_path / "reference")
+
+
+def test_rows_after_the_checkpoint_are_moved_and_half_a_line_is_survived(tiny, reference, tmp_path):
+    train(tiny(), tmp_path)
+    whole = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    tiny.back_to(tmp_path, 30)
+    (tmp_path / "metrics.jsonl").write_text("".join(whole) + '{"kind": "train", "st')
+    train(tiny(), tmp_path)
+    tiny.same(tmp_path, reference)
+    late = [line for line in whole if json.loads(line)["step"] > 30]
+    assert late
+    discarded = (tmp_path / "metrics.discarded.jsonl").read_text().splitlines(keepends=True)
+    assert discarded == [*late, '{"kind": "train", "st\n']
+
+
+def test_a_row_without_its_line_end_is_half_a_row(tiny, reference, tmp_path):  # the next row would share its line
+    train(tiny(), tmp_path)
+    tiny.back_to(tmp_path, 30)
+    kept = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if json.loads(line)["step"] <= 30]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(kept))
+    train(tiny(), tmp_path)
+    rows = tiny.rows(tmp_path)
+    assert rows == [row for row in tiny.rows(reference) if row != json.loads(_untimed(kept[-1]))]
+
+
+def test_a_lost_result_is_written_again(tiny, reference, tmp_path):
+    train(tiny(), tmp_path)
+    (tmp_path / "result.json").unlink()
+    train(tiny(), tmp_path)
+    tiny.same(tmp_path, reference)
+
+
+def test_a_lost_last_evaluation_is_made_again(tiny, reference, tmp_path):
+    train(tiny(), tmp_path)
+    (tmp_path / "result.json").unlink()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:-1]))
+    train(tiny(), tmp_path)
+    tiny.same(tmp_path, reference)
+
+
+def test_what_a_killed_write_left_is_no_checkpoint(tiny, reference, tmp_path):
+    train(tiny(), tmp_path)
+    tiny.back_to(tmp_path, 30)
+    half = tmp_path / "checkpoints" / ".step-00000040.tmp-4711"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+    (tmp_path / ".result.json.tmp-4711").write_text("{")
+    train(tiny(), tmp_path)
+    tiny.same(tmp_path, reference)
+
+
+def test_resume_restores_the_optimizer(tiny, reference, tmp_path):
+    """A run that forgets its moments would end elsewhere: the test above would otherwise prove nothing."""
+    train(tiny(), tmp_path)
+    tiny.back_to(tmp_path, 30)
+    path = tmp_path / "checkpoints" / "step-00000030" / "training_state.pt"
+    state = torch.load(path, weights_only=True)
+    state["optimizer"]["state"] = {}
+    torch.save(state, path)
+    train(tiny(), tmp_path)
+    assert tiny.weights(tmp_path) != tiny.weights(reference)
+
+
+def _names(folder):
+    return sorted(path.name for path in folder.rglob("*"))
+
+
+def _untimed(line):
+    row = json.loads(line)
+    return json.dumps({key: value for key, value in row.items() if key not in ("tokens_per_s", "elapsed_s")})

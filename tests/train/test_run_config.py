@@ -1,0 +1,168 @@
+"""A run's configuration: complete, strict, and exact about where a mistake is."""
+
+import pytest
+import yaml
+
+from canonlm.errors import InvalidSetting
+from canonlm.train.build import check
+from canonlm.train.config import differences, load, merge, override, resolve
+
+FILE = """\
+arch: llama
+task:
+  name: copying
+  N: 8
+model: {num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2}
+data:
+  seq_len: 18
+  loss_on: answer
+train:
+  steps: 40
+  batch_size: 4
+  eval_every: 8
+  eval_windows: 8
+  checkpoint_every: 10
+  optim:
+    lr: 3e-3
+    betas: [0.9, 0.95]
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def change(old="", new=""):
+        assert old in FILE
+        (tmp_path / "run.yaml").write_text(FILE.replace(old, new, 1) if old else FILE)
+        return "run.yaml"
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("lr: 3e-3", "lr: 3e-3x", 'train.optim.lr: expected a number > 0, got "3e-3x"  (in run.yaml, line 16)'),
+        ("lr: 3e-3", "lr: .inf", "train.optim.lr: expected a number > 0, got inf  (in run.yaml, line 16)"),
+        ("lr: 3e-3", 'lr: "3"', 'train.optim.lr: expected a number > 0, got "3"  (in run.yaml, line 16)'),
+        ("steps: 40", "steps: true", "train.steps: expected an integer > 0, got True  (in run.yaml, line 10)"),
+        ("steps: 40", "", "train.steps: missing; expected an integer > 0  (in run.yaml, line 9)"),
+        ("0.95", "1.5", "train.optim.betas: expected two numbers >= 0 and < 1, got (0.9, 1.5)  (in run.yaml, line 17)"),
+        (", 0.95", "", "train.optim.betas: expected a list of 2, got [0.9]  (in run.yaml, line 17)"),
+        ("[0.9, 0.95]", "0.9", "train.optim.betas: expected a list of 2, got 0.9  (in run.yaml, line 17)"),
+        ("answer", "answers", "data.loss_on: expected 'answer' or 'all', got \"answers\"  (in run.yaml, line 8)"),
+        ("N: 8", "N: 0", "copying.N: expected an integer >= 1 and <= 1048576, got 0  (in run.yaml, line 4)"),
+        (
+            "N: 8",
+            "N: 64",
+            "data.seq_len: expected at least 130, the longest instance of copying(N=64, min_items=16), "
+            "got 18  (in run.yaml, line 7)",
+        ),
+        ("  name: copying\n", "", "task.name: expected one of copying, depo, mano, got None  (in run.yaml, line 2)"),
+        ("  name: copying", "  name: [a]", "task.name: expected one of copying, depo, mano, got ['a']"
+         "  (in run.yaml, line 3)"),
+        ("task:\n  name: copying\n  N: 8", "task: 5",
+         "task: expected a group of settings, got 5  (in run.yaml, line 2)"),
+        ("  N: 8", "  8: 8", "task: expected the name of a setting, got 8  (in run.yaml, line 2)"),
+        ("_layers: 1", "_layers: 1, fields: 3",
+         "model.fields: expected a group of settings, got 3  (in run.yaml, line 5)"),
+    ],
+)  # fmt: skip
+def test_one_line_names_the_key_and_the_place(write, old, new, message):
+    with pytest.raises(InvalidSetting) as caught:
+        load(write(old, new), check=check)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "start", "line"),
+    [
+        ("  steps: 40", "  stepz: 40", 'unknown setting "train.stepz". Did you mean "train.steps"?', 10),
+        ("    lr:", "    lrr:", 'unknown setting "train.optim.lrr". Did you mean "train.optim.lr"?', 16),
+        ("  N: 8", "  NN: 8", 'unknown setting "copying.NN". Did you mean "copying.N"?', 4),
+        ("name: copying", "name: copyin", 'unknown task "copyin". Did you mean "copying"?', 2),
+        ("arch: llama", "arch: lama", 'unknown architecture "lama". Did you mean "llama"?', 1),
+        ("arch: llama", "arch: llama+rope=0.3", "+rope: expected a share from 0 to 1", 1),
+        ("arch: llama\n", "", "arch: missing; expected a text", 1),
+        ("heads: 2}", "heads: 3}", "model.num_attention_heads: expected a divisor", 5),
+        ("heads: 2}", "heads: 2, fields: {qk_norm: 7}}", "model.fields.qk_norm: expected true or false, got 7", 5),
+        ("heads: 2}", "heads: 2, fields: {rope_dim: 7}}", "model.fields.rope_dim: expected an even number", 5),
+        ("heads: 2}", "heads: 2, fields: {rope_dm: 8}}", 'unknown setting "model.fields.rope_dm". Did you mean', 5),
+        ("heads: 2}", "heads: 2, fields: {vocab_size: 8}}", 'unknown setting "model.fields.vocab_size".', 5),
+        ("heads: 2}", "heads: 2, fields: {canon_sets: 8}}", "model.fields.canon_sets: expected a list, got 8", 5),
+        ("  steps: 40", "  steps: 40\n  device: cuda:99", "train.device: expected auto, cpu or a device", 11),
+        ("  steps: 40", "  steps: 40\n  device: meta", "train.device: expected auto, cpu or a device", 11),
+    ],
+)
+def test_a_mistake_has_a_line(write, old, new, start, line):
+    with pytest.raises(InvalidSetting) as caught:
+        load(write(old, new), check=check)
+    assert str(caught.value).startswith(start)
+    assert str(caught.value).endswith(f"  (in run.yaml, line {line})")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistake_on_the_command_line_has_no_file(write):
+    with pytest.raises(InvalidSetting, match=r'^train.steps: expected an integer > 0, got "x"$'):
+        load(write(), ["train.steps=x"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1, 2\nb: 3", "run.yaml, line 2: not YAML: "),
+        ("a:\n\t- b", "run.yaml, line 2: not YAML: "),
+        ("a: \0", "run.yaml: not YAML: "),
+        ("- 1", "run.yaml: expected a YAML mapping, got [1]"),
+        ("", "run.yaml: expected a YAML mapping, got None"),
+        ("1: 2", "task: missing; expected a group of settings  (in run.yaml, line 1)"),
+    ],
+)
+def test_what_is_no_configuration(tmp_path, monkeypatch, text, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(ValueError) as caught:
+        load("run.yaml")
+    assert message in str(caught.value).replace("arch: missing; expected a text", message)
+
+
+@pytest.mark.parametrize("text", ["3e-3", "3E-3", "3.0e-3", ".003", "0.003", "+3e-03"])
+def test_numbers_as_people_write_them(text):  # the library reads 3e-3 as a text
+    raw = {}
+    override(raw, [f"a.b={text}"])
+    assert raw == {"a": {"b": 0.003}}
+
+
+@pytest.mark.parametrize("text", ["3e-3x", "e3", "1e", "12", "1-2"])
+def test_what_is_not_such_a_number(text):
+    raw = {}
+    override(raw, [f"a={text}"])
+    assert raw == {"a": yaml.safe_load(text)}
+
+
+def test_what_a_folder_holds_is_the_same_configuration(tiny, tmp_path):
+    config = tiny(train={"optim": {"eps": 1e-12, "lr": 1 / 3}}, model={"fields": {"rope_theta": 5e5, "mixers": None}})
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    assert load(tmp_path / "config.yaml") == config
+    assert differences(load(tmp_path / "config.yaml"), config) == []
+    assert differences(config, tiny(train={"seed": 3, "optim": {"eps": 1e-12, "lr": 1 / 3}})) == [
+        ("model.fields.rope_theta", 5e5, None),
+        ("train.seed", 0, 3),
+    ]
+
+
+def test_overrides_below_a_value_are_refused():
+    with pytest.raises(ValueError, match=r'^train.steps.x: expected a key below a group of settings .* got "1"$'):
+        override({"train": {"steps": 3}}, ["train.steps.x=1"])
+
+
+def test_merge_leaves_its_arguments_alone():
+    base = {"a": {"b": 1, "c": 2}}
+    assert merge(base, {"a": {"b": 3}, "d": 4}) == {"a": {"b": 3, "c": 2}, "d": 4}
+    assert base == {"a": {"b": 1, "c": 2}}
+
+
+def test_the_task_is_written_out_in_full(tiny):
+    assert resolve(tiny.raw()).task == {"name": "copying", "N": 8, "min_items": 2}
+    assert tiny(task={"difficulty": "copying-32", "N": 8}).task == {"name": "copying", "N": 8, "min_items": 2}
