@@ -108,6 +108,11 @@ def train_step(model: CanonLMForCausalLM, forward: Callable, ids_BT: Tensor) -> 
     forward(input_ids=ids_BT, labels=ids_BT, use_cache=False).loss.backward()
 
 
+def load() -> float:
+    """How busy the machine is (processes wanting a core): above its cores, times say little and ratios a bit more."""
+    return round(os.getloadavg()[0], 1)
+
+
 def machine() -> dict:
     names = [
         line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
@@ -115,7 +120,7 @@ def machine() -> dict:
     return {
         "processor": names[0] if names else platform.processor(),
         "cores": len(names),
-        "load": round(os.getloadavg()[0], 1),
+        "load": load(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -138,15 +143,21 @@ def main() -> None:
     print("threads  shape            dtype    " + "".join(f"{name:>19}" for name in columns))
     for threads in (1, 2):
         result["convolutions"] += convolutions(threads, rounds)
+        save(result, options.json)
 
     print(
         "\nOne training step without the optimizer, by Canon sites: " + ", ".join(f"{k} {v}" for k, v in sizes.items())
     )
     for compiled in (False,) if options.quick else (False, True):
-        result["decoder_steps"].append(decoder_steps(sizes, 2, 3, compiled))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        result["decoder_steps"].append({**decoder_steps(sizes, 2, 3, compiled), "load_after": load()})
+        save(result, options.json)
+
+
+def save(result: dict, path: Path | None) -> None:
+    """After every part: the decoder takes minutes."""
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

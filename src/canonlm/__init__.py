@@ -20,7 +20,7 @@ _HOMES = {
     "CanonLMConfig": "canonlm.models",
     "CanonLMForCausalLM": "canonlm.models",
 }
-_ROOMS = {"canon", "evals", "launch", "models", "ops", "report", "tasks", "train"}
+_ROOMS = {"archs", "canon", "evals", "launch", "models", "ops", "recipes", "report", "tasks", "train"}
 
 __all__ = ["CanonLMConfig", "CanonLMForCausalLM", "CanonLayer", "__version__"]
 

@@ -128,15 +128,19 @@ def test_interrupted_and_taken_up_again(tmp_path):
     assert stderr == f"\ncanonlm: interrupted; every run is saved in {tmp_path}. The same command goes on.\n"
     assert training_in(tmp_path) == []
     stopped = [int(next(iter((folder / "checkpoints").iterdir())).name[-8:]) for folder in folders]
-    assert all(0 < step < 300 for step in stopped)
-    assert results(tmp_path) == {}
+    # On a busy machine the first run may be through before the second has begun.
+    cut = [folder for folder, step in zip(folders, stopped, strict=True) if step < 300]
+    assert cut
+    assert all(step > 0 for step in stopped)
+    assert not any((folder / "result.json").exists() for folder in cut)
 
     assert main(arguments) == 0
     for folder in folders:
         reference = tmp_path / "reference" / folder.name
         train(load(folder / "config.yaml"), reference)
         assert rows(folder) == rows(reference)
-        assert f"stopped after step {stopped[folders.index(folder)]} of 300" in (folder / "log.txt").read_text()
+        if folder in cut:
+            assert f"stopped after step {stopped[folders.index(folder)]} of 300" in (folder / "log.txt").read_text()
 
 
 def rows_so_far(folder):

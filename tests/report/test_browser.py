@@ -6,7 +6,7 @@ import shutil
 import time
 
 import pytest
-from conftest import evaluation, write_run
+from folders import evaluation, write_run
 
 from canonlm.report import write_report
 

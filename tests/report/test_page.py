@@ -10,7 +10,7 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
-from conftest import evaluation, write_run
+from folders import evaluation, write_run
 from rich.console import Console
 
 from canonlm.report import best_table, load_play, rate_table, summarise, tables, write_report

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import evaluation, write_run
+from folders import evaluation, write_run
 
 from canonlm.report import load_play, load_run, load_runs
 from canonlm.report.runs import Count, slice_key, slice_order

@@ -1,7 +1,7 @@
 """The statistics against hand computation and against scipy."""
 
 import pytest
-from conftest import evaluation, write_run
+from folders import evaluation, write_run
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats

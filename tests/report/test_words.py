@@ -1,7 +1,7 @@
 """What is said must be true of the numbers."""
 
 import pytest
-from conftest import evaluation, write_run
+from folders import evaluation, write_run
 
 from canonlm.report import load_runs, summarise
 from canonlm.report.charts import DARK, LOOKS, learning_curves, looks

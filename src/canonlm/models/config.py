@@ -1,6 +1,6 @@
 """One configuration for every architecture: which mixer in which layer, which Canon sites, which positions."""
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
@@ -14,12 +14,6 @@ MIXERS: dict[str, dict[str, bool]] = {
     "attention": {"recurrent": False, "short_conv": False},
 }
 """What a layer can mix tokens with: does it keep a recurrent state, can it carry the short convolution (site b)?"""
-
-
-if TYPE_CHECKING:
-    Width = int
-else:
-    Width = int | None  # None until `__post_init__` has worked it out
 
 
 class CanonLMConfig(PreTrainedConfig):
@@ -43,11 +37,11 @@ class CanonLMConfig(PreTrainedConfig):
 
     vocab_size: int = 32000
     hidden_size: int = 512
-    intermediate_size: Width = None  # type: ignore[assignment]
+    intermediate_size: int = None  # type: ignore[assignment]  # until __post_init__
     num_hidden_layers: int = 8
     num_attention_heads: int = 8
-    num_key_value_heads: Width = None  # type: ignore[assignment]
-    head_dim: Width = None  # type: ignore[assignment]
+    num_key_value_heads: int = None  # type: ignore[assignment]  # until __post_init__
+    head_dim: int = None  # type: ignore[assignment]  # until __post_init__
     mixers: list[str] | None = None
     canon_set: str = ""
     canon_sets: list[str] | None = None
@@ -57,7 +51,7 @@ class CanonLMConfig(PreTrainedConfig):
     canon_bias: bool = False
     qk_norm: bool = False
     rope_theta: float = 10000.0
-    rope_dim: Width = None  # type: ignore[assignment]
+    rope_dim: int = None  # type: ignore[assignment]  # until __post_init__
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-5
     attention_bias: bool = False
@@ -94,6 +88,8 @@ class CanonLMConfig(PreTrainedConfig):
         if not isinstance(self.rope_dim, int) or self.rope_dim % 2 or not 0 <= self.rope_dim <= self.head_dim:
             what = f"an even number from 0 (no positions) to head_dim = {self.head_dim}"
             raise expected("rope_dim", what, self.rope_dim)
+        if not 0 <= self.attention_dropout < 1:
+            raise expected("attention_dropout", "a number >= 0 and < 1", self.attention_dropout)
         if self.hidden_act not in ACT2FN:
             raise unknown("hidden_act", self.hidden_act, ACT2FN)
         if self.mixers is None:

@@ -49,11 +49,14 @@ def train(
     run_folder.create(folder, config)
     if (result := run_folder.result(folder)) is not None:
         return result
+    threads = torch.get_num_threads()
     try:
         with FileLock(folder / ".lock", timeout=0):
             return _Run(config, folder, on_row).run()
     except Timeout:
         raise expected("--out", "a folder that no other process is training in", str(folder)) from None
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Run:

@@ -1,0 +1,83 @@
+"""Synthetic play folders: the same files a real run writes, with numbers that are known."""
+
+import itertools
+import json
+import math
+import random
+from pathlib import Path
+
+import yaml
+
+
+def evaluation(step, slices, loss=2.0):
+    """`slices`: {("k", 1): (correct, total), …} → one eval row."""
+    entries = [{"slice": {key: value}, "correct": c, "total": n} for (key, value), (c, n) in slices.items()]
+    total = sum(n for _, n in slices.values())
+    return {"kind": "eval", "step": step, "loss": loss, "slices": entries,
+            "token_accuracy": sum(c for c, _ in slices.values()) / max(1, total)}  # fmt: skip
+
+
+def write_run(
+    folder: Path, *, arch="llama", lr=0.001, seed=0, task=None, evals=(), steps=None, finished=True, params=1_000_000,
+    speed=60_000.0, config=None, losses=(), tail=""
+):  # fmt: skip
+    folder.mkdir(parents=True)
+    steps = steps if steps is not None else (evals[-1]["step"] if evals else 100)
+    resolved = {
+        "task": task or {"name": "depo", "max_n": 30, "max_k": 4},
+        "arch": arch,
+        "preset": "tiny",
+        "data": {"seq_len": 512, "loss_on": "answer", "isolate_documents": False},
+        "model": {"hidden_size": 128, "num_layers": 4, "canon_set": "ABCD" if "canon" in arch else ""},
+        "train": {"steps": steps, "batch_size": 32, "seed": seed, "optim": {"lr": lr, "weight_decay": 0.1}},
+    } | (config or {})
+    (folder / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False))
+    env = {"machine": "a laptop", "cores": 2, "torch": "2.13.0", "canonlm": "0.1.0", "python": "3.11.2"}
+    (folder / "env.json").write_text(json.dumps(env))
+    rows = [{"kind": "train", "step": step, "loss": loss, "lr": lr, "grad_norm": 0.8, "tokens_per_s": speed,
+             "elapsed_s": step / 10} for step, loss in losses]  # fmt: skip
+    text = "".join(json.dumps(row) + "\n" for row in sorted([*rows, *evals], key=lambda row: row["step"]))
+    (folder / "metrics.jsonl").write_text(text + tail)
+    if finished:
+        result = {"steps": steps, "tokens": steps * 32 * 512, "num_parameters": params, "tokens_per_s": speed,
+                  "train_seconds": 12.5, "final": evals[-1]}  # fmt: skip
+        (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+def write_demo(folder: Path, archs=("llama", "llama+canon"), rates=(0.001, 0.003, 0.01), seeds=(0, 1, 2)) -> Path:
+    """Two sections, copying then depo, in which Canon learns and the plain model does not. Deterministic."""
+    draw = random.Random(7)
+    sections = []
+    tasks = {
+        "copying": ({"name": "copying", "length": 24}, [("first", "all")], 600),
+        "depo": ({"name": "depo", "max_n": 30, "max_k": 4}, [("k", k) for k in (1, 2, 3, 4)], 1200),
+    }
+    for task, (spec, slices, steps) in tasks.items():
+        names = []
+        for arch, lr, seed in itertools.product(archs, rates, seeds):
+            name = f"{task}-{arch}-lr{lr:g}-seed{seed}"
+            canon = "canon" in arch
+            jitter = draw.uniform(-60, 60)
+            pace = {0.001: 0.8, 0.003: 1.0, 0.01: 0.6}.get(lr, 0.7)
+            evals, losses = [], []
+            for step in range(0, steps + 1, steps // 12):
+                found = {}
+                for rank, key in enumerate(slices):
+                    middle = (0.25 + 0.2 * rank) * steps / pace + jitter
+                    floor = 0.0 if task == "copying" else 0.125
+                    top = 0.99 if canon else 0.06 if task == "copying" else 0.2 - 0.03 * rank
+                    share = floor + max(0.0, top - floor) / (1 + math.exp(-(step - middle) / (steps / 30)))
+                    found[key] = (sum(draw.random() < share for _ in range(512)), 512)
+                evals.append(evaluation(step, found))
+                losses.append((step, 3.2 - 2.6 * step / steps * (1 if canon else 0.35) + draw.random() / 8))
+            write_run(folder / "runs" / name, arch=arch, lr=lr, seed=seed, task=spec, evals=evals, losses=losses,
+                      params=1_064_448 if canon else 1_052_160, speed=draw.uniform(52e3, 61e3))  # fmt: skip
+            names.append(name)
+        heading = {"copying": "Copying a list", "depo": "Walking a ring"}[task]
+        chance = {f"k={k}": 0.125 for k in (1, 2, 3, 4)} if task == "depo" else {}
+        sections.append({"heading": heading, "text": "", "runs": names, "chance": chance})
+    play = {"title": "Do Canon layers help a small Llama?", "task": "depo", "preset": "tiny", "sections": sections,
+            "command": "canonlm play demo --arch llama,llama+canon --lr 0.001,0.003,0.01 --seeds 3"}  # fmt: skip
+    (folder / "play.json").write_text(json.dumps(play))
+    return folder
