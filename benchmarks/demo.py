@@ -2,8 +2,8 @@
 
     python benchmarks/demo.py [--out runs/fair]     about 50 minutes on two cores; interrupt and repeat at will
 
-Writes benchmarks/results/demo.csv (every run, every slice) beside the report in --out. The tables of
-docs/experiments.md are these numbers.
+Writes every evaluation of every run to benchmarks/results/demo.csv and demo-longer.csv, beside the report in --out. The
+tables of docs/experiments.md are these numbers.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from canonlm.cli import main
 from canonlm.report import load_play, numbers_csv
 from canonlm.train.files import write_text
 
-RESULTS = Path(__file__).parent / "results" / "demo.csv"
+RESULTS = Path(__file__).parent / "results"
 GRIDS = [
     "play copying --arch llama,llama+canon=A --lr 1e-3,3e-3,1e-2,3e-2 --seeds 3",
     "play depo --arch llama,llama+canon --lr 3e-4,1e-3,3e-3,1e-2 --seeds 3",
@@ -23,13 +23,14 @@ LONGER = "play depo --arch llama --lr 1e-3 train.steps=8000 train.eval_every=250
 
 
 def run(out: Path) -> int:
-    for command, folder in [*((grid, out) for grid in GRIDS), (LONGER, out / "longer")]:
+    longer = out / "longer"
+    for command, folder in [*((grid, out) for grid in GRIDS), (LONGER, longer)]:
         if code := main([*command.split(), "--out", str(folder)]):
             return code
-    RESULTS.parent.mkdir(exist_ok=True)
-    first, second = (numbers_csv(load_play(folder)) for folder in (out, out / "longer"))
-    write_text(RESULTS, first + second.partition("\n")[2])
-    print(f"numbers: {RESULTS}")
+    RESULTS.mkdir(exist_ok=True)
+    for folder, name in [(out, "demo.csv"), (longer, "demo-longer.csv")]:
+        write_text(RESULTS / name, numbers_csv(load_play(folder)))
+        print(f"numbers: {RESULTS / name}")
     return 0
 
 

@@ -5,9 +5,10 @@ and bar pattern, so that a black-and-white print still reads. Text from runs is 
 """
 
 import html
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import plotly.graph_objects as go
@@ -47,20 +48,20 @@ LOOKS = {
 
 
 def looks(archs: Sequence[str]) -> dict[str, Look]:
-    """Known architectures always look the same; others take what is free, then repeat with another line."""
-    free = [look for name, look in LOOKS.items() if name not in archs] + list(LOOKS.values())
+    """Known architectures always look the same; others take what is free and of their kind (with Canon or without),
+    then what is free, then repeat with another line."""
+    free = [name for name in LOOKS if name not in archs]
+    repeats = itertools.cycle(LOOKS.values())
     chosen = {}
-    others = 0
     for arch in dict.fromkeys(archs):
         if arch in LOOKS:
             chosen[arch] = LOOKS[arch]
+        elif free:
+            name = next((name for name in free if ("+canon" in name) == ("+canon" in arch)), free[0])
+            free.remove(name)
+            chosen[arch] = LOOKS[name]
         else:
-            look = free[others % len(free)]
-            again = others >= len(free) - len(LOOKS)
-            chosen[arch] = Look(
-                look.color, "longdashdot" if again else look.dash, look.symbol, "." if again else look.pattern
-            )
-            others += 1
+            chosen[arch] = replace(next(repeats), dash="longdashdot", pattern=".")
     return chosen
 
 
