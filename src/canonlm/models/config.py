@@ -1,5 +1,6 @@
 """One configuration for every architecture: which mixer in which layer, which Canon sites, which positions."""
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
@@ -10,26 +11,77 @@ from canonlm.errors import expected, unknown
 SITES = "AbBCD"
 """Canon sites, in the order in which a layer meets them. `b` is the short convolution of the linear mixers."""
 
-MIXERS: dict[str, dict[str, bool]] = {
-    "attention": {"recurrent": False, "short_conv": False},
+
+@dataclass(frozen=True)
+class MixerKind:
+    """A way for a layer to mix tokens: where its class is, whether it keeps a recurrent state and so cannot rewind,
+    whether it can carry the short convolution (site b)."""
+
+    path: str
+    recurrent: bool = True
+    short_conv: bool = True
+
+
+MIXERS = {
+    "attention": MixerKind("canonlm.models.mixers.attention.Attention", recurrent=False, short_conv=False),
+    "gla": MixerKind("canonlm.models.mixers.gla.GatedLinearAttention"),
+    "gdn": MixerKind("canonlm.models.mixers.gdn.GatedDeltaNet"),
+    "mamba2": MixerKind("canonlm.models.mixers.mamba2.Mamba2"),
 }
-"""What a layer can mix tokens with: does it keep a recurrent state, can it carry the short convolution (site b)?"""
+"""Every mixer: a new one is a file in `models/mixers` and a line here (docs/add-a-mixer.md)."""
+
+MLPS = ("gated", "standard", "moe", "none")
+ALIBI = ("alibi", "hard")
+INITIALIZERS = ("normal", "fan_in", "truncated")
+STD_FACTORS = ("disabled", "current_depth", "global_depth", "dim_ratio")
+Z_LOSSES = ("logsumexp", "squared_nll")
 
 
 class CanonLMConfig(PreTrainedConfig):
     """
     Args:
         vocab_size, hidden_size, num_hidden_layers, num_attention_heads: as everywhere in transformers.
+        mixers: one name per layer, or fewer that repeat (["gdn", "gdn", "gdn", "attention"]); default: attention in all.
+
         num_key_value_heads: fewer than heads for grouped-query attention; default: as many.
-        head_dim: default hidden_size / num_attention_heads.
-        intermediate_size: width of the gated MLP; default 8/3 hidden_size, rounded down.
-        mixers: one name per layer; default: attention in all.
-        canon_set: Canon sites, letters out of `A` (before the mixer), `B` (on its projections), `C` (before the
-            MLP), `D` (inside it). Order and repeats mean nothing. `canon_sets`: the same, one string per layer.
-        canon_kernel, canon_residual, canon_activation, canon_bias: see `CanonLayer`.
+        head_dim: of attention; default hidden_size / num_attention_heads.
         qk_norm: RMSNorm over the whole query and key vectors, before Canon-B.
-        rope_dim: rotate only the first `rope_dim` channels of each head; 0 means no positions (NoPE); default: all.
+        rope_dim: rotate only the first `rope_dim` channels of each head; 0 means no positions (NoPE); default: all,
+            or none with `alibi`.
+        rope_heads: rotate only in the first `rope_heads` query heads (and the key heads that serve them); default: all.
+        alibi: "alibi" lowers each head's scores in proportion to distance (arXiv 2108.12409); with "hard", head h of
+            the first half sees its nearest h tokens only and the other half all.
+
+        linear_num_heads: heads of the recurrent mixers; default: half of num_attention_heads, at least 1.
+        linear_num_key_value_heads: of GLA, fewer for grouped keys, values and gates; default: as many as heads.
+        linear_key_head_dim: default hidden_size / linear_num_heads (Mamba2 has `mamba_state_size` in its place).
+        linear_value_head_dim: default twice hidden_size / linear_num_heads.
+        mamba_state_size, mamba_n_groups: width of B and C, and how many of them the heads share.
+        conv_kernel: of the short convolutions (site b).
+        output_gate, output_gate_rank: gate the output of GLA and Gated DeltaNet, by a projection of that rank
+            (None: full).
+        clamp_min: smallest log-decay of GLA; None: no bound.
+
+        mlp: "gated" (down(act(gate) * up)), "standard" (down(act(up))), "moe" (gated experts, one per token) or "none".
+        intermediate_size: width of the MLP or of one expert; default: 8/3 hidden_size rounded down in a Transformer with
+            gated MLPs, 4 hidden_size with standard ones, 2 hidden_size where a mixer is recurrent.
+        hidden_act: name of the activation, as in transformers: "silu", "relu2", "gelu", …
+        num_experts, expert_capacity: of "moe": an expert takes at most expert_capacity * tokens / num_experts tokens.
+
+        canon_set: Canon sites, letters out of `A` (before the mixer), `b` (the short convolutions of a recurrent mixer),
+            `B` (on its projections), `C` (before the MLP), `D` (inside it). Order and repeats mean nothing.
+            `canon_sets`: the same, one string per layer, or fewer that repeat.
+        canon_kernel, canon_residual, canon_activation, canon_bias: see `CanonLayer`.
+        canon_frozen: Canon weights keep their random initial values (site b is trained).
+
+        z_loss: "logsumexp" adds z_loss_weight * log(Z)^2 to each token's loss l, "squared_nll" z_loss_weight * l^2.
         init_seed: weights are a function of (init_seed, parameter name) alone.
+        initializer: "normal" (standard deviation `initializer_range`), "fan_in" (uniform, torch's default for linear
+            layers) or "truncated" (normal, cut at three standard deviations of 1 / sqrt(fan-in), or of `init_base_std`
+            in the layers; what writes into the residual stream is divided by `init_std_factor`). Default: "fan_in" if
+            all mixers are mamba2, else "normal".
+        zeyuan_layernorm: how norms of GLA and Gated DeltaNet round in the original release: kept for its checkpoints'
+            key names, without effect on what is computed here.
     """
 
     model_type = "canonlm"
@@ -42,24 +94,46 @@ class CanonLMConfig(PreTrainedConfig):
     num_attention_heads: int = 8
     num_key_value_heads: int = None  # type: ignore[assignment]  # until __post_init__
     head_dim: int = None  # type: ignore[assignment]  # until __post_init__
-    mixers: list[str] | None = None
+    mixers: list[str] = None  # type: ignore[assignment]  # until __post_init__
+    linear_num_heads: int = None  # type: ignore[assignment]  # until __post_init__
+    linear_num_key_value_heads: int = None  # type: ignore[assignment]  # until __post_init__
+    linear_key_head_dim: int = None  # type: ignore[assignment]  # until __post_init__
+    linear_value_head_dim: int = None  # type: ignore[assignment]  # until __post_init__
+    mamba_state_size: int = 128
+    mamba_n_groups: int = 1
+    conv_kernel: int = 4
+    output_gate: bool = True
+    output_gate_rank: int | None = 16
+    clamp_min: float | None = None
+    mlp: str = "gated"
+    num_experts: int = 32
+    expert_capacity: float = 2.0
     canon_set: str = ""
     canon_sets: list[str] | None = None
     canon_kernel: int = 4
     canon_residual: bool = True
     canon_activation: bool = False
     canon_bias: bool = False
+    canon_frozen: bool = False
     qk_norm: bool = False
     rope_theta: float = 10000.0
     rope_dim: int = None  # type: ignore[assignment]  # until __post_init__
+    rope_heads: int = None  # type: ignore[assignment]  # until __post_init__
+    alibi: str | None = None
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-5
     attention_bias: bool = False
     mlp_bias: bool = False
     attention_dropout: float = 0.0
     max_position_embeddings: int = 2048
+    z_loss: str | None = None
+    z_loss_weight: float = 1e-4
+    initializer: str = None  # type: ignore[assignment]  # until __post_init__
     initializer_range: float = 0.02
+    init_base_std: float | None = None
+    init_std_factor: str = "disabled"
     init_seed: int = 0
+    zeyuan_layernorm: bool = False
     tie_word_embeddings: bool = False
     use_cache: bool = True
     pad_token_id: int | None = None
@@ -67,8 +141,28 @@ class CanonLMConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs) -> None:
-        for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "canon_kernel"):
+        for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
             _check_positive(key, getattr(self, key))
+        self._settle_mixers()
+        self._settle_attention()
+        self._settle_recurrence()
+        self._settle_mlp()
+        self._settle_canon()
+        if self.initializer is None:
+            self.initializer = "fan_in" if set(self.mixers) == {"mamba2"} else "normal"
+        _check_choice("initializer", self.initializer, INITIALIZERS)
+        _check_choice("init_std_factor", self.init_std_factor, STD_FACTORS)
+        if self.z_loss is not None:
+            _check_choice("z_loss", self.z_loss, Z_LOSSES)
+        super().__post_init__(**kwargs)
+
+    def _settle_mixers(self) -> None:
+        self.mixers = self._per_layer("mixers", ["attention"] if self.mixers is None else self.mixers)
+        for mixer in self.mixers:
+            if mixer not in MIXERS:
+                raise unknown("mixer", mixer, MIXERS)
+
+    def _settle_attention(self) -> None:
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 what = f"a divisor of hidden_size = {self.hidden_size} (or set head_dim)"
@@ -76,45 +170,91 @@ class CanonLMConfig(PreTrainedConfig):
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
-        if self.intermediate_size is None:
-            self.intermediate_size = 8 * self.hidden_size // 3
-        for key in ("head_dim", "num_key_value_heads", "intermediate_size"):
-            _check_positive(key, getattr(self, key))
-        if self.num_attention_heads % self.num_key_value_heads:
-            what = f"a divisor of num_attention_heads = {self.num_attention_heads}"
-            raise expected("num_key_value_heads", what, self.num_key_value_heads)
+        _check_positive("head_dim", self.head_dim)
+        _check_divides("num_key_value_heads", self.num_key_value_heads, "num_attention_heads", self.num_attention_heads)
+        if self.alibi is not None:
+            _check_choice("alibi", self.alibi, ALIBI)
         if self.rope_dim is None:
-            self.rope_dim = self.head_dim
+            self.rope_dim = self.head_dim if self.alibi is None else 0
         if not isinstance(self.rope_dim, int) or self.rope_dim % 2 or not 0 <= self.rope_dim <= self.head_dim:
             what = f"an even number from 0 (no positions) to head_dim = {self.head_dim}"
             raise expected("rope_dim", what, self.rope_dim)
+        if self.rope_heads is None:
+            self.rope_heads = self.num_attention_heads
+        groups = self.num_attention_heads // self.num_key_value_heads
+        if self.rope_heads not in range(groups, self.num_attention_heads + 1, groups):
+            what = f"a multiple of {groups} (query heads per key head) up to {self.num_attention_heads}"
+            raise expected("rope_heads", what, self.rope_heads)
         if not 0 <= self.attention_dropout < 1:
             raise expected("attention_dropout", "a number >= 0 and < 1", self.attention_dropout)
+
+    def _settle_recurrence(self) -> None:
+        if self.linear_num_heads is None:
+            self.linear_num_heads = max(1, self.num_attention_heads // 2)
+        if self.linear_num_key_value_heads is None:
+            self.linear_num_key_value_heads = self.linear_num_heads
+        for key, share in (("linear_key_head_dim", 1), ("linear_value_head_dim", 2)):
+            if getattr(self, key) is None:
+                if self.is_recurrent and share * self.hidden_size % self.linear_num_heads:
+                    what = f"a divisor of hidden_size = {self.hidden_size} (or set {key})"
+                    raise expected("linear_num_heads", what, self.linear_num_heads)
+                setattr(self, key, share * self.hidden_size // self.linear_num_heads)
+        for key in ("linear_num_heads", "linear_key_head_dim", "linear_value_head_dim", "mamba_state_size"):
+            _check_positive(key, getattr(self, key))
+        _check_positive("conv_kernel", self.conv_kernel)
+        if self.output_gate_rank is not None:
+            _check_positive("output_gate_rank", self.output_gate_rank)
+        for key in ("linear_num_key_value_heads", "mamba_n_groups"):
+            _check_divides(key, getattr(self, key), "linear_num_heads", self.linear_num_heads)
+
+    def _settle_mlp(self) -> None:
+        _check_choice("mlp", self.mlp, MLPS)
+        if self.intermediate_size is None:
+            if self.is_recurrent:
+                self.intermediate_size = 2 * self.hidden_size
+            else:
+                self.intermediate_size = 4 * self.hidden_size if self.mlp == "standard" else 8 * self.hidden_size // 3
+        _check_positive("intermediate_size", self.intermediate_size)
+        _check_positive("num_experts", self.num_experts)
+        if not self.expert_capacity > 0:
+            raise expected("expert_capacity", "a number > 0", self.expert_capacity)
         if self.hidden_act not in ACT2FN:
             raise unknown("hidden_act", self.hidden_act, ACT2FN)
-        if self.mixers is None:
-            self.mixers = ["attention"] * self.num_hidden_layers
-        _check_length("mixers", self.mixers, self.num_hidden_layers)
-        for mixer in self.mixers:
-            if mixer not in MIXERS:
-                raise unknown("mixer", mixer, MIXERS)
+
+    def _settle_canon(self) -> None:
+        _check_positive("canon_kernel", self.canon_kernel)
+        key = "canon_set" if self.canon_sets is None else "canon_sets"
         if self.canon_sets is None:
-            self.canon_set = canonical_sites("canon_set", self.canon_set)
+            self.canon_set = canonical_sites(key, self.canon_set)
         else:
-            _check_length("canon_sets", self.canon_sets, self.num_hidden_layers)
-            self.canon_sets = [canonical_sites("canon_sets", sites) for sites in self.canon_sets]
+            self.canon_sets = [canonical_sites(key, sites) for sites in self._per_layer(key, self.canon_sets)]
         for layer_idx, mixer in enumerate(self.mixers):
-            if "b" in self.sites(layer_idx) and not MIXERS[mixer]["short_conv"]:
-                what = f"no site b: {mixer} has no short convolution"
-                raise expected("canon_set" if self.canon_sets is None else "canon_sets", what, self.sites(layer_idx))
-        super().__post_init__(**kwargs)
+            sites = self.sites(layer_idx)
+            if "b" in sites and not MIXERS[mixer].short_conv:
+                raise expected(key, f"no site b: {mixer} has no short convolution", sites)
+            if self.mlp == "none" and set("CD") & set(sites):
+                raise expected(key, 'no sites C and D with mlp = "none"', sites)
+            if self.mlp == "moe" and "D" in sites:
+                raise expected(key, 'no site D with mlp = "moe": neighbouring tokens go to different experts', sites)
+
+    def _per_layer(self, key: str, pattern: list[str]) -> list[str]:
+        if not pattern or self.num_hidden_layers % len(pattern):
+            raise expected(
+                key, f"one entry per layer, or a pattern that fills {self.num_hidden_layers} layers", pattern
+            )
+        return list(pattern) * (self.num_hidden_layers // len(pattern))
 
     def sites(self, layer_idx: int) -> str:
         """The Canon sites of a layer, in the order of `SITES`; their places are the layer's cache state indices."""
         return self.canon_set if self.canon_sets is None else self.canon_sets[layer_idx]
 
     def mixer(self, layer_idx: int) -> str:
-        return "attention" if self.mixers is None else self.mixers[layer_idx]
+        return self.mixers[layer_idx]
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Does any layer keep a recurrent state? Then decoding cannot be rewound."""
+        return any(MIXERS[mixer].recurrent for mixer in self.mixers)
 
     @property
     def canon_kwargs(self) -> dict[str, Any]:
@@ -131,10 +271,12 @@ class CanonLMConfig(PreTrainedConfig):
         """What transformers' caches allocate per layer. Derived, never set."""
         kinds = []
         for layer_idx, mixer in enumerate(self.mixers or []):
-            if MIXERS[mixer]["recurrent"]:
+            if MIXERS[mixer].recurrent:
                 kinds.append("linear_attention")
             else:
                 kinds.append("hybrid" if self.sites(layer_idx) else "full_attention")
+        if kinds and set(kinds) == {"linear_attention"}:
+            kinds[0] = "hybrid"  # such a cache could not tell its length: see `count_tokens` in models/cache.py
         return kinds
 
     @property
@@ -155,6 +297,12 @@ def _check_positive(key: str, value: object) -> None:
         raise expected(key, "an integer >= 1", value)
 
 
-def _check_length(key: str, values: list[str], length: int) -> None:
-    if len(values) != length:
-        raise expected(key, f"one entry per layer ({length})", values)
+def _check_divides(key: str, value: int, whole_key: str, whole: int) -> None:
+    _check_positive(key, value)
+    if whole % value:
+        raise expected(key, f"a divisor of {whole_key} = {whole}", value)
+
+
+def _check_choice(key: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise expected(key, " or ".join(f'"{choice}"' for choice in choices), value)

@@ -1,12 +1,12 @@
-"""Token mixers: one file, one architecture. `MIXERS` in `models/config.py` says what each can do."""
+"""Token mixers: one file, one architecture. `MIXERS` in `models/config.py` lists them."""
+
+import importlib
 
 from torch import nn
 
-from canonlm.models.config import CanonLMConfig
-from canonlm.models.mixers.attention import Attention
-
-MIXER_CLASSES: dict[str, type[nn.Module]] = {"attention": Attention}
+from canonlm.models.config import MIXERS, CanonLMConfig
 
 
 def build_mixer(config: CanonLMConfig, layer_idx: int) -> nn.Module:
-    return MIXER_CLASSES[config.mixer(layer_idx)](config, layer_idx)
+    module, name = MIXERS[config.mixer(layer_idx)].path.rsplit(".", 1)
+    return getattr(importlib.import_module(module), name)(config, layer_idx)
