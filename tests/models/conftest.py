@@ -31,8 +31,8 @@ def small_model():
                 noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 if "norm" in name:
                     parameter.copy_(1 + 0.2 * noise)
-                elif "canon" not in name:
-                    parameter.copy_(noise * (1.0 if "embed" in name else 2 * parameter.shape[-1] ** -0.5))
+                elif parameter.ndim == 2 or "bias" in name:
+                    parameter.copy_(noise * (1.0 if "embed" in name else 1.5 * parameter.shape[-1] ** -0.5))
         return model
 
     return make

@@ -30,7 +30,10 @@ def assert_same(got, expected):
         ({"canon_set": "AXD"}, r'^canon_set: expected letters out of A, b, B, C, D \(such as "ABCD"\), got "AXD"$'),
         ({"canon_set": "Ab"}, r'^canon_set: expected no site b: attention has no short convolution, got "Ab"$'),
         ({"canon_sets": ["A", "b"]}, r'^canon_sets: expected no site b: .*, got "b"$'),
-        ({"canon_sets": ["A"]}, r"^canon_sets: expected one entry per layer \(2\), got \['A'\]$"),
+        (
+            {"canon_sets": ["A", "B", "C"]},
+            r"^canon_sets: expected one entry per layer \(2\), or a pattern that repeats, got \['A', 'B', 'C'\]$",
+        ),
         ({"canon_kernel": 0}, r"^canon_kernel: expected an integer >= 1, got 0$"),
         ({"vocab_size": -3}, r"^vocab_size: expected an integer >= 1, got -3$"),
         ({"intermediate_size": 0}, r"^intermediate_size: expected an integer >= 1, got 0$"),
@@ -40,7 +43,7 @@ def assert_same(got, expected):
         ({"rope_dim": 10}, r"^rope_dim: expected an even number .*, got 10$"),
         ({"rope_dim": -2}, r"^rope_dim: expected an even number .*, got -2$"),
         ({"mixers": ["attention", "atention"]}, r'^unknown mixer "atention"\. Did you mean "attention"\? Mixers: '),
-        ({"mixers": ["attention"]}, r"^mixers: expected one entry per layer \(2\), got \['attention'\]$"),
+        ({"mixers": []}, r"^mixers: expected one entry per layer \(2\), or a pattern that repeats, got \[\]$"),
         ({"hidden_act": "silo"}, r'^unknown hidden_act "silo"\. Did you mean "silu"\?'),
     ],
 )

@@ -5,13 +5,28 @@ import torch
 from torch.testing import assert_close
 from transformers import DynamicCache, StaticCache
 
+RECURRENT = {
+    "gla": {"mixers": ["gla"], "linear_num_key_value_heads": 1, "clamp_min": -0.5},
+    "gdn": {"mixers": ["gdn"]},
+    "mamba2": {"mixers": ["mamba2"], "mamba_state_size": 16},
+    "retention": {"mixers": ["retention"]},
+    "hybrid": {"mixers": ["gdn", "attention", "mamba2"], "num_hidden_layers": 3, "mamba_state_size": 16},
+}
+SITES = {
+    "llama": ["", "A", "B", "C", "D", "ABCD"],
+    "gla": ["", "A", "b", "B", "C", "D", "AbBCD"],
+    "gdn": ["", "A", "b", "B", "C", "D", "AbBCD"],
+    "mamba2": ["", "A", "b", "B", "C", "D", "AbBCD"],
+    "retention": ["", "AbBCD"],
+    "hybrid": ["", "A", "B", "C", "D"],
+}
 MODELS = {
-    "none": {"canon_set": ""},
-    "A": {"canon_set": "A"},
-    "B": {"canon_set": "B"},
-    "C": {"canon_set": "C"},
-    "D": {"canon_set": "D"},
-    "ABCD": {"canon_set": "ABCD"},
+    f"{name}+{sites}": {"canon_set": sites, **RECURRENT.get(name, {})} for name, each in SITES.items() for sites in each
+}
+MODELS |= {
+    "hybrid+AbBCD": {**RECURRENT["hybrid"], "canon_sets": ["AbBCD", "ABCD", "AbBCD"]},
+    "mamba2-no-mlp": {**RECURRENT["mamba2"], "mlp": "none", "canon_set": "Ab", "mamba_n_groups": 2},
+    "attention-last": {"mixers": ["gla", "gla", "attention"], "num_hidden_layers": 3, "canon_sets": ["b", "Ab", "A"]},
     "options": {
         "canon_set": "ABCD",
         "canon_kernel": 3,
@@ -22,19 +37,34 @@ MODELS = {
     },
     "per-layer": {"num_hidden_layers": 3, "canon_sets": ["A", "ABCD", ""]},
 }
+ALWAYS = {"llama+", "llama+ABCD", "gla+AbBCD", "gdn+AbBCD", "mamba2+AbBCD", "hybrid+", "hybrid+AbBCD", "options"}
 EXACT = {"atol": 1e-10, "rtol": 0}
 ROUNDED = {"atol": 1e-4, "rtol": 0, "check_dtype": False}  # `generate` hands out logits in float32
 NEW = 12
 
 
-@pytest.fixture(params=[pytest.param(m, marks=pytest.mark.slow) if m in ["A", "B", "C", "D"] else m for m in MODELS])
-def sites(request):
-    return request.param
+def matrix(names):
+    """Models of these names; those not in `ALWAYS` are left to the long matrices."""
+    return [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.fixture
-def model(small_model, sites):
-    return small_model(**MODELS[sites])
+def is_recurrent(name):
+    return bool(set(MODELS[name].get("mixers", [])) - {"attention"})
+
+
+@pytest.fixture(params=matrix(MODELS))
+def model(small_model, request):
+    return small_model(**MODELS[request.param])
+
+
+@pytest.fixture(params=matrix(name for name in MODELS if not is_recurrent(name)))
+def attention_model(small_model, request):
+    return small_model(**MODELS[request.param])
+
+
+@pytest.fixture(params=matrix(name for name in MODELS if is_recurrent(name)))
+def recurrent_model(small_model, request):
+    return small_model(**MODELS[request.param])
 
 
 def ids(*shape):
@@ -187,8 +217,8 @@ def test_packed_and_padded(model, pads, make_cache):
     assert_close(logits[mask != 0], documents_alone(model, tokens, doc_ids)[0], **EXACT)
 
 
-def test_prompt_lookup_equals_greedy(model):
-    prompt = ids(1, 6).repeat(1, 3)  # repeats itself: there is something to look up
+def test_prompt_lookup_equals_greedy(attention_model):
+    model, prompt = attention_model, ids(1, 6).repeat(1, 3)  # repeats itself: there is something to look up
     assert torch.equal(generate(model, prompt, prompt_lookup_num_tokens=4)[0], greedy(model, prompt)[0])
     doc_ids = torch.tensor([[0] * 16 + [1] * 2])
     found = generate(model, prompt, prompt_lookup_num_tokens=4, doc_ids=doc_ids)[0]
@@ -198,7 +228,8 @@ def test_prompt_lookup_equals_greedy(model):
 @pytest.mark.parametrize("removed", [1, 3, 6])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("recorded_from", [0, 8])
-def test_cropping_is_exact(model, removed, packed, recorded_from):
+def test_cropping_is_exact(attention_model, removed, packed, recorded_from):
+    model = attention_model
     tokens, doc_ids = ids(2, 14), DOCUMENTS if packed else None
     expected = documents_alone(model, tokens, DOCUMENTS) if packed else whole(model, tokens)
     cache = dynamic(model)
@@ -215,6 +246,21 @@ def test_cropping_is_exact(model, removed, packed, recorded_from):
     assert_close(got, expected[:, 14 - removed :], **EXACT)
 
 
+def test_a_recurrent_state_refuses_to_rewind(recurrent_model):
+    """The library alone would crop the convolutions, keep the recurrent state, and go on with wrong tokens."""
+    model, tokens = recurrent_model, ids(2, 14)
+    filled = dynamic(model)
+    in_chunks(model, tokens[:, :8], [8], filled)
+    with pytest.raises(RuntimeError, match="Call `activate_past_recording`"):
+        filled.crop(-2)
+    for cache in (filled, dynamic(model)):
+        cache.activate_past_recording()
+        with pytest.raises(ValueError, match="past_key_values: expected a model without recurrent layers"):
+            in_chunks(model, tokens[:, 8:], [6], cache)
+    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
+        generate(model, ids(1, 6), prompt_lookup_num_tokens=4)
+
+
 @pytest.mark.parametrize("make_cache", [dynamic, static])
 def test_reset(model, make_cache):
     cache = make_cache(model)
@@ -226,9 +272,9 @@ def test_reset(model, make_cache):
     assert_close(in_chunks(model, tokens, [2, 1, 4], cache), whole(model, tokens), **EXACT)
 
 
-def test_a_cache_without_configuration_is_refused_before_it_is_used(model, sites):
+def test_a_cache_without_configuration_is_refused_before_it_is_used(model):
     cache = DynamicCache()
-    if sites == "none":
+    if set(model.config.layer_types) == {"full_attention"}:
         assert_close(in_chunks(model, ids(2, 7), [2, 1, 4], cache), whole(model, ids(2, 7)), **EXACT)
         return
     with pytest.raises(ValueError, match=r"past_key_values: expected a cache made with config=model\.config"):

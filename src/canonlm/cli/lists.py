@@ -30,4 +30,8 @@ def archs() -> None:
         table.add_row(f"+{name}", modifier.about)
     console = Console()
     console.print(table)
-    console.print("\nPut together: llama+canon, llama-nope+canon=AC, llama+canon+rope=0.25", highlight=False)
+    for examples in (
+        "\nPut together: llama+canon, gla5+canon, llama-nope+canon=AC, llama+canon+rope=0.25",
+        "Without the short convolutions: gla5-conv. Layers that take turns: gdn2.gdn2.gdn2.llama",
+    ):
+        console.print(examples, highlight=False)

@@ -118,6 +118,33 @@ def fill_unused_states(cache: Cache | None, layer_idx: int, used: int, x_BTC: Te
         layer.update_conv_state(nothing, state_idx=state_idx, conv_kernel_size=1)
 
 
+def read_recurrence(cache: Cache | None, layer_idx: int, layout: Layout) -> Tensor | None:
+    """The recurrent state that the first new token starts from, `[B, ...]`; None: from nothing."""
+    if cache is None:
+        return None
+    layer: Any = cache.layers[layer_idx]
+    if layer.record_past:
+        what = "a model without recurrent layers: their state cannot be taken back (prompt lookup, crop)"
+        raise expected("past_key_values", what, f"recorded past of layer {layer_idx}")
+    state = layer.recurrent_states[0]
+    if state is not None and layout.continues is not None:
+        state = state * layout.continues[:, -1].view(-1, *[1] * (state.ndim - 1)).to(state.dtype)
+    return state
+
+
+def write_recurrence(cache: Cache | None, layer_idx: int, state: Tensor) -> None:
+    if cache is not None:
+        layer: Any = cache.layers[layer_idx]
+        layer.update_recurrent_state(state)
+
+
+def count_tokens(cache: Cache | None, config: PreTrainedConfig, x_BTD: Tensor) -> None:
+    """A cache of recurrent layers alone could not tell its length: its first layer is given keys, of one channel."""
+    if cache is not None and "attention" not in config.mixers:
+        marks = x_BTD.new_zeros(x_BTD.shape[0], 1, x_BTD.shape[1], 1)
+        cache.update(marks, marks, 0)
+
+
 def _read_state(layer: Any, state_idx: int, kernel: int) -> Tensor | None:
     state = layer.conv_states[state_idx]
     if state is None:

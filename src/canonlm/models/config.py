@@ -27,6 +27,7 @@ MIXERS = {
     "gla": MixerKind("canonlm.models.mixers.gla.GatedLinearAttention"),
     "gdn": MixerKind("canonlm.models.mixers.gdn.GatedDeltaNet"),
     "mamba2": MixerKind("canonlm.models.mixers.mamba2.Mamba2"),
+    "retention": MixerKind("canonlm.models.mixers.retention.Retention"),
 }
 """Every mixer: a new one is a file in `models/mixers` and a line here (docs/add-a-mixer.md)."""
 
@@ -41,7 +42,8 @@ class CanonLMConfig(PreTrainedConfig):
     """
     Args:
         vocab_size, hidden_size, num_hidden_layers, num_attention_heads: as everywhere in transformers.
-        mixers: one name per layer, or fewer that repeat (["gdn", "gdn", "gdn", "attention"]); default: attention in all.
+        mixers: one name per layer, or fewer that repeat (["gdn", "gdn", "gdn", "attention"]);
+            default: attention in all.
 
         num_key_value_heads: fewer than heads for grouped-query attention; default: as many.
         head_dim: of attention; default hidden_size / num_attention_heads.
@@ -63,13 +65,15 @@ class CanonLMConfig(PreTrainedConfig):
         clamp_min: smallest log-decay of GLA; None: no bound.
 
         mlp: "gated" (down(act(gate) * up)), "standard" (down(act(up))), "moe" (gated experts, one per token) or "none".
-        intermediate_size: width of the MLP or of one expert; default: 8/3 hidden_size rounded down in a Transformer with
-            gated MLPs, 4 hidden_size with standard ones, 2 hidden_size where a mixer is recurrent.
+        intermediate_size: width of the MLP or of one expert; default: 8/3 hidden_size rounded down in a Transformer
+            with gated MLPs, 4 hidden_size with standard ones, 2 hidden_size where a mixer is recurrent.
         hidden_act: name of the activation, as in transformers: "silu", "relu2", "gelu", …
-        num_experts, expert_capacity: of "moe": an expert takes at most expert_capacity * tokens / num_experts tokens.
+        num_experts, expert_capacity: of "moe": in training an expert takes at most expert_capacity * tokens /
+            num_experts tokens of a call, and further ones get nothing.
+        router_loss_weight: of the loss that keeps experts equally busy, one term per layer, in training.
 
-        canon_set: Canon sites, letters out of `A` (before the mixer), `b` (the short convolutions of a recurrent mixer),
-            `B` (on its projections), `C` (before the MLP), `D` (inside it). Order and repeats mean nothing.
+        canon_set: Canon sites, letters out of `A` (before the mixer), `b` (the short convolutions of a recurrent
+            mixer), `B` (on its projections), `C` (before the MLP), `D` (inside it). Order and repeats mean nothing.
             `canon_sets`: the same, one string per layer, or fewer that repeat.
         canon_kernel, canon_residual, canon_activation, canon_bias: see `CanonLayer`.
         canon_frozen: Canon weights keep their random initial values (site b is trained).
@@ -77,9 +81,10 @@ class CanonLMConfig(PreTrainedConfig):
         z_loss: "logsumexp" adds z_loss_weight * log(Z)^2 to each token's loss l, "squared_nll" z_loss_weight * l^2.
         init_seed: weights are a function of (init_seed, parameter name) alone.
         initializer: "normal" (standard deviation `initializer_range`), "fan_in" (uniform, torch's default for linear
-            layers) or "truncated" (normal, cut at three standard deviations of 1 / sqrt(fan-in), or of `init_base_std`
-            in the layers; what writes into the residual stream is divided by `init_std_factor`). Default: "fan_in" if
-            all mixers are mamba2, else "normal".
+            layers; embeddings as before) or "truncated" (normal, cut at three standard deviations of 1 / sqrt(fan-in),
+            or of `init_base_std` in the layers; what writes into the residual stream is divided by `init_std_factor`).
+            Default: "fan_in" if all mixers are mamba2, else "normal". `initializer_range`: default 0.1 with "fan_in",
+            else 0.02.
         zeyuan_layernorm: how norms of GLA and Gated DeltaNet round in the original release: kept for its checkpoints'
             key names, without effect on what is computed here.
     """
@@ -108,6 +113,7 @@ class CanonLMConfig(PreTrainedConfig):
     mlp: str = "gated"
     num_experts: int = 32
     expert_capacity: float = 2.0
+    router_loss_weight: float = 0.01
     canon_set: str = ""
     canon_sets: list[str] | None = None
     canon_kernel: int = 4
@@ -129,7 +135,7 @@ class CanonLMConfig(PreTrainedConfig):
     z_loss: str | None = None
     z_loss_weight: float = 1e-4
     initializer: str = None  # type: ignore[assignment]  # until __post_init__
-    initializer_range: float = 0.02
+    initializer_range: float = None  # type: ignore[assignment]  # until __post_init__
     init_base_std: float | None = None
     init_std_factor: str = "disabled"
     init_seed: int = 0
@@ -151,6 +157,8 @@ class CanonLMConfig(PreTrainedConfig):
         if self.initializer is None:
             self.initializer = "fan_in" if set(self.mixers) == {"mamba2"} else "normal"
         _check_choice("initializer", self.initializer, INITIALIZERS)
+        if self.initializer_range is None:
+            self.initializer_range = 0.1 if self.initializer == "fan_in" else 0.02
         _check_choice("init_std_factor", self.init_std_factor, STD_FACTORS)
         if self.z_loss is not None:
             _check_choice("z_loss", self.z_loss, Z_LOSSES)
@@ -239,9 +247,7 @@ class CanonLMConfig(PreTrainedConfig):
 
     def _per_layer(self, key: str, pattern: list[str]) -> list[str]:
         if not pattern or self.num_hidden_layers % len(pattern):
-            raise expected(
-                key, f"one entry per layer, or a pattern that fills {self.num_hidden_layers} layers", pattern
-            )
+            raise expected(key, f"one entry per layer ({self.num_hidden_layers}), or a pattern that repeats", pattern)
         return list(pattern) * (self.num_hidden_layers // len(pattern))
 
     def sites(self, layer_idx: int) -> str:

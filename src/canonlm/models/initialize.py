@@ -4,6 +4,8 @@ Drawn on the CPU in float32 and written with transformers' own functions, which 
 """
 
 import hashlib
+import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,9 @@ from canonlm.models.config import CanonLMConfig
 from canonlm.models.norm import RMSNorm
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+Fill = Callable[[Tensor, torch.Generator], object]
+"""Fills a float32 tensor in place from a generator."""
 
 
 def canonical_name(name: str) -> str:
@@ -33,18 +38,89 @@ def init_parameters(module: nn.Module, module_name: str, config: CanonLMConfig) 
     for leaf, parameter in module.named_parameters(recurse=False):
         if parameter.is_meta:
             continue
-        name = f"{module_name}.{leaf}" if module_name else leaf
-        if isinstance(module, CanonLayer):
-            _draw(parameter, name, config, lambda x, g, b=module.init_bound: x.uniform_(-b, b, generator=g))
-        elif isinstance(module, RMSNorm):
-            initialization.ones_(parameter)
-        elif leaf == "bias":
-            initialization.zeros_(parameter)
-        else:
-            _draw(parameter, name, config, lambda x, g: x.normal_(0.0, config.initializer_range, generator=g))
+        name = canonical_name(f"{module_name}.{leaf}" if module_name else leaf)
+        fill = getattr(module, "initial", {}).get(leaf) or usual(module, name, config)
+        values = torch.empty(parameter.shape, dtype=torch.float32)
+        fill(values, generator_for(config.init_seed, name))
+        initialization.copy_(parameter, values)
 
 
-def _draw(parameter: Tensor, name: str, config: CanonLMConfig, fill) -> None:
-    values = torch.empty(parameter.shape, dtype=torch.float32)
-    fill(values, generator_for(config.init_seed, name))
-    initialization.copy_(parameter, values)
+def usual(module: nn.Module, name: str, config: CanonLMConfig) -> Fill:
+    """How a parameter starts by what its module is and by `config.initializer`."""
+    if isinstance(module, CanonLayer):
+        return uniform(module.init_bound)
+    if isinstance(module, RMSNorm):
+        return ones
+    if name.endswith("bias"):
+        return zeros
+    embeds = isinstance(module, nn.Embedding)
+    if config.initializer == "truncated":
+        return _truncated(name, config, in_layer=not embeds and not name.startswith("lm_head"))
+    if config.initializer == "fan_in" and not embeds:
+        return lambda x, generator: x.uniform_(-(x.shape[-1] ** -0.5), x.shape[-1] ** -0.5, generator=generator)
+    return normal(config.initializer_range)
+
+
+def _truncated(name: str, config: CanonLMConfig, in_layer: bool) -> Fill:
+    """Meta lingua's: projections into the residual stream (the mixer's and the MLP's last) are scaled down by depth."""
+    std = config.hidden_size**-0.5
+    if not in_layer:
+        return truncated_normal(std, 3 * std)
+    from_mlp = ".mlp." in name and "down_proj" in name
+    if from_mlp:
+        std = config.intermediate_size**-0.5
+    if config.init_base_std is not None:
+        std = config.init_base_std
+    if not from_mlp and not name.endswith(("o_proj.weight", "out_proj.weight")):
+        return truncated_normal(std, 3 * std)
+    depth = int(name.split(".")[1])
+    divisor = {
+        "disabled": 1.0,
+        "current_depth": math.sqrt(2 * (depth + 1)),
+        "global_depth": math.sqrt(2 * (config.num_hidden_layers + 1)),
+        "dim_ratio": config.hidden_size / 4096,
+    }[config.init_std_factor]
+    # As there: the mixer's is cut where it would be without the division.
+    return truncated_normal(std / divisor, 3 * (std / divisor if from_mlp else std))
+
+
+def start_with(module: nn.Module, **fills: Fill) -> None:
+    """Let parameters of `module`, by their names in it, start differently from what is usual for its kind."""
+    module.initial = fills  # type: ignore[assignment]
+
+
+def ones(x: Tensor, generator: torch.Generator) -> None:
+    x.fill_(1)
+
+
+def zeros(x: Tensor, generator: torch.Generator) -> None:
+    x.zero_()
+
+
+def normal(std: float) -> Fill:
+    return lambda x, generator: x.normal_(0.0, std, generator=generator)
+
+
+def uniform(bound: float) -> Fill:
+    return lambda x, generator: x.uniform_(-bound, bound, generator=generator)
+
+
+def truncated_normal(std: float, cut: float) -> Fill:
+    return lambda x, generator: nn.init.trunc_normal_(x, 0.0, std, -cut, cut, generator=generator)
+
+
+def log_of_uniform(low: float, high: float) -> Fill:
+    def fill(x: Tensor, generator: torch.Generator) -> None:
+        x.uniform_(low, high, generator=generator).clamp_(min=torch.finfo(x.dtype).tiny).log_()
+
+    return fill
+
+
+def inverse_softplus_of_log_uniform(low: float, high: float, floor: float = 1e-4) -> Fill:
+    """softplus of the result is log-uniform in [low, high]: time steps of Mamba2 and Gated DeltaNet."""
+
+    def fill(x: Tensor, generator: torch.Generator) -> None:
+        steps = x.uniform_(math.log(low), math.log(high), generator=generator).exp().clamp(min=floor)
+        x.copy_(steps + torch.log(-torch.expm1(-steps)))
+
+    return fill

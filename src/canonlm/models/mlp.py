@@ -1,5 +1,8 @@
-"""The gated MLP, with Canon-D on its two projections."""
+"""What follows the mixer in a layer: a gated MLP, a standard one, or one of many experts per token."""
 
+import math
+
+import torch
 from torch import Tensor, nn
 from transformers import Cache
 from transformers.activations import ACT2FN
@@ -25,9 +28,104 @@ class GatedMLP(nn.Module):
             self.canonD_gate = CanonLayer(width, **config.canon_kwargs)
             self.canonD_up = CanonLayer(width, **config.canon_kwargs)
 
-    def forward(self, x_BTD: Tensor, layout: Layout, past_key_values: Cache | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, layout: Layout, past_key_values: Cache | None = None) -> tuple[Tensor, None]:
         gate, up = self.gate_proj(x_BTD), self.up_proj(x_BTD)
         if self.state_idx >= 0:
             canons = (self.canonD_gate, self.canonD_up)
             gate, up = run_site(canons, (gate, up), layout, past_key_values, self.layer_idx, self.state_idx)
-        return self.down_proj(self.act_fn(gate) * up)
+        return self.down_proj(self.act_fn(gate) * up), None
+
+
+class StandardMLP(nn.Module):
+    """down(act(up(x))); Canon-D comes before the nonlinearity."""
+
+    def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
+        super().__init__()
+        hidden, width, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.layer_idx = layer_idx
+        self.up_proj = nn.Linear(hidden, width, bias=bias)
+        self.down_proj = nn.Linear(width, hidden, bias=bias)
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.state_idx = config.sites(layer_idx).find("D")
+        if self.state_idx >= 0:
+            self.canonD_up = CanonLayer(width, **config.canon_kwargs)
+
+    def forward(self, x_BTD: Tensor, layout: Layout, past_key_values: Cache | None = None) -> tuple[Tensor, None]:
+        up = self.up_proj(x_BTD)
+        if self.state_idx >= 0:
+            [up] = run_site([self.canonD_up], [up], layout, past_key_values, self.layer_idx, self.state_idx)
+        return self.down_proj(self.act_fn(up)), None
+
+
+class Experts(nn.Module):
+    """E gated MLPs side by side: `[E, tokens, D]` to the same."""
+
+    def __init__(self, config: CanonLMConfig) -> None:
+        super().__init__()
+        experts, hidden, width = config.num_experts, config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Parameter(torch.empty(experts, width, hidden))
+        self.up_proj = nn.Parameter(torch.empty(experts, width, hidden))
+        self.down_proj = nn.Parameter(torch.empty(experts, hidden, width))
+        self.act_fn = ACT2FN[config.hidden_act]
+
+    def forward(self, x_ECD: Tensor) -> Tensor:
+        return (self.act_fn(x_ECD @ self.gate_proj.mT) * (x_ECD @ self.up_proj.mT)) @ self.down_proj.mT
+
+
+class MoE(nn.Module):
+    """p_e(x) * expert_e(x), where e is the likeliest of E experts under p = softmax(router(x)): the Switch Transformer
+    (arXiv 2101.03961, Eq. 1-2).
+
+    In training an expert takes the first ceil(expert_capacity * tokens / E) of the tokens that choose it, row after row
+    of the batch; the others get zeros. In evaluation it takes all of them, for what a token gets must not depend on its
+    neighbours if decoding is to equal one call on the whole. Padding is no token here: it gets zeros, takes no place.
+    """
+
+    def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.num_experts, self.capacity_factor = config.num_experts, config.expert_capacity
+        self.router = nn.Linear(config.hidden_size, config.num_experts, bias=False)
+        self.experts = Experts(config)
+
+    def forward(
+        self, x_BTD: Tensor, layout: Layout, past_key_values: Cache | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns also, in training, what keeps the experts equally busy: E * sum_e f_e * P_e (Eq. 4-6), with f_e the
+        share of tokens that choose expert e and P_e its mean probability; 1 if all are alike."""
+        x_ND, mask = x_BTD.flatten(0, 1), layout.attention_mask
+        p_NE = self._probabilities(x_ND)
+        p_N, choice_N = p_NE.max(-1)
+        real_N = x_ND.new_ones(len(x_ND), dtype=torch.bool) if mask is None else mask.flatten() != 0
+        chosen_NE = (choice_N[:, None] == torch.arange(self.num_experts, device=x_ND.device)) & real_N[:, None]
+        tokens, wanted_E = real_N.sum(), chosen_NE.sum(0)
+        # Places per expert: a number, as shapes need one; the capacity may be lower, and is known to the device alone.
+        if self.training:
+            places = math.ceil(self.capacity_factor * len(x_ND) / self.num_experts)
+            capacity = (self.capacity_factor * tokens.double() / self.num_experts).ceil()
+        else:
+            capacity = wanted_E.max()
+            places = len(x_ND) if torch.compiler.is_compiling() else int(capacity)
+        queue_N = chosen_NE.cumsum(0).gather(1, choice_N[:, None])[:, 0] - 1
+        # One slot more than there are places: for the tokens that no expert takes.
+        slot_N = torch.where(real_N & (queue_N < capacity), choice_N * places + queue_N, self.num_experts * places)
+        x_SD = x_ND.new_zeros(self.num_experts * places + 1, x_ND.shape[1]).index_copy(0, slot_N, x_ND)
+        y_ECD = self.experts(x_SD[:-1].unflatten(0, (self.num_experts, places)))
+        y_ND = nn.functional.pad(y_ECD.flatten(0, 1), (0, 0, 0, 1)).index_select(0, slot_N)
+        y_BTD = (y_ND * p_N[:, None]).to(y_ND.dtype).view_as(x_BTD)
+        if not self.training:
+            return y_BTD, None
+        return y_BTD, self.num_experts * (wanted_E * (p_NE * real_N[:, None]).sum(0)).sum() / tokens**2
+
+    def _probabilities(self, x_ND: Tensor) -> Tensor:
+        """In at least float32, under autocast too: logits in bfloat16 tie, and choose wrongly."""
+        compute = torch.promote_types(x_ND.dtype, torch.float32)
+        with torch.autocast(x_ND.device.type, enabled=False):
+            return nn.functional.linear(x_ND.to(compute), self.router.weight.to(compute)).softmax(-1)
+
+
+MLPS = {"gated": GatedMLP, "standard": StandardMLP, "moe": MoE}
+
+
+def build_mlp(config: CanonLMConfig, layer_idx: int) -> nn.Module | None:
+    """The MLP of a layer: called with (x, layout, cache) it returns (y, router loss or None)."""
+    return None if config.mlp == "none" else MLPS[config.mlp](config, layer_idx)

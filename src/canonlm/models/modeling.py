@@ -6,6 +6,7 @@
 Parameters are named as in transformers' Llama, so that a plain Llama's state dict loads as it is.
 """
 
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -22,6 +23,7 @@ from canonlm.errors import expected
 from canonlm.models.cache import (
     Layout,
     check_cache,
+    count_tokens,
     document_runs,
     documents_from_positions,
     fill_unused_states,
@@ -31,9 +33,10 @@ from canonlm.models.cache import (
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.initialize import init_parameters
 from canonlm.models.mixers import build_mixer
-from canonlm.models.mixers.attention import Attention, rotary_table
-from canonlm.models.mlp import GatedMLP
+from canonlm.models.mixers.attention import Attention
+from canonlm.models.mlp import build_mlp
 from canonlm.models.norm import RMSNorm
+from canonlm.models.positions import alibi_mask, rotary_table
 
 
 class DecoderLayer(GradientCheckpointingLayer):
@@ -42,10 +45,12 @@ class DecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
         super().__init__()
         self.layer_idx, self.sites = layer_idx, config.sites(layer_idx)
+        self.mixer_name = "self_attn" if config.mixer(layer_idx) == "attention" else "mixer"
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = build_mixer(config, layer_idx)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = GatedMLP(config, layer_idx)
+        self.add_module(self.mixer_name, build_mixer(config, layer_idx))
+        self.mlp = build_mlp(config, layer_idx)
+        if self.mlp is not None:
+            self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         for site in "AC":
             if site in self.sites:
                 self.add_module(f"canon{site}", CanonLayer(config.hidden_size, **config.canon_kwargs))
@@ -58,14 +63,19 @@ class DecoderLayer(GradientCheckpointingLayer):
         rotary: tuple[Tensor, Tensor] | None = None,
         past_key_values: Cache | None = None,
         **kwargs,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the stream and, from experts in training, the loss that balances them."""
+        router_loss = None
         x_BTD = self._canon("A", self.input_layernorm(h_BTD), layout, past_key_values)
-        y_BTD, _ = self.self_attn(x_BTD, layout, attention_mask, rotary, past_key_values, **kwargs)
+        mixer = self.get_submodule(self.mixer_name)
+        y_BTD, _ = mixer(x_BTD, layout, attention_mask, rotary, past_key_values, **kwargs)
         h_BTD = h_BTD + y_BTD
-        x_BTD = self._canon("C", self.post_attention_layernorm(h_BTD), layout, past_key_values)
-        h_BTD = h_BTD + self.mlp(x_BTD, layout, past_key_values)
+        if self.mlp is not None:
+            x_BTD = self._canon("C", self.post_attention_layernorm(h_BTD), layout, past_key_values)
+            y_BTD, router_loss = self.mlp(x_BTD, layout, past_key_values)
+            h_BTD = h_BTD + y_BTD
         fill_unused_states(past_key_values, self.layer_idx, len(self.sites), h_BTD)
-        return h_BTD
+        return h_BTD, router_loss
 
     def _canon(self, site: str, x_BTD: Tensor, layout: Layout, cache: Cache | None) -> Tensor:
         if site not in self.sites:
@@ -82,20 +92,48 @@ class CanonLMPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["DecoderLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": DecoderLayer, "attentions": Attention}
+
+    @property
+    def _is_stateful(self) -> bool:  # type: ignore[override]
+        return self.config.is_recurrent
+
+    @property
+    def _supports_flash_attn(self) -> bool:  # type: ignore[override]
+        return self.config.alibi is None
+
+    @property
+    def _supports_flex_attn(self) -> bool:  # type: ignore[override]
+        return self.config.alibi is None
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str:
+        if self.config.alibi is not None and attn_implementation not in (None, "sdpa", "eager"):
+            what = '"sdpa" or "eager" with alibi, which other kernels have no place for'
+            raise expected("attn_implementation", what, attn_implementation)
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
     def initialize_weights(self) -> None:
         # The library hands modules to `_init_weights` one by one, without the names that our draws depend on.
         for name, module in self.named_modules():
             module._init_name = name
         super().initialize_weights()
+        # Not when layers are built: loading replaces their parameters by trainable ones, and comes here last.
+        if self.config.canon_frozen:
+            for name, module in self.named_modules():
+                if name.rpartition(".")[2].startswith("canon"):
+                    module.requires_grad_(False)
 
     def _init_weights(self, module: nn.Module) -> None:
         init_parameters(module, str(module._init_name), self.config)
+
+
+@dataclass
+class DecoderOutput(BaseModelOutputWithPast):
+    """As of every decoder of transformers, and, from experts in training, the sum of their layers' router losses."""
+
+    router_loss: Tensor | None = None
 
 
 class CanonLMModel(CanonLMPreTrainedModel):
@@ -121,7 +159,7 @@ class CanonLMModel(CanonLMPreTrainedModel):
         doc_ids: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs,
-    ) -> BaseModelOutputWithPast:
+    ) -> DecoderOutput:
         """As every decoder of transformers, and `doc_ids`: the documents of packed rows, one integer per token; with
         a filled cache it covers the cached tokens too, as `attention_mask` does. Positions that restart say the same
         (the library's own convention), when nothing is cached yet."""
@@ -134,18 +172,24 @@ class CanonLMModel(CanonLMPreTrainedModel):
             check_cache(past_key_values, self.config)
 
         layout, doc_ids, position_ids = self._layout(h_BTD, attention_mask, position_ids, past_key_values, doc_ids)
-        causal_mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=h_BTD,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            and_mask_function=None if doc_ids is None else self._same_document(doc_ids),
-        )
-        config, rotary = self.config, None
-        if config.rope_dim:
-            rotary = rotary_table(position_ids, config.rope_dim, config.rope_theta, h_BTD.dtype)
+        config, causal_mask, rotary = self.config, None, None
+        if "attention" in config.mixers:
+            causal_mask = create_causal_mask(
+                config=config,
+                inputs_embeds=h_BTD,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                and_mask_function=None if doc_ids is None else self._same_document(doc_ids),
+                allow_is_causal_skip=config.alibi is None,
+            )
+            if config.alibi is not None:
+                mask = cast(Tensor, causal_mask)
+                causal_mask = alibi_mask(config, mask, attention_mask, doc_ids, past_key_values, h_BTD.dtype)
+            if config.rope_dim:
+                rotary = rotary_table(position_ids, config.rope_dim, config.rope_theta, h_BTD.dtype)
+        router_losses = []
         for layer in self.layers:
-            h_BTD = layer(
+            h_BTD, router_loss = layer(
                 h_BTD,
                 layout,
                 attention_mask=causal_mask,
@@ -153,7 +197,14 @@ class CanonLMModel(CanonLMPreTrainedModel):
                 past_key_values=past_key_values,
                 **kwargs,
             )
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(h_BTD), past_key_values=past_key_values)
+            if router_loss is not None:
+                router_losses.append(router_loss)
+        count_tokens(past_key_values, config, h_BTD)
+        return DecoderOutput(
+            last_hidden_state=self.norm(h_BTD),
+            past_key_values=past_key_values,
+            router_loss=torch.stack(router_losses).sum() if router_losses else None,
+        )
 
     def _layout(
         self,
@@ -227,8 +278,8 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs,
     ) -> CausalLMOutputWithPast:
-        """`labels[b, t]` is the target for `input_ids[b, t]`, or -100: logits and labels are shifted here. The loss
-        is the mean cross-entropy in nats over labelled tokens, in at least float32."""
+        """`labels[b, t]` is the target for `input_ids[b, t]`, or -100: logits and labels are shifted here. See
+        `next_token_loss`."""
         num_items = kwargs.pop("num_items_in_batch", None)
         outputs = self.model(
             input_ids=input_ids,
@@ -242,8 +293,11 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, keep])
+        loss = None
+        if labels is not None:
+            loss = next_token_loss(self.config, logits, labels, outputs.router_loss, num_items)
         return CausalLMOutputWithPast(
-            loss=None if labels is None else next_token_loss(logits, labels, num_items),
+            loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
@@ -267,14 +321,27 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         return inputs
 
 
-def next_token_loss(logits_BTV: Tensor, labels_BT: Tensor, num_items: Tensor | int | None = None) -> Tensor:
-    """Mean cross-entropy (nats) of `labels[:, 1:]` under `logits[:, :-1]`; -100 is left out.
+def next_token_loss(
+    config: CanonLMConfig,
+    logits_BTV: Tensor,
+    labels_BT: Tensor,
+    router_loss: Tensor | None = None,
+    num_items: Tensor | int | None = None,
+) -> Tensor:
+    """Mean over labelled tokens of the cross-entropy (nats) of `labels[:, 1:]` under `logits[:, :-1]` and of what the
+    configuration adds to it; -100 is left out.
 
     `num_items` replaces the count when a batch is spread over several calls (gradient accumulation).
     """
     compute = torch.promote_types(logits_BTV.dtype, torch.float32)
     logits_NV = logits_BTV[:, :-1].flatten(0, 1).to(compute)
     targets_N = labels_BT[:, 1:].flatten().to(logits_NV.device)
-    if num_items is None:
-        return nn.functional.cross_entropy(logits_NV, targets_N)
-    return nn.functional.cross_entropy(logits_NV, targets_N, reduction="sum") / num_items
+    labelled_N = targets_N != -100
+    loss_N = nn.functional.cross_entropy(logits_NV, targets_N, reduction="none")
+    if config.z_loss == "logsumexp":
+        loss_N = loss_N + config.z_loss_weight * logits_NV.logsumexp(-1).square() * labelled_N
+    elif config.z_loss == "squared_nll":
+        loss_N = loss_N + config.z_loss_weight * loss_N.square()
+    if router_loss is not None:
+        loss_N = loss_N + config.router_loss_weight * router_loss * labelled_N
+    return loss_N.sum() / (labelled_N.sum() if num_items is None else num_items)

@@ -39,7 +39,7 @@ def model_config(run: RunConfig) -> CanonLMConfig:
         raise expected("model.num_attention_heads", what, sizes.num_attention_heads)
     head_dim = sizes.fields.get("head_dim") or sizes.hidden_size // sizes.num_attention_heads
     try:
-        named = archs.resolve(run.arch, head_dim=head_dim)
+        named = archs.resolve(run.arch, head_dim=head_dim, num_heads=sizes.num_attention_heads)
     except ValueError as error:
         raise InvalidSetting("arch", error) from None
     try:

@@ -1,6 +1,5 @@
-"""Softmax attention: grouped queries, QK-norm, Canon-B, rotary positions on part of each head."""
+"""Softmax attention: grouped queries, QK-norm, Canon-B, rotary positions on part of each head and of the heads."""
 
-import torch
 from torch import Tensor, nn
 from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -10,6 +9,7 @@ from canonlm.canon import CanonLayer
 from canonlm.models.cache import Layout, run_site
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.norm import RMSNorm
+from canonlm.models.positions import rotate
 
 
 class Attention(nn.Module):
@@ -55,7 +55,8 @@ class Attention(nn.Module):
             q, k, v = run_site(canons, (q, k, v), layout, past_key_values, self.layer_idx, self.state_idx)
         q_BTHE, k_BTHE, v_BTHE = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
         if rotary is not None:
-            q_BTHE, k_BTHE = rotate(q_BTHE, *rotary), rotate(k_BTHE, *rotary)
+            q_BTHE = rotate(q_BTHE, *rotary, self.config.rope_heads)
+            k_BTHE = rotate(k_BTHE, *rotary, self.config.rope_heads // self.num_key_value_groups)
         q_BHTE, k_BHTE, v_BHTE = (x.transpose(1, 2) for x in (q_BTHE, k_BTHE, v_BTHE))
         if past_key_values is not None:
             k_BHTE, v_BHTE = past_key_values.update(k_BHTE, v_BHTE, self.layer_idx)
@@ -65,19 +66,3 @@ class Attention(nn.Module):
             self, q_BHTE, k_BHTE, v_BHTE, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
         return self.o_proj(y_BTHE.flatten(-2)), weights
-
-
-def rotary_table(position_ids_BT: Tensor, rope_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin of p * theta^(-2i / rope_dim), `[B, T, 1, rope_dim / 2]`, in at least float32 (RoFormer, Eq. 15)."""
-    compute = torch.promote_types(dtype, torch.float32)
-    exponents = torch.arange(0, rope_dim, 2, dtype=compute, device=position_ids_BT.device) / rope_dim
-    angles = position_ids_BT[..., None, None].to(compute) * (1.0 / theta**exponents)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x_BTHE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + rope_dim / 2) of the first rope_dim channels; the others pass through."""
-    half = cos.shape[-1]
-    a, b, rest = x_BTHE[..., :half], x_BTHE[..., half : 2 * half], x_BTHE[..., 2 * half :]
-    rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x_BTHE.dtype)
-    return rotated if rest.shape[-1] == 0 else torch.cat([rotated, rest], dim=-1)

@@ -1,0 +1,132 @@
+"""What the recurrent mixers share: their state between calls, their convolution sites, their gates."""
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+
+from canonlm.canon import CanonLayer
+from canonlm.models.cache import Layout, read_recurrence, run_site, write_recurrence
+from canonlm.models.config import CanonLMConfig
+from canonlm.models.initialize import Fill, normal, start_with
+from canonlm.models.norm import RMSNorm
+
+
+class RecurrentMixer(nn.Module):
+    """A mixer with one recurrent state per row. A subclass says how tokens mix: `mix`."""
+
+    def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx = config, layer_idx
+        self.sites = config.sites(layer_idx)
+
+    def mix(self, x_BTD: Tensor, layout: Layout, cache: Cache | None, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The output `[B, T, D]` and the state after the last token; padding must leave the state as it was."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        layout: Layout,
+        attention_mask: Tensor | None = None,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs,
+    ) -> tuple[Tensor, None]:
+        """As attention's; what only attention needs is not used."""
+        state = read_recurrence(past_key_values, self.layer_idx, layout)
+        y_BTD, state = self.mix(x_BTD, layout, past_key_values, state)
+        write_recurrence(past_key_values, self.layer_idx, state)
+        return y_BTD, None
+
+    def add_short_convs(self, widths: dict[str, int], *, bias: bool = False, fill: Fill | None = None) -> None:
+        """Site b: a short convolution with SiLU and without residual on each projection."""
+        if "b" not in self.sites:
+            return
+        for name, width in widths.items():
+            conv = CanonLayer(width, self.config.conv_kernel, residual=False, activation=True, bias=bias)
+            if fill is not None:
+                start_with(conv, weight=fill)
+            self.add_module(f"{name}_conv1d", conv)
+
+    def add_canons(self, widths: dict[str, int]) -> None:
+        """Site B: a Canon layer on each projection."""
+        if "B" in self.sites:
+            for name, width in widths.items():
+                self.add_module(f"canonB_{name}", CanonLayer(width, **self.config.canon_kwargs))
+
+    def run(self, site: str, inputs: dict[str, Tensor], layout: Layout, cache: Cache | None) -> dict[str, Tensor]:
+        """Apply site b or B to the projections that have it."""
+        if site not in self.sites:
+            return inputs
+        pattern = "{}_conv1d" if site == "b" else "canonB_{}"
+        layers = [self.get_submodule(pattern.format(name)) for name in inputs]
+        state_idx = self.sites.index(site)
+        outputs = run_site(layers, list(inputs.values()), layout, cache, self.layer_idx, state_idx)  # type: ignore[arg-type]
+        return dict(zip(inputs, outputs, strict=True))
+
+
+class LinearAttention(RecurrentMixer):
+    """Queries, keys and values in; each head's output normalised, gated and projected back. A subclass implements
+    `recur`: what happens between."""
+
+    def __init__(self, config: CanonLMConfig, layer_idx: int, num_key_value_heads: int) -> None:
+        super().__init__(config, layer_idx)
+        hidden, heads, value_dim = config.hidden_size, config.linear_num_heads, config.linear_value_head_dim
+        self.num_key_value_heads = num_key_value_heads
+        self.widths = {
+            "q": heads * config.linear_key_head_dim,
+            "k": num_key_value_heads * config.linear_key_head_dim,
+            "v": num_key_value_heads * value_dim,
+        }
+        for name, width in self.widths.items():
+            self.add_module(f"{name}_proj", nn.Linear(hidden, width, bias=False))
+        self.add_short_convs(self.widths, fill=normal(config.initializer_range))
+        self.add_canons(self.widths)
+        self.g_proj: nn.Module | None = None
+        if config.output_gate:
+            rank, width = config.output_gate_rank, heads * value_dim
+            self.g_proj = nn.Linear(hidden, width, bias=False) if rank is None else LowRank(config, hidden, rank, width)
+        self.o_norm = RMSNorm(value_dim, config.rms_norm_eps)
+        self.o_proj = nn.Linear(heads * value_dim, hidden, bias=False)
+
+    def recur(
+        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTJK: Tensor, v_BTJV: Tensor, layout: Layout, state: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """`o_BTHV` and the state; gates are made from `x_BTD`, the mixer's input."""
+        raise NotImplementedError
+
+    def mix(self, x_BTD: Tensor, layout: Layout, cache: Cache | None, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        projected = {name: self.get_submodule(f"{name}_proj")(x_BTD) for name in self.widths}
+        if "b" in self.sites:
+            projected = self.run("b", projected, layout, cache)
+        else:
+            projected = {name: nn.functional.silu(x) for name, x in projected.items()}
+        q, k, v = self.run("B", projected, layout, cache).values()
+        q_BTHK = q.unflatten(-1, (-1, self.config.linear_key_head_dim))
+        k_BTJK, v_BTJV = (x.unflatten(-1, (self.num_key_value_heads, -1)) for x in (k, v))
+        o_BTHV, state = self.recur(x_BTD, q_BTHK, k_BTJK, v_BTJV, layout, state)
+        o = self.o_norm(o_BTHV).flatten(-2)
+        if self.g_proj is not None:
+            o = o * nn.functional.silu(self.g_proj(x_BTD))
+        return self.o_proj(o), state
+
+
+class LowRank(nn.Sequential):
+    """A linear map of low rank, with a bias. Both factors start so that the product has the usual variance."""
+
+    def __init__(self, config: CanonLMConfig, in_features: int, rank: int, out_features: int) -> None:
+        super().__init__(nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features))
+        for linear in self:
+            start_with(linear, weight=normal(config.initializer_range**0.5 / rank**0.25))
+
+
+def mask_out(x: Tensor, layout: Layout) -> Tensor:
+    """`x`, `[B, T, ...]`, with zeros at padding."""
+    if layout.attention_mask is None:
+        return x
+    padding_BT = layout.attention_mask == 0
+    return x.masked_fill(padding_BT.view(*padding_BT.shape, *[1] * (x.ndim - 2)), 0)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,31 @@
+"""Retention: linear attention whose heads forget at fixed rates, from a memory of 32 tokens to one of thousands.
+
+    S_t = gamma_h S_{t-1} + k_t v_t^T,    o_t = (K^-1/2 q_t)^T S_t,    gamma_h = 1 - 2^(-5 - h),  h = 0, 1, …
+
+Sun et al. 2023 (arXiv 2307.08621), Eq. 6 and 8; without the rotation of queries and keys, so that it differs from GLA
+in its decay alone. docs/add-a-mixer.md builds this file step by step.
+"""
+
+import torch
+from torch import Tensor
+
+from canonlm.models.cache import Layout
+from canonlm.models.config import CanonLMConfig
+from canonlm.models.mixers.recurrent import LinearAttention, mask_out
+from canonlm.ops.ssd import ssd
+
+
+class Retention(LinearAttention):
+    def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx, num_key_value_heads=config.linear_num_heads)
+
+    def recur(
+        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, layout: Layout, state: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        compute = torch.promote_types(x_BTD.dtype, torch.float32)
+        heads = torch.arange(q_BTHK.shape[2], dtype=compute, device=x_BTD.device)
+        log_gamma_H = torch.log1p(-torch.exp2(-5 - heads))
+        # One step in time for each token, none for padding: then the state neither decays nor takes anything in.
+        steps_BTH = mask_out(torch.ones_like(q_BTHK[..., 0], dtype=compute), layout)
+        q_BTHK = q_BTHK * q_BTHK.shape[-1] ** -0.5
+        return ssd(v_BTHV, steps_BTH, log_gamma_H, k_BTHK, q_BTHK, state_BHPN=state, doc_ids_BT=layout.doc_ids)

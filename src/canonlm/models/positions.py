@@ -1,0 +1,74 @@
+"""How attention knows the order of its tokens: rotations (RoPE) or penalties for distance (ALiBi)."""
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from canonlm.models.cache import positions_in_documents
+from canonlm.models.config import CanonLMConfig
+
+
+def rotary_table(position_ids_BT: Tensor, rope_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin of p * theta^(-2i / rope_dim), `[B, T, 1, rope_dim / 2]`, in at least float32 (RoFormer, Eq. 15)."""
+    compute = torch.promote_types(dtype, torch.float32)
+    exponents = torch.arange(0, rope_dim, 2, dtype=compute, device=position_ids_BT.device) / rope_dim
+    angles = position_ids_BT[..., None, None].to(compute) * (1.0 / theta**exponents)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x_BTHE: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+    """Rotate the pairs (i, i + rope_dim / 2) of the first rope_dim channels, in the first heads; the rest stays."""
+    if heads < x_BTHE.shape[2]:
+        return torch.cat([rotate(x_BTHE[:, :, :heads], cos, sin, heads), x_BTHE[:, :, heads:]], dim=2)
+    half = cos.shape[-1]
+    a, b, rest = x_BTHE[..., :half], x_BTHE[..., half : 2 * half], x_BTHE[..., 2 * half :]
+    rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x_BTHE.dtype)
+    return rotated if rest.shape[-1] == 0 else torch.cat([rotated, rest], dim=-1)
+
+
+def alibi_mask(
+    config: CanonLMConfig,
+    mask: Tensor,
+    attention_mask: Tensor | None,
+    doc_ids: Tensor | None,
+    cache: Cache | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`mask` with each head's view of distance: from `[B, 1, T, S]` to `[B or 1, H, T, S]`, heads h = 1 … H.
+
+    alibi = "alibi" (arXiv 2108.12409): 2^(-8h/H) * distance is taken off the scores. "hard" (arXiv 2402.01032): of the
+    first half, head h sees its nearest h tokens only, itself included; the other heads see all.
+
+    `mask` is what `create_causal_mask` makes: True at visible keys, or the number to add to their scores; so is the
+    result, numbers with "alibi". `attention_mask` and `doc_ids` cover cached and new tokens.
+    """
+    if attention_mask is None and doc_ids is None:
+        mask = mask[:1]  # rows are alike: let the kernels read one
+    positions_BS = _positions_of_keys(mask, attention_mask, doc_ids)
+    past = 0 if cache is None else cache.get_seq_length()
+    positions_BT = positions_BS.index_select(1, past + torch.arange(mask.shape[2], device=mask.device))
+    distance_B1TS = (positions_BT[:, :, None] - positions_BS[:, None])[:, None]
+    num_heads = config.num_attention_heads
+    heads_H11 = torch.arange(1, num_heads + 1, device=mask.device)[:, None, None]
+    if config.alibi == "hard":
+        seen_BHTS = (distance_B1TS < heads_H11) | (heads_H11 > num_heads // 2)
+        return torch.where(seen_BHTS, mask, False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min)
+    # Positions of keys would do, a query's constant apart, but in bfloat16 only small numbers tell neighbours apart.
+    slopes_H11 = torch.exp2(-8 / num_heads * heads_H11.to(torch.promote_types(dtype, torch.float32)))
+    bias_BHTS = (-slopes_H11 * distance_B1TS).to(dtype)
+    lowest = torch.finfo(dtype).min
+    return torch.where(mask, bias_BHTS, lowest) if mask.dtype == torch.bool else (bias_BHTS + mask).clamp(min=lowest)
+
+
+def _positions_of_keys(mask: Tensor, attention_mask: Tensor | None, doc_ids: Tensor | None) -> Tensor:
+    """How many real tokens of its document come before each key, `[B or 1, S]`; a column number says that only where
+    nothing is padded or packed. Columns of a static cache that wait for their tokens get any number."""
+    columns = mask.shape[-1]
+    padding = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
+    if doc_ids is not None:
+        positions = positions_in_documents(doc_ids, padding)
+    elif padding is not None:
+        positions = (padding != 0).cumsum(1) - 1
+    else:
+        return torch.arange(columns, device=mask.device)[None]
+    return torch.nn.functional.pad(positions, (0, columns - positions.shape[1]))

@@ -1,0 +1,269 @@
+"""The release's GLA, Gated DeltaNet and Mamba2, in the style of transformers."""
+
+import math
+from typing import Any, ClassVar, Literal
+
+from pydantic import PositiveFloat, PositiveInt, field_validator
+
+from canonlm.errors import expected
+from canonlm.models.config import CanonLMConfig
+from canonlm.models.published.format import ATTENTION_ONLY, Release, ratio, round_up, share_of, sites
+from canonlm.models.published.moves import Names
+
+_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "canonA": "canonA",
+    "canonC": "canonC",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.canonD": "mlp.canonD_gate mlp.canonD_up",
+    "mlp.down_proj": "mlp.down_proj",
+}
+_QKV = {
+    **{f"attn.{x}_proj": f"mixer.{x}_proj" for x in "qkvo"},
+    **{f"attn.{x}_conv1d": f"mixer.{x}_conv1d" for x in "qkv"},
+    **{f"attn.g_proj{factor}": f"mixer.g_proj{factor}" for factor in ("", ".0", ".1")},  # full rank, or two factors
+}
+_BOTH = "mlp.gate_proj mlp.up_proj"
+
+
+class Linear(Release):
+    """What GLA and Gated DeltaNet share."""
+
+    same: ClassVar[dict[str, str]] = {
+        **Release.same,
+        "conv_size": "conv_kernel",
+        "output_gate_rank": "output_gate_rank",
+        "norm_eps": "rms_norm_eps",
+        "max_position_embeddings": "max_position_embeddings",
+        "zeyuan_layernorm": "zeyuan_layernorm",
+    }
+
+    num_heads: PositiveInt
+    expand_v: PositiveFloat
+    intermediate_size: PositiveInt | None = None
+    hidden_ratio: PositiveFloat = 4
+    hidden_act: Literal["swish", "silu"] = "swish"
+    use_short_conv: bool
+    conv_size: PositiveInt = 4
+    output_gate_rank: PositiveInt | None
+    norm_eps: float = 1e-6
+    zeyuan_layernorm: bool = False
+    max_position_embeddings: PositiveInt = 2048
+    fuse_norm: bool = True
+
+    attn: None = None
+    attn_mode: Any = "chunk"
+    fuse_swiglu: Any = True
+    fuse_cross_entropy: Any = True
+    zeyuan_split_init: Any = True
+
+    def derived(self) -> dict[str, Any]:
+        width = self.intermediate_size
+        if width is None:
+            width = round_up(int(self.hidden_size * self.hidden_ratio * 2 / 3), 256)
+        return {
+            "canon_set": sites(self.canon_set, self.use_short_conv),
+            "intermediate_size": width,
+            "linear_num_heads": self.num_heads,
+            **_no_attention(self.num_heads),
+        }
+
+    @classmethod
+    def of(cls, config: CanonLMConfig) -> dict[str, Any]:
+        own = {
+            "num_heads": config.linear_num_heads,
+            "intermediate_size": config.intermediate_size,
+            "use_short_conv": "b" in config.sites(0),
+        }
+        return {**super().of(config), **own}
+
+    def blocks(self, layer: dict[str, str]) -> Names:
+        top = {"model.embeddings": "model.embed_tokens", "model.norm": "model.norm", "lm_head": "lm_head"}
+        return Names(top=top, layers="model.layers", layer={**_BLOCK, **_QKV, **layer})
+
+
+class GLACanon(Linear):
+    mixer = "gla"
+    not_used = {*ATTENTION_ONLY, "mamba_state_size", "mamba_n_groups"}
+    same: ClassVar[dict[str, str]] = {**Linear.same, "use_output_gate": "output_gate", "clamp_min": "clamp_min"}
+
+    model_type: Literal["GLACanon"] = "GLACanon"
+    expand_k: PositiveFloat
+    num_kv_heads: PositiveInt | None = None
+    use_output_gate: bool = True
+    clamp_min: float | None = None
+
+    elementwise_affine: Literal[True] = True
+    feature_map: None = None
+    use_gk: Literal[True] = True
+    use_gv: Literal[False] = False
+    use_l2warp: Literal[False] = False
+
+    @field_validator("canon_set")
+    @classmethod
+    def _no_canon_b(cls, value: str) -> str:
+        if "B" in value:
+            raise expected("params.canon_set", "no site B, which this class of the release does not have", value)
+        return value
+
+    def derived(self) -> dict[str, Any]:
+        return {
+            **super().derived(),
+            "linear_num_key_value_heads": self.num_kv_heads,
+            "linear_key_head_dim": share_of("num_heads", int(self.hidden_size * self.expand_k), self.num_heads),
+            "linear_value_head_dim": share_of("num_heads", int(self.hidden_size * self.expand_v), self.num_heads),
+        }
+
+    @classmethod
+    def of(cls, config: CanonLMConfig) -> dict[str, Any]:
+        heads = config.linear_num_heads
+        own = {
+            "expand_k": ratio(heads * config.linear_key_head_dim, config.hidden_size),
+            "expand_v": ratio(heads * config.linear_value_head_dim, config.hidden_size),
+            "num_kv_heads": config.linear_num_key_value_heads,
+        }
+        return {**super().of(config), **own}
+
+    def names(self) -> Names:
+        fused = self.fuse_norm and self.use_output_gate and not self.zeyuan_layernorm
+        return self.blocks(
+            {
+                "attn.g_norm_swish_gate" if fused else "attn.g_norm": "mixer.o_norm",
+                **{f"attn.gk_proj.{factor}": f"mixer.gk_proj.{factor}" for factor in "01"},
+                "mlp.gate_proj": _BOTH,
+            }
+        )
+
+
+class GatedDeltaNetCanon(Linear):
+    mixer = "gdn"
+    not_used = {*ATTENTION_ONLY, "mamba_state_size", "mamba_n_groups", "clamp_min", "linear_num_key_value_heads"}
+    same: ClassVar[dict[str, str]] = {**Linear.same, "use_gate": "output_gate", "head_dim": "linear_key_head_dim"}
+
+    model_type: Literal["GatedDeltaNetCanon"] = "GatedDeltaNetCanon"
+    head_dim: PositiveInt
+    use_gate: bool = True
+
+    def derived(self) -> dict[str, Any]:
+        return {**super().derived(), "linear_value_head_dim": int(self.head_dim * self.expand_v)}
+
+    @classmethod
+    def of(cls, config: CanonLMConfig) -> dict[str, Any]:
+        expand_v = ratio(config.linear_value_head_dim, config.linear_key_head_dim)
+        return {**super().of(config), "expand_v": expand_v}
+
+    def names(self) -> Names:
+        apart = {"mlp.gate_proj": "mlp.gate_proj", "mlp.up_proj": "mlp.up_proj"}
+        return self.blocks(
+            {
+                **{f"attn.{x}": f"mixer.{x}" for x in ("a_proj", "b_proj", "A_log", "dt_bias", "o_norm")},
+                "attn.canonB": "mixer.canonB_q mixer.canonB_k mixer.canonB_v",
+                **({"mlp.both_proj": _BOTH} if "D" in self.canon_set else apart),
+            }
+        )
+
+
+class Mamba2Canon(Release):
+    mixer = "mamba2"
+    not_used = {
+        *ATTENTION_ONLY,
+        *("linear_num_key_value_heads", "linear_key_head_dim", "output_gate", "output_gate_rank", "clamp_min"),
+    }
+    same: ClassVar[dict[str, str]] = {
+        **Release.same,
+        "num_heads": "linear_num_heads",
+        "head_dim": "linear_value_head_dim",
+        "state_size": "mamba_state_size",
+        "conv_kernel": "conv_kernel",
+        "layer_norm_epsilon": "rms_norm_eps",
+    }
+
+    model_type: Literal["Mamba2Canon"] = "Mamba2Canon"
+    num_heads: PositiveInt
+    head_dim: PositiveInt
+    state_size: PositiveInt
+    expand: PositiveFloat = 2
+    conv_kernel: PositiveInt = 4
+    noconv1d: bool = False
+    use_conv_bias: bool
+    layer_norm_epsilon: float = 1e-5
+    mlp_type: Literal["mlp10"] | None = None
+    intermediate_size: PositiveInt | None = None
+    initializer_range: float = 0.1
+    bos_token_id: int | None = 0
+
+    hidden_act: Literal["silu"] = "silu"
+    n_groups: Literal[1] = 1
+    rms_norm: Literal[True] = True
+    use_bias: Literal[False] = False
+    residual_in_fp32: Literal[False] = False
+    time_step_limit: list[float] = [0.0, math.inf]
+    time_step_rank: Any = None
+    time_step_min: Any = 0.001
+    time_step_max: Any = 0.1
+    time_step_floor: Any = 1e-4
+    rescale_prenorm_residual: Any = False
+    chunk_size: Any = 256
+    norm_eps: Any = 1e-5
+    fuse_cross_entropy: Any = False
+
+    @field_validator("time_step_limit")
+    @classmethod
+    def _no_limit(cls, value: list[float]) -> list[float]:
+        if value != [0.0, math.inf]:
+            raise expected("params.time_step_limit", "[0.0, Infinity]", value)
+        return value
+
+    def derived(self) -> dict[str, Any]:
+        if self.use_conv_bias == self.noconv1d:
+            raise expected("params.use_conv_bias", f"{not self.noconv1d} with noconv1d = {self.noconv1d}", self.use_conv_bias)
+        if self.num_heads * self.head_dim != self.expand * self.hidden_size:
+            what = f"{self.expand * self.hidden_size / self.num_heads:g} = expand * hidden_size / num_heads"
+            raise expected("params.head_dim", what, self.head_dim)
+        return {
+            "canon_set": sites(self.canon_set, not self.noconv1d, without="" if self.mlp_type else "CD"),
+            "mlp": "gated" if self.mlp_type else "none",
+            "intermediate_size": self.intermediate_size or 2 * self.hidden_size,
+            **_no_attention(self.num_heads),
+        }
+
+    @classmethod
+    def of(cls, config: CanonLMConfig) -> dict[str, Any]:
+        own = {
+            "expand": ratio(config.linear_num_heads * config.linear_value_head_dim, config.hidden_size),
+            "noconv1d": "b" not in config.sites(0),
+            "use_conv_bias": "b" in config.sites(0),
+            "n_groups": config.mamba_n_groups,
+            "mlp_type": None if config.mlp == "none" else "mlp10",
+            "intermediate_size": config.intermediate_size,
+        }
+        return {**super().of(config), **own}
+
+    def names(self) -> Names:
+        convolved = self.num_heads * self.head_dim + 2 * self.state_size
+        return Names(
+            top={"backbone.embeddings": "model.embed_tokens", "backbone.norm_f": "model.norm", "lm_head": "lm_head"},
+            layers="backbone.layers",
+            layer={
+                "norm": "input_layernorm",
+                "canonA": "canonA",
+                "mixer.in_proj": "mixer.z_proj mixer.x_proj mixer.B_proj mixer.C_proj mixer.dt_proj",
+                "mixer.canonB": "mixer.canonB_z mixer.canonB_x mixer.canonB_B mixer.canonB_C mixer.canonB_dt",
+                "mixer.conv1d": "mixer.x_conv1d mixer.B_conv1d mixer.C_conv1d",
+                **{f"mixer.{x}": f"mixer.{x}" for x in ("A_log", "D", "dt_bias", "norm", "out_proj")},
+                "pre_mlp_layernorm": "post_attention_layernorm",
+                "canonC": "canonC",
+                "mlp.both_proj": _BOTH,
+                "mlp.canonD": "mlp.canonD_gate mlp.canonD_up",
+                "mlp.down_proj": "mlp.down_proj",
+            },
+            unread={"mixer.conv1d.weight": (convolved, 1, self.conv_kernel)} if self.noconv1d else {},
+        )
+
+    def dump(self) -> dict[str, Any]:
+        return {key: value for key, value in super().dump().items() if (key, value) != ("mlp_type", None)}
+
+
+def _no_attention(heads: int) -> dict[str, Any]:
+    """Fields of attention that must make sense even where none is."""
+    return {"num_attention_heads": heads, "head_dim": 1, "rope_dim": 0}

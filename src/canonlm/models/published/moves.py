@@ -1,0 +1,95 @@
+"""Which rows of a tensor of theirs are which tensor of ours."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from canonlm.models.config import CanonLMConfig
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a format calls our modules: `{"attn.canonB": "mixer.canonB_q mixer.canonB_k mixer.canonB_v"}` for one of
+    theirs that holds the rows of three of ours, one after the other. A line about modules that a model lacks does not
+    apply to it."""
+
+    top: dict[str, str]
+    layers: str  # the name of the list of layers
+    layer: dict[str, str]  # in a layer
+    orders: dict[str, Tensor] = field(default_factory=dict)  # of a layer's module of ours: its rows are theirs[order]
+    unread: dict[str, tuple[int, ...]] = field(default_factory=dict)  # in a layer: zeros that no computation reads
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class Move:
+    """One tensor of theirs and those of ours that it holds."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    orders: tuple[Tensor | None, ...] = ()
+    tied_to: str | None = None  # another name for that tensor of theirs: may be missing, and must be equal
+    unread: tuple[int, ...] | None = None  # the shape, if it holds nothing
+
+    def shape(self, ours: Mapping[str, torch.Size]) -> tuple[int, ...]:
+        """What theirs must have, given the shapes of ours."""
+        if self.unread is not None:
+            return self.unread
+        return (sum(ours[name][0] for name in self.ours), *ours[self.ours[0]][1:])
+
+    def read(self, theirs: Tensor, ours: Mapping[str, torch.Size]) -> Iterator[tuple[str, Tensor]]:
+        """Our names and tensors (views, where the order is the same)."""
+        if self.unread is None:
+            pieces = theirs.split([ours[name][0] for name in self.ours])
+            for name, piece, order in zip(self.ours, pieces, self.orders, strict=True):
+                yield name, piece if order is None else piece[order]
+
+    def write(self, ours: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of `read`: a new tensor."""
+        if self.unread is not None:
+            like = next(iter(ours.values()))
+            return torch.zeros(self.unread, dtype=like.dtype, device=like.device)
+        pieces = zip((ours[name] for name in self.ours), self.orders, strict=True)
+        return torch.cat([tensor if order is None else tensor[order.argsort()] for tensor, order in pieces])
+
+
+def list_moves(names: Names, config: CanonLMConfig, ours: Collection[str]) -> list[Move]:
+    """All tensors of theirs for a model whose parameters are called `ours`."""
+    moves = list(_in_module(names, names.top, "", "", ours))
+    for layer_idx in range(config.num_hidden_layers):
+        theirs, mine = f"{names.layers}.{layer_idx}.", f"model.layers.{layer_idx}."
+        moves += _in_module(names, names.layer, theirs, mine, ours)
+        moves += [Move(names.prefix + theirs + name, (), unread=shape) for name, shape in names.unread.items()]
+    if config.tie_word_embeddings:
+        embedding = next(move.theirs for move in moves if move.ours == ("model.embed_tokens.weight",))
+        head = next(move for move in moves if move.ours == ("lm_head.weight",))
+        moves[moves.index(head)] = Move(head.theirs, head.ours, head.orders, tied_to=embedding)
+    assert {name for move in moves for name in move.ours} == set(ours)
+    return moves
+
+
+def _in_module(
+    names: Names, table: dict[str, str], theirs_prefix: str, ours_prefix: str, ours: Collection[str]
+) -> Iterator[Move]:
+    for theirs, modules in table.items():
+        orders = tuple(names.orders.get(module) for module in modules.split())
+        for leaf in ("", ".weight", ".bias"):
+            held = tuple(f"{ours_prefix}{module}{leaf}" for module in modules.split())
+            if held[0] in ours:
+                yield Move(f"{names.prefix}{theirs_prefix}{theirs}{leaf}", held, orders)
+
+
+def check_state(moves: list[Move], state: Mapping[str, Tensor], ours: Mapping[str, torch.Size]) -> None:
+    """All that is wrong with the tensors of a checkpoint, in one error."""
+    wrong = [f"unknown {name}" for name in sorted(state.keys() - {move.theirs for move in moves})]
+    for move in moves:
+        if move.theirs not in state:
+            wrong += [] if move.tied_to in state else [f"missing {move.theirs}"]
+        elif (shape := tuple(state[move.theirs].shape)) != move.shape(ours):
+            wrong.append(f"{move.theirs} is {shape}, not {move.shape(ours)}")
+        elif move.tied_to in state and not torch.equal(state[move.theirs], state[move.tied_to]):
+            wrong.append(f"{move.theirs} differs from {move.tied_to}, although tied")
+    if wrong:
+        raise ValueError(f"state: {'; '.join(wrong)}")
