@@ -63,3 +63,9 @@ def test_make_knows_the_targets_that_we_name():
     for target in named:
         plan = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
         assert plan.returncode == 0, plan.stderr
+
+
+def test_the_mixer_that_the_docs_build_is_the_one_that_runs():
+    source = (ROOT / "src/canonlm/models/mixers/retention.py").read_text()
+    code = source.split('"""\n', 1)[1].strip()
+    assert f"```python\n{code}\n```" in (ROOT / "docs/add-a-mixer.md").read_text()

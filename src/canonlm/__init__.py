@@ -14,15 +14,17 @@ if TYPE_CHECKING:
     from canonlm.canon import CanonLayer as CanonLayer
     from canonlm.models.config import CanonLMConfig as CanonLMConfig
     from canonlm.models.modeling import CanonLMForCausalLM as CanonLMForCausalLM
+    from canonlm.models.published import load_published as load_published
 
 _HOMES = {
     "CanonLayer": "canonlm.canon",
     "CanonLMConfig": "canonlm.models",
     "CanonLMForCausalLM": "canonlm.models",
+    "load_published": "canonlm.models.published",
 }
 _ROOMS = {"archs", "canon", "evals", "launch", "models", "ops", "recipes", "report", "tasks", "train"}
 
-__all__ = ["CanonLMConfig", "CanonLMForCausalLM", "CanonLayer", "__version__"]
+__all__ = ["CanonLMConfig", "CanonLMForCausalLM", "CanonLayer", "__version__", "load_published"]
 
 
 def __getattr__(name: str) -> Any:

@@ -27,6 +27,12 @@ MODELS |= {
     "hybrid+AbBCD": {**RECURRENT["hybrid"], "canon_sets": ["AbBCD", "ABCD", "AbBCD"]},
     "mamba2-no-mlp": {**RECURRENT["mamba2"], "mlp": "none", "canon_set": "Ab", "mamba_n_groups": 2},
     "attention-last": {"mixers": ["gla", "gla", "attention"], "num_hidden_layers": 3, "canon_sets": ["b", "Ab", "A"]},
+    "alibi": {"alibi": "alibi", "canon_set": "AC"},
+    "hard-alibi": {"alibi": "hard", "canon_set": "ABCD"},
+    "hybrid-alibi": {**RECURRENT["hybrid"], "alibi": "alibi"},
+    "rope-heads": {"rope_heads": 2, "rope_dim": 4},
+    "standard": {"mlp": "standard", "hidden_act": "relu2", "canon_set": "D"},
+    "experts": {"mlp": "moe", "num_experts": 4, "canon_set": "ABC"},
     "options": {
         "canon_set": "ABCD",
         "canon_kernel": 3,

@@ -125,7 +125,7 @@ def dtypes_seen(model, **inputs):
             kind = "stream"
         else:
             continue
-        module.register_forward_hook(lambda m, i, out, kind=kind: seen.setdefault(kind, set()).add(out.dtype))
+        module.register_forward_hook(lambda m, i, out, kind=kind: seen.setdefault(kind, set()).add(out[0].dtype))
     with torch.autocast("cpu", torch.bfloat16):
         loss = model(labels=IDS, use_cache=False, **inputs).loss
     loss.backward()

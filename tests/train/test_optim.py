@@ -3,9 +3,12 @@
 import math
 
 import pytest
+import torch
 
+from canonlm import CanonLMForCausalLM
 from canonlm.train.build import build_model
 from canonlm.train.config import Optim
+from canonlm.train.loop import train
 from canonlm.train.optim import build_optimizer, learning_rate
 
 COSINE = {"lr": 2.0, "warmup_steps": 4, "schedule": "cosine", "final_lr_ratio": 0.1}
@@ -50,6 +53,28 @@ def test_norms_and_biases_do_not_decay(tiny):
     for part in ("embed_tokens", "lm_head", "canonA.weight", "canonB", "canonD", "q_proj.weight", "norm", "bias"):
         assert any(part in name for name in decays), part
     assert len(decay) == len(decays)
+
+
+@pytest.mark.parametrize("mixer", ["attention", "gla"])
+def test_frozen_canon_layers_stay_as_they_were_drawn(tiny, tmp_path, mixer):
+    """Site b is trained; what is saved is frozen when it comes back."""
+    sites = "ABCD" if mixer == "attention" else "AbBCD"
+    fields = {"mixers": [mixer], "canon_set": sites, "canon_frozen": True}
+    config = tiny(arch="llama", model={"fields": fields}, train={"steps": 3})
+    model = build_model(config)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {name for name, _ in model.named_parameters() if "canon" in name}
+    optimizer = build_optimizer(model, config.train.optim)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters())) - len(frozen)
+
+    train(config, tmp_path)
+    before = {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
+    after = tiny.weights(tmp_path)
+    assert {name for name in after if after[name] == before[name]} == frozen
+
+    model.save_pretrained(tmp_path)
+    loaded = CanonLMForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert frozen == {name for name, parameter in loaded.named_parameters() if not parameter.requires_grad}
 
 
 def test_what_adamw_is_told(tiny):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
-from canonlm.cli import data, lists, play, report, train
+from canonlm.cli import convert, data, lists, play, report, train
 
 app = typer.Typer(
     name="canonlm",
@@ -22,6 +22,7 @@ app.command()(lists.tasks)
 app.command()(lists.archs)
 app.add_typer(data.app, name="data")
 app.command()(train.train)
+app.command()(convert.convert)
 
 
 # typer may carry a click of its own, so its exceptions are found through the one that typer makes public.

@@ -1,11 +1,12 @@
 """One decoder for all architectures, native to transformers."""
 
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.modeling import CanonLMForCausalLM, CanonLMModel
 
 AutoConfig.register("canonlm", CanonLMConfig, exist_ok=True)
+AutoModel.register(CanonLMConfig, CanonLMModel, exist_ok=True)
 AutoModelForCausalLM.register(CanonLMConfig, CanonLMForCausalLM, exist_ok=True)
 
 __all__ = ["CanonLMConfig", "CanonLMForCausalLM", "CanonLMModel"]

@@ -223,6 +223,8 @@ class CanonLMConfig(PreTrainedConfig):
             else:
                 self.intermediate_size = 4 * self.hidden_size if self.mlp == "standard" else 8 * self.hidden_size // 3
         _check_positive("intermediate_size", self.intermediate_size)
+        if self.mlp == "moe" and self.mlp_bias:
+            raise expected("mlp_bias", 'False with mlp = "moe"', True)
         _check_positive("num_experts", self.num_experts)
         if not self.expert_capacity > 0:
             raise expected("expert_capacity", "a number > 0", self.expert_capacity)

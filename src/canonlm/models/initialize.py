@@ -6,6 +6,7 @@ Drawn on the CPU in float32 and written with transformers' own functions, which 
 import hashlib
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from canonlm.models.norm import RMSNorm
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 Fill = Callable[[Tensor, torch.Generator], object]
-"""Fills a float32 tensor in place from a generator."""
+"""Fills a float32 tensor in place from a generator. What a module keeps (`start_with`) can be pickled with it."""
 
 
 def canonical_name(name: str) -> str:
@@ -98,7 +99,11 @@ def zeros(x: Tensor, generator: torch.Generator) -> None:
 
 
 def normal(std: float) -> Fill:
-    return lambda x, generator: x.normal_(0.0, std, generator=generator)
+    return partial(_normal, std)
+
+
+def _normal(std: float, x: Tensor, generator: torch.Generator) -> None:
+    x.normal_(0.0, std, generator=generator)
 
 
 def uniform(bound: float) -> Fill:
@@ -110,17 +115,20 @@ def truncated_normal(std: float, cut: float) -> Fill:
 
 
 def log_of_uniform(low: float, high: float) -> Fill:
-    def fill(x: Tensor, generator: torch.Generator) -> None:
-        x.uniform_(low, high, generator=generator).clamp_(min=torch.finfo(x.dtype).tiny).log_()
+    return partial(_log_of_uniform, low, high)
 
-    return fill
+
+def _log_of_uniform(low: float, high: float, x: Tensor, generator: torch.Generator) -> None:
+    x.uniform_(low, high, generator=generator).clamp_(min=torch.finfo(x.dtype).tiny).log_()
 
 
 def inverse_softplus_of_log_uniform(low: float, high: float, floor: float = 1e-4) -> Fill:
     """softplus of the result is log-uniform in [low, high]: time steps of Mamba2 and Gated DeltaNet."""
+    return partial(_inverse_softplus_of_log_uniform, low, high, floor)
 
-    def fill(x: Tensor, generator: torch.Generator) -> None:
-        steps = x.uniform_(math.log(low), math.log(high), generator=generator).exp().clamp(min=floor)
-        x.copy_(steps + torch.log(-torch.expm1(-steps)))
 
-    return fill
+def _inverse_softplus_of_log_uniform(
+    low: float, high: float, floor: float, x: Tensor, generator: torch.Generator
+) -> None:
+    steps = x.uniform_(math.log(low), math.log(high), generator=generator).exp().clamp(min=floor)
+    x.copy_(steps + torch.log(-torch.expm1(-steps)))

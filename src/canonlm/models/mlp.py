@@ -123,9 +123,7 @@ class MoE(nn.Module):
             return nn.functional.linear(x_ND.to(compute), self.router.weight.to(compute)).softmax(-1)
 
 
-MLPS = {"gated": GatedMLP, "standard": StandardMLP, "moe": MoE}
-
-
 def build_mlp(config: CanonLMConfig, layer_idx: int) -> nn.Module | None:
     """The MLP of a layer: called with (x, layout, cache) it returns (y, router loss or None)."""
-    return None if config.mlp == "none" else MLPS[config.mlp](config, layer_idx)
+    kinds = {"gated": GatedMLP, "standard": StandardMLP, "moe": MoE}
+    return None if config.mlp == "none" else kinds[config.mlp](config, layer_idx)

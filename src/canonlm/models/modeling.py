@@ -114,6 +114,18 @@ class CanonLMPreTrainedModel(PreTrainedModel):
             raise expected("attn_implementation", what, attn_implementation)
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
+    def save_pretrained(self, save_directory, *args, self_contained: bool = False, **kwargs) -> None:
+        """As transformers'. With `self_contained` the folder brings its code: `from_pretrained(…,
+        trust_remote_code=True)` loads it where canonlm is not installed."""
+        vars(self.config).pop("auto_map", None)  # of the folder that this model was loaded from
+        if self_contained:
+            from canonlm.models.self_contained import write_code
+
+            if kwargs.get("push_to_hub"):
+                raise expected("push_to_hub", "a saved folder first (then: hf upload)", True)
+            self.config.auto_map = write_code(self.config, save_directory)
+        super().save_pretrained(save_directory, *args, **kwargs)
+
     def initialize_weights(self) -> None:
         # The library hands modules to `_init_weights` one by one, without the names that our draws depend on.
         for name, module in self.named_modules():
@@ -184,7 +196,9 @@ class CanonLMModel(CanonLMPreTrainedModel):
             )
             if config.alibi is not None:
                 mask = cast(Tensor, causal_mask)
-                causal_mask = alibi_mask(config, mask, attention_mask, doc_ids, past_key_values, h_BTD.dtype)
+                if attention_mask is None and doc_ids is None:
+                    mask = mask[:1]  # rows are alike: let the kernels read one
+                causal_mask = alibi_mask(config, mask, attention_mask, past_key_values, h_BTD.dtype)
             if config.rope_dim:
                 rotary = rotary_table(position_ids, config.rope_dim, config.rope_theta, h_BTD.dtype)
         router_losses = []

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from canonlm.models.cache import positions_in_documents
 from canonlm.models.config import CanonLMConfig
 
 
@@ -27,48 +26,32 @@ def rotate(x_BTHE: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
 
 
 def alibi_mask(
-    config: CanonLMConfig,
-    mask: Tensor,
-    attention_mask: Tensor | None,
-    doc_ids: Tensor | None,
-    cache: Cache | None,
-    dtype: torch.dtype,
+    config: CanonLMConfig, mask: Tensor, attention_mask: Tensor | None, cache: Cache | None, dtype: torch.dtype
 ) -> Tensor:
-    """`mask` with each head's view of distance: from `[B, 1, T, S]` to `[B or 1, H, T, S]`, heads h = 1 … H.
+    """`mask` with each head's view of distance: from `[B, 1, T, S]` to `[B, H, T, S]`, heads h = 1 … H.
 
     alibi = "alibi" (arXiv 2108.12409): 2^(-8h/H) * distance is taken off the scores. "hard" (arXiv 2402.01032): of the
     first half, head h sees its nearest h tokens only, itself included; the other heads see all.
 
     `mask` is what `create_causal_mask` makes: True at visible keys, or the number to add to their scores; so is the
-    result, numbers with "alibi". `attention_mask` and `doc_ids` cover cached and new tokens.
+    result, numbers with "alibi". `attention_mask` covers cached and new tokens.
     """
-    if attention_mask is None and doc_ids is None:
-        mask = mask[:1]  # rows are alike: let the kernels read one
-    positions_BS = _positions_of_keys(mask, attention_mask, doc_ids)
+    columns = torch.arange(mask.shape[3], device=mask.device)
+    places_BS = columns[None]
+    if attention_mask is not None and attention_mask.ndim == 2:
+        # Padding takes no place. A static cache has columns, hidden by `mask`, that wait for their tokens.
+        places_BS = (attention_mask != 0).cumsum(1)
+        places_BS = torch.nn.functional.pad(places_BS, (0, len(columns) - places_BS.shape[1]))
     past = 0 if cache is None else cache.get_seq_length()
-    positions_BT = positions_BS.index_select(1, past + torch.arange(mask.shape[2], device=mask.device))
-    distance_B1TS = (positions_BT[:, :, None] - positions_BS[:, None])[:, None]
+    places_BT = places_BS.index_select(1, past + columns[: mask.shape[2]])
+    distance_B1TS = (places_BT[:, :, None] - places_BS[:, None])[:, None]
     num_heads = config.num_attention_heads
     heads_H11 = torch.arange(1, num_heads + 1, device=mask.device)[:, None, None]
     if config.alibi == "hard":
         seen_BHTS = (distance_B1TS < heads_H11) | (heads_H11 > num_heads // 2)
         return torch.where(seen_BHTS, mask, False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min)
-    # Positions of keys would do, a query's constant apart, but in bfloat16 only small numbers tell neighbours apart.
+    # Not the keys' places, although they differ by a constant only: in bfloat16 2000 and 2001 are one number.
     slopes_H11 = torch.exp2(-8 / num_heads * heads_H11.to(torch.promote_types(dtype, torch.float32)))
     bias_BHTS = (-slopes_H11 * distance_B1TS).to(dtype)
     lowest = torch.finfo(dtype).min
     return torch.where(mask, bias_BHTS, lowest) if mask.dtype == torch.bool else (bias_BHTS + mask).clamp(min=lowest)
-
-
-def _positions_of_keys(mask: Tensor, attention_mask: Tensor | None, doc_ids: Tensor | None) -> Tensor:
-    """How many real tokens of its document come before each key, `[B or 1, S]`; a column number says that only where
-    nothing is padded or packed. Columns of a static cache that wait for their tokens get any number."""
-    columns = mask.shape[-1]
-    padding = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
-    if doc_ids is not None:
-        positions = positions_in_documents(doc_ids, padding)
-    elif padding is not None:
-        positions = (padding != 0).cumsum(1) - 1
-    else:
-        return torch.arange(columns, device=mask.device)[None]
-    return torch.nn.functional.pad(positions, (0, columns - positions.shape[1]))

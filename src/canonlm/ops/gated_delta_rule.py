@@ -1,17 +1,24 @@
-"""The gated delta rule: a fast-weight memory that forgets by a gate and corrects what it predicts wrongly.
+"""The gated delta rule: a matrix state that decays, and then is corrected where it mispredicts the current value.
 
-    S_t = exp(g_t) S_{t-1},     S_t += k_t (beta_t (v_t - S_t^T k_t))^T,     o_t = (scale q_t)^T S_t
+    S_t = exp(g_t) S_{t-1},      S_t += k_t (beta_t (v_t - S_t^T k_t))^T,      o_t = (scale q_t)^T S_t
 
-Yang, Kautz, Hatamizadeh, Gated Delta Networks (arXiv 2412.06464), Eq. 10; the chunked form is their Section 3.3.
+Yang, Kautz & Hatamizadeh 2024, Gated Delta Networks (arXiv 2412.06464), Eq. 10.
 
-Shapes: B batch, T time, H heads, K key dimension, V value dimension; N chunks of C tokens. `g_BTH` <= 0 are
-log-decays, `beta_BTH` the strengths of the writes. The state S is `[B, H, K, V]`. q and k arrive normalised.
+Shapes: B batch, T time, H heads, K key channels, V value channels. q and k arrive normalised. `g_BTH` are
+log-decays <= 0, `beta_BTH` the strengths of the corrections; a token with beta = 0 and g = 0 leaves the state as it is.
 """
+
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-CHUNK = 64
+from canonlm.ops import fla
+from canonlm.ops.gated_linear_attention import decays
+
+BLOCK = 2**17
+"""How many numbers of the keys a CPU works through at once: what is made of them stays in its caches."""
 
 
 def gated_delta_rule(
@@ -25,11 +32,20 @@ def gated_delta_rule(
     state_BHKV: Tensor | None = None,
     doc_ids_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Pick the form for where the tensors live. Returns (o_BTHV in the dtype of v, the state in at least float32)."""
+    """The recurrence above, in the form for where the tensors live. Returns (o_BTHV in the dtype of `v`, the state
+    after the last token in at least float32).
+
+    `scale` is K^-1/2 unless given. `doc_ids_BT`: integers, one value per document, non-decreasing along a row; the
+    state is zero before the first token of each. `state_BHKV` (zero unless given) is the state before the first
+    token, of the same document.
+    """
     inputs = (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH)
-    one_step = q_BTHK.shape[1] == 1 and not torch.is_grad_enabled()
-    form = gated_delta_rule_recurrent if one_step else gated_delta_rule_chunked
-    return form(*inputs, scale=scale, state_BHKV=state_BHKV, doc_ids_BT=doc_ids_BT)
+    if q_BTHK.shape[1] == 1 and not torch.is_grad_enabled():
+        return gated_delta_rule_recurrent(*inputs, scale=scale, state_BHKV=state_BHKV, doc_ids_BT=doc_ids_BT)
+    # The kernel knows neither float32 nor more than 256 key channels.
+    if q_BTHK.shape[-1] <= 256 and fla.takes(v_BTHV, (torch.bfloat16, torch.float16)):
+        return _by_kernel(*inputs, scale, state_BHKV, doc_ids_BT)
+    return gated_delta_rule_chunked(*inputs, scale=scale, state_BHKV=state_BHKV, doc_ids_BT=doc_ids_BT)
 
 
 def gated_delta_rule_recurrent(
@@ -44,21 +60,19 @@ def gated_delta_rule_recurrent(
     doc_ids_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The definition, one step at a time: what every other form is tested against, and how we decode."""
+    batch, time, heads, channels = q_BTHK.shape
     compute = torch.promote_types(v_BTHV.dtype, torch.float32)
-    q, k, v, g, beta = (x.to(compute) for x in (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH))
-    batch, time, heads, key_dim = q.shape
-    q = q * (key_dim**-0.5 if scale is None else scale)
-    state = v.new_zeros(batch, heads, key_dim, v.shape[-1]) if state_BHKV is None else state_BHKV.to(compute)
-    outputs = []
+    q, k, v, beta = (x.to(compute) for x in (q_BTHK, k_BTHK, v_BTHV, beta_BTH[..., None]))
+    q = q * (channels**-0.5 if scale is None else scale)
+    decay_BTH = decays(g_BTH.to(compute), doc_ids_BT)
+    state = v.new_zeros(batch, heads, channels, v.shape[-1]) if state_BHKV is None else state_BHKV.to(compute)
+    outputs = [v.new_empty(batch, 0, heads, v.shape[-1])]
     for t in range(time):
-        decay = g[:, t].exp()
-        if doc_ids_BT is not None and t > 0:
-            decay = decay * (doc_ids_BT[:, t] == doc_ids_BT[:, t - 1])[:, None]
-        state = state * decay[..., None, None]
-        error = v[:, t] - (state * k[:, t, :, :, None]).sum(-2)
-        state = state + k[:, t, :, :, None] * (beta[:, t, :, None] * error)[..., None, :]
-        outputs.append((state * q[:, t, :, :, None]).sum(-2))
-    return torch.stack(outputs, 1).to(v_BTHV.dtype) if outputs else torch.empty_like(v_BTHV), state
+        state = decay_BTH[:, t, :, None, None] * state
+        error_BH1V = v[:, t, :, None] - k[:, t, :, None] @ state
+        state = state + k[:, t, :, :, None] * (beta[:, t, :, None] * error_BH1V)
+        outputs.append((q[:, t, :, None] @ state).transpose(1, 2))
+    return torch.cat(outputs, dim=1).to(v_BTHV.dtype), state
 
 
 def gated_delta_rule_chunked(
@@ -71,46 +85,221 @@ def gated_delta_rule_chunked(
     scale: float | None = None,
     state_BHKV: Tensor | None = None,
     doc_ids_BT: Tensor | None = None,
-    chunk: int = CHUNK,
+    chunk: int = 32,
 ) -> tuple[Tensor, Tensor]:
-    """Same result in O(T/chunk) steps."""
+    """The same in O(T / chunk) steps of matrix products (Section 3.3), differentiable once.
+
+    With b the running sum of g in a chunk, D_ij = exp(b_i - b_j) for j <= i in one document and else 0, and
+    w_j = beta_j k_j, the errors e_i = v_i - S_i^T k_i of a chunk that starts from the state S solve a triangular system:
+
+        e = v - exp(b) k S - tril(k w^T * D, -1) e
+        o = exp(b) q S + (q w^T * D) e
+        S_next = exp(b_C) S + (exp(b_C - b) w)^T e
+
+    The inverse of the system (the UT transform) does not depend on S, so that all chunks' are found at once.
+    """
+    (batch, time, heads, channels), values = q_BTHK.shape, v_BTHV.shape[-1]
     compute = torch.promote_types(v_BTHV.dtype, torch.float32)
-    batch, time, heads, key_dim = q_BTHK.shape
-    value_dim = v_BTHV.shape[-1]
-    state = v_BTHV.new_zeros(batch, heads, key_dim, value_dim, dtype=compute) if state_BHKV is None else state_BHKV.to(compute)
-    if time == 0:
-        return torch.empty_like(v_BTHV), state
-    pad = -time % chunk
-    q, k, v, g, beta = (
-        torch.nn.functional.pad(x.to(compute), (0,) * (2 * (x.ndim - 2)) + (0, pad)).unflatten(1, (-1, chunk)).transpose(2, 3).transpose(1, 2)
-        for x in (q_BTHK, k_BTHK, v_BTHV, g_BTH[..., None], beta_BTH[..., None])
-    )  # [B, H, N, C, .]
-    q = q * (key_dim**-0.5 if scale is None else scale)
-    b = g[..., 0].double().cumsum(-1)
-    lower = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
+    if state_BHKV is None:
+        state_BHKV = v_BTHV.new_zeros(batch, heads, channels, values, dtype=compute)
     if doc_ids_BT is None:
-        same = lower
-        enters = leaves = torch.ones((), dtype=torch.bool, device=q.device)
-    else:
-        docs = torch.cat([doc_ids_BT[:, :1], doc_ids_BT, doc_ids_BT[:, -1:].expand(-1, pad)], 1)
-        before = docs[:, :-1:chunk][:, None, :, None]
-        docs = docs[:, 1:].unflatten(1, (-1, chunk))[:, None]
-        same = (docs[..., :, None] == docs[..., None, :]) & lower
-        enters, leaves = docs == before, docs == docs[..., -1:]
-    decay = (b[..., :, None] - b[..., None, :]).masked_fill(~same, -torch.inf).to(compute).exp()
-    start = b.masked_fill(~enters, -torch.inf).to(compute).exp()[..., None]
-    end = (b[..., -1:] - b).masked_fill(~leaves, -torch.inf).to(compute).exp()[..., None]
-    scores = (q @ k.mT) * decay
-    system = (k * beta @ k.mT) * decay
-    solution = torch.linalg.solve_triangular(system, torch.cat([v, k * start], -1) * beta, upper=False, unitriangular=True)
-    u0, w = solution.split([value_dim, key_dim], -1)
-    q, k, through = q * start, (k * end).mT, start[..., -1:, :]
-    states, updates = [], []
-    for n in range(b.shape[2]):
-        states.append(state)
-        u = u0[:, :, n] - w[:, :, n] @ state
-        state = state * through[:, :, n] + k[:, :, n] @ u
-        updates.append(u)
-    o = q @ torch.stack(states, 2) + scores @ torch.stack(updates, 2)
-    o = o.transpose(1, 2).transpose(2, 3).flatten(1, 2)[:, :time]
-    return o.to(v_BTHV.dtype), state
+        doc_ids_BT = torch.zeros(batch, time, dtype=torch.int64, device=v_BTHV.device)
+    before_BT = torch.cat([doc_ids_BT[:, :1], doc_ids_BT[:, :-1]], dim=1)
+    inputs = (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH, doc_ids_BT, before_BT)
+    scale = channels**-0.5 if scale is None else scale
+
+    rest = time % chunk  # these last tokens are a shorter chunk
+    sizes = [size for size in (time - rest, rest) if size]
+    outputs, state = [v_BTHV.new_empty(batch, 0, heads, values)], state_BHKV.to(compute)
+    for part in zip(*(x.split(sizes, dim=1) for x in inputs), strict=True):
+        o, state, *_ = _forward(*part, state, scale, min(chunk, part[0].shape[1]))
+        outputs.append(o)
+    return torch.cat(outputs, dim=1), state
+
+
+# An operator of its own, because a compiler would unroll the loop over chunks: minutes for a layer, and slower code.
+@torch.library.custom_op("canonlm::gated_delta_rule", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    docs: Tensor,
+    before: Tensor,
+    state: Tensor,
+    scale: float,
+    chunk: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Whole chunks. Returns (o, the next state, and for the backward the inverses, errors and states).
+
+    Further shapes: N chunks, L = B H lanes, C tokens of a chunk, S = 2 C for queries above keys.
+    """
+    o_BTHV, _, inverses, errors, states = _outputs(q, k, v, g, beta, docs, before, state, scale, chunk)
+    identity = torch.eye(chunk, dtype=state.dtype, device=state.device)
+    states[0] = state.flatten(0, 1)
+    for block, tokens in _blocks(k, chunk):
+        x = _local(*(y[:, tokens] for y in (q, k, g, beta, docs, before)), scale, chunk, state.dtype)
+        inverses[block] = torch.linalg.solve_triangular(
+            x.scores[:, :, chunk:], identity.expand_as(x.decay), upper=False, unitriangular=True
+        )
+        v_NLCV, faded_writes = _chunked(v[:, tokens], chunk, state.dtype), x.end * x.writes
+        o_NLCV = torch.empty_like(v_NLCV)
+        for i, n in enumerate(range(block.start, block.stop)):
+            from_q, from_k = (x.start[i] * (x.qk[i] @ states[n])).split(chunk, dim=1)
+            torch.bmm(inverses[n], v_NLCV[i] - from_k, out=errors[n])
+            torch.baddbmm(from_q, x.scores[i, :, :chunk], errors[n], out=o_NLCV[i])
+            torch.baddbmm(x.start[i, :, -1:] * states[n], faded_writes[i].mT, errors[n], out=states[n + 1])
+        _write(o_BTHV[:, tokens], o_NLCV)
+    return o_BTHV, states[-1].view_as(state).clone(), inverses, errors, states
+
+
+@_forward.register_fake
+def _outputs(q, k, v, g, beta, docs, before, state, scale, chunk):
+    (batch, time, heads, channels), values = q.shape, v.shape[-1]
+    chunks, lanes = time // chunk, batch * heads
+    return (
+        v.new_empty(v.shape),
+        state.new_empty(state.shape),
+        state.new_empty(chunks, lanes, chunk, chunk),
+        state.new_empty(chunks, lanes, chunk, values),
+        state.new_empty(chunks + 1, lanes, channels, values),
+    )
+
+
+@torch.library.custom_op("canonlm::gated_delta_rule_backward", mutates_args=())
+def _backward(
+    do: Tensor,
+    dstate: Tensor,
+    q: Tensor,
+    k: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    docs: Tensor,
+    before: Tensor,
+    inverses: Tensor,
+    errors: Tensor,
+    states: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v, g, beta and the state. What depends on no state is computed anew."""
+    gradients = _gradients(do, dstate, q, k, g, beta, docs, before, inverses, errors, states, scale)
+    chunk, compute = inverses.shape[-1], states.dtype
+    dstate_LKV = dstate.flatten(0, 1)
+    for block, tokens in reversed(_blocks(k, chunk)):
+        x = _local(*(y[:, tokens] for y in (q, k, g, beta, docs, before)), scale, chunk, compute)
+        do_NLCV = _chunked(do[:, tokens], chunk, compute)
+        dreads = torch.cat([do_NLCV, do_NLCV], dim=2)  # the gradients of o and, below, of what the keys read
+        faded_dreads, derrors = torch.empty_like(dreads), x.scores[:, :, :chunk].mT @ do_NLCV
+        dstates = torch.empty_like(states[block.start : block.stop + 1])
+        dstates[-1] = dstate_LKV
+        for i, n in reversed([*enumerate(range(block.start, block.stop))]):
+            derrors[i].addcmul_(x.end[i], x.writes[i] @ dstates[i + 1])
+            torch.baddbmm(dreads[i, :, chunk:], inverses[n].mT, derrors[i], beta=0, alpha=-1, out=dreads[i, :, chunk:])
+            torch.mul(x.start[i], dreads[i], out=faded_dreads[i])
+            torch.baddbmm(x.start[i, :, -1:] * dstates[i + 1], x.qk[i].mT, faded_dreads[i], out=dstates[i])
+        dstate_LKV = dstates[0]
+
+        dscores = dreads @ errors[block].mT
+        dscores.unflatten(2, (2, chunk)).mul_(x.decay[:, :, None])[:, :, 1].tril_(-1)
+        dqk = faded_dreads @ states[block].mT + dscores @ x.writes
+        dwrites = x.end * (errors[block] @ dstates[1:].mT) + dscores.mT @ x.qk
+        dbeta = (x.qk[:, :, chunk:] * dwrites).sum(-1, keepdim=True)
+        # exp(b_i) always comes with q_i or k_i, and exp(-b_j) with w_j, so that their gradients contain that of b;
+        # exp(b_C) comes with all of the next state.
+        db = (x.qk * dqk).sum(-1, keepdim=True).unflatten(2, (2, chunk)).sum(2) - x.beta * dbeta
+        db[:, :, -1, 0] += (dstates[1:] * states[block.start + 1 : block.stop + 1]).sum((2, 3))
+        parts = (
+            scale * dqk[:, :, :chunk],
+            dqk[:, :, chunk:] + x.beta * dwrites,
+            -dreads[:, :, chunk:],
+            db.flip(2).cumsum(2).flip(2),
+            dbeta,
+        )
+        for whole, part in zip(gradients, parts, strict=False):
+            _write(whole[:, tokens].view(*do[:, tokens].shape[:3], -1), part)
+    gradients[-1].copy_(dstate_LKV.view_as(dstate))
+    return gradients
+
+
+@_backward.register_fake
+def _gradients(do, dstate, q, k, g, beta, docs, before, inverses, errors, states, scale):
+    return tuple(x.new_empty(x.shape) for x in (q, k, do, g, beta, dstate))
+
+
+def _save(ctx, inputs, output) -> None:
+    q, k, v, g, beta, docs, before, _, scale, _ = inputs
+    _, _, *computed = output
+    ctx.mark_non_differentiable(*computed)
+    ctx.save_for_backward(q, k, g, beta, docs, before, *computed)
+    ctx.scale = scale
+
+
+def _differentiate(ctx, do, dstate, *_):
+    dq, dk, dv, dg, dbeta, dstate = _backward(do, dstate, *ctx.saved_tensors, ctx.scale)
+    return dq, dk, dv, dg, dbeta, None, None, dstate, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+class _Local(NamedTuple):
+    """What a block of chunks is made of before any state is known."""
+
+    qk: Tensor  # [N, L, S, K], the queries times the scale
+    writes: Tensor  # w: [N, L, C, K]
+    beta: Tensor  # [N, L, C, 1]
+    decay: Tensor  # D: [N, L, C, C]
+    start: Tensor  # exp(b), since the chunk's start: [N, L, S, 1], zero where the state's document has ended
+    end: Tensor  # exp(b_C - b), until its end: [N, L, C, 1], zero before the last token's document
+    scores: Tensor  # (q w^T * D) above (k w^T * D): [N, L, S, C]
+
+
+def _local(q, k, g, beta, docs_BT, before_BT, scale: float, chunk: int, compute: torch.dtype) -> _Local:
+    qk = torch.cat([_chunked(q, chunk, compute) * scale, _chunked(k, chunk, compute)], dim=2)
+    beta = _chunked(beta[..., None], chunk, compute)
+    # In double: after a token that forgets all (g = -1000) float32 would have lost the next ones' digits.
+    b = _chunked(g[..., None], chunk, torch.float64).cumsum(2)
+    docs, before = (x.unflatten(1, (-1, chunk)).transpose(0, 1)[:, :, None, :, None] for x in (docs_BT, before_BT))
+    future = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
+
+    def fade(exponent: Tensor, cut: Tensor) -> Tensor:
+        by_head = exponent.to(compute).unflatten(1, (q.shape[0], q.shape[2]))
+        return by_head.masked_fill(cut, -torch.inf).exp_().flatten(1, 2)
+
+    decay = fade(b - b.mT, (docs != docs.mT) | future)
+    start = fade(b, docs != before[:, :, :, :1]).repeat(1, 1, 2, 1)
+    end = fade(b[:, :, -1:] - b, docs != docs[:, :, :, -1:])
+    writes = beta * qk[:, :, chunk:]
+    scores = qk @ writes.mT
+    scores.unflatten(2, (2, chunk)).mul_(decay[:, :, None])
+    return _Local(qk, writes, beta, decay, start, end, scores)
+
+
+def _blocks(k_BTHK: Tensor, chunk: int) -> list[tuple[slice, slice]]:
+    """What to work through at once: (which chunks, which tokens)."""
+    chunks = k_BTHK.shape[1] // chunk
+    step = max(1, chunks)
+    if k_BTHK.device.type == "cpu":
+        step = max(1, BLOCK // max(1, k_BTHK[:, :chunk].numel()))
+    edges = pairwise([*range(0, chunks, step), chunks])
+    return [(slice(first, last), slice(first * chunk, last * chunk)) for first, last in edges]
+
+
+def _chunked(x_BTHD: Tensor, chunk: int, dtype: torch.dtype) -> Tensor:
+    """[B, N C, H, D] as [N, L, C, D]."""
+    x_NBHCD = x_BTHD.unflatten(1, (-1, chunk)).permute(1, 0, 3, 2, 4)
+    return x_NBHCD.to(dtype, memory_format=torch.contiguous_format).flatten(1, 2)
+
+
+def _write(x_BTHD: Tensor, x_NLCD: Tensor) -> None:
+    """The way back, into `x_BTHD` and its dtype."""
+    x_NBHCD = x_BTHD.unflatten(1, (-1, x_NLCD.shape[2])).permute(1, 0, 3, 2, 4)
+    x_NBHCD.copy_(x_NLCD.view(x_NBHCD.shape))
+
+
+def _by_kernel(q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH, scale, state_BHKV, doc_ids_BT):
+    """fla's `chunk_gated_delta_rule`."""
+    inputs = {"q": q_BTHK.to(v_BTHV.dtype), "k": k_BTHK.to(v_BTHV.dtype), "v": v_BTHV}
+    inputs |= {"g": g_BTH.to(torch.float32), "beta": beta_BTH.to(torch.float32)}
+    return fla.run("gated_delta_rule", "chunk_gated_delta_rule", inputs, state_BHKV, doc_ids_BT, scale=scale)

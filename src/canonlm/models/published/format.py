@@ -24,10 +24,43 @@ _NOT_COMPUTED_WITH = {
 }
 """Our fields that an export may lose: initial weights, losses, generation, and what another field decides."""
 
-ATTENTION_ONLY = {
+_ATTENTION = {
     *("num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias", "qk_norm"),
     *("rope_theta", "rope_dim", "rope_heads", "alibi"),
 }
+_MAMBA = {"mamba_state_size", "mamba_n_groups"}
+_GATED = {"linear_num_key_value_heads", "linear_key_head_dim", "output_gate", "output_gate_rank", "clamp_min"}
+_OTHERS = {
+    "attention": {"linear_num_heads", "linear_value_head_dim", "conv_kernel", *_MAMBA, *_GATED},
+    "gla": {*_ATTENTION, *_MAMBA},
+    "gdn": {*_ATTENTION, *_MAMBA, "linear_num_key_value_heads", "clamp_min"},
+    "mamba2": {*_ATTENTION, *_GATED},
+}
+"""Our fields about other mixers than this one."""
+
+
+def check_same(kind: str, config: CanonLMConfig, back: CanonLMConfig) -> None:
+    """ValueError if `back`, what `config` becomes in a format, would be another model."""
+    keys = {"mixers"}
+    if config.mixers == back.mixers:
+        keys = {field.name for field in fields(CanonLMConfig)} - {field.name for field in fields(PreTrainedConfig)}
+        keys -= _NOT_COMPUTED_WITH | _OTHERS[config.mixer(0)]
+    pairs = {key: (_meaning(config, key), _meaning(back, key)) for key in sorted(keys)}
+    lost = [str(expected(key, _shown(held), value)) for key, (value, held) in pairs.items() if value != held]
+    if lost:
+        raise ValueError(f"{kind}: {'; '.join(lost)}")
+
+
+def _meaning(config: CanonLMConfig, key: str) -> Any:
+    if key not in ("mixers", "canon_set"):
+        return getattr(config, key)
+    ask = config.mixer if key == "mixers" else config.sites
+    layers = [ask(layer_idx) for layer_idx in range(config.num_hidden_layers)]
+    return layers if len(set(layers)) > 1 else layers[0]
+
+
+def _shown(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 class Published(BaseModel):
@@ -35,7 +68,6 @@ class Published(BaseModel):
     literal are choices that the release offers and our decoder does not compute."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    not_used: ClassVar[set[str]]  # our fields that such a model does not compute with
 
     @classmethod
     def parse(cls, params: Mapping[str, Any]) -> Self:
@@ -48,6 +80,7 @@ class Published(BaseModel):
             raise refused(error, cls, "params.") from None
 
     def config(self) -> CanonLMConfig:
+        """What it means to us."""
         raise NotImplementedError
 
     @classmethod
@@ -56,43 +89,26 @@ class Published(BaseModel):
         raise NotImplementedError
 
     def names(self) -> Names:
+        """What this format calls our modules."""
         raise NotImplementedError
 
     def dump(self) -> dict[str, Any]:
         return self.model_dump()
 
-    def check_holds(self, config: CanonLMConfig) -> None:
-        """ValueError if reading this back would be another model than `config`."""
-        back, own = self.config(), {field.name for field in fields(CanonLMConfig)}
-        own -= {field.name for field in fields(PreTrainedConfig)}
-        lost = [
-            f"{key} = {_meaning(config, key)!r} (would be {_meaning(back, key)!r})"
-            for key in sorted(own - _NOT_COMPUTED_WITH - self.not_used)
-            if _meaning(config, key) != _meaning(back, key)
-        ]
-        if lost:
-            raise ValueError(f"the format cannot hold {'; '.join(lost)}")
+
+def as_named(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
 
 
 class Release(Published):
     """A configuration of the release's classes in the style of transformers."""
 
     mixer: ClassVar[str]
-    same: ClassVar[dict[str, str]] = {
-        "vocab_size": "vocab_size",
-        "hidden_size": "hidden_size",
-        "num_hidden_layers": "num_hidden_layers",
-        "canon_kernel": "canon_kernel",
-        "canon_residual": "canon_residual",
-        "canon_activation": "canon_activation",
-        "tie_word_embeddings": "tie_word_embeddings",
-        "initializer_range": "initializer_range",
-        "use_cache": "use_cache",
-        "pad_token_id": "pad_token_id",
-        "bos_token_id": "bos_token_id",
-        "eos_token_id": "eos_token_id",
-    }
-    """Fields that mean what a field of ours means."""
+    same: ClassVar[dict[str, str]] = as_named(
+        *("vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings", "initializer_range", "use_cache"),
+        *("canon_kernel", "canon_residual", "canon_activation", "pad_token_id", "bos_token_id", "eos_token_id"),
+    )
+    """Fields that mean what a field of ours means, and that one's name."""
 
     vocab_size: PositiveInt = 32000
     num_hidden_layers: PositiveInt
@@ -109,12 +125,13 @@ class Release(Published):
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
 
-    def config(self) -> CanonLMConfig:
+    def config(self, **extra: Any) -> CanonLMConfig:
+        """With `extra`, fields of ours that the class knows nothing of."""
         same = {ours: getattr(self, theirs) for theirs, ours in self.same.items()}
-        return CanonLMConfig(mixers=[self.mixer], **same, **self.derived())
+        return CanonLMConfig(mixers=[self.mixer], **{**same, **self.derived(), **extra})
 
     def derived(self) -> dict[str, Any]:
-        """Our other fields."""
+        """Our fields that follow from several of theirs."""
         raise NotImplementedError
 
     @classmethod
@@ -142,12 +159,6 @@ def ratio(width: int, base: int) -> float:
 
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
-
-
-def _meaning(config: CanonLMConfig, key: str) -> Any:
-    if key == "canon_set":
-        return [config.sites(layer_idx) for layer_idx in range(config.num_hidden_layers)]
-    return getattr(config, key)
 
 
 def _with_guess(name: str, names: Mapping[str, Any]) -> str:

@@ -7,35 +7,32 @@ from pydantic import PositiveFloat, PositiveInt, field_validator
 
 from canonlm.errors import expected
 from canonlm.models.config import CanonLMConfig
-from canonlm.models.published.format import ATTENTION_ONLY, Release, ratio, round_up, share_of, sites
+from canonlm.models.published.format import Release, as_named, ratio, round_up, share_of, sites
 from canonlm.models.published.moves import Names
 
 _BLOCK = {
     "attn_norm": "input_layernorm",
-    "canonA": "canonA",
-    "canonC": "canonC",
     "mlp_norm": "post_attention_layernorm",
+    **as_named("canonA", "canonC", "mlp.down_proj"),
     "mlp.canonD": "mlp.canonD_gate mlp.canonD_up",
-    "mlp.down_proj": "mlp.down_proj",
 }
 _QKV = {
     **{f"attn.{x}_proj": f"mixer.{x}_proj" for x in "qkvo"},
     **{f"attn.{x}_conv1d": f"mixer.{x}_conv1d" for x in "qkv"},
     **{f"attn.g_proj{factor}": f"mixer.g_proj{factor}" for factor in ("", ".0", ".1")},  # full rank, or two factors
 }
+_NO_ATTENTION = {"num_attention_heads": 1, "rope_dim": 0}
 _BOTH = "mlp.gate_proj mlp.up_proj"
 
 
-class Linear(Release):
+class LinearAttention(Release):
     """What GLA and Gated DeltaNet share."""
 
     same: ClassVar[dict[str, str]] = {
         **Release.same,
+        **as_named("output_gate_rank", "max_position_embeddings", "zeyuan_layernorm"),
         "conv_size": "conv_kernel",
-        "output_gate_rank": "output_gate_rank",
         "norm_eps": "rms_norm_eps",
-        "max_position_embeddings": "max_position_embeddings",
-        "zeyuan_layernorm": "zeyuan_layernorm",
     }
 
     num_heads: PositiveInt
@@ -65,7 +62,7 @@ class Linear(Release):
             "canon_set": sites(self.canon_set, self.use_short_conv),
             "intermediate_size": width,
             "linear_num_heads": self.num_heads,
-            **_no_attention(self.num_heads),
+            **_NO_ATTENTION,
         }
 
     @classmethod
@@ -82,10 +79,13 @@ class Linear(Release):
         return Names(top=top, layers="model.layers", layer={**_BLOCK, **_QKV, **layer})
 
 
-class GLACanon(Linear):
+class GLACanon(LinearAttention):
     mixer = "gla"
-    not_used = {*ATTENTION_ONLY, "mamba_state_size", "mamba_n_groups"}
-    same: ClassVar[dict[str, str]] = {**Linear.same, "use_output_gate": "output_gate", "clamp_min": "clamp_min"}
+    same: ClassVar[dict[str, str]] = {
+        **LinearAttention.same,
+        "use_output_gate": "output_gate",
+        "clamp_min": "clamp_min",
+    }
 
     model_type: Literal["GLACanon"] = "GLACanon"
     expand_k: PositiveFloat
@@ -135,10 +135,13 @@ class GLACanon(Linear):
         )
 
 
-class GatedDeltaNetCanon(Linear):
+class GatedDeltaNetCanon(LinearAttention):
     mixer = "gdn"
-    not_used = {*ATTENTION_ONLY, "mamba_state_size", "mamba_n_groups", "clamp_min", "linear_num_key_value_heads"}
-    same: ClassVar[dict[str, str]] = {**Linear.same, "use_gate": "output_gate", "head_dim": "linear_key_head_dim"}
+    same: ClassVar[dict[str, str]] = {
+        **LinearAttention.same,
+        "use_gate": "output_gate",
+        "head_dim": "linear_key_head_dim",
+    }
 
     model_type: Literal["GatedDeltaNetCanon"] = "GatedDeltaNetCanon"
     head_dim: PositiveInt
@@ -153,7 +156,7 @@ class GatedDeltaNetCanon(Linear):
         return {**super().of(config), "expand_v": expand_v}
 
     def names(self) -> Names:
-        apart = {"mlp.gate_proj": "mlp.gate_proj", "mlp.up_proj": "mlp.up_proj"}
+        apart = as_named("mlp.gate_proj", "mlp.up_proj")
         return self.blocks(
             {
                 **{f"attn.{x}": f"mixer.{x}" for x in ("a_proj", "b_proj", "A_log", "dt_bias", "o_norm")},
@@ -165,16 +168,12 @@ class GatedDeltaNetCanon(Linear):
 
 class Mamba2Canon(Release):
     mixer = "mamba2"
-    not_used = {
-        *ATTENTION_ONLY,
-        *("linear_num_key_value_heads", "linear_key_head_dim", "output_gate", "output_gate_rank", "clamp_min"),
-    }
     same: ClassVar[dict[str, str]] = {
         **Release.same,
+        **as_named("conv_kernel"),
         "num_heads": "linear_num_heads",
         "head_dim": "linear_value_head_dim",
         "state_size": "mamba_state_size",
-        "conv_kernel": "conv_kernel",
         "layer_norm_epsilon": "rms_norm_eps",
     }
 
@@ -198,7 +197,7 @@ class Mamba2Canon(Release):
     use_bias: Literal[False] = False
     residual_in_fp32: Literal[False] = False
     time_step_limit: list[float] = [0.0, math.inf]
-    time_step_rank: Any = None
+    time_step_rank: Any = "auto"
     time_step_min: Any = 0.001
     time_step_max: Any = 0.1
     time_step_floor: Any = 1e-4
@@ -216,15 +215,18 @@ class Mamba2Canon(Release):
 
     def derived(self) -> dict[str, Any]:
         if self.use_conv_bias == self.noconv1d:
-            raise expected("params.use_conv_bias", f"{not self.noconv1d} with noconv1d = {self.noconv1d}", self.use_conv_bias)
-        if self.num_heads * self.head_dim != self.expand * self.hidden_size:
-            what = f"{self.expand * self.hidden_size / self.num_heads:g} = expand * hidden_size / num_heads"
-            raise expected("params.head_dim", what, self.head_dim)
+            raise expected(
+                "params.use_conv_bias", f"{not self.noconv1d} with noconv1d = {self.noconv1d}", self.use_conv_bias
+            )
+        if (inner := int(self.expand * self.hidden_size)) != self.num_heads * self.head_dim:
+            raise expected(
+                "params.head_dim", f"expand * hidden_size / num_heads = {inner / self.num_heads:g}", self.head_dim
+            )
         return {
             "canon_set": sites(self.canon_set, not self.noconv1d, without="" if self.mlp_type else "CD"),
             "mlp": "gated" if self.mlp_type else "none",
             "intermediate_size": self.intermediate_size or 2 * self.hidden_size,
-            **_no_attention(self.num_heads),
+            **_NO_ATTENTION,
         }
 
     @classmethod
@@ -245,25 +247,18 @@ class Mamba2Canon(Release):
             top={"backbone.embeddings": "model.embed_tokens", "backbone.norm_f": "model.norm", "lm_head": "lm_head"},
             layers="backbone.layers",
             layer={
+                **as_named("canonA", "canonC", "mlp.down_proj"),
                 "norm": "input_layernorm",
-                "canonA": "canonA",
                 "mixer.in_proj": "mixer.z_proj mixer.x_proj mixer.B_proj mixer.C_proj mixer.dt_proj",
                 "mixer.canonB": "mixer.canonB_z mixer.canonB_x mixer.canonB_B mixer.canonB_C mixer.canonB_dt",
                 "mixer.conv1d": "mixer.x_conv1d mixer.B_conv1d mixer.C_conv1d",
-                **{f"mixer.{x}": f"mixer.{x}" for x in ("A_log", "D", "dt_bias", "norm", "out_proj")},
+                **as_named("mixer.A_log", "mixer.D", "mixer.dt_bias", "mixer.norm", "mixer.out_proj"),
                 "pre_mlp_layernorm": "post_attention_layernorm",
-                "canonC": "canonC",
                 "mlp.both_proj": _BOTH,
                 "mlp.canonD": "mlp.canonD_gate mlp.canonD_up",
-                "mlp.down_proj": "mlp.down_proj",
             },
             unread={"mixer.conv1d.weight": (convolved, 1, self.conv_kernel)} if self.noconv1d else {},
         )
 
     def dump(self) -> dict[str, Any]:
         return {key: value for key, value in super().dump().items() if (key, value) != ("mlp_type", None)}
-
-
-def _no_attention(heads: int) -> dict[str, Any]:
-    """Fields of attention that must make sense even where none is."""
-    return {"num_attention_heads": heads, "head_dim": 1, "rope_dim": 0}

@@ -8,32 +8,17 @@ from torch import Tensor
 
 from canonlm.errors import expected
 from canonlm.models.config import CanonLMConfig
-from canonlm.models.published.format import Release
+from canonlm.models.published.format import Release, as_named
 from canonlm.models.published.moves import Names
 
 
 class LlamaCanon(Release):
     mixer = "attention"
-    not_used = {
-        *("linear_num_heads", "linear_num_key_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
-        *("mamba_state_size", "mamba_n_groups", "conv_kernel", "output_gate", "output_gate_rank", "clamp_min"),
-    }
     same: ClassVar[dict[str, str]] = {
         **Release.same,
-        "canon_set": "canon_set",
-        "num_attention_heads": "num_attention_heads",
-        "num_key_value_heads": "num_key_value_heads",
-        "head_dim": "head_dim",
-        "hidden_act": "hidden_act",
-        "rms_norm_eps": "rms_norm_eps",
-        "rope_theta": "rope_theta",
-        "rope_dim": "rope_dim",
-        "qk_norm": "qk_norm",
-        "attention_bias": "attention_bias",
-        "attention_dropout": "attention_dropout",
-        "mlp_bias": "mlp_bias",
-        "intermediate_size": "intermediate_size",
-        "max_position_embeddings": "max_position_embeddings",
+        **as_named("canon_set", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
+        **as_named("hidden_act", "rms_norm_eps", "rope_theta", "rope_dim", "qk_norm", "attention_bias", "mlp_bias"),
+        **as_named("attention_dropout", "max_position_embeddings"),
     }
 
     model_type: Literal["LlamaCanon"] = "LlamaCanon"
@@ -74,15 +59,14 @@ class LlamaCanon(Release):
 
     def names(self) -> Names:
         return Names(
-            top={name: name for name in ("model.embed_tokens", "model.norm", "lm_head")},
+            top=as_named("model.embed_tokens", "model.norm", "lm_head"),
             layers="model.layers",
             layer={
-                **{f"self_attn.{x}_proj": f"self_attn.{x}_proj" for x in "qkvo"},
-                **{f"self_attn.{x}_norm": f"self_attn.{x}_norm" for x in "qk"},
+                **as_named(*(f"self_attn.{x}_proj" for x in "qkvo"), "self_attn.q_norm", "self_attn.k_norm"),
                 "self_attn.canonB": "self_attn.canonB_q self_attn.canonB_k self_attn.canonB_v",
-                **{f"mlp.{x}_proj": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
+                **as_named("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
                 "mlp.canonD": "mlp.canonD_gate mlp.canonD_up",
-                **{name: name for name in ("input_layernorm", "post_attention_layernorm", "canonA", "canonC")},
+                **as_named("input_layernorm", "post_attention_layernorm", "canonA", "canonC"),
             },
             orders=pairs_to_halves(self.config()) if self.rope_version == "lingua" else {},
         )
@@ -94,7 +78,7 @@ def pairs_to_halves(config: CanonLMConfig) -> dict[str, Tensor]:
     channels = torch.arange(config.head_dim)
     rotated, rest = channels[: config.rope_dim], channels[config.rope_dim :]
     head = torch.cat([rotated[0::2], rotated[1::2], rest])
-    orders = {}
+    orders: dict[str, Tensor] = {}
     for x, heads in (("q", config.num_attention_heads), ("k", config.num_key_value_heads)):
         order = (torch.arange(heads)[:, None] * config.head_dim + head).flatten()
         orders |= {f"self_attn.{name}": order for name in (f"{x}_proj", f"{x}_norm", f"canonB_{x}")}

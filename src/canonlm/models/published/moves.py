@@ -1,7 +1,7 @@
 """Which rows of a tensor of theirs are which tensor of ours."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -64,8 +64,7 @@ def list_moves(names: Names, config: CanonLMConfig, ours: Collection[str]) -> li
         moves += [Move(names.prefix + theirs + name, (), unread=shape) for name, shape in names.unread.items()]
     if config.tie_word_embeddings:
         embedding = next(move.theirs for move in moves if move.ours == ("model.embed_tokens.weight",))
-        head = next(move for move in moves if move.ours == ("lm_head.weight",))
-        moves[moves.index(head)] = Move(head.theirs, head.ours, head.orders, tied_to=embedding)
+        moves = [replace(move, tied_to=embedding) if move.ours == ("lm_head.weight",) else move for move in moves]
     assert {name for move in moves for name in move.ours} == set(ours)
     return moves
 
@@ -89,7 +88,7 @@ def check_state(moves: list[Move], state: Mapping[str, Tensor], ours: Mapping[st
             wrong += [] if move.tied_to in state else [f"missing {move.theirs}"]
         elif (shape := tuple(state[move.theirs].shape)) != move.shape(ours):
             wrong.append(f"{move.theirs} is {shape}, not {move.shape(ours)}")
-        elif move.tied_to in state and not torch.equal(state[move.theirs], state[move.tied_to]):
+        elif (tied := state.get(move.tied_to or "")) is not None and not torch.equal(state[move.theirs], tied):
             wrong.append(f"{move.theirs} differs from {move.tied_to}, although tied")
     if wrong:
         raise ValueError(f"state: {'; '.join(wrong)}")

@@ -1,0 +1,85 @@
+"""`canonlm convert`: a published checkpoint into our format, and back."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from canonlm.models import CanonLMConfig
+
+SOURCE = typer.Argument(
+    help="A folder, or a repository on the Hugging Face Hub, with a published checkpoint or one of ours.",
+    show_default=False,
+)
+OUT = typer.Argument(help="The folder to make.", show_default=False)
+VARIANT = typer.Option(help="Which sub-folder, where SOURCE holds several.", show_default=False)
+REVISION = typer.Option(help="Branch, tag or commit on the Hub.", show_default=False)
+TOKEN = typer.Option(help="Access token for the Hub. Default: the one you logged in with.", show_default=False)
+CACHE_DIR = typer.Option(help="Where downloads are kept. Default: the Hub's own cache.", show_default=False)
+DTYPE = typer.Option(help="float32, bfloat16, float16 or float64. Default: as stored.", show_default=False)
+TO = typer.Option(
+    help="canonlm: ours, for from_pretrained. hf, lingua: the release's two formats. llama: transformers' own Llama."
+)
+
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
+def convert(
+    source: Annotated[str, SOURCE],
+    out: Annotated[Path, OUT],
+    variant: Annotated[str | None, VARIANT] = None,
+    revision: Annotated[str | None, REVISION] = None,
+    token: Annotated[str | None, TOKEN] = None,
+    cache_dir: Annotated[Path | None, CACHE_DIR] = None,
+    dtype: Annotated[str | None, DTYPE] = None,
+    to: Annotated[str, TO] = "canonlm",
+) -> int:
+    """Read a published checkpoint and write it in another format.
+
+    OUT is whole or not there.
+    """
+    from canonlm.errors import expected, unknown
+
+    if out.exists():
+        raise expected("OUT", "a folder that does not exist yet", str(out))
+    if dtype is not None and dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from canonlm.models.published import TARGETS, load_published, save_published
+    from canonlm.train.files import write_folder
+
+    if to not in TARGETS:
+        raise unknown("target", to, TARGETS)
+    disable_progress_bar()
+    model = load_published(
+        source,
+        variant,
+        revision=revision,
+        token=token,
+        cache_dir=cache_dir,
+        dtype=None if dtype is None else getattr(torch, dtype),
+    )
+    try:
+        write_folder(out, lambda folder: save_published(model, folder, to))
+    except OSError as error:
+        raise expected("OUT", f"a folder that can be written ({error.strerror})", str(out)) from None
+    precision = str(model.dtype).removeprefix("torch.")
+    print(f"{_arch(model.config)}, {model.num_parameters():,} parameters, {precision}: {out}")
+    return 0
+
+
+def _arch(config: "CanonLMConfig") -> str:
+    """`gla5+canon=ACD`: the bases and the Canon sites, as in `canonlm archs`; other options stay unsaid."""
+    from canonlm.archs import BASES
+
+    bases = {base.mixer: (name, base.short_conv) for name, base in reversed(BASES.items())}
+    layers = []
+    for layer_idx in range(config.num_hidden_layers):
+        name, short_conv = bases[config.mixer(layer_idx)]
+        layers.append(f"{name}-conv" if short_conv and "b" not in config.sites(layer_idx) else name)
+    canon = config.sites(0).replace("b", "")
+    return ".".join(dict.fromkeys(layers)) + (f"+canon={canon}" if canon else "")

@@ -1,0 +1,137 @@
+"""`canonlm convert`: one line of what it wrote, or one line of why not and nothing written."""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM, load_published
+from canonlm.cli import main
+from canonlm.models.published import save_published
+
+SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def gla():
+    return CanonLMForCausalLM(CanonLMConfig(**SIZES, mixers=["gla"], linear_num_heads=2, canon_set="AbC")).eval()
+
+
+@pytest.fixture
+def here(gla, tmp_path, monkeypatch):
+    """A working directory with `release/one` in the release's format."""
+    (tmp_path / "release" / "one").mkdir(parents=True)
+    save_published(gla, tmp_path / "release" / "one", "hf")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def files(place):
+    return {str(file.relative_to(place)) for file in place.rglob("*")}
+
+
+def test_into_our_format(gla, here, capsys):
+    assert main(["convert", "release", "ours"]) == 0
+    assert capsys.readouterr().out == f"gla5+canon=AC, {gla.num_parameters():,} parameters, float32: ours\n"
+    model = CanonLMForCausalLM.from_pretrained("ours")
+    assert_close(model.state_dict(), gla.state_dict(), atol=0, rtol=0)
+    assert {path.name for path in here.iterdir()} == {"release", "ours"}
+
+
+@pytest.mark.parametrize(
+    ("to", "written"), [("hf", "config.json model.safetensors"), ("lingua", "params.json consolidated.pth")]
+)
+def test_through_ours_and_back(gla, here, capsys, to, written):
+    assert main(["convert", "release", "ours", "--variant", "one"]) == 0
+    assert main(["convert", "ours", "below/theirs", "--to", to]) == 0
+    assert capsys.readouterr().out.endswith("float32: below/theirs\n")
+    assert files(here / "below") == {"theirs", *(f"theirs/{name}" for name in written.split())}
+    assert_close(load_published("below/theirs").state_dict(), gla.state_dict(), atol=0, rtol=0)
+
+
+def test_dtype(here, capsys):
+    assert main(["convert", "release", "ours", "--dtype", "bfloat16"]) == 0
+    assert "bfloat16" in capsys.readouterr().out
+    assert CanonLMForCausalLM.from_pretrained("ours", dtype="auto").dtype == torch.bfloat16
+
+
+def test_a_llama(here, capsys):
+    llama = CanonLMForCausalLM(CanonLMConfig(**SIZES))
+    llama.save_pretrained("llama")
+    assert main(["convert", "llama", "theirs", "--to", "llama"]) == 0
+    assert capsys.readouterr().out.startswith("llama, ")
+    assert json.loads(Path("theirs/config.json").read_text())["model_type"] == "llama"
+
+
+def test_the_hubs_options(here, capsys, monkeypatch):
+    asked = []
+
+    def snapshot_download(repo_id, allow_patterns, **kwargs):
+        asked.append((repo_id, kwargs))
+        return str(here / "release")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    options = ["--revision", "abc", "--token", "t", "--cache-dir", "c", "--variant", "one"]
+    assert main(["convert", "org/name", "ours", *options]) == 0
+    expected = {"revision": "abc", "token": "t", "cache_dir": Path("c"), "local_files_only": False}
+    assert {repository for repository, _ in asked} == {"org/name"}
+    assert all(kwargs == expected for _, kwargs in asked)
+
+
+MISTAKES = [
+    (["release", "release"], 'OUT: expected a folder that does not exist yet, got "release"'),
+    (["release", "file"], 'OUT: expected a folder that does not exist yet, got "file"'),
+    (["release", "file/below"], "OUT: expected a folder that can be written (Not a directory)"),
+    (["release", "ours", "--to", "hff"], 'unknown target "hff". Did you mean "hf"?'),
+    (["release", "ours", "--dtype", "bf16"], 'unknown dtype "bf16".'),
+    (["release", "ours", "--variant", "tow"], 'unknown variant "tow".'),
+    (["release", "new/ours", "--to", "llama"], 'plain Llama: mixers: expected "attention", got "gla"'),
+    (["release/two", "ours"], "release/two: expected config.json with"),
+    (["no such folder", "ours"], "source: expected a folder or a repository on the Hub"),
+    (["release"], "Missing argument 'out'."),
+]
+
+
+@pytest.mark.parametrize(("arguments", "start"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
+def test_one_line_and_nothing_written(here, capsys, arguments, start):
+    (here / "file").write_text("mine")
+    (here / "release" / "two").mkdir()
+    before = files(here)
+    assert main(["convert", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith("canonlm: " + start)
+    assert output.err.count("\n") == 1
+    assert output.out == ""
+    shutil.rmtree(here / "new", ignore_errors=True)  # a parent of OUT may have been made, but nothing in it
+    assert files(here) == before
+
+
+def test_a_write_that_fails_leaves_nothing(here, monkeypatch, capsys):
+    def fill_the_disk(self, folder):
+        Path(folder, "half").write_text("half a file")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(CanonLMForCausalLM, "save_pretrained", fill_the_disk)
+    before = files(here)
+    assert main(["convert", "release", "ours"]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert files(here) == before
+
+
+def test_the_page_from_top_to_bottom(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
+    for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        if language == "python":
+            exec(compile(text, "docs", "exec"), {})
+        else:
+            assert [main(shlex.split(line, comments=True)[1:]) for line in text.splitlines()] == [0, 0, 0, 0]
+    original = load_published("release").state_dict()
+    for folder in ("ours", "theirs", "theirs-lingua"):
+        assert_close(load_published(folder).state_dict(), original, atol=0, rtol=0)
+    assert load_published("ours-bf16").dtype == torch.bfloat16

@@ -1,0 +1,198 @@
+"""ALiBi, hard ALiBi and rotations in some heads, against attention worked out key by key."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import DynamicCache, StaticCache
+
+from canonlm import CanonLMConfig
+from canonlm.models.positions import alibi_mask
+
+KINDS = {
+    "alibi": {"alibi": "alibi"},
+    "hard": {"alibi": "hard"},
+    "some heads": {"rope_heads": 2, "rope_dim": 4},
+    "alibi and rope": {"alibi": "alibi", "rope_heads": 2, "rope_dim": 6},
+}
+DOC_IDS = torch.tensor([[4, 4, 4, 2, 2, 2, 9, 4, 4, 4, 4, 4], [1] * 12])
+LEFT = (torch.arange(12) >= torch.tensor([[0], [5]])).long()
+MIDDLE = torch.tensor([[1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0]])
+INPUTS = {
+    "plain": {},
+    "left pads": {"attention_mask": LEFT},
+    "right pads": {"attention_mask": LEFT.flip(1)},
+    "packed": {"doc_ids": DOC_IDS},
+    "packed and padded": {"doc_ids": DOC_IDS, "attention_mask": MIDDLE},
+}
+EXACT = {"atol": 1e-10, "rtol": 0}
+
+
+def ids(*shape):
+    return torch.randint(0, 61, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def rotated(x_TE, places, config):
+    """The first rope_dim channels as complex numbers, turned by p * theta^(-2i / rope_dim)."""
+    half = config.rope_dim // 2
+    turns = config.rope_theta ** -(torch.arange(half, dtype=torch.float64) / half)
+    angle = torch.tensor(places, dtype=torch.float64)[:, None] * turns
+    z = torch.complex(x_TE[:, :half], x_TE[:, half : 2 * half]) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([z.real, z.imag, x_TE[:, 2 * half :]], dim=1)
+
+
+def document_by_definition(attention, x_TD):
+    """The attention of one document, all of its tokens real."""
+    config, outputs = attention.config, []
+    heads, time = config.num_attention_heads, len(x_TD)
+    group = heads // config.num_key_value_heads
+    project = {name: getattr(attention, f"{name}_proj")(x_TD).unflatten(-1, (-1, config.head_dim)) for name in "qkv"}
+    for head in range(heads):
+        q, k, v = project["q"][:, head], project["k"][:, head // group], project["v"][:, head // group]
+        if config.rope_dim and head < config.rope_heads:
+            q, k = rotated(q, range(time), config), rotated(k, range(time), config)
+        rows = []
+        for t in range(time):
+            nearest = head + 1 if config.alibi == "hard" and head < heads // 2 else time
+            seen = range(max(0, t + 1 - nearest), t + 1)
+            scores = torch.stack([q[t] @ k[s] / config.head_dim**0.5 for s in seen])
+            if config.alibi == "alibi":
+                scores = scores - torch.tensor([2 ** (-8 * (head + 1) / heads) * (t - s) for s in seen])
+            rows.append(sum(p * v[s] for p, s in zip(scores.softmax(0), seen, strict=True)))
+        outputs.append(torch.stack(rows))
+    return attention.o_proj(torch.cat(outputs, dim=1))
+
+
+def documents(time, attention_mask=None, doc_ids=None):
+    """Where the tokens of each document are: (row, columns of its real tokens)."""
+    for row in range(2):
+        real = range(time) if attention_mask is None else attention_mask[row].nonzero()[:, 0].tolist()
+        found, last = [], None
+        for column in real:
+            number = 0 if doc_ids is None else doc_ids[row, column].item()
+            if number != last:
+                found.append([])
+            found[-1].append(column)
+            last = number
+        yield from ((row, columns) for columns in found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("inputs", INPUTS)
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_attention_is_what_its_definition_says(small_model, kind, inputs, kernel):
+    # Eager attention has a float32 softmax, whatever comes in.
+    dtype, close = (torch.float64, 1e-10) if kernel == "sdpa" else (torch.float32, 1e-4)
+    model = small_model(dtype, num_hidden_layers=1, **KINDS[kind])
+    model.set_attn_implementation(kernel)
+    attention, seen = model.model.layers[0].self_attn, {}
+    attention.register_forward_hook(lambda module, args, output: seen.update(x=args[0], y=output[0]))
+    model(ids(2, 12), **INPUTS[inputs])
+    places = list(documents(12, **INPUTS[inputs]))
+    got = torch.cat([seen["y"][row, columns] for row, columns in places])
+    weights = torch.randn_like(got)
+    gradients = torch.autograd.grad((got * weights).sum(), [seen["x"], *attention.parameters()])
+    attention, x = attention.double(), seen["x"].detach().double().requires_grad_()
+    expected = torch.cat([document_by_definition(attention, x[row, columns]) for row, columns in places])
+    expected_gradients = torch.autograd.grad((expected * weights).sum(), [x, *attention.parameters()])
+    assert_close((got, gradients), (expected, expected_gradients), atol=close, rtol=close, check_dtype=False)
+
+
+@pytest.mark.parametrize("kind", ["alibi", "hard", "some heads"])
+@pytest.mark.parametrize("make_cache", [DynamicCache, StaticCache])
+@pytest.mark.parametrize("sizes", [[12], [7, 1, 4]])
+@pytest.mark.parametrize("inputs", ["right pads", "packed"])
+def test_decoding_continues_padded_and_packed_prefills(small_model, kind, make_cache, sizes, inputs):
+    model = small_model(canon_set="AB", **KINDS[kind])
+    tokens, seen = ids(2, 16), {}
+    for key, value in INPUTS[inputs].items():
+        last = torch.ones_like(value[:, -1:]) if key == "attention_mask" else value[:, -1:]
+        seen[key] = torch.cat([value, last.expand(-1, 4)], dim=1)
+    cache = make_cache(config=model.config, **({"max_cache_len": 24} if make_cache is StaticCache else {}))
+    got, end = [], 0
+    for size in [*sizes, 1, 2, 1]:
+        end += size
+        upto = {key: value[:, :end] for key, value in seen.items()}
+        got.append(model(tokens[:, end - size : end], past_key_values=cache, **upto).logits)
+    logits = torch.cat(got, dim=1)
+    for row, columns in documents(16, **seen):
+        alone = model(tokens[row : row + 1, columns], use_cache=False).logits[0]
+        assert_close(logits[row, columns], alone, **EXACT)
+
+
+@pytest.mark.parametrize("kind", ["alibi", "hard"])
+def test_only_distances_count(small_model, kind):
+    model = small_model(alibi=kind)
+    tokens = ids(2, 12)
+    expected = model(tokens).logits
+    assert_close(model(tokens, position_ids=torch.arange(12)[None] + 7).logits, expected, **EXACT)
+    restarts = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]])
+    packed = model(tokens, position_ids=restarts, use_cache=False).logits
+    assert_close(packed[:, 5:], model(tokens[:, 5:]).logits, **EXACT)
+
+
+@pytest.mark.parametrize("kind", ["alibi", "hard"])
+def test_a_mask_of_four_dimensions_is_kept(small_model, kind):
+    model = small_model(alibi=kind)
+    tokens = ids(2, 12)
+    lower = torch.ones(12, 12, dtype=torch.bool).tril().expand(2, 1, 12, 12)
+    expected = model(tokens).logits
+    for mask in (lower, torch.zeros(2, 1, 12, 12).double().masked_fill(~lower, torch.finfo(torch.float64).min)):
+        assert_close(model(tokens, attention_mask=mask, use_cache=False).logits, expected, **EXACT)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_tells_neighbours_apart(dtype):
+    """As 2000 and 2001 cannot in bfloat16. And nothing is infinite: a row of padding would be nothing but."""
+    cache = StaticCache(config=CanonLMConfig(num_hidden_layers=1), max_cache_len=3000)
+    cache.update(*torch.zeros(2, 1, 1, 2000, 1), 0)
+    columns = torch.arange(3000)
+    visible = ((columns >= 50) & (columns <= 2000)).view(1, 1, 1, -1)
+    lowest = torch.finfo(dtype).min
+    for mask in (visible, torch.zeros(1, 1, 1, 3000, dtype=dtype).masked_fill(~visible, lowest)):
+        config = CanonLMConfig(num_attention_heads=8, alibi="alibi")
+        bias_HS = alibi_mask(config, mask, None, cache, dtype)[0, :, 0]
+        assert bias_HS.dtype == dtype
+        assert bias_HS.isfinite().all()
+        assert (bias_HS[:, ~visible.flatten()] <= lowest / 2).all()
+        steps = bias_HS[:, 1992:2001].double().diff(dim=1)
+        assert_close(steps, (2.0 ** -torch.arange(1, 9))[:, None].expand(8, 8).double(), atol=0, rtol=0.01)
+
+
+@pytest.mark.parametrize("kind", ["alibi", "hard"])
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_padding_under_autocast_is_finite(small_model, kind, kernel):
+    model = small_model(torch.float32, alibi=kind).train()
+    model.set_attn_implementation(kernel)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(ids(2, 12), attention_mask=LEFT, labels=ids(2, 12), use_cache=False)
+    output.loss.backward()
+    assert output.logits.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["alibi", "hard"])
+@pytest.mark.parametrize("kernel", ["flash_attention_2", "flash_attention_3", "flex_attention", "hub/some-kernel"])
+def test_kernels_without_a_bias_per_head_are_refused(small_model, kind, kernel):
+    message = f'^attn_implementation: expected "sdpa" or "eager" with alibi.*, got "{kernel}"$'
+    with pytest.raises(ValueError, match=message):
+        small_model(alibi=kind, attn_implementation=kernel)
+    model = small_model(alibi=kind)
+    with pytest.raises(ValueError, match=message):
+        model.set_attn_implementation(kernel)
+    assert not model._supports_flash_attn  # what continuous batching asks before it changes the kernel by itself
+    assert not model._supports_flex_attn
+    assert small_model()._supports_flash_attn
+
+
+@pytest.mark.parametrize("kind", ["alibi", pytest.param("hard", marks=pytest.mark.slow)])
+def test_compiles_whole(small_model, kind):
+    model = small_model(alibi=kind, num_hidden_layers=1).train()
+    inputs = {"input_ids": ids(2, 12), "labels": ids(2, 12), "use_cache": False, "doc_ids": DOC_IDS}
+    found = []
+    for forward in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        model.zero_grad()
+        loss = forward(**inputs).loss
+        loss.backward()
+        found.append({"loss": loss.detach(), **{name: value.grad for name, value in model.named_parameters()}})
+    torch._dynamo.reset()
+    assert_close(*found, **EXACT)

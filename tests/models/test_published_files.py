@@ -1,0 +1,257 @@
+"""Published checkpoints as folders and on the Hub: what is read, what is fetched, what is refused."""
+
+import json
+import shutil
+from fnmatch import fnmatch
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+
+import canonlm
+from canonlm.models.published import export, load_published, save_published
+
+
+@pytest.fixture
+def model(small_model):
+    return small_model(torch.float32, mixers=["gdn"], canon_set="AbCD", linear_num_heads=4)
+
+
+@pytest.fixture
+def folder(model, tmp_path):
+    """`folder(name, to)`: that model in another format."""
+
+    def make(name="published", to="hf"):
+        place = tmp_path / name
+        place.mkdir(parents=True)
+        save_published(model, place, to)
+        return place
+
+    return make
+
+
+def same(got, expected):
+    assert_close(got.state_dict(), expected.state_dict(), atol=0, rtol=0)
+    assert not got.training
+
+
+@pytest.mark.parametrize("to", ["hf", "lingua", "canonlm"])
+def test_a_folder_in_any_format(model, folder, to):
+    same(canonlm.load_published(folder(to=to)), model)
+    half = load_published(str(folder("again", to)), dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
+
+
+def test_the_tensors_keep_their_precision(model, folder):
+    place = folder()
+    state = load_file(place / "model.safetensors")
+    save_file({name: tensor.half() for name, tensor in state.items()}, place / "model.safetensors")
+    assert load_published(place).dtype == torch.float16
+
+
+def test_a_plain_llama_of_transformers(small_model, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model = small_model(torch.float32)
+    save_published(model, tmp_path, "llama")
+    llama = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(llama).__name__ == "LlamaForCausalLM"
+    input_ids = torch.arange(30)[None]
+    assert_close(llama(input_ids).logits, model(input_ids).logits, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_weights_in_shards_and_in_older_files(model, folder, kind, shards):
+    place = folder()
+    state = load_file(place / "model.safetensors")
+    (place / "model.safetensors").unlink()
+    save = save_file if kind == "safetensors" else torch.save
+    stem = "model" if kind == "safetensors" else "pytorch_model"
+    names = [f"{stem}-{i}.{kind}" for i in range(shards)] if shards > 1 else [f"{stem}.{kind}"]
+    places = {key: names[i % shards] for i, key in enumerate(state)}
+    for name in names:
+        save({key: state[key].clone() for key in state if places[key] == name}, place / name)
+    if shards > 1:
+        (place / f"{stem}.{kind}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    same(load_published(place), model)
+
+
+def test_a_training_runs_file_may_hold_more(model, folder):
+    place = folder(to="lingua")
+    params = json.loads((place / "params.json").read_text())
+    state = torch.load(place / "consolidated.pth")["model"]
+    (place / "params.json").write_text(json.dumps({"name": "a run", **params, "optim": {"lr": 1e-3}}))
+    torch.save({"model": state, "optim": {"step": torch.tensor(3)}}, place / "consolidated.pth")
+    same(load_published(place), model)
+    (place / "params.json").write_text(json.dumps(params["model"]))
+    torch.save(state, place / "consolidated.pth")
+    same(load_published(place), model)
+
+
+def test_variants(model, folder, tmp_path):
+    folder("all/one", "hf")
+    same(load_published(tmp_path / "all"), model)
+    folder("all/two", "lingua")
+    same(load_published(tmp_path / "all", "two"), model)
+    with pytest.raises(ValueError, match=r"^variant: expected one of one, two  \(in .*all\)$"):
+        load_published(tmp_path / "all")
+    with pytest.raises(ValueError, match=r'^unknown variant "tow"\. Did you mean "two"\? Variants: one, two\.$'):
+        load_published(tmp_path / "all", "tow")
+
+
+class Hub:
+    """A stand-in for the Hub: hands out what matches, and remembers what was asked for."""
+
+    def __init__(self, repository: Path, cache: Path):
+        self.repository, self.cache, self.calls = repository, cache, []
+
+    def snapshot_download(self, repo_id, **kwargs):
+        self.calls.append((repo_id, kwargs))
+        for file in self.repository.rglob("*.*"):
+            name = str(file.relative_to(self.repository))
+            if any(fnmatch(name, pattern) for pattern in kwargs["allow_patterns"]):
+                (self.cache / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, self.cache / name)
+        return str(self.cache)
+
+    def fetched(self):
+        return {str(file.relative_to(self.cache)) for file in self.cache.rglob("*.*")}
+
+
+@pytest.fixture
+def hub(folder, tmp_path, monkeypatch):
+    for name, to in (("repo/one", "hf"), ("repo/two", "lingua")):
+        folder(name, to)
+    (tmp_path / "repo" / "one" / "modeling.py").write_text("raise SystemExit")
+    hub = Hub(tmp_path / "repo", tmp_path / "cache")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
+    return hub
+
+
+def test_from_the_hub_only_what_is_needed(model, hub, tmp_path):
+    options = {"revision": "abc", "token": "t", "cache_dir": tmp_path / "c", "local_files_only": True}
+    same(load_published("org/name", "two", **options), model)
+    assert hub.fetched() == {"one/config.json", "two/params.json", "two/consolidated.pth"}
+    for repository, kwargs in hub.calls:
+        assert repository == "org/name"
+        assert {key: kwargs[key] for key in options} == options
+    same(load_published("org/name", "one"), model)
+    assert hub.fetched() == {
+        *("one/config.json", "one/model.safetensors"),
+        *("two/params.json", "two/consolidated.pth"),
+    }
+
+
+def test_from_the_hub_without_saying_which(hub):
+    with pytest.raises(ValueError, match=r"^variant: expected one of one, two"):
+        load_published("org/name")
+    assert hub.fetched() == {"one/config.json", "two/params.json"}
+
+
+def test_a_repository_with_one_checkpoint_and_folders_beside(model, hub):
+    shutil.copytree(hub.repository / "one", hub.repository, dirs_exist_ok=True)
+    same(load_published("org/name"), model)
+    assert "one/model.safetensors" not in hub.fetched()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        huggingface_hub.errors.LocalEntryNotFoundError("cannot be found\nand more"),
+        huggingface_hub.errors.HFValidationError("cannot be found: no name"),
+        ConnectionError("cannot be found"),
+    ],
+)
+def test_neither_folder_nor_repository(monkeypatch, error):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    message = r'^source: expected a folder or a repository on the Hub, got "runs/nowhere" \(cannot be found.*\)$'
+    with pytest.raises(ValueError, match=message):
+        load_published("runs/nowhere")
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def pickled_code(file):
+    torch.save({"model": {"a": Evil(file.with_name("ran"))}}, file)
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def write(content):
+    return lambda file: file.write_text(content)
+
+
+HF, LINGUA = "model.safetensors", "consolidated.pth"
+TENSORS = "not a whole file of tensors and nothing else"
+
+
+@pytest.mark.parametrize(
+    ("to", "name", "damage", "message"),
+    [
+        ("lingua", LINGUA, pickled_code, rf"consolidated\.pth: {TENSORS} \(Weights only load failed\)$"),
+        ("lingua", LINGUA, cut, rf"consolidated\.pth: {TENSORS} "),
+        ("lingua", LINGUA, write(""), rf"consolidated\.pth: {TENSORS} "),
+        ("lingua", LINGUA, lambda file: torch.save([1], file), r"consolidated\.pth: expected tensors by name$"),
+        ("lingua", LINGUA, lambda file: torch.save({"model": {"a": 1}}, file), r"\.pth: expected tensors by name$"),
+        ("lingua", LINGUA, Path.unlink, r"published: expected config\.json with .*; it has params\.json$"),
+        ("lingua", "params.json", write("{"), r"params\.json: not JSON \("),
+        ("lingua", "params.json", write("[1]"), r"params\.json: expected a JSON object, got list$"),
+        ("lingua", "params.json", lambda file: file.write_bytes(b"\xff"), r"params\.json: not JSON \("),
+        ("lingua", "params.json", Path.unlink, r"published: expected config\.json with .*consolidated\.pth$"),
+        ("hf", HF, cut, rf"model\.safetensors: {TENSORS} "),
+        ("hf", HF, Path.unlink, r"published: expected config\.json with .*; it has config\.json$"),
+        ("hf", "config.json", write('{"model_type": "gpt"}'), r'^unknown model_type "gpt"\. .*  \(in .*published\)$'),
+        ("canonlm", HF, cut, rf"model\.safetensors: {TENSORS} "),
+        ("canonlm", "config.json", write('{"model_type": "canonlm", "canon_set": 3}'), r"^canon_set: expected letters"),
+    ],
+)
+def test_damage_is_told_in_one_line_with_the_file(folder, to, name, damage, message):
+    place = folder(to=to)
+    damage(place / name)
+    with pytest.raises(ValueError, match=message) as error:
+        load_published(place)
+    assert "\n" not in str(error.value)
+    assert str(place) in str(error.value)
+    assert not (place / "ran").exists()
+
+
+def test_another_vocabulary(folder):
+    place = folder()
+    params = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps({**params, "vocab_size": 64}))
+    message = r"^state: model\.embeddings\.weight is \(61, 32\), not \(64, 32\); lm_head\.weight is .*  \(in "
+    with pytest.raises(ValueError, match=message):
+        load_published(place)
+
+
+def test_a_missing_shard(folder):
+    place = folder()
+    (place / "model.safetensors").unlink()
+    index = place / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": "model-1.safetensors"}}))
+    with pytest.raises(ValueError, match=r"model-1\.safetensors: not a whole file of tensors"):
+        load_published(place)
+    index.write_text("{}")
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json: expected a weight_map$"):
+        load_published(place)
+
+
+def test_an_unknown_target(model, tmp_path):
+    with pytest.raises(ValueError, match=r'^unknown target "hff"\. Did you mean "hf"\?'):
+        save_published(model, tmp_path, "hff")
+    assert export(model)[0]["model_type"] == "GatedDeltaNetCanon"

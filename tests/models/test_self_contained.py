@@ -1,0 +1,284 @@
+"""A folder that brings its code, loaded where canonlm is not installed."""
+
+import ast
+import importlib
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from families import FAMILIES
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.testing import assert_close
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM, __version__
+from canonlm.models.config import MIXERS
+from canonlm.models.self_contained import INSTALLED, Module, flat_modules
+
+IDS = torch.arange(24).reshape(2, 12) * 7 % 60 + 1
+ELSEWHERE = """
+import sys
+for package in ("canonlm", "pydantic", "annotated_types", "numba", "typer", "plotly"):
+    sys.modules[package] = None  # importing it fails
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, pipeline
+
+torch.set_num_threads(1)
+for folder in sys.argv[1:]:
+    known = torch.load(f"{folder}/known.pt")
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    assert model.__module__.startswith("transformers_modules."), model.__module__
+    assert torch.equal(model(known["ids"]).logits, known["logits"])
+    for kwargs, tokens in known["generated"]:
+        assert torch.equal(model.generate(**kwargs), tokens), kwargs
+    decoder = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
+    assert torch.equal(decoder(known["ids"]).last_hidden_state, known["hidden"])
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    assert config.mixers == known["mixers"]
+
+    generate = pipeline("text-generation", model=folder, trust_remote_code=True)
+    text = generate(known["text"], max_new_tokens=6, do_sample=False, return_full_text=False)[0]["generated_text"]
+    assert text.split() == known["continuation"].split()
+
+    again = f"{folder}-again"
+    model.save_pretrained(again)
+    model = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True).eval()
+    assert torch.equal(model(known["ids"]).logits, known["logits"])
+
+for package in [name for name, module in sys.modules.items() if module is None]:
+    del sys.modules[package]
+import canonlm
+
+for trust in (None, True):
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust).eval()
+    assert type(model) is canonlm.CanonLMForCausalLM  # what is imported goes before what is in the folder
+    assert torch.equal(model(known["ids"]).logits, known["logits"])
+"""
+
+
+def save_with_what_is_known(model, folder):
+    model.save_pretrained(folder, self_contained=True)
+    tokenizer = word_tokenizer(model.config.vocab_size)
+    tokenizer.save_pretrained(folder)
+    padded = {"input_ids": IDS.clone(), "attention_mask": torch.ones_like(IDS), "pad_token_id": 0}
+    padded["input_ids"][0, :5] = padded["attention_mask"][0, :5] = 0
+    ways = [
+        {"input_ids": IDS, "do_sample": False},
+        {"input_ids": IDS, "do_sample": False, "use_cache": False},
+        {"input_ids": IDS, "num_beams": 3},
+        {**padded, "do_sample": False},
+    ]
+    ways = [{**way, "max_new_tokens": 6} for way in ways]
+    with torch.no_grad():
+        new_tokens = model.generate(IDS[:1], do_sample=False, max_new_tokens=6)[0, IDS.shape[1] :]
+        known = {
+            "ids": IDS,
+            "logits": model(IDS).logits,
+            "hidden": model.model(IDS).last_hidden_state,
+            "generated": [(way, model.generate(**way)) for way in ways],
+            "text": tokenizer.decode(IDS[0]),
+            "continuation": tokenizer.decode(new_tokens, skip_special_tokens=True),
+            "mixers": model.config.mixers,
+        }
+    torch.save(known, folder / "known.pt")
+
+
+def word_tokenizer(size):
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(size)}))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0")
+
+
+@pytest.mark.parametrize(
+    "families", [["hybrid"], pytest.param([name for name in FAMILIES if name != "hybrid"], marks=pytest.mark.slow)]
+)
+def test_works_where_canonlm_is_not_installed(small_model, tmp_path, families):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for name in families:
+        save_with_what_is_known(small_model(torch.float32, **FAMILIES[name]), tmp_path / name)
+    torch.set_num_threads(threads)
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    folders = [str(tmp_path / name) for name in families]
+    child = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, *folders], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert child.returncode == 0, child.stderr[-3000:]
+
+
+def test_code_that_is_installed_goes_before_code_in_the_folder(small_model, tmp_path):
+    model = small_model(torch.float32, canon_set="ABCD")
+    model.save_pretrained(tmp_path / "with", self_contained=True)
+    for trust in (None, False, True):
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "with", trust_remote_code=trust).eval()
+        assert type(loaded) is CanonLMForCausalLM
+        assert_close(loaded(IDS).logits, model(IDS).logits, atol=0, rtol=0)
+    # Without its code, a folder must not claim to have it.
+    loaded.save_pretrained(tmp_path / "without")
+    assert "auto_map" not in json.loads((tmp_path / "without" / "config.json").read_text())
+    assert not list((tmp_path / "without").glob("*.py"))
+
+
+def test_pushing_while_saving_is_refused(small_model, tmp_path):
+    with pytest.raises(ValueError, match=r"^push_to_hub: expected a saved folder first"):
+        small_model().save_pretrained(tmp_path, self_contained=True, push_to_hub=True)
+
+
+# The modules
+
+
+def modules_of(family):
+    return flat_modules(CanonLMConfig(**{"num_hidden_layers": 2, **FAMILIES[family]}))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_modules_import_one_another_and_what_is_installed(family):
+    modules = modules_of(family)
+    for text in modules.values():
+        assert text.startswith(f"# Generated by canonlm {__version__} from canonlm.")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                assert (node.level, node.module in modules) == (1, True), ast.unparse(node)
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module.split(".")[0] in INSTALLED
+            elif isinstance(node, ast.Import):
+                assert {alias.name.split(".")[0] for alias in node.names} <= INSTALLED
+
+
+def test_no_name_is_missing_and_no_import_unused(tmp_path):
+    pytest.importorskip("ruff")
+    for family in FAMILIES:
+        (tmp_path / family).mkdir()
+        for name, text in modules_of(family).items():
+            (tmp_path / family / f"{name}.py").write_text(text)
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", str(tmp_path)]
+    checked = subprocess.run(ruff, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_line_is_ours_but_imports_and_mixers(family):
+    modules = modules_of(family)
+    del modules["mixers"]
+    for name, text in modules.items():
+        text = re.sub("canonlm_[0-9a-f]{8}::", "canonlm::", text)
+        [header, *lines] = text.replace("fla.", "").splitlines()
+        home = importlib.import_module(header.rpartition(" from ")[2])
+        ours = inspect.getsource(home).replace("fla.", "").splitlines()
+        different = [line for line in lines if line not in ours and not line.startswith("from .")]
+        expected = {"modeling": ["# save_pretrained is"], "config": ['"' + mixer for mixer in MIXERS]}.get(name, [])
+        assert all(line.strip().startswith(tuple(expected)) for line in different), different
+
+
+def test_only_what_is_used_is_there():
+    llama, gdn = modules_of("llama"), modules_of("gdn")
+    assert not {"gla", "gdn", "mamba2", "recurrent", "ssd", "fla"} & llama.keys()
+    assert not {"gla", "mamba2", "ssd"} & gdn.keys()
+    assert {"gdn", "gated_delta_rule"} <= gdn.keys()
+    assert "pydantic" not in llama["errors"]
+    # Comments and the strings below constants come with what they explain.
+    assert '"""Canon sites, in the order' in llama["config"]
+    assert "# One token can neither restart nor tell" in llama["modeling"]
+
+
+def flattened(source, *names):
+    module = Module("canonlm.models.example", source)
+    paths = [path for name in names for path in module.keep(name)]
+    return paths, module.text().split("\n", 1)[1]
+
+
+def test_statements_that_are_used_by_what_is_asked_for_stay():
+    source = '''"""Example."""
+
+import math
+import sys
+
+from canonlm.canon import CanonLayer as Canon
+from canonlm.errors import expected
+from canonlm.models.cache import Layout
+
+# Above.
+A = math.pi
+"""Below."""
+B = A + 1  # beside
+
+C = 3
+"""Of C."""
+
+
+@Canon
+class F:
+    x: Layout = B * "é"; y = A
+'''
+    paths, text = flattened(source, "F")
+    assert sorted(paths) == ["canonlm.canon.CanonLayer", "canonlm.models.cache.Layout"]
+    assert (
+        text
+        == '''"""Example."""
+
+import math
+
+from .canon import CanonLayer as Canon
+from .cache import Layout
+
+# Above.
+A = math.pi
+"""Below."""
+B = A + 1  # beside
+
+
+@Canon
+class F:
+    x: Layout = B * "é"; y = A
+'''
+    )
+
+
+def test_a_module_of_ours_is_not_imported_whole():
+    source = "from canonlm.ops import fla\n\n\ndef f(é): return é, fla.takes(é), fla.run(fla.takes(é))\n"
+    paths, text = flattened(source, "f")
+    assert set(paths) == {"canonlm.ops.fla.takes", "canonlm.ops.fla.run"}
+    assert text == "from .fla import run, takes\n\n\ndef f(é): return é, takes(é), run(takes(é))\n"
+
+
+def test_operators_come_with_what_is_done_to_them_and_have_names_of_their_own():
+    source = """import torch
+
+op = torch.library.custom_op("canonlm::op")
+
+
+def backward(ctx, dy):
+    return dy
+
+
+op.register_autograd(backward)"""
+    names = []
+    for change in ("", "  # changed"):
+        _, text = flattened(source + change + "\n", "op")
+        [name] = re.findall("canonlm_[0-9a-f]+::op", text)
+        assert text.replace(name, "canonlm::op") == source + change + "\n"
+        names.append(name)
+    assert len(set(names)) == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("import pydantic\n\ndef f(): return pydantic.x\n", "line 1: a folder cannot have this: import pydantic"),
+        ("def f():\n    from canonlm.cli import main\n", "line 2: .*: from canonlm.cli import main"),
+        ("import canonlm.cli\n\ndef f(): return canonlm.cli\n", "line 1: .*: import canonlm.cli"),
+        ("from . import x\n\ndef f(): return x\n", "line 1: .*: from . import x"),
+        ("print()\n\ndef f(): pass\n", r"line 1: a folder cannot have this: print\(\)"),
+        ("if True:\n    def f(): pass\n", "line 1: a folder cannot have this: if True"),
+        ("from canonlm.ops import fla\n\ndef f(run): return fla.run(run)\n", "run means two things without fla"),
+        ("def g(): pass\n", "example does not define f"),
+    ],
+)
+def test_what_cannot_go_into_a_folder_is_refused(source, complaint):
+    with pytest.raises(RuntimeError, match=complaint):
+        flattened(source, "f")
