@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.models.published import build, export, to_llama
 from canonlm.models.published.checkpoint import parse
+from canonlm.models.published.format import ratio
 
 FULL_SIZE = json.loads((Path(__file__).parents[1] / "golden" / "full_size.json").read_text())
 MANIFEST = Path(__file__).parents[3] / "shared" / "spec" / "manifest_full_size.json.gz"
@@ -74,7 +75,7 @@ EITHER, SMALL = st.booleans(), st.integers(1, 9)
 
 
 def family(mixer, sites, **fields):
-    """Configurations of ours with 7 heads on 49 channels: 1/7 of them is no round number."""
+    """Configurations of ours, as odd as a format allows."""
     common = {
         "mixers": st.just([mixer]),
         "canon_set": st.sets(st.sampled_from(sites)).map("".join),
@@ -127,6 +128,13 @@ def test_there_and_back_is_the_same_model(drawn):
     assert_close(again.state_dict(), model.state_dict(), atol=0, rtol=0)
     for key in fields:
         assert getattr(again.config, key) == getattr(config, key), key
+
+
+def test_expansion_factors_survive_the_release_rounding_down():
+    """It reads 49 * (1 / 49) as 0."""
+    sizes = [(width, base) for base in range(1, 200) for width in range(1, 2 * base)]
+    assert int(49 * (1 / 49)) == 0
+    assert all(int(base * ratio(width, base)) == width for width, base in sizes)
 
 
 FIELDS = {

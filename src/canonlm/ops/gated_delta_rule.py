@@ -16,11 +16,13 @@ from torch import Tensor
 
 from canonlm.ops import fla
 from canonlm.ops.gated_linear_attention import decays
+from canonlm.ops.precision import outside_autocast
 
 BLOCK = 2**17
 """How many numbers of the keys a CPU works through at once: what is made of them stays in its caches."""
 
 
+@outside_autocast
 def gated_delta_rule(
     q_BTHK: Tensor,
     k_BTHK: Tensor,
@@ -104,42 +106,33 @@ def gated_delta_rule_chunked(
         state_BHKV = v_BTHV.new_zeros(batch, heads, channels, values, dtype=compute)
     if doc_ids_BT is None:
         doc_ids_BT = torch.zeros(batch, time, dtype=torch.int64, device=v_BTHV.device)
-    before_BT = torch.cat([doc_ids_BT[:, :1], doc_ids_BT[:, :-1]], dim=1)
-    inputs = (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH, doc_ids_BT, before_BT)
     scale = channels**-0.5 if scale is None else scale
-
-    rest = time % chunk  # these last tokens are a shorter chunk
-    sizes = [size for size in (time - rest, rest) if size]
-    outputs, state = [v_BTHV.new_empty(batch, 0, heads, values)], state_BHKV.to(compute)
-    for part in zip(*(x.split(sizes, dim=1) for x in inputs), strict=True):
-        o, state, *_ = _forward(*part, state, scale, min(chunk, part[0].shape[1]))
-        outputs.append(o)
-    return torch.cat(outputs, dim=1), state
+    inputs = (q_BTHK, k_BTHK, v_BTHV, g_BTH[..., None], beta_BTH[..., None])
+    chunk = max(1, min(chunk, time))
+    pad = -time % chunk
+    if pad:
+        inputs = tuple(torch.nn.functional.pad(x, (0, 0, 0, 0, 0, pad)) for x in inputs)
+    docs = torch.cat([doc_ids_BT[:, :1], doc_ids_BT, doc_ids_BT[:, -1:].expand(-1, pad)], dim=1)
+    o_BTHV, state, *_ = _forward(*inputs, docs, state_BHKV.to(compute), scale, chunk)
+    return o_BTHV[:, :time], state
 
 
 # An operator of its own, because a compiler would unroll the loop over chunks: minutes for a layer, and slower code.
 @torch.library.custom_op("canonlm::gated_delta_rule", mutates_args=())
 def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    docs: Tensor,
-    before: Tensor,
-    state: Tensor,
-    scale: float,
-    chunk: int,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, docs: Tensor, state: Tensor, scale: float, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Whole chunks. Returns (o, the next state, and for the backward the inverses, errors and states).
+    """Whole chunks of tokens; `docs` has one more token, before the first.
+
+    Returns (o, the next state, and for the backward the inverses, errors and states).
 
     Further shapes: N chunks, L = B H lanes, C tokens of a chunk, S = 2 C for queries above keys.
     """
-    o_BTHV, _, inverses, errors, states = _outputs(q, k, v, g, beta, docs, before, state, scale, chunk)
+    o, _, inverses, errors, states = _outputs(q, k, v, g, beta, docs, state, scale, chunk)
     identity = torch.eye(chunk, dtype=state.dtype, device=state.device)
     states[0] = state.flatten(0, 1)
     for block, tokens in _blocks(k, chunk):
-        x = _local(*(y[:, tokens] for y in (q, k, g, beta, docs, before)), scale, chunk, state.dtype)
+        x = _local(q, k, g, beta, docs, tokens, scale, chunk, state.dtype)
         inverses[block] = torch.linalg.solve_triangular(
             x.scores[:, :, chunk:], identity.expand_as(x.decay), upper=False, unitriangular=True
         )
@@ -150,12 +143,12 @@ def _forward(
             torch.bmm(inverses[n], v_NLCV[i] - from_k, out=errors[n])
             torch.baddbmm(from_q, x.scores[i, :, :chunk], errors[n], out=o_NLCV[i])
             torch.baddbmm(x.start[i, :, -1:] * states[n], faded_writes[i].mT, errors[n], out=states[n + 1])
-        _write(o_BTHV[:, tokens], o_NLCV)
-    return o_BTHV, states[-1].view_as(state).clone(), inverses, errors, states
+        _write(o[:, tokens], o_NLCV)
+    return o, states[-1].view_as(state).clone(), inverses, errors, states
 
 
 @_forward.register_fake
-def _outputs(q, k, v, g, beta, docs, before, state, scale, chunk):
+def _outputs(q, k, v, g, beta, docs, state, scale, chunk):
     (batch, time, heads, channels), values = q.shape, v.shape[-1]
     chunks, lanes = time // chunk, batch * heads
     return (
@@ -176,18 +169,17 @@ def _backward(
     g: Tensor,
     beta: Tensor,
     docs: Tensor,
-    before: Tensor,
     inverses: Tensor,
     errors: Tensor,
     states: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v, g, beta and the state. What depends on no state is computed anew."""
-    gradients = _gradients(do, dstate, q, k, g, beta, docs, before, inverses, errors, states, scale)
+    gradients = _gradients(do, dstate, q, k, g, beta, docs, inverses, errors, states, scale)
     chunk, compute = inverses.shape[-1], states.dtype
     dstate_LKV = dstate.flatten(0, 1)
     for block, tokens in reversed(_blocks(k, chunk)):
-        x = _local(*(y[:, tokens] for y in (q, k, g, beta, docs, before)), scale, chunk, compute)
+        x = _local(q, k, g, beta, docs, tokens, scale, chunk, compute)
         do_NLCV = _chunked(do[:, tokens], chunk, compute)
         dreads = torch.cat([do_NLCV, do_NLCV], dim=2)  # the gradients of o and, below, of what the keys read
         faded_dreads, derrors = torch.empty_like(dreads), x.scores[:, :, :chunk].mT @ do_NLCV
@@ -195,7 +187,7 @@ def _backward(
         dstates[-1] = dstate_LKV
         for i, n in reversed([*enumerate(range(block.start, block.stop))]):
             derrors[i].addcmul_(x.end[i], x.writes[i] @ dstates[i + 1])
-            torch.baddbmm(dreads[i, :, chunk:], inverses[n].mT, derrors[i], beta=0, alpha=-1, out=dreads[i, :, chunk:])
+            torch.neg(inverses[n].mT @ derrors[i], out=dreads[i, :, chunk:])
             torch.mul(x.start[i], dreads[i], out=faded_dreads[i])
             torch.baddbmm(x.start[i, :, -1:] * dstates[i + 1], x.qk[i].mT, faded_dreads[i], out=dstates[i])
         dstate_LKV = dstates[0]
@@ -216,28 +208,32 @@ def _backward(
             db.flip(2).cumsum(2).flip(2),
             dbeta,
         )
-        for whole, part in zip(gradients, parts, strict=False):
-            _write(whole[:, tokens].view(*do[:, tokens].shape[:3], -1), part)
+        for gradient, part in zip(gradients[:-1], parts, strict=True):
+            _write(gradient[:, tokens], part)
     gradients[-1].copy_(dstate_LKV.view_as(dstate))
     return gradients
 
 
 @_backward.register_fake
-def _gradients(do, dstate, q, k, g, beta, docs, before, inverses, errors, states, scale):
+def _gradients(do, dstate, q, k, g, beta, docs, inverses, errors, states, scale):
     return tuple(x.new_empty(x.shape) for x in (q, k, do, g, beta, dstate))
 
 
 def _save(ctx, inputs, output) -> None:
-    q, k, v, g, beta, docs, before, _, scale, _ = inputs
-    _, _, *computed = output
-    ctx.mark_non_differentiable(*computed)
-    ctx.save_for_backward(q, k, g, beta, docs, before, *computed)
-    ctx.scale = scale
+    q, k, _v, g, beta, docs, _state, ctx.scale, _chunk = inputs
+    ctx.save_for_backward(q, k, g, beta, docs, *output[2:])
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.set_materialize_grads(False)  # those of the states would be large tensors of zeros
 
 
 def _differentiate(ctx, do, dstate, *_):
+    q, *_, errors, states = ctx.saved_tensors
+    if do is None:
+        do = errors.new_zeros(*q.shape[:3], errors.shape[-1])
+    if dstate is None:
+        dstate = states.new_zeros(q.shape[0], q.shape[2], *states.shape[2:])
     dq, dk, dv, dg, dbeta, dstate = _backward(do, dstate, *ctx.saved_tensors, ctx.scale)
-    return dq, dk, dv, dg, dbeta, None, None, dstate, None, None
+    return dq, dk, dv, dg, dbeta, None, dstate, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
@@ -255,22 +251,23 @@ class _Local(NamedTuple):
     scores: Tensor  # (q w^T * D) above (k w^T * D): [N, L, S, C]
 
 
-def _local(q, k, g, beta, docs_BT, before_BT, scale: float, chunk: int, compute: torch.dtype) -> _Local:
-    qk = torch.cat([_chunked(q, chunk, compute) * scale, _chunked(k, chunk, compute)], dim=2)
-    beta = _chunked(beta[..., None], chunk, compute)
+def _local(q, k, g, beta, docs, tokens: slice, scale: float, chunk: int, compute: torch.dtype) -> _Local:
+    q, k, beta = (_chunked(x[:, tokens], chunk, compute) for x in (q, k, beta))
+    qk = torch.cat([q * scale, k], dim=2)
     # In double: after a token that forgets all (g = -1000) float32 would have lost the next ones' digits.
-    b = _chunked(g[..., None], chunk, torch.float64).cumsum(2)
-    docs, before = (x.unflatten(1, (-1, chunk)).transpose(0, 1)[:, :, None, :, None] for x in (docs_BT, before_BT))
+    b = _chunked(g[:, tokens], chunk, torch.float64).cumsum(2)
+    before = docs[:, tokens][:, ::chunk].t()[:, :, None, None, None]
+    docs = docs[:, 1:][:, tokens].unflatten(1, (-1, chunk)).transpose(0, 1)[:, :, None, :, None]
     future = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
 
     def fade(exponent: Tensor, cut: Tensor) -> Tensor:
-        by_head = exponent.to(compute).unflatten(1, (q.shape[0], q.shape[2]))
+        by_head = exponent.to(compute).unflatten(1, (cut.shape[1], -1))
         return by_head.masked_fill(cut, -torch.inf).exp_().flatten(1, 2)
 
     decay = fade(b - b.mT, (docs != docs.mT) | future)
-    start = fade(b, docs != before[:, :, :, :1]).repeat(1, 1, 2, 1)
+    start = fade(b, docs != before).repeat(1, 1, 2, 1)
     end = fade(b[:, :, -1:] - b, docs != docs[:, :, :, -1:])
-    writes = beta * qk[:, :, chunk:]
+    writes = beta * k
     scores = qk @ writes.mT
     scores.unflatten(2, (2, chunk)).mul_(decay[:, :, None])
     return _Local(qk, writes, beta, decay, start, end, scores)

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from canonlm.ops import fla
+from canonlm.ops.precision import outside_autocast
 
 
+@outside_autocast
 def gated_linear_attention(
     q_BTHK: Tensor,
     k_BTJK: Tensor,

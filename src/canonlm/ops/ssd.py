@@ -14,8 +14,10 @@ from torch import Tensor
 
 from canonlm.ops import fla
 from canonlm.ops.gated_linear_attention import decays
+from canonlm.ops.precision import outside_autocast
 
 
+@outside_autocast
 def ssd(
     x_BTHP: Tensor,
     dt_BTH: Tensor,

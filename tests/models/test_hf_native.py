@@ -1,0 +1,265 @@
+"""Every kind of model with what people do to models of transformers: save, load, generate, train, adapt, compile."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from families import FAMILIES
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.canon import CanonLayer
+from canonlm.models import CanonLMModel
+
+IDS = torch.arange(36).reshape(2, 18) * 7 % 60 + 1
+SAME = {"atol": 0, "rtol": 0}
+CLOSE = {"atol": 1e-10, "rtol": 1e-10}
+BF16 = torch.bfloat16
+
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+@pytest.fixture
+def model(small_model, family):
+    return small_model(torch.float32, **FAMILIES[family])
+
+
+@pytest.fixture
+def double_model(small_model, family):
+    return small_model(torch.float64, **FAMILIES[family])
+
+
+def state(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+# Saving and loading
+
+
+@every_family
+def test_saved_and_loaded_is_the_same(model, tmp_path):
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert type(config) is CanonLMConfig
+    assert {**config.to_dict(), "_name_or_path": ""} == {**model.config.to_dict(), "_name_or_path": ""}
+    for options in ({}, {"device_map": "cpu"}, {"device_map": "auto"}):
+        if options:
+            pytest.importorskip("accelerate")
+        loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True, **options)
+        assert type(loaded) is CanonLMForCausalLM
+        assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        assert_close(state(loaded), state(model), **SAME)
+        assert_close(loaded.eval()(IDS).logits, model(IDS).logits, **SAME)
+    decoder = AutoModel.from_pretrained(tmp_path).eval()
+    assert type(decoder) is CanonLMModel
+    assert_close(decoder(IDS).last_hidden_state, model.model(IDS).last_hidden_state, **SAME)
+
+
+@every_family
+def test_in_bfloat16(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=BF16).eval()
+    assert {value.dtype for value in loaded.state_dict().values()} == {BF16}
+    exact = model(IDS).logits
+    rounded = model.to(BF16)(IDS).logits
+    assert rounded.dtype == BF16
+    assert_close(loaded(IDS).logits, rounded, **SAME)
+    assert 0 < (rounded.float() - exact).norm() / exact.norm() < 0.3
+
+
+@every_family
+def test_tied_weights_stay_tied(small_model, family, tmp_path):
+    model = small_model(torch.float32, **FAMILIES[family], tie_word_embeddings=True)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    assert_close(loaded(IDS).logits, model(IDS).logits, **SAME)
+
+
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+@every_family
+def test_a_missing_key_starts_as_ever_and_the_others_are_loaded(model, tmp_path, every):
+    fresh = state(CanonLMForCausalLM(model.config))
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    saved = load_file(file)
+    for key in sorted(saved)[::every]:
+        save_file({k: v for k, v in saved.items() if k != key}, file, metadata={"format": "pt"})
+        torch.manual_seed(99)
+        loaded, info = CanonLMForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+        assert set(info["missing_keys"]) == {key}
+        assert_close(state(loaded), {**state(model), key: fresh[key]}, **SAME)
+
+
+@every_family
+def test_copies_are_equal_and_apart(model):
+    expected = model(IDS).logits
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert_close(twin(IDS).logits, expected, **SAME)
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.zero_()
+    assert_close(model(IDS).logits, expected, **SAME)
+
+
+# Generation
+
+
+@every_family
+def test_generation(double_model):
+    def generate(**kwargs):
+        return double_model.generate(**{"input_ids": IDS, "max_new_tokens": 6, "pad_token_id": 0, **kwargs})
+
+    greedy = generate(do_sample=False)
+    assert_close(generate(do_sample=False, use_cache=False), greedy, **SAME)
+    assert_close(
+        generate(do_sample=False, num_beams=3), generate(do_sample=False, num_beams=3, use_cache=False), **SAME
+    )
+
+    def sample(seed):
+        set_seed(seed)
+        return generate(do_sample=True, temperature=2.0)
+
+    assert_close(sample(1), sample(1), **SAME)
+    assert (sample(1) != sample(2)).any()
+
+    padded, mask = IDS.clone(), torch.ones_like(IDS)
+    padded[0, :7] = mask[0, :7] = 0
+    both = generate(input_ids=padded, attention_mask=mask, do_sample=False)[:, 18:]
+    alone = generate(input_ids=IDS[:1, 7:], do_sample=False)[:, 11:]
+    assert_close(both, torch.cat([alone, greedy[1:, 18:]]), **SAME)
+
+
+# Training
+
+
+def loss_and_gradients(model, call=None):
+    model.zero_grad()
+    loss = (call or model)(input_ids=IDS, labels=IDS, use_cache=False).loss
+    loss.backward()
+    return {"loss": loss.detach(), **{name: value.grad for name, value in model.named_parameters()}}
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@every_family
+def test_gradient_checkpointing_changes_nothing(double_model, reentrant):
+    double_model.train()
+    expected = loss_and_gradients(double_model)
+    double_model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    double_model.enable_input_require_grads()
+    assert_close(loss_and_gradients(double_model), expected, **CLOSE)
+
+
+class Cycles(torch.utils.data.Dataset):
+    """Rows of a cycle of five tokens, from different starts: what comes next is certain."""
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        row = (torch.arange(12) + index) % 5 + 1
+        return {"input_ids": row, "labels": row}
+
+
+def trainer(model, folder, **options):
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=8,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-2,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        save_steps=4,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        **options,
+    )
+    return Trainer(model=model, args=arguments, train_dataset=Cycles())
+
+
+@pytest.mark.parametrize(
+    "family", [name if name in ("llama", "gla") else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
+def test_trainer(model, tmp_path):
+    pytest.importorskip("accelerate")
+    before = copy.deepcopy(model)
+    whole = trainer(model, tmp_path)
+    whole.train()
+    losses = [row["loss"] for row in whole.state.log_history if "loss" in row]
+    assert len(losses) == 8
+    assert losses[-1] < losses[0] / 2
+    # The first logged loss is the mean over the tokens of the first two batches.
+    again = trainer(before, tmp_path)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert again.state.global_step == 8
+    assert_close(state(again.model), state(whole.model), **SAME)
+
+
+@pytest.mark.parametrize("family", ["llama", "gla", "hybrid"])
+def test_lora(double_model, tmp_path):
+    peft = pytest.importorskip("peft")
+    plain = double_model(IDS).logits.detach()
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj"])
+    adapted = peft.get_peft_model(copy.deepcopy(double_model), lora)
+    assert_close(adapted(IDS).logits, plain, **CLOSE)
+    optimizer = torch.optim.Adam(adapted.parameters(), lr=0.01)
+    for _ in range(2):  # one of the two factors starts at zero: only the second step moves the other
+        adapted(IDS, labels=IDS).loss.backward()
+        optimizer.step()
+    trained = {name for name, parameter in adapted.named_parameters() if parameter.grad is not None}
+    assert trained
+    assert all("lora_" in name and ("q_proj" in name or "v_proj" in name) for name in trained)
+    expected = adapted.eval()(IDS).logits.detach()
+    assert (expected - plain).abs().max() > 1e-3
+    adapted.save_pretrained(tmp_path)
+    reloaded = peft.PeftModel.from_pretrained(copy.deepcopy(double_model), tmp_path)
+    assert_close(reloaded.eval()(IDS).logits, expected, atol=1e-5, rtol=0)  # adapters are float32
+    assert_close(adapted.merge_and_unload()(IDS).logits, expected, **CLOSE)
+
+
+# Precision
+
+
+@every_family
+def test_under_autocast_a_bfloat16_stream_stays_so(model):
+    seen = []
+    for module in model.modules():
+        if isinstance(module, CanonLayer) or type(module).__name__ == "DecoderLayer":
+            module.register_forward_hook(lambda m, i, out: seen.append(out if torch.is_tensor(out) else out[0]))
+    embeds = model.get_input_embeddings()(IDS).to(BF16)
+    with torch.autocast("cpu", BF16):
+        loss = model.train()(inputs_embeds=embeds, labels=IDS, use_cache=False).loss
+    loss.backward()
+    assert {out.dtype for out in seen} == {BF16}
+    assert loss.dtype == torch.float32
+    assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+# Compilers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@every_family
+def test_compiles_whole_forwards_and_backwards(double_model, backend):
+    double_model.train()
+    expected = loss_and_gradients(double_model)
+    torch._dynamo.reset()
+    compiled = torch.compile(double_model, fullgraph=True, backend=backend)
+    got = loss_and_gradients(double_model, compiled)
+    torch._dynamo.reset()
+    assert_close(got, expected, atol=1e-9, rtol=1e-9)
