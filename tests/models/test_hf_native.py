@@ -20,6 +20,7 @@ from transformers import (
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.canon import CanonLayer
 from canonlm.models import CanonLMModel
+from canonlm.models.config import MIXERS
 
 IDS = torch.arange(36).reshape(2, 18) * 7 % 60 + 1
 SAME = {"atol": 0, "rtol": 0}
@@ -144,9 +145,10 @@ def test_generation(double_model):
 # Training
 
 
-def loss_and_gradients(model, call=None):
+def loss_and_gradients(model, **compiler):
     model.zero_grad()
-    loss = (call or model)(input_ids=IDS, labels=IDS, use_cache=False).loss
+    call = torch.compile(model, fullgraph=True, **compiler) if compiler else model
+    loss = call(input_ids=IDS, labels=IDS, use_cache=False).loss
     loss.backward()
     return {"loss": loss.detach(), **{name: value.grad for name, value in model.named_parameters()}}
 
@@ -253,13 +255,15 @@ def test_under_autocast_a_bfloat16_stream_stays_so(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@every_family
-def test_compiles_whole_forwards_and_backwards(double_model, backend):
-    double_model.train()
-    expected = loss_and_gradients(double_model)
+@pytest.mark.parametrize(
+    ("family", "layers", "backend"),
+    [(name, len(MIXERS) if name == "hybrid" else 2, "aot_eager") for name in FAMILIES]
+    + [(name, 1, "inductor") for name in ("gla", "gdn", "mamba2")],
+)
+def test_compiles_whole_forwards_and_backwards(small_model, family, layers, backend):
+    model = small_model(**{**FAMILIES[family], "num_hidden_layers": layers}).train()
+    expected = loss_and_gradients(model)
     torch._dynamo.reset()
-    compiled = torch.compile(double_model, fullgraph=True, backend=backend)
-    got = loss_and_gradients(double_model, compiled)
+    got = loss_and_gradients(model, backend=backend)
     torch._dynamo.reset()
     assert_close(got, expected, atol=1e-9, rtol=1e-9)

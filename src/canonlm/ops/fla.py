@@ -14,9 +14,13 @@ import torch
 from torch import Tensor
 
 
-def takes(x_BTHD: Tensor, dtypes: tuple[torch.dtype, ...]) -> bool:
-    """Whether a kernel for `dtypes` is there to be used on `x_BTHD` (False on a CPU, and for empty sequences)."""
-    return x_BTHD.is_cuda and x_BTHD.dtype in dtypes and x_BTHD.numel() > 0 and _installed()
+def takes(x_BTHD: Tensor) -> bool:
+    """Whether a kernel is there to be used on `x_BTHD`: on a GPU, in half precision.
+
+    Not in float32, which some of the kernels refuse and others multiply in TF32.
+    """
+    half = x_BTHD.dtype in (torch.bfloat16, torch.float16)
+    return x_BTHD.is_cuda and half and x_BTHD.numel() > 0 and _installed()
 
 
 @torch.compiler.assume_constant_result

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from canonlm.ops import fla
-from canonlm.ops.gated_linear_attention import decays
 from canonlm.ops.precision import outside_autocast
 
 BLOCK = 2**17
@@ -44,8 +43,7 @@ def gated_delta_rule(
     inputs = (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH)
     if q_BTHK.shape[1] == 1 and not torch.is_grad_enabled():
         return gated_delta_rule_recurrent(*inputs, scale=scale, state_BHKV=state_BHKV, doc_ids_BT=doc_ids_BT)
-    # The kernel knows neither float32 nor more than 256 key channels.
-    if q_BTHK.shape[-1] <= 256 and fla.takes(v_BTHV, (torch.bfloat16, torch.float16)):
+    if q_BTHK.shape[-1] <= 256 and fla.takes(v_BTHV):  # more key channels the kernel does not know
         return _by_kernel(*inputs, scale, state_BHKV, doc_ids_BT)
     return gated_delta_rule_chunked(*inputs, scale=scale, state_BHKV=state_BHKV, doc_ids_BT=doc_ids_BT)
 
@@ -64,15 +62,17 @@ def gated_delta_rule_recurrent(
     """The definition, one step at a time: what every other form is tested against, and how we decode."""
     batch, time, heads, channels = q_BTHK.shape
     compute = torch.promote_types(v_BTHV.dtype, torch.float32)
-    q, k, v, beta = (x.to(compute) for x in (q_BTHK, k_BTHK, v_BTHV, beta_BTH[..., None]))
+    q, k, v, g, beta = (x.to(compute) for x in (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH))
     q = q * (channels**-0.5 if scale is None else scale)
-    decay_BTH = decays(g_BTH.to(compute), doc_ids_BT)
     state = v.new_zeros(batch, heads, channels, v.shape[-1]) if state_BHKV is None else state_BHKV.to(compute)
     outputs = [v.new_empty(batch, 0, heads, v.shape[-1])]
     for t in range(time):
-        state = decay_BTH[:, t, :, None, None] * state
+        decay_BH = g[:, t].exp()
+        if doc_ids_BT is not None and t > 0:
+            decay_BH = decay_BH * (doc_ids_BT[:, t] == doc_ids_BT[:, t - 1])[:, None]
+        state = decay_BH[..., None, None] * state
         error_BH1V = v[:, t, :, None] - k[:, t, :, None] @ state
-        state = state + k[:, t, :, :, None] * (beta[:, t, :, None] * error_BH1V)
+        state = state + k[:, t, :, :, None] * (beta[:, t, :, None, None] * error_BH1V)
         outputs.append((q[:, t, :, None] @ state).transpose(1, 2))
     return torch.cat(outputs, dim=1).to(v_BTHV.dtype), state
 
@@ -91,14 +91,14 @@ def gated_delta_rule_chunked(
 ) -> tuple[Tensor, Tensor]:
     """The same in O(T / chunk) steps of matrix products (Section 3.3), differentiable once.
 
-    With b the running sum of g in a chunk, D_ij = exp(b_i - b_j) for j <= i in one document and else 0, and
-    w_j = beta_j k_j, the errors e_i = v_i - S_i^T k_i of a chunk that starts from the state S solve a triangular system:
+    Let b be the running sum of g in a chunk, D_ij = exp(b_i - b_j) for j <= i in one document and else 0, and
+    w_j = beta_j k_j. If the chunk starts from the state S, its errors e_i = v_i - S_i^T k_i solve a triangular system:
 
         e = v - exp(b) k S - tril(k w^T * D, -1) e
         o = exp(b) q S + (q w^T * D) e
         S_next = exp(b_C) S + (exp(b_C - b) w)^T e
 
-    The inverse of the system (the UT transform) does not depend on S, so that all chunks' are found at once.
+    Its inverse (the UT transform) does not depend on S, so that those of many chunks are found at once.
     """
     (batch, time, heads, channels), values = q_BTHK.shape, v_BTHV.shape[-1]
     compute = torch.promote_types(v_BTHV.dtype, torch.float32)
@@ -107,7 +107,7 @@ def gated_delta_rule_chunked(
     if doc_ids_BT is None:
         doc_ids_BT = torch.zeros(batch, time, dtype=torch.int64, device=v_BTHV.device)
     scale = channels**-0.5 if scale is None else scale
-    inputs = (q_BTHK, k_BTHK, v_BTHV, g_BTH[..., None], beta_BTH[..., None])
+    inputs: tuple[Tensor, ...] = (q_BTHK, k_BTHK, v_BTHV, g_BTH[..., None], beta_BTH[..., None])
     chunk = max(1, min(chunk, time))
     pad = -time % chunk
     if pad:
@@ -132,16 +132,16 @@ def _forward(
     identity = torch.eye(chunk, dtype=state.dtype, device=state.device)
     states[0] = state.flatten(0, 1)
     for block, tokens in _blocks(k, chunk):
-        x = _local(q, k, g, beta, docs, tokens, scale, chunk, state.dtype)
+        x = _local(q, k, g, beta, docs, tokens, chunk, state.dtype)
         inverses[block] = torch.linalg.solve_triangular(
             x.scores[:, :, chunk:], identity.expand_as(x.decay), upper=False, unitriangular=True
         )
-        v_NLCV, faded_writes = _chunked(v[:, tokens], chunk, state.dtype), x.end * x.writes
+        v_NLCV, faded_writes = _lanes(_chunks(v[:, tokens], chunk), state.dtype), x.end * x.writes
         o_NLCV = torch.empty_like(v_NLCV)
         for i, n in enumerate(range(block.start, block.stop)):
-            from_q, from_k = (x.start[i] * (x.qk[i] @ states[n])).split(chunk, dim=1)
+            from_q, from_k = (x.qk[i] @ states[n]).mul_(x.start[i]).split(chunk, dim=1)
             torch.bmm(inverses[n], v_NLCV[i] - from_k, out=errors[n])
-            torch.baddbmm(from_q, x.scores[i, :, :chunk], errors[n], out=o_NLCV[i])
+            torch.baddbmm(from_q, x.scores[i, :, :chunk], errors[n], beta=scale, alpha=scale, out=o_NLCV[i])
             torch.baddbmm(x.start[i, :, -1:] * states[n], faded_writes[i].mT, errors[n], out=states[n + 1])
         _write(o[:, tokens], o_NLCV)
     return o, states[-1].view_as(state).clone(), inverses, errors, states
@@ -161,6 +161,7 @@ def _outputs(q, k, v, g, beta, docs, state, scale, chunk):
 
 
 @torch.library.custom_op("canonlm::gated_delta_rule_backward", mutates_args=())
+@outside_autocast
 def _backward(
     do: Tensor,
     dstate: Tensor,
@@ -179,8 +180,8 @@ def _backward(
     chunk, compute = inverses.shape[-1], states.dtype
     dstate_LKV = dstate.flatten(0, 1)
     for block, tokens in reversed(_blocks(k, chunk)):
-        x = _local(q, k, g, beta, docs, tokens, scale, chunk, compute)
-        do_NLCV = _chunked(do[:, tokens], chunk, compute)
+        x = _local(q, k, g, beta, docs, tokens, chunk, compute)
+        do_NLCV = _lanes(_chunks(do[:, tokens], chunk), compute) * scale
         dreads = torch.cat([do_NLCV, do_NLCV], dim=2)  # the gradients of o and, below, of what the keys read
         faded_dreads, derrors = torch.empty_like(dreads), x.scores[:, :, :chunk].mT @ do_NLCV
         dstates = torch.empty_like(states[block.start : block.stop + 1])
@@ -202,7 +203,7 @@ def _backward(
         db = (x.qk * dqk).sum(-1, keepdim=True).unflatten(2, (2, chunk)).sum(2) - x.beta * dbeta
         db[:, :, -1, 0] += (dstates[1:] * states[block.start + 1 : block.stop + 1]).sum((2, 3))
         parts = (
-            scale * dqk[:, :, :chunk],
+            dqk[:, :, :chunk],
             dqk[:, :, chunk:] + x.beta * dwrites,
             -dreads[:, :, chunk:],
             db.flip(2).cumsum(2).flip(2),
@@ -227,12 +228,13 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _differentiate(ctx, do, dstate, *_):
-    q, *_, errors, states = ctx.saved_tensors
+    saved = ctx.saved_tensors  # once: activation checkpointing hands them out once
+    q, *_, errors, states = saved
     if do is None:
         do = errors.new_zeros(*q.shape[:3], errors.shape[-1])
     if dstate is None:
         dstate = states.new_zeros(q.shape[0], q.shape[2], *states.shape[2:])
-    dq, dk, dv, dg, dbeta, dstate = _backward(do, dstate, *ctx.saved_tensors, ctx.scale)
+    dq, dk, dv, dg, dbeta, dstate = _backward(do, dstate, *saved, ctx.scale)
     return dq, dk, dv, dg, dbeta, None, dstate, None, None
 
 
@@ -242,7 +244,7 @@ _forward.register_autograd(_differentiate, setup_context=_save)
 class _Local(NamedTuple):
     """What a block of chunks is made of before any state is known."""
 
-    qk: Tensor  # [N, L, S, K], the queries times the scale
+    qk: Tensor  # [N, L, S, K]
     writes: Tensor  # w: [N, L, C, K]
     beta: Tensor  # [N, L, C, 1]
     decay: Tensor  # D: [N, L, C, C]
@@ -251,23 +253,22 @@ class _Local(NamedTuple):
     scores: Tensor  # (q w^T * D) above (k w^T * D): [N, L, S, C]
 
 
-def _local(q, k, g, beta, docs, tokens: slice, scale: float, chunk: int, compute: torch.dtype) -> _Local:
-    q, k, beta = (_chunked(x[:, tokens], chunk, compute) for x in (q, k, beta))
-    qk = torch.cat([q * scale, k], dim=2)
+def _local(q, k, g, beta, docs, tokens: slice, chunk: int, compute: torch.dtype) -> _Local:
+    qk = _lanes(torch.cat([_chunks(q[:, tokens], chunk), _chunks(k[:, tokens], chunk)], dim=3), compute)
+    beta = _lanes(_chunks(beta[:, tokens], chunk), compute)
     # In double: after a token that forgets all (g = -1000) float32 would have lost the next ones' digits.
-    b = _chunked(g[:, tokens], chunk, torch.float64).cumsum(2)
+    b = _lanes(_chunks(g[:, tokens], chunk), torch.float64).cumsum(2)
     before = docs[:, tokens][:, ::chunk].t()[:, :, None, None, None]
     docs = docs[:, 1:][:, tokens].unflatten(1, (-1, chunk)).transpose(0, 1)[:, :, None, :, None]
-    future = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
 
-    def fade(exponent: Tensor, cut: Tensor) -> Tensor:
-        by_head = exponent.to(compute).unflatten(1, (cut.shape[1], -1))
-        return by_head.masked_fill(cut, -torch.inf).exp_().flatten(1, 2)
+    def fade(exponent: Tensor, same: Tensor) -> Tensor:
+        by_head = exponent.to(compute).exp().unflatten(1, (-1, q.shape[2]))
+        return by_head.mul_(same.to(compute)).flatten(1, 2)
 
-    decay = fade(b - b.mT, (docs != docs.mT) | future)
-    start = fade(b, docs != before).repeat(1, 1, 2, 1)
-    end = fade(b[:, :, -1:] - b, docs != docs[:, :, :, -1:])
-    writes = beta * k
+    decay = fade((b - b.mT).tril_(), (docs == docs.mT).tril_())
+    start = fade(b, docs == before).repeat(1, 1, 2, 1)
+    end = fade(b[:, :, -1:] - b, docs == docs[:, :, :, -1:])
+    writes = beta * qk[:, :, chunk:]
     scores = qk @ writes.mT
     scores.unflatten(2, (2, chunk)).mul_(decay[:, :, None])
     return _Local(qk, writes, beta, decay, start, end, scores)
@@ -283,15 +284,18 @@ def _blocks(k_BTHK: Tensor, chunk: int) -> list[tuple[slice, slice]]:
     return [(slice(first, last), slice(first * chunk, last * chunk)) for first, last in edges]
 
 
-def _chunked(x_BTHD: Tensor, chunk: int, dtype: torch.dtype) -> Tensor:
-    """[B, N C, H, D] as [N, L, C, D]."""
-    x_NBHCD = x_BTHD.unflatten(1, (-1, chunk)).permute(1, 0, 3, 2, 4)
+def _chunks(x_BTHD: Tensor, chunk: int) -> Tensor:
+    """A view [N, B, H, C, D]."""
+    return x_BTHD.unflatten(1, (-1, chunk)).permute(1, 0, 3, 2, 4)
+
+
+def _lanes(x_NBHCD: Tensor, dtype: torch.dtype) -> Tensor:
     return x_NBHCD.to(dtype, memory_format=torch.contiguous_format).flatten(1, 2)
 
 
 def _write(x_BTHD: Tensor, x_NLCD: Tensor) -> None:
     """The way back, into `x_BTHD` and its dtype."""
-    x_NBHCD = x_BTHD.unflatten(1, (-1, x_NLCD.shape[2])).permute(1, 0, 3, 2, 4)
+    x_NBHCD = _chunks(x_BTHD, x_NLCD.shape[2])
     x_NBHCD.copy_(x_NLCD.view(x_NBHCD.shape))
 
 
