@@ -2,9 +2,9 @@
 
     python benchmarks/models.py [--device cuda] [--quick] [--json FILE]
 
-One training step without the optimizer (forward with loss, backward) in tokens per second, best of several, taking turns;
-peak memory on a GPU. Same widths, heads, gates, dtype and data. On a GPU: bf16 weights, 24 layers, hidden 1024, T = 4096,
-batch 8; on a CPU: float32, decision 25's shape (12 layers, hidden 512, T = 512, batch 8).
+One training step without the optimizer (forward with loss, backward) in tokens per second, best of several; peak memory
+on a GPU. Same widths, heads, gates, dtype and data. On a GPU: bf16 weights, 12 layers, hidden 1024, T = 4096, batch 8; on
+a CPU: float32, 12 layers, hidden 512, T = 512, batch 8.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import transformers
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 
 SHAPES = {
-    "cuda": {"layers": 24, "hidden": 1024, "heads": 16, "time": 4096, "batch": 8, "vocab": 32000},
+    "cuda": {"layers": 12, "hidden": 1024, "heads": 16, "time": 4096, "batch": 8, "vocab": 32000},
     "cpu": {"layers": 12, "hidden": 512, "heads": 8, "time": 512, "batch": 8, "vocab": 4096},
     "quick": {"layers": 2, "hidden": 128, "heads": 2, "time": 64, "batch": 2, "vocab": 256},
 }

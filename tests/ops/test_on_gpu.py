@@ -58,6 +58,7 @@ def test_values_and_gradients(name, dtype, close, packed, monkeypatch):
     run = fla.run
     monkeypatch.setattr(fla, "run", lambda *args, **kwargs: called.append(args[1]) or run(*args, **kwargs))
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    expected_kernel = dtype == torch.bfloat16 and ("gla" in name or fla.differentiates_scalar_decays())
     inputs, state = inputs_of(name)
     narrow = [x.to(dtype) for x in inputs]
     gates = {"ssd": (1, 2), "delta rule": (3, 4)}.get(name, (3,))
@@ -71,7 +72,13 @@ def test_values_and_gradients(name, dtype, close, packed, monkeypatch):
     expected = outputs_and_gradients(recurrent, wide, state, state_name, doc_ids, weights)
     on_gpu = [x.cuda() for x in given], state.float().cuda()
     got = outputs_and_gradients(op, *on_gpu, state_name, None if doc_ids is None else doc_ids.cuda(), weights)
+    assert bool(called) == expected_kernel
+    called.clear()
+    with torch.no_grad():
+        got_alone = op(*on_gpu[0], **{state_name: on_gpu[1]}, doc_ids_BT=None if doc_ids is None else doc_ids.cuda())
     assert bool(called) == (dtype == torch.bfloat16)
+    for one, other in zip(got_alone, expected[:2], strict=True):
+        assert (one.cpu().double() - other).abs().max() < close * other.abs().max()
     for idx, (one, other) in enumerate(zip(got, expected, strict=True)):
         error = (one.cpu().double() - other).abs().max() / other.abs().max()
         assert error < close, f"result {idx}: {error:.1e} of the largest"

@@ -26,8 +26,8 @@ ENTRIES = {
 }
 """What transformers' Auto classes ask for."""
 
-INSTALLED = {"torch", "transformers", *sys.stdlib_module_names}
-"""What the code may import: a machine needs no more to load it."""
+INSTALLED = {"torch", "transformers", "packaging", "triton", *sys.stdlib_module_names}
+"""What the code may import: torch, transformers and what they bring (triton on a GPU)."""
 
 LINE_LENGTH = 120
 
@@ -110,7 +110,9 @@ class Module:
         self.tree = ast.parse(source)
         self.binders: dict[str, list[ast.stmt]] = defaultdict(list)
         for node in self.tree.body:
-            for name in _bound(node):
+            if (names := _bound(node)) is None:
+                raise self._refused(node)
+            for name in names:
                 self.binders[name].append(node)
         self.used: set[str] = set()
         imports = [node for node in self.tree.body if isinstance(node, ast.ImportFrom) and _root(node) == "canonlm"]
@@ -134,9 +136,7 @@ class Module:
         for node in (node for statement in self.binders[name] for node in ast.walk(statement)):
             match node:
                 case ast.Import() | ast.ImportFrom() if _root(node) not in INSTALLED:
-                    raise RuntimeError(
-                        f"{self.home}, line {node.lineno}: a folder cannot have this: {ast.unparse(node)}"
-                    )
+                    raise self._refused(node)
                 case ast.Attribute(value=ast.Name() as module) if module.id in self.members:
                     yield self._member(module, node.attr)
                 case ast.Name(id=used) if used in self.binders:
@@ -144,6 +144,9 @@ class Module:
                 case ast.Constant(value=str(text)) if text.startswith("canonlm::"):
                     # PyTorch knows operators by name: the last one defined would serve all copies, of any version.
                     self._edit(node, '"canonlm::', f'"{self.namespace}')
+
+    def _refused(self, node: ast.stmt) -> RuntimeError:
+        return RuntimeError(f"{self.home}, line {node.lineno}: a folder cannot have this: {ast.unparse(node)}")
 
     def _member(self, module: ast.Name, name: str) -> str:
         if name in self.binders or any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(self.tree)):
@@ -165,7 +168,7 @@ class Module:
         last, keeping = 0, True
         for node in self.tree.body:
             own = lines[node.lineno - 1 : node.end_lineno]
-            keeping = not self.used.isdisjoint(_bound(node)) or (keeping and _is_string(node))
+            keeping = not self.used.isdisjoint(_bound(node) or ()) or (keeping and _is_string(node))
             if keeping:
                 texts += lines[last : node.lineno - 1]
                 texts += self._imports(node) if isinstance(node, ast.ImportFrom) else own
@@ -198,8 +201,8 @@ def _name(alias: ast.alias) -> str:
     return alias.asname or alias.name.split(".")[0]
 
 
-def _bound(node: ast.stmt) -> list[str]:
-    """The names that a top-level statement binds, or whose value it acts upon."""
+def _bound(node: ast.stmt) -> list[str] | None:
+    """The names that a top-level statement binds, or whose value it acts upon; None: only running it would tell."""
     match node:
         case ast.Import() | ast.ImportFrom():
             return [_name(alias) for alias in node.names]
@@ -212,7 +215,7 @@ def _bound(node: ast.stmt) -> list[str]:
             return [name]
         case ast.Expr(value=ast.Constant()):
             return []
-    raise RuntimeError(f"line {node.lineno}: a folder cannot have this: {ast.unparse(node)}")
+    return None
 
 
 def _is_string(node: ast.stmt) -> bool:

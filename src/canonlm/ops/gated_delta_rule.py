@@ -18,7 +18,7 @@ from canonlm.ops import fla
 from canonlm.ops.precision import outside_autocast
 
 BLOCK = 2**17
-"""How many numbers of the keys a CPU works through at once: what is made of them stays in its caches."""
+"""Numbers of the keys that a thread of a CPU works through at once: what is made of them stays in its caches."""
 
 
 @outside_autocast
@@ -43,7 +43,7 @@ def gated_delta_rule(
     inputs = (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH)
     if q_BTHK.shape[1] == 1 and not torch.is_grad_enabled():
         return gated_delta_rule_recurrent(*inputs, scale=scale, state_BHKV=state_BHKV, doc_ids_BT=doc_ids_BT)
-    if q_BTHK.shape[-1] <= 256 and fla.takes(v_BTHV):  # more key channels the kernel does not know
+    if q_BTHK.shape[-1] <= 256 and fla.takes(v_BTHV, scalar_decay=True):  # more key channels the kernel does not know
         return _by_kernel(*inputs, scale, state_BHKV, doc_ids_BT)
     return gated_delta_rule_chunked(*inputs, scale=scale, state_BHKV=state_BHKV, doc_ids_BT=doc_ids_BT)
 
@@ -279,7 +279,7 @@ def _blocks(k_BTHK: Tensor, chunk: int) -> list[tuple[slice, slice]]:
     chunks = k_BTHK.shape[1] // chunk
     step = max(1, chunks)
     if k_BTHK.device.type == "cpu":
-        step = max(1, BLOCK // max(1, k_BTHK[:, :chunk].numel()))
+        step = max(1, torch.get_num_threads() * BLOCK // max(1, k_BTHK[:, :chunk].numel()))
     edges = pairwise([*range(0, chunks, step), chunks])
     return [(slice(first, last), slice(first * chunk, last * chunk)) for first, last in edges]
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from canonlm.ops import fla
+from canonlm.ops.precision import outside_autocast
 
 BLOCK = 2**18
 """Numbers per tensor that a CPU works through at once in eager mode, so that what is made of them stays in cache."""
@@ -26,6 +27,7 @@ NEAR = 8
 """Tokens that meet one by one in the chunked form; blocks of as many, and of more, meet in matrix products."""
 
 
+@outside_autocast
 def gated_linear_attention(
     q_BTHK: Tensor,
     k_BTJK: Tensor,

@@ -15,8 +15,10 @@ from torch.autograd.function import once_differentiable
 
 from canonlm.ops import fla
 from canonlm.ops.gated_linear_attention import decays, empty_chunks, from_chunks, scan, segments, starts, to_chunks
+from canonlm.ops.precision import outside_autocast
 
 
+@outside_autocast
 def ssd(
     x_BTHP: Tensor,
     dt_BTH: Tensor,
@@ -36,7 +38,7 @@ def ssd(
     inputs = (x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN)
     if x_BTHP.shape[1] == 1 and not torch.is_grad_enabled():
         return ssd_recurrent(*inputs, state_BHPN=state_BHPN, doc_ids_BT=doc_ids_BT)
-    if fla.takes(x_BTHP):
+    if fla.takes(x_BTHP, scalar_decay=True):
         return _by_kernel(*inputs, state_BHPN, doc_ids_BT)
     return ssd_chunked(*inputs, state_BHPN=state_BHPN, doc_ids_BT=doc_ids_BT)
 
@@ -101,61 +103,63 @@ class _Chunked(torch.autograd.Function):
 
         Y = (D * Q K^T) V + since * Q S,      S_next = (product of the chunk's decays) S + K^T (until * V)
 
-    Backward, the state's gradient runs the same recurrence from the end. That of the log-decays follows from others:
-    g_t scales whatever passes from before t to t or later, so dg_t is the sum of y_s dy_s - v_s dv_s over s >= t in
-    the chunk, and of S dS at the chunk's end.
+    Backward, the state's gradient runs the same recurrence from the end. The gradient of a log-decay g_t is the sum
+    over all that passes from before t to t or later: inside the chunk, into it, out of it, and all the way through.
     """
 
     @staticmethod
     def forward(ctx, q_BTGN, k_BTGN, v_BTHP, g_BTH, state_BHPN, starts_BT, chunk):
         (batch, time, heads, channels), groups = v_BTHP.shape, q_BTGN.shape[2]
         per_group = (heads // groups, channels)
-        v_BTGX, decay_BTH = v_BTHP.reshape(batch, time, groups, -1), decays(g_BTH, starts_BT)
+        v_BTGX, decay_BTGR = (x.reshape(batch, time, groups, -1) for x in (v_BTHP, decays(g_BTH, starts_BT)))
         y_BMLGX, saved = empty_chunks(v_BTGX, chunk), []
         state_ZNRP = state_BHPN.unflatten(1, (groups, -1)).permute(0, 1, 4, 2, 3).flatten(0, 1)
         for span in segments(v_BTGX, chunk):
             q, k, v = (to_chunks(x, span, chunk) for x in (q_BTGN, k_BTGN, v_BTGX))
-            between, since, until = _decays_within(to_chunks(decay_BTH.unflatten(2, (groups, -1)), span, chunk, fill=1))
+            between, since, until = _decays_within(to_chunks(decay_BTGR, span, chunk, fill=1))
             v = v.unflatten(3, per_group)
-            added = k.mT @ (v * until).flatten(3)
-            states = scan(state_ZNRP, added.unflatten(3, per_group), since[:, :, -1:])
-            y = ((between * (q @ k.mT)[:, :, None]) @ v.transpose(2, 3)).transpose(2, 3)
-            y = torch.addcmul(y, (q @ states[:-1].flatten(3)).unflatten(3, per_group), since)
-            from_chunks(y.flatten(3), y_BMLGX, span)
+            added = (k.mT @ (v * until).flatten(3)).unflatten(3, per_group)
+            states = scan(state_ZNRP, added, since[:, :, -1:])
             state_ZNRP = states[-1]
-            saved.append(states)
-        y_BTHP = y_BMLGX.flatten(1, 2)[:, :time].reshape(v_BTHP.shape)
+            entering = (q @ states[:-1].flatten(3)).unflatten(3, per_group)
+            y = ((between * (q @ k.mT)[:, :, None]) @ v.transpose(2, 3)).transpose(2, 3)
+            from_chunks(torch.addcmul(y, entering, since).flatten(3), y_BMLGX, span)
+            saved += [states, entering]
         ctx.chunk = chunk
-        ctx.save_for_backward(q_BTGN, k_BTGN, v_BTHP, decay_BTH, y_BTHP, *saved)
+        ctx.save_for_backward(q_BTGN, k_BTGN, v_BTHP, decay_BTGR, *saved)
+        y_BTHP = y_BMLGX.flatten(1, 2)[:, :time].reshape(v_BTHP.shape)
         return y_BTHP, state_ZNRP.unflatten(0, (batch, groups)).permute(0, 1, 3, 4, 2).flatten(1, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy_BTHP, dstate_BHPN):
-        q_BTGN, k_BTGN, v_BTHP, decay_BTH, y_BTHP, *saved = ctx.saved_tensors
+        q_BTGN, k_BTGN, v_BTHP, decay_BTGR, *saved = ctx.saved_tensors
         chunk, (batch, time, heads, channels), groups = ctx.chunk, v_BTHP.shape, q_BTGN.shape[2]
         per_group = (heads // groups, channels)
-        decay_BTGR = decay_BTH.unflatten(2, (groups, -1))
-        v_BTGX, y_BTGX, dy_BTGX = (x.reshape(batch, time, groups, -1) for x in (v_BTHP, y_BTHP, dy_BTHP))
+        v_BTGX, dy_BTGX = (x.reshape(batch, time, groups, -1) for x in (v_BTHP, dy_BTHP))
         gradients = [empty_chunks(x, chunk) for x in (q_BTGN, k_BTGN, v_BTGX, decay_BTGR)]
         dstate_ZNRP = dstate_BHPN.unflatten(1, (groups, -1)).permute(0, 1, 4, 2, 3).flatten(0, 1)
-        for span, states in zip(reversed(segments(v_BTGX, chunk)), reversed(saved), strict=True):
-            q, k, v, y, dy = (to_chunks(x, span, chunk) for x in (q_BTGN, k_BTGN, v_BTGX, y_BTGX, dy_BTGX))
-            decay = to_chunks(decay_BTGR, span, chunk, fill=1)
-            between, since, until = _decays_within(decay)
-            v, y, dy = (x.unflatten(3, per_group) for x in (v, y, dy))
-            dy_since, v_until, dy_by_head = (dy * since).flatten(3), (v * until).flatten(3), dy.transpose(2, 3)
-            added = (q.mT @ dy_since).unflatten(3, per_group)
+        for span in reversed(segments(v_BTGX, chunk)):
+            *saved, states, entering = saved
+            q, k, v, dy = (to_chunks(x, span, chunk) for x in (q_BTGN, k_BTGN, v_BTGX, dy_BTGX))
+            between, since, until = _decays_within(to_chunks(decay_BTGR, span, chunk, fill=1))
+            v, dy = v.unflatten(3, per_group), dy.unflatten(3, per_group)
+            dy_since, v_until, dy_by_head = dy * since, v * until, dy.transpose(2, 3)
+            added = (q.mT @ dy_since.flatten(3)).unflatten(3, per_group)
             dstates = scan(dstate_ZNRP, added, since[:, :, -1:], backwards=True)
             dstate_ZNRP, dstates = dstates[0], dstates[1:]
-            dscores = (dy_by_head @ v.permute(0, 1, 3, 4, 2)).mul_(between).sum(2)
-            dq = (dy_since @ states[:-1].flatten(3).mT).add_(dscores @ k)
-            dk = (v_until @ dstates.flatten(3).mT).add_(dscores.mT @ q)
-            dv = ((between * (q @ k.mT)[:, :, None]).mT @ dy_by_head).transpose(2, 3)
-            dv = torch.addcmul(dv, (k @ dstates.flatten(3)).unflatten(3, per_group), until)
-            dg = (y * dy - v * dv).sum(-1)
-            dg[:, :, -1] += (states[1:] * dstates).sum((2, 4))
-            dg = dg.flip(2).cumsum(2).flip(2).masked_fill_(decay == 0, 0)
+            leaving = (k @ dstates.flatten(3)).unflatten(3, per_group)
+
+            scores = (q @ k.mT)[:, :, None]
+            dscores = (dy_by_head @ v.permute(0, 1, 3, 4, 2)).mul_(between)
+            inside = (dscores * scores).cumsum(-1).tril_(-1).sum(-2).mT + (v_until * leaving).sum(-1).cumsum(2)
+            dg = (dy_since * entering).sum(-1).flip(2).cumsum(2).flip(2)
+            dg += since[:, :, -1:, :, 0] * (states[:-1] * dstates).sum((2, 4))[:, :, None]
+            dg[:, :, 1:] += inside[:, :, :-1]
+            dscores = dscores.sum(2)
+            dq = (dy_since.flatten(3) @ states[:-1].flatten(3).mT).add_(dscores @ k)
+            dk = (v_until.flatten(3) @ dstates.flatten(3).mT).add_(dscores.mT @ q)
+            dv = torch.addcmul(((between * scores).mT @ dy_by_head).transpose(2, 3), leaving, until)
             for whole, part in zip(gradients, (dq, dk, dv.flatten(3), dg), strict=True):
                 from_chunks(part, whole, span)
         dq_BTGN, dk_BTGN, dv_BTGX, dg_BTGR = (x.flatten(1, 2)[:, :time] for x in gradients)
