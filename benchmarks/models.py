@@ -3,8 +3,8 @@
     python benchmarks/models.py [--device cuda] [--quick] [--json FILE]
 
 One training step without the optimizer (forward with loss, backward) in tokens per second, best of several; peak memory
-on a GPU. Same widths, heads, gates, dtype and data. On a GPU: bf16 weights, 12 layers, hidden 1024, T = 4096, batch 8; on
-a CPU: float32, 12 layers, hidden 512, T = 512, batch 8.
+on a GPU. Same widths, heads, gates, dtype and data. On a GPU: bf16 weights, 12 layers, hidden 1024, T = 4096, batch 8.
+On a CPU: float32, 12 layers, hidden 512, T = 512, batch 8.
 """
 
 import argparse

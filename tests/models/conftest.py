@@ -32,7 +32,7 @@ def small_model():
                 if "norm" in name:
                     parameter.copy_(1 + 0.2 * noise)
                 elif parameter.ndim == 2 or "bias" in name:
-                    parameter.copy_(noise * (1.0 if "embed" in name else 1.5 * parameter.shape[-1] ** -0.5))
+                    parameter.copy_(noise * (1.0 if "embed" in name else parameter.shape[-1] ** -0.5))
         return model
 
     return make

@@ -87,18 +87,19 @@ def gated_delta_rule_chunked(
     scale: float | None = None,
     state_BHKV: Tensor | None = None,
     doc_ids_BT: Tensor | None = None,
-    chunk: int = 32,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The same in O(T / chunk) steps of matrix products (Section 3.3), differentiable once.
 
-    Let b be the running sum of g in a chunk, D_ij = exp(b_i - b_j) for j <= i in one document and else 0, and
-    w_j = beta_j k_j. If the chunk starts from the state S, its errors e_i = v_i - S_i^T k_i solve a triangular system:
+    Let b be the running sum of g in a chunk of C tokens, D_ij = exp(b_i - b_j) for j <= i in one document and else 0,
+    and w_j = beta_j k_j. If the chunk starts from the state S, its errors e_i = v_i - S_i^T k_i solve a unit triangular
+    system, whose inverse T (the UT transform) does not depend on S:
 
-        e = v - exp(b) k S - tril(k w^T * D, -1) e
+        e + tril(k w^T * D, -1) e = v - exp(b) k S,    so that    e = T v - (T exp(b) k) S
         o = exp(b) q S + (q w^T * D) e
         S_next = exp(b_C) S + (exp(b_C - b) w)^T e
 
-    Its inverse (the UT transform) does not depend on S, so that those of many chunks are found at once.
+    Only e and S_next must be found one chunk after the other.
     """
     (batch, time, heads, channels), values = q_BTHK.shape, v_BTHV.shape[-1]
     compute = torch.promote_types(v_BTHV.dtype, torch.float32)
@@ -108,6 +109,8 @@ def gated_delta_rule_chunked(
         doc_ids_BT = torch.zeros(batch, time, dtype=torch.int64, device=v_BTHV.device)
     scale = channels**-0.5 if scale is None else scale
     inputs: tuple[Tensor, ...] = (q_BTHK, k_BTHK, v_BTHV, g_BTH[..., None], beta_BTH[..., None])
+    if chunk is None:  # larger ones cost more arithmetic, smaller ones more launches on a GPU
+        chunk = 32 if v_BTHV.device.type == "cpu" else 64
     chunk = max(1, min(chunk, time))
     pad = -time % chunk
     if pad:
@@ -136,14 +139,13 @@ def _forward(
         inverses[block] = torch.linalg.solve_triangular(
             x.scores[:, :, chunk:], identity.expand_as(x.decay), upper=False, unitriangular=True
         )
-        v_NLCV, faded_writes = _lanes(_chunks(v[:, tokens], chunk), state.dtype), x.end * x.writes
-        o_NLCV = torch.empty_like(v_NLCV)
+        errors[block] = inverses[block] @ _lanes(_chunks(v[:, tokens], chunk), state.dtype)
+        reads = inverses[block] @ x.faded[:, :, chunk:]
         for i, n in enumerate(range(block.start, block.stop)):
-            from_q, from_k = (x.qk[i] @ states[n]).mul_(x.start[i]).split(chunk, dim=1)
-            torch.bmm(inverses[n], v_NLCV[i] - from_k, out=errors[n])
-            torch.baddbmm(from_q, x.scores[i, :, :chunk], errors[n], beta=scale, alpha=scale, out=o_NLCV[i])
-            torch.baddbmm(x.start[i, :, -1:] * states[n], faded_writes[i].mT, errors[n], out=states[n + 1])
-        _write(o[:, tokens], o_NLCV)
+            errors[n].baddbmm_(reads[i], states[n], alpha=-1)
+            torch.baddbmm(x.through[i] * states[n], x.faded_writes[i].mT, errors[n], out=states[n + 1])
+        o_NLCV = (x.scores[:, :, :chunk] @ errors[block]).add_(x.faded[:, :, :chunk] @ states[block])
+        _write(o[:, tokens], o_NLCV.mul_(scale))
     return o, states[-1].view_as(state).clone(), inverses, errors, states
 
 
@@ -182,21 +184,20 @@ def _backward(
     for block, tokens in reversed(_blocks(k, chunk)):
         x = _local(q, k, g, beta, docs, tokens, chunk, compute)
         do_NLCV = _lanes(_chunks(do[:, tokens], chunk), compute) * scale
-        dreads = torch.cat([do_NLCV, do_NLCV], dim=2)  # the gradients of o and, below, of what the keys read
-        faded_dreads, derrors = torch.empty_like(dreads), x.scores[:, :, :chunk].mT @ do_NLCV
-        dstates = torch.empty_like(states[block.start : block.stop + 1])
-        dstates[-1] = dstate_LKV
-        for i, n in reversed([*enumerate(range(block.start, block.stop))]):
-            derrors[i].addcmul_(x.end[i], x.writes[i] @ dstates[i + 1])
-            torch.neg(inverses[n].mT @ derrors[i], out=dreads[i, :, chunk:])
-            torch.mul(x.start[i], dreads[i], out=faded_dreads[i])
-            torch.baddbmm(x.start[i, :, -1:] * dstates[i + 1], x.qk[i].mT, faded_dreads[i], out=dstates[i])
+        reads = inverses[block] @ x.faded[:, :, chunk:]
+        derrors = x.scores[:, :, :chunk].mT @ do_NLCV
+        dstates = torch.cat([x.faded[:, :, :chunk].mT @ do_NLCV, dstate_LKV[None]])
+        for i in reversed(range(len(derrors))):
+            derrors[i].baddbmm_(x.faded_writes[i], dstates[i + 1])
+            dstates[i].addcmul_(x.through[i], dstates[i + 1]).baddbmm_(reads[i].mT, derrors[i], alpha=-1)
         dstate_LKV = dstates[0]
 
+        dv = inverses[block].mT @ derrors
+        dreads = torch.cat([do_NLCV, -dv], dim=2)  # the gradients of what q and k read
         dscores = dreads @ errors[block].mT
         dscores.unflatten(2, (2, chunk)).mul_(x.decay[:, :, None])[:, :, 1].tril_(-1)
-        dqk = faded_dreads @ states[block].mT + dscores @ x.writes
-        dwrites = x.end * (errors[block] @ dstates[1:].mT) + dscores.mT @ x.qk
+        dqk = (dreads @ states[block].mT).mul_(x.start).add_(dscores @ x.writes)
+        dwrites = (errors[block] @ dstates[1:].mT).mul_(x.end).add_(dscores.mT @ x.qk)
         dbeta = (x.qk[:, :, chunk:] * dwrites).sum(-1, keepdim=True)
         # exp(b_i) always comes with q_i or k_i, and exp(-b_j) with w_j, so that their gradients contain that of b;
         # exp(b_C) comes with all of the next state.
@@ -205,7 +206,7 @@ def _backward(
         parts = (
             dqk[:, :, :chunk],
             dqk[:, :, chunk:] + x.beta * dwrites,
-            -dreads[:, :, chunk:],
+            dv,
             db.flip(2).cumsum(2).flip(2),
             dbeta,
         )
@@ -250,6 +251,9 @@ class _Local(NamedTuple):
     decay: Tensor  # D: [N, L, C, C]
     start: Tensor  # exp(b), since the chunk's start: [N, L, S, 1], zero where the state's document has ended
     end: Tensor  # exp(b_C - b), until its end: [N, L, C, 1], zero before the last token's document
+    through: Tensor  # exp(b_C): [N, L, 1, 1]
+    faded: Tensor  # exp(b) q above exp(b) k: [N, L, S, K]
+    faded_writes: Tensor  # exp(b_C - b) w: [N, L, C, K]
     scores: Tensor  # (q w^T * D) above (k w^T * D): [N, L, S, C]
 
 
@@ -271,7 +275,7 @@ def _local(q, k, g, beta, docs, tokens: slice, chunk: int, compute: torch.dtype)
     writes = beta * qk[:, :, chunk:]
     scores = qk @ writes.mT
     scores.unflatten(2, (2, chunk)).mul_(decay[:, :, None])
-    return _Local(qk, writes, beta, decay, start, end, scores)
+    return _Local(qk, writes, beta, decay, start, end, start[:, :, -1:], start * qk, end * writes, scores)
 
 
 def _blocks(k_BTHK: Tensor, chunk: int) -> list[tuple[slice, slice]]:
@@ -290,6 +294,7 @@ def _chunks(x_BTHD: Tensor, chunk: int) -> Tensor:
 
 
 def _lanes(x_NBHCD: Tensor, dtype: torch.dtype) -> Tensor:
+    """[N, L, C, D], contiguous."""
     return x_NBHCD.to(dtype, memory_format=torch.contiguous_format).flatten(1, 2)
 
 

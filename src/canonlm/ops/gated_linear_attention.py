@@ -2,7 +2,7 @@
 
     S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T,      o_t = (scale q_t)^T S_t
 
-Yang et al. 2023, Gated Linear Attention Transformers with Hardware-Efficient Training (arXiv 2312.06635), Eq. 3.
+Yang et al. 2023, Gated Linear Attention Transformers with Hardware-Efficient Training (arXiv 2312.06635), Section 4.1.
 
 Shapes: B batch, T time, H query heads, J key/value heads (query head h reads key/value head h // (H / J)), K key
 channels, V value channels. `g_BTJK` are log-decays <= 0. A token with k = 0 and g = 0 leaves the state as it is.
@@ -10,18 +10,17 @@ channels, V value channels. `g_BTJK` are log-decays <= 0. A token with k = 0 and
 Inside the chunked form: N chunks of C tokens, X = B H rows that do not see each other.
 """
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from canonlm.ops import fla
 from canonlm.ops.precision import outside_autocast
 
-BLOCK = 2**18
-"""Numbers per tensor that a CPU works through at once in eager mode, so that what is made of them stays in cache."""
+BLOCK = 2**17
+"""Numbers of a tensor that a thread of a CPU works through at once: what is made of them stays in its caches."""
 
 NEAR = 8
 """Tokens that meet one by one in the chunked form; blocks of as many, and of more, meet in matrix products."""
@@ -67,7 +66,7 @@ def gated_linear_attention_recurrent(
     (batch, time, heads, channels), kv_heads = q_BTHK.shape, k_BTJK.shape[2]
     compute = torch.promote_types(v_BTJV.dtype, torch.float32)
     q, k, v = q_BTHK.to(compute).unflatten(2, (kv_heads, -1)), k_BTJK.to(compute), v_BTJV.to(compute)
-    decay_BTJK = decays(g_BTJK.to(compute), starts(doc_ids_BT))
+    decay_BTJK = decays(g_BTJK.to(compute), starts(doc_ids_BT, time))
     state = v.new_zeros(batch, kv_heads, channels, v.shape[-1]) if state_BJKV is None else state_BJKV.to(compute)
     o_TBJRV = []
     for t in range(time):
@@ -88,31 +87,43 @@ def gated_linear_attention_chunked(
     doc_ids_BT: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """Same result in O(T / chunk) steps; `chunk` is a power of two.
+    """Same result in O(T / chunk) steps of matrix products, differentiable once; `chunk` is a power of two.
 
     Decays differ per channel, so the factor between two tokens cannot be split into one for the query and one for
     the key: exp of minus a running sum overflows. Here only products of decays are formed: numbers <= 1, which
-    underflow to the right result, and which lose no digits as differences of large sums do. See `_merge`.
+    underflow to the right result, and which lose no digits as differences of large sums do.
+
+    With the scores A of a chunk (decayed dot products of each token with those up to it), its queries Q decayed since
+    the chunk's start, its keys K decayed until the chunk's end and d its product of decays:
+
+        O = A V + Q S,      S_next = diag(d) S + K^T V
     """
     (batch, time, heads, channels), kv_heads = q_BTHK.shape, k_BTJK.shape[2]
     compute = torch.promote_types(v_BTJV.dtype, torch.float32)
     q, k, v, g = (x.to(compute) for x in (q_BTHK, k_BTJK, v_BTJV, g_BTJK))
     state = v.new_zeros(batch, kv_heads, channels, v.shape[-1]) if state_BJKV is None else state_BJKV.to(compute)
-    if not batch * time:
-        return v_BTJV.new_empty(batch, time, heads, v.shape[-1]), state
     q, group = q * (channels**-0.5 if scale is None else scale), heads // kv_heads
-    if group > 1:
-        k, v, g, state = (x.repeat_interleave(group, dim=-2 if x is not state else 1) for x in (k, v, g, state))
-    chunk = min(chunk, 1 << (time - 1).bit_length())
-    o_BTHV, state_BHKV = _Chunked.apply(q, k, v, g, state, starts(doc_ids_BT), chunk)
-    return o_BTHV.to(v_BTJV.dtype), state_BHKV[:, ::group]
+    k, v, g, state = _for_query_heads(group, k, v, g, state)
+    chunk = min(chunk, 1 << max(0, time - 1).bit_length())
+    inputs = pad_to_chunks(chunk, q, k, v, g)
+    o_BTHV, state_BHKV, *_ = _forward(*inputs, starts(doc_ids_BT, inputs[0].shape[1]), state, chunk)
+    return o_BTHV[:, :time].to(v_BTJV.dtype), state_BHKV[:, ::group]
 
 
-def starts(doc_ids_BT: Tensor | None) -> Tensor | None:
-    """True at tokens whose document is not that of the token before."""
+def _for_query_heads(group, k_BTJK, v_BTJV, g_BTJK, state_BJKV):
+    """Keys, values, decays and the state of a key/value head, once for each query head of its group."""
+    if group == 1:
+        return k_BTJK, v_BTJV, g_BTJK, state_BJKV
+    k_BTHK, v_BTHV, g_BTHK = (x.repeat_interleave(group, dim=2) for x in (k_BTJK, v_BTJV, g_BTJK))
+    return k_BTHK, v_BTHV, g_BTHK, None if state_BJKV is None else state_BJKV.repeat_interleave(group, dim=1)
+
+
+def starts(doc_ids_BT: Tensor | None, time: int) -> Tensor | None:
+    """`[B, time]`, True at tokens whose document is not that of the token before."""
     if doc_ids_BT is None:
         return None
-    return doc_ids_BT != torch.cat([doc_ids_BT[:, :1], doc_ids_BT[:, :-1]], dim=1)
+    starts_BT = doc_ids_BT[:, 1:] != doc_ids_BT[:, :-1]
+    return torch.nn.functional.pad(starts_BT, (1, time - doc_ids_BT.shape[1]))
 
 
 def decays(g_BTX: Tensor, starts_BT: Tensor | None) -> Tensor:
@@ -126,57 +137,108 @@ def decays(g_BTX: Tensor, starts_BT: Tensor | None) -> Tensor:
     return decay_BTX.masked_fill(starts_BT.view(*starts_BT.shape, *[1] * (g_BTX.ndim - 2)), 0)
 
 
-class _Chunked(torch.autograd.Function):
-    """With the scores A of a chunk (decayed dot products of each token with those up to it), its queries Q decayed
-    since the chunk's start, its keys K decayed until the chunk's end and d its product of decays:
+# An operator of its own, because a compiler would unroll the loop over chunks: minutes for each layer of a model.
+@torch.library.custom_op("canonlm::gated_linear_attention", mutates_args=())
+@outside_autocast
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, starts: Tensor | None, state: Tensor, chunk: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Whole chunks of tokens. Returns (o, the next state, and for the backward scores and states of all chunks)."""
+    o, _, scores, states = _outputs(q, k, v, g, starts, state, chunk)
+    states[0] = state.flatten(0, 1)
+    for chunks, tokens in segments(k, chunk):
+        q_, k_, v_, decay = _segment(q, k, v, g, starts, tokens, chunk)
+        decayed = _decayed(q_, k_, decay)
+        _write_scores(scores[chunks], q_, k_, decay, decayed.pairs)
+        borders = states[chunks.start : chunks.stop + 1]
+        torch.matmul(decayed.k.mT, v_, out=borders[1:])
+        scan(borders, decayed.total[..., None])
+        from_chunks(scores[chunks] @ v_ + decayed.q @ borders[:-1], o[:, tokens])
+    return o, states[-1].view_as(state).clone(), scores, states
 
-        O = A V + Q S,      S_next = diag(d) S + K^T V
 
-    Backward, the state's gradient runs the same recurrence from the end. That of the log-decays follows from others:
-    g_t scales whatever passes from before t to t or later, so dg_t is the sum of q_s dq_s - k_s dk_s over s >= t in
-    the chunk, and of S dS at the chunk's end.
+@_forward.register_fake
+def _outputs(q, k, v, g, starts, state, chunk):
+    chunks, rows = k.shape[1] // chunk, k.shape[0] * k.shape[2]
+    return (
+        v.new_empty(v.shape),
+        state.new_empty(state.shape),
+        v.new_empty(chunks, rows, chunk, chunk),
+        v.new_empty(chunks + 1, rows, *state.shape[2:]),
+    )
+
+
+@torch.library.custom_op("canonlm::gated_linear_attention_backward", mutates_args=())
+@outside_autocast
+def _backward(
+    do: Tensor,
+    dstate: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    starts: Tensor | None,
+    scores: Tensor,
+    states: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v, g and the state, whose gradient runs the same recurrence from the end.
+
+    g_t scales whatever passes from before t to t or later, so dg_t follows from the others: the sum of
+    q_s dq_s - k_s dk_s over s >= t in the chunk, and of S dS at the chunk's end.
     """
+    gradients = _gradients(do, dstate, q, k, v, g, starts, scores, states)
+    chunk, dborder = scores.shape[-1], dstate.flatten(0, 1)
+    later = scores.new_ones(chunk, chunk).triu_()
+    for chunks, tokens in reversed(segments(k, chunk)):
+        q_, k_, v_, decay = _segment(q, k, v, g, starts, tokens, chunk)
+        do_ = to_chunks(do[:, tokens], chunk)
+        decayed = _decayed(q_, k_, decay)
+        borders = states[chunks.start : chunks.stop + 1]
+        dborders = torch.empty_like(borders)
+        dborders[-1] = dborder
+        torch.matmul(decayed.q.mT, do_, out=dborders[:-1])
+        scan(dborders, decayed.total[..., None], backwards=True)
+        dborder = dborders[0]
+        dq, dk = do_ @ borders[:-1].mT, v_ @ dborders[1:].mT
+        _scores_backward(do_ @ v_.mT, q_, k_, decay, decayed, dq, dk)
+        dv = scores[chunks].mT @ do_ + decayed.k @ dborders[1:]
+        dg = q_ * dq - k_ * dk
+        dg[:, :, -1] += (borders[1:] * dborders[1:]).sum(-1)
+        dg = (later.expand_as(scores[chunks]) @ dg).masked_fill_(decay == 0, 0)
+        for gradient, part in zip(gradients[:-1], (dq, dk, dv, dg), strict=True):
+            from_chunks(part, gradient[:, tokens])
+    gradients[-1].copy_(dborder.view_as(dstate))
+    return gradients
 
-    @staticmethod
-    def forward(ctx, q_BTHK, k_BTHK, v_BTHV, g_BTHK, state_BHKV, starts_BT, chunk):
-        (batch, time, heads, _), state = v_BTHV.shape, state_BHKV.flatten(0, 1)
-        decay_BTHK = decays(g_BTHK, starts_BT)
-        o_BNCHV, saved = empty_chunks(v_BTHV, chunk), []
-        for span in segments(v_BTHV, chunk):
-            q, k, v = (to_chunks(x, span, chunk) for x in (q_BTHK, k_BTHK, v_BTHV))
-            decay = to_chunks(decay_BTHK, span, chunk, fill=1)
-            decayed = _decayed(q, k, decay)
-            scores = _scores(q, k, decay, decayed.pairs)
-            states = scan(state, decayed.k.mT @ v, decayed.total[..., None])
-            from_chunks(scores @ v + decayed.q @ states[:-1], o_BNCHV, span)
-            state = states[-1]
-            saved += [scores, states]
-        ctx.chunk = chunk
-        ctx.save_for_backward(q_BTHK, k_BTHK, v_BTHV, decay_BTHK, *saved)
-        return o_BNCHV.flatten(1, 2)[:, :time], state.unflatten(0, (batch, heads))
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, do_BTHV, dstate_BHKV):
-        q_BTHK, k_BTHK, v_BTHV, decay_BTHK, *saved = ctx.saved_tensors
-        chunk, (batch, time, heads, _), dstate = ctx.chunk, v_BTHV.shape, dstate_BHKV.flatten(0, 1)
-        gradients = [empty_chunks(x, chunk) for x in (q_BTHK, k_BTHK, v_BTHV, decay_BTHK)]
-        for span in reversed(segments(v_BTHV, chunk)):
-            q, k, v, do = (to_chunks(x, span, chunk) for x in (q_BTHK, k_BTHK, v_BTHV, do_BTHV))
-            decay = to_chunks(decay_BTHK, span, chunk, fill=1)
-            *saved, scores, states = saved
-            decayed = _decayed(q, k, decay)
-            dstates = scan(dstate, decayed.q.mT @ do, decayed.total[..., None], backwards=True)
-            dstate, dstates = dstates[0], dstates[1:]
-            dq, dk = do @ states[:-1].mT, v @ dstates.mT
-            _scores_backward(do @ v.mT, q, k, decay, decayed, dq, dk)
-            dg = q * dq - k * dk
-            dg[:, :, -1] += (states[1:] * dstates).sum(-1)
-            later = torch.ones_like(scores[0, 0]).triu_().expand_as(scores)
-            dg = (later @ dg).masked_fill_(decay == 0, 0)
-            for whole, part in zip(gradients, (dq, dk, scores.mT @ do + decayed.k @ dstates, dg), strict=True):
-                from_chunks(part, whole, span)
-        return *(x.flatten(1, 2)[:, :time] for x in gradients), dstate.unflatten(0, (batch, heads)), None, None
+@_backward.register_fake
+def _gradients(do, dstate, q, k, v, g, starts, scores, states):
+    return tuple(x.new_empty(x.shape) for x in (q, k, v, g, dstate))
+
+
+def _save(ctx, inputs, output) -> None:
+    q, k, v, g, starts, _state, _chunk = inputs
+    ctx.save_for_backward(q, k, v, g, starts, *output[2:])
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.set_materialize_grads(False)  # those of scores and states would be large tensors of zeros
+
+
+def _differentiate(ctx, do, dstate, *_):
+    saved = ctx.saved_tensors  # once: activation checkpointing hands them out once
+    _q, k, v, *_, states = saved
+    do = torch.zeros_like(v) if do is None else do
+    dstate = states.new_zeros(k.shape[0], k.shape[2], *states.shape[2:]) if dstate is None else dstate
+    dq, dk, dv, dg, dstate = _backward(do, dstate, *saved)
+    return dq, dk, dv, dg, None, dstate, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _segment(q, k, v, g, starts, tokens: slice, chunk: int) -> tuple[Tensor, ...]:
+    """Queries, keys, values and decays of some chunks, `[N, X, C, …]`."""
+    decay = decays(g[:, tokens], None if starts is None else starts[:, tokens])
+    return tuple(to_chunks(x, chunk) for x in (q[:, tokens], k[:, tokens], v[:, tokens], decay))
 
 
 class _Decayed(NamedTuple):
@@ -213,11 +275,10 @@ def _decayed(q_NXCK: Tensor, k_NXCK: Tensor, decay_NXCK: Tensor) -> _Decayed:
     return _Decayed(q, k, total[:, :, 0, 0], since, until, pairs)
 
 
-def _scores(q_NXCK: Tensor, k_NXCK: Tensor, decay_NXCK: Tensor, pairs: list) -> Tensor:
-    """Dot products of each query with its own and earlier keys of the chunk, decayed: `[N, X, C, C]`."""
-    scores = q_NXCK.new_zeros(*q_NXCK.shape[:3], q_NXCK.shape[2])
+def _write_scores(scores_NXCC: Tensor, q_NXCK: Tensor, k_NXCK: Tensor, decay_NXCK: Tensor, pairs: list) -> None:
+    """Dot products of each query with its own and earlier keys of the chunk, decayed."""
     near = min(NEAR, q_NXCK.shape[2])
-    blocks = _diagonal_blocks(scores, near)
+    blocks = _diagonal_blocks(scores_NXCC.zero_(), near)
     q, k, decay = (x.unflatten(2, (-1, near)) for x in (q_NXCK, k_NXCK, decay_NXCK))
     blocks.diagonal(0, -2, -1).copy_((q * k).sum(-1))
     for back in range(1, near):
@@ -225,8 +286,7 @@ def _scores(q_NXCK: Tensor, k_NXCK: Tensor, decay_NXCK: Tensor, pairs: list) -> 
         blocks.diagonal(-back, -2, -1).copy_((q * k[..., :-back, :]).sum(-1))
     for k_left, q_right, _ in pairs:
         size = k_left.shape[-2]
-        _diagonal_blocks(scores, 2 * size)[..., size:, :size] = q_right @ k_left.mT
-    return scores
+        _diagonal_blocks(scores_NXCC, 2 * size)[..., size:, :size] = q_right @ k_left.mT
 
 
 def _scores_backward(dscores, q_NXCK, k_NXCK, decay_NXCK, decayed: _Decayed, dq_NXCK: Tensor, dk_NXCK: Tensor) -> None:
@@ -257,55 +317,51 @@ def _diagonal_blocks(square: Tensor, size: int) -> Tensor:
     return grid.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
 
-def scan(state: Tensor, added: Tensor, decay: Tensor, *, backwards: bool = False) -> Tensor:
-    """States at the N + 1 borders of N chunks: `state`, then decay_n times it plus added_n, and so on.
+def scan(borders: Tensor, decay: Tensor, *, backwards: bool = False) -> None:
+    """States at the N + 1 borders of N chunks, in place: to each that comes after another, that one decayed is added.
 
-    `backwards`: from the last border to the first. The result is in the order of time in any case.
+    `backwards`: after in the sense of what is computed, from the last border to the first.
     """
-    borders = [state]
-    for n in reversed(range(len(added))) if backwards else range(len(added)):
-        borders.append(torch.addcmul(added[n], decay[n], borders[-1]))
-    return torch.stack(borders[::-1] if backwards else borders)
+    before, after = (borders[1:], borders[:-1]) if backwards else (borders[:-1], borders[1:])
+    for n in reversed(range(len(decay))) if backwards else range(len(decay)):
+        after[n].addcmul_(decay[n], before[n])
 
 
-def segments(x_BTHD: Tensor, chunk: int) -> list[slice]:
-    """The parts to work through one after the other, in chunks: all at once where no cache is to be kept warm."""
-    chunks = step = -(-x_BTHD.shape[1] // chunk)
-    if x_BTHD.device.type == "cpu" and not torch.compiler.is_compiling():
-        step = max(1, BLOCK // max(1, chunk * x_BTHD[:, 0].numel()))
-    return [slice(first, min(first + step, chunks)) for first in range(0, chunks, step)]
+def segments(x_BTHD: Tensor, chunk: int) -> list[tuple[slice, slice]]:
+    """What to work through at once: (which chunks, which tokens)."""
+    chunks = x_BTHD.shape[1] // chunk
+    step = max(1, chunks)
+    if x_BTHD.device.type == "cpu":
+        step = max(1, torch.get_num_threads() * BLOCK // max(1, x_BTHD[:, :chunk].numel()))
+    edges = pairwise([*range(0, chunks, step), chunks])
+    return [(slice(first, last), slice(first * chunk, last * chunk)) for first, last in edges]
 
 
-def to_chunks(x_BTHD: Tensor, span: slice, chunk: int, fill: float = 0) -> Tensor:
-    """Chunks `span` of `x`, as a new tensor `[N, B H, C, D]`; what the last one lacks is `fill`."""
-    x_BTHD = x_BTHD[:, span.start * chunk : span.stop * chunk]
-    if x_BTHD.shape[1] % chunk:
-        x_BTHD = torch.nn.functional.pad(x_BTHD, (0, 0, 0, 0, 0, -x_BTHD.shape[1] % chunk), value=fill)
-    x_NBHCD = x_BTHD.unflatten(1, (-1, chunk)).permute(1, 0, 3, 2, 4)
-    return x_NBHCD.contiguous().flatten(1, 2)
+def pad_to_chunks(chunk: int, *tensors: Tensor) -> list[Tensor]:
+    """`[B, T, …]` with zeros at the end, up to a multiple of `chunk`."""
+    pad = -tensors[0].shape[1] % chunk
+    return [torch.nn.functional.pad(x, (0, 0) * (x.ndim - 2) + (0, pad)) if pad else x for x in tensors]
 
 
-def empty_chunks(like_BTHD: Tensor, chunk: int) -> Tensor:
-    """`[B, N, C, H, D]`, to be written by `from_chunks`."""
-    batch, time, *rest = like_BTHD.shape
-    return like_BTHD.new_empty(batch, -(-time // chunk), chunk, *rest)
+def to_chunks(x_BTHD: Tensor, chunk: int) -> Tensor:
+    """`[N, B H, C, D]`, contiguous."""
+    return _chunks(x_BTHD, chunk).contiguous().flatten(1, 2)
 
 
-def from_chunks(x_NXCD: Tensor, whole_BNCHD: Tensor, span: slice) -> None:
-    """Write chunks `span` where they belong."""
-    whole_BNCHD[:, span] = x_NXCD.unflatten(1, (len(whole_BNCHD), -1)).permute(1, 0, 3, 2, 4)
+def from_chunks(x_NXCD: Tensor, out_BTHD: Tensor) -> None:
+    """The way back, into `out`."""
+    out_NBHCD = _chunks(out_BTHD, x_NXCD.shape[2])
+    out_NBHCD.copy_(x_NXCD.view(out_NBHCD.shape))
+
+
+def _chunks(x_BTHD: Tensor, chunk: int) -> Tensor:
+    return x_BTHD.unflatten(1, (-1, chunk)).permute(1, 0, 3, 2, 4)
 
 
 def _by_kernel(q_BTHK, k_BTJK, v_BTJV, g_BTJK, scale, state_BJKV, doc_ids_BT):
     """fla's `chunk_gla`, which wants as many key/value heads as query heads: the heads of a group share a state."""
     group = q_BTHK.shape[2] // k_BTJK.shape[2]
-    k_BTHK, v_BTHV, g_BTHK = (x.repeat_interleave(group, dim=2) for x in (k_BTJK, v_BTJV, g_BTJK))
-    o_BTHV, state_BHKV = fla.run(
-        "gla",
-        "chunk_gla",
-        {"q": q_BTHK.to(v_BTHV.dtype), "k": k_BTHK.to(v_BTHV.dtype), "v": v_BTHV, "g": g_BTHK.to(torch.float32)},
-        None if state_BJKV is None else state_BJKV.repeat_interleave(group, dim=1),
-        doc_ids_BT,
-        scale=scale,
-    )
+    k_BTHK, v_BTHV, g_BTHK, state_BHKV = _for_query_heads(group, k_BTJK, v_BTJV, g_BTJK, state_BJKV)
+    inputs = {"q": q_BTHK.to(v_BTHV.dtype), "k": k_BTHK.to(v_BTHV.dtype), "v": v_BTHV, "g": g_BTHK.to(torch.float32)}
+    o_BTHV, state_BHKV = fla.run("gla", "chunk_gla", inputs, state_BHKV, doc_ids_BT, scale=scale)
     return o_BTHV, state_BHKV[:, ::group]

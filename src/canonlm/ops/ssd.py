@@ -11,10 +11,9 @@ Shapes: B batch, T time, H heads, P channels of a head, G groups (head h reads g
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from canonlm.ops import fla
-from canonlm.ops.gated_linear_attention import decays, empty_chunks, from_chunks, scan, segments, starts, to_chunks
+from canonlm.ops.gated_linear_attention import decays, from_chunks, pad_to_chunks, scan, segments, starts, to_chunks
 from canonlm.ops.precision import outside_autocast
 
 
@@ -57,7 +56,7 @@ def ssd_recurrent(
     v_BTHP, g_BTH, state, (B, C) = _prepared(x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN, state_BHPN)
     group = x_BTHP.shape[2] // B.shape[2]
     B_BTHN, C_BTHN = B.repeat_interleave(group, dim=2), C.repeat_interleave(group, dim=2)
-    decay_BTH = decays(g_BTH, starts(doc_ids_BT))
+    decay_BTH = decays(g_BTH, starts(doc_ids_BT, x_BTHP.shape[1]))
     y_TBHP = []
     for t in range(x_BTHP.shape[1]):
         state = decay_BTH[:, t, :, None, None] * state + v_BTHP[:, t, :, :, None] * B_BTHN[:, t, :, None, :]
@@ -77,13 +76,18 @@ def ssd_chunked(
     doc_ids_BT: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """Same result in O(T / chunk) steps, for any `chunk` >= 1."""
+    """Same result in O(T / chunk) steps of matrix products, differentiable once.
+
+    With D the decays between the tokens of a chunk, `since` those since its start and `until` those until its end:
+
+        Y = (D * C B^T) V + since * C S,      S_next = (product of the chunk's decays) S + B^T (until * V)
+    """
     v_BTHP, g_BTH, state_BHPN, (B, C) = _prepared(x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN, state_BHPN)
-    if not x_BTHP.numel():
-        return x_BTHP.clone(), state_BHPN
-    chunk = min(chunk, x_BTHP.shape[1])
-    y_BTHP, state_BHPN = _Chunked.apply(C, B, v_BTHP, g_BTH, state_BHPN, starts(doc_ids_BT), chunk)
-    return y_BTHP.to(x_BTHP.dtype), state_BHPN
+    time = x_BTHP.shape[1]
+    chunk = max(1, min(chunk, time))
+    inputs = pad_to_chunks(chunk, C, B, v_BTHP, g_BTH)
+    y_BTHP, state_BHPN, *_ = _forward(*inputs, starts(doc_ids_BT, inputs[0].shape[1]), state_BHPN, chunk)
+    return y_BTHP[:, :time].to(x_BTHP.dtype), state_BHPN
 
 
 def _prepared(x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN, state_BHPN):
@@ -95,76 +99,134 @@ def _prepared(x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN, state_BHPN):
     return x * dt[..., None], dt * A, state, (B, C)
 
 
-class _Chunked(torch.autograd.Function):
-    """Linear attention of queries q and keys k, which the R heads of a group share, with a decay per head; M chunks
-    of L tokens, Z = B G rows that do not see each other, X = R P.
+# An operator of its own, because a compiler would unroll the loop over chunks: minutes for each layer of a model.
+@torch.library.custom_op("canonlm::ssd", mutates_args=())
+@outside_autocast
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, starts: Tensor | None, state: Tensor, chunk: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Whole chunks of tokens: linear attention of queries q and keys k, which the R heads of a group share. Returns
+    (y, the next state, and for the backward what the states of all chunks give to y, before `since`, and the states).
 
-    With D the decays between the tokens of a chunk, `since` those since its start and `until` those until its end:
-
-        Y = (D * Q K^T) V + since * Q S,      S_next = (product of the chunk's decays) S + K^T (until * V)
-
-    Backward, the state's gradient runs the same recurrence from the end. The gradient of a log-decay g_t is the sum
-    over all that passes from before t to t or later: inside the chunk, into it, out of it, and all the way through.
+    Further shapes: M chunks of L tokens, Z = B G rows that do not see each other.
     """
+    y, _, entering, states = _outputs(q, k, v, g, starts, state, chunk)
+    states[0] = _grouped_state(state, q)
+    for chunks, tokens in segments(v, chunk):
+        q_, k_, v_, decay = _segment(q, k, v, g, starts, tokens, chunk)
+        between, since, until = _decays_within(decay)
+        borders = states[chunks.start : chunks.stop + 1]
+        torch.matmul(k_.mT, (v_ * until).flatten(3), out=borders[1:].flatten(3))
+        scan(borders, since[:, :, -1:])
+        torch.matmul(q_, borders[:-1].flatten(3), out=entering[chunks].flatten(3))
+        y_ = ((between * (q_ @ k_.mT)[:, :, None]) @ v_.transpose(2, 3)).transpose(2, 3)
+        from_chunks(y_.addcmul_(entering[chunks], since).flatten(3), _grouped(y, q)[:, tokens])
+    return y, _ungrouped_state(states[-1], q).clone(memory_format=torch.contiguous_format), entering, states
 
-    @staticmethod
-    def forward(ctx, q_BTGN, k_BTGN, v_BTHP, g_BTH, state_BHPN, starts_BT, chunk):
-        (batch, time, heads, channels), groups = v_BTHP.shape, q_BTGN.shape[2]
-        per_group = (heads // groups, channels)
-        v_BTGX, decay_BTGR = (x.reshape(batch, time, groups, -1) for x in (v_BTHP, decays(g_BTH, starts_BT)))
-        y_BMLGX, saved = empty_chunks(v_BTGX, chunk), []
-        state_ZNRP = state_BHPN.unflatten(1, (groups, -1)).permute(0, 1, 4, 2, 3).flatten(0, 1)
-        for span in segments(v_BTGX, chunk):
-            q, k, v = (to_chunks(x, span, chunk) for x in (q_BTGN, k_BTGN, v_BTGX))
-            between, since, until = _decays_within(to_chunks(decay_BTGR, span, chunk, fill=1))
-            v = v.unflatten(3, per_group)
-            added = (k.mT @ (v * until).flatten(3)).unflatten(3, per_group)
-            states = scan(state_ZNRP, added, since[:, :, -1:])
-            state_ZNRP = states[-1]
-            entering = (q @ states[:-1].flatten(3)).unflatten(3, per_group)
-            y = ((between * (q @ k.mT)[:, :, None]) @ v.transpose(2, 3)).transpose(2, 3)
-            from_chunks(torch.addcmul(y, entering, since).flatten(3), y_BMLGX, span)
-            saved += [states, entering]
-        ctx.chunk = chunk
-        ctx.save_for_backward(q_BTGN, k_BTGN, v_BTHP, decay_BTGR, *saved)
-        y_BTHP = y_BMLGX.flatten(1, 2)[:, :time].reshape(v_BTHP.shape)
-        return y_BTHP, state_ZNRP.unflatten(0, (batch, groups)).permute(0, 1, 3, 4, 2).flatten(1, 2)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dy_BTHP, dstate_BHPN):
-        q_BTGN, k_BTGN, v_BTHP, decay_BTGR, *saved = ctx.saved_tensors
-        chunk, (batch, time, heads, channels), groups = ctx.chunk, v_BTHP.shape, q_BTGN.shape[2]
-        per_group = (heads // groups, channels)
-        v_BTGX, dy_BTGX = (x.reshape(batch, time, groups, -1) for x in (v_BTHP, dy_BTHP))
-        gradients = [empty_chunks(x, chunk) for x in (q_BTGN, k_BTGN, v_BTGX, decay_BTGR)]
-        dstate_ZNRP = dstate_BHPN.unflatten(1, (groups, -1)).permute(0, 1, 4, 2, 3).flatten(0, 1)
-        for span in reversed(segments(v_BTGX, chunk)):
-            *saved, states, entering = saved
-            q, k, v, dy = (to_chunks(x, span, chunk) for x in (q_BTGN, k_BTGN, v_BTGX, dy_BTGX))
-            between, since, until = _decays_within(to_chunks(decay_BTGR, span, chunk, fill=1))
-            v, dy = v.unflatten(3, per_group), dy.unflatten(3, per_group)
-            dy_since, v_until, dy_by_head = dy * since, v * until, dy.transpose(2, 3)
-            added = (q.mT @ dy_since.flatten(3)).unflatten(3, per_group)
-            dstates = scan(dstate_ZNRP, added, since[:, :, -1:], backwards=True)
-            dstate_ZNRP, dstates = dstates[0], dstates[1:]
-            leaving = (k @ dstates.flatten(3)).unflatten(3, per_group)
+@_forward.register_fake
+def _outputs(q, k, v, g, starts, state, chunk):
+    (batch, time, heads, channels), (groups, size) = v.shape, q.shape[2:]
+    chunks, rows, per_group = time // chunk, batch * groups, (heads // groups, channels)
+    return (
+        v.new_empty(v.shape),
+        state.new_empty(state.shape),
+        v.new_empty(chunks, rows, chunk, *per_group),
+        v.new_empty(chunks + 1, rows, size, *per_group),
+    )
 
-            scores = (q @ k.mT)[:, :, None]
-            dscores = (dy_by_head @ v.permute(0, 1, 3, 4, 2)).mul_(between)
-            inside = (dscores * scores).cumsum(-1).tril_(-1).sum(-2).mT + (v_until * leaving).sum(-1).cumsum(2)
-            dg = (dy_since * entering).sum(-1).flip(2).cumsum(2).flip(2)
-            dg += since[:, :, -1:, :, 0] * (states[:-1] * dstates).sum((2, 4))[:, :, None]
-            dg[:, :, 1:] += inside[:, :, :-1]
-            dscores = dscores.sum(2)
-            dq = (dy_since.flatten(3) @ states[:-1].flatten(3).mT).add_(dscores @ k)
-            dk = (v_until.flatten(3) @ dstates.flatten(3).mT).add_(dscores.mT @ q)
-            dv = torch.addcmul(((between * scores).mT @ dy_by_head).transpose(2, 3), leaving, until)
-            for whole, part in zip(gradients, (dq, dk, dv.flatten(3), dg), strict=True):
-                from_chunks(part, whole, span)
-        dq_BTGN, dk_BTGN, dv_BTGX, dg_BTGR = (x.flatten(1, 2)[:, :time] for x in gradients)
-        dstate_BHPN = dstate_ZNRP.unflatten(0, (batch, groups)).permute(0, 1, 3, 4, 2).flatten(1, 2)
-        return dq_BTGN, dk_BTGN, dv_BTGX.reshape(v_BTHP.shape), dg_BTGR.flatten(2), dstate_BHPN, None, None
+
+@torch.library.custom_op("canonlm::ssd_backward", mutates_args=())
+@outside_autocast
+def _backward(
+    dy: Tensor,
+    dstate: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    starts: Tensor | None,
+    entering: Tensor,
+    states: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v, g and the state, whose gradient runs the same recurrence from the end. That of g_t is
+    the sum over all that passes from before t to t or later: within the chunk, into it, out of it and through it.
+    """
+    gradients = _gradients(dy, dstate, q, k, v, g, starts, entering, states)
+    chunk, dborder = entering.shape[2], _grouped_state(dstate, q)
+    for chunks, tokens in reversed(segments(v, chunk)):
+        q_, k_, v_, decay = _segment(q, k, v, g, starts, tokens, chunk)
+        between, since, until = _decays_within(decay)
+        dy_ = to_chunks(_grouped(dy, q)[:, tokens], chunk).view_as(v_)
+        dy_since, v_until, dy_by_head = dy_ * since, v_ * until, dy_.transpose(2, 3).contiguous()
+        borders = states[chunks.start : chunks.stop + 1]
+        dborders = torch.empty_like(borders)
+        dborders[-1] = dborder
+        torch.matmul(q_.mT, dy_since.flatten(3), out=dborders[:-1].flatten(3))
+        scan(dborders, since[:, :, -1:], backwards=True)
+        dborder = dborders[0]
+        leaving = (k_ @ dborders[1:].flatten(3)).view_as(v_)
+
+        scores = (q_ @ k_.mT)[:, :, None]
+        dscores = (dy_by_head @ v_.permute(0, 1, 3, 4, 2)).mul_(between)
+        before = (dscores * scores).cumsum(-1).tril_(-1).sum(-2).mT + (v_until * leaving).sum(-1).cumsum(2)
+        dg = (dy_since * entering[chunks]).sum(-1).flip(2).cumsum(2).flip(2)
+        dg += since[:, :, -1:, :, 0] * (borders[:-1] * dborders[1:]).sum((2, 4))[:, :, None]
+        dg[:, :, 1:] += before[:, :, :-1]
+        dscores = dscores.sum(2)
+        dq = (dy_since.flatten(3) @ borders[:-1].flatten(3).mT).add_(dscores @ k_)
+        dk = (v_until.flatten(3) @ dborders[1:].flatten(3).mT).add_(dscores.mT @ q_)
+        dv = ((between * scores).mT @ dy_by_head).transpose(2, 3).addcmul_(leaving, until)
+        for gradient, part in zip(gradients[:-1], (dq, dk, dv.flatten(3), dg), strict=True):
+            from_chunks(part, _grouped(gradient, q)[:, tokens])
+    gradients[-1].copy_(_ungrouped_state(dborder, q))
+    return gradients
+
+
+@_backward.register_fake
+def _gradients(dy, dstate, q, k, v, g, starts, entering, states):
+    return tuple(x.new_empty(x.shape) for x in (q, k, v, g, dstate))
+
+
+def _save(ctx, inputs, output) -> None:
+    q, k, v, g, starts, _state, _chunk = inputs
+    ctx.save_for_backward(q, k, v, g, starts, *output[2:])
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.set_materialize_grads(False)  # those of the states would be large tensors of zeros
+
+
+def _differentiate(ctx, dy, dstate, *_):
+    saved = ctx.saved_tensors  # once: activation checkpointing hands them out once
+    q, _k, v, *_ = saved
+    dy = torch.zeros_like(v) if dy is None else dy
+    dstate = v.new_zeros(v.shape[0], *v.shape[2:], q.shape[-1]) if dstate is None else dstate
+    dq, dk, dv, dg, dstate = _backward(dy, dstate, *saved)
+    return dq, dk, dv, dg, None, dstate, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _segment(q, k, v, g, starts, tokens: slice, chunk: int) -> tuple[Tensor, ...]:
+    """Queries and keys `[M, Z, L, N]`, values `[M, Z, L, R, P]` and decays `[M, Z, L, R]` of some chunks."""
+    decay = decays(g[:, tokens], None if starts is None else starts[:, tokens])
+    q_, k_, v_, decay = (to_chunks(_grouped(x, q), chunk) for x in (q[:, tokens], k[:, tokens], v[:, tokens], decay))
+    return q_, k_, v_.unflatten(3, (decay.shape[-1], -1)), decay
+
+
+def _grouped(x_BTH: Tensor, q_BTGN: Tensor) -> Tensor:
+    """`[B, T, H, …]` as a view `[B, T, G, …]`: what belongs to the heads of a group side by side."""
+    return x_BTH.unflatten(2, (q_BTGN.shape[2], -1)).flatten(3)
+
+
+def _grouped_state(state_BHPN: Tensor, q_BTGN: Tensor) -> Tensor:
+    """`[Z, N, R, P]`: a matrix product with it serves all heads of a group."""
+    return state_BHPN.unflatten(1, (q_BTGN.shape[2], -1)).permute(0, 1, 4, 2, 3).flatten(0, 1)
+
+
+def _ungrouped_state(state_ZNRP: Tensor, q_BTGN: Tensor) -> Tensor:
+    batch, _, groups, _ = q_BTGN.shape
+    return state_ZNRP.unflatten(0, (batch, groups)).permute(0, 1, 3, 4, 2).flatten(1, 2)
 
 
 def _decays_within(decay_MZLR: Tensor) -> tuple[Tensor, Tensor, Tensor]:
