@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
-from canonlm.ops import fla
+from canonlm.ops import chunks, fla
 from canonlm.ops import gated_delta_rule as module
 from canonlm.ops.gated_delta_rule import gated_delta_rule, gated_delta_rule_chunked, gated_delta_rule_recurrent
 
@@ -65,7 +65,7 @@ def results(form, tensors, doc_ids=None, **options):
 def test_chunked_equals_the_definition(seed, batch, time, values, extreme, docs, state, scale, chunk, block):
     tensors, doc_ids = inputs(seed, batch, time, values=values, extreme=extreme, docs=docs, state=state)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK", block)
+        patch.setattr(chunks, "BLOCK", block)
         got = results(gated_delta_rule_chunked, tensors, doc_ids, scale=scale, chunk=chunk)
     expected = results(gated_delta_rule_recurrent, tensors, doc_ids, scale=scale)
     assert_close(got, expected, atol=1e-9, rtol=0)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from canonlm.ops import gated_linear_attention as module
+from canonlm.ops import chunks
 from canonlm.ops.gated_linear_attention import (
     gated_linear_attention,
     gated_linear_attention_chunked,
@@ -74,7 +74,7 @@ def test_the_definition_is_a_double_sum():
 def test_chunked_equals_the_definition(seed, batch, time, heads, chunk, block, docs, state, extreme):
     case = inputs(seed, batch, time, *heads, docs=docs, state=state, extreme=extreme)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK", block)
+        patch.setattr(chunks, "BLOCK", block)
         got = value_and_gradients(gated_linear_attention_chunked, *case, chunk=chunk)
     assert_close(got, value_and_gradients(gated_linear_attention_recurrent, *case), atol=1e-9, rtol=1e-9)
 

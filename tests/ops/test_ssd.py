@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from canonlm.ops import gated_linear_attention as chunking
+from canonlm.ops import chunks
 from canonlm.ops.ssd import ssd, ssd_chunked, ssd_recurrent
 
 EXTREMES = torch.tensor([0, 1e-11, 1e-3, 0.05, 1], dtype=torch.float64)  # with A ~ -1000
@@ -69,7 +69,7 @@ def test_the_definition_is_a_lower_triangular_matrix():
 def test_chunked_equals_the_definition(seed, batch, time, heads, chunk, block, docs, state, extreme):
     case = inputs(seed, batch, time, *heads, docs=docs, state=state, extreme=extreme)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunking, "BLOCK", block)
+        patch.setattr(chunks, "BLOCK", block)
         got = value_and_gradients(ssd_chunked, *case, chunk=chunk)
     assert_close(got, value_and_gradients(ssd_recurrent, *case), atol=1e-9, rtol=1e-9)
 

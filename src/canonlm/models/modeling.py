@@ -241,7 +241,8 @@ class CanonLMModel(CanonLMPreTrainedModel):
                 what = f"shape {(batch, int(past + time))}: one document per token, cached tokens included"
                 raise expected("doc_ids", what, tuple(doc_ids.shape))
             doc_ids = document_runs(doc_ids, mask)
-        if doc_ids is not None and "flash" in (self.config._attn_implementation or ""):
+        attends = "attention" in self.config.mixers
+        if doc_ids is not None and attends and "flash" in (self.config._attn_implementation or ""):
             what = '"sdpa", "eager" or "flex_attention" with packed documents'
             raise expected("attn_implementation", what, self.config._attn_implementation)
 

@@ -8,17 +8,14 @@ Shapes: B batch, T time, H heads, K key channels, V value channels. q and k arri
 log-decays <= 0, `beta_BTH` the strengths of the corrections; a token with beta = 0 and g = 0 leaves the state as it is.
 """
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from canonlm.ops import fla
+from canonlm.ops.chunks import from_chunks, pad_to_chunks, segments, to_chunks
 from canonlm.ops.precision import outside_autocast
-
-BLOCK = 2**17
-"""Numbers of the keys that a thread of a CPU works through at once: what is made of them stays in its caches."""
 
 
 @outside_autocast
@@ -108,14 +105,12 @@ def gated_delta_rule_chunked(
     if doc_ids_BT is None:
         doc_ids_BT = torch.zeros(batch, time, dtype=torch.int64, device=v_BTHV.device)
     scale = channels**-0.5 if scale is None else scale
-    inputs: tuple[Tensor, ...] = (q_BTHK, k_BTHK, v_BTHV, g_BTH[..., None], beta_BTH[..., None])
     if chunk is None:  # larger ones cost more arithmetic, smaller ones more launches on a GPU
         chunk = 32 if v_BTHV.device.type == "cpu" else 64
     chunk = max(1, min(chunk, time))
-    pad = -time % chunk
-    if pad:
-        inputs = tuple(torch.nn.functional.pad(x, (0, 0, 0, 0, 0, pad)) for x in inputs)
-    docs = torch.cat([doc_ids_BT[:, :1], doc_ids_BT, doc_ids_BT[:, -1:].expand(-1, pad)], dim=1)
+    inputs = pad_to_chunks(chunk, q_BTHK, k_BTHK, v_BTHV, g_BTH[..., None], beta_BTH[..., None])
+    padding = doc_ids_BT[:, -1:].expand(-1, inputs[0].shape[1] - time)
+    docs = torch.cat([doc_ids_BT[:, :1], doc_ids_BT, padding], dim=1)
     o_BTHV, state, *_ = _forward(*inputs, docs, state_BHKV.to(compute), scale, chunk)
     return o_BTHV[:, :time], state
 
@@ -134,18 +129,18 @@ def _forward(
     o, _, inverses, errors, states = _outputs(q, k, v, g, beta, docs, state, scale, chunk)
     identity = torch.eye(chunk, dtype=state.dtype, device=state.device)
     states[0] = state.flatten(0, 1)
-    for block, tokens in _blocks(k, chunk):
+    for block, tokens in segments(k, chunk):
         x = _local(q, k, g, beta, docs, tokens, chunk, state.dtype)
         inverses[block] = torch.linalg.solve_triangular(
             x.scores[:, :, chunk:], identity.expand_as(x.decay), upper=False, unitriangular=True
         )
-        errors[block] = inverses[block] @ _lanes(_chunks(v[:, tokens], chunk), state.dtype)
+        errors[block] = inverses[block] @ to_chunks(v[:, tokens], chunk, state.dtype)
         reads = inverses[block] @ x.faded[:, :, chunk:]
         for i, n in enumerate(range(block.start, block.stop)):
             errors[n].baddbmm_(reads[i], states[n], alpha=-1)
             torch.baddbmm(x.through[i] * states[n], x.faded_writes[i].mT, errors[n], out=states[n + 1])
         o_NLCV = (x.scores[:, :, :chunk] @ errors[block]).add_(x.faded[:, :, :chunk] @ states[block])
-        _write(o[:, tokens], o_NLCV.mul_(scale))
+        from_chunks(o_NLCV.mul_(scale), o[:, tokens])
     return o, states[-1].view_as(state).clone(), inverses, errors, states
 
 
@@ -181,9 +176,9 @@ def _backward(
     gradients = _gradients(do, dstate, q, k, g, beta, docs, inverses, errors, states, scale)
     chunk, compute = inverses.shape[-1], states.dtype
     dstate_LKV = dstate.flatten(0, 1)
-    for block, tokens in reversed(_blocks(k, chunk)):
+    for block, tokens in reversed(segments(k, chunk)):
         x = _local(q, k, g, beta, docs, tokens, chunk, compute)
-        do_NLCV = _lanes(_chunks(do[:, tokens], chunk), compute) * scale
+        do_NLCV = to_chunks(do[:, tokens], chunk, compute) * scale
         reads = inverses[block] @ x.faded[:, :, chunk:]
         derrors = x.scores[:, :, :chunk].mT @ do_NLCV
         dstates = torch.cat([x.faded[:, :, :chunk].mT @ do_NLCV, dstate_LKV[None]])
@@ -211,7 +206,7 @@ def _backward(
             dbeta,
         )
         for gradient, part in zip(gradients[:-1], parts, strict=True):
-            _write(gradient[:, tokens], part)
+            from_chunks(part, gradient[:, tokens])
     gradients[-1].copy_(dstate_LKV.view_as(dstate))
     return gradients
 
@@ -258,10 +253,10 @@ class _Local(NamedTuple):
 
 
 def _local(q, k, g, beta, docs, tokens: slice, chunk: int, compute: torch.dtype) -> _Local:
-    qk = _lanes(torch.cat([_chunks(q[:, tokens], chunk), _chunks(k[:, tokens], chunk)], dim=3), compute)
-    beta = _lanes(_chunks(beta[:, tokens], chunk), compute)
+    qk = torch.cat([to_chunks(x[:, tokens], chunk, compute) for x in (q, k)], dim=2)
+    beta = to_chunks(beta[:, tokens], chunk, compute)
     # In double: after a token that forgets all (g = -1000) float32 would have lost the next ones' digits.
-    b = _lanes(_chunks(g[:, tokens], chunk), torch.float64).cumsum(2)
+    b = to_chunks(g[:, tokens], chunk, torch.float64).cumsum(2)
     before = docs[:, tokens][:, ::chunk].t()[:, :, None, None, None]
     docs = docs[:, 1:][:, tokens].unflatten(1, (-1, chunk)).transpose(0, 1)[:, :, None, :, None]
 
@@ -276,32 +271,6 @@ def _local(q, k, g, beta, docs, tokens: slice, chunk: int, compute: torch.dtype)
     scores = qk @ writes.mT
     scores.unflatten(2, (2, chunk)).mul_(decay[:, :, None])
     return _Local(qk, writes, beta, decay, start, end, start[:, :, -1:], start * qk, end * writes, scores)
-
-
-def _blocks(k_BTHK: Tensor, chunk: int) -> list[tuple[slice, slice]]:
-    """What to work through at once: (which chunks, which tokens)."""
-    chunks = k_BTHK.shape[1] // chunk
-    step = max(1, chunks)
-    if k_BTHK.device.type == "cpu":
-        step = max(1, torch.get_num_threads() * BLOCK // max(1, k_BTHK[:, :chunk].numel()))
-    edges = pairwise([*range(0, chunks, step), chunks])
-    return [(slice(first, last), slice(first * chunk, last * chunk)) for first, last in edges]
-
-
-def _chunks(x_BTHD: Tensor, chunk: int) -> Tensor:
-    """A view [N, B, H, C, D]."""
-    return x_BTHD.unflatten(1, (-1, chunk)).permute(1, 0, 3, 2, 4)
-
-
-def _lanes(x_NBHCD: Tensor, dtype: torch.dtype) -> Tensor:
-    """[N, L, C, D], contiguous."""
-    return x_NBHCD.to(dtype, memory_format=torch.contiguous_format).flatten(1, 2)
-
-
-def _write(x_BTHD: Tensor, x_NLCD: Tensor) -> None:
-    """The way back, into `x_BTHD` and its dtype."""
-    x_NBHCD = _chunks(x_BTHD, x_NLCD.shape[2])
-    x_NBHCD.copy_(x_NLCD.view(x_NBHCD.shape))
 
 
 def _by_kernel(q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH, scale, state_BHKV, doc_ids_BT):

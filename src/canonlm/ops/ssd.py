@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from canonlm.ops import fla
-from canonlm.ops.gated_linear_attention import decays, from_chunks, pad_to_chunks, scan, segments, starts, to_chunks
+from canonlm.ops.chunks import decays, from_chunks, pad_to_chunks, scan, segments, starts, to_chunks
 from canonlm.ops.precision import outside_autocast
 
 

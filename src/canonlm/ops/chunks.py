@@ -1,0 +1,73 @@
+"""What the recurrences over documents have in common: where documents start, and time cut into chunks.
+
+Shapes: B batch, T time, H heads, D channels; N chunks of C tokens.
+"""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+BLOCK = 2**17
+"""Numbers of a tensor that a thread of a CPU works through at once: what is made of them stays in its caches."""
+
+
+def starts(doc_ids_BT: Tensor | None, time: int) -> Tensor | None:
+    """`[B, time]`, True at tokens whose document is not that of the token before."""
+    if doc_ids_BT is None:
+        return None
+    starts_BT = doc_ids_BT[:, 1:] != doc_ids_BT[:, :-1]
+    return torch.nn.functional.pad(starts_BT, (1, time - doc_ids_BT.shape[1]))
+
+
+def decays(g_BTX: Tensor, starts_BT: Tensor | None) -> Tensor:
+    """What the state is multiplied by at each token: exp(g), and zero where a document starts.
+
+    The product of decays over any stretch of time is then zero exactly if it crosses into another document.
+    """
+    decay_BTX = g_BTX.exp()
+    if starts_BT is None:
+        return decay_BTX
+    return decay_BTX.masked_fill(starts_BT.view(*starts_BT.shape, *[1] * (g_BTX.ndim - 2)), 0)
+
+
+def segments(x_BTHD: Tensor, chunk: int) -> list[tuple[slice, slice]]:
+    """What to work through at once: (which chunks, which tokens)."""
+    chunks = x_BTHD.shape[1] // chunk
+    step = max(1, chunks)
+    if x_BTHD.device.type == "cpu":
+        step = max(1, torch.get_num_threads() * BLOCK // max(1, x_BTHD[:, :chunk].numel()))
+    edges = pairwise([*range(0, chunks, step), chunks])
+    return [(slice(first, last), slice(first * chunk, last * chunk)) for first, last in edges]
+
+
+def pad_to_chunks(chunk: int, *tensors: Tensor) -> list[Tensor]:
+    """`[B, T, …]` with zeros at the end, up to a multiple of `chunk`."""
+    pad = -tensors[0].shape[1] % chunk
+    return [torch.nn.functional.pad(x, (0, 0) * (x.ndim - 2) + (0, pad)) if pad else x for x in tensors]
+
+
+def to_chunks(x_BTHD: Tensor, chunk: int, dtype: torch.dtype | None = None) -> Tensor:
+    """`[N, B H, C, D]`, contiguous, in its own or another dtype."""
+    x_NBHCD = _chunks(x_BTHD, chunk)
+    return x_NBHCD.to(dtype or x_BTHD.dtype, memory_format=torch.contiguous_format).flatten(1, 2)
+
+
+def from_chunks(x_NXCD: Tensor, out_BTHD: Tensor) -> None:
+    """The way back, into `out` and its dtype."""
+    out_NBHCD = _chunks(out_BTHD, x_NXCD.shape[2])
+    out_NBHCD.copy_(x_NXCD.view(out_NBHCD.shape))
+
+
+def _chunks(x_BTHD: Tensor, chunk: int) -> Tensor:
+    return x_BTHD.unflatten(1, (-1, chunk)).permute(1, 0, 3, 2, 4)
+
+
+def scan(borders: Tensor, decay: Tensor, *, backwards: bool = False) -> None:
+    """States at the N + 1 borders of N chunks, in place: to each that comes after another, that one decayed is added.
+
+    `backwards`: after in the sense of what is computed, from the last border to the first.
+    """
+    before, after = (borders[1:], borders[:-1]) if backwards else (borders[:-1], borders[1:])
+    for n in reversed(range(len(decay))) if backwards else range(len(decay)):
+        after[n].addcmul_(decay[n], before[n])
