@@ -28,6 +28,8 @@ checks: .venv/installed-dev  ## formatting, lint, types
 bench: .venv/installed-dev  ## the numbers that README and docs quote
 	$(BIN)/python benchmarks/tasks.py
 	$(BIN)/python benchmarks/canon.py
+	$(BIN)/python benchmarks/ops.py
+	$(BIN)/python benchmarks/models.py
 
 .venv/installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
