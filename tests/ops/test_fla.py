@@ -138,15 +138,27 @@ def test_no_training_where_gradients_would_be_wrong(monkeypatch):
         assert fla.takes(ON_A_GPU, scalar_decay=True)
 
 
-def test_a_missing_package_is_said_once_and_only_on_a_gpu(monkeypatch, recwarn):
+@pytest.fixture
+def nothing_asked_yet(monkeypatch):
     monkeypatch.setitem(sys.modules, "fla.ops", None)  # importing it raises ImportError
-    fla._installed.cache_clear()
-    try:
-        assert not fla.takes(torch.ones(1, dtype=torch.bfloat16))
-        assert not recwarn
-        assert not fla.takes(ON_A_GPU)
-        assert not fla.takes(ON_A_GPU)
-    finally:
-        fla._installed.cache_clear()
+    monkeypatch.setattr(fla, "_installed", fla.asked_once(fla._installed.__wrapped__))
+
+
+@pytest.mark.usefixtures("nothing_asked_yet")
+def test_a_missing_package_is_said_once_and_only_on_a_gpu(recwarn):
+    assert not fla.takes(torch.ones(1, dtype=torch.bfloat16))
+    assert not recwarn
+    assert not fla.takes(ON_A_GPU)
+    assert not fla.takes(ON_A_GPU)
     (warning,) = recwarn
     assert "pip install 'canonlm[gpu]'" in str(warning.message)
+
+
+@pytest.mark.usefixtures("nothing_asked_yet")
+def test_a_compiler_asks_once_and_does_not_look_inside():
+    def double_without_kernels(x):
+        return x if fla._installed() else 2 * x
+
+    with pytest.warns(UserWarning, match="cannot be imported"):
+        doubled = torch.compile(double_without_kernels, fullgraph=True, backend="eager")(torch.ones(2))
+    assert doubled.tolist() == [2, 2]

@@ -5,15 +5,28 @@ state `[N, H, K, V]` in float32, one for each of N sequences: the rows of a batc
 stretches of one long row whose limits are `cu_seqlens`.
 """
 
+import functools
 import importlib
 import importlib.util
 import warnings
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from packaging.version import Version
 from torch import Tensor
+
+
+def asked_once(answer: Callable[[], bool]) -> Callable[[], bool]:
+    """The answer is kept, and to a compiler it is a constant: it would look into a bare `functools.cache`."""
+    kept = functools.cache(answer)
+
+    @torch.compiler.assume_constant_result
+    @functools.wraps(answer)
+    def ask() -> bool:
+        return kept()
+
+    return ask
 
 
 def takes(x_BTHD: Tensor, *, scalar_decay: bool = False) -> bool:
@@ -28,8 +41,7 @@ def takes(x_BTHD: Tensor, *, scalar_decay: bool = False) -> bool:
     return not (scalar_decay and torch.is_grad_enabled()) or differentiates_scalar_decays()
 
 
-@torch.compiler.assume_constant_result
-@cache
+@asked_once
 def differentiates_scalar_decays() -> bool:
     """Whether gradients of the kernels with one decay per head are right: Triton 3.4 to 3.7.0 miscompiles them on
     Hopper GPUs, and flash-linear-attention then refuses to compute them unless tilelang is there to do it."""
@@ -49,8 +61,7 @@ def differentiates_scalar_decays() -> bool:
     return False
 
 
-@torch.compiler.assume_constant_result
-@cache
+@asked_once
 def _installed() -> bool:
     try:
         importlib.import_module("fla.ops")
