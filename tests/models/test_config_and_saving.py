@@ -48,6 +48,12 @@ def assert_same(got, expected):
             {"mixers": ["gla"], "linear_num_heads": 5},
             r"^linear_num_heads: expected a divisor of hidden_size = 32 .*, got 5$",
         ),
+        ({"linear_num_heads": 0}, r"^linear_num_heads: expected an integer >= 1, got 0$"),
+        ({"mixers": "gdn"}, r'^mixers: expected one entry per layer \(2\), or a pattern that repeats, got "gdn"$'),
+        (
+            {"canon_sets": "AC"},
+            r'^canon_sets: expected one entry per layer \(2\), or a pattern that repeats, got "AC"$',
+        ),
         ({"linear_num_key_value_heads": 3}, r"^linear_num_key_value_heads: expected a divisor of linear_num_heads = 2"),
         ({"mamba_n_groups": 3}, r"^mamba_n_groups: expected a divisor of linear_num_heads = 2, got 3$"),
         ({"mamba_state_size": 0}, r"^mamba_state_size: expected an integer >= 1, got 0$"),

@@ -199,6 +199,7 @@ class CanonLMConfig(PreTrainedConfig):
     def _settle_recurrence(self) -> None:
         if self.linear_num_heads is None:
             self.linear_num_heads = max(1, self.num_attention_heads // 2)
+        _check_positive("linear_num_heads", self.linear_num_heads)
         if self.linear_num_key_value_heads is None:
             self.linear_num_key_value_heads = self.linear_num_heads
         for key, share in (("linear_key_head_dim", 1), ("linear_value_head_dim", 2)):
@@ -207,7 +208,7 @@ class CanonLMConfig(PreTrainedConfig):
                     what = f"a divisor of hidden_size = {self.hidden_size} (or set {key})"
                     raise expected("linear_num_heads", what, self.linear_num_heads)
                 setattr(self, key, share * self.hidden_size // self.linear_num_heads)
-        for key in ("linear_num_heads", "linear_key_head_dim", "linear_value_head_dim", "mamba_state_size"):
+        for key in ("linear_key_head_dim", "linear_value_head_dim", "mamba_state_size"):
             _check_positive(key, getattr(self, key))
         _check_positive("conv_kernel", self.conv_kernel)
         if self.output_gate_rank is not None:
@@ -248,7 +249,7 @@ class CanonLMConfig(PreTrainedConfig):
                 raise expected(key, 'no site D with mlp = "moe": neighbouring tokens go to different experts', sites)
 
     def _per_layer(self, key: str, pattern: list[str]) -> list[str]:
-        if not pattern or self.num_hidden_layers % len(pattern):
+        if isinstance(pattern, str) or not pattern or self.num_hidden_layers % len(pattern):
             raise expected(key, f"one entry per layer ({self.num_hidden_layers}), or a pattern that repeats", pattern)
         return list(pattern) * (self.num_hidden_layers // len(pattern))
 
