@@ -113,14 +113,12 @@ def test_loss_and_gradients(case):
 
 
 @recorded_cases("gen.")
-@in_float32
 @pytest.mark.parametrize("cache", ["dynamic", "static", None])
 def test_generation(case, cache):
     check_generation(case, case.part("gen"), cache)
 
 
 @recorded_cases("gen_short.")
-@in_float32
 @pytest.mark.parametrize("cache", ["dynamic", "static", None])
 def test_generation_from_a_prompt_shorter_than_the_kernel(case, cache):
     check_generation(case, case.part("gen_short"), cache)
