@@ -13,7 +13,7 @@ train:
   steps: 4
   batch_size: 2
   eval_every: 2
-  eval_windows: 2
+  eval_size: 2
   checkpoint_every: 2
   optim: {lr: LR}
 """

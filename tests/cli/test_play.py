@@ -20,7 +20,7 @@ SMALL = [
     "data.seq_len=18",
     "model.hidden_size=16",
     "train.batch_size=4",
-    "train.eval_windows=8",
+    "train.eval_size=8",
     "train.log_every=5",
     "train.eval_every=10",
     "train.checkpoint_every=1000",
@@ -103,7 +103,7 @@ def _is_reported(out, stdout):
 def test_two_tasks_in_one_folder(tmp_path, capsys):
     assert main(command(tmp_path, "train.steps=10")) == 0
     before = results(tmp_path)
-    small = ["model.hidden_size=16", "train.steps=10", "train.batch_size=4", "train.eval_windows=8"]
+    small = ["model.hidden_size=16", "train.steps=10", "train.batch_size=4", "train.eval_size=8"]
     assert main(["play", "depo", "--arch", "llama", "--out", str(tmp_path), *small]) == 0
     play = json.loads((tmp_path / "play.json").read_text())
     assert [section["heading"] for section in play["sections"]] == ["copying", "depo"]

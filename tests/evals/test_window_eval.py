@@ -9,7 +9,7 @@ from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, tasks
-from canonlm.evals.windows import WindowEval
+from canonlm.evals.windows import WindowEval, read_off
 from canonlm.windows import WindowStream
 
 TASKS = {
@@ -147,9 +147,8 @@ def test_a_verdict_is_that_of_greedy_generation():
     for w in range(40):
         sample = task.sample("test", 0, w)
         single = WindowStream(task, "test", 0, len(sample.tokens), "answer", True)
-        evaluation = WindowEval(single, w + 1, 64)
         with torch.no_grad():
-            said, _, _ = evaluation._greedy(model, w, torch.device("cpu"))
+            said, _, _ = read_off(model, single, w, 1, torch.device("cpu"))
         judged = [verdict.correct for verdict in task.grade(sample, said[0])]
         generated = []
         for query in sample.queries:

@@ -21,7 +21,7 @@ SETTINGS = {
         "num_threads": 1,
         "log_every": 3,
         "eval_every": 8,
-        "eval_windows": 8,
+        "eval_size": 8,
         "checkpoint_every": 10,
         "optim": {"lr": 3e-3, "warmup_steps": 5},
     },

@@ -20,7 +20,7 @@ train:
   steps: 40
   batch_size: 4
   eval_every: 8
-  eval_windows: 8
+  eval_size: 8
   checkpoint_every: 10
   optim:
     lr: 3e-3

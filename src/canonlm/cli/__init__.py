@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
-from canonlm.cli import convert, data, lists, play, report, train
+from canonlm.cli import convert, data, lists, play, probe, report, train
 
 app = typer.Typer(
     name="canonlm",
@@ -22,6 +22,7 @@ app.command()(lists.tasks)
 app.command()(lists.archs)
 app.add_typer(data.app, name="data")
 app.command()(train.train)
+app.command()(probe.probe)
 app.command()(convert.convert)
 
 

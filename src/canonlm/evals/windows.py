@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from canonlm.evals.tally import Tally
 from canonlm.tasks import Placed
 from canonlm.windows import WindowStream
 
 
 class WindowEval:
-    """The first `windows` test windows of a stream; drawn and read once, then graded as often as asked."""
+    """The first `size` test windows of a stream; drawn and read once, then graded as often as asked."""
 
-    def __init__(self, stream: WindowStream, windows: int, batch_size: int) -> None:
-        self.stream, self.windows, self.batch_size = stream, windows, min(batch_size, windows)
+    def __init__(self, stream: WindowStream, size: int, batch_size: int) -> None:
+        self.stream, self.size, self.batch_size = stream, size, min(batch_size, size)
         self._placed: list[list[Placed]] | None = None
 
     @torch.no_grad()
@@ -26,19 +27,18 @@ class WindowEval:
         """`{"loss", "token_accuracy", "slices": [{"slice", "correct", "total"}, …]}`: mean cross-entropy (nats) of the
         labelled tokens, share of right tokens in the answers, and right answers per slice."""
         task = self.stream.task
-        counts: dict[str, list[Any]] = {str(where): [where, 0, 0] for where in task.slices()}
+        tally = Tally(task.slices())
         right_tokens = tokens = 0
         loss = labelled = 0.0
-        for first in range(0, self.windows, self.batch_size):
-            said, batch_loss, batch_labelled = self._greedy(model, first, device)
+        for first in range(0, self.size, self.batch_size):
+            count = min(self.batch_size, self.size - first)
+            said, batch_loss, batch_labelled = read_off(model, self.stream, first, count, device)
             loss, labelled = loss + batch_loss, labelled + batch_labelled
-            for row, placed in zip(said, self._instances()[first : first + len(said)], strict=True):
+            for row, placed in zip(said, self._instances()[first : first + count], strict=True):
                 for start, stop, sample in placed:
                     output = row[start:stop]
                     for verdict in task.grade(sample, output):
-                        count = counts.setdefault(str(verdict.slice), [verdict.slice, 0, 0])
-                        count[1] += verdict.correct
-                        count[2] += 1
+                        tally.add(verdict)
                     answered = np.zeros(len(output), bool)
                     for query in sample.queries:
                         answered[query.start : query.stop] = True
@@ -47,21 +47,30 @@ class WindowEval:
         return {
             "loss": loss / max(1.0, labelled),
             "token_accuracy": right_tokens / max(1, tokens),
-            "slices": [{"slice": where, "correct": int(c), "total": n} for where, c, n in counts.values()],
+            "slices": tally.rows(),
         }
-
-    def _greedy(self, model: torch.nn.Module, first: int, device: torch.device) -> tuple[np.ndarray, float, float]:
-        """The model's first choice at every position of windows first … first + batch_size - 1 (-1 at position 0)."""
-        stop = min(first + self.batch_size, self.windows)
-        batch = self.stream.rows(first, stop - first).to(device)
-        logits = model(batch.input_ids, doc_ids=batch.doc_ids, use_cache=False).logits[:, :-1].float()
-        labels = batch.labels[:, 1:]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-        said = torch.nn.functional.pad(logits.argmax(-1), (1, 0), value=-1)
-        return said.cpu().numpy(), float(loss), float((labels != -100).sum())
 
     def _instances(self) -> list[list[Placed]]:
         if self._placed is None:
             s = self.stream
-            self._placed = [s.task.instances(s.split, s.seed, w, s.seq_len) for w in range(self.windows)]
+            self._placed = [s.task.instances(s.split, s.seed, w, s.seq_len) for w in range(self.size)]
         return self._placed
+
+
+def read_off(
+    model: torch.nn.Module, stream: WindowStream, first: int, count: int, device: torch.device
+) -> tuple[np.ndarray, float, float]:
+    """Of windows first … first + count - 1: (the model's first choice at every position, -1 at position 0; the summed
+    cross-entropy of the labelled tokens in nats; how many these are)."""
+    batch = stream.rows(first, count).to(device)
+    logits = model(batch.input_ids, doc_ids=batch.doc_ids, use_cache=False).logits[:, :-1].float()
+    labels = batch.labels[:, 1:]
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    said = torch.nn.functional.pad(logits.argmax(-1), (1, 0), value=-1)
+    return said.cpu().numpy(), float(loss), float((labels != -100).sum())
+
+
+def window_loss(model: torch.nn.Module, stream: WindowStream, count: int, device: torch.device) -> float:
+    """Mean cross-entropy (nats) of the labelled tokens of the first `count` windows."""
+    _, loss, labelled = read_off(model, stream, 0, count, device)
+    return loss / max(1.0, labelled)

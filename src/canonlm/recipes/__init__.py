@@ -2,7 +2,8 @@
 
 about: one sentence                      lrs, seeds: what is tried unless the command line says otherwise
 run: a run's configuration without its architecture (see `canonlm.train.config`)
-difficulties: {name: changes to `run`}   for presets that follow the task's named difficulties
+difficulties: {name: changes to `run`}   for presets that follow the task's named difficulties; with `lrs` of its own where
+                                         the paper has some, and `of: NAME` where it is a variant of another difficulty
 """
 
 from dataclasses import dataclass
@@ -44,11 +45,13 @@ def load_preset(task: str, name: str, difficulty: str | None = None) -> Preset:
         chosen = difficulty or next(iter(difficulties))
         if chosen not in difficulties:
             raise unknown(f"{task} difficulty", chosen, difficulties, f"{task} difficulties")
-        named = tasks.get(task, difficulty=chosen).spec.model_dump()
-        run = merge(merge(run, {"task": named}), difficulties[chosen])
+        changes = {"of": chosen, **difficulties[chosen]}
+        named = tasks.get(task, difficulty=changes.pop("of")).spec.model_dump()
+        raw = {**raw, "lrs": changes.pop("lrs", raw.get("lrs"))}
+        run = merge(merge(run, {"task": named}), changes)
         difficulty = chosen
     elif difficulty is not None:
         raise expected("--difficulty", f"nothing: the {name} preset of {task} has one difficulty", difficulty)
     run = {**run, "preset": name, "task": {"name": task, **run.get("task", {})}}
-    lrs = tuple(float(lr) for lr in raw.get("lrs", [run["train"]["optim"]["lr"]]))
+    lrs = tuple(float(lr) for lr in raw.get("lrs") or [run["train"]["optim"]["lr"]])
     return Preset(task, name, difficulty, raw["about"], lrs, raw.get("seeds", 1), run)

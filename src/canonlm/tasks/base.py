@@ -17,7 +17,11 @@ Slice = dict[str, int | str]
 
 @dataclass(frozen=True)
 class Query:
-    """One graded answer: tokens[start:stop], without its marker. tokens[asked:start] put the question."""
+    """One graded answer: tokens[start:stop], without its marker. tokens[asked:start] put the question.
+
+    slice: where the answer counts. Its first key is the task's own scale of difficulty; what more there is ({"n": 70,
+    "depth": 2}) is counted apart, once per key.
+    """
 
     start: int
     stop: int
@@ -95,6 +99,8 @@ class Task:
     difficulties: ClassVar[dict[str, dict[str, Any]]] = {}
     loss_on: ClassVar[str] = "answer"  # what the paper trains this task on: "answer" or "all"
     marker_is_target: ClassVar[bool] = True  # under loss_on="answer", is the answer's marker a target too?
+    evaluation: ClassVar[str] = "windows"  # how a model is asked: windows, generate, sentences, facts (`canonlm.evals`)
+    can_isolate: ClassVar[bool] = True  # False: the start of the next instance is something to predict
 
     spec: Any  # the subclass's Spec
     vocab: Vocab
@@ -118,6 +124,14 @@ class Task:
     def chance(self, slice: Slice) -> float:
         """The score of the best guess that does not do the task, on test samples."""
         raise NotImplementedError
+
+    def explain(self, sample: Sample, query: Query) -> str:
+        """Why the answer to this query is right, in one line for people ("" where there is nothing to say)."""
+        return ""
+
+    def training_windows(self, seed: int, seq_len: int) -> int | None:
+        """How many windows the training stream has; None where it never ends."""
+        return None
 
     # -- what everybody uses ------------------------------------------------------------------------------------------
 

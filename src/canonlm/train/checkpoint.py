@@ -41,11 +41,16 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
 
 
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint, for `from_pretrained`; None where there is none yet."""
+    found = steps(folder)
+    return folder / f"step-{found[-1]:08d}" if found else None
+
+
 def load_latest(folder: Path, model: CanonLMForCausalLM, optimizer: torch.optim.Optimizer) -> int:
     """Restore model and optimizer in place; returns the number of steps done (0 without a checkpoint)."""
-    if not (found := steps(folder)):
+    if (path := newest(folder)) is None:
         return 0
-    path = folder / f"step-{found[-1]:08d}"
     state = torch.load(path / TRAINING_STATE, weights_only=True)
     missing, surplus = model.load_state_dict(load_file(path / "model.safetensors"), strict=False)
     # Tied weights are saved once; what is missing must be tied, and nothing may be left over.

@@ -74,7 +74,7 @@ class Optim(Settings):
 class Train(Settings):
     """The loop. Lengths of time are optimizer steps."""
 
-    steps: PositiveInt
+    steps: PositiveInt = None  # type: ignore[assignment]  # default: all of the training stream, for a task where it ends
     batch_size: PositiveInt  # windows per step
     seed: NonNegativeInt = 0  # of the initial weights and of the data
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: autocast; the weights stay in fp32
@@ -85,7 +85,7 @@ class Train(Settings):
     )
     log_every: PositiveInt = 10
     eval_every: PositiveInt
-    eval_windows: PositiveInt
+    eval_size: PositiveInt  # test windows, instances, sentences or people, by task
     checkpoint_every: PositiveInt
     keep_checkpoints: PositiveInt = 2
     optim: Optim
@@ -112,11 +112,29 @@ class RunConfig(Settings):
             raise InvalidSetting(f"task.{error.key.partition('.')[2]}", error) from None
 
     @model_validator(mode="after")
-    def _windows_hold_instances(self) -> "RunConfig":
-        if self.data.seq_len < (longest := self.built_task.max_len):
+    def _windows_suit_the_task(self) -> "RunConfig":
+        task = self.built_task
+        if task.evaluation in ("windows", "generate") and self.data.seq_len < task.max_len:
             # Instances that are cut are not graded: a test would miss the long ones, or be empty.
-            what = f"at least {longest}, the longest instance of {self.built_task}"
+            what = f"at least {task.max_len}, the longest instance of {task}"
             raise expected("data.seq_len", what, self.data.seq_len)
+        if self.data.isolate_documents and not task.can_isolate:
+            what = f"false: in {task.name} the start of the next instance is what ends one, and has to be predicted"
+            raise expected("data.isolate_documents", what, True)
+        return self
+
+    @model_validator(mode="after")
+    def _steps_suit_the_stream(self) -> "RunConfig":
+        train = self.train
+        windows = self.built_task.training_windows(train.seed, self.data.seq_len)
+        most = None if windows is None else -(-windows // train.batch_size)
+        if train.steps is None:
+            if most is None:
+                raise InvalidSetting("train.steps", "train.steps: missing; expected an integer > 0")
+            return self.model_copy(update={"train": train.model_copy(update={"steps": most})})
+        if most is not None and train.steps > most:
+            what = f"at most {most}, the whole training stream of {self.built_task}"
+            raise expected("train.steps", what, train.steps)
         return self
 
     @cached_property

@@ -18,9 +18,8 @@ import torch
 import transformers
 from filelock import FileLock, Timeout
 
-from canonlm import __version__
+from canonlm import __version__, evals
 from canonlm.errors import expected
-from canonlm.evals.windows import WindowEval
 from canonlm.train import checkpoint
 from canonlm.train import folder as run_folder
 from canonlm.train.build import build_model, check, pick_device
@@ -77,7 +76,7 @@ class _Run:
         stream: dict[str, Any] = {"task": task, "seed": settings.seed, "seq_len": data.seq_len, "loss_on": data.loss_on}
         self.stream = WindowStream(**stream, split="train", isolate_documents=data.isolate_documents)
         test = WindowStream(**stream, split="test", isolate_documents=data.isolate_documents)
-        self.test = WindowEval(test, settings.eval_windows, settings.batch_size)
+        self.test = evals.build(test, settings.eval_size, settings.batch_size)
         self.metrics = Metrics(folder, self.step)
         self.stop_asked = False
 

@@ -1,0 +1,63 @@
+"""`canonlm probe`: which nodes of the parse tree a linear classifier finds in a model's hidden states."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RUN = typer.Argument(help="The folder of a Lano run, such as runs/lano-tiny/runs/….", show_default=False)
+LAYER = typer.Option(help="0: the embeddings; 1, 2, …: after that block; -1: what the output head reads.")
+FIT = typer.Option(help="Training sentences that the classifiers are fitted on.", min=2)
+TEST = typer.Option(help="Test sentences that they are scored on.", min=2)
+
+
+def probe(
+    run: Annotated[Path, RUN],
+    layer: Annotated[int, LAYER] = -1,
+    fit: Annotated[int, FIT] = 200,
+    test: Annotated[int, TEST] = 100,
+) -> int:
+    """Does a model that was trained on a grammar see its rules? Reads symbols and boundaries off its hidden states.
+
+    For every level of the grammar, one linear classifier tells from a token's hidden state under which symbol it stands,
+    and another whether that symbol's stretch ends here. Prints a table and writes RUN/probe.json.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from canonlm.errors import expected
+    from canonlm.train import checkpoint
+    from canonlm.train.config import load
+    from canonlm.train.files import write_json
+
+    if not (run / "config.yaml").is_file():
+        raise expected("RUN", "a run folder (with a config.yaml)", str(run))
+    config = load(run / "config.yaml")
+    if config.task["name"] != "lano":
+        raise expected("RUN", "a run of lano, the task whose sentences have a parse tree", config.task["name"])
+    if (newest := checkpoint.newest(run / "checkpoints")) is None:
+        raise expected("RUN", "a run that has saved a checkpoint", str(run))
+    layers = config.model.num_hidden_layers
+    if not -layers - 1 <= layer <= layers:
+        raise expected("--layer", f"0 to {layers}, or -1 for the last", layer)
+
+    import torch
+
+    from canonlm.evals.probe import probe as fit_and_score
+    from canonlm.models import CanonLMForCausalLM
+    from canonlm.train.build import pick_device
+
+    model = CanonLMForCausalLM.from_pretrained(newest, dtype=torch.float32).eval().to(pick_device("auto"))
+    levels = fit_and_score(model, config.built_task, layer=layer, seed=config.train.seed, fit=fit, test=test)
+    write_json(run / "probe.json", {"layer": layer, "fit": fit, "test": test, "levels": [asdict(x) for x in levels]})
+    table = Table("level", "symbols", "symbol", "(guess)", "symbol at its end", "(guess)", "boundary", "(guess)",
+                  box=None, padding=(0, 2, 0, 0))  # fmt: skip
+    for x in levels:
+        shares = (x.symbol, x.symbol_guess, x.symbol_at_end, x.symbol_at_end_guess, x.boundary, x.boundary_guess)
+        table.add_row(str(x.level), str(x.symbols), *(f"{share:.1%}" for share in shares))
+    console = Console()
+    console.print(f"{config.arch}, {newest.name}, layer {layer}: share of test tokens told right; level 0 is the whole "
+                  "sentence, the guess is always the commonest answer", highlight=False)  # fmt: skip
+    console.print(table)
+    return 0

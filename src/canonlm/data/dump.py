@@ -1,0 +1,187 @@
+"""Samples into a Parquet file that is whole or not there; a dump that was killed goes on where it was.
+
+| column | type | |
+|---|---|---|
+| index | int64 | the sample is `task.sample(split, seed, index)` |
+| tokens | list<int32> | |
+| labels | list<int32> | the target for each token, or -100; as everywhere, the model shifts |
+| answers | list<struct<start, stop>> | tokens[:start] is the prompt of an answer, tokens[start:stop] the answer |
+
+The schema's metadata has `canonlm` (JSON: version, task, settings, split, seed, n, loss_on) and `canonlm.vocab` (JSON:
+the tokens' names, in the order of their ids).
+
+The samples are first written in parts, each under a temporary name and renamed, to the folder X.parquet.parts beside
+X.parquet; at last the parts are joined. A part holds the same samples however often the dump was interrupted, so the
+file is the same to the byte.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
+
+from canonlm import __version__
+from canonlm.data.rows import draw
+from canonlm.errors import expected
+from canonlm.tasks import Task
+from canonlm.train.files import remove_leftovers, write_json
+
+PART_TOKENS = 2**22  # room for so many tokens in a part: some 50 MB while it is made
+SPAN = pa.struct([pa.field("start", pa.int32(), False), pa.field("stop", pa.int32(), False)])
+COLUMNS = [
+    pa.field("index", pa.int64(), False),
+    pa.field("tokens", pa.list_(pa.field("element", pa.int32(), False)), False),
+    pa.field("labels", pa.list_(pa.field("element", pa.int32(), False)), False),
+    pa.field("answers", pa.list_(pa.field("element", SPAN, False)), False),
+]
+
+
+def dump(
+    task: Task,
+    out: Path,
+    *,
+    n: int,
+    split: str = "train",
+    seed: int = 0,
+    loss_on: str | None = None,
+    on_progress: Callable[[str, int], None] = lambda phase, done: None,
+) -> bool:
+    """Write samples 0 … n - 1 of (split, seed) to `out`. False: it is there already, from the same settings.
+
+    on_progress gets ("drawn" or "joined", how many samples). ValueError: a setting that is none, `out` holds something
+    else, a half-done dump has other settings, or the disk refuses.
+    """
+    if out.suffix != ".parquet":
+        raise expected("--out", "a name that ends in .parquet", str(out))
+    draw(task, split, seed, 0, 1, loss_on)  # refuses what is no setting before anything is written
+    about = describe(task, n=n, split=split, seed=seed, loss_on=loss_on)
+    folder = out.with_name(out.name + ".parts")
+    try:
+        if out.exists():
+            _compare(about, _about_of(out), f"the dump that is already in {out} (choose another --out)")
+            shutil.rmtree(folder, ignore_errors=True)
+            return False
+        _prepare(folder, about)
+        with FileLock(folder / ".lock", timeout=0):
+            remove_leftovers(folder)
+            rows = max(1, PART_TOKENS // task.max_len)
+            firsts = range(0, n, rows)
+            parts = [folder / f"part-{first // rows:06}.arrow" for first in firsts]
+            for first, part in zip(firsts, parts, strict=True):
+                stop = min(first + rows, n)
+                if not part.exists():
+                    _write_part(part, _table(task, split, seed, first, stop, loss_on))
+                on_progress("drawn", stop)
+            _join(parts, folder / out.name, about, task, on_progress)
+            (folder / out.name).replace(out)
+            shutil.rmtree(folder)
+    except Timeout:
+        raise expected("--out", "a file that no other process is writing", str(out)) from None
+    except OSError as error:
+        raise expected("--out", f"a file that can be written ({_reason(error)})", str(out)) from None
+    return True
+
+
+def describe(task: Task, **stream: Any) -> dict[str, Any]:
+    """What makes the samples what they are, ready for JSON."""
+    settings = task.spec.model_dump(mode="json")
+    loss_on = stream.pop("loss_on") or task.loss_on
+    return {"version": __version__, "task": task.name, "settings": settings, **stream, "loss_on": loss_on}
+
+
+def _table(task: Task, split: str, seed: int, first: int, stop: int, loss_on: str | None) -> pa.Table:
+    rows = draw(task, split, seed, first, stop - first, loss_on)
+    answers = pa.StructArray.from_arrays([rows.starts, rows.stops], fields=list(SPAN))
+    columns = [
+        pa.array(range(first, stop), pa.int64()),
+        _lists(COLUMNS[1], rows.lengths, rows.tokens),
+        _lists(COLUMNS[2], rows.lengths, rows.labels),
+        _lists(COLUMNS[3], rows.spans, answers),
+    ]
+    return pa.table(columns, schema=pa.schema(COLUMNS))
+
+
+def _lists(field: pa.Field, lengths: Any, values: Any) -> pa.ListArray:
+    offsets = pa.array([0, *lengths.cumsum().tolist()], pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.array(values), type=field.type)
+
+
+def _write_part(path: Path, table: pa.Table) -> None:
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with _whole(path) as file, pa.ipc.new_file(file, table.schema, options=options) as writer:
+        writer.write_table(table)
+
+
+def _join(
+    parts: list[Path], out: Path, about: dict[str, Any], task: Task, on_progress: Callable[[str, int], None]
+) -> None:
+    metadata = {"canonlm": json.dumps(about), "canonlm.vocab": json.dumps(task.vocab.names)}
+    done = 0
+    with (
+        _whole(out) as file,
+        pq.ParquetWriter(file, pa.schema(COLUMNS, metadata=metadata), compression="zstd") as writer,
+    ):
+        for part in parts:
+            with pa.OSFile(str(part)) as source:
+                table = pa.ipc.open_file(source).read_all()
+            writer.write_table(table, row_group_size=len(table))
+            done += len(table)
+            on_progress("joined", done)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name once it is complete and on disk. Python's own file, so its OSErrors say what is wrong."""
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _prepare(folder: Path, about: dict[str, Any]) -> None:
+    """The folder of parts: a new one, or that of the same dump, half done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = folder / "settings.json"
+    if settings.exists():
+        _compare(about, json.loads(settings.read_text("utf-8")), f"the half-done dump in {folder} (or remove it)")
+    elif any(not path.name.startswith(".") for path in folder.iterdir()):
+        raise expected("--out", "a name beside which there is no such folder", str(folder))
+    else:
+        write_json(settings, about)
+
+
+def _about_of(out: Path) -> dict[str, Any]:
+    try:
+        return json.loads(pq.read_schema(out).metadata[b"canonlm"])
+    except (pa.ArrowInvalid, KeyError, TypeError, OSError):
+        raise expected("--out", "a file that does not exist yet", str(out)) from None
+
+
+def _compare(about: dict[str, Any], there: dict[str, Any], whose: str) -> None:
+    ours, theirs = _flat(about), _flat(there)
+    for key in [*ours, *theirs]:
+        if ours.get(key) != theirs.get(key):
+            raise expected(key, f"{theirs.get(key)!r}, as in {whose}", ours.get(key))
+
+
+def _flat(about: dict[str, Any]) -> dict[str, Any]:
+    """`{"canonlm": version, "task": …, "depo.N": 225, …, "--split": "train", …}`: the keys that an error names."""
+    stream = {"--" + key.replace("_", "-"): value for key, value in about.items()}
+    version, task, settings = stream.pop("--version"), stream.pop("--task"), stream.pop("--settings")
+    return {"task": task, **{f"{task}.{key}": value for key, value in settings.items()}, **stream, "canonlm": version}
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or (os.strerror(error.errno) if error.errno else str(error))

@@ -1,0 +1,60 @@
+"""Ask and let the model write: greedy generation in batches, for tasks where more than one answer is right."""
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from canonlm.evals.tally import Tally
+from canonlm.evals.windows import window_loss
+from canonlm.windows import WindowStream
+
+
+class GenerateEval:
+    """The first `size` test instances, each alone: the prompt is what stands before an answer, and the grader reads all
+    that the model writes up to its `end` token.
+
+    Nothing longer than the longest true answer of a batch is generated: a right answer has exactly the tokens of the
+    true one, in another order at most.
+    """
+
+    def __init__(self, stream: WindowStream, size: int, batch_size: int) -> None:
+        self.stream, self.size, self.batch_size = stream, size, min(batch_size, size)
+
+    @torch.no_grad()
+    def run(self, model: PreTrainedModel, device: torch.device) -> dict[str, Any]:
+        """`{"loss", "slices"}`: cross-entropy (nats) of the labelled tokens in a batch of test windows, and right
+        answers per slice."""
+        stream, task = self.stream, self.stream.task
+        samples = [task.sample(stream.split, stream.seed, index) for index in range(self.size)]
+        asked = [(i, query) for i, sample in enumerate(samples) for query in sample.queries]
+        asked.sort(key=lambda pair: pair[1].start)  # prompts of a batch are of like length: little padding
+        said: list[list[list[int]]] = [[] for _ in samples]
+        for first in range(0, len(asked), self.batch_size):
+            batch = asked[first : first + self.batch_size]
+            prompts = [samples[i].tokens[: query.start].tolist() for i, query in batch]
+            longest = max(query.stop - query.start for _, query in batch)
+            written = generate(model, prompts, longest, task.vocab.ids["end"], device)
+            for (i, _), answer in zip(batch, written, strict=True):
+                said[i].append(answer)  # the queries of a sample come in their order: sorting by start is stable
+        tally = Tally(task.slices())
+        for sample, answers in zip(samples, said, strict=True):
+            for verdict in task.grade(sample, answers):
+                tally.add(verdict)
+        return {"loss": window_loss(model, stream, self.batch_size, device), "slices": tally.rows()}
+
+
+def generate(
+    model: PreTrainedModel, prompts: list[list[int]], most: int, end: int, device: torch.device, **options: Any
+) -> list[list[int]]:
+    """What the model writes after each prompt: at most `most` tokens, up to its first `end` (which is kept).
+
+    Greedy; prompts of different lengths are padded on the left. options: of `model.generate`.
+    """
+    width = max(map(len, prompts))
+    ids = torch.tensor([[end] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+    settings = GenerationConfig(max_new_tokens=most, do_sample=False, eos_token_id=end, pad_token_id=end)
+    written = model.generate(ids, attention_mask=mask, generation_config=settings, **options)  # type: ignore[operator]
+    rows = written[:, width:].tolist()
+    return [row[: row.index(end) + 1] if end in row else row for row in rows]

@@ -1,0 +1,104 @@
+"""Which rules a model sees in a sentence: a linear probe from its hidden states to the nodes of the parse tree.
+
+For every level of a Lano grammar, one linear classifier reads a token's hidden state and says which symbol of that level
+the token stands under, and another whether that symbol's node ends here (Physics of Language Models, Part 1, arXiv
+2305.13673, Sec. 4). The model is never changed. A symbol is only known once its node is complete, so besides all tokens
+those at which a node ends are given apart.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from canonlm.tasks import Task
+
+RIDGE = 1e-4  # weight decay of the classifiers, per standardised feature
+
+
+@dataclass(frozen=True)
+class LevelProbe:
+    """Shares of test tokens told right. `level` counts from the root (0 is the root itself); guesses: the commonest
+    symbol (of all tokens, of those at ends), or the commoner of "ends" and "goes on"."""
+
+    level: int
+    symbols: int
+    symbol: float
+    symbol_guess: float
+    symbol_at_end: float
+    symbol_at_end_guess: float
+    boundary: float
+    boundary_guess: float
+
+
+@torch.no_grad()
+def hidden_states(
+    model: PreTrainedModel, task: Task, split: str, seed: int, count: int, layer: int, device: torch.device
+) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
+    """(features float32 [tokens, hidden], symbols [tokens, levels], ends bool [tokens, levels]) of `count` sentences.
+
+    layer: as in `output_hidden_states`: 0 is the embedding, -1 what the output head reads.
+    """
+    features, symbols, ends = [], [], []
+    for index in range(count):
+        sample = task.sample(split, seed, index)
+        ids = torch.from_numpy(sample.tokens).long()[None].to(device)
+        states = model(ids, use_cache=False, output_hidden_states=True).hidden_states[layer]
+        features.append(states[0, 1:].float().cpu())  # without bos, which is under no symbol
+        symbols.append(sample.meta["symbols"])
+        ends.append(sample.meta["ends"])
+    return torch.cat(features), np.concatenate(symbols), np.concatenate(ends)
+
+
+def probe(
+    model: PreTrainedModel, task: Task, *, layer: int = -1, seed: int = 0, fit: int = 200, test: int = 100
+) -> list[LevelProbe]:
+    """One entry per level below the root that has more than one symbol: fitted on `fit` training sentences, scored on
+    `test` test sentences. Deterministic on one machine: the classifiers are convex and start at zero."""
+    device = next(model.parameters()).device
+    features, symbols, ends = hidden_states(model, task, "train", seed, fit, layer, device)
+    held_features, held_symbols, held_ends = hidden_states(model, task, "test", seed, test, layer, device)
+    mean, scale = features.mean(0), features.std(0).clamp_min(1e-6)
+    x, held_x = (features - mean) / scale, (held_features - mean) / scale
+    found = []
+    for level in range(symbols.shape[1]):
+        if symbols[:, level].max() == 0:
+            continue
+        told = _fit(x, symbols[:, level])(held_x) == held_symbols[:, level]
+        told_end = _fit(x, ends[:, level])(held_x) == held_ends[:, level]
+        at_end = held_ends[:, level].astype(bool)
+        found.append(
+            LevelProbe(
+                level=level,
+                symbols=int(symbols[:, level].max()) + 1,
+                symbol=float(told.mean()),
+                symbol_guess=_commonest(held_symbols[:, level]),
+                symbol_at_end=float(told[at_end].mean()),
+                symbol_at_end_guess=_commonest(held_symbols[at_end, level]),
+                boundary=float(told_end.mean()),
+                boundary_guess=_commonest(held_ends[:, level]),
+            )
+        )
+    return found
+
+
+def _commonest(values: np.ndarray) -> float:
+    return float(np.bincount(values.astype(np.int64)).max() / len(values))
+
+
+def _fit(x: torch.Tensor, y: np.ndarray):
+    """Multinomial logistic regression; returns the classifier: features → classes, as numpy."""
+    target = torch.from_numpy(y.astype(np.int64))
+    weight = torch.zeros(x.shape[1], int(target.max()) + 1, requires_grad=True)
+    bias = torch.zeros(weight.shape[1], requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight, bias], max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = torch.nn.functional.cross_entropy(x @ weight + bias, target) + RIDGE * weight.square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)  # type: ignore[arg-type]  # LBFGS takes a closure that returns a tensor
+    return lambda features: (features @ weight + bias).argmax(1).numpy()

@@ -1,0 +1,94 @@
+"""Does the model speak the grammar? Sentences that it makes up, and its next-token law beside the true one."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+
+from canonlm.evals.generate import generate
+from canonlm.evals.tally import Tally
+from canonlm.evals.windows import window_loss
+from canonlm.models.initialize import generator_for
+from canonlm.tasks.lano import kl_rows
+from canonlm.windows import WindowStream
+
+BOS = 0  # starts every sentence, and so ends the one before it
+
+
+class SentenceEval:
+    """As the paper does it (arXiv 2512.17351, App. A): `size` sentences written at temperature 1 from the start, and as
+    many continued after a cut, the share of them that the grammar has; and the Kullback-Leibler divergence of the
+    model's next-token law from the true one, over `size` test sentences.
+
+    What has not ended where a window would end counts as it stands then. Sampling is a function of (seed, sentence):
+    batches and devices change nothing but rounding.
+    """
+
+    def __init__(self, stream: WindowStream, size: int, batch_size: int) -> None:
+        self.stream, self.size, self.batch_size = stream, size, min(batch_size, size)
+        self.samples = [stream.task.sample(stream.split, stream.seed, index) for index in range(size)]
+        self._laws: list[np.ndarray] | None = None
+
+    @torch.no_grad()
+    def run(self, model: PreTrainedModel, device: torch.device) -> dict[str, Any]:
+        """`{"loss", "slices", "measures": {"kl"}}`: cross-entropy (nats) of the tokens in a batch of test windows,
+        valid sentences per slice, divergence in nats per token."""
+        task = self.stream.task
+        tally = Tally(task.slices())
+        said: list[list[list[int]]] = [[] for _ in self.samples]
+        asked = [(query.start, i) for i, sample in enumerate(self.samples) for query in sample.queries]
+        for start in sorted({start for start, _ in asked}):
+            prompted = [i for at, i in asked if at == start]
+            for first in range(0, len(prompted), self.batch_size):
+                batch = prompted[first : first + self.batch_size]
+                for i, sentence in zip(batch, self._write(model, batch, start, device), strict=True):
+                    said[i].append(sentence)
+        for sample, sentences in zip(self.samples, said, strict=True):
+            for verdict in task.grade(sample, sentences):
+                tally.add(verdict)
+        return {
+            "loss": window_loss(model, self.stream, self.batch_size, device),
+            "slices": tally.rows(),
+            "measures": {"kl": self._divergence(model, device)},
+        }
+
+    def _write(self, model: PreTrainedModel, batch: list[int], start: int, device: torch.device) -> list[list[int]]:
+        """How the model goes on after the first `start` tokens of these test sentences, at temperature 1."""
+        prompts = [self.samples[i].tokens[:start].tolist() for i in batch]
+        room = self.stream.seq_len - start
+        generators = [generator_for(self.stream.seed, f"sentence {i} after {start} tokens") for i in batch]
+        noise = LogitsProcessorList([_Gumbel(generators, room, len(self.stream.task.vocab), device)])
+        return generate(model, prompts, room, BOS, device, logits_processor=noise)
+
+    def _divergence(self, model: PreTrainedModel, device: torch.device) -> float:
+        """Mean over all positions of the test sentences, up to the window's length."""
+        rows = []
+        for first in range(0, self.size, self.batch_size):
+            tokens = [s.tokens[: self.stream.seq_len] for s in self.samples[first : first + self.batch_size]]
+            ids = np.zeros((len(tokens), max(map(len, tokens))), np.int64)  # padding on the right is never looked at
+            for row, sentence in zip(ids, tokens, strict=True):
+                row[: len(sentence)] = sentence
+            logits = model(torch.from_numpy(ids).to(device), use_cache=False).logits.float()
+            said = logits.softmax(-1).double().cpu().numpy()  # columns: bos, that is the end, then the terminals
+            for q, law in zip(said, self._next_token_laws()[first:], strict=False):
+                rows.append(kl_rows(law, q[: len(law)]))
+        return float(np.concatenate(rows).mean())
+
+    def _next_token_laws(self) -> list[np.ndarray]:
+        if self._laws is None:
+            grammar, longest = self.stream.task.grammar, self.stream.seq_len  # type: ignore[attr-defined]
+            self._laws = [grammar.next_token_probs(s.tokens[1:longest]) for s in self.samples]
+        return self._laws
+
+
+class _Gumbel(LogitsProcessor):
+    """Adds standard Gumbel noise, so that the largest score is a sample from the softmax (Gumbel 1954)."""
+
+    def __init__(self, generators: list[torch.Generator], steps: int, vocab: int, device: torch.device) -> None:
+        draws = [torch.empty(steps, vocab).exponential_(generator=generator) for generator in generators]
+        self.noise, self.step = -torch.stack(draws).log().to(device), 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        return scores + self.noise[:, self.step - 1]

@@ -1,0 +1,93 @@
+"""Capo's pools: what names, birth dates, cities, universities, fields and companies are drawn from.
+
+Ours have the sizes of the paper (arXiv 2512.17351, after Part 3.3 of the same series): 400 first, 400 middle and 1000
+last names, 12 x 28 x 200 dates, 200 cities, 300 universities, 100 fields, 263 companies. Every entry is our invention.
+Each company has one city, so the company city says nothing that the company does not.
+
+A user's pools are a folder with the same seven files, one entry per line (UTF-8; LF or CR LF, as in the original
+release): first_name.txt, middle_name.txt, last_name.txt, city.txt, university.txt, field.txt, and company.txt with
+lines "name; city". Other files in the folder are not read.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ATTRIBUTES = ("birth date", "birth city", "university", "field", "company city", "company")  # order of the sentences
+
+MONTHS = (
+    "January", "February", "March", "April", "May", "June",
+    "July", "August", "September", "October", "November", "December",
+)  # fmt: skip
+DAYS = range(1, 29)
+YEARS = range(1900, 2100)
+
+FILES = ("first_name", "middle_name", "last_name", "city", "university", "field", "company")  # + ".txt"; order of sizes
+
+Sizes = tuple[int, int, int, int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Pools:
+    """The entries, each distinct inside its pool; company c is in company_city[c]."""
+
+    first: tuple[str, ...]
+    middle: tuple[str, ...]
+    last: tuple[str, ...]
+    city: tuple[str, ...]
+    university: tuple[str, ...]
+    field: tuple[str, ...]
+    company: tuple[str, ...]
+    company_city: tuple[str, ...]
+
+    @property
+    def sizes(self) -> Sizes:
+        """(first, middle, last, city, university, field, company): what the samplers in people.py take."""
+        pools = self.first, self.middle, self.last, self.city, self.university, self.field, self.company
+        return tuple(map(len, pools))  # type: ignore[return-value]
+
+    @property
+    def values(self) -> dict[str, tuple[str, ...]]:
+        """Every value that an attribute can have, except the birth dates; a company city once per company."""
+        pools = self.city, self.university, self.field, self.company_city, self.company
+        return dict(zip(ATTRIBUTES[1:], pools, strict=True))
+
+
+def load(folder: Path | None = None) -> Pools:
+    """The pools of a folder; None means ours. ValueError names the file and the line where an entry is no good."""
+    folder = folder or Path(__file__).parent / "data" / "pools"
+    *pools, lines = (_entries(folder / f"{name}.txt") for name in FILES)
+    companies: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        name, _, city = map(str.strip, line.partition(";"))
+        if not name or not city or ";" in city:
+            raise _malformed(folder / "company.txt", number, 'a company and its city as "name; city"', line)
+        if name in companies:
+            raise _malformed(folder / "company.txt", number, "a company that is not yet in the list", line)
+        companies[name] = city
+    return Pools(*pools, tuple(companies), tuple(companies.values()))
+
+
+def _entries(path: Path) -> tuple[str, ...]:
+    """The lines of a file, each without the blanks around it; empty lines at the end do not count."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        needed = ", ".join(f"{name}.txt" for name in FILES)
+        raise ValueError(f"{path}: {error.strerror}; a folder of pools has {needed}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}, line {error.object.count(10, 0, error.start) + 1}: not UTF-8") from None
+    lines = [line.strip() for line in text.rstrip().split("\n")]
+    seen: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        if lines == [""]:
+            raise ValueError(f"{path}: expected one entry per line, got an empty file")
+        if not line or not line.isprintable():
+            raise _malformed(path, number, "an entry", line)
+        if line in seen:
+            raise _malformed(path, number, f"an entry that line {seen[line]} does not have", line)
+        seen[line] = number
+    return tuple(lines)
+
+
+def _malformed(path: Path, number: int, what: str, line: str) -> ValueError:
+    return ValueError(f'{path}, line {number}: expected {what}, got "{line}"')

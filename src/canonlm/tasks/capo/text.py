@@ -1,0 +1,45 @@
+"""A biography (bioS) as text: six sentences, one per attribute, from explicit choices.
+
+The first sentence names the person, the others say "He" or "She" (variant fullname: all of them name the person). Every
+sentence has one space before it, also the first. Which template and which order is drawn elsewhere: here they are given.
+"""
+
+from collections.abc import Sequence
+
+from canonlm.tasks.capo.people import Person
+from canonlm.tasks.capo.pools import ATTRIBUTES
+from canonlm.tasks.capo.templates import TEMPLATES
+
+Piece = tuple[str, str]  # (text, role); the role is "name", "pronoun", "template", or the attribute whose value it is
+
+
+def biography(
+    person: Person, templates: Sequence[int], order: Sequence[int] = range(6), *, fullname: bool = False
+) -> str:
+    """The text. templates[a]: which template attribute a of ATTRIBUTES uses; order: the attributes as they are told."""
+    return "".join(text for text, _ in pieces(person, templates, order, fullname=fullname))
+
+
+def pieces(
+    person: Person, templates: Sequence[int], order: Sequence[int] = range(6), *, fullname: bool = False
+) -> list[Piece]:
+    """The same in pieces that join to the biography. A space belongs to what follows it: " March 3, 1955"."""
+    values = person.values
+    told = []
+    for a in order:
+        attribute = ATTRIBUTES[a]
+        between, after = split(TEMPLATES[attribute][templates[a]])
+        named = fullname or not told
+        told += [
+            (f" {person.name}", "name") if named else (f" {person.pronoun}", "pronoun"),
+            (between, "template"),
+            (f" {values[attribute]}", attribute),
+            (after, "template"),
+        ]
+    return told
+
+
+def split(template: str) -> tuple[str, str]:
+    """What stands between subject and value (without the blank before the value), and what follows the value."""
+    between, after = template.removeprefix("{subject}").split(" {value}")
+    return between, after
