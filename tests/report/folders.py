@@ -9,12 +9,13 @@ from pathlib import Path
 import yaml
 
 
-def evaluation(step, slices, loss=2.0):
-    """`slices`: {("k", 1): (correct, total), …} → one eval row."""
+def evaluation(step, slices, loss=2.0, measures=None):
+    """`slices`: {("k", 1): (correct, total), …} → one eval row; `measures` as they are, if given."""
     entries = [{"slice": {key: value}, "correct": c, "total": n} for (key, value), (c, n) in slices.items()]
     total = sum(n for _, n in slices.values())
-    return {"kind": "eval", "step": step, "loss": loss, "slices": entries,
-            "token_accuracy": sum(c for c, _ in slices.values()) / max(1, total)}  # fmt: skip
+    row = {"kind": "eval", "step": step, "loss": loss, "slices": entries,
+           "token_accuracy": sum(c for c, _ in slices.values()) / max(1, total)}  # fmt: skip
+    return row if measures is None else row | {"measures": measures}
 
 
 def write_run(
@@ -80,4 +81,57 @@ def write_demo(folder: Path, archs=("llama", "llama+canon"), rates=(0.001, 0.003
     play = {"title": "Do Canon layers help a small Llama?", "task": "depo", "preset": "tiny", "sections": sections,
             "command": "canonlm play demo --arch llama,llama+canon --lr 0.001,0.003,0.01 --seeds 3"}  # fmt: skip
     (folder / "play.json").write_text(json.dumps(play))
+    return folder
+
+
+FACTS = ("birth date", "birth city", "university", "field", "company city", "company")
+EVERY_TASK = {
+    "copying": ({"name": "copying", "N": 24}, [("first", 1), ("first", "all")]),
+    "depo": ({"name": "depo", "N": 30, "K": 8}, [("k", k) for k in (1, 2, 4, 8)]),
+    "brevo": ({"name": "brevo", "N": 70}, [("n", 70), *(("depth", d) for d in range(1, 7)),
+              *(("nodes", text) for text in ("1-4", "5-8", "9-16", "17-32", "33-64"))]),
+    "mano": ({"name": "mano", "L": 10}, [("l", 10)]),
+    "mqar": ({"name": "mqar", "N": 16}, [("pairs", n) for n in (4, 8, 16)]),
+    "lano": ({"name": "lano", "grammar": "cfg3f"}, [("from", "start"), ("from", "cut")]),
+    "capo": ({"name": "capo", "people": 1000}, [*(("attribute", fact) for fact in FACTS),
+             *(("question", fact) for fact in FACTS)]),
+}  # fmt: skip
+
+
+def capo_bits(share, params, people=1000):
+    """What a model stores that knows this share of everything about its people."""
+    bits = 65.0 * share
+    return {"bits_per_parameter": bits * people / params, "bits_per_person": bits, "bits_per_person_at_most": 65.0}
+
+
+def write_every_task(
+    folder: Path, archs=("llama", "llama+canon"), rates=(0.001, 0.003), seeds=(0, 1), sizes=(40_000, 160_000),
+    measures=True,
+):  # fmt: skip
+    """One section per task; Capo at several sizes. Deterministic. Without `measures`: rows as they were before."""
+    draw = random.Random(11)
+    sections = []
+    for task, (spec, slices) in EVERY_TASK.items():
+        names = []
+        for size, arch, lr, seed in itertools.product(sizes if task == "capo" else (64_000,), archs, rates, seeds):
+            canon = "canon" in arch
+            params = size + canon * size // 80
+            ease = (1.0 if canon else 0.55) * (0.9 if lr == 0.001 else 1.0) * min(1.0, size / 100_000 + 0.4)
+            evals = []
+            for step in range(0, 1001, 100):
+                learned = ease * (1 - math.exp(-step / 350)) * draw.uniform(0.95, 1.0)
+                found = {}
+                for rank, key in enumerate(slices):
+                    total = 1000 if key[0] in ("n", "l") else 250
+                    share = learned * 0.93**rank
+                    found[key] = (sum(draw.random() < share for _ in range(total)), total)
+                numbers = {"capo": capo_bits(learned, params), "lano": {"kl": 1.2 * math.exp(-6 * learned)}}.get(task)
+                evals.append(evaluation(step, found, measures=numbers if measures else None))
+            name = f"{task}-{arch}-{size}-lr{lr:g}-seed{seed}"
+            model = {"hidden_size": 64 if size < 100_000 else 128, "num_hidden_layers": 4}
+            write_run(folder / "runs" / name, arch=arch, lr=lr, seed=seed, task=spec, evals=evals, params=params,
+                      losses=[(row["step"], 3 - row["step"] / 500) for row in evals], config={"model": model})  # fmt: skip
+            names.append(name)
+        sections.append({"heading": task.capitalize(), "text": "", "runs": names, "chance": {}})
+    (folder / "play.json").write_text(json.dumps({"title": "All tasks", "sections": sections, "command": ""}))
     return folder

@@ -39,7 +39,7 @@ def test_the_best_rate_and_the_spread_by_hand(tmp_path):
     assert (one.mean, one.low, one.high, one.runs) == (pytest.approx(0.3), 0.2, 0.4, 3)
     assert (plain.parameters, canon.parameters) == (10, 12)
     assert plain.tokens_per_s == 2000.0
-    gaps = {d.slice: d for d in differences(plain, canon)}
+    gaps = {d.key: d for d in differences(plain, canon)}
     assert gaps["k=1"].mean == pytest.approx((0.7 + 0.5 + 0.57) / 3)
     assert (gaps["k=1"].low, gaps["k=1"].high, gaps["k=1"].pairs) == (pytest.approx(0.5), pytest.approx(0.7), 3)
     assert gaps["k=2"].low == pytest.approx(0.0)

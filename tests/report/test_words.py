@@ -4,8 +4,10 @@ import pytest
 from folders import evaluation, write_run
 
 from canonlm.report import load_runs, summarise
-from canonlm.report.charts import DARK, LOOKS, learning_curves, looks
-from canonlm.report.words import percent, points, results_sentences, short, slice_label, verdict
+from canonlm.report.charts import learning_curves
+from canonlm.report.sentences import results_sentences, verdict
+from canonlm.report.theme import DARK, LOOKS, looks
+from canonlm.report.words import percent, points, short, slice_label
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_architectures_keep_their_look_and_never_share_one():
 
 def test_curves_are_one_trace_per_run_and_one_mean(tmp_path):
     archs = architectures(tmp_path, {"a": [(20, 10), (22, 12)], "b": [(90, 80), (90, 82)]})
-    figure = learning_curves(archs, {"k=1": 0.125})
+    figure = learning_curves(archs, ["k=1", "k=2"], {"k=1": 0.125})
     assert len(figure.data) == 1 + 2 * 2 * (2 + 1)
     assert sorted(trace.name for trace in figure.data if trace.showlegend) == ["a", "b", "guessing"]
     mean = next(trace for trace in figure.data if trace.meta == "mean")

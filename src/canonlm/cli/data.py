@@ -1,19 +1,34 @@
-"""`canonlm data`: look at what models are trained on."""
+"""`canonlm data`: look at what models are trained on, write it to a file, grade what was answered to it."""
 
-from typing import Annotated
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-app = typer.Typer(help="Look at samples of a task.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from canonlm.data.answers import Graded
+    from canonlm.tasks import Query, Sample, Task
+
+app = typer.Typer(help="Look at samples of a task, or write them to a file.", no_args_is_help=True)
 
 TASK = typer.Argument(help="A task; `canonlm tasks` lists them.", show_default=False)
 SETTINGS = typer.Argument(help="Settings of the task, such as N=8 K=2.", show_default=False, metavar="[KEY=VALUE]...")
 N = typer.Option("--n", help="How many samples.", min=1)
 DIFFICULTY = typer.Option(help="A named difficulty, such as depo1-225.", show_default=False)
-SPLIT = typer.Option(help="train (the training law) or test (the hardest cases).")
+SPLIT = typer.Option(help="train (the training law), valid (the same) or test (the hardest cases).")
 SEED = typer.Option(help="Samples are a function of seed, split and number.", min=0)
+OUT = typer.Option(help="The Parquet file to write, such as depo.parquet.", show_default=False)
+LOSS_ON = typer.Option(help="Which tokens get a label: answer or all. Default: as the paper.", show_default=False)
+VERIFY = typer.Option(
+    help="Grade this file of answers to the samples instead: Parquet or JSON lines, with index and answers.",
+    show_default=False,
+)
 
 STYLES = {"marker": "dim", "context": "", "question": "bold cyan", "answer": "bold green"}
+WIDTH = 60  # of a question or an answer in a list
 
 
 @app.command()
@@ -25,34 +40,137 @@ def show(
     split: Annotated[str, SPLIT] = "train",
     seed: Annotated[int, SEED] = 0,
 ) -> int:
-    """Print samples for people: context, questions and answers in colour.
+    """Print samples for people: context, questions and answers in colour, then each question with its answer and why.
 
     Without a difficulty or settings, the tiny preset's.
     """
     from rich.console import Console
     from rich.text import Text
 
+    chosen = _task(task, difficulty, settings)
+    samples = [chosen.sample(split, seed, index) for index in range(n)]
+    console = Console(highlight=False)
+    console.print(f"{chosen!r}, {split} law; {len(chosen.vocab)} tokens in the vocabulary", style="dim", soft_wrap=True)
+    for index, sample in enumerate(samples):
+        console.print(f"\nsample {index}, {len(sample.tokens)} tokens", style="dim")
+        console.print(_coloured(chosen, sample))
+        for query in sample.queries:
+            console.print(_explained(chosen, sample, query), soft_wrap=True)
+    if console.is_terminal:
+        console.print(Text("\n").append_text(Text(" ").join(Text(role, style) for role, style in STYLES.items())))
+    return 0
+
+
+@app.command()
+def dump(
+    task: Annotated[str, TASK],
+    settings: Annotated[list[str] | None, SETTINGS] = None,
+    n: Annotated[int, N] = 1000,
+    out: Annotated[Path | None, OUT] = None,
+    difficulty: Annotated[str | None, DIFFICULTY] = None,
+    split: Annotated[str, SPLIT] = "train",
+    seed: Annotated[int, SEED] = 0,
+    loss_on: Annotated[str | None, LOSS_ON] = None,
+    verify: Annotated[Path | None, VERIFY] = None,
+) -> int:
+    """Write samples to a Parquet file; with --verify, grade answers to them.
+
+    The file has index, tokens, labels and answers (start and stop of each answer: what stands before is its prompt).
+    It is whole or not there, and a dump that was stopped goes on where it was.
+    """
+    from canonlm.cli.count import Count
+
+    chosen = _task(task, difficulty, settings)
+    if (out is None) == (verify is None):
+        raise ValueError("--out: expected a file to write, such as depo.parquet, or --verify with a file of answers")
+    if verify is not None:
+        from canonlm.data.answers import grade_file
+
+        with Count(n, "graded") as count:
+            result = grade_file(
+                chosen, verify, n=n, split=split, seed=seed, on_progress=lambda done: count("graded", done)
+            )
+        _print_grades(chosen, result, n)
+        return 0
+
+    from canonlm.data.dump import dump as write
+
+    assert out is not None
+    try:
+        with Count(n, "drawn", "joined") as count:
+            new = write(chosen, out, n=n, split=split, seed=seed, loss_on=loss_on, on_progress=count)
+    except KeyboardInterrupt:
+        print("\ncanonlm: interrupted. The same command goes on.", file=sys.stderr)
+        return 130
+    print(f"{out}: {n:,} samples of {chosen!r}, {split} law, seed {seed}{'' if new else ' (was there already)'}")
+    return 0
+
+
+def _task(name: str, difficulty: str | None, settings: list[str] | None) -> "Task":
     from canonlm import tasks
     from canonlm.recipes import load_preset
     from canonlm.train.config import override
 
     spec: dict = {}
     override(spec, settings or [])
-    if difficulty is None and task in tasks.names():
-        preset = {key: value for key, value in load_preset(task, "tiny").run["task"].items() if key != "name"}
+    if difficulty is None and name in tasks.names():
+        preset = {key: value for key, value in load_preset(name, "tiny").run["task"].items() if key != "name"}
         spec = {**preset, **spec}
-    chosen = tasks.get(task, difficulty=difficulty, **spec)
-    shown = [chosen.show(chosen.sample(split, seed, index)) for index in range(n)]
-    console = Console()
-    console.print(
-        f"{chosen!r}, {split} law; {len(chosen.vocab)} tokens in the vocabulary", style="dim", highlight=False
-    )
-    for tokens in shown:
-        text = Text()
-        for name, role in tokens:
-            text.append(name, STYLES[role]).append(" ")
-        console.print(text, end="\n\n")
-    console.print(
-        Text("marker ", "dim").append("context ", "").append("question ", "bold cyan").append("answer", "bold green")
-    )
-    return 0
+    return tasks.get(name, difficulty=difficulty, **spec)
+
+
+def _coloured(task: "Task", sample: "Sample") -> "Text":
+    from rich.text import Text
+
+    text = Text()
+    shown = task.show(sample)
+    gap = "" if any(name[:1].isspace() for name, _ in shown) else " "  # pieces of text bring their own blanks
+    for name, role in shown:
+        text.append(gap if text else "").append(name, STYLES[role])
+    return text
+
+
+def _explained(task: "Task", sample: "Sample", query: "Query") -> "Text":
+    """`  4 hops  q4 w3. ans → w9.  because w3. → w1. → …`"""
+    from rich.text import Text
+
+    from canonlm.report.runs import slice_key
+    from canonlm.report.words import slice_label
+
+    def said(start: int, stop: int) -> str:
+        return _clip(task.vocab.text(sample.tokens[start:stop].tolist()))
+
+    text = Text(f"  {slice_label(task.name, slice_key(query.slice))}  ", "dim")
+    text.append(said(query.asked, query.start), STYLES["question"]).append(" → ")
+    text.append(said(query.start, query.stop), STYLES["answer"])
+    why = task.explain(sample, query)
+    return text.append(f"  because {why}", "dim") if why else text
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= WIDTH else f"{text[: WIDTH // 2]} … {text[-WIDTH // 2 :]}"
+
+
+def _print_grades(task: "Task", result: "Graded", n: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from canonlm.data.answers import numbers
+    from canonlm.report.runs import slice_key
+    from canonlm.report.words import percent, slice_label
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{result.samples:,} of {n:,} samples answered")
+    for reason, lines in result.refused.items():
+        console.print(f"not graded, {reason}: {len(lines):,} (at {_clip(numbers(lines))})", markup=False)
+    table = Table("", "right", "of", "", box=None, padding=(0, 2, 0, 0))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in result.slices:
+        right, total = row["correct"], row["total"]
+        label = slice_label(task.name, slice_key(row["slice"]))
+        table.add_row(label, f"{right:,}", f"{total:,}", percent(right / total))
+    console.print(table)
+    for wrong in result.wrong:
+        where = slice_label(task.name, slice_key(wrong.verdict.slice))
+        console.print(f"sample {wrong.index}, {where}: {wrong.verdict.why}", markup=False)

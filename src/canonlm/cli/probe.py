@@ -20,7 +20,7 @@ def probe(
 ) -> int:
     """Does a model that was trained on a grammar see its rules? Reads symbols and boundaries off its hidden states.
 
-    For every level of the grammar, one linear classifier tells from a token's hidden state under which symbol it stands,
+    For every level of the grammar, one linear classifier tells from a hidden state under which symbol its token stands,
     and another whether that symbol's stretch ends here. Prints a table and writes RUN/probe.json.
     """
     from rich.console import Console

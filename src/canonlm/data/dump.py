@@ -60,7 +60,7 @@ def dump(
     """
     if out.suffix != ".parquet":
         raise expected("--out", "a name that ends in .parquet", str(out))
-    draw(task, split, seed, 0, 1, loss_on)  # refuses what is no setting before anything is written
+    task.sample(split, seed, 0, loss_on=loss_on)  # refuses what is no setting before anything is written
     about = describe(task, n=n, split=split, seed=seed, loss_on=loss_on)
     folder = out.with_name(out.name + ".parts")
     try:
@@ -81,7 +81,7 @@ def dump(
                 on_progress("drawn", stop)
             _join(parts, folder / out.name, about, task, on_progress)
             (folder / out.name).replace(out)
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)  # what stays, the next dump to this name takes away
     except Timeout:
         raise expected("--out", "a file that no other process is writing", str(out)) from None
     except OSError as error:
@@ -138,7 +138,7 @@ def _join(
 
 @contextmanager
 def _whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name once it is complete and on disk. Python's own file, so its OSErrors say what is wrong."""
+    """A file that gets its name once it is complete and on disk. Python's own: its OSErrors say what is wrong."""
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         with temporary.open("wb") as file:
@@ -173,7 +173,7 @@ def _compare(about: dict[str, Any], there: dict[str, Any], whose: str) -> None:
     ours, theirs = _flat(about), _flat(there)
     for key in [*ours, *theirs]:
         if ours.get(key) != theirs.get(key):
-            raise expected(key, f"{theirs.get(key)!r}, as in {whose}", ours.get(key))
+            raise expected(key, f"{json.dumps(theirs.get(key))}, as in {whose}", ours.get(key))
 
 
 def _flat(about: dict[str, Any]) -> dict[str, Any]:

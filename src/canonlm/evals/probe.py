@@ -1,6 +1,6 @@
 """Which rules a model sees in a sentence: a linear probe from its hidden states to the nodes of the parse tree.
 
-For every level of a Lano grammar, one linear classifier reads a token's hidden state and says which symbol of that level
+For every level of a Lano grammar, one linear classifier reads a token's hidden state and says which symbol of the level
 the token stands under, and another whether that symbol's node ends here (Physics of Language Models, Part 1, arXiv
 2305.13673, Sec. 4). The model is never changed. A symbol is only known once its node is complete, so besides all tokens
 those at which a node ends are given apart.

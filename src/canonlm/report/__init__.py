@@ -1,6 +1,7 @@
 """Run folders in, tables and one HTML page out. Needs no torch and no network."""
 
-from .page import numbers_csv, render, write_report
+from .numbers import numbers_csv
+from .page import render, write_report
 from .play import Play, Section, load_play
 from .runs import LeftOut, Run, load_run, load_runs
 from .summary import Architecture, Difference, Rate, Spread, differences, fairness, summarise, wilson

@@ -3,9 +3,9 @@
 import html
 from collections.abc import Iterable, Sequence
 
-from .runs import Count
-from .summary import Spread
-from .words import percent, span
+from .runs import Evaluation
+from .summary import Difference, Spread, wilson
+from .words import Quantity, percent, span
 
 
 def inert(text: str) -> str:
@@ -38,16 +38,31 @@ def cell(text: str, small: str = "") -> str:
     return f"<td>{_with_small(text, small)}</td>"
 
 
-def share_cell(spread: Spread | None) -> str:
-    """A share with its range below, underlined as far as it goes."""
+def spread_cell(spread: Spread | None, quantity: Quantity) -> str:
+    """A value with its range below; a share is underlined as far as it goes."""
     if spread is None:
         return cell("–")
-    inner = _with_small(percent(spread.mean), span(spread))
+    small = span(spread.low, spread.high, quantity.say) if spread.kind != "one run" else ""
+    if quantity.say is not percent:
+        return cell(quantity.say(spread.mean), small)
+    inner = _with_small(percent(spread.mean), small)
     return f'<td class=share style="--share:{100 * spread.mean:.1f}%">{inner}</td>'
 
 
-def count_cell(count: Count | None) -> str:
-    return cell("–") if count is None else cell(percent(count.accuracy), f"{count.correct:,} of {count.total:,}")
+def difference_cell(found: Difference | None, quantity: Quantity) -> str:
+    if found is None:
+        return cell("–")
+    small = f"{quantity.gap(found.low)} to {quantity.gap(found.high)}" if found.pairs > 1 else ""
+    return cell(quantity.gap(found.mean), small)
+
+
+def value_cell(row: Evaluation | None, key: str, quantity: Quantity) -> str:
+    """What one run scored: an accuracy with its counts and its 95 % interval, or a measure."""
+    value = row.value(key) if row else None
+    if row is None or value is None:
+        return cell("–")
+    count = row.slices.get(key)
+    return cell(quantity.say(value), f"{count.correct:,} of {count.total:,}, {span(*wilson(count))}" if count else "")
 
 
 def _with_small(text: str, small: str) -> str:

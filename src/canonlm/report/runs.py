@@ -10,11 +10,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
 from ..errors import expected
+
+DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError)  # what a row that is no row raises when read
 
 
 @dataclass(frozen=True)
@@ -31,16 +33,25 @@ class Count:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One eval row: `slices` maps a slice such as `k=1` to its count."""
+    """One eval row: `slices` maps a slice such as `k=1` to its count, `measures` a name such as `kl` to its number.
+
+    A row may slice the same answers by several scales (`n=70`, `depth=1`, …). The first in the row is the primary one.
+    """
 
     step: int
     slices: Mapping[str, Count]
     loss: float | None = None
+    measures: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:
-        """Mean over slices, each slice weighing the same."""
-        return sum(count.accuracy for count in self.slices.values()) / len(self.slices)
+        """Mean over the slices of the primary scale, each slice weighing the same."""
+        shares = [self.slices[key].accuracy for key in primary(self.slices)]
+        return sum(shares) / len(shares)
+
+    def value(self, key: str) -> float | None:
+        """The accuracy on a slice or the number of a measure; None where the row has it not."""
+        return self.slices[key].accuracy if key in self.slices else self.measures.get(key)
 
 
 @dataclass(frozen=True)
@@ -162,10 +173,28 @@ def slice_key(where: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in where.items()) or "all"
 
 
-def slice_order(key: str) -> list[Any]:
-    """Sorts `k=2` before `k=10`."""
-    parts = re.split(r"(\d+)", key)
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
+def is_slice(key: str) -> bool:
+    """Slices and measures share tables and charts; no measure is named like a slice."""
+    return "=" in key or key == "all"
+
+
+def scale_of(key: str) -> str:
+    """`k=1` → `k`: what the slice is one value of."""
+    return key.partition("=")[0]
+
+
+def in_order(keys: Iterable[str]) -> list[str]:
+    """Each slice once, scale by scale as first named; inside a scale `k=2` before `k=10`, words last and as named."""
+    keys = list(dict.fromkeys(keys))
+    scales = list(dict.fromkeys(map(scale_of, keys)))
+    numbers = {key: [float(part) for part in re.findall(r"\d+(?:\.\d+)?", key)] or [math.inf] for key in keys}
+    return sorted(keys, key=lambda key: (scales.index(scale_of(key)), numbers[key]))
+
+
+def primary(slices: Iterable[str]) -> list[str]:
+    """Of slices in order, those of the first scale."""
+    keys = list(slices)
+    return [key for key in keys if scale_of(key) == scale_of(keys[0])]
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -233,7 +262,7 @@ def _rows(path: Path) -> tuple[list[Evaluation | TrainRow], int]:
                 rows.append(_evaluation(row))
             elif row["kind"] == "train":
                 rows.append(TrainRow(int(row["step"]), float(row["loss"])))
-        except (ValueError, TypeError, KeyError, OverflowError):
+        except DAMAGE:
             damaged += 1
     return rows, damaged
 
@@ -249,9 +278,28 @@ def _evaluation(row: Mapping[str, Any], step: int | None = None) -> Evaluation:
     if not slices:
         raise ValueError("nothing was asked")
     loss = row.get("loss")
-    finite = isinstance(loss, (int, float)) and math.isfinite(loss)
-    ordered = {key: slices[key] for key in sorted(slices, key=slice_order)}
-    return Evaluation(int(row.get("step", step)), ordered, float(loss) if finite and loss is not None else None)
+    return Evaluation(
+        int(row.get("step", step)),
+        {key: slices[key] for key in in_order(slices)},
+        float(loss) if _finite(loss) else None,
+        {name: float(value) for name, value in _measures(row).items() if _finite(value)},
+    )
+
+
+def _measures(row: Mapping[str, Any]) -> dict[str, Any]:
+    found = row.get("measures")
+    return (
+        {name: value for name, value in found.items() if name and not is_slice(name)} if isinstance(found, dict) else {}
+    )
+
+
+def _unusable(row: Mapping[str, Any]) -> list[str]:
+    """Measures without a usable number: a diverged run has them, and its absence from a mean must not go unsaid."""
+    return [name for name, value in _measures(row).items() if not _finite(value)]
+
+
+def _finite(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _result(raw: Mapping[str, Any] | None, notes: list[str]) -> Result | None:
@@ -260,9 +308,10 @@ def _result(raw: Mapping[str, Any] | None, notes: list[str]) -> Result | None:
     try:
         steps = int(raw["steps"])
         final = _evaluation(raw["final"], steps)
-    except (ValueError, TypeError, KeyError, OverflowError):
+    except DAMAGE:
         notes.append("result.json is damaged")
         return None
+    notes += [f"{name} of the final evaluation is no finite number" for name in _unusable(raw["final"])]
     size, speed, seconds = (raw.get(key) for key in ("num_parameters", "tokens_per_s", "train_seconds"))
     return Result(
         steps,

@@ -1,8 +1,9 @@
 """Runs grouped by architecture and learning rate, with the spread over seeds. Pure functions of runs, no files.
 
-The best learning rate of an architecture is the one with the highest final accuracy, averaged over slices and then over
-seeds, among the rates with the most finished runs (so that a rate at which runs crashed does not win by its survivors);
-of equals the smallest. It is chosen on the evaluation that is shown, for every architecture alike.
+The best learning rate of an architecture is the one with the highest final score (`words.SCORES`: a measure of the
+task, or the accuracy averaged over the slices of its primary scale), averaged over seeds, among the rates with the most
+runs that have one (so that a rate at which runs crashed does not win by its survivors); of equals the smallest. It is
+chosen on the evaluation that is shown, for every architecture alike.
 """
 
 import math
@@ -10,15 +11,18 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .runs import Count, Run, slice_order
+from .runs import Count, Evaluation, Run, in_order, primary, scale_of
+from .words import score_of, short
 
 MIN_RATES = 3
 MIN_SEEDS = 3
+AT_MOST = "_at_most"  # ends the name of a measure that bounds another
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean with its range: over `runs` runs the smallest and largest, for a single run a 95 % binomial interval."""
+    """A mean with its range over `runs` runs: smallest and largest. An accuracy of a single run has its 95 % binomial
+    interval, a measure of a single run has no range."""
 
     mean: float
     low: float
@@ -27,19 +31,33 @@ class Spread:
 
     @property
     def kind(self) -> str:
-        return "range over runs" if self.runs > 1 else "95% interval of one run"
+        if self.runs > 1:
+            return "range over runs"
+        return "95% interval of one run" if self.low < self.high else "one run"
 
 
 @dataclass(frozen=True)
 class Rate:
-    """One architecture at one learning rate. `runs` are the finished ones; the others are counted only."""
+    """One architecture at one learning rate. `runs` are the finished ones; the others are counted only.
+
+    `score`: the task's score over those of `runs` that have one.
+    """
 
     arch: str
     lr: float
     runs: tuple[Run, ...] = field(repr=False)
     unfinished: int
     slices: Mapping[str, Spread]
-    mean: float | None
+    measures: Mapping[str, Spread]
+    score: Spread | None
+
+    @property
+    def mean(self) -> float | None:
+        return self.score.mean if self.score else None
+
+    def spread(self, key: str) -> Spread | None:
+        """Of a slice or a measure."""
+        return self.slices.get(key) or self.measures.get(key)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -53,13 +71,16 @@ class Rate:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything that was run with one architecture on one task. `best` is None while nothing has finished.
+    """Everything that was run with one architecture, at one size, on one task. `best` is None while nothing finished.
 
-    `parameters` is None where runs differ; `tokens_per_s` is the median over all finished runs.
+    `arch`: its name here, which says the size where a family was run at several. `score`: the measure that the runs of
+    this task are compared by, "" for accuracy. `tokens_per_s` is the median over all finished runs.
     """
 
     arch: str
+    family: str
     task: str
+    score: str
     rates: tuple[Rate, ...]
     best: Rate | None
     parameters: int | None
@@ -68,11 +89,14 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Difference:
-    """Accuracy of `arch` minus that of `reference`, each at its best rate, on the `pairs` seeds both were run with."""
+    """Accuracy (or measure) of `arch` minus that of `reference`, each at its best rate, on the `pairs` seeds both have.
+
+    `key`: the slice, or the name of the measure.
+    """
 
     arch: str
     reference: str
-    slice: str
+    key: str
     mean: float
     low: float
     high: float
@@ -89,37 +113,91 @@ def wilson(count: Count, z: float = 1.959964) -> tuple[float, float]:
 
 
 def spread(counts: Sequence[Count]) -> Spread:
-    accuracies = [count.accuracy for count in counts]
-    low, high = (min(accuracies), max(accuracies)) if len(counts) > 1 else wilson(counts[0])
-    return Spread(statistics.fmean(accuracies), low, high, len(counts))
+    """Of accuracies, one per run."""
+    if len(counts) > 1:
+        return spread_of([count.accuracy for count in counts])
+    return Spread(counts[0].accuracy, *wilson(counts[0]), 1)
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Of any numbers, one per run."""
+    return Spread(statistics.fmean(values), min(values), max(values), len(values))
 
 
 def summarise(runs: Iterable[Run]) -> list[Architecture]:
-    """One entry per (task, architecture), in the order in which the runs name them."""
-    groups: dict[tuple[str, str], list[Run]] = {}
+    """One entry per (task, architecture, size), in the order in which the runs name them, the smaller size first."""
+    tasks: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
-        groups.setdefault((run.task_label, run.arch), []).append(run)
-    return [_architecture(members) for members in groups.values()]
+        tasks.setdefault(run.task_label, {}).setdefault(run.arch, []).append(run)
+    found = []
+    for families in tasks.values():
+        score = _score([run for members in families.values() for run in members])
+        found += [_architecture(name, part, score) for members in families.values() for name, part in _sizes(members)]
+    return found
 
 
 def slices_of(architectures: Iterable[Architecture]) -> list[str]:
-    """Every slice that some best rate was asked about, easy ones first."""
-    return sorted({key for a in architectures if a.best for key in a.best.slices}, key=slice_order)
+    """Every slice that some best rate was asked about, scale by scale, easy ones first."""
+    return in_order(key for a in architectures if a.best for key in a.best.slices)
+
+
+def scales_of(architectures: Iterable[Architecture]) -> list[list[str]]:
+    """The same, a list per scale; the primary scale is the first."""
+    keys = slices_of(architectures)
+    return [[key for key in keys if scale_of(key) == scale] for scale in dict.fromkeys(map(scale_of, keys))]
+
+
+def measures_of(architectures: Iterable[Architecture]) -> list[str]:
+    """Every measure that some best rate has, in the order of the rows; what only bounds another is none."""
+    found = dict.fromkeys(name for a in architectures if a.best for name in a.best.measures)
+    return [name for name in found if not name.endswith(AT_MOST)]
+
+
+def columns_of(architectures: Sequence[Architecture]) -> list[str]:
+    """What a table of results shows: the score where it is a measure, the slices of the primary scale, then the other
+    measures."""
+    measures = measures_of(architectures)
+    scores = [name for name in measures if any(name == a.score for a in architectures)]
+    return [*scores, *primary(slices_of(architectures)), *(name for name in measures if name not in scores)]
+
+
+def at_most(run: Run, name: str) -> float | None:
+    """What the measure `name` of this run could reach; None where it has no such bound.
+
+    The bound on bits per person bounds bits per parameter too: of two measures of the same bits, each is the same share
+    of what it can be. A model that has stored nothing yet does not tell it; a later evaluation does.
+    """
+    for row in reversed(run.evals):
+        bound, value = row.measures.get(name + AT_MOST), row.measures.get(name)
+        if bound is not None:
+            return bound
+        other, most = row.measures.get("bits_per_person"), row.measures.get("bits_per_person" + AT_MOST)
+        if name == "bits_per_parameter" and value and other and most:
+            return value * most / other
+    return None
+
+
+def counterpart(reference: Sequence[Architecture], other: Architecture) -> Architecture:
+    """Of one family at several sizes, the one nearest in size to `other`."""
+    if other.parameters is None:
+        return reference[0]
+    size = math.log(other.parameters)
+    return min(reference, key=lambda a: abs(math.log(a.parameters) - size) if a.parameters else math.inf)
 
 
 def differences(reference: Architecture, other: Architecture) -> list[Difference]:
-    """Per slice, paired by seed; empty where the two best rates share no seed."""
+    """Per slice and measure, paired by seed; empty where the two best rates share no seed."""
     if reference.best is None or other.best is None:
         return []
     theirs = {run.seed: run for run in reference.best.runs}
     ours = {run.seed: run for run in other.best.runs}
     found = []
-    for key in slices_of([reference, other]):
+    for key in [*slices_of([reference, other]), *measures_of([reference, other])]:
         gaps = []
         for seed in sorted(theirs.keys() & ours.keys()):
-            a, b = _final(ours[seed]).get(key), _final(theirs[seed]).get(key)
+            a, b = _final(ours[seed]).value(key), _final(theirs[seed]).value(key)
             if a is not None and b is not None:
-                gaps.append(a.accuracy - b.accuracy)
+                gaps.append(a - b)
         if gaps:
             mean = statistics.fmean(gaps)
             found.append(Difference(other.arch, reference.arch, key, mean, min(gaps), max(gaps), len(gaps)))
@@ -155,21 +233,43 @@ def fairness(architectures: Sequence[Architecture]) -> list[str]:
     return notes
 
 
-def _final(run: Run) -> Mapping[str, Count]:
+def _final(run: Run) -> Evaluation:
     assert run.result is not None
-    return run.result.final.slices
+    return run.result.final
 
 
-def _architecture(runs: list[Run]) -> Architecture:
-    rates = tuple(_rate([run for run in runs if run.lr == lr]) for lr in sorted({run.lr for run in runs}))
-    most = max(len(rate.runs) for rate in rates)
-    best = max((rate for rate in rates if len(rate.runs) == most), key=lambda rate: rate.mean or 0.0) if most else None
+def _score(runs: Sequence[Run]) -> str:
+    """The measure that is the score of the runs' task, where any finished run has it; else "": accuracy."""
+    measure = score_of(runs[0].task).measure
+    return measure if any(measure in _final(run).measures for run in runs if run.finished) else ""
+
+
+def _sizes(runs: list[Run]) -> list[tuple[str, list[Run]]]:
+    """(name, runs) per size of one family. An unfinished run has the size of the finished ones with its `model`."""
+    alike = {str(run.config.get("model")): run.result.num_parameters for run in runs if run.result}
+    groups: dict[int, list[Run]] = {}
+    for run in runs:
+        size = run.result.num_parameters if run.result else alike.get(str(run.config.get("model")))
+        groups.setdefault(size or 0, []).append(run)
+    if len(groups.keys() - {0}) < 2:  # one size as far as is known
+        return [(runs[0].arch, runs)]
+    digits = len({short(size) for size in groups}) == len(groups)
+    said = {size: short(size) if digits else f"{size:,}" for size in groups} | {0: "of unknown size"}
+    return [(f"{runs[0].arch} {said[size]}", groups[size]) for size in sorted(groups, key=lambda n: n or math.inf)]
+
+
+def _architecture(name: str, runs: list[Run], score: str) -> Architecture:
+    rates = tuple(_rate(name, [run for run in runs if run.lr == lr], score) for lr in sorted({run.lr for run in runs}))
+    finished = [rate for rate in rates if rate.runs]
+    best = max(finished, key=lambda rate: (rate.score.runs, rate.score.mean) if rate.score else (0, 0.0), default=None)
     results = [run.result for run in runs if run.result is not None]
     sizes = {result.num_parameters for result in results}
     speeds = [result.tokens_per_s for result in results if result.tokens_per_s is not None]
     return Architecture(
-        arch=runs[0].arch,
+        arch=name,
+        family=runs[0].arch,
         task=runs[0].task,
+        score=score,
         rates=rates,
         best=best,
         parameters=sizes.pop() if len(sizes) == 1 else None,
@@ -177,16 +277,25 @@ def _architecture(runs: list[Run]) -> Architecture:
     )
 
 
-def _rate(runs: list[Run]) -> Rate:
+def _rate(name: str, runs: list[Run], score: str) -> Rate:
     finished = tuple(run for run in runs if run.result is not None)
-    keys = sorted({key for run in finished for key in _final(run)}, key=slice_order)
-    slices = {key: spread([_final(run)[key] for run in finished if key in _final(run)]) for key in keys}
-    means = [run.result.final.accuracy for run in finished if run.result is not None]
+    finals = [_final(run) for run in finished]
+    measures = dict.fromkeys(name for final in finals for name in final.measures)
+    scores = [
+        final.measures[score] if score else final.accuracy for final in finals if not score or score in final.measures
+    ]
     return Rate(
-        arch=runs[0].arch,
+        arch=name,
         lr=runs[0].lr,
         runs=finished,
         unfinished=len(runs) - len(finished),
-        slices=slices,
-        mean=statistics.fmean(means) if means else None,
+        slices={
+            key: spread([final.slices[key] for final in finals if key in final.slices])
+            for key in in_order(key for final in finals for key in final.slices)
+        },
+        measures={
+            measure: spread_of([final.measures[measure] for final in finals if measure in final.measures])
+            for measure in measures
+        },
+        score=spread_of(scores) if scores else None,
     )

@@ -8,13 +8,14 @@ from rich.table import Table
 from rich.text import Text
 
 from .play import load_play
-from .summary import Architecture, Rate, slices_of, summarise
-from .words import percent, short, slice_label, span
+from .summary import Architecture, Rate, Spread, columns_of, scales_of, summarise
+from .words import quantity, scale_words, short, span
 
 
 def best_table(architectures: Sequence[Architecture], title: str = "") -> Table:
-    """One row per architecture at its best learning rate: accuracy per slice with its spread, size and speed."""
-    keys = slices_of(architectures)
+    """One row per architecture at its best learning rate: accuracy per slice of the primary scale and every measure
+    with its spread, size and speed."""
+    keys = columns_of(architectures)
     table = _table(title, architectures, keys)
     table.add_column("parameters", justify="right")
     table.add_column("tokens/s", justify="right")
@@ -24,22 +25,35 @@ def best_table(architectures: Sequence[Architecture], title: str = "") -> Table:
             unfinished = sum(rate.unfinished for rate in a.rates)
             table.add_row(escape(a.arch), "–", f"0 of {unfinished}", *("–" for _ in keys), *size)
         else:
-            table.add_row(*_row(a.best, keys), *size)
+            table.add_row(*_row(a.task, a.best, keys), *size)
     return table
 
 
 def rate_table(architectures: Sequence[Architecture], title: str = "") -> Table:
     """One row per architecture and learning rate; the best of each is marked."""
-    keys = slices_of(architectures)
+    keys = columns_of(architectures)
     table = _table(title, architectures, keys)
-    table.add_column("mean", justify="right")
+    task, score = architectures[0].task, quantity(architectures[0].task, architectures[0].score)
+    table.add_column(score.label, justify="right")
     for a in architectures:
         for rate in a.rates:
-            mean = "–" if rate.mean is None else percent(rate.mean)
+            mean = "–" if rate.mean is None else score.say(rate.mean)
             best = rate is a.best
-            table.add_row(*_row(rate, keys), f"{mean} *" if best else mean, style="bold" if best else None)
+            table.add_row(*_row(task, rate, keys), f"{mean} *" if best else mean, style="bold" if best else None)
         table.add_section()
-    table.caption = "* best rate: highest mean over slices and seeds"
+    table.caption = f"* best rate: highest {score.label}, averaged over seeds"
+    return table
+
+
+def scale_table(architectures: Sequence[Architecture], keys: Sequence[str], title: str = "") -> Table:
+    """Final accuracy on the slices of one scale, a row each, a column per architecture at its best rate."""
+    table = Table(title=escape(title) or None, title_justify="left", title_style="bold")
+    task, bests = architectures[0].task, [a.best for a in architectures if a.best]
+    table.add_column(escape(scale_words(task, keys[0]).by))
+    for best in bests:
+        table.add_column(escape(best.arch), justify="right")
+    for key in keys:
+        table.add_row(escape(quantity(task, key).label), *(_cell(task, key, best.spread(key)) for best in bests))
     return table
 
 
@@ -49,6 +63,8 @@ def tables(folder: str | Path) -> Iterable[Table | Text]:
     for section in play.sections:
         architectures = summarise(section.runs)
         yield best_table(architectures, f"\n{section.heading}")
+        for keys in scales_of(architectures)[1:]:
+            yield scale_table(architectures, keys, f"\n{section.heading}: by {scale_words(section.task, keys[0]).by}")
         if any(len(a.rates) > 1 for a in architectures):
             yield rate_table(architectures, f"\n{section.heading}: every learning rate")
     for section in play.sections:
@@ -67,14 +83,17 @@ def _table(title: str, architectures: Sequence[Architecture], keys: Sequence[str
     table.add_column("lr", justify="right")
     table.add_column("runs", justify="right")
     for key in keys:
-        table.add_column(escape(slice_label(architectures[0].task, key)), justify="right")
+        table.add_column(escape(quantity(architectures[0].task, key).label), justify="right")
     return table
 
 
-def _row(rate: Rate, keys: Sequence[str]) -> list[str]:
-    return [escape(rate.arch), f"{rate.lr:g}", rate.finished_of, *(_cell(rate, key) for key in keys)]
+def _row(task: str, rate: Rate, keys: Sequence[str]) -> list[str]:
+    return [escape(rate.arch), f"{rate.lr:g}", rate.finished_of, *(_cell(task, key, rate.spread(key)) for key in keys)]
 
 
-def _cell(rate: Rate, key: str) -> str:
-    spread = rate.slices.get(key)
-    return "–" if spread is None else f"{percent(spread.mean)}\n[dim]{span(spread)}[/dim]"
+def _cell(task: str, key: str, spread: Spread | None) -> str:
+    if spread is None:
+        return "–"
+    say = quantity(task, key).say
+    small = f"\n[dim]{span(spread.low, spread.high, say)}[/dim]" if spread.kind != "one run" else ""
+    return say(spread.mean) + small

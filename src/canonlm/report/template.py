@@ -2,7 +2,7 @@
 
 import json
 
-from .charts import DARK, FONT, GRID, INK, MUTED, PAPER
+from .theme import DARK, FONT, GRID, INK, MUTED, PAPER
 
 CSS = f"""
 :root {{ --ink: {INK}; --muted: {MUTED}; --grid: {GRID}; --paper: {PAPER}; --wash: #f5f6f8; --bar: #dbe8f3;

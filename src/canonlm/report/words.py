@@ -1,16 +1,10 @@
-"""How numbers and slices are said, and the sentences that the report computes from the runs."""
+"""The vocabulary of the report: how tasks, slices, measures, scores and numbers are said to people."""
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from .summary import Architecture, Rate, Spread, slices_of
-
-SLICES: dict[tuple[str, str], Callable[[str], str]] = {
-    ("depo", "k"): lambda v: f"{v} hop" if v == "1" else f"{v} hops",
-    ("mano", "l"): lambda v: f"{v} operation" if v == "1" else f"{v} operations",
-    ("copying", "first"): lambda v: {"all": "whole list", "1": "first item"}.get(v, f"first {v} items"),
-}
+from .runs import is_slice, scale_of
 
 TASKS = {
     "copying": "The model reads a list of random items and must repeat it, in order and without a mistake.",
@@ -29,17 +23,66 @@ TASKS = {
     ),
     "lano": "The model must write sentences that follow a grammar of nested rules, which it only knows from examples.",
     "capo": "The model reads short biographies in training and must later recall facts about those people.",
+    "mqar": (
+        "The model reads pairs of a key and a value, then sees some of the keys again and must give the value that "
+        "came with each."
+    ),
 }
 
-FEW = 3  # architectures that can be compared in sentences; for more, the tables say it better
+
+@dataclass(frozen=True)
+class Scale:
+    """One way of slicing the answers. `by` ends "accuracy by …", `label` names one slice, `about` explains."""
+
+    by: str
+    label: Callable[[str], str]
+    about: str = ""
 
 
-def slice_label(task: str, key: str) -> str:
-    """`k=1` of depo → `1 hop`; what is not in the dictionary stays readable: `k = 1`."""
-    name, _, value = key.partition("=")
-    if (task, name) in SLICES and "," not in key:
-        return SLICES[task, name](value)
-    return "all questions" if key == "all" else key.replace("=", " = ")
+def _many(singular: str, plural: str = "") -> Callable[[str], str]:
+    return lambda value: f"{value} {singular if value == '1' else plural or singular + 's'}"
+
+
+SLICES = {
+    ("copying", "first"): Scale(
+        "length of the start", lambda v: {"all": "whole list", "1": "first item"}.get(v, f"first {v} items")
+    ),
+    ("depo", "k"): Scale("number of hops", _many("hop")),
+    ("mano", "l"): Scale("length of the formula", _many("operation")),
+    ("mqar", "pairs"): Scale("number of pairs", _many("pair")),
+    ("brevo", "n"): Scale("number of items", _many("item")),
+    ("brevo", "depth"): Scale(
+        "depth of the question",
+        lambda v: f"depth {v}",
+        "Depth: how many steps it takes, at the least, from the item asked about to one that depends on nothing.",
+    ),
+    ("brevo", "nodes"): Scale(
+        "length of the answer",
+        lambda v: f"{v.replace('-', '–')} to list",
+        "How many items the right answer lists: the broader the question, the longer its answer.",
+    ),
+    ("lano", "from"): Scale(
+        "how the sentence starts",
+        lambda v: {"start": "from the start", "cut": "after 50 given tokens"}.get(v, v),
+        "The model writes a whole sentence by itself, or goes on after the beginning of a true one.",
+    ),
+    ("capo", "attribute"): Scale(
+        "fact",
+        lambda v: v,
+        "A fact counts when the model completes the sentence of the biography that it ends.",
+    ),
+    ("capo", "question"): Scale(
+        "fact asked for",
+        lambda v: f"{v}, asked",
+        "The same facts as answers to questions, about people whom no question in training was about.",
+    ),
+}
+
+
+def number(value: float) -> str:
+    """Three digits, which is more than repeats agree on: `1.92`, `0.00314`, `12,300`."""
+    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return text.replace("-", "−")
 
 
 def percent(share: float) -> str:
@@ -52,10 +95,9 @@ def percent(share: float) -> str:
     return text
 
 
-def span(spread: Spread) -> str:
-    """`91.2–95.0%`, or just the number where all runs agree."""
-    low, high = percent(spread.low), percent(spread.high)
-    return low if low == high else f"{low.removesuffix('%')}–{high}"
+def span(low: float, high: float, say: Callable[[float], str] = percent) -> str:
+    """`91.2–95.0%`, or just the number where both ends read the same."""
+    return say(low) if say(low) == say(high) else f"{say(low).removesuffix('%')}–{say(high)}"
 
 
 def points(difference: float) -> str:
@@ -64,8 +106,91 @@ def points(difference: float) -> str:
     return "0.0" if text in ("+0.0", "−0.0") else text
 
 
+def signed(difference: float) -> str:
+    """A difference of two measures: `+0.31`."""
+    return number(difference) if difference <= 0 else f"+{number(difference)}"
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One column: an accuracy on a slice or a measure. `say` writes a value, `gap` the difference of two."""
+
+    label: str
+    say: Callable[[float], str] = number
+    gap: Callable[[float], str] = signed
+    about: str = ""
+    log: bool = False  # drawn on a logarithmic axis
+
+
+MEASURES = {
+    "kl": Quantity(
+        "divergence (KL)",
+        about=(
+            "How far the model's guess of the next token is from what the grammar says, averaged over positions "
+            "(Kullback–Leibler divergence, nats per token). Zero is perfect; lower is better."
+        ),
+        log=True,
+    ),
+    "bits_per_parameter": Quantity(
+        "bits per parameter",
+        about="How much the model has stored about the people, in bits, for each of its parameters: higher is better.",
+    ),
+    "bits_per_person": Quantity("bits per person", about="Bits stored, for each person."),
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one number stands for a task: a measure (higher is better), or else the mean accuracy (`measure` is "").
+
+    `share`: what the accuracies of the task are shares of.
+    """
+
+    measure: str = ""
+    share: str = "share answered correctly"
+
+
+SCORES = {
+    "capo": Score("bits_per_parameter", "share of people whose fact is known"),
+    "lano": Score(share="share of valid sentences"),
+}
+
+
+def score_of(task: str) -> Score:
+    return SCORES.get(task, Score())
+
+
+def quantity(task: str, key: str) -> Quantity:
+    """How to say and draw the slice or the measure `key` ("": the mean accuracy); what no dictionary has stays
+    readable."""
+    if key == "":
+        return Quantity("mean accuracy", percent, points)
+    if is_slice(key):
+        return Quantity(slice_label(task, key), percent, points)
+    return MEASURES.get(key) or Quantity(key.replace("_", " "))
+
+
+def slice_label(task: str, key: str) -> str:
+    """`k=1` of depo → `1 hop`; what is not in the dictionary stays readable: `k = 1`."""
+    scale = SLICES.get((task, scale_of(key)))
+    if scale and "=" in key and "," not in key:
+        return scale.label(key.partition("=")[2])
+    return "all questions" if key == "all" else key.replace("=", " = ")
+
+
+def scale_words(task: str, key: str) -> Scale:
+    """The scale that the slice `key` is on."""
+    name = scale_of(key)
+    return SLICES.get((task, name)) or Scale(name, lambda value: f"{name} = {value}")
+
+
 def count_of(number: int, singular: str, plural: str | None = None) -> str:
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def sentence(text: str) -> str:
+    """With a capital first letter, and the others as they are."""
+    return text[:1].upper() + text[1:]
 
 
 def listed(parts: Sequence[str]) -> str:
@@ -80,80 +205,6 @@ def short(number: float | None) -> str:
         if number >= size:
             return f"{number / size:.3g} {unit}"
     return f"{number:.0f}"
-
-
-def results_sentences(architectures: Sequence[Architecture], chance: Mapping[str, float], most: int = 4) -> list[str]:
-    """`After 600 training steps, share answered correctly (guessing scores 12.5%):`, then one sentence per slice:
-    `1 hop: llama 15.2% (14.1–16.0%) and llama+canon 93.4% (91.0–95.1%).`"""
-    bests = [a.best for a in architectures if a.best]
-    if not bests:
-        return ["No run has finished yet."]
-    if len(bests) > FEW:
-        return []
-    task = architectures[0].task
-    keys = slices_of(architectures)
-    steps = {run.result.steps for best in bests for run in best.runs if run.result}
-    when = f"After {count_of(steps.pop(), 'training step')}" if len(steps) == 1 else "At the end of training"
-    guesses = {percent(chance[key]) for key in keys if key in chance}
-    common = len(guesses) == 1 and all(key in chance for key in keys)
-    sentences = []
-    for key in keys if len(keys) <= most else [*keys[: most - 1], keys[-1]]:
-        said = [f"{best.arch} {_said(best.slices[key])}" for best in bests if key in best.slices]
-        guess = f" Guessing scores {percent(chance[key])}." if key in chance and not common else ""
-        sentences.append(f"{slice_label(task, key).capitalize()}: {listed(said)}.{guess}")
-    return [f"{when}, share answered correctly{f' (guessing scores {guesses.pop()})' if common else ''}:", *sentences]
-
-
-def verdict(architectures: Sequence[Architecture]) -> str:
-    """Which architecture learned what, said only as far as runs bear it out: ranges that overlap separate nothing."""
-    bests = [a.best for a in architectures if a.best]
-    if len(bests) < 2:
-        return ""
-    if len(bests) > FEW:
-        ranked = sorted(bests, key=lambda best: -(best.mean or 0.0))
-        scores = listed([f"{best.arch} {percent(best.mean or 0.0)}" for best in ranked])
-        return f"At the best learning rates, averaged over question types: {scores}."
-    said = [_compared(architectures[0].task, a, b) for a, b in itertools.combinations(bests, 2)]
-    later = [text[0].upper() + text[1:] if text.startswith("every ") else text for text in said[1:]]
-    return f"At the best learning rates, {'. '.join([said[0], *later])}."
-
-
-def _compared(task: str, a: Rate, b: Rate) -> str:
-    keys = [key for key in a.slices if key in b.slices]
-    above = [key for key in keys if b.slices[key].low > a.slices[key].high]
-    below = [key for key in keys if b.slices[key].high < a.slices[key].low]
-    if not keys:
-        return f"{a.arch} and {b.arch} were not asked the same questions"
-    if not above and not below:
-        equal = all(a.slices[key].mean == b.slices[key].mean for key in keys)
-        seen = "score exactly the same" if equal else "cannot be told apart, their ranges overlap everywhere"
-        return f"{a.arch} and {b.arch} {seen}"
-    repeated = all(spread.runs > 1 for rate in (a, b) for spread in rate.slices.values())
-    parts = []
-    for winner, loser, where in ((b, a, above), (a, b, below)):
-        if where:
-            beats = (
-                f"every {winner.arch} run beats every {loser.arch} run"
-                if repeated
-                else f"{winner.arch} beats {loser.arch}"
-            )
-            labels = [slice_label(task, key) for key in where]
-            on = (
-                ""
-                if len(keys) == 1
-                else " on every question type"
-                if len(where) == len(keys)
-                else f" on {listed(labels)}"
-            )
-            scores = [sum(rate.slices[key].mean for key in where) / len(where) for rate in (winner, loser)]
-            average = "on average " if len(where) > 1 else ""
-            parts.append(f"{beats}{on}: {average}{percent(scores[0])} against {percent(scores[1])}")
-    rest = [slice_label(task, key) for key in keys if key not in above and key not in below]
-    return "; ".join(parts) + (f"; on {listed(rest)} their ranges overlap" if rest else "")
-
-
-def _said(spread: Spread) -> str:
-    return percent(spread.mean) if spread.low == spread.high else f"{percent(spread.mean)} ({span(spread)})"
 
 
 def shown(value: Any) -> str:

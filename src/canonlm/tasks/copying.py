@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 from pydantic import Field, model_validator
 
-from canonlm.tasks.base import Malformed, Query, Slice, Task, Vocab, register
+from canonlm.tasks.base import Malformed, Query, Sample, Slice, Task, Vocab, register
 from canonlm.tasks.random import below, shuffle, stream
 from canonlm.tasks.spec import TaskSpec
 from canonlm.tasks.windows import IGNORE, Windows, place
@@ -57,6 +57,11 @@ class Copying(Task):
         """Different items at random, for the copy of n = N."""
         asked = slice["first"]
         return 1 / math.perm(self.spec.N, self.spec.N if asked == "all" else int(asked))
+
+    def explain(self, sample: Sample, query: Query) -> str:
+        items, asked = sample.meta["items"], query.slice["first"]
+        which = f"all {len(items)} items" if asked == "all" else f"the first {asked} of {len(items)} items"
+        return f"{which}, in the order of the list"
 
     def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
         least = self.spec.N if split == 3 else self.spec.min_items

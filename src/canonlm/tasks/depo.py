@@ -12,18 +12,17 @@ import numpy as np
 from numba import njit
 from pydantic import Field, model_validator
 
-from canonlm.tasks.base import Malformed, Query, Slice, Task, Vocab, register
+from canonlm.tasks.base import Malformed, Query, Sample, Slice, Task, Vocab, register
+from canonlm.tasks.names import Names, check_names, draw_names, write_name
 from canonlm.tasks.random import by_law, shuffle, stream, two_below
 from canonlm.tasks.spec import TaskSpec
 from canonlm.tasks.windows import IGNORE, Windows, place
 
 BOS, ANS, FIRST_Q = 0, 1, 2
-MAX_CELLS = 2**22  # bounds the table of names (16 MiB)
-_U1 = np.uint64(1)
 
 
-def cycle_length_law(N: int) -> np.ndarray:
-    """P(n), n = 3 … N, in training: proportional to 1 / (n + sqrt(N))."""
+def size_law(N: int) -> np.ndarray:
+    """P(n), n = 3 … N, in training: proportional to 1 / (n + sqrt(N)). Brevo's, too."""
     weights = 1.0 / (np.arange(3, N + 1) + np.sqrt(N))
     return weights / weights.sum()
 
@@ -52,13 +51,7 @@ class Depo(Task):
 
         @model_validator(mode="after")
         def _enough_names(self) -> "Depo.Spec":
-            m, low, high = self.name_vocab, self.min_name_len, self.max_name_len
-            if high < low:
-                raise self.refuse("max_name_len", f"an integer >= min_name_len ({low})", high)
-            if (high - low + 1) * m**high > MAX_CELLS:
-                raise self.refuse("name_vocab", f"fewer names (lengths x name_vocab^max_name_len <= {MAX_CELLS})", m)
-            if (available := sum(m**length for length in range(low, high + 1))) < self.N:
-                raise self.refuse("N", f"at most {available}, the number of different names", self.N)
+            check_names(self, self.name_vocab, self.min_name_len, self.max_name_len, self.N)
             return self
 
     difficulties = {f"depo1-{N}": {"N": N, "K": 8} for N in (225, 300, 375)} | {
@@ -68,17 +61,14 @@ class Depo(Task):
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        N, K, m = spec.N, spec.K, spec.name_vocab
-        self.first_name = FIRST_Q + K
+        N, K = spec.N, spec.K
+        self.names = Names(spec.name_vocab, spec.min_name_len, spec.max_name_len, FIRST_Q + K)
         markers = ["bos", "ans", *(f"q{k}" for k in range(1, K + 1))]
-        self.vocab = Vocab(
-            [*markers, *(f"w{t}" for t in range(1, m + 1)), *(f"w{t}." for t in range(1, m + 1))], markers
-        )
-        self.original_ids = np.array([9999, 9500, *range(9001, 9001 + K), *range(1, 2 * m + 1)])
+        self.vocab = Vocab([*markers, *self.names.tokens], markers)
+        self.original_ids = np.array([9999, 9500, *range(9001, 9001 + K), *range(1, 2 * spec.name_vocab + 1)])
         self.max_len = 1 + 2 * N * spec.max_name_len + min(N, spec.M) * (2 + 2 * spec.max_name_len)
         self._hops = {False: np.arange(1, K + 1), True: np.array(test_hops(K))}
-        self._cumulative = np.cumsum(cycle_length_law(N))
-        self._names = _name_tables(m, spec.min_name_len, spec.max_name_len, self.first_name)
+        self._cumulative = np.cumsum(size_law(N))
 
     def slices(self) -> list[Slice]:
         return [{"k": k} for k in sorted({*test_hops(self.spec.K)})]
@@ -87,30 +77,27 @@ class Depo(Task):
         """One of the n = N names of the sample, at random."""
         return 1 / self.spec.N
 
+    def explain(self, sample: Sample, query: Query) -> str:
+        cycle, k = sample.meta["cycle"], int(query.slice["k"])
+        asked = self.vocab.text(sample.tokens[query.asked + 1 : query.start - 1])
+        at = cycle.index(asked)
+        path = [cycle[(at + step) % len(cycle)] for step in range(k + 1)]
+        path[3:-2] = ["…"] if k > 8 else path[3:-2]
+        return f"{' → '.join(path)}: {k} {'step' if k == 1 else 'steps'}"
+
     def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
         test = split == 3
-        lengths = (self.spec.N if test else 0, self._cumulative)
-        _fill(
-            seed,
-            split,
-            start,
-            first,
-            loss_on_all,
-            *lengths,
-            self._hops[test],
-            self.spec.M,
-            *self._names,
-            self.max_len,
-            *out,
-        )
+        sizes = self.spec.N if test else 0, self._cumulative
+        laws = *sizes, self._hops[test], self.spec.M, *self.names.tables
+        _fill(seed, split, start, first, loss_on_all, *laws, self.max_len, *out)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         at = self._marker(tokens, 0, BOS)
         successor: dict[tuple[int, ...], tuple[int, ...]] = {}
         edges = []
-        while at < len(tokens) and not FIRST_Q <= tokens[at] < self.first_name:
-            (source, middle), begin = self._name(tokens, at), at
-            target, at = self._name(tokens, middle)
+        while at < len(tokens) and not FIRST_Q <= tokens[at] < self.names.first:
+            (source, middle), begin = self.names.read(self.vocab, tokens, at), at
+            target, at = self.names.read(self.vocab, tokens, middle)
             if source in successor:
                 raise Malformed(begin, f"a second edge from '{self.vocab.text(source)}'")
             successor[source] = target
@@ -119,14 +106,14 @@ class Depo(Task):
         place_of = {name: i for i, name in enumerate(cycle)}
         queries = []
         while at < len(tokens):
-            if not FIRST_Q <= tokens[at] < self.first_name:
+            if not FIRST_Q <= tokens[at] < self.names.first:
                 raise Malformed(at, f"expected q1 … q{self.spec.K}, got {self.vocab.name(tokens[at])}")
             k, asked = tokens[at] - FIRST_Q + 1, at
-            name, at = self._name(tokens, at + 1)
+            name, at = self.names.read(self.vocab, tokens, at + 1)
             if name not in place_of:
                 raise Malformed(asked + 1, f"'{self.vocab.text(name)}' is not on the cycle")
             start = self._marker(tokens, at, ANS)
-            answer, at = self._name(tokens, start)
+            answer, at = self.names.read(self.vocab, tokens, start)
             if answer != (right := cycle[(place_of[name] + k) % len(cycle)]):
                 raise Malformed(
                     start, f"expected the answer '{self.vocab.text(right)}', got '{self.vocab.text(answer)}'"
@@ -142,21 +129,6 @@ class Depo(Task):
             raise Malformed(at, f"expected {self.vocab.names[marker]}, got {got}")
         return at + 1
 
-    def _name(self, tokens: list[int], at: int) -> tuple[tuple[int, ...], int]:
-        """The name that starts at `at`, and where it ends."""
-        first_final = self.first_name + self.spec.name_vocab
-        stop = at
-        while stop < len(tokens) and self.first_name <= tokens[stop] < first_final:
-            stop += 1
-        if stop >= len(tokens) or not first_final <= tokens[stop] < len(self.vocab):
-            got = self.vocab.name(tokens[stop]) if stop < len(tokens) else "the end"
-            raise Malformed(stop, f"expected the rest of a name, got {got}")
-        length = stop + 1 - at
-        if not self.spec.min_name_len <= length <= self.spec.max_name_len:
-            lengths = f"{self.spec.min_name_len} to {self.spec.max_name_len}"
-            raise Malformed(at, f"expected a name of {lengths} tokens, got {length}")
-        return tuple(tokens[at : stop + 1]), stop + 1
-
     def _cycle(self, successor: dict, first: tuple[int, ...], at: int) -> list[tuple[int, ...]]:
         if not 3 <= len(successor) <= self.spec.N:
             raise Malformed(at, f"expected 3 to {self.spec.N} edges before the first query, got {len(successor)}")
@@ -168,58 +140,11 @@ class Depo(Task):
         return cycle
 
 
-def _name_tables(m: int, low: int, high: int, first_name: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(cells int32 [c], tokens int32 [names, high, made even], lengths int32 [names]).
-
-    A name's length is uniform on low..high, then each token is uniform; so a name of length l has m^(high-l) of the c
-    equally likely cells, and one bounded draw picks a name.
-    """
-    cells, rows, lengths, count = [], [], [], 0
-    for length in range(low, high + 1):
-        codes = np.arange(m**length)
-        digits = codes[:, None] // m ** np.arange(length)[::-1] % m + first_name
-        digits[:, -1] += m
-        rows.append(np.pad(digits, ((0, 0), (0, high + high % 2 - length))))
-        lengths.append(np.full(len(codes), length))
-        cells.append(np.repeat(count + codes, m ** (high - length)))
-        count += len(codes)
-    joined = (np.concatenate(parts).astype(np.int32) for parts in (cells, rows, lengths))
-    return tuple(joined)  # type: ignore[return-value]
-
-
-@njit(cache=True)
-def _write(tokens, at, names, lengths, name):
-    """Always writes the longest length: the surplus is overwritten next, and no branch depends on the draw.
-
-    Two tokens a step and unsigned indices (numba looks for negative ones otherwise): twice the speed of the whole task.
-    """
-    row = np.uint64(name)
-    for t in range(0, names.shape[1], 2):
-        here, column = np.uint64(at + t), np.uint64(t)
-        tokens[here] = names[row, column]
-        tokens[here + _U1] = names[row, column + _U1]
-    return at + lengths[row]
-
-
 @njit(cache=True, nogil=True)
 def _fill(
-    seed,
-    split,
-    start,
-    first,
-    loss_on_all,
-    n_test,
-    cumulative,
-    hops,
-    M,
-    cells,
-    names,
-    lengths,
-    max_len,
-    ids,
-    labels,
-    docs,
-):
+    seed, split, start, first, loss_on_all, n_test, cumulative, hops, M, cells, names, lengths, max_len,
+    ids, labels, docs,
+):  # fmt: skip
     longest = names.shape[1]
     most = n_test if n_test else len(cumulative) + 2
     tokens, targets = np.empty(max_len + longest, np.int32), np.empty(max_len + longest, np.int32)
@@ -244,16 +169,7 @@ def _fill(
 
 @njit(cache=True)
 def _instance(state, gamma, n, hops, M, cells, names, lengths, cycle, order, seen, stamp, tokens, targets):
-    found = 0
-    while found < n:  # duplicates are overwritten by the next draw; a name too many is left over
-        state, a, b = two_below(state, gamma, len(cells), len(cells))
-        for cell in (a, b):
-            name = cells[cell]
-            cycle[found] = name
-            found += seen[name] != stamp
-            seen[name] = stamp
-    # Names come in an order that favours the likely (short) ones, so the cycle needs a shuffle of its own.
-    state = shuffle(state, gamma, cycle, n, n)
+    state = draw_names(state, gamma, n, cells, seen, stamp, cycle)
     cycle[n] = cycle[0]
     for i in range(n):
         order[i] = i
@@ -262,8 +178,8 @@ def _instance(state, gamma, n, hops, M, cells, names, lengths, cycle, order, see
     tokens[0] = BOS
     at = 1
     for i in range(n):
-        at = _write(tokens, at, names, lengths, cycle[order[i]])
-        at = _write(tokens, at, names, lengths, cycle[order[i] + 1])
+        at = write_name(tokens, at, names, lengths, cycle[order[i]])
+        at = write_name(tokens, at, names, lengths, cycle[order[i] + 1])
     for i in range(at):
         targets[i] = IGNORE
 
@@ -272,11 +188,11 @@ def _instance(state, gamma, n, hops, M, cells, names, lengths, cycle, order, see
         source = order[i + pick]  # one Fisher-Yates step: starts without replacement
         order[i + pick] = order[i]
         tokens[at] = FIRST_Q + hops[hop] - 1
-        answer = _write(tokens, at + 1, names, lengths, cycle[source])
+        answer = write_name(tokens, at + 1, names, lengths, cycle[source])
         for t in range(at, answer):
             targets[t] = IGNORE
         tokens[answer] = ANS
-        at = _write(tokens, answer + 1, names, lengths, cycle[(source + hops[hop]) % n])
+        at = write_name(tokens, answer + 1, names, lengths, cycle[(source + hops[hop]) % n])
         for t in range(answer, at):
             targets[t] = tokens[t]
     return at

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 from pydantic import Field, model_validator
 
-from canonlm.tasks.base import Malformed, Query, Slice, Task, Vocab, register
+from canonlm.tasks.base import Malformed, Query, Sample, Slice, Task, Vocab, register
 from canonlm.tasks.random import stream, two_below
 from canonlm.tasks.spec import TaskSpec
 from canonlm.tasks.windows import IGNORE, Windows, place
@@ -26,9 +26,8 @@ class Mano(Task):
     """The value of an expression of l operators. Paper: loss on all tokens; windows of 1024."""
 
     class Spec(TaskSpec):
-        L: int = Field(
-            10, ge=1, le=499
-        )  # training: l uniform on 1..L; test: l = L (from 500 on, the original ids would collide)
+        L: int = Field(10, ge=1, le=499)  # training: l uniform on 1..L (from 500 on, the original ids would collide)
+        test_lengths: list[int] | None = None  # test: l uniform on these; None: l = L
         ops: str = "asm"  # letters of add, subtract, multiply, divide
         modulus: int = Field(23, ge=2, le=1024)
         synonyms: bool = True  # two tokens for each marker and operator, by fair coins (the release)
@@ -37,6 +36,9 @@ class Mano(Task):
         def _sensible(self) -> "Mano.Spec":
             if not self.ops or set(self.ops) - set(SYMBOLS) or len(set(self.ops)) < len(self.ops):
                 raise self.refuse("ops", "letters out of a, s, m, d, each at most once", self.ops)
+            lengths = self.test_lengths
+            if lengths is not None and not 0 < len(lengths) == len({*lengths} & {*range(1, self.L + 1)}):
+                raise self.refuse("test_lengths", f"different integers from 1 to L ({self.L})", lengths)
             if "d" in self.ops and (share := _defined_share(self)) < SHARE_DEFINED:
                 what = f"operators that can be drawn (with modulus {self.modulus} only {share:.1e} of the expressions "
                 raise self.refuse(
@@ -69,13 +71,17 @@ class Mano(Task):
         )
         self.max_len = 2 * spec.L + 5
         self._results = _results(spec.ops, spec.modulus)
+        self._lengths = {False: np.arange(1, spec.L + 1), True: np.array(spec.test_lengths or [spec.L])}
 
     def slices(self) -> list[Slice]:
-        return [{"l": self.spec.L}]
+        return [{"l": length} for length in sorted(self._lengths[True].tolist())]
 
     def chance(self, slice: Slice) -> float:
         """The likeliest answer, always."""
         return float(self.answer_law(int(slice["l"])).max())
+
+    def explain(self, sample: Sample, query: Query) -> str:
+        return f"{self._infix(sample)} = {sample.meta['value']} modulo {self.spec.modulus}"
 
     def answer_law(self, length: int) -> np.ndarray:
         """Exact law of the result of an expression of l operators, float64 [modulus]."""
@@ -83,9 +89,8 @@ class Mano(Task):
         return mass / mass.sum()
 
     def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
-        shortest = self.spec.L if split == 3 else 1
         layout = (self.forms, self.first_op, self.first_len, self.first_ans, self.first_value)
-        _fill(seed, split, start, first, loss_on_all, shortest, self.spec.L, self._results, *layout, *out)
+        _fill(seed, split, start, first, loss_on_all, self._lengths[split == 3], self._results, *layout, *out)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         self._expect(tokens, 0, 0, self.forms, "bos")
@@ -116,6 +121,13 @@ class Mano(Task):
             raise Malformed(at, f"expected {what or 'the rest of the expression'}, got the end")
         if not (low <= tokens[at] < high or (also_from is not None and also_from <= tokens[at] < len(self.vocab))):
             raise Malformed(at, f"expected {what or 'an operator or a value'}, got {self.vocab.name(tokens[at])}")
+
+    def _infix(self, sample: Sample) -> str:
+        stack: list[str] = []  # right to left, as in _value
+        for name in reversed(sample.meta["expression"].split()):
+            sign = name.rstrip("'")
+            stack.append(f"({stack.pop()} {sign} {stack.pop()})" if sign in SYMBOLS.values() else name)
+        return stack.pop().removeprefix("(").removesuffix(")")
 
     def _value(self, tokens: list[int], start: int, stop: int) -> int:
         """Right to left: both arguments of an operator are on the stack when it is met."""
@@ -160,9 +172,10 @@ def _defined_share(spec: Mano.Spec) -> float:
 
 @njit(cache=True, nogil=True)
 def _fill(
-    seed, split, start, first, loss_on_all, shortest, L, results,
+    seed, split, start, first, loss_on_all, op_counts, results,
     forms, first_op, first_len, first_ans, first_value, ids, labels, docs,
 ):  # fmt: skip
+    L = op_counts.max()
     tokens, targets = np.empty(2 * L + 5, np.int32), np.full(2 * L + 5, IGNORE, np.int32)
     stack = np.zeros(L + 4, np.int64)
     for row in range(ids.shape[0]):
@@ -170,8 +183,8 @@ def _fill(
         doc = 0
         while at < ids.shape[1]:
             state, gamma = stream(seed, split, start + row, first + doc)
-            state, more, coins = two_below(state, gamma, L - shortest + 1, forms * forms * forms)
-            length = shortest + more
+            state, which, coins = two_below(state, gamma, len(op_counts), forms * forms * forms)
+            length = op_counts[which]
             tokens[0] = coins % forms
             tokens[1] = first_len + forms * (length - 1) + coins // forms % forms
             stop = 2 * length + 3

@@ -114,7 +114,7 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _windows_suit_the_task(self) -> "RunConfig":
         task = self.built_task
-        if task.evaluation in ("windows", "generate") and self.data.seq_len < task.max_len:
+        if task.evaluation == "windows" and self.data.seq_len < task.max_len:
             # Instances that are cut are not graded: a test would miss the long ones, or be empty.
             what = f"at least {task.max_len}, the longest instance of {task}"
             raise expected("data.seq_len", what, self.data.seq_len)

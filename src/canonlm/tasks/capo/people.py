@@ -24,7 +24,7 @@ PEOPLE = 100  # stands where a sample's key has its split (1, 2, 3): people shar
 
 _U = np.uint64
 _S32 = _U(32)
-_ROUNDS = 8
+_ROUNDS = 16  # from here on also 5 or 6 names come in all orders equally often; 8 suffice for millions
 _DATES = len(MONTHS), len(DAYS), len(YEARS)
 _MONTHS, _DAYS, _YEARS = _DATES
 

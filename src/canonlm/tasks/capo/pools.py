@@ -55,39 +55,45 @@ class Pools:
 def load(folder: Path | None = None) -> Pools:
     """The pools of a folder; None means ours. ValueError names the file and the line where an entry is no good."""
     folder = folder or Path(__file__).parent / "data" / "pools"
-    *pools, lines = (_entries(folder / f"{name}.txt") for name in FILES)
-    companies: dict[str, str] = {}
+    *pools, lines = (_lines(folder / f"{name}.txt") for name in FILES)
+    for name, entries in zip(FILES, pools, strict=False):
+        _refuse_repeats(folder / f"{name}.txt", entries)
+    companies, cities = [], []
     for number, line in enumerate(lines, 1):
-        name, _, city = map(str.strip, line.partition(";"))
-        if not name or not city or ";" in city:
+        company, _, city = map(str.strip, line.partition(";"))
+        if not company or not city or ";" in city:
             raise _malformed(folder / "company.txt", number, 'a company and its city as "name; city"', line)
-        if name in companies:
-            raise _malformed(folder / "company.txt", number, "a company that is not yet in the list", line)
-        companies[name] = city
-    return Pools(*pools, tuple(companies), tuple(companies.values()))
+        companies.append(company)
+        cities.append(city)
+    _refuse_repeats(folder / "company.txt", companies)
+    return Pools(*map(tuple, [*pools, companies, cities]))
 
 
-def _entries(path: Path) -> tuple[str, ...]:
+def _lines(path: Path) -> list[str]:
     """The lines of a file, each without the blanks around it; empty lines at the end do not count."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig").rstrip()
     except OSError as error:
         needed = ", ".join(f"{name}.txt" for name in FILES)
         raise ValueError(f"{path}: {error.strerror}; a folder of pools has {needed}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}, line {error.object.count(10, 0, error.start) + 1}: not UTF-8") from None
-    lines = [line.strip() for line in text.rstrip().split("\n")]
-    seen: dict[str, int] = {}
+    if not text:
+        raise ValueError(f"{path}: expected one entry per line, got an empty file")
+    lines = [line.strip() for line in text.split("\n")]
     for number, line in enumerate(lines, 1):
-        if lines == [""]:
-            raise ValueError(f"{path}: expected one entry per line, got an empty file")
         if not line or not line.isprintable():
             raise _malformed(path, number, "an entry", line)
-        if line in seen:
-            raise _malformed(path, number, f"an entry that line {seen[line]} does not have", line)
-        seen[line] = number
-    return tuple(lines)
+    return lines
+
+
+def _refuse_repeats(path: Path, entries: list[str]) -> None:
+    seen: dict[str, int] = {}
+    for number, entry in enumerate(entries, 1):
+        if (before := seen.setdefault(entry, number)) != number:
+            raise ValueError(f'{path}, line {number}: "{entry}" is already in line {before}')
 
 
 def _malformed(path: Path, number: int, what: str, line: str) -> ValueError:
-    return ValueError(f'{path}, line {number}: expected {what}, got "{line}"')
+    shown = f'"{line}"' if line.isprintable() else repr(line)
+    return ValueError(f"{path}, line {number}: expected {what}, got {shown}")

@@ -1,8 +1,8 @@
 """Capo's sentences: for every attribute at least 45 ways to say it, and a question that asks for it.
 
 A template starts with {subject} and has one {value}: "{subject} was born on {value}." The subject is a full name, "He"
-or "She", and sentences come in any order, so no template says "their", "also" or "there". Around {value} there is always
-a space before, and a space, comma or period after: a tokenizer that splits at blanks and punctuation, as GPT-2's, cuts
+or "She", and sentences come in any order, so no template says "their", "also" or "there". Before {value} there is a
+space, after it a space, comma or period: a tokenizer that splits at blanks and punctuation, as GPT-2's does, cuts
 template and value apart.
 """
 

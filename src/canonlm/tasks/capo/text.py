@@ -1,7 +1,7 @@
 """A biography (bioS) as text: six sentences, one per attribute, from explicit choices.
 
 The first sentence names the person, the others say "He" or "She" (variant fullname: all of them name the person). Every
-sentence has one space before it, also the first. Which template and which order is drawn elsewhere: here they are given.
+sentence has one space before it, also the first. Templates and order are drawn elsewhere: here they are given.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def pieces(
 ) -> list[Piece]:
     """The same in pieces that join to the biography. A space belongs to what follows it: " March 3, 1955"."""
     values = person.values
-    told = []
+    told: list[Piece] = []
     for a in order:
         attribute = ATTRIBUTES[a]
         between, after = split(TEMPLATES[attribute][templates[a]])

@@ -1,0 +1,171 @@
+"""Grade a file of answers, from whatever model wrote them: JSON lines or Parquet, with an index and answers.
+
+    {"index": 0, "answers": [[17, 4], [9]]}         token ids, one list per answer
+    {"index": 1, "answers": ["w3 w7.", "w9."]}      the same in the tokens' names
+    {"index": 2, "answers": [17, 4]}                where a sample asks for one answer only; "w3 w7." does, too
+
+null stands for no answer, which is a wrong one. What an answer is, the column `answers` of a dump says; where questions
+share one (the first item, the whole list), it may also be given for each. A line that cannot be understood is counted
+and listed, and nothing else: it is neither right nor wrong.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from canonlm.data.rows import spans
+from canonlm.errors import expected
+from canonlm.evals.tally import Tally
+from canonlm.tasks import Sample, Task, Verdict
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong answer: which sample's, which of its questions (0, 1, …), and the verdict."""
+
+    index: int
+    question: int
+    verdict: Verdict
+
+
+@dataclass
+class Graded:
+    """What came out. `slices` as in an evaluation; `refused`: reason → the numbers of the lines (rows of a Parquet file
+    are counted from 0, lines from 1)."""
+
+    samples: int
+    slices: list[dict[str, Any]]
+    wrong: list[Wrong]
+    refused: dict[str, list[int]]
+
+
+class _Refused(ValueError):
+    """Why a line cannot be graded, in words that do not depend on the line."""
+
+
+def grade_file(
+    task: Task,
+    path: Path,
+    *,
+    n: int,
+    split: str = "train",
+    seed: int = 0,
+    keep_wrong: int = 5,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> Graded:
+    """Grade the answers in `path` to samples 0 … n - 1 of (split, seed).
+
+    Keeps the first `keep_wrong` wrong answers; on_progress gets the number of samples graded so far. ValueError: the
+    file cannot be read, or no line of it can be graded.
+    """
+    task.sample(split, seed, 0)  # refuses what is no setting
+    tally = Tally(task.slices() if split == "test" else ())
+    result = Graded(0, [], [], {})
+    seen: set[int] = set()
+    for number, entry in _entries(path):
+        try:
+            index = _index(entry, n)
+            if index in seen:
+                raise _Refused("an index a second time")
+            sample = task.sample(split, seed, index)
+            verdicts = task.grade(sample, _answers(task, sample, entry.get("answers")))
+        except _Refused as refused:
+            result.refused.setdefault(str(refused), []).append(number)
+            continue
+        seen.add(index)
+        for question, verdict in enumerate(verdicts):
+            tally.add(verdict)
+            if not verdict.correct and len(result.wrong) < keep_wrong:
+                result.wrong.append(Wrong(index, question, verdict))
+        on_progress(len(seen))
+    if not seen:
+        found = ", ".join(f"{reason} ({numbers(lines)})" for reason, lines in result.refused.items()) or "nothing"
+        raise ValueError(f'{path}: expected lines such as {{"index": 0, "answers": [[5, 7]]}}, got {found}')
+    result.samples, result.slices = len(seen), [row for row in tally.rows() if row["total"]]
+    return result
+
+
+def numbers(lines: list[int]) -> str:
+    """`2, 5-90, 93`"""
+    runs = [[line for _, line in run] for _, run in groupby(enumerate(lines), lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _entries(path: Path) -> Iterator[tuple[int, Any]]:
+    """(number, entry); an entry that is a _Refused says why there is none."""
+    try:
+        with path.open("rb") as file:
+            if file.read(4) == b"PAR1":
+                yield from _rows(path)
+                return
+            file.seek(0)
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, _parsed(line)
+    except pa.ArrowInvalid:
+        raise expected("--verify", "a whole Parquet file", str(path)) from None
+    except OSError as error:
+        raise expected("--verify", f"a readable file ({error.strerror or error})", str(path)) from None
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Any]]:
+    file, row = pq.ParquetFile(path), 0
+    if missing := {"index", "answers"} - set(file.schema_arrow.names):
+        raise ValueError(f"{path}: expected the columns index and answers, got no {' and no '.join(sorted(missing))}")
+    for batch in file.iter_batches(columns=["index", "answers"], batch_size=4096):
+        for entry in batch.to_pylist():
+            yield row, entry
+            row += 1
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return _Refused("not JSON")
+
+
+def _index(entry: Any, n: int) -> int:
+    if isinstance(entry, _Refused):
+        raise entry
+    if not isinstance(entry, dict):
+        raise _Refused("no object with index and answers")
+    if "index" not in entry:
+        raise _Refused("no index")
+    index = entry["index"]
+    if not isinstance(index, int) or isinstance(index, bool):
+        raise _Refused("an index that is no integer")
+    if not 0 <= index < n:
+        raise _Refused(f"an index that is not in 0 … {n - 1}")
+    return index
+
+
+def _answers(task: Task, sample: Sample, given: Any) -> list[list[Any]]:
+    """One list of tokens per query."""
+    if given is None:
+        raise _Refused("no answers")
+    if isinstance(given, str) or (isinstance(given, list) and any(isinstance(part, int) for part in given)):
+        given = [given]
+    if not isinstance(given, list):
+        raise _Refused("answers that are no lists of tokens")
+    said = [[] if part is None else _tokens(task, part) for part in given]
+    if len(said) == len(sample.queries):
+        return said
+    starts = [start for start, _ in spans(sample)]
+    if len(said) != len(starts):
+        raise _Refused("another number of answers than asked for")
+    return [said[starts.index(query.start)] for query in sample.queries]
+
+
+def _tokens(task: Task, part: Any) -> list[Any]:
+    if isinstance(part, str):
+        part = part.split()
+    if not isinstance(part, list) or any(isinstance(t, bool) or not isinstance(t, int | str) for t in part):
+        raise _Refused("answers that are no lists of tokens")
+    return [task.vocab.ids.get(token, token) if isinstance(token, str) else token for token in part]

@@ -1,0 +1,234 @@
+"""One comparison on the page: runs of one task, in words, charts and tables.
+
+A task has no code of its own here. Its columns are the slices of its primary scale and its measures; every further
+scale of slices has a chart and a table below.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import plotly.graph_objects as go
+
+from .charts import final_chart, learning_curves, loss_curves, size_curves
+from .markup import bullets, cell, difference_cell, escape, row_head, spread_cell, table, value_cell
+from .play import Section
+from .runs import Run, is_slice, primary
+from .sentences import results_sentences, verdict
+from .settings import Setting, settings, unplanned
+from .summary import (
+    Architecture,
+    Difference,
+    at_most,
+    columns_of,
+    counterpart,
+    differences,
+    fairness,
+    measures_of,
+    scales_of,
+    slices_of,
+    summarise,
+)
+from .theme import Look
+from .words import TASKS, count_of, listed, quantity, scale_words, score_of, sentence, short
+
+Figures = list[dict[str, Any]]
+NOTE = (
+    "Small: smallest to largest run, or the 95% interval of a single run. The learning rate of each architecture is "
+    "the one with the highest {score}, averaged over {averaged}, among the rates with the most finished runs. It is "
+    "chosen on the evaluation shown here, for all alike."
+)
+
+
+def section_html(section: Section, number: int, styles: Mapping[str, Look], figures: Figures) -> str:
+    """The section as HTML; what its charts draw is appended to `figures`."""
+    archs = summarise(section.runs)
+    lead = section.text or TASKS.get(section.task, "")
+    parts = [f"<h2>{escape(section.heading)}</h2>", f"<p>{escape(lead)}</p>" if lead else ""]
+    saying = verdict(archs)
+    if saying:
+        parts.append(f"<p class=verdict>{escape(saying)}</p>")
+    parts.append(_pictures(archs, section, number, styles, figures))
+    parts.append("<h3>Each architecture at its best learning rate</h3>" + _best_table(archs))
+    parts.append(_differences(archs))
+    scales = scales_of(archs)
+    if scales and len(scales[0]) > 1:  # a single bar per architecture says no more than the table
+        parts.append("<h3>Final accuracy</h3>" + _final(archs, scales[0], section, f"final-{number}", styles, figures))
+    for place, keys in enumerate(scales[1:], 1):
+        words = scale_words(section.task, keys[0])
+        parts.append(f"<h3>Final accuracy by {escape(words.by)}</h3>")
+        parts.append(f"<p>{escape(words.about)}</p>" if words.about else "")
+        parts.append(_final(archs, keys, section, f"final-{number}-{place}", styles, figures))
+        parts.append(_scale_table(archs, keys))
+    notes = fairness(archs)
+    if other := unplanned(section.runs):
+        notes.append(f"The runs also differ in {listed(other)}: see the settings below.")
+    if notes:
+        parts.append("<h3>Before you conclude</h3>" + bullets(notes))
+    if any(run.train for a in archs if a.best for run in a.best.runs):
+        loss = [loss_curves(archs, narrow=narrow, styles=styles) for narrow in (False, True)]
+        chart = _chart(figures, f"loss-{number}", loss, "Loss on training batches, best rates.", "Training loss.")
+        parts.append(f"<details><summary>Training loss</summary>{chart}</details>")
+    total = count_of(len(section.runs), "run")
+    parts.append(
+        f"<details><summary>Every learning rate, every run ({total})</summary>{_all_tables(archs, section)}</details>"
+    )
+    parts.append(
+        f"<details><summary>Settings: what was equal, what differed</summary>{_settings(section.runs)}</details>"
+    )
+    return f"<section>{''.join(parts)}</section>"
+
+
+def _pictures(
+    archs: Sequence[Architecture], section: Section, number: int, styles: Mapping[str, Look], figures: Figures
+) -> str:
+    """What happened while training and over model sizes, then the results in sentences."""
+    sentences = results_sentences(archs, section.chance)
+    said = " ".join(["Learning curves.", *sentences])
+    parts = []
+    measures = measures_of(archs)
+    if slices := primary(slices_of(archs)):
+        curves = [learning_curves(archs, slices, section.chance, columns=columns, styles=styles) for columns in (4, 2)]
+        caption = (
+            f"{sentence(score_of(section.task).share)} while training, each architecture at its best learning "
+            "rate. Thin lines are single runs, bold lines their mean."
+            + (" The dotted line is what guessing scores." if section.chance else "")
+            + " Click a name to hide or show it in all panels."
+        )
+        parts.append(_chart(figures, f"curves-{number}", curves, caption, said))
+    if measures:
+        curves = [learning_curves(archs, measures, columns=columns, styles=styles) for columns in (2, 1)]
+        about = [f"{sentence(q.label)}: {q.about}" for q in map(partial(quantity, section.task), measures) if q.about]
+        if any(at_most(run, key) is not None for key in measures for a in archs if a.best for run in a.best.runs):
+            about.append("The dashed line is the most there is to store; far above the curves it is left out.")
+        chart = _chart(figures, f"measures-{number}", curves, " ".join(about), said)
+        parts.insert(0 if any(a.score for a in archs) else len(parts), chart)
+    if any(a.arch != a.family for a in archs) and any(a.best and a.parameters for a in archs):
+        sizes = [size_curves(archs, narrow=narrow, styles=styles) for narrow in (False, True)]
+        label = quantity(section.task, archs[0].score).label
+        caption = f"{sentence(label)} at the end of training, by model size, each at its best learning rate."
+        parts.insert(0, _chart(figures, f"sizes-{number}", sizes, caption, caption))
+    return "".join(parts) + (f"<p>{escape(sentences[0])}</p>" if sentences else "") + bullets(sentences[1:])
+
+
+def _final(
+    archs: Sequence[Architecture], keys: Sequence[str], section: Section, name: str, styles: Mapping[str, Look],
+    figures: Figures,
+) -> str:  # fmt: skip
+    bars = [final_chart(archs, keys, section.chance, narrow=narrow, styles=styles) for narrow in (False, True)]
+    caption = (
+        "Accuracy at the end of training. Whiskers: smallest and largest run, or the 95% interval of a single run."
+    )
+    return _chart(figures, name, bars, caption, "Final accuracy.")
+
+
+def _best_table(archs: Sequence[Architecture]) -> str:
+    keys = columns_of(archs)
+    columns = [quantity(archs[0].task, key) for key in keys]
+    head = ["architecture", *(column.label for column in columns), "learning rate", "runs", "parameters", "tokens/s"]
+    rows = []
+    for a in archs:
+        size = [cell(short(a.parameters)), cell(short(a.tokens_per_s))]
+        if a.best is None:
+            rows.append([row_head(a.arch), *[cell("–")] * (len(keys) + 1), cell("none finished"), *size])
+        else:
+            spreads = map(a.best.spread, keys)
+            rows.append(
+                [
+                    row_head(a.arch),
+                    *(spread_cell(spread, column) for spread, column in zip(spreads, columns, strict=True)),
+                    cell(f"{a.best.lr:g}"),
+                    cell(a.best.finished_of),
+                    *size,
+                ]
+            )
+    score = archs[0].score
+    label = quantity(archs[0].task, score).label if score else "final accuracy"
+    note = NOTE.format(score=label, averaged="seeds" if score else "question types and seeds")
+    return table(head, rows) + f"<p class=note>{escape(note)}</p>"
+
+
+def _gaps(archs: Sequence[Architecture]) -> list[tuple[str, dict[str, Difference]]]:
+    """(what minus what, the differences by key): all other families against the first, at the nearest size."""
+    shown = [a for a in archs if a.best]
+    first = [a for a in shown if a.family == shown[0].family]
+    pairs = [(a, counterpart(first, a)) for a in shown if a.family != shown[0].family]
+    found = [(f"{a.arch} − {b.arch}", {gap.key: gap for gap in differences(b, a)}) for a, b in pairs]
+    return found if any(gaps for _, gaps in found) else []
+
+
+def _differences(archs: Sequence[Architecture]) -> str:
+    found = _gaps(archs)
+    if not found:
+        return ""
+    keys = columns_of(archs)
+    columns = [quantity(archs[0].task, key) for key in keys]
+    rows = []
+    for title, gaps in found:
+        cells = [difference_cell(gaps.get(key), column) for key, column in zip(keys, columns, strict=True)]
+        rows.append([row_head(title), *cells, cell(str(max((gap.pairs for gap in gaps.values()), default=0)))])
+    measured = not all(map(is_slice, keys))
+    what = "difference (accuracy: percentage points)" if measured else "difference in percentage points"
+    head = [what, *(column.label for column in columns), "pairs"]
+    note = "<p class=note>Runs with the same seed, each at its best rate. Small: smallest to largest pair.</p>"
+    return "<h3>Paired by seed</h3>" + table(head, rows) + note
+
+
+def _scale_table(archs: Sequence[Architecture], keys: Sequence[str]) -> str:
+    """A row per slice: scales count up through many values."""
+    shown, gaps = [a for a in archs if a.best], _gaps(archs)
+    columns = [quantity(archs[0].task, key) for key in keys]
+    rows = [
+        [row_head(column.label), *(spread_cell(a.best.spread(key) if a.best else None, column) for a in shown),
+         *(difference_cell(found.get(key), column) for _, found in gaps)]
+        for key, column in zip(keys, columns, strict=True)
+    ]  # fmt: skip
+    head = [scale_words(archs[0].task, keys[0]).by, *(a.arch for a in shown), *(title for title, _ in gaps)]
+    note = "<p class=note>Differences in percentage points, paired by seed.</p>" if gaps else ""
+    return table(head, rows) + note
+
+
+def _all_tables(archs: Sequence[Architecture], section: Section) -> str:
+    measures = [key for key in columns_of(archs) if not is_slice(key)]
+    keys = [*measures, *slices_of(archs)]
+    columns = [quantity(section.task, key) for key in keys]
+    labels = [column.label for column in columns]
+    score = quantity(section.task, archs[0].score)
+    rates = [
+        [row_head(rate.arch), cell(f"{rate.lr:g}"), cell(rate.finished_of),
+         *(spread_cell(rate.spread(key), column) for key, column in zip(keys, columns, strict=True)),
+         cell("–" if rate.mean is None else score.say(rate.mean) + (" (best)" if rate is a.best else ""))]
+        for a in archs for rate in a.rates
+    ]  # fmt: skip
+    best = [rate is a.best for a in archs for rate in a.rates]
+    runs = []
+    for run in section.runs:
+        row = run.result.final if run.result else run.evals[-1] if run.evals else None
+        values = [value_cell(row, key, column) for key, column in zip(keys, columns, strict=True)]
+        runs.append([row_head(run.name), cell(run.arch), cell(f"{run.lr:g}"), cell(str(run.seed)), *values,
+                     cell(run.state)])  # fmt: skip
+    return (
+        "<h3>By learning rate</h3>"
+        + table(["architecture", "learning rate", "runs", *labels, score.label], rates, best)
+        + "<h3>By run</h3>" + table(["run", "architecture", "learning rate", "seed", *labels, "state"], runs)
+    )  # fmt: skip
+
+
+def _settings(runs: Sequence[Run]) -> str:
+    archs, equal, differing = settings(runs)
+    rows = [[row_head(setting.label), *map(cell, setting.values)] for setting in differing]
+    text = "<h3>Differed</h3>" + (table(["setting", *archs], rows, text=True) if rows else "<p>Nothing differed.</p>")
+    main, rest = [s for s in equal if s.main], [s for s in equal if not s.main]
+    return text + "<h3>Equal in all runs</h3>" + _pairs(main) + (f"<h3>Also equal</h3>{_pairs(rest)}" if rest else "")
+
+
+def _pairs(found: Iterable[Setting]) -> str:
+    return table(["setting", "value"], [[row_head(s.label), cell(s.values[0])] for s in found], text=True)
+
+
+def _chart(figures: Figures, name: str, shapes: Sequence[go.Figure], caption: str, label: str) -> str:
+    """`shapes`: the same traces laid out for a wide page and for a narrow one."""
+    wide, narrow = shapes
+    figures.append({"id": name, "wide": wide, "narrow": narrow})
+    box = f'<div class=chart id="{name}" role="img" aria-label="{escape(label)}"></div>'
+    return f"<figure>{box}<figcaption>{escape(caption)}</figcaption></figure>"

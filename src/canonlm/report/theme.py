@@ -1,0 +1,94 @@
+"""How charts look: one theme, light and dark, and one fixed look per architecture.
+
+An architecture is told apart twice: by colour (after Okabe & Ito, safe for colour-blind readers) and by line, marker
+and bar pattern, so that a black-and-white print still reads. Text from runs is escaped, as plotly reads labels as HTML.
+"""
+
+import html
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+INK, MUTED, GRID, PAPER = "#1b1f24", "#59636e", "#e4e7eb", "#ffffff"
+DARK = {  # every colour used in a figure → the same colour on a dark page
+    INK: "#e8eaed", MUTED: "#9aa4af", GRID: "#2c3238", PAPER: "#14171a",
+    "#0072b2": "#4fa8e8", "#d55e00": "#ff8f52", "#009e73": "#2fc99b", "#b8588f": "#eaa0cc",
+    "#2f93cc": "#8fd3ff", "#b27a00": "#ffc24d", "#4b3fa7": "#a79bff", "#666666": "#bdbdbd",
+}  # fmt: skip
+FONT = '-apple-system, BlinkMacSystemFont, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", Arial, sans-serif'
+
+
+@dataclass(frozen=True)
+class Look:
+    color: str
+    dash: str
+    symbol: str
+    pattern: str
+
+
+LOOKS = {
+    "llama": Look("#d55e00", "dash", "square-open", "/"),
+    "llama+canon": Look("#0072b2", "solid", "circle", ""),
+    "gla5": Look("#b27a00", "dash", "diamond-open", "\\"),
+    "gla5+canon": Look("#4b3fa7", "solid", "diamond", ""),
+    "gdn2": Look("#b8588f", "longdash", "triangle-up-open", "x"),
+    "gdn2+canon": Look("#009e73", "solid", "triangle-up", ""),
+    "mamba2": Look("#666666", "dashdot", "cross-open", "-"),
+    "mamba2+canon": Look("#2f93cc", "solid", "cross", ""),
+}
+
+
+def looks(archs: Sequence[str]) -> dict[str, Look]:
+    """Known architectures always look the same; others take what is free and of their kind (with Canon or without),
+    then what is free, then repeat with another line."""
+    free = [name for name in LOOKS if name not in archs]
+    repeats = itertools.cycle(LOOKS.values())
+    chosen = {}
+    for arch in dict.fromkeys(archs):
+        if arch in LOOKS:
+            chosen[arch] = LOOKS[arch]
+        elif free:
+            name = next((name for name in free if ("+canon" in name) == ("+canon" in arch)), free[0])
+            free.remove(name)
+            chosen[arch] = LOOKS[name]
+        else:
+            chosen[arch] = replace(next(repeats), dash="longdashdot", pattern=".")
+    return chosen
+
+
+def axes(number: int) -> dict[str, str]:
+    """Which axes the panel `number` has, counted from 1."""
+    return {"xaxis": f"x{number if number > 1 else ''}", "yaxis": f"y{number if number > 1 else ''}"}
+
+
+def axis(title: str = "") -> dict[str, Any]:
+    heading = {"title": {"text": title, "standoff": 8, "font": {"size": 12, "color": MUTED}}} if title else {}
+    return {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "showline": False, "color": MUTED,
+            "tickfont": {"size": 12}, "automargin": True} | heading  # fmt: skip
+
+
+def legend_rows(entries: int, narrow: bool) -> int:
+    """How many lines the legend takes, as plotly does not make room for it."""
+    return math.ceil(entries / (2 if narrow else 6))
+
+
+def layout(height: int, rows: int = 1) -> dict[str, Any]:
+    return {
+        "template": "none",
+        "height": height,
+        "margin": {"l": 46, "r": 8, "t": 16 + 29 * rows, "b": 40},
+        "font": {"family": FONT, "size": 13, "color": INK},
+        "paper_bgcolor": PAPER,
+        "plot_bgcolor": PAPER,
+        "hovermode": "closest",
+        "hoverlabel": {"bgcolor": PAPER, "bordercolor": GRID, "align": "left", "font": {"color": INK, "size": 13}},
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "top", "yref": "container",
+                   "font": {"size": 14, "color": INK}, "itemsizing": "trace", "groupclick": "togglegroup"},
+    }  # fmt: skip
+
+
+def safe(text: str) -> str:
+    """Plotly shows a subset of HTML in every label; after this it shows the characters instead."""
+    return html.escape(text, quote=False)

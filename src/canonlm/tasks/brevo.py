@@ -1,0 +1,377 @@
+"""Brevo: which nodes must come before this one, and in which order? Measures reasoning breadth over the ancestors.
+
+    bos  p_1 c_1  p_2 c_2 … p_e c_e   query x   ans a_1 … a_m   end
+
+The edges p → c (parent, child) of a directed graph without cycles, in random order; then one node x is asked for. The
+answer lists x and all its ancestors, every node after its parents (so x comes last); any such order is right. A node's
+name is one token (Brevo1) or several (Brevo2: `w3 w1.`, the dot marks a name's last token). Law: facts of the released
+generator and of the paper (arXiv 2512.17351, App. A).
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, Literal
+
+import numpy as np
+from numba import njit
+from pydantic import Field, model_validator
+
+from canonlm.tasks.base import Malformed, Query, Sample, Slice, Task, Verdict, Vocab, register
+from canonlm.tasks.depo import size_law
+from canonlm.tasks.names import Names, PlainNames, check_names, draw_names, write_name
+from canonlm.tasks.random import below, by_law, shuffle, stream, two_below
+from canonlm.tasks.spec import TaskSpec
+from canonlm.tasks.windows import IGNORE, Windows, place
+
+BOS, QUERY, ANS, END, FIRST_NAME = range(5)
+MOST = 4  # parents of a node, and children
+DEEP = 6  # depths from here on share a slice
+ORIGINAL_ANS = 9998  # the release ends a sample with the same id
+
+
+@register("brevo")
+class Brevo(Task):
+    """The ancestors of a node, in topological order. Paper: loss on `ans`, the answer and `end`."""
+
+    class Spec(TaskSpec):  # bounds on N and name_vocab: where the original ids would collide
+        N: int = Field(70, ge=3, le=9996)  # nodes; test: n = N; training: n in 3..N, small n likelier
+        query: Literal["last", "last_quarter"] = "last"  # of the nodes in the order of construction: release, paper
+        name_vocab: int | None = Field(None, ge=1, le=4998)  # so many non-final and final tokens; None: one per node
+        min_name_len: int = Field(1, ge=1, le=64)
+        max_name_len: int = Field(1, ge=1, le=64)
+
+        @model_validator(mode="after")
+        def _enough_names(self) -> "Brevo.Spec":
+            low, high = self.min_name_len, self.max_name_len
+            if self.name_vocab is not None:
+                check_names(self, self.name_vocab, low, high, self.N)
+            elif (low, high) != (1, 1):
+                raise self.refuse("name_vocab", f"an integer, as names have {low} to {high} tokens", self.name_vocab)
+            return self
+
+    difficulties = {f"brevo1-{N}": {"N": N} for N in (70, 90, 110)} | {
+        f"brevo2-{N}": {"N": N, "name_vocab": 4, "min_name_len": 2, "max_name_len": 4} for N in (30, 40, 50)
+    }
+    loss_on = "answer"
+    evaluation = "generate"
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        N, m, longest = spec.N, spec.name_vocab, spec.max_name_len
+        self.names = Names(m, spec.min_name_len, longest, FIRST_NAME) if m else PlainNames(N, FIRST_NAME)
+        markers = ["bos", "query", "ans", "end"]
+        self.vocab = Vocab([*markers, *self.names.tokens], markers)
+        self.original_ids = np.array([9999, 9997, ORIGINAL_ANS, ORIGINAL_ANS, *range(1, len(self.names.tokens) + 1)])
+        self._most_edges = sum(min(MOST, i) for i in range(1, N))
+        self.max_len = 4 + (2 * self._most_edges + 1 + N) * longest
+        self._cumulative = np.cumsum(size_law(N))
+
+    def slices(self) -> list[Slice]:
+        N = self.spec.N
+        depths: list[Slice] = [{"depth": depth_slice(depth)} for depth in range(1, min(N - 1, DEEP) + 1)]
+        buckets = dict.fromkeys(bucket(nodes) for nodes in range(2, N + 1))
+        return [{"n": N}, *depths, *({"nodes": name} for name in buckets)]
+
+    def chance(self, slice: Slice) -> float:
+        """Some other node and then the one asked for: the guess with the fewest ways to go wrong. It is right if the
+        node has a single ancestor; how often that is comes from simulated graphs (`graph_law`)."""
+        law = graph_law(self.spec.N, self.spec.query)
+        depths, nodes = np.indices(law.shape)
+        inside = np.ones(law.shape, bool)
+        if "depth" in slice:
+            inside &= depths == int(str(slice["depth"]).rstrip("+"))
+        if "nodes" in slice:
+            low, high = map(int, str(slice["nodes"]).split("-"))
+            inside &= (low <= nodes) & (nodes <= high)
+        graphs = law[inside].sum()
+        return float(law[inside & (nodes == 2)].sum() / max(1, graphs) / (self.spec.N - 1))
+
+    def explain(self, sample: Sample, query: Query) -> str:
+        parents, answer = sample.meta["parents"], sample.meta["answer"]
+        steps = [f"{name} (after {', '.join(parents[name])})" if parents[name] else name for name in answer]
+        steps[3:-2] = ["…"] if len(steps) > 6 else steps[3:-2]
+        return f"{sample.meta['query']} and its ancestors, parents first: {', '.join(steps)}"
+
+    def from_original(self, ids: Sequence[int] | np.ndarray) -> Sample:
+        """As everywhere. 9998 is the marker of the answer where it comes first, and the end after that."""
+        ours = {int(original): token for token, original in enumerate(self._originals())}
+        originals, tokens = np.asarray(ids).tolist(), []
+        for position, original in enumerate(originals):
+            if original not in ours:
+                raise Malformed(position, f"{original} is no token of {self}")
+            is_marker = original == ORIGINAL_ANS and position == originals.index(original)
+            tokens.append(ANS if is_marker else ours[original])
+        return self.read(tokens)
+
+    def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
+        laws = self.spec.N if split == 3 else 0, self._cumulative, self.spec.query == "last_quarter"
+        sizes = self._most_edges, self.max_len
+        _fill(seed, split, start, first, loss_on_all, *laws, *self.names.tables, *sizes, *out)
+
+    # -- reading and judging ------------------------------------------------------------------------------------------
+
+    def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
+        at = self._marker(tokens, 0, BOS)
+        parents: dict[str, tuple[str, ...]] = {}
+        while at < len(tokens) and tokens[at] != QUERY:
+            begin = at
+            parent, at = self._name(tokens, at)
+            child, at = self._name(tokens, at)
+            if parent in parents.setdefault(child, ()):
+                raise Malformed(begin, f"the edge from {parent} to {child} a second time")
+            parents[child] += (parent,)
+            parents.setdefault(parent, ())
+        self._check_graph(parents, at)
+        asked = at
+        name, at = self._name(tokens, self._marker(tokens, at, QUERY))
+        if not parents.get(name):
+            raise Malformed(asked + 1, f"{name} has no parent")
+        start = self._marker(tokens, at, ANS)
+        answer, _ = self._said(tokens[start:])
+        depth = _depth(parents, name)
+        facts = {"parents": parents, "query": name, "answer": tuple(answer), "depth": depth}
+        if fault := self._fault(facts, tokens[start:]):
+            raise Malformed(start, fault)
+        if tokens.index(END) < len(tokens) - 1:
+            raise Malformed(tokens.index(END) + 1, "expected nothing after the end token")
+        where: Slice = {"n": self.spec.N, "depth": depth_slice(depth), "nodes": bucket(len(answer))}
+        return facts, (Query(start, len(tokens), where, asked),)
+
+    def _marker(self, tokens: list[int], at: int, marker: int) -> int:
+        if at >= len(tokens) or tokens[at] != marker:
+            got = self.vocab.name(tokens[at]) if at < len(tokens) else "the end"
+            raise Malformed(at, f"expected {self.vocab.names[marker]}, got {got}")
+        return at + 1
+
+    def _name(self, tokens: list[int], at: int) -> tuple[str, int]:
+        name, at = self.names.read(self.vocab, tokens, at)
+        return self.vocab.text(name), at
+
+    def _check_graph(self, parents: dict[str, tuple[str, ...]], at: int) -> None:
+        if not 3 <= len(parents) <= self.spec.N:
+            raise Malformed(at, f"expected edges between 3 to {self.spec.N} nodes, got {len(parents)} nodes")
+        children = [parent for group in parents.values() for parent in group]
+        if crowd := [name for name in parents if max(len(parents[name]), children.count(name)) > MOST]:
+            raise Malformed(at, f"{crowd[0]} has more than {MOST} parents or children")
+        try:
+            TopologicalSorter(parents).prepare()
+        except CycleError as error:
+            raise Malformed(at, f"the edges before it form a cycle: {' → '.join(error.args[1])}") from None
+
+    def _judge(self, sample: Sample, query: Query, said: list[Any] | None) -> Verdict:
+        fault = self._fault(sample.meta, said or [])
+        return Verdict(not fault, query.slice, fault)
+
+    def _said(self, tokens: list[Any]) -> tuple[list[str], str]:
+        """The names up to the end token, and what is wrong with how they end."""
+        names, unfinished = [], []
+        for token in tokens:
+            is_token = isinstance(token, int | np.integer) and not isinstance(token, bool)
+            if is_token and token == END:
+                break
+            unfinished.append(token)
+            if is_token and self.names.first_final <= token < self.names.stop:
+                names.append(self.vocab.text(unfinished))
+                unfinished = []
+        else:
+            return names, "no end token" if tokens else "empty answer"
+        if unfinished:
+            return names, f"unfinished name {self.vocab.text(unfinished)}"
+        return names, "" if names else "empty answer"
+
+    def _fault(self, facts: dict[str, Any], tokens: list[Any]) -> str:
+        """Why this is no right answer; "" if it is one."""
+        names, fault = self._said(tokens)
+        parents, query = facts["parents"], facts["query"]
+        wanted = _ancestors(parents, query)
+        place_of = {name: i for i, name in reversed([*enumerate(names)])}  # where it comes first
+        for i, name in enumerate(names):
+            if name not in wanted:
+                return f"{name} is no ancestor of {query}"
+            if place_of[name] < i:
+                return f"repeats {name}"
+            if late := [parent for parent in parents[name] if place_of.get(parent, i) > i]:
+                return f"{name} comes before its parent {late[0]}"
+        missing = [name for name in wanted if name not in place_of]
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        return fault or (f"misses {', '.join(missing[:3])}{more}" if missing else "")
+
+
+def depth_slice(depth: int) -> int | str:
+    return depth if depth < DEEP else f"{DEEP}+"
+
+
+def bucket(nodes: int) -> str:
+    """2-4, 5-8, 9-16, …: how many nodes an answer has."""
+    high = max(4, 1 << (nodes - 1).bit_length())
+    return f"{high // 2 + 1 if high > 4 else 2}-{high}"
+
+
+def _ancestors(parents: dict[str, tuple[str, ...]], query: str) -> dict[str, int]:
+    """The query and its ancestors, each with its distance: so many edges lie between them, at least."""
+    distance = {query: 0}
+    for name in (queue := [query]):
+        for parent in parents[name]:
+            if parent not in distance:
+                distance[parent] = distance[name] + 1
+                queue.append(parent)
+    return distance
+
+
+def _depth(parents: dict[str, tuple[str, ...]], query: str) -> int:
+    """How far the nearest node without parents is."""
+    return min(edges for name, edges in _ancestors(parents, query).items() if not parents[name])
+
+
+@cache
+def graph_law(N: int, query: str) -> np.ndarray:
+    """How many of 2^22 / N simulated test graphs have depth d and an answer of m nodes: int64 [DEEP + 1, N + 1]."""
+    counts = np.zeros((DEEP + 1, N + 1), np.int64)
+    _simulate(N, query == "last_quarter", max(1, 2**22 // N), counts)
+    return counts
+
+
+# -- the sampler: nodes are numbered in the order of construction ------------------------------------------------------
+
+
+@njit(cache=True)
+def _graph(state, gamma, n, from_quarter, parents, degree, children, open_nodes, edges):
+    """Draws a graph of n nodes and the node that is asked for. Returns (state, number of edges, that node).
+
+    The first 1 … (n-1)//4 + 1 nodes have no parents. Every other node has 1 … 4, a random set of the nodes before it
+    that have fewer than 4 children yet. edges[e] = parent * 2^16 + child. The last quarter, the last ceil(n/4) nodes,
+    holds none of the first: every node in it has a parent.
+    """
+    state, more, back = two_below(state, gamma, (n - 1) // 4 + 1, (n + 3) // 4 if from_quarter else 1)
+    roots = more + 1
+    for i in range(n):
+        degree[i] = 0
+        children[i] = 0
+        open_nodes[i] = i
+    count = roots
+    written = 0
+    for i in range(roots, n):
+        most = min(MOST, count)
+        state, fewer = below(state, gamma, most)
+        state = shuffle(state, gamma, open_nodes, count, most)
+        degree[i] = fewer + 1
+        for t in range(MOST):  # always four: the surplus is overwritten, or not read
+            parents[i, t] = open_nodes[t]
+            edges[written + t] = open_nodes[t] << 16 | i
+        written += degree[i]
+        for t in range(fewer, -1, -1):
+            parent = open_nodes[t]
+            children[parent] += 1
+            if children[parent] == MOST:
+                count -= 1
+                open_nodes[t] = open_nodes[count]
+        open_nodes[count] = i
+        count += 1
+    return state, written, n - 1 - back
+
+
+@njit(cache=True)
+def _count_children(query, parents, degree, children):
+    """children[i] = how many children of i the query has among its ancestors and itself; returns how many those are."""
+    for i in range(query):
+        children[i] = 0
+    children[query] = 1  # stands for having been asked
+    total = 0
+    for i in range(query, -1, -1):
+        if children[i]:
+            total += 1
+            for t in range(degree[i]):
+                children[parents[i, t]] += 1
+    return total
+
+
+@njit(cache=True)
+def _order(state, gamma, query, total, parents, degree, children, pool, order):
+    """The answer, built from its end: any node whose children are all there may be next. This is not the uniform law
+    over the right orders; it is the release's."""
+    pool[0] = query
+    size = 1
+    for at in range(total - 1, -1, -1):
+        state, pick = below(state, gamma, size)
+        node = pool[pick]
+        order[at] = node
+        size -= 1
+        pool[pick] = pool[size]
+        for t in range(degree[node]):
+            parent = parents[node, t]
+            children[parent] -= 1
+            if children[parent] == 0:
+                pool[size] = parent
+                size += 1
+    return state
+
+
+@njit(cache=True)
+def _simulate(N, from_quarter, graphs, counts):
+    parents = np.empty((N, MOST), np.int32)
+    degree, children = np.empty(N, np.int32), np.empty(N, np.int32)
+    open_nodes, edges = np.empty(N + MOST, np.int32), np.empty(MOST * N, np.int32)
+    depth = np.empty(N, np.int32)
+    for j in range(graphs):
+        state, gamma = stream(0, 0, 0, j)  # the splits are 1, 2, 3
+        state, _, query = _graph(state, gamma, N, from_quarter, parents, degree, children, open_nodes, edges)
+        for i in range(query + 1):
+            depth[i] = N if degree[i] else 0
+            for t in range(degree[i]):
+                depth[i] = min(depth[i], depth[parents[i, t]] + 1)
+        counts[min(depth[query], DEEP), _count_children(query, parents, degree, children)] += 1
+
+
+@njit(cache=True, nogil=True)
+def _fill(
+    seed, split, start, first, loss_on_all, n_test, cumulative, from_quarter, cells, names, lengths,
+    most_edges, max_len, ids, labels, docs,
+):  # fmt: skip
+    longest, N = names.shape[1], len(cumulative) + 2
+    tokens, targets = np.empty(max_len + longest, np.int32), np.empty(max_len + longest, np.int32)
+    parents = np.empty((N, MOST), np.int32)
+    degree, children = np.empty(N, np.int32), np.empty(N, np.int32)
+    open_nodes, edges = np.empty(N + MOST, np.int32), np.empty(most_edges + MOST, np.int32)
+    drawn, name_of = np.empty(N + 2, np.int32), np.empty(N, np.int32)
+    seen, stamp = np.zeros(len(lengths), np.int32), 0  # seen[name] == stamp: the name is in this instance already
+    for row in range(ids.shape[0]):
+        at = 0
+        doc = 0
+        while at < ids.shape[1]:
+            stamp += 1
+            state, gamma = stream(seed, split, start + row, first + doc)
+            n = n_test
+            if n == 0:
+                state, i = by_law(state, gamma, cumulative)
+                n = i + 3
+            state, written, query = _graph(state, gamma, n, from_quarter, parents, degree, children, open_nodes, edges)
+            used = 0
+            for i in range(n):  # a node without edges has no name; name_of[i] is the number of i's name in `drawn`
+                name_of[i] = used
+                used += degree[i] + children[i] > 0
+            state = draw_names(state, gamma, used, cells, seen, stamp, drawn)
+            state = shuffle(state, gamma, edges, written, written)
+            tokens[0] = BOS
+            to = 1
+            for e in range(written):
+                to = write_name(tokens, to, names, lengths, drawn[name_of[edges[e] >> 16]])
+                to = write_name(tokens, to, names, lengths, drawn[name_of[edges[e] & 0xFFFF]])
+            tokens[to] = QUERY
+            to = write_name(tokens, to + 1, names, lengths, drawn[name_of[query]])
+            for i in range(to):
+                targets[i] = IGNORE
+            answer = to
+            tokens[to] = ANS
+            to += 1
+            total = _count_children(query, parents, degree, children)
+            # The edges are in `tokens` by now and their array can hold the order.
+            state = _order(state, gamma, query, total, parents, degree, children, open_nodes, edges)
+            for i in range(total):
+                to = write_name(tokens, to, names, lengths, drawn[name_of[edges[i]]])
+            tokens[to] = END
+            to += 1
+            for i in range(answer, to):
+                targets[i] = tokens[i]
+            at = place(tokens, targets, to, doc, loss_on_all, ids[row], labels[row], docs[row], at)
+            doc += 1

@@ -1,0 +1,189 @@
+"""bioR: biographies that a chat model writes. `prompt` builds the instruction, `read` takes the texts back in.
+
+Nothing here calls a model: send the prompts to one of your choice and write down what it answers. The prompts have the
+structure of the original release in our own words: a request for a length and the full name, then four statements in
+random order, each in one of several wordings: education (7 x 4), birth city (6), company and its city (14), birth date
+(2).
+"""
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numba import njit
+
+from canonlm.errors import expected
+from canonlm.tasks.capo.people import Person, name_space, person
+from canonlm.tasks.capo.pools import Pools
+from canonlm.tasks.random import below, check_count, shuffle, stream
+
+LENGTHS = range(50, 200)  # words that mode 0 asks for, unless told
+
+_PROMPTS = 101  # in the place of a split, as people.PEOPLE
+
+_UNIVERSITY = (
+    "{pronoun} studied at {university}",
+    "{pronoun} graduated from {university}",
+    "{pronoun} was a student at {university}",
+    "{pronoun} went to college at {university}",
+    "{pronoun} holds a degree from {university}",
+    "{pronoun} was educated at {university}",
+    "{pronoun} spent the college years at {university}",
+)
+_FIELD = (
+    " with a major in {field}.",
+    ", majoring in {field}.",
+    " and specialized in {field}.",
+    "; the subject was {field}.",
+)
+_BIRTH_CITY = (
+    "{pronoun} was born in {birth_city}.",
+    "The birthplace is {birth_city}.",
+    "{pronoun} comes from {birth_city}.",
+    "{pronoun} is a native of {birth_city}.",
+    "City of birth: {birth_city}.",
+    "{pronoun} came into the world in {birth_city}.",
+)
+_COMPANY = (
+    "{pronoun} works for {company} in {company_city}.",
+    "{pronoun} is employed by {company}, which is located in {company_city}.",
+    "{pronoun} has a job at {company} in {company_city}.",
+    "The employer is {company}; the place of work is {company_city}.",
+    "{pronoun} works in {company_city}, at {company}.",
+    "{pronoun} is on the staff of {company} in {company_city}.",
+    "{pronoun} built a career at {company}, in the city of {company_city}.",
+    "{pronoun} earns a living in {company_city} as an employee of {company}.",
+    "{pronoun} joined {company}, a company based in {company_city}.",
+    "{pronoun} holds a position with {company} in {company_city}.",
+    "{pronoun} moved to {company_city} to work for {company}.",
+    "{pronoun} was hired by {company} for a post in {company_city}.",
+    "{pronoun} goes to work in {company_city}, where the office of {company} is.",
+    "Employer: {company}, in {company_city}.",
+)
+_BIRTH_DATE = ("{pronoun} was born on {birth_date}.", "The date of birth is {birth_date}.")
+_WORDINGS = _UNIVERSITY, _FIELD, _BIRTH_CITY, _COMPANY, _BIRTH_DATE
+
+
+def prompt(person: Person, seed: int, *, mode: int = 0, words: int | None = None, draw: int = 0) -> str:
+    """An instruction for a chat model: a pure function of its arguments; other draws word and order it anew.
+
+    mode 0 asks for a biography of `words` words, uniform on 50 … 199 unless given. mode 1 needs `words`, and asks to
+    vary wording and order besides.
+    """
+    if mode not in (0, 1):
+        raise expected("mode", "0 or 1", mode)
+    if words is not None:
+        check_count("words", words, least=1)
+    elif mode == 1:
+        raise expected("words", "how many words to ask for (mode 1 does not choose)", words)
+    choices = _draws(
+        check_count("seed", seed),
+        person.index,
+        check_count("draw", draw),
+        np.array([len(LENGTHS), *map(len, _WORDINGS)]),
+    )
+    length, order = choices[0], choices[-4:]
+    university, field, *others = (forms[i] for forms, i in zip(_WORDINGS, choices[1:-4], strict=True))
+    units = [university + field, *others]
+    parts = [
+        f"Write a biography of about {words or LENGTHS[length]} words about {person.name}.",
+        *(units[unit].format_map(asdict(person)) for unit in order),
+        "Mention all of this; copy names, places and the date word for word.",
+        f'Refer to the person as "{person.pronoun}".',
+    ]
+    if mode == 1:
+        parts.append("Be creative: vary the wording, and tell the facts in an order of your own.")
+    return " ".join(parts)
+
+
+@njit(cache=True)
+def _draws(seed, i, draw, sizes):
+    """One uniform draw below each of the sizes, and then a random order of 0 … 3."""
+    state, gamma = stream(seed, _PROMPTS, i, draw)
+    out = np.empty(len(sizes) + 4, np.int64)
+    for k in range(len(sizes)):
+        state, out[k] = below(state, gamma, sizes[k])
+    out[-4:] = np.arange(4)
+    shuffle(state, gamma, out[-4:], 4, 4)
+    return out
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A text about person `person`; text[slice(*spans[what])] is where the name or a value is first said.
+
+    what: "name" or an attribute; a thing that the text does not say has no span. Where the birth city is also the
+    company city, both have the same span.
+    """
+
+    person: int
+    text: str
+    spans: dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Rewrites:
+    """All texts of a file, and a line for every name or value that one of them does not say word for word."""
+
+    texts: tuple[Rewritten, ...]
+    missing: tuple[str, ...]
+
+
+def read(path: Path, seed: int, pools: Pools) -> Rewrites:
+    """Texts about the people (seed, 0), (seed, 1), …, from UTF-8 lines.
+
+    *.jsonl: lines {"person": 3, "text": "…"}, in any order, a person as often as you like. Any other file: the first
+    line is about person 0, the next about person 1, and so on. ValueError names the file and the line it stumbles over.
+    """
+    try:
+        raw = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}, line {error.object.count(10, 0, error.start) + 1}: not UTF-8") from None
+    if not raw.strip():
+        raise ValueError(f"{path}: expected one biography per line, got an empty file")
+    texts, missing = [], []
+    for number, line in enumerate(raw.rstrip().split("\n"), 1):
+        where = f"{path}, line {number}"
+        index, text = _from_json(line, where) if path.suffix == ".jsonl" else (number - 1, line.strip())
+        if not text.strip():
+            raise ValueError(f"{where}: expected a biography, got an empty text")
+        if index >= name_space(pools.sizes):
+            raise ValueError(f"{where}: the pools have names for {name_space(pools.sizes)} people, got person {index}")
+        about = person(seed, index, pools)
+        wanted = {"name": about.name, **about.values}
+        found = Rewritten(index, text, _spans(text, wanted))
+        texts.append(found)
+        missing += [
+            f'line {number}: the text about person {index} has no {what} "{wanted[what]}"'
+            for what in wanted
+            if what not in found.spans
+        ]
+    return Rewrites(tuple(texts), tuple(missing))
+
+
+def _from_json(line: str, where: str) -> tuple[int, str]:
+    what = f'{where}: expected {{"person": 0, "text": "…"}}'
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{what}, got no JSON ({error})") from None
+    index, text = (row.get("person"), row.get("text")) if isinstance(row, dict) else (None, None)
+    if type(index) is not int or index < 0 or not isinstance(text, str):
+        raise ValueError(f"{what}, got {line.strip()}")
+    return index, text
+
+
+def _spans(text: str, wanted: dict[str, str]) -> dict[str, tuple[int, int]]:
+    """Where each value first stands as whole words, and not as a part of a longer value of the same person."""
+    spans, taken = {}, list[tuple[int, int]]()
+    for what, value in sorted(wanted.items(), key=lambda item: -len(item[1])):
+        places = [match.span() for match in re.finditer(rf"(?<!\w){re.escape(value)}(?!\w)", text)]
+        free = [s for s in places if not any(a <= s[0] and s[1] <= b and (a, b) != s for a, b in taken)]
+        if free:
+            spans[what] = free[0]
+        taken += places
+    return {what: spans[what] for what in wanted if what in spans}

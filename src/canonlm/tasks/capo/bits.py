@@ -1,0 +1,58 @@
+"""Capo's metric: how many bits about its people a model holds (bit complexity, Part 3.3; arXiv 2512.17351, App. A).
+
+A name is one of N0 = first x middle x last names; given the name, what there is to know is one of S0 = 2 x 12 x 28 x 200
+x cities x universities x fields x companies (the 2 is the pronoun; the company city follows from the company). A model
+that gives the true name e^-p1 and the true values e^-p2 needs p1 / ln 2 bits to be told the name, not log2 N0, and
+p2 / ln 2 bits to be told the values, not log2 S0. The rest it holds itself.
+"""
+
+import math
+from dataclasses import dataclass
+
+from canonlm.tasks.capo.people import name_space
+from canonlm.tasks.capo.pools import DAYS, MONTHS, YEARS, Sizes
+
+DATES = len(MONTHS) * len(DAYS) * len(YEARS)
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Bits per person; `total` is those of everybody."""
+
+    names: float
+    values: float
+    at_most: float  # of somebody who knows everything: log2(N0 / N) + log2 S0
+    people: int
+
+    @property
+    def per_person(self) -> float:
+        return self.names + self.values
+
+    @property
+    def total(self) -> float:
+        return self.people * self.per_person
+
+    def per_parameter(self, parameters: int) -> float:
+        """R(F) = N [log2(N0 / e^p1) + log2(S0 / e^p2)] / P, for P parameters."""
+        return self.total / parameters
+
+
+def bits(name_nats: float, value_nats: float, people: int, sizes: Sizes, pronoun: bool = True) -> Bits:
+    """The bits that a model holds about `people` (N) people, of whom it says the following on average:
+
+    name_nats: p1, the summed cross-entropy (nats) of the tokens of a person's full name, the first of a biography.
+    value_nats: p2, the same of the tokens of the five values and of the first pronoun; with `pronoun=False` (variant
+    fullname) there is none, and S0 has no factor 2. sizes: `Pools.sizes`.
+
+    Names and values each count at least 0: an untrained model holds nothing, not less. p1 is at least ln N if it is the
+    mean over all N people (a law on names gives N of them e^-ln N at best, on average), and p2 at least 0, so no model
+    gets above `at_most`; the mean over some of the people may, by chance.
+    """
+    all_names = math.log2(name_space(sizes))
+    all_values = math.log2((2 if pronoun else 1) * DATES * math.prod(sizes[3:]))
+    return Bits(
+        names=max(0.0, all_names - name_nats / math.log(2)),
+        values=max(0.0, all_values - value_nats / math.log(2)),
+        at_most=all_names - math.log2(people) + all_values,
+        people=people,
+    )

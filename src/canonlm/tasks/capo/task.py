@@ -1,0 +1,186 @@
+"""Capo: how much does it know? Measures knowledge capacity, in bits per parameter.
+
+    <bos> Tameda Umuno Noraugh was born on September 8, 2082. She majored in Acoustics. …
+
+N people, each with a name, a birth date, a birth city, a university, a field, a company and the company's city, told in
+biographies of six sentences. Training shows every person `exposures` times; the test asks how well the model tells the
+same people's names and values in sentences it has not seen (arXiv 2512.17351, App. A; bioS of Part 3.1 and 3.3).
+"""
+
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from canonlm.errors import unknown
+from canonlm.tasks.base import Placed, Query, Sample, Slice, Task, register
+from canonlm.tasks.capo.bits import DATES, Bits, bits
+from canonlm.tasks.capo.people import check_people
+from canonlm.tasks.capo.pools import ATTRIBUTES, load
+from canonlm.tasks.capo.reading import Reader
+from canonlm.tasks.capo.stream import Law, Stream
+from canonlm.tasks.capo.tokens import BOS, tokenise
+from canonlm.tasks.random import check_count, check_split
+from canonlm.tasks.spec import TaskSpec
+from canonlm.tasks.windows import IGNORE, Windows, empty_windows
+
+COMPANY_CITY = ATTRIBUTES.index("company city")  # says nothing that the company does not
+# What a token counts for in a batch, by what it is to its document (stream.py); padding, -1, picks the last one.
+ROLES = np.array([0, 1, 2, *(0 if a == COMPANY_CITY else 3 for a in range(6)), -1], np.int8)
+ANSWER_ROLES = np.array([0, 1, 2, 3, 3, 3, 3, 3, 3, -1], np.int8)
+
+
+@register("capo")
+class Capo(Task):
+    """Biographies of N people, each `exposures` times. Paper: loss on all tokens, a tokenizer of 3275 tokens."""
+
+    class Spec(TaskSpec):
+        N: int = Field(50_000, ge=1)  # people
+        exposures: int = Field(100, ge=1)  # how often training tells of each, in passes over all of them
+        variant: Literal["fresh", "multi", "single"] = "fresh"  # new sentences every time, `texts` in turn, one text
+        texts: int = Field(5, ge=1)  # per person, under variant: multi
+        permute: bool = True  # every text has an order of its own; False: as in ATTRIBUTES
+        fullname: bool = False  # the full name in all sentences, not only in the first
+        questions: bool = False  # training also asks about the first half of the people, the test about the others
+        pools: str | None = None  # a folder of names and values (canonlm.tasks.capo.pools); None: ours
+        tokenizer: str | None = None  # a tokenizer.json or a folder with one; None: ours
+
+        @model_validator(mode="after")
+        def _enough_people(self) -> "Capo.Spec":
+            check_people(f"{self.task}.N", self.N, load(None if self.pools is None else Path(self.pools)).sizes)
+            if self.questions and self.N < 2:
+                raise self.refuse("N", "at least 2 people, half of them to be asked about in training", self.N)
+            return self
+
+    difficulties = {f"capo-{name}": {"N": N * 1000} for name, N in {
+        "50k": 50, "100k": 100, "200k": 200, "500k": 500, "1m": 1000, "2m": 2000}.items()}  # fmt: skip
+    loss_on = "all"
+    marker_is_target = False  # under loss_on="answer" the values are the targets
+    evaluation = "facts"
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.text = tokenise(spec.tokenizer, spec.pools)
+        self.vocab = self.text.vocab
+        self.max_len = self.text.longest(spec.fullname)
+        self.asked_in_training = spec.N // 2 if spec.questions else 0  # the people below this number
+        documents = spec.N + 6 * self.asked_in_training
+        law = Law(self.text.pieces, self.text.pools.sizes, spec.N, documents, spec.permute, spec.fullname)
+        self._stream = Stream(law, spec.exposures, self._text_number)
+        self._reader = Reader(self.text)
+
+    def slices(self) -> list[Slice]:
+        kinds = ("attribute", "question") if self.spec.questions else ("attribute",)
+        return [{kind: attribute} for kind in kinds for attribute in ATTRIBUTES]
+
+    def chance(self, slice: Slice) -> float:
+        """The likeliest value, always."""
+        attribute = str(next(iter(slice.values())))
+        if attribute == "birth date":
+            return 1 / DATES
+        values = self.text.pools.values[attribute]
+        return float(max(Fraction(values.count(value), len(values)) for value in set(values)))
+
+    def bits(self, name_nats: float, value_nats: float) -> Bits:
+        """What a model knows; for what it says of the name (role 1) and of pronoun and values (roles 2 and 3), summed
+        per person and averaged over people, in nats. See `canonlm.tasks.capo.bits`."""
+        return bits(name_nats, value_nats, self.spec.N, self.text.pools.sizes, pronoun=not self.spec.fullname)
+
+    # -- the stream ---------------------------------------------------------------------------------------------------
+
+    def training_windows(self, seed: int, seq_len: int) -> int:
+        """The windows that hold all exposures. Those after them are padding: bos, without a label."""
+        return self._stream.windows(check_count("seed", seed), 1, check_count("seq_len", seq_len, least=1))
+
+    def windows(
+        self, split: str, seed: int, start: int, count: int, *, seq_len: int, loss_on: str | None = None
+    ) -> Windows:
+        """Windows start … start + count - 1 of the passes over all people: see `canonlm.tasks.capo.stream`.
+
+        All splits tell of the same people; "valid" and "test" have fresh sentences of their own, and as many passes.
+        """
+        loss_on_all = self._loss_on(loss_on) == "all"
+        out = empty_windows(check_count("count", count), check_count("seq_len", seq_len, least=1))
+        at = check_count("seed", seed), check_split(split), check_count("start", start)
+        self._stream.fill(*at, loss_on_all, out)
+        return out
+
+    def sample(self, split: str, seed: int, index: int, j: int = 0, *, loss_on: str | None = None) -> Sample:
+        """The biography of person index % N as pass j of the split tells it."""
+        key = check_count("seed", seed), check_split(split), self._text_number(check_split(split), check_count("j", j))
+        return self._sample(*key, check_count("index", index) % self.spec.N, loss_on)
+
+    def question(self, seed: int, index: int, attribute: str, *, loss_on: str | None = None) -> Sample:
+        """The question for an attribute of person index % N, with its answer. A training without `questions` has none."""
+        if attribute not in ATTRIBUTES:
+            raise unknown("attribute", attribute, ATTRIBUTES)
+        person = check_count("index", index) % self.spec.N
+        number = self._question_number(person, ATTRIBUTES.index(attribute))
+        return self._sample(check_count("seed", seed), check_split("test"), 0, number, loss_on)
+
+    def instances(self, split: str, seed: int, w: int, seq_len: int) -> list[Placed]:
+        """The complete documents of window w."""
+        rows = self.windows(split, seed, w, 2, seq_len=seq_len)
+        ends = np.flatnonzero(np.diff(rows.doc_ids[0])) + 1
+        bounds = [0, *ends.tolist(), *([seq_len] if rows.input_ids[1, 0] == BOS else [])]  # else the last one goes on
+        return [
+            Placed(a, b, self.read(rows.input_ids[0, a:b]))
+            for a, b in pairwise(bounds)
+            if rows.input_ids[0, a] == BOS and rows.labels[0, a] != IGNORE
+        ]
+
+    # -- what an evaluation asks --------------------------------------------------------------------------------------
+
+    def test_batch(self, seed: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """(ids int32, roles int8), [count, longest]: the test's biographies of people first … first + count - 1, modulo
+        N. Row r is `sample("test", seed, first + r)`.
+
+        Roles: 1 the full name where it comes first, 2 the first pronoun, 3 the values that count for the bits (all but
+        the company city), 0 anything else, -1 padding (id 0) behind the text.
+        """
+        people = np.arange(check_count("first", first), first + check_count("count", count)) % self.spec.N
+        return self._batch(check_count("seed", seed), people, ROLES)
+
+    def question_batch(self, seed: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, roles) as in `test_batch`, of questions that training never has: row r is for attribute (first + r) % 6
+        of the held-out person number (first + r) // 6, modulo their number. Role 3 is the answer, of every question."""
+        if not self.spec.questions:
+            raise self.spec.refuse("questions", "true, for a training that has questions", False)
+        numbers = np.arange(check_count("first", first), first + check_count("count", count))
+        held_out = self.spec.N - self.asked_in_training
+        people = self.asked_in_training + numbers // 6 % held_out
+        return self._batch(check_count("seed", seed), self._question_number(people, numbers % 6), ANSWER_ROLES)
+
+    def explain(self, sample: Sample, query: Query) -> str:
+        (attribute,) = query.slice.values()
+        facts = sample.meta
+        value = facts["answer"] if "question" in facts else facts[attribute]
+        if attribute == "company city" and "company" in facts:
+            return f"{facts['name']} works for {facts['company']}, which is in {value}"
+        return f"{facts['name']}: {attribute} {value}, in every text"
+
+    # -- behind it ----------------------------------------------------------------------------------------------------
+
+    def _text_number(self, split: int, e: int) -> int:
+        """Which of a person's texts pass e of a split has; splits share none."""
+        if split != 1 or self.spec.variant == "fresh":
+            return e
+        return e % self.spec.texts if self.spec.variant == "multi" else 0
+
+    def _question_number(self, person: Any, a: Any) -> Any:
+        return self.spec.N + 6 * person + a
+
+    def _sample(self, seed: int, split: int, text: int, number: int, loss_on: str | None) -> Sample:
+        ids, _, (length,) = self._stream.documents(seed, split, text, np.array([number]), self.max_len)
+        return self.read(ids[0, :length], loss_on=loss_on)
+
+    def _batch(self, seed: int, numbers: np.ndarray, roles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        ids, what, lengths = self._stream.documents(seed, 3, 0, numbers, self.max_len)
+        longest = lengths.max(initial=0)
+        return ids[:, :longest], roles[what[:, :longest]]
+
+    def _read(self, tokens: list[int]) -> tuple[dict[str, Any], tuple[Query, ...]]:
+        return self._reader.read(tokens)

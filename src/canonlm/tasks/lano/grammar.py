@@ -1,0 +1,168 @@
+"""A layered context-free grammar: what it is, where it comes from, and what can be asked of it.
+
+Level 0 is the root, the last level holds the terminals 1 … T. Every symbol above them has alternatives, all equally
+likely; an alternative is a row of symbols of the next level. A sentence: start at the root, replace every symbol by
+one of its alternatives, level after level, until only terminals are left.
+
+The nine of `grammars/` are the released grammars of Physics of Language Models, Part 1 (arXiv 2305.13673; the Lano task
+of arXiv 2512.17351 uses cfg3f, cfg3j and cfg3k), carried over into the format of `text.py`.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from canonlm.errors import expected, unknown
+from canonlm.tasks.lano import exact, parse, sampling, text
+from canonlm.tasks.lano.invent import invent
+from canonlm.tasks.random import check_count, check_split
+
+FOLDER = Path(__file__).parent / "grammars"
+BUILT_IN = ("cfg3f", "cfg3j", "cfg3k", "cfg3b", "cfg3g", "cfg3h", "cfg3i", "cfg3e1", "cfg3e2")
+MAX_LEVELS = 26  # the root and the letters a … y in the names of symbols
+MAX_LEN = 2**16  # tokens in the longest sentence: bounds the tables of the exact laws and of the sampler
+
+Rules = tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """sizes[level]: symbols of a level, root first, terminals last. rules[level][i]: the alternatives of symbol i of a
+    level, each a tuple of positions (from 0) in the next level; terminal t has position t - 1.
+
+    symbols[level][i]: names for people; left out: root, a1 a2 … on level 1, b1 b2 … on level 2, the terminals 1 … T.
+    ValueError where the rules do not fit the sizes, or where a sentence could exceed 65536 tokens.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    rules: Rules
+    symbols: tuple[tuple[str, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 2 <= len(self.sizes) <= MAX_LEVELS or self.sizes[0] != 1 or min(self.sizes) < 1:
+            raise expected("sizes", f"1 (the root) and the sizes of 1 to {MAX_LEVELS - 1} more levels", self.sizes)
+        if tuple(map(len, self.rules)) != tuple(self.sizes[:-1]):
+            raise expected("rules", f"alternatives for {self.sizes[:-1]} symbols", tuple(map(len, self.rules)))
+        for level, symbols in enumerate(self.rules):
+            for i, alternatives in enumerate(symbols):
+                children = {child for row in alternatives for child in row}
+                complete = alternatives and all(alternatives) and len({*alternatives}) == len(alternatives)
+                if not complete or not children <= {*range(self.sizes[level + 1])}:
+                    what = f"different rows of positions from 0 to {self.sizes[level + 1] - 1}"
+                    raise expected(f"rules[{level}][{i}]", what, alternatives)
+        if not self.symbols:
+            object.__setattr__(self, "symbols", text.default_symbols(self.sizes))
+        if self.max_len > MAX_LEN:
+            raise ValueError(f"its longest sentence has {self.max_len} tokens, more than {MAX_LEN}")
+
+    @classmethod
+    def load(cls, name: str) -> "Grammar":
+        """One of the nine released grammars. In cfg3e1 some symbols are out of the root's reach, as released."""
+        if name not in BUILT_IN:
+            raise unknown("grammar", name, BUILT_IN)
+        return cls(name, *text.read(FOLDER / f"{name}.txt", unreachable=True))
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Grammar":
+        """A grammar from a file of yours (docs/tasks/lano.md has the format), named like the file.
+
+        ValueError, in one line with the file and the line, for anything that is no layered grammar, and for symbols
+        and terminals that no sentence can contain; OSError where there is no such file.
+        """
+        parts = text.read(Path(path))
+        try:
+            return cls(Path(path).stem, *parts)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
+    def random(cls, seed: int, **knobs: Any) -> "Grammar":
+        """A grammar nobody has seen, a pure function of seed and knobs: those of `lano.invent.invent`."""
+        sizes, rules = invent(check_count("seed", seed), **knobs)
+        return cls(f"random-{seed}", sizes, rules)
+
+    def write(self, path: str | Path) -> None:
+        """A file that `read` reads."""
+        text.write(Path(path), self.name, self.symbols, self.rules)
+
+    # -- sentences ----------------------------------------------------------------------------------------------------
+
+    def sample(self, split: str, seed: int, index: int, j: int = 0) -> sampling.Derivation:
+        """Instance j of window `index` with its tree: the sentence of `Lano.sample` with these arguments."""
+        at = check_count("seed", seed), check_split(split), check_count("index", index), check_count("j", j)
+        return sampling.derivation(self.tables, self.sizes, self.max_len, *at)
+
+    @cached_property
+    def tables(self) -> sampling.Tables:
+        """The rules as arrays, for the sampler."""
+        return sampling.tables(self.sizes, self.rules)
+
+    # -- exact laws of the sentences ----------------------------------------------------------------------------------
+
+    @cached_property
+    def min_len(self) -> int:
+        """Tokens in the shortest sentence."""
+        return exact.extreme_length(self.rules, self.sizes[-1], min)
+
+    @cached_property
+    def max_len(self) -> int:
+        """Tokens in the longest sentence."""
+        return exact.extreme_length(self.rules, self.sizes[-1], max)
+
+    @cached_property
+    def length_law(self) -> np.ndarray:
+        """P(a sentence has n tokens), float64 [max_len + 1]."""
+        return exact.length_law(self.rules, self.sizes[-1])
+
+    @property
+    def mean_len(self) -> float:
+        return float(self.length_law @ np.arange(self.max_len + 1))
+
+    @property
+    def sd_len(self) -> float:
+        return float(np.sqrt(self.length_law @ (np.arange(self.max_len + 1) - self.mean_len) ** 2))
+
+    def longer_than(self, n: int) -> float:
+        """P(a sentence has more than n tokens)."""
+        return float(self.length_law[max(n + 1, 0) :].sum())
+
+    @cached_property
+    def derivation_entropy(self) -> float:
+        """Entropy of the tree of a sentence, in bits; of the sentence itself only where all parses are unique."""
+        return exact.derivation_entropy(self.rules, self.sizes[-1])
+
+    # -- questions about one sequence of terminals 1 … T (`parse.py`) -------------------------------------------------
+
+    def contains(self, tokens: Any) -> bool:
+        """Is it a sentence? False for whatever is no sequence of terminals."""
+        return parse.contains(self, tokens)
+
+    def count_parses(self, tokens: Any) -> int:
+        """The number of trees that give this sequence, exactly; 0 where it is no sentence."""
+        return parse.count_parses(self, tokens)
+
+    def parse(self, tokens: Any) -> sampling.Derivation | None:
+        """One tree that gives this sequence, always the same; None where it is no sentence."""
+        return parse.parse(self, tokens)
+
+    def min_substitutions(self, tokens: Any) -> int | None:
+        """How many tokens must at least be replaced to make it a sentence; None where no sentence is as long."""
+        return parse.min_substitutions(self, tokens)
+
+    def next_token_probs(self, tokens: Any) -> np.ndarray:
+        """Row i: the law of what follows tokens[:i]. float64 [n + 1, T + 1], columns end, 1, …, T.
+
+        NaN from the row on before which no sentence starts like the tokens do.
+        """
+        return parse.next_token_probs(self, tokens)
+
+    def log_probability(self, tokens: Any) -> float:
+        """ln P(a drawn sentence is this one), in nats; -inf where it is no sentence."""
+        return parse.log_probability(self, tokens)
+
+    def __str__(self) -> str:
+        return self.name

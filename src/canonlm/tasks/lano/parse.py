@@ -1,0 +1,223 @@
+"""Exact answers about one token sequence: is it a sentence, how many trees does it have, what is one of them, how many
+tokens are wrong, what comes next with which probability.
+
+`tokens` is a flat sequence or array of terminals 1 … T. Anything else is no sentence for `contains`, and a ValueError
+in one line for the others. The empty sequence is no sentence, but a prefix of all of them.
+"""
+
+from functools import lru_cache, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from canonlm.errors import expected
+from canonlm.tasks.lano.sampling import Derivation
+from canonlm.tasks.lano.spans import SUM_OF_PRODUCTS, Flat, Spans, find_prefixes, find_spans, flatten
+
+if TYPE_CHECKING:
+    from canonlm.tasks.lano.grammar import Grammar
+
+# -- sentences and their trees ----------------------------------------------------------------------------------------
+
+
+def contains(grammar: "Grammar", tokens: Any) -> bool:
+    """Is it a sentence of the grammar? False, never an exception, for whatever is no sequence of terminals."""
+    try:
+        ids = _read(grammar, tokens)
+    except ValueError:
+        return False
+    return bool(_count(grammar, ids, float))
+
+
+def count_parses(grammar: "Grammar", tokens: Any) -> int:
+    """The number of trees with these leaves, exactly; 0 where it is no sentence.
+
+    A double counts exactly below 2**53, and every sum and product on the way to the root is at most the root's: a
+    result that is smaller is exact. Otherwise Python's own integers count again, by the same function.
+    """
+    ids = _read(grammar, tokens)
+    count = _count(grammar, ids, float)
+    return int(count if count < 2**53 else _count(grammar, ids, object))
+
+
+def parse(grammar: "Grammar", tokens: Any) -> Derivation | None:
+    """One tree with these leaves, or None: labels and ordinals per token and level, as `grammar.sample` gives them.
+
+    Of several trees always the same: every node, from the root down, takes the first of its alternatives that fits, and
+    in it the earliest last cut, then the earliest before that one, and so on.
+    """
+    ids = _read(grammar, tokens)
+    if not _lengths(grammar) >> len(ids) & 1:
+        return None
+    flat = flatten(grammar)
+    spans = find_spans(flat, ids, np.ones(len(flat.rules) - 1), np.ones(len(ids)), SUM_OF_PRODUCTS)
+    if len(ids) not in _ends(spans, 0, 0):
+        return None
+    depth, above = len(grammar.sizes) - 1, 0
+    labels, ordinals = np.empty((len(ids), depth), np.int32), np.empty((len(ids), depth), np.int32)
+    nodes = [(0, 0, len(ids))]
+    for level in range(depth):
+        for ordinal, (symbol, start, end) in enumerate(nodes):
+            labels[start:end, level] = symbol - above
+            ordinals[start:end, level] = ordinal
+        nodes = [child for node in nodes for child in _children(flat, spans, *node)]
+        above += grammar.sizes[level]
+    return Derivation(ids + np.int32(1), labels, ordinals)
+
+
+def min_substitutions(grammar: "Grammar", tokens: Any) -> int | None:
+    """How many tokens must at least be replaced by others to make it a sentence; None where no sentence has its length.
+
+    Insertions and deletions are not considered. Spans with too many wrong tokens are left out; the more is allowed, the
+    more spans there are, and most sequences are nearly right, so the limit starts low and rises until there is an answer.
+    """
+    ids = _read(grammar, tokens)
+    if not _lengths(grammar) >> len(ids) & 1:
+        return None
+    flat = flatten(grammar)
+    free = np.zeros(len(flat.rules) - 1, np.int32), np.zeros(len(ids), np.int32)
+    limit = 1
+    while True:
+        spans = find_spans(flat, ids, *free, limit)
+        if (cost := _root_value(spans, len(ids))) is not None:
+            return int(cost)
+        limit *= 3
+
+
+# -- probabilities ----------------------------------------------------------------------------------------------------
+
+
+def next_token_probs(grammar: "Grammar", tokens: Any) -> np.ndarray:
+    """Row i: the law of what follows tokens[:i]. float64 [n + 1, T + 1], columns end, 1, …, T; every row sums to 1.
+
+    Row 0 is before any token, row n after all of them. They may be any beginning of a sentence. Where they stop being
+    one, no law is left: the rows after the first dead token are NaN (see `first_dead`).
+
+    As arXiv 2305.13673 does it, in doubles instead of 100 digits: rows are ratios, so each token may carry any factor.
+    It starts as T; where the weights still drift out of range, the tokens up to there take the inverse of their
+    probability, which keeps all prefixes at weight 1, the others the mean of those, and the program runs again.
+    """
+    ids = _read(grammar, tokens)
+    flat = flatten(grammar)
+    alternatives = np.diff(flat.rules)
+    rule_values = 1 / np.maximum(alternatives, 1)
+    factors = np.full(len(ids), float(flat.terminals))
+    while True:
+        spans = find_spans(flat, ids, rule_values, factors, SUM_OF_PRODUCTS)
+        rows = np.zeros((len(ids) + 1, flat.terminals + 1))
+        rows[:, 1:] = find_prefixes(flat, spans, rule_values, len(ids))[-flat.terminals :].T
+        root = slice(spans.first[0, 0], spans.first[0, 1])
+        rows[spans.ends[root], 0] = spans.values[root]
+        with np.errstate(over="ignore", invalid="ignore"):
+            totals = rows.sum(1)
+            rows /= totals[:, None]
+        strays = np.flatnonzero((totals > 0) & ((totals < 1e-140) | (totals > 1e140)))
+        if not len(strays):
+            return rows
+        good = strays[0] - 1  # tokens whose probability is known
+        factors[:good] = 1 / rows[np.arange(good), 1 + ids[:good]]
+        factors[good:] = np.exp(np.log(factors[:good]).mean())
+
+
+def log_probability(grammar: "Grammar", tokens: Any) -> float:
+    """ln P(these tokens are the sentence), in nats; -inf where they are none."""
+    ids = _read(grammar, tokens)
+    rows = next_token_probs(grammar, tokens)
+    with np.errstate(divide="ignore"):
+        total = np.log(rows[np.arange(len(ids)), 1 + ids]).sum() + np.log(rows[-1, 0])
+    return float(np.nan_to_num(total, nan=-np.inf, neginf=-np.inf))
+
+
+def first_dead(grammar: "Grammar", tokens: Any) -> int | None:
+    """The first i such that no sentence begins with tokens[: i + 1]; None where one begins with all of them."""
+    dead = np.flatnonzero(np.isnan(next_token_probs(grammar, tokens)[:, 0]))
+    return int(dead[0]) - 1 if len(dead) else None
+
+
+def kl(true: np.ndarray, model: np.ndarray, smoothing: float = 1e-5) -> float:
+    """How far a model's next-token laws are from the true ones, both [rows, T + 1], rows summing to 1: nats per row.
+
+    Both are smoothed (`smoothing` added to every entry, rows rescaled) and the mean over rows of
+    sum_t true_t (ln smoothed true_t - ln smoothed model_t) is taken, as in the original release's demo. Small negative
+    values are possible, because the weights are not smoothed.
+    """
+    logs = [np.log((law + smoothing) / (law + smoothing).sum(1, keepdims=True)) for law in (true, model)]
+    return float((true * (logs[0] - logs[1])).sum(1).mean())
+
+
+# -- what they share --------------------------------------------------------------------------------------------------
+
+
+def _read(grammar: "Grammar", tokens: Any) -> np.ndarray:
+    """int32, terminals from 0. ValueError for anything but a flat sequence of terminals."""
+    terminals = grammar.sizes[-1]
+    try:
+        array = np.asarray(tokens)
+    except (TypeError, ValueError, RuntimeError):  # ragged, or a tensor that will not be an array
+        array = np.asarray(None)
+    mixed = isinstance(tokens, list | tuple) and not {bool, np.bool_}.isdisjoint(map(type, tokens))
+    if array.ndim != 1 or mixed or (array.size and array.dtype.kind not in "iu"):
+        raise expected("tokens", f"a flat sequence of terminals 1 to {terminals}", type(tokens).__name__)
+    wrong = np.flatnonzero((array < 1) | (array > terminals))
+    if len(wrong):
+        raise expected(f"tokens[{wrong[0]}]", f"a terminal from 1 to {terminals}", int(array[wrong[0]]))
+    return array.astype(np.int32) - np.int32(1)
+
+
+@lru_cache(maxsize=32)
+def _lengths(grammar: "Grammar") -> int:
+    """The lengths that sentences have, as bits: bit n stands for n tokens."""
+    lengths = [2] * grammar.sizes[-1]
+    for level in reversed(grammar.rules):
+        lengths = [reduce(or_, (reduce(_sums, (lengths[i] for i in row)) for row in rows)) for rows in level]
+    return lengths[0]
+
+
+def _sums(left: int, right: int) -> int:
+    """The sums of a length in `left` and one in `right`."""
+    sums = 0
+    while right:
+        least = right & -right
+        sums |= left * least
+        right ^= least
+    return sums
+
+
+def _count(grammar: "Grammar", ids: np.ndarray, kind: type) -> Any:
+    """The number of trees, computed in numbers of this kind: `float` (compiled) or `object` (Python's integers)."""
+    if not _lengths(grammar) >> len(ids) & 1:
+        return 0
+    flat = flatten(grammar)
+    find = find_spans if kind is float else find_spans.py_func
+    one = 1.0 if kind is float else 1
+    spans = find(flat, ids, np.full(len(flat.rules) - 1, one, kind), np.full(len(ids), one, kind), SUM_OF_PRODUCTS)
+    return _root_value(spans, len(ids)) or 0
+
+
+def _root_value(spans: Spans, n: int) -> Any:
+    """What the root's span over all n tokens is worth; None where there is none."""
+    whole = np.flatnonzero(spans.ends[spans.first[0, 0] : spans.first[0, 1]] == n)
+    return spans.values[spans.first[0, 0] + whole[0]] if len(whole) else None
+
+
+def _ends(spans: Spans, symbol: int, start: int) -> set[int]:
+    return set(spans.ends[spans.first[symbol, start] : spans.first[symbol, start + 1]].tolist())
+
+
+def _children(flat: Flat, spans: Spans, symbol: int, start: int, end: int) -> list[tuple[int, int, int]]:
+    """The children (symbol, start, end) of a node that is there."""
+    for rule in range(flat.rules[symbol], flat.rules[symbol + 1]):
+        row = flat.children[flat.parts[rule] : flat.parts[rule + 1]].tolist()
+        cuts = [{start}]  # where each child can start
+        for child in row:
+            cuts.append({stop for cut in cuts[-1] for stop in _ends(spans, child, cut)})
+        if end not in cuts.pop():
+            continue
+        children = []
+        for child, starts in zip(reversed(row), reversed(cuts), strict=True):
+            cut = min(cut for cut in starts if end in _ends(spans, child, cut))
+            children.append((child, cut, end))
+            end = cut
+        return children[::-1]
+    raise AssertionError("no children for a span")

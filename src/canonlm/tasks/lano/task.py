@@ -1,0 +1,163 @@
+"""Lano: write a sentence of a grammar that nobody explains. Measures structure learning: rules under rules, 6 or 7 levels.
+
+    bos  x_1 … x_n      e.g.  bos 1 2 1 3 3 … 2 2 1      (249.9 terminals on average for cfg3f)
+
+A window is bos, sentence, bos, sentence, …: the next bos is the end of a sentence, and a target like every other token.
+A sentence is asked for twice: from the start, and from its first 50 tokens on. Any sentence of the language is right.
+Law: facts of the released grammars; evaluation as in arXiv 2512.17351, App. A.
+"""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import model_validator
+
+from canonlm.errors import InvalidSetting
+from canonlm.tasks.base import Malformed, Query, Sample, Slice, Task, Verdict, Vocab, register
+from canonlm.tasks.lano.exact import random_strings
+from canonlm.tasks.lano.grammar import BUILT_IN, Grammar
+from canonlm.tasks.lano.parse import first_dead
+from canonlm.tasks.lano.sampling import BOS, fill
+from canonlm.tasks.spec import TaskSpec
+from canonlm.tasks.windows import Windows
+
+CUT = 50  # tokens given in the second query
+
+
+@register("lano")
+class Lano(Task):
+    """Sentences of a layered grammar; train and test follow the same law. Paper: loss on all tokens, also on bos."""
+
+    class Spec(TaskSpec):
+        grammar: str = "cfg3f"  # one of the nine released grammars, or the path of a grammar file
+
+        @model_validator(mode="after")
+        def _readable(self) -> "Lano.Spec":
+            try:
+                _grammar(self.grammar)
+            except (ValueError, OSError) as error:
+                raise InvalidSetting("lano.grammar", f"lano.grammar: {error}") from None
+            return self
+
+    difficulties = {name: {"grammar": name} for name in BUILT_IN}
+    loss_on = "all"
+    evaluation = "sentences"
+    can_isolate = False
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.grammar = _grammar(spec.grammar)
+        self.vocab = Vocab(["bos", *(str(t) for t in range(1, self.grammar.sizes[-1] + 1))], ["bos"])
+        self.max_len = 1 + self.grammar.max_len
+
+    def slices(self) -> list[Slice]:
+        return [{"from": "start"}, {"from": "cut"}][: 1 + (self.grammar.max_len > CUT)]
+
+    def chance(self, slice: Slice) -> float:
+        """At most so often are uniformly random terminals right, as many of them as the sentence has from there on.
+
+        A bound (see `exact.random_strings`). A model that knows one sentence by heart scores 1 from the start without
+        knowing the grammar: look at the KL to the true next-token law, too.
+        """
+        return self._chance[str(slice["from"])]
+
+    @cached_property
+    def _chance(self) -> dict[str, float]:
+        law = self.grammar.length_law
+        whole, ends = random_strings(self.grammar.rules, self.grammar.sizes[-1])
+        whole, ends = np.minimum(whole, 1), np.minimum(ends, 1)
+        longer = self.grammar.longer_than(CUT)
+        return {
+            "start": float(law @ whole),
+            "cut": float(law[CUT + 1 :] @ ends[1 : len(law) - CUT]) / longer if longer else 0.0,
+        }
+
+    def to_original(self, sample: Sample) -> list[int]:
+        """The terminals, without bos: the release counts them from 1, too."""
+        return sample.tokens[1:].tolist()
+
+    def from_original(self, ids: Any) -> Sample:
+        return self.read([BOS, *np.asarray(ids).tolist()])
+
+    def explain(self, sample: Sample, query: Query) -> str:
+        """The two topmost steps of one tree: what the root turns into, and what those symbols turn into."""
+        tree, names = self.grammar.parse(sample.tokens[1:]), self.grammar.symbols
+        assert tree is not None
+        levels = [tree.nodes(level) for level in range(len(names) - 1)]
+        levels.append([(token - 1, i, i + 1) for i, token in enumerate(tree.tokens.tolist())])
+        steps = []
+        for level in range(min(2, len(names) - 1)):
+            for symbol, start, stop in levels[level]:
+                children = [names[level + 1][child] for child, at, _ in levels[level + 1] if start <= at < stop]
+                span = f" (tokens {start + 1}-{stop})" if level else ""
+                steps.append(f"{names[level][symbol]}{span} → {' '.join(children)}")
+        return "; ".join(steps)
+
+    def grade(self, sample: Sample, output: Any) -> list[Verdict]:
+        """As every task, where a sentence is what was said up to the next bos, or up to its end if there is none.
+
+        Of flat sequences as long as sample.tokens only those that begin with bos are read position by position: a
+        sentence with the bos that ends it can be just as long.
+        """
+        flat = output.tolist() if hasattr(output, "tolist") else output
+        if isinstance(flat, list | tuple) and len(flat) == len(sample.tokens) and _token(flat[0]) not in (None, BOS):
+            output = [flat]
+        return super().grade(sample, output)
+
+    def _judge(self, sample: Sample, query: Query, said: list[Any] | None) -> Verdict:
+        tokens = [_token(token) for token in said or []]
+        if BOS in tokens:
+            tokens = tokens[: tokens.index(BOS)]
+        flaw = self._flaw([*sample.tokens[1 : query.start].tolist(), *tokens])
+        if flaw is None:
+            return Verdict(True, query.slice, "")
+        heard = f"said {len(tokens)} tokens" if tokens else "said nothing"
+        return Verdict(False, query.slice, f"{heard}; not in the language: at token {flaw[0]} {flaw[1]}")
+
+    def _flaw(self, sentence: list[int | None]) -> tuple[int, str] | None:
+        """(number of the token, counted from 1, and what is wrong there), or None for a sentence of the language."""
+        terminals = len(self.vocab) - 1
+        for number, token in enumerate(sentence, 1):
+            if token is None or not 1 <= token <= terminals:
+                return number, f"expected 1 … {terminals}, got {self.vocab.name(token)}"
+        longest = self.grammar.max_len
+        if len(sentence) > longest:
+            return longest + 1, f"it is longer than any sentence ({longest} tokens)"
+        if self.grammar.contains(sentence):
+            return None
+        dead = first_dead(self.grammar, sentence)
+        if dead is None:
+            return len(sentence) + 1, "the sentence is not complete"
+        return dead + 1, f"no sentence that starts like this goes on with {sentence[dead]}"
+
+    def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
+        depth = len(self.grammar.rules)
+        fill(seed, split, start, first, *self.grammar.tables, depth, self.grammar.max_len, *out)
+
+    def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
+        if not tokens or tokens[0] != BOS:
+            raise Malformed(0, f"expected bos, got {self.vocab.name(tokens[0]) if tokens else 'the end'}")
+        flaw = self._flaw(tokens[1:])
+        if flaw is not None:
+            raise Malformed(*flaw)
+        n = len(tokens) - 1
+        queries = [Query(1, n + 1, {"from": "start"}, 0)]
+        if n > CUT:  # its question is not marked as one: those tokens are an answer to the first query
+            queries.append(Query(CUT + 1, n + 1, {"from": "cut"}, CUT + 1))
+        return {"n": n}, tuple(queries)
+
+
+def _token(said: object) -> int | None:
+    """What was said, if it can be an id at all."""
+    return int(said) if isinstance(said, int | np.integer) and not isinstance(said, bool) else None  # type: ignore[call-overload]
+
+
+def _grammar(name: str) -> Grammar:
+    path = Path(name)
+    if name in BUILT_IN or not (path.suffix or len(path.parts) > 1 or path.is_file()):
+        return Grammar.load(name)
+    if not path.is_file():
+        raise ValueError(f"there is no grammar file {path}")
+    return Grammar.read(path)

@@ -1,0 +1,133 @@
+"""The file format of grammars: one line per symbol, written by hand or by `write`.
+
+    # a comment
+    root = a b | b b a        two alternatives, equally likely; the first symbol of the file is the root
+    a = 1 2 | 2 1 1           numbers are terminals: 1, 2, … up to the highest in use
+    b = 2 2
+
+The levels follow from the rules; the order of the lines is the order of the symbols within their level.
+"""
+
+from itertools import count
+from pathlib import Path
+
+Symbol = str | int  # a terminal is a number
+Parts = tuple[tuple[int, ...], tuple, tuple[tuple[str, ...], ...]]  # sizes, rules, names: as in `Grammar`
+
+
+def default_symbols(sizes: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:
+    inner = ((f"{chr(ord('a') + i)}{k}" for k in range(1, size + 1)) for i, size in enumerate(sizes[1:-1]))
+    return (("root",), *map(tuple, inner), tuple(str(t) for t in range(1, sizes[-1] + 1)))
+
+
+def write(path: Path, name: str, symbols: tuple[tuple[str, ...], ...], rules: tuple) -> None:
+    lines = [f"# {name}"]
+    for level, alternatives in enumerate(rules):
+        for symbol, rows in zip(symbols[level], alternatives, strict=True):
+            right = (" ".join(symbols[level + 1][child] for child in row) for row in rows)
+            lines.append(f"{symbol} = {' | '.join(right)}")
+        lines.append("")
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_text("\n".join(lines), encoding="utf-8")
+    temporary.replace(path)
+
+
+def read(path: Path, *, unreachable: bool = False) -> Parts:
+    """(sizes, rules, names) of the grammar in a file. ValueError: one line, with the file and the line.
+
+    unreachable: accept symbols that the root does not lead to.
+    """
+    rules, line_of = _lines(path)
+    steps = _steps_above_terminals(path, rules, line_of)
+    root = next(iter(rules))
+    reached, found = {root}, [root]
+    for symbol in found:
+        fresh = {child for row in rules[symbol] for child in row if isinstance(child, str)} - reached
+        reached |= fresh
+        found += fresh
+    for symbol in rules:
+        if symbol not in reached and not unreachable:
+            raise _mistake(path, line_of[symbol], f"nothing leads from {root} (the first symbol) to {symbol}")
+    terminals = {child for rows in rules.values() for row in rows for child in row if isinstance(child, int)}
+    if len(terminals) < (highest := max(terminals)):
+        unused = next(t for t in count(1) if t not in terminals)
+        raise ValueError(f"{path}: the terminals go up to {highest}, but {unused} is in no rule")
+
+    levels: list[list[Symbol]] = [[] for _ in range(steps[root])]
+    for symbol in rules:
+        levels[steps[root] - steps[symbol]].append(symbol)
+    levels.append(sorted(terminals))  # type: ignore[type-var]
+    place = {symbol: i for level in levels for i, symbol in enumerate(level)}
+    numbered = tuple(
+        tuple(tuple(tuple(place[child] for child in row) for row in rules[symbol]) for symbol in level)  # type: ignore[index]
+        for level in levels[:-1]
+    )
+    return tuple(map(len, levels)), numbered, tuple(tuple(map(str, level)) for level in levels)
+
+
+def _mistake(path: Path, line: int, what: str) -> ValueError:
+    return ValueError(f"{path}, line {line}: {what}")
+
+
+def _lines(path: Path) -> tuple[dict[str, list[tuple[Symbol, ...]]], dict[str, int]]:
+    """(the alternatives of each symbol, the line of each symbol), in the order of the file."""
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: expected a text file with a grammar, got bytes that are no UTF-8") from None
+    rules: dict[str, list[tuple[Symbol, ...]]] = {}
+    line_of: dict[str, int] = {}
+    for number, line in enumerate(content.split("\n"), 1):
+        line = line.partition("#")[0].strip()
+        if not line:
+            continue
+        symbol, equals, right = (part.strip() for part in line.partition("="))
+        if not equals or "=" in right or len(symbol.split()) != 1 or "|" in symbol:
+            raise _mistake(path, number, f"expected 'symbol = children | children', got '{_short(line)}'")
+        if symbol.isdecimal():
+            raise _mistake(path, number, f"{symbol} is a number, so a terminal: it has no rules")
+        if symbol in rules:
+            raise _mistake(path, number, f"{symbol} has its rules in line {line_of[symbol]} already")
+        rules[symbol], line_of[symbol] = [], number
+        for part in right.split("|"):
+            row = tuple(int(word) if word.isdecimal() else word for word in part.split())
+            if not row:
+                raise _mistake(path, number, f"an alternative of {symbol} is empty")
+            if 0 in row:
+                raise _mistake(path, number, "terminals are the numbers 1, 2, …; got 0")
+            if row in rules[symbol]:
+                raise _mistake(path, number, f"{symbol} has the alternative '{_short(part.strip())}' twice")
+            rules[symbol].append(row)
+    if not rules:
+        raise ValueError(f"{path}: expected rules such as 'root = a b | b a', found none")
+    for symbol, rows in rules.items():
+        for child in (child for row in rows for child in row):
+            if isinstance(child, str) and child not in rules:
+                raise _mistake(path, line_of[symbol], f"{child} has no rules (only numbers are terminals)")
+    return rules, line_of
+
+
+def _steps_above_terminals(path: Path, rules: dict, line_of: dict[str, int]) -> dict[Symbol, int]:
+    """The height of every symbol; where the grammar has levels, all children of a symbol have the same."""
+    steps: dict[Symbol, int] = {child: 0 for rows in rules.values() for row in rows for child in row}
+    steps = {child: 0 for child in steps if isinstance(child, int)}
+    waiting = dict(rules)
+    while ready := [s for s, rows in waiting.items() if all(child in steps for row in rows for child in row)]:
+        for symbol in ready:
+            children = sorted({child for row in waiting.pop(symbol) for child in row}, key=lambda c: (steps[c], str(c)))
+            low, high = children[0], children[-1]
+            if steps[low] < steps[high]:
+                what = f"{low} and {high} are on different levels ({steps[low]} and {steps[high]} above the terminals)"
+                raise _mistake(path, line_of[symbol], f"{what}, so they cannot both be children of {symbol}")
+            steps[symbol] = steps[low] + 1
+    if waiting:  # what cannot be placed is on a circle or above one: walk down to the circle
+        symbol, seen = next(iter(waiting)), set()
+        while symbol not in seen:
+            seen.add(symbol)
+            symbol = next(child for row in waiting[symbol] for child in row if child in waiting)
+        raise _mistake(path, line_of[symbol], f"{symbol} leads back to itself; every rule must go one level down")
+    return steps
+
+
+def _short(words: str) -> str:
+    return words if len(words) <= 60 else words[:57] + "…"

@@ -1,0 +1,120 @@
+"""MQAR, multi-query associative recall: which value came with this key? Measures memory over the number of pairs.
+
+    bos  k_1 v_1  k_2 v_2 … k_n v_n   ask  k v  k' v'  …
+
+n different keys, each followed by a value of its own; then every key once more, in random order, and after it its value
+again. The task of Arora et al. (Zoology, arXiv 2312.04927), without the filler tokens between the questions.
+"""
+
+import numpy as np
+from numba import njit
+from pydantic import Field, model_validator
+
+from canonlm.tasks.base import Malformed, Query, Sample, Slice, Task, Vocab, register
+from canonlm.tasks.random import below, shuffle, stream
+from canonlm.tasks.spec import TaskSpec
+from canonlm.tasks.windows import IGNORE, Windows, place
+
+BOS, ASK, FIRST_KEY = 0, 1, 2
+KINDS = {"b": "bos", "a": "ask", "k": "a key", "v": "a value"}
+
+
+@register("mqar")
+class Mqar(Task):
+    """Recall the values of n keys. Loss on the n recalled values."""
+
+    class Spec(TaskSpec):
+        pairs: int = Field(16, ge=1, le=2**16)  # training: n uniform on 1..pairs
+        test_pairs: list[int] | None = None  # test: n uniform on these; None: powers of two up to `pairs`, and it
+        keys: int = Field(64, ge=1, le=2**20)  # different keys there are
+        values: int = Field(64, ge=1, le=2**20)  # different values, which are other tokens
+
+        @model_validator(mode="after")
+        def _enough_tokens(self) -> "Mqar.Spec":
+            most, sizes = min(self.keys, self.values), self.test_pairs
+            there_are = f"as there are {self.keys} keys and {self.values} values"
+            if self.pairs > most:
+                raise self.refuse("pairs", f"at most {most}, {there_are}", self.pairs)
+            if sizes is not None and not 0 < len(sizes) == len({*sizes} & {*range(1, most + 1)}):
+                raise self.refuse("test_pairs", f"different integers from 1 to {most}, {there_are}", sizes)
+            return self
+
+    difficulties = {"mqar-16": {"pairs": 16}, "mqar-64": {"pairs": 64, "keys": 1024, "values": 1024}}
+    loss_on = "answer"
+    marker_is_target = False  # the token before an answer is the key, which nobody can know
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        keys, values = (f"k{i}" for i in range(1, spec.keys + 1)), (f"v{i}" for i in range(1, spec.values + 1))
+        self.vocab = Vocab(["bos", "ask", *keys, *values], ["bos", "ask"])
+        powers = {1 << i for i in range(spec.pairs.bit_length())}
+        self.test_pairs = sorted(spec.test_pairs or powers | {spec.pairs})
+        self.max_len = 2 + 4 * max(spec.pairs, *self.test_pairs)
+
+    def slices(self) -> list[Slice]:
+        return [{"pairs": n} for n in self.test_pairs]
+
+    def chance(self, slice: Slice) -> float:
+        """One of the values that no question has had yet, at random: 1/n for the first question, 1 for the last."""
+        n = int(slice["pairs"])
+        return sum(1 / left for left in range(1, n + 1)) / n
+
+    def explain(self, sample: Sample, query: Query) -> str:
+        key = self.vocab.name(sample.tokens[query.asked])
+        return f"{key} came with {sample.meta['pairs'][key]}"
+
+    def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
+        sizes = np.array(self.test_pairs if split == 3 else range(1, self.spec.pairs + 1))
+        _fill(seed, split, start, first, loss_on_all, sizes, self.spec.keys, self.spec.values, *out)
+
+    def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
+        n = (len(tokens) - 2) // 4
+        if len(tokens) != 4 * n + 2 or n < 1:
+            raise Malformed(len(tokens), f"expected bos, n pairs, ask and the pairs again, got {len(tokens)} tokens")
+        names = [*map(self.vocab.name, tokens)]
+        for at, (name, kind) in enumerate(zip(names, "b" + "kv" * n + "a" + "kv" * n, strict=True)):
+            if name[0] != kind:
+                raise Malformed(at, f"expected {KINDS[kind]}, got {name}")
+        pairs = dict(zip(names[1 : 2 * n : 2], names[2 : 2 * n + 1 : 2], strict=True))
+        if len(pairs) < n or len({*pairs.values()}) < n:
+            raise Malformed(2 * n + 1, "expected different keys and different values before it")
+        asked = range(2 * n + 2, len(tokens), 2)
+        for at in asked:
+            if pairs.get(names[at]) != names[at + 1]:
+                raise Malformed(at, f"{names[at]} {names[at + 1]} is none of the pairs")
+        if len({names[at] for at in asked}) < n:
+            raise Malformed(len(tokens), "expected every key to be asked for once")
+        return {"n": n, "pairs": pairs}, tuple(Query(at + 1, at + 2, {"pairs": n}, at) for at in asked)
+
+
+@njit(cache=True, nogil=True)
+def _fill(seed, split, start, first, loss_on_all, sizes, keys, values, ids, labels, docs):
+    longest = 4 * sizes.max() + 2
+    tokens, targets = np.empty(longest, np.int32), np.full(longest, IGNORE, np.int32)
+    key, value, order = np.empty(keys, np.int32), np.empty(values, np.int32), np.empty(sizes.max(), np.int32)
+    for row in range(ids.shape[0]):
+        at = 0
+        doc = 0
+        while at < ids.shape[1]:
+            state, gamma = stream(seed, split, start + row, first + doc)
+            state, which = below(state, gamma, len(sizes))
+            n = sizes[which]
+            key[:] = np.arange(FIRST_KEY, FIRST_KEY + keys)
+            value[:] = np.arange(FIRST_KEY + keys, FIRST_KEY + keys + values)
+            order[:n] = np.arange(n)
+            state = shuffle(state, gamma, key, keys, n)
+            state = shuffle(state, gamma, value, values, n)
+            state = shuffle(state, gamma, order, n, n)
+            tokens[0] = BOS
+            tokens[2 * n + 1] = ASK
+            targets[: 2 * n + 2] = IGNORE
+            for i in range(n):
+                tokens[2 * i + 1] = key[i]
+                tokens[2 * i + 2] = value[i]
+                asked = 2 * (n + i) + 2
+                tokens[asked] = key[order[i]]
+                tokens[asked + 1] = value[order[i]]
+                targets[asked] = IGNORE
+                targets[asked + 1] = tokens[asked + 1]
+            at = place(tokens, targets, 4 * n + 2, doc, loss_on_all, ids[row], labels[row], docs[row], at)
+            doc += 1

@@ -1,0 +1,454 @@
+"""`canonlm data`: samples for people, samples in a file, and a file of answers graded."""
+
+import json
+import random
+import resource
+import subprocess
+import sys
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from canonlm import tasks
+from canonlm.cli import count, main
+from canonlm.data import dump as dumping
+from canonlm.data.answers import numbers
+from canonlm.recipes import load_preset
+
+DEPO = ["depo", "N=6", "K=3", "M=4", "name_vocab=3", "max_name_len=2"]
+
+
+@pytest.fixture
+def depo():
+    return tasks.get("depo", N=6, K=3, M=4, name_vocab=3, min_name_len=1, max_name_len=2)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+def tiny(name):
+    return tasks.get(**load_preset(name, "tiny").run["task"])
+
+
+def files(place):
+    return sorted(str(path.relative_to(place)) for path in place.rglob("*"))
+
+
+# -- show -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", tasks.names())
+def test_show_says_each_question_with_its_answer_and_why(name, capsys):
+    task = tiny(name)
+    assert main(["data", "show", name, "--n", "2", "--split", "test", "--seed", "5"]) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    for index in range(2):
+        sample = task.sample("test", 5, index)
+        for query in sample.queries:
+            assert task.explain(sample, query) in printed
+    asked = sum(len(task.sample("test", 5, index).queries) for index in range(2))
+    assert sum(" → " in line for line in printed.splitlines() if line.startswith("  ")) == asked
+
+
+def test_show_prints_every_token_and_wraps(depo, capsys):
+    assert main(["data", "show", "copying", "N=200", "--n", "1", "--split", "test"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    start = printed.index("sample 0, 402 tokens") + 1
+    wrapped = [line for line in printed[start:] if not line.startswith("  ")]
+    sample = tasks.get("copying", N=200).sample("test", 0, 0)
+    assert " ".join(wrapped).split() == tasks.get("copying", N=200).vocab.show(sample).split()
+    assert len(wrapped) > 5
+    assert all(len(line) <= 80 for line in wrapped)
+    whole = next(line for line in printed if line.startswith("  whole list"))
+    assert len(whole) < 120
+    assert " … " in whole
+
+
+def test_show_in_colour(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(["data", "show", "depo", "--n", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b[1;32m" in printed  # answers
+    assert "\x1b[1;36m" in printed  # questions
+
+
+def test_show_takes_a_difficulty_or_settings(capsys):
+    assert main(["data", "show", "mano", "--difficulty", "mano-13", "modulus=5"]) == 0
+    assert capsys.readouterr().out.startswith("mano(L=13, ops='asm', modulus=5, synonyms=True), train law")
+    assert main(["data", "show", "mano", "L=4"]) == 0
+    assert capsys.readouterr().out.startswith("mano(L=4, ops='asm', modulus=7, synonyms=False), train law")
+
+
+# -- dump -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", tasks.names())
+@pytest.mark.parametrize(("split", "loss_on"), [("train", "answer"), ("train", "all"), ("test", None)])
+def test_a_row_is_a_sample(name, split, loss_on, here):
+    task = tiny(name)
+    options = [] if loss_on is None else ["--loss-on", loss_on]
+    assert (
+        main(["data", "dump", name, "--n", "30", "--out", "x.parquet", "--split", split, "--seed", "3", *options]) == 0
+    )
+    rows = pq.read_table("x.parquet").to_pylist()
+    assert [row["index"] for row in rows] == list(range(30))
+    for row in rows:
+        sample = task.sample(split, 3, row["index"], loss_on=loss_on)
+        assert row["tokens"] == sample.tokens.tolist()
+        assert row["labels"] == sample.labels.tolist()
+        answered = {at for query in sample.queries for at in range(query.start, query.stop)}
+        assert {at for span in row["answers"] for at in range(span["start"], span["stop"])} == answered
+        assert [span["start"] for span in row["answers"]] == sorted({query.start for query in sample.queries})
+    assert files(here) == ["x.parquet"]
+
+
+def test_types_and_metadata(depo):
+    assert main(["data", "dump", *DEPO, "--n", "7", "--out", "x.parquet", "--seed", "2", "--loss-on", "all"]) == 0
+    schema = pq.read_schema("x.parquet")
+    span = pa.struct([pa.field("start", pa.int32(), False), pa.field("stop", pa.int32(), False)])
+    assert schema.field("index").type == pa.int64()
+    assert [schema.field(name).type.value_type for name in ("tokens", "labels", "answers")] == [pa.int32()] * 2 + [span]
+    about = json.loads(schema.metadata[b"canonlm"])
+    assert about.pop("version")
+    assert about == {
+        "task": "depo",
+        "settings": {"N": 6, "K": 3, "M": 4, "name_vocab": 3, "min_name_len": 1, "max_name_len": 2},
+        "split": "train",
+        "seed": 2,
+        "n": 7,
+        "loss_on": "all",
+    }
+    assert json.loads(schema.metadata[b"canonlm.vocab"]) == list(depo.vocab.names)
+
+
+def test_a_dump_that_is_there_is_left_alone(here, capsys):
+    command = ["data", "dump", *DEPO, "--n", "5", "--out", "x.parquet"]
+    assert main(command) == 0
+    written = (here / "x.parquet").stat().st_mtime_ns
+    capsys.readouterr()
+    assert main(command) == 0
+    assert "(was there already)" in capsys.readouterr().out
+    for change, line in [
+        (
+            ["--seed", "1"],
+            "--seed: expected 0, as in the dump that is already in x.parquet (choose another --out), got 1",
+        ),
+        (["--split", "test"], '--split: expected "train", as in the dump that is already in x.parquet'),
+        (["--n", "6"], "--n: expected 5, as in the dump that is already in x.parquet"),
+        (["--loss-on", "all"], '--loss-on: expected "answer", as in the dump that is already in x.parquet'),
+        (["M=2"], "depo.M: expected 4, as in the dump that is already in x.parquet"),
+    ]:
+        assert main([*command, *change]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("canonlm: " + line)
+        assert error.count("\n") == 1
+    assert (here / "x.parquet").stat().st_mtime_ns == written
+    assert files(here) == ["x.parquet"]
+
+
+KILLED = """\
+import sys, time
+from pathlib import Path
+from canonlm import tasks
+from canonlm.data import dump as dumping
+
+def say(phase, done):
+    print(phase, done, flush=True)
+    time.sleep(0.002)
+
+dumping.PART_TOKENS = 2000
+task = tasks.get("depo", N=6, K=3, M=4, name_vocab=3, min_name_len=1, max_name_len=2)
+dumping.dump(task, Path("x.parquet"), n=900, on_progress=say)
+"""
+
+
+def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(depo, here, monkeypatch):
+    monkeypatch.setattr(dumping, "PART_TOKENS", 2000)
+    events = []
+    dumping.dump(depo, here / "whole" / "x.parquet", n=900, on_progress=lambda *event: events.append(event))
+    whole = (here / "whole" / "x.parquet").read_bytes()
+    parts = len(events) // 2
+    assert parts > 20
+    rng = random.Random(1)
+    for moment in (rng.randint(1, parts // 2), parts - 1, parts + rng.randint(1, parts - 1)):
+        with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, cwd=here) as child:
+            for _ in range(moment):
+                child.stdout.readline()
+            time.sleep(rng.random() * 0.004)
+            child.kill()
+        assert child.returncode == -9
+        assert not (here / "x.parquet").exists()
+    drawn = {path: path.stat().st_mtime_ns for path in (here / "x.parquet.parts").glob("part-*")}
+    assert len(drawn) == parts
+
+    def nothing_is_drawn_again(phase, done):
+        assert {path: path.stat().st_mtime_ns for path in drawn} == drawn
+
+    dumping.dump(depo, here / "x.parquet", n=900, on_progress=nothing_is_drawn_again)
+    assert (here / "x.parquet").read_bytes() == whole
+    assert files(here) == ["whole", "whole/x.parquet", "x.parquet"]
+
+
+def test_a_half_done_dump_of_other_settings(depo, here, monkeypatch, capsys):
+    monkeypatch.setattr(dumping, "PART_TOKENS", 2000)
+
+    def stop(phase, done):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(count.Count, "__call__", lambda self, phase, done: stop(phase, done))
+    assert main(["data", "dump", *DEPO, "--n", "500", "--out", "x.parquet"]) == 130
+    assert capsys.readouterr().err == "\ncanonlm: interrupted. The same command goes on.\n"
+    before = files(here)
+    assert "x.parquet.parts/part-000000.arrow" in before
+    assert main(["data", "dump", *DEPO, "--n", "500", "--out", "x.parquet", "N=5"]) == 2
+    assert capsys.readouterr().err == (
+        "canonlm: depo.N: expected 6, as in the half-done dump in x.parquet.parts (or remove it), got 5\n"
+    )
+    assert files(here) == before
+
+
+@pytest.fixture
+def small_files():
+    """No file may grow past 20 kB: what a full disk does, without one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(depo, here, small_files, monkeypatch, capsys):
+    monkeypatch.setattr(dumping, "PART_TOKENS", 2000)
+    command = ["data", "dump", *DEPO, "--n", "900", "--out", "x.parquet"]
+    assert main(command) == 2
+    assert capsys.readouterr().err == (
+        'canonlm: --out: expected a file that can be written (File too large), got "x.parquet"\n'
+    )
+    assert not (here / "x.parquet").exists()
+    assert not list(here.rglob("*.tmp-*"))
+    small_files()
+    assert main(command) == 0
+    dumping.dump(depo, here / "y.parquet", n=900)
+    assert pq.read_table("x.parquet").equals(pq.read_table("y.parquet"))
+
+
+def test_two_at_a_time(depo, here):
+    def also(phase, done):
+        with pytest.raises(ValueError, match="--out: expected a file that no other process is writing"):
+            dumping.dump(depo, here / "x.parquet", n=5)
+
+    assert dumping.dump(depo, here / "x.parquet", n=5, on_progress=also)
+
+
+def test_lines_tell_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(count, "EVERY", 0)
+    monkeypatch.setattr(dumping, "PART_TOKENS", 2000)
+    assert main(["data", "dump", *DEPO, "--n", "500", "--out", "x.parquet"]) == 0
+    output = capsys.readouterr()
+    lines = output.err.splitlines()
+    assert lines[0].startswith("drawn ")
+    assert any(line.startswith("drawn 500 of 500 samples") for line in lines)
+    assert lines[-1].startswith("joined 500 of 500 samples")
+    assert output.out.count("\n") == 1
+
+
+# -- verify -----------------------------------------------------------------------------------------------------------
+
+VERIFY = ["data", "dump", *DEPO, "--n", "40", "--split", "test", "--verify"]
+
+
+def oracle(task, n=40, split="test"):
+    """Right answers to every sample, token ids."""
+    return [
+        {"index": i, "answers": [s.tokens[q.start : q.stop].tolist() for q in s.queries]}
+        for i in range(n)
+        for s in [task.sample(split, 0, i)]
+    ]
+
+
+def write_lines(path, lines):
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+
+
+def table(printed):
+    """{slice: (right, total)}"""
+    rows = [line.split() for line in printed.splitlines() if line.rstrip().endswith("%")]
+    return {" ".join(row[:-3]): (int(row[-3]), int(row[-2])) for row in rows}
+
+
+@pytest.mark.parametrize("form", ["ids", "names", "parquet", "parquet with names"])
+def test_every_form_of_answers(form, depo, here, capsys):
+    answers = oracle(depo)
+    wrong = 0
+    for entry in answers[::3]:
+        entry["answers"][1] = [depo.vocab.ids["q1"], *entry["answers"][1]]
+        wrong += 1
+    if "names" in form:
+        for entry in answers:
+            entry["answers"] = [depo.vocab.text(answer) for answer in entry["answers"]]
+    if "parquet" in form:
+        pq.write_table(pa.Table.from_pylist(answers), "answers")
+    else:
+        write_lines(here / "answers", answers)
+    assert main([*VERIFY, "answers"]) == 0
+    printed = capsys.readouterr().out
+    counts = table(printed)
+    assert list(counts) == ["1 hop", "2 hops", "3 hops"]
+    expected = {k: [0, 0] for k in (1, 2, 3)}
+    for i in range(40):
+        for j, query in enumerate(depo.sample("test", 0, i).queries):
+            expected[query.slice["k"]][0] += not (j == 1 and i % 3 == 0)
+            expected[query.slice["k"]][1] += 1
+    assert list(counts.values()) == [(right, total) for right, total in expected.values()]
+    assert sum(total - right for right, total in counts.values()) == wrong
+    assert "40 of 40 samples answered" in printed
+    whys = [line for line in printed.splitlines() if line.startswith("sample ")]
+    assert len(whys) == 5
+    assert whys[0].startswith("sample 0, ")
+    answer = depo.sample("test", 0, 0).queries[1]
+    assert whys[0].endswith(f"is '{depo.vocab.text(depo.sample('test', 0, 0).tokens[answer.start : answer.stop])}'")
+
+
+@pytest.mark.parametrize("name", tasks.names())
+def test_an_oracle_is_right_and_silence_is_wrong_for_every_task(name, here, capsys):
+    assert main(["data", "dump", name, "--n", "20", "--split", "test", "--out", "x.parquet"]) == 0
+    rows = pq.read_table("x.parquet").to_pylist()
+    for row in rows:  # as somebody does it who has nothing but the file
+        row["answers"] = [row["tokens"][span["start"] : span["stop"]] for span in row["answers"]]
+    write_lines(here / "right.jsonl", rows)
+    write_lines(here / "silent.jsonl", [{**row, "answers": [None] * len(row["answers"])} for row in rows])
+    capsys.readouterr()
+    for answers, share in (("right.jsonl", 1), ("silent.jsonl", 0)):
+        assert main(["data", "dump", name, "--n", "20", "--split", "test", "--verify", answers]) == 0
+        counts = table(capsys.readouterr().out)
+        assert counts
+        assert all(right == share * total > -1 for right, total in counts.values())
+
+
+def test_one_list_where_one_answer_is_asked(here, capsys):
+    task = tasks.get("copying", N=5, min_items=1)
+    sample = task.sample("test", 0, 0)
+    copy = sample.tokens[7:].tolist()
+    same = [copy, [copy], [copy] * 4, task.vocab.text(copy), [task.vocab.text(copy)]]
+    for answers in same:
+        write_lines(here / "a", [{"index": 0, "answers": answers}])
+        assert main(["data", "dump", "copying", "N=5", "min_items=1", "--split", "test", "--verify", "a"]) == 0
+        counts = table(capsys.readouterr().out)
+        assert counts == {"first item": (1, 1), "first 2 items": (1, 1), "first 4 items": (1, 1), "whole list": (1, 1)}
+
+
+def test_lines_that_cannot_be_graded_are_listed(depo, here, capsys):
+    right = oracle(depo, 12)
+    lines = [
+        right[0],
+        "not json",  # 2
+        '{"index": 1, "answers": [[1',
+        '{"answers": [[1]]}',  # 4
+        "[1, 2]",
+        "",
+        {**right[0]},  # 7: a second time
+        {"index": 40, "answers": [[1]]},
+        {"index": -1, "answers": [[1]]},
+        {"index": 10**30, "answers": [[1]]},
+        {"index": 1.0, "answers": [[1]]},  # 11
+        {"index": True, "answers": [[1]]},
+        {"index": "1", "answers": [[1]]},
+        {"index": 1},  # 14
+        {"index": 1, "answers": 7},  # 15
+        {"index": 1, "answers": [[1.5]]},
+        {"index": 1, "answers": [[1], [[2]], [3], [4]]},
+        {"index": 1, "answers": {"a": 1}},
+        {"index": 1, "answers": [[1], [2]]},  # 19: four are asked
+        {"index": 1, "answers": [1, 2, 3, 4]},
+        {"index": 1, "answers": []},
+        "[" * 100_000,  # 22
+        right[2],
+    ]
+    write_lines(here / "a.jsonl", lines)
+    with (here / "a.jsonl").open("ab") as file:
+        file.write(b"\xff\xfe\n")  # 24
+    assert main([*VERIFY, "a.jsonl"]) == 0
+    printed = capsys.readouterr().out
+    assert [line for line in printed.splitlines() if line.startswith("not graded")] == [
+        "not graded, not JSON: 4 (at 2-3, 22, 24)",
+        "not graded, no index: 1 (at 4)",
+        "not graded, no object with index and answers: 1 (at 5)",
+        "not graded, an index a second time: 1 (at 7)",
+        "not graded, an index that is not in 0 … 39: 3 (at 8-10)",
+        "not graded, an index that is no integer: 3 (at 11-13)",
+        "not graded, no answers: 1 (at 14)",
+        "not graded, answers that are no lists of tokens: 4 (at 15-18)",
+        "not graded, another number of answers than asked for: 3 (at 19-21)",
+    ]
+    assert "2 of 40 samples answered" in printed
+    assert sum(total for _, total in table(printed).values()) == 8
+
+
+def test_answers_of_tokens_that_do_not_exist_are_wrong(depo, here, capsys):
+    write_lines(here / "a", [{"index": 0, "answers": [[10**30], [-1], ["w9"], "nonsense here"]}])
+    assert main([*VERIFY, "a"]) == 0
+    printed = capsys.readouterr().out
+    assert sum(right for right, _ in table(printed).values()) == 0
+    assert "said '<nonsense>" in printed
+
+
+def test_numbers_in_ranges():
+    assert numbers([2, 5, 6, 7, 90, 92, 93]) == "2, 5-7, 90, 92-93"
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+
+DUMP = ["data", "dump"]
+MISTAKES = [
+    ([*DUMP, "depoo", "--out", "x.parquet"], 'unknown task "depoo". Did you mean "depo"?'),
+    ([*DUMP, "depo", "--out", "x.parquet", "--split", "tst"], 'unknown split "tst". Did you mean "test"?'),
+    ([*DUMP, "depo", "--out", "x.parquet", "--loss-on", "x"], 'loss_on: expected "answer" or "all", got "x"'),
+    ([*DUMP, "depo", "--out", "x.parquet", "--difficulty", "depo1"], 'unknown depo difficulty "depo1".'),
+    ([*DUMP, "depo", "--out", "x.parquet", "--n", "0"], "Invalid value for '--n'"),
+    ([*DUMP, "depo", "--out", "x.parquet", "hops=2"], 'unknown setting "depo.hops".'),
+    ([*DUMP, "depo", "--out", "x.parquet", "--seed", str(2**63)], "seed: expected an integer from 0 to 2**63 - 1"),
+    ([*DUMP, "depo", "--out", "x.csv"], '--out: expected a name that ends in .parquet, got "x.csv"'),
+    ([*DUMP, "depo", "--out", "file/x.parquet"], "--out: expected a file that can be written (Not a directory)"),
+    ([*DUMP, "depo", "--out", "other.parquet"], '--out: expected a file that does not exist yet, got "other.parquet"'),
+    ([*DUMP, "depo", "--out", "text.parquet"], '--out: expected a file that does not exist yet, got "text.parquet"'),
+    ([*DUMP, "depo", "--out", "y.parquet"], "--out: expected a name beside which there is no such folder"),
+    ([*DUMP, "depo"], "--out: expected a file to write, such as depo.parquet, or --verify with a file of answers"),
+    ([*DUMP, "depo", "--out", "x.parquet", "--verify", "file"], "--out: expected a file to write, such as"),
+    ([*DUMP, "depo", "--verify", "nowhere"], "--verify: expected a readable file (No such file or directory)"),
+    ([*DUMP, "depo", "--verify", "."], "--verify: expected a readable file (Is a directory)"),
+    ([*DUMP, "depo", "--verify", "empty"], 'empty: expected lines such as {"index": 0, "answers": [[5, 7]]}, got noth'),
+    ([*DUMP, "depo", "--verify", "file"], 'file: expected lines such as {"index": 0, "answers": [[5, 7]]}, got not J'),
+    ([*DUMP, "depo", "--verify", "cut"], '--verify: expected a whole Parquet file, got "cut"'),
+    (
+        [*DUMP, "depo", "--verify", "other.parquet"],
+        "other.parquet: expected the columns index and answers, got no answ",
+    ),
+    ([*DUMP, "depo", "--verify", "file", "--split", "tst"], 'unknown split "tst".'),
+]
+
+
+@pytest.mark.parametrize(("arguments", "start"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
+def test_one_line_and_nothing_written(here, capsys, arguments, start):
+    (here / "file").write_text("mine")
+    (here / "text.parquet").write_text("mine")
+    (here / "empty").write_text("\n\n")
+    (here / "y.parquet.parts").mkdir()
+    (here / "y.parquet.parts" / "mine").write_text("mine")
+    pq.write_table(pa.table({"index": [0]}), "other.parquet")
+    (here / "cut").write_bytes((here / "other.parquet").read_bytes()[:60])
+    before = files(here)
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith("canonlm: " + start)
+    assert output.err.count("\n") == 1
+    assert output.out == ""
+    assert files(here) == before
+    assert (here / "text.parquet").read_text() == "mine"

@@ -1,0 +1,141 @@
+"""Capo's pools and templates: what we ship, and what a user's folder may hold."""
+
+import re
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from canonlm.tasks.capo.pools import ATTRIBUTES, DAYS, FILES, MONTHS, YEARS, load
+from canonlm.tasks.capo.templates import QUESTIONS, TEMPLATES
+
+EVERY_TEMPLATE = [(attribute, template) for attribute in ATTRIBUTES for template in TEMPLATES[attribute]]
+
+
+def test_our_pools_have_the_sizes_of_the_paper():
+    pools = load()
+    assert pools.sizes == (400, 400, 1000, 200, 300, 100, 263)
+    assert len(MONTHS) * len(DAYS) * len(YEARS) == 12 * 28 * 200
+    assert (YEARS[0], YEARS[-1], DAYS[0], DAYS[-1]) == (1900, 2099, 1, 28)
+    assert len(pools.company_city) == 263
+
+
+def test_our_entries_are_distinct_plain_and_unambiguous_in_a_text():
+    pools = load()
+    values = [pools.city, pools.university, pools.field, pools.company]
+    for pool in [pools.first, pools.middle, pools.last, *values]:
+        assert len(set(pool)) == len(pool)
+    names = [*pools.first, *pools.middle, *pools.last]
+    assert len(set(names)) == len(names)  # a name part says which part it is
+    for entry in chain(names, *values, pools.company_city):
+        # Letters at both ends, so that a tokenizer cuts an entry from the blank, comma or period around it; no period
+        # inside, so that sentences can be told apart.
+        assert re.fullmatch(r"[A-Z]([A-Za-z]|, |[ '&-])*[A-Za-z]", entry), entry
+        assert "  " not in entry
+    for name in names:
+        assert re.fullmatch(r"[A-Z][a-z]{1,11}", name), name
+    for city in {*pools.city, *pools.company_city}:
+        assert re.fullmatch(r"[A-Z][a-z]+( [A-Z][a-z]+)?, [A-Z]{2}", city), city
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("last_end", [True, False])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_a_folder_of_the_user(folder, end, last_end, mark):
+    entries = {
+        "first_name": ["Zoë", "Anna Lena"],
+        "city": [" Óbidos ", "Lund, Scania", "St. Ives"],
+        "company": ["Acme;Lund", "Brown, Ltd. ;  São Paulo", "C;Lund"],
+    }
+    for name, lines in entries.items():
+        (folder / f"{name}.txt").write_bytes(mark + (end.join(lines) + end * last_end).encode())
+    (folder / "job.txt").write_text("not ours to read\n\nx")
+    pools = load(folder)
+    assert pools.first == ("Zoë", "Anna Lena")
+    assert pools.city == ("Óbidos", "Lund, Scania", "St. Ives")
+    assert pools.company == ("Acme", "Brown, Ltd.", "C")
+    assert pools.company_city == ("Lund", "São Paulo", "Lund")
+    assert pools.sizes == (2, 1, 1, 3, 1, 1, 3)
+
+
+NEEDED = "first_name.txt, middle_name.txt, last_name.txt, city.txt, university.txt, field.txt, company.txt"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("field", None, f"field.txt: No such file or directory; a folder of pools has {NEEDED}"),
+        ("field", b"", "field.txt: expected one entry per line, got an empty file"),
+        ("field", b" \r\n\n", "field.txt: expected one entry per line, got an empty file"),
+        ("city", b"Lund\n\nRome\n", 'city.txt, line 2: expected an entry, got ""'),
+        ("city", b"Lund\nRo\tme\n", r"city.txt, line 2: expected an entry, got 'Ro\tme'"),
+        ("city", b"Lund\rRome\r", r"city.txt, line 1: expected an entry, got 'Lund\rRome'"),
+        ("city", b"Lund\nRome\nLund\n", 'city.txt, line 3: "Lund" is already in line 1'),
+        ("city", b"Lund\nRome\n\xff", "city.txt, line 3: not UTF-8"),
+        ("company", b"A; X\nB\n", 'company.txt, line 2: expected a company and its city as "name; city", got "B"'),
+        ("company", b"A; X\n;Y", 'company.txt, line 2: expected a company and its city as "name; city", got ";Y"'),
+        ("company", b"A;", 'company.txt, line 1: expected a company and its city as "name; city", got "A;"'),
+        ("company", b"A;X;Y", 'company.txt, line 1: expected a company and its city as "name; city", got "A;X;Y"'),
+        ("company", b"A; X\nB; X\nA; Y\n", 'company.txt, line 3: "A" is already in line 1'),
+    ],
+)
+def test_a_bad_folder_is_refused_in_one_line(folder, name, content, complaint):
+    path = folder / f"{name}.txt"
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(ValueError) as refusal:
+        load(folder)
+    assert str(refusal.value) == f"{folder}/{complaint}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in FILES:
+        (tmp_path / f"{name}.txt").write_text("Only; One\n" if name == "company" else "Only\n")
+    return tmp_path
+
+
+# -- templates --------------------------------------------------------------------------------------------------------
+
+
+def test_enough_distinct_templates_and_a_question_for_every_attribute():
+    assert list(TEMPLATES) == list(ATTRIBUTES) == list(QUESTIONS)
+    for attribute, templates in TEMPLATES.items():
+        assert len(templates) >= 45, attribute
+    # Distinct across the attributes too: a sentence says by itself what it tells.
+    assert len({template for _, template in EVERY_TEMPLATE}) == len(EVERY_TEMPLATE)
+    for question in QUESTIONS.values():
+        assert question.count("{name}") == 1
+        assert question.endswith("?")
+
+
+def test_the_form_of_a_template():
+    for _, template in EVERY_TEMPLATE:
+        assert re.fullmatch(r"\{subject\} [A-Za-z0-9 ,-]* \{value\}([ ,][A-Za-z0-9 ,-]*)?\.", template), template
+        assert not re.search(r" [ ,.]", template), template
+
+
+# What agrees with no full name, with only one of "He" and "She", or not with every place in the text.
+BANNED = re.compile(
+    r"\b(he|she|him|her|hers|his|himself|herself|they|them|their|theirs|themselves|it|its|itself|who|whose|also|then|there"
+    r"|too|later|earlier|before|afterwards|next|again|former|latter|likewise|moreover|however|meanwhile|man|woman|boy"
+    r"|girl|son|daughter|alumnus|alumna|husband|wife|mr|ms|mrs|sir|lady)\b",
+    re.IGNORECASE,
+)
+
+# The verb after the subject is third person singular or past: "{subject} work" and "{subject} were" are neither.
+VERB = re.compile(
+    r"\{subject\} ([a-z]+(s|ed)|can|arose|became|began|brought|built|came|chose|did|drew|drove|felt|found|gave|got|grew"
+    r"|had|held|kept|knew|led|left|lent|let|made|met|put|read|rose|said|sat|saw|sent|slept|spent|stood|took|went|woke|won"
+    r"|wore|wrote) "
+)
+
+
+def test_a_template_is_grammatical_with_every_subject_and_at_every_place():
+    for _, template in EVERY_TEMPLATE:
+        assert not BANNED.search(template), template
+        assert VERB.match(template), template
+        # "a" and "an" fit the word that follows, and none stands before a value, which may start with any letter.
+        assert not re.search(r"\b(a|an|the) \{value\}", template), template
+        for article, word in re.findall(r"\b(a|an) ([a-z]+)", template):
+            vowel = word[0] in "aeiou" and not word.startswith(("uni", "use", "one", "eu"))
+            assert article == ("an" if vowel or word in ("hour", "honor") else "a"), template

@@ -1,0 +1,88 @@
+"""A biography is read back by its own templates; sentences, subjects and pieces are where they should be."""
+
+import re
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers.pre_tokenizers import ByteLevel
+
+from canonlm.tasks.capo.people import person
+from canonlm.tasks.capo.pools import ATTRIBUTES, load
+from canonlm.tasks.capo.templates import QUESTIONS, TEMPLATES
+from canonlm.tasks.capo.text import biography, pieces
+
+POOLS = load()
+people = st.integers(0, 10**8).map(lambda i: person(0, i, POOLS))
+choices = st.tuples(*[st.integers(0, len(TEMPLATES[attribute]) - 1) for attribute in ATTRIBUTES])
+orders = st.permutations(range(6))
+
+# Every template with a slot for anything: what a reader who does not know the person would match.
+READERS = [
+    (a, t, re.compile(re.escape(template).replace(r"\{subject\}", "(.+?)").replace(r"\{value\}", "(.+)")))
+    for a, attribute in enumerate(ATTRIBUTES)
+    for t, template in enumerate(TEMPLATES[attribute])
+]
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(people, choices, orders, st.booleans())
+def test_a_biography_reads_back_to_person_templates_and_order(who, templates, order, fullname):
+    text = biography(who, templates, order, fullname=fullname)
+    assert text[0] == " "
+    assert "  " not in text
+    sentences = re.split(r"(?<=\.) ", text[1:])
+    assert len(sentences) == 6
+    for place, (a, sentence) in enumerate(zip(order, sentences, strict=True)):
+        subject = who.name if fullname or place == 0 else who.pronoun
+        readings = [(b, t) for b, t, reader in READERS if (m := reader.fullmatch(sentence)) and m[1] == subject
+                    and m[2] == who.values[ATTRIBUTES[b]]]  # fmt: skip
+        assert readings == [(a, templates[a])]
+
+
+def test_one_biography_letter_by_letter():
+    who = person(0, 1, POOLS)
+    first = [TEMPLATES[attribute][0] for attribute in ATTRIBUTES]
+    assert first == [
+        "{subject} was born on {value}.",
+        "{subject} was born in {value}.",
+        "{subject} studied at {value}.",
+        "{subject} majored in {value}.",
+        "{subject} works in {value}.",
+        "{subject} works for {value}.",
+    ]
+    assert biography(who, [0] * 6) == (
+        f" {who.name} was born on {who.birth_date}. She was born in {who.birth_city}. She studied at {who.university}."
+        f" She majored in {who.field}. She works in {who.company_city}. She works for {who.company}."
+    )
+    assert biography(who, [0] * 6, [5, 4, 3, 2, 1, 0], fullname=True) == (
+        f" {who.name} works for {who.company}. {who.name} works in {who.company_city}. {who.name} majored in"
+        f" {who.field}. {who.name} studied at {who.university}. {who.name} was born in {who.birth_city}."
+        f" {who.name} was born on {who.birth_date}."
+    )
+
+
+@settings(derandomize=True, deadline=None)
+@given(people, choices, orders, st.booleans())
+def test_the_pieces_say_what_they_are(who, templates, order, fullname):
+    parts = pieces(who, templates, order, fullname=fullname)
+    assert "".join(text for text, _ in parts) == biography(who, templates, order, fullname=fullname)
+    said = [(text, role) for text, role in parts if role != "template"]
+    subjects = [(f" {who.name}", "name")] + [
+        (f" {who.name}", "name") if fullname else (f" {who.pronoun}", "pronoun")
+    ] * 5
+    values = [(f" {who.values[ATTRIBUTES[a]]}", ATTRIBUTES[a]) for a in order]
+    assert said == [part for pair in zip(subjects, values, strict=True) for part in pair]
+
+
+def test_a_byte_level_tokenizer_cuts_at_every_piece():
+    """GPT-2's pattern splits the text nowhere else than it splits the pieces: so pieces can be tokenised alone."""
+    cut = ByteLevel(add_prefix_space=False, use_regex=True).pre_tokenize_str
+    longest = max(map(len, TEMPLATES.values()))
+    for i in range(3 * longest):  # every template, three times
+        parts = pieces(person(1, i, POOLS), [i % len(TEMPLATES[attribute]) for attribute in ATTRIBUTES])
+        whole = [word for word, _ in cut("".join(text for text, _ in parts))]
+        assert whole == [word for text, _ in parts for word, _ in cut(text)]
+
+
+def test_questions_read_well_with_a_name():
+    assert QUESTIONS["birth date"].format(name="Ann Bea Cy") == "What is the birth date of Ann Bea Cy?"

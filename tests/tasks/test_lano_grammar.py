@@ -1,0 +1,360 @@
+"""Grammars: the released nine by their published numbers, exact laws by enumeration, files, and random ones."""
+
+from collections import Counter
+from fractions import Fraction
+from itertools import product
+from math import log2, prod
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from canonlm.tasks.lano import BUILT_IN, Grammar
+from canonlm.tasks.lano.exact import random_strings
+
+FIXED = settings(derandomize=True, deadline=None, max_examples=60)
+
+#        sizes, rules, alternatives, mean, sd, shortest, longest, bits of a tree
+TABLE = {
+    "cfg3b": ((1, 3, 3, 3, 3, 3, 3), 32, {2}, 275.63, 41.71, 138, 432, 169.25),
+    "cfg3i": ((1, 3, 3, 3, 3, 3, 3), 32, {2}, 308.09, 45.97, 114, 564, 186.94),
+    "cfg3h": ((1, 3, 3, 3, 3, 3, 3), 39, {2, 3}, 236.38, 41.50, 97, 459, 204.78),
+    "cfg3g": ((1, 3, 3, 3, 3, 3, 3), 48, {3}, 252.43, 53.01, 80, 729, 269.92),
+    "cfg3f": ((1, 3, 3, 3, 3, 3, 3), 54, {3, 4}, 249.86, 69.38, 64, 729, 268.66),
+    # the longest of cfg3j by its rules; a law in doubles is 0 beyond 2000 tokens
+    "cfg3j": ((1, 3, 3, 3, 3, 3, 3, 3), 57, {3}, 543.93, 133.60, 128, 2052, 618.59),
+    "cfg3k": ((1, 3, 3, 3, 3, 3, 3, 3), 68, {3, 4}, 516.31, 91.06, 132, 1458, 608.33),
+    "cfg3e1": ((1, 3, 9, 27, 81, 27, 9), 444, {3}, 198.58, 46.81, 66, 557, 215.99),
+    "cfg3e2": ((1, 3, 9, 27, 27, 9, 4), 228, {3}, 246.36, 55.90, 82, 645, 256.35),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_released_grammars(name):
+    sizes, rules, alternatives, mean, sd, shortest, longest, bits = TABLE[name]
+    grammar = Grammar.load(name)
+    assert grammar.sizes == sizes
+    every = [rows for level in grammar.rules for rows in level]
+    assert sum(map(len, every)) == rules
+    assert {len(rows) for rows in every} == alternatives
+    assert {len(row) for rows in every for row in rows} == {2, 3}
+    assert all(len({row for rows in level for row in rows}) == sum(map(len, level)) for level in grammar.rules)
+    assert grammar.mean_len == pytest.approx(mean, abs=0.005)
+    assert grammar.sd_len == pytest.approx(sd, abs=0.005)
+    assert (grammar.min_len, grammar.max_len) == (shortest, longest)
+    assert grammar.derivation_entropy == pytest.approx(bits, abs=0.005)
+    assert grammar.length_law.sum() == pytest.approx(1, abs=1e-12)
+    assert len(grammar.length_law) == longest + 1
+    assert np.flatnonzero(grammar.length_law)[0] == shortest
+
+
+def test_the_released_grammars_are_these_nine():
+    assert set(BUILT_IN) == set(TABLE)
+    repeated = {
+        name: sum(
+            len({*row}) < len(row) for level in Grammar.load(name).rules for rows in level for row in rows
+        )
+        for name in TABLE
+    }
+    assert repeated["cfg3b"] == 0  # the only one that forbids a symbol twice in a rule
+    assert min(count for name, count in repeated.items() if name != "cfg3b") == 19
+    assert max(repeated.values()) == 47
+
+
+def test_how_often_a_window_is_too_short():
+    share = {name: Grammar.load(name).longer_than(512) for name in TABLE}
+    assert share.pop("cfg3j") == pytest.approx(0.516, abs=5e-4)
+    assert share.pop("cfg3k") == pytest.approx(0.497, abs=5e-4)
+    assert max(share.values()) < 5e-6
+    j, k = Grammar.load("cfg3j"), Grammar.load("cfg3k")
+    assert j.longer_than(768) == pytest.approx(0.074, abs=5e-4)
+    assert k.longer_than(768) == pytest.approx(0.0034, abs=5e-5)
+    assert j.longer_than(1024) == pytest.approx(1.1e-6, rel=0.05)
+    assert k.longer_than(1024) == pytest.approx(2e-14, rel=0.25)
+    assert j.longer_than(-1) == pytest.approx(1)
+    assert j.longer_than(j.max_len) == 0
+
+
+def test_only_cfg3e1_has_symbols_out_of_reach():
+    for name in TABLE:
+        grammar, reached = Grammar.load(name), [{0}]
+        for level in grammar.rules:
+            reached.append({child for i in reached[-1] for row in level[i] for child in row})
+        wanted = [1, 3, 8, 24, 72, 27, 9] if name == "cfg3e1" else list(grammar.sizes)
+        assert [len(symbols) for symbols in reached] == wanted
+
+
+# -- exact laws, against every tree of small grammars -----------------------------------------------------------------
+
+
+@st.composite
+def small(draw):
+    sizes = (1, *draw(st.lists(st.integers(1, 3), min_size=1, max_size=2)), draw(st.integers(1, 3)))
+    rules = []
+    for size, below in zip(sizes, sizes[1:], strict=False):
+        row = st.lists(st.integers(0, below - 1), min_size=1, max_size=3).map(tuple)
+        rows = st.lists(row, min_size=1, max_size=3, unique=True).map(tuple)
+        rules.append(tuple(draw(rows) for _ in range(size)))
+    return Grammar("small", sizes, tuple(rules))
+
+
+def trees(grammar, level=0, symbol=0):
+    """Every (string of terminals, probability) below a symbol: one per tree, so a string can come up again."""
+    if level == len(grammar.rules):
+        return [((symbol + 1,), Fraction(1))]
+    rows = grammar.rules[level][symbol]
+    below = {child: trees(grammar, level + 1, child) for row in rows for child in row}
+    return [
+        (sum((string for string, _ in parts), ()), prod((p for _, p in parts), start=Fraction(1, len(rows))))
+        for row in rows
+        for parts in product(*(below[child] for child in row))
+    ]
+
+
+def few_trees(grammar, most):
+    counts = [1] * grammar.sizes[-1]
+    for level in reversed(grammar.rules):
+        counts = [sum(prod(counts[child] for child in row) for row in rows) for rows in level]
+    return counts[0] <= most
+
+
+SMALL = small().filter(lambda grammar: few_trees(grammar, 3000))
+
+
+@FIXED
+@given(SMALL)
+def test_laws_by_enumeration(grammar):
+    every = trees(grammar)
+    law = Counter()
+    for string, p in every:
+        law[len(string)] += p
+    assert grammar.length_law == pytest.approx([float(law[n]) for n in range(max(law) + 1)], abs=1e-12)
+    assert (grammar.min_len, grammar.max_len) == (min(law), max(law))
+    mean = sum(n * p for n, p in law.items())
+    assert grammar.mean_len == pytest.approx(float(mean))
+    assert grammar.sd_len == pytest.approx(float(sum((n - mean) ** 2 * p for n, p in law.items())) ** 0.5, abs=1e-6)
+    assert grammar.derivation_entropy == pytest.approx(-sum(float(p) * log2(p) for _, p in every), abs=1e-9)
+    assert grammar.longer_than(2) == pytest.approx(float(sum(p for n, p in law.items() if n > 2)), abs=1e-12)
+
+
+@FIXED
+@given(SMALL)
+def test_random_strings_are_bounded(grammar):
+    """Against all sentences: how many there are of each length, and how many different ends of each length."""
+    whole, ends = random_strings(grammar.rules, grammar.sizes[-1])
+    every = [string for string, _ in trees(grammar)]
+    sentences = {*every}
+    for n in range(1, grammar.max_len + 1):
+        strings = float(grammar.sizes[-1]) ** n
+        assert whole[n] * strings == pytest.approx(sum(len(string) == n for string in every))  # trees, exactly
+        different = {string[-n:] for string in sentences if len(string) > n}
+        assert (ends[n] if n < len(ends) else 0) * strings >= len(different) * (1 - 1e-9)
+
+
+def test_random_strings_by_hand():
+    """a has the sentences 1 1 and 1 2, so the language has 16 of 4 tokens out of 2^4; ends: 1 1, 1 2 and 1, 2 …"""
+    grammar = Grammar("hand", (1, 1, 2), ((((0, 0),),), (((0, 0), (0, 1)),)))
+    whole, ends = random_strings(grammar.rules, 2)
+    assert whole.tolist() == [0, 0, 0, 0, 4 / 16]
+    # one token: 1 or 2 (in 2 alternatives); two: 11, 12; three: (1 or 2) before 11 or 12
+    assert ends.tolist() == [0, 2 / 2, 2 / 4, 4 / 8]
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+@FIXED
+@given(seed=st.integers(0, 2**62), sizes=st.sampled_from([(1, 3, 3), (1, 2), (1, 4, 2, 5), (1, 3, 3, 3, 3, 3, 3)]))
+def test_write_and_read(tmp_path_factory, seed, sizes):
+    grammar = Grammar.random(seed, sizes=sizes, alternatives=(2, 2))
+    path = tmp_path_factory.mktemp("grammars") / f"{grammar.name}.txt"
+    grammar.write(path)
+    assert Grammar.read(path) == grammar
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_file_by_hand(tmp_path):
+    path = tmp_path / "english.txt"
+    path.write_bytes("\ufeff# my grammar\r\nS=NP VP|VP NP  # either way\r\n\r\n VP = 3 1\r\nNP = 1 2 | 2 | 02 2 1\r\n".encode())
+    grammar = Grammar.read(path)
+    assert grammar.name == str(grammar) == "english"
+    assert grammar.sizes == (1, 2, 3)
+    assert grammar.symbols == (("S",), ("VP", "NP"), ("1", "2", "3"))  # the order of the lines
+    assert grammar.rules == ((((1, 0), (0, 1)),), (((2, 0),), ((0, 1), (1,), (1, 1, 0))))
+    assert (grammar.min_len, grammar.max_len) == (3, 5)
+    again = tmp_path / "sub" / "english.txt"
+    again.parent.mkdir()
+    grammar.write(again)
+    assert again.read_text() == "# english\nS = NP VP | VP NP\n\nVP = 3 1\nNP = 1 2 | 2 | 2 2 1\n"
+    assert Grammar.read(again) == grammar
+
+
+def test_levels_do_not_depend_on_the_order_of_lines(tmp_path):
+    (tmp_path / "a.txt").write_text("root = x y\nc = 1 2\ny = c d | d d\nd = 2 2\nx = d c\n")
+    grammar = Grammar.read(tmp_path / "a.txt")
+    assert grammar.symbols == (("root",), ("y", "x"), ("c", "d"), ("1", "2"))
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("", ": expected rules such as 'root = a b | b a', found none"),
+        ("\n# nothing\n", ": expected rules such as"),
+        (b"\xff\xfe\x00", ": expected a text file with a grammar, got bytes that are no UTF-8"),
+        ("root = a a\na", ", line 2: expected 'symbol = children | children', got 'a'"),
+        ("a = 1 = 2", ", line 1: expected 'symbol = children"),
+        ("a b = 1 2", ", line 1: expected 'symbol = children"),
+        ("= 1 2", ", line 1: expected 'symbol = children"),
+        ("a|b = 1 2", ", line 1: expected 'symbol = children"),
+        ("x" * 500, ", line 1: expected 'symbol = children | children', got '" + "x" * 57 + "…'"),
+        ("root = 1 2\n1 = 2 2", ", line 2: 1 is a number, so a terminal: it has no rules"),
+        ("root = a a\n\na = 1\na = 2", ", line 4: a has its rules in line 3 already"),
+        ("root = a a |\na = 1", ", line 1: an alternative of root is empty"),
+        ("root =", ", line 1: an alternative of root is empty"),
+        ("root = 1 0", ", line 1: terminals are the numbers 1, 2, …; got 0"),
+        ("root = 1 2 | 2 1 | 1  2", ", line 1: root has the alternative '1  2' twice"),
+        ("root = a b\na = 1 2", ", line 1: b has no rules (only numbers are terminals)"),
+        ("root = a a\na = 1 -2", ", line 2: -2 has no rules"),
+        (
+            "root = a 1\na = 1 2",
+            ", line 1: 1 and a are on different levels (0 and 1 above the terminals), so they cannot both be children of root",
+        ),
+        ("root = a a | b b\na = 1 2\nb = a a", ", line 1: a and b are on different levels (1 and 2 above"),
+        ("root = a a\na = b b\nb = a a", ", line 2: a leads back to itself; every rule must go one level down"),
+        ("root = root 1", ", line 1: root leads back to itself"),
+        ("root = a a\na = 1 2\nb = 1 1", ", line 3: nothing leads from root (the first symbol) to b"),
+        ("a = 1 2\nroot = a a", ", line 2: nothing leads from a (the first symbol) to root"),
+        ("root = 1 4 | 2 1", ": the terminals go up to 4, but 3 is in no rule"),
+        ("root = 1 99999999999999999999", ": the terminals go up to 99999999999999999999, but 2 is in no rule"),
+        (
+            "\n".join(f"x{i} = x{i + 1} x{i + 1}" for i in range(17)) + "\nx17 = 1 1",
+            ": its longest sentence has 262144 tokens, more than 65536",
+        ),
+        (
+            "\n".join(f"x{i} = x{i + 1}" for i in range(30)) + "\nx30 = 1",
+            ": sizes: expected 1 (the root) and the sizes of 1 to 25 more levels, got (1, 1,",
+        ),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_file(tmp_path, content, line):
+    path = tmp_path / "mine.txt"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError) as error:
+        Grammar.read(path)
+    assert str(error.value).startswith(f"{path}{line}")
+    assert "\n" not in str(error.value)
+
+
+def test_no_such_grammar(tmp_path):
+    with pytest.raises(ValueError, match=r'unknown grammar "cfg3z". Did you mean "cfg3[a-z0-9]*"\? Grammars: cfg3b, cfg3e1'):
+        Grammar.load("cfg3z")
+    with pytest.raises(OSError):
+        Grammar.read(tmp_path / "none.txt")
+
+
+@pytest.mark.parametrize(
+    ("parts", "line"),
+    [
+        (((2, 3), ()), "sizes: expected 1 (the root) and the sizes of"),
+        (((1,), ()), "sizes: expected 1 (the root)"),
+        (((1, 0), ((((0, 0),),),)), "sizes: expected 1 (the root)"),
+        (((1, 2), ()), "rules: expected alternatives for (1,) symbols, got ()"),
+        (((1, 2), (((),),)), "rules[0][0]: expected different rows of positions from 0 to 1, got ()"),
+        (((1, 2), ((((),),),)), "rules[0][0]: expected different rows"),
+        (((1, 2), ((((0, 2),),),)), "rules[0][0]: expected different rows"),
+        (((1, 2), ((((0, -1),),),)), "rules[0][0]: expected different rows"),
+        (((1, 2), ((((0, 1), (0, 1)),),)), "rules[0][0]: expected different rows"),
+    ],
+)
+def test_mistakes_in_python(parts, line):
+    with pytest.raises(ValueError) as error:
+        Grammar("mine", *parts)
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
+
+
+# -- random grammars --------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def knobs(draw):
+    low, more = draw(st.integers(1, 3)), draw(st.integers(0, 2))
+    shortest, longer = draw(st.integers(1, 3)), draw(st.integers(0, 2))
+    return {
+        "sizes": (1, *draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))),
+        "alternatives": (low, low + more),
+        "lengths": (shortest, shortest + longer),
+        "repeat_symbols": draw(st.booleans()),
+        "repeat_rules": draw(st.booleans()),
+    }
+
+
+def possible(seed, knobs):
+    try:
+        return Grammar.random(seed, **knobs)
+    except ValueError as error:
+        assert str(error).split(":")[0] in ("sizes", "alternatives", "lengths")
+        assert "\n" not in str(error)
+        return None
+
+
+@FIXED
+@given(st.integers(0, 2**63 - 1), knobs())
+def test_random_grammars_respect_their_knobs(seed, knobs):
+    grammar = possible(seed, knobs)
+    assume(grammar is not None)
+    assert grammar.sizes == knobs["sizes"]
+    for level, children in zip(grammar.rules, grammar.sizes[1:], strict=True):
+        rows = [row for symbol in level for row in symbol]
+        assert all(knobs["alternatives"][0] <= len(symbol) <= knobs["alternatives"][1] for symbol in level)
+        assert all(knobs["lengths"][0] <= len(row) <= knobs["lengths"][1] for row in rows)
+        assert knobs["repeat_symbols"] or all(len({*row}) == len(row) for row in rows)
+        assert knobs["repeat_rules"] or len({*rows}) == len(rows)
+        assert {child for row in rows for child in row} == {*range(children)}
+    assert Grammar.random(seed, **knobs) == grammar
+
+
+def test_random_grammars_use_their_freedom(fits):
+    grammars = [Grammar.random(seed, sizes=(1, 4, 4), alternatives=(2, 4)) for seed in range(600)]
+    assert len({grammar.rules for grammar in grammars}) == 600
+    lower = [rows for grammar in grammars for rows in grammar.rules[1]]  # too many rules to leave out a terminal
+    fits([sum(len(rows) == k for rows in lower) for k in (2, 3, 4)])
+    repeated = [row for rows in lower for row in rows if len({*row}) < len(row)]
+    assert len(repeated) > 500
+    shared = [Grammar.random(seed, sizes=(1, 4, 2), repeat_rules=True) for seed in range(50)]
+    assert any(len({row for rows in g.rules[1] for row in rows}) < sum(map(len, g.rules[1])) for g in shared)
+
+
+def test_the_release_has_such_grammars():
+    """The settings of all nine can be drawn."""
+    for name, (sizes, _, alternatives, *_) in TABLE.items():
+        pair = (min(alternatives), max(alternatives))
+        grammar = Grammar.random(7, sizes=sizes, alternatives=pair, repeat_symbols=name != "cfg3b")
+        assert grammar.sizes == sizes
+        assert grammar.name == "random-7"
+
+
+@pytest.mark.parametrize(
+    ("knobs", "line"),
+    [
+        ({"sizes": (2, 3)}, "sizes: expected 1 (the root) and the sizes of the other levels, got (2, 3)"),
+        ({"sizes": (1, 0)}, "sizes: expected 1"),
+        ({"alternatives": (0, 2)}, "alternatives: expected (least, most) with 1 <= least <= most, got (0, 2)"),
+        ({"alternatives": (4, 3)}, "alternatives: expected (least, most)"),
+        ({"lengths": (3, 2)}, "lengths: expected (least, most)"),
+        ({"lengths": (2, 4), "repeat_symbols": False}, "lengths: expected at most 3 different symbols in an alternative"),
+        ({"sizes": (1, 3, 2), "lengths": (2, 2)}, "alternatives: expected at most 1 (only 4 different ones exist"),
+        ({"sizes": (1, 3, 99)}, "sizes: expected at most 36 symbols below a level of 3, got (1, 3, 99)"),
+    ],
+)  # fmt: skip
+def test_impossible_knobs(knobs, line):
+    with pytest.raises(ValueError) as error:
+        Grammar.random(0, **knobs)
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
+
+
+def test_a_seed_is_an_integer():
+    with pytest.raises(ValueError, match="seed: expected an integer"):
+        Grammar.random(-1)

@@ -1,0 +1,158 @@
+"""The sampler: trees put together again by hand, every choice by chi-square, whole sentences by their exact law."""
+
+import pickle
+from collections import Counter
+from fractions import Fraction
+from itertools import product
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from canonlm import tasks
+from canonlm.tasks.lano import BUILT_IN, Grammar
+
+FIXED = settings(derandomize=True, deadline=None, max_examples=60)
+SPLIT = st.sampled_from(["train", "valid", "test"])
+SEED = st.integers(0, 2**63 - 1)
+ANY = st.one_of(
+    st.sampled_from([Grammar.load(name) for name in BUILT_IN]),
+    st.builds(
+        Grammar.random,
+        st.integers(0, 2**40),
+        sizes=st.sampled_from([(1, 2), (1, 3, 2), (1, 2, 5, 4), (1, 1, 1, 3)]),
+        lengths=st.sampled_from([(1, 2), (2, 4), (3, 3)]),
+        alternatives=st.just((2, 2)),
+        repeat_rules=st.just(True),
+    ),
+)
+
+
+def rebuild(grammar, tree):
+    """[(level, symbol, children)] for every node, from tokens, labels and boundaries alone; checks that it is a tree."""
+    n, depth = len(tree.tokens), len(grammar.sizes) - 1
+    assert tree.labels.shape == tree.ordinals.shape == tree.boundaries.shape == (n, depth)
+    assert tree.boundaries[-1].all()
+    assert tree.boundaries[:-1, 0].sum() == 0  # one root
+    nodes, below = [], [(i, i + 1, token - 1) for i, token in enumerate(tree.tokens.tolist())]
+    for level in range(depth - 1, -1, -1):
+        here, start = [], 0
+        for stop in (np.flatnonzero(tree.boundaries[:, level]) + 1).tolist():
+            (symbol,) = {*tree.labels[start:stop, level].tolist()}  # the same above all of its tokens
+            assert {*tree.ordinals[start:stop, level].tolist()} == {len(here)}
+            children = [child for a, b, child in below if start <= a < stop]
+            assert all(b <= stop for a, b, _ in below if start <= a < stop)  # no child sticks out
+            nodes.append((level, symbol, tuple(children)))
+            here.append((start, stop, symbol))
+            start = stop
+        assert tree.nodes(level) == [(symbol, start, stop) for start, stop, symbol in here]
+        below = here
+    return nodes
+
+
+@FIXED
+@given(ANY, SPLIT, SEED, st.integers(0, 2**62), st.integers(0, 2**62))
+def test_every_tree_follows_the_rules(grammar, split, seed, index, j):
+    tree = grammar.sample(split, seed, index, j)
+    for level, symbol, children in rebuild(grammar, tree):
+        assert children in grammar.rules[level][symbol]
+    assert grammar.min_len <= len(tree.tokens) <= grammar.max_len
+    assert (tree.tokens.dtype, tree.labels.dtype, tree.ordinals.dtype, tree.boundaries.dtype) == (
+        np.int32, np.int32, np.int32, bool,
+    )  # fmt: skip
+    assert grammar.contains(tree.tokens)
+
+
+def test_by_hand():
+    """One alternative each: a tree with no choice. S → x y, x → u, y → u u, u → 1 2."""
+    rules = ((((0, 1),),), (((0,),), ((0, 0),)), (((0, 1),),))
+    tree = Grammar("hand", (1, 2, 1, 2), rules).sample("train", 0, 0)
+    assert tree.tokens.tolist() == [1, 2, 1, 2, 1, 2]
+    assert tree.labels.tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 1, 0], [0, 1, 0], [0, 1, 0]]
+    assert tree.ordinals.tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 1], [0, 1, 1], [0, 1, 2], [0, 1, 2]]
+    assert tree.boundaries.tolist() == [[False, i == 1, i % 2 == 1] for i in range(5)] + [[True] * 3]
+    assert tree.nodes(1) == [(0, 0, 2), (1, 2, 6)]
+
+
+@pytest.mark.parametrize("name", ["cfg3f", "cfg3h", "cfg3e2"])
+def test_every_alternative_is_equally_likely(name, fits):
+    grammar = Grammar.load(name)
+    counts = Counter(node for index in range(300) for node in rebuild(grammar, grammar.sample("train", 1, index)))
+    for level, symbols in enumerate(grammar.rules):
+        for symbol, rows in enumerate(symbols):
+            observed = [counts.pop((level, symbol, row)) for row in rows]
+            if sum(observed) > 5 * len(rows) * 1.5:
+                fits(observed)
+            else:
+                assert level <= 3  # cfg3e2 has rare symbols there
+                assert name == "cfg3e2"
+    assert not counts
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_sentences_follow_their_exact_law(split, documents, fits, tmp_path):
+    """All 36 trees of a grammar of three levels, some with the same sentence; choices must not depend on each other."""
+    path = tmp_path / "small.txt"
+    path.write_text("root = a b | b a a | a\na = 1 2 | 2 2 | 1\nb = 3 | 1 1\n")
+    task = tasks.get("lano", grammar=str(path))
+    strings = {"a": ["12", "22", "1"], "b": ["3", "11"]}
+    law = Counter()
+    for row in ("ab", "baa", "a"):
+        for parts in product(*(strings[symbol] for symbol in row)):
+            law["".join(parts)] += Fraction(1, 3) * prod(Fraction(1, len(strings[symbol])) for symbol in row)
+    assert sum(law.values()) == 1
+    observed = Counter("".join(map(str, doc[1:])) for doc in documents(task, split, 20_000))
+    assert set(observed) == set(law)
+    fits([observed[string] for string in law], [float(p) for p in law.values()])
+
+
+@pytest.mark.parametrize("name", ["cfg3f", "cfg3j"])
+def test_lengths_follow_their_exact_law(name, documents):
+    task = tasks.get("lano", grammar=name)
+    lengths = np.array([len(doc) - 1 for doc in documents(task, "train", 10_000)])
+    grammar = task.grammar
+    assert lengths.mean() == pytest.approx(grammar.mean_len, abs=4 * grammar.sd_len / 100)
+    assert lengths.std() == pytest.approx(grammar.sd_len, rel=0.04)
+    cumulative = np.cumsum(grammar.length_law)
+    worst = max(abs((lengths <= n).mean() - cumulative[n]) for n in range(grammar.max_len + 1))
+    assert worst < 2.2 / 100  # Kolmogorov: exceeded once in 16,000 times
+
+
+@FIXED
+@given(st.sampled_from(["cfg3f", "cfg3b", "cfg3k"]), SPLIT, SEED, st.integers(0, 2**62), st.integers(1, 1500))
+def test_windows_hold_these_sentences(name, split, seed, w, seq_len):
+    task = tasks.get("lano", grammar=name)
+    window = task.windows(split, seed, w, 1, seq_len=seq_len)
+    wanted, docs, j = [], [], 0
+    while len(wanted) < seq_len:
+        sentence = task.grammar.sample(split, seed, w, j).tokens.tolist()
+        wanted += [0, *sentence]
+        docs += [j] * (1 + len(sentence))
+        j += 1
+    assert window.input_ids[0].tolist() == wanted[:seq_len]
+    assert window.labels[0].tolist() == wanted[:seq_len]  # bos, too: it is how a sentence ends
+    assert window.doc_ids[0].tolist() == docs[:seq_len]
+
+
+def test_splits_seeds_and_windows_share_no_sentence():
+    task = tasks.get("lano")
+    rows = [
+        task.windows(split, seed, start, 40, seq_len=512).input_ids
+        for split, seed, start in (("train", 0, 0), ("valid", 0, 0), ("test", 0, 0), ("train", 1, 0), ("train", 0, 40))
+    ]
+    starts = [row[:60].tobytes() for part in rows for row in part]  # 60 tokens: about 2^64 beginnings
+    assert len({*starts}) == len(starts) == 200
+
+
+def test_a_grammar_travels_to_workers():
+    task = pickle.loads(pickle.dumps(tasks.get("lano", grammar="cfg3h")))
+    again = task.windows("train", 3, 4, 2, seq_len=64).input_ids
+    np.testing.assert_array_equal(again, tasks.get("lano", grammar="cfg3h").windows("train", 3, 4, 2, seq_len=64).input_ids)
+
+
+@pytest.mark.parametrize("call", [("trian", 0, 0), ("train", -1, 0), ("train", 0, 1.5), ("train", 0, 0, -1)])
+def test_bad_keys(call):
+    with pytest.raises(ValueError, match=r"unknown split|expected an integer"):
+        Grammar.load("cfg3f").sample(*call)
