@@ -23,7 +23,12 @@ CASES = {  # name: (task, difficulty, context)
     "depo1-225": ("depo", "depo1-225", 2048),
     "depo2-75": ("depo", "depo2-75", 2048),
     "mano-10": ("mano", "mano-10", 1024),
+    "cfg3f": ("lano", "cfg3f", 512),
+    "brevo1-70": ("brevo", "brevo1-70", 1024),
+    "brevo2-30": ("brevo", "brevo2-30", 1536),
     "copying-32": ("copying", "copying-32", 1024),
+    "mqar-16": ("mqar", "mqar-16", 1024),
+    "capo-50k": ("capo", "capo-50k", 512),
 }
 PASSES = 5
 BATCH = 2**18  # tokens per call: the paper's batch for Depo, 128 windows of 2048

@@ -1,11 +1,16 @@
-"""Draws docs/images/tasks/*.svg, each from a real sample: `python docs/images/draw_tasks.py`."""
+"""Draws docs/images/tasks/*.svg, each from a real sample: `python docs/images/draw_tasks.py [TASK …]`."""
 
+import sys
+from itertools import groupby, pairwise
 from math import cos, pi, sin
 from pathlib import Path
 
-from svg import BLUE, EDGE, GREEN, INK, LINE, MUTED, ORANGE, WIDTH, Point, Sheet
+from svg import BLUE, EDGE, GREEN, INK, LETTER, LINE, MUTED, ORANGE, WIDTH, Point, Sheet
 
 from canonlm import tasks
+from canonlm.tasks.capo import Capo
+from canonlm.tasks.capo.pools import ATTRIBUTES
+from canonlm.tasks.lano import Grammar
 
 FOLDER = Path(__file__).parent / "tasks"
 
@@ -19,7 +24,7 @@ def copying() -> Sheet:
     start, n = sample.queries[0].start, sample.meta["n"]
     for i in range(n):
         (x, y), (to, _) = centres[1 + i], centres[start + i]
-        sheet.arc((x, y - 16), (to, y - 18), GREEN, height=125)
+        sheet.arc((x, y - 16), (to, y - 18), GREEN, height=114)
     _below(sheet, centres[1 : n + 1], "read")
     _below(sheet, centres[start : start + n], "write", GREEN)
     return sheet
@@ -47,7 +52,9 @@ def depo() -> Sheet:
     query = sample.queries[1]
     name, answer = (task.vocab.name(sample.tokens[at]) for at in (query.asked + 1, query.start))
     cycle, k = sample.meta["cycle"], query.slice["k"]
-    sheet = Sheet("Depo: a ring of names, and the name some steps ahead", "Follow the arrows: where are you after k steps?")
+    sheet = Sheet(
+        "Depo: a ring of names, and the name some steps ahead", "Follow the arrows: where are you after k steps?"
+    )
     middle, radius = (WIDTH / 2, 208), 116
     places = {
         node: (middle[0] + 2 * radius * sin(2 * pi * i / len(cycle)), middle[1] - radius * cos(2 * pi * i / len(cycle)))
@@ -56,13 +63,13 @@ def depo() -> Sheet:
     path = [cycle[(cycle.index(name) + step) % len(cycle)] for step in range(k + 1)]
     assert path[-1] == answer
     for node, after in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
-        if (node, after) not in zip(path, path[1:], strict=False):
+        if (node, after) not in pairwise(path):
             sheet.arrow(places[node], places[after], MUTED, cut=28)
     sheet.chain([places[node] for node in path], ORANGE, cut=28)
     for node, at in places.items():
         color = {name: BLUE, answer: GREEN}.get(node, INK)
         sheet.chip(at, node, color, strong=node in (name, answer))
-    for i, (node, after) in enumerate(zip(path, path[1:], strict=False), 1):
+    for i, (node, after) in enumerate(pairwise(path), 1):
         (x1, y1), (x2, y2) = places[node], places[after]
         x, y = (x1 + x2) / 2, (y1 + y2) / 2
         out = 20 / (((x - middle[0]) ** 2 + (y - middle[1]) ** 2) ** 0.5)
@@ -134,8 +141,74 @@ def brevo() -> Sheet:
         if name in answer:
             sheet.text((x + width / 2 + 8, y + 5), str(answer.index(name) + 1), color=color, anchor="start", bold=True)
     sheet.y = 96 + 72 * max(level.values()) + 46
-    _caption(sheet, "What the model reads: the arrows in random order, then the question. It writes the numbered nodes.")
+    _caption(
+        sheet, "What the model reads: the arrows in random order, then the question. It writes the numbered nodes."
+    )
     sheet.tokens(task.show(sample))
+    return sheet
+
+
+def lano() -> Sheet:
+    levels = (1, 2, 2, 2)  # root; A, B; a, b; 1, 2
+    rules = (((0, 1, 0), (1, 0)),), (((0, 1), (1, 0)), ((1, 1), (0, 1, 0))), (((0, 1), (1, 1, 0)), ((1, 0), (0, 0)))
+    grammar = Grammar("small", levels, rules, (("S",), ("A", "B"), ("a", "b"), ("1", "2")))
+    tree = grammar.sample("train", 0, 9)
+    sheet = Sheet(
+        "Lano: a sentence and the tree that a grammar grew it with",
+        "Write sentences of a grammar that nobody explains.",
+    )
+    top, step = 82, 62
+    sheet.text((EDGE, top + 5), "The rules (never shown)", size=13, color=MUTED, anchor="start")
+    y = top + 30
+    for level, symbols in enumerate(rules):
+        for symbol, rows in zip(grammar.symbols[level], symbols, strict=True):
+            right = " | ".join(" ".join(grammar.symbols[level + 1][child] for child in row) for row in rows)
+            sheet.text((EDGE, y), f"{symbol} → {right}", size=13, anchor="start", mono=True)
+            y += 22
+    left, width = 232, WIDTH - EDGE - 232
+    column = width / len(tree.tokens)
+    nodes = [tree.nodes(level) for level in range(3)]
+    nodes.append([(token - 1, i, i + 1) for i, token in enumerate(tree.tokens.tolist())])
+    places = [
+        [(left + column * (start + stop) / 2, top + step * level) for _, start, stop in row]
+        for level, row in enumerate(nodes)
+    ]
+    for level in range(3):
+        for (_, start, stop), at in zip(nodes[level], places[level], strict=True):
+            for (_, inside, _), below in zip(nodes[level + 1], places[level + 1], strict=True):
+                if start <= inside < stop:
+                    sheet.line(at, below)
+    for level, row in enumerate(nodes):
+        for (symbol, _, _), at in zip(row, places[level], strict=True):
+            sheet.chip(at, grammar.symbols[level][symbol], GREEN if level == 3 else ORANGE)
+    sheet.y = top + step * 3 + 46
+    _caption(sheet, "The model sees the last row only. It may write any sentence that the rules allow.")
+    sheet.tokens([("bos", "marker"), *((str(token), "answer") for token in tree.tokens), ("bos", "marker")])
+    return sheet
+
+
+def capo() -> Sheet:
+    task = Capo(Capo.Spec(N=1000))
+    told = [task.sample("train", 0, 35, j) for j in (0, 1)]
+    facts = told[0].meta
+    sheet = Sheet(
+        "Capo: a person, and two texts that tell the same facts", "How many facts can a model keep in its parameters?"
+    )
+    top, width = 76, 232
+    values = [attribute for attribute in ATTRIBUTES if attribute in facts]
+    sheet.box(EDGE, top, width, 50 + 44 * len(values), strong=True)
+    sheet.text((EDGE + 14, top + 30), facts["name"], size=16, color=BLUE, anchor="start", bold=True)
+    for i, attribute in enumerate(values):
+        y = top + 60 + 44 * i
+        sheet.text((EDGE + 14, y), attribute, size=12, color=MUTED, anchor="start")
+        sheet.text((EDGE + 14, y + 18), facts[attribute], size=14, color=GREEN, anchor="start", bold=True)
+    left, y = EDGE + width + 32, top + 6
+    for sample, words in zip(told, ("told once …", "… and again, in other words and another order"), strict=True):
+        sheet.text((left, y), words, size=13, color=MUTED, anchor="start")
+        y = _running_text(sheet, task, sample, left, y + 24) + 36
+    sheet.y = max(y - 26, top + 50 + 44 * len(values) + 26)
+    _caption(sheet, "After training on many people: how much of the green does the model know? In bits per parameter.")
+    sheet.y -= 14
     return sheet
 
 
@@ -153,6 +226,24 @@ def _below(sheet: Sheet, centres: list[Point], words: str, color: str = MUTED) -
     sheet.path(f"M{left:g} {y:g} v5 H{right:g} v-5", color, head=False)
     sheet.text(((left + right) / 2, y + 22), words, size=13, color=color)
     sheet.y = max(sheet.y, y + 24)
+
+
+def _running_text(sheet: Sheet, task: tasks.Task, sample: tasks.Sample, left: float, y: float) -> float:
+    """The sample as text in lines, the answers in green. Returns where the last line stands."""
+    size, x, told, stop = 12.5, left, "", 0
+    letter = size * LETTER
+    for role, run in groupby(role for _, role in task.show(sample)):
+        stop += len(list(run))
+        before, told = told, task.vocab.text(sample.tokens[:stop].tolist())
+        blank = letter * (told[len(before)] == " ")  # none before a period
+        for word in told[len(before) :].split() if role != "marker" else ():
+            x += blank * (x > left)
+            if x + letter * len(word) > WIDTH - EDGE:
+                x, y = left, y + 19
+            color = GREEN if role == "answer" else INK
+            sheet.text((x, y), word, size=size, color=color, anchor="start", mono=True, bold=role == "answer")
+            x, blank = x + letter * len(word), letter
+    return y
 
 
 def _expression(words: list[str]) -> tuple[dict, list[str]]:
@@ -183,9 +274,9 @@ def _depth(node: dict) -> int:
     return max([node["depth"], *map(_depth, node["parts"])])
 
 
-DRAWINGS = {drawing.__name__: drawing for drawing in (brevo, copying, depo, mano, mqar)}
+DRAWINGS = {drawing.__name__: drawing for drawing in (brevo, capo, copying, depo, lano, mano, mqar)}
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for name, drawing in DRAWINGS.items():
-        (FOLDER / f"{name}.svg").write_text(drawing().svg(), encoding="utf-8")
+    for name in sys.argv[1:] or DRAWINGS:
+        (FOLDER / f"{name}.svg").write_text(DRAWINGS[name]().svg(), encoding="utf-8")

@@ -1,7 +1,7 @@
 """A sheet of paper for small drawings: boxes, arrows and rows of tokens, as plain SVG text.
 
-A drawing has its own white background, so it reads on dark pages, too. Fonts are the reader's; tokens are monospaced, so
-their width is known well enough to put boxes around them.
+A drawing has its own white background, so it reads on dark pages, too. Fonts are the reader's; tokens are monospaced,
+so their width is known well enough to put boxes around them.
 """
 
 from collections.abc import Iterable
@@ -36,11 +36,13 @@ class Sheet:
         weight = ' font-weight="600"' if bold else ""
         font = f' font-family="{MONO}"' if mono else ""
         self._add(
-            f'<text x="{at[0]:g}" y="{at[1]:g}" font-size="{size:g}" text-anchor="{anchor}" fill="{color}"{weight}{font} '
-            f'xml:space="preserve">{escape(words)}</text>'
+            f'<text x="{at[0]:g}" y="{at[1]:g}" font-size="{size:g}" text-anchor="{anchor}" fill="{color}"{weight}'
+            f"{font}>{escape(words)}</text>"
         )
 
-    def box(self, left: float, top: float, width: float, height: float, color: str = INK, *, strong: bool = False) -> None:
+    def box(
+        self, left: float, top: float, width: float, height: float, color: str = INK, *, strong: bool = False
+    ) -> None:
         line = color if strong or color not in (INK, MUTED) else LINE
         dash = ' stroke-dasharray="3 3"' if color == MUTED else ""
         self._add(
@@ -106,7 +108,8 @@ class Sheet:
                 f'viewBox="0 0 {WIDTH} {height:.0f}" font-family="{SANS}" role="img">',
                 f"<title>{escape(self.title)}</title>",
                 f"<defs>{heads}</defs>",
-                f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1:.0f}" rx="12" fill="#ffffff" stroke="{LINE}"/>',
+                f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1:.0f}" rx="12" fill="#ffffff" '
+                f'stroke="{LINE}"/>',
                 *self.parts,
                 "</svg>\n",
             ]

@@ -57,18 +57,24 @@ def test_show_says_each_question_with_its_answer_and_why(name, capsys):
     assert sum(" → " in line for line in printed.splitlines() if line.startswith("  ")) == asked
 
 
-def test_show_prints_every_token_and_wraps(depo, capsys):
+def test_show_prints_every_token_and_wraps(capsys):
+    task = tasks.get("copying", N=200)
     assert main(["data", "show", "copying", "N=200", "--n", "1", "--split", "test"]) == 0
     printed = capsys.readouterr().out.splitlines()
     start = printed.index("sample 0, 402 tokens") + 1
     wrapped = [line for line in printed[start:] if not line.startswith("  ")]
-    sample = tasks.get("copying", N=200).sample("test", 0, 0)
-    assert " ".join(wrapped).split() == tasks.get("copying", N=200).vocab.show(sample).split()
+    sample = task.sample("test", 0, 0)
+    assert " ".join(wrapped).split() == task.vocab.show(sample).split()
     assert len(wrapped) > 5
     assert all(len(line) <= 80 for line in wrapped)
     whole = next(line for line in printed if line.startswith("  whole list"))
-    assert len(whole) < 120
-    assert " … " in whole
+    assert len(whole) < 150
+    said = whole.partition("→ ")[2].partition("  (")[0].split()
+    names = task.vocab.text(sample.tokens[202:].tolist()).split()
+    cut = said.index("…")
+    assert said[:cut] == names[:cut]
+    assert said[cut + 1 :] == names[cut + 1 - len(said) :]
+    assert 5 < len(said) < 20
 
 
 def test_show_in_colour(monkeypatch, capsys):
@@ -83,9 +89,9 @@ def test_show_in_colour(monkeypatch, capsys):
 
 def test_show_takes_a_difficulty_or_settings(capsys):
     assert main(["data", "show", "mano", "--difficulty", "mano-13", "modulus=5"]) == 0
-    assert capsys.readouterr().out.startswith("mano(L=13, ops='asm', modulus=5, synonyms=True), train law")
+    assert capsys.readouterr().out.startswith(f"{tasks.get('mano', L=13, modulus=5)!r}, train law")
     assert main(["data", "show", "mano", "L=4"]) == 0
-    assert capsys.readouterr().out.startswith("mano(L=4, ops='asm', modulus=7, synonyms=False), train law")
+    assert capsys.readouterr().out.startswith(f"{tasks.get('mano', L=4, modulus=7, synonyms=False)!r}, train law")
 
 
 # -- dump -------------------------------------------------------------------------------------------------------------
@@ -134,9 +140,11 @@ def test_a_dump_that_is_there_is_left_alone(here, capsys):
     command = ["data", "dump", *DEPO, "--n", "5", "--out", "x.parquet"]
     assert main(command) == 0
     written = (here / "x.parquet").stat().st_mtime_ns
+    (here / "x.parquet.parts").mkdir()  # as if it had been killed between its last two steps
     capsys.readouterr()
     assert main(command) == 0
     assert "(was there already)" in capsys.readouterr().out
+    assert files(here) == ["x.parquet"]
     for change, line in [
         (
             ["--seed", "1"],
@@ -260,6 +268,16 @@ def test_lines_tell_how_far_it_is(monkeypatch, capsys):
     assert output.out.count("\n") == 1
 
 
+def test_a_bar_tells_how_far_it_is_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert main(["data", "dump", *DEPO, "--n", "500", "--out", "x.parquet"]) == 0
+    output = capsys.readouterr()
+    assert "joined" in output.err
+    assert "100%" in output.err
+    assert output.out.startswith("x.parquet: 500 samples of depo(")
+
+
 # -- verify -----------------------------------------------------------------------------------------------------------
 
 VERIFY = ["data", "dump", *DEPO, "--n", "40", "--split", "test", "--verify"]
@@ -331,6 +349,25 @@ def test_an_oracle_is_right_and_silence_is_wrong_for_every_task(name, here, caps
         counts = table(capsys.readouterr().out)
         assert counts
         assert all(right == share * total > -1 for right, total in counts.values())
+
+
+def test_answers_in_words_where_tokens_are_pieces_of_text(here, capsys):
+    capo = ["capo", "--difficulty", "capo-50k", "N=3", "--n", "3", "--split", "test"]
+    task = tasks.get("capo", N=3)
+    samples = [task.sample("test", 0, i) for i in range(3)]
+    lines = [
+        {"index": i, "answers": [task.vocab.text(s.tokens[q.start : q.stop].tolist()) for q in s.queries]}
+        for i, s in enumerate(samples)
+    ]
+    lines[1]["answers"][0] = "☃ no such place"
+    write_lines(here / "a", lines)
+    assert main(["data", "dump", *capo, "--verify", "a"]) == 0
+    printed = capsys.readouterr().out
+    counts = table(printed)
+    assert len(counts) == 6
+    assert sum(total for _, total in counts.values()) == 18
+    assert sum(right for right, _ in counts.values()) == 17
+    assert "☃ no such place" in printed
 
 
 def test_one_list_where_one_answer_is_asked(here, capsys):
@@ -419,6 +456,7 @@ MISTAKES = [
     ([*DUMP, "depo", "--out", "file/x.parquet"], "--out: expected a file that can be written (Not a directory)"),
     ([*DUMP, "depo", "--out", "other.parquet"], '--out: expected a file that does not exist yet, got "other.parquet"'),
     ([*DUMP, "depo", "--out", "text.parquet"], '--out: expected a file that does not exist yet, got "text.parquet"'),
+    ([*DUMP, "depo", "--out", "folder.parquet"], '--out: expected a file that does not exist yet, got "folder.pa'),
     ([*DUMP, "depo", "--out", "y.parquet"], "--out: expected a name beside which there is no such folder"),
     ([*DUMP, "depo"], "--out: expected a file to write, such as depo.parquet, or --verify with a file of answers"),
     ([*DUMP, "depo", "--out", "x.parquet", "--verify", "file"], "--out: expected a file to write, such as"),
@@ -440,6 +478,7 @@ def test_one_line_and_nothing_written(here, capsys, arguments, start):
     (here / "file").write_text("mine")
     (here / "text.parquet").write_text("mine")
     (here / "empty").write_text("\n\n")
+    (here / "folder.parquet").mkdir()
     (here / "y.parquet.parts").mkdir()
     (here / "y.parquet.parts" / "mine").write_text("mine")
     pq.write_table(pa.table({"index": [0]}), "other.parquet")

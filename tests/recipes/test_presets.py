@@ -18,7 +18,7 @@ DEPO = (2048, 128, (3e-4, 5e-4, 1e-3, 2e-3), 1, 0.03, "answer")
 DEPO1 = {"K": 8, "M": 10, "name_vocab": 50, "min_name_len": 1, "max_name_len": 2}
 DEPO2 = {"K": 16, "M": 10, "name_vocab": 3, "min_name_len": 5, "max_name_len": 7}  # the text says 4, the release has 3
 MANO = (1024, 64, (1e-4, 2e-4, 3e-4, 5e-4), 2, 0.1, "all")
-MANO_SPEC = {"ops": "asm", "modulus": 23, "synonyms": True}
+MANO_SPEC = {"ops": "asm", "modulus": 23, "synonyms": True, "test_lengths": None}
 PAPER = {
     "copying-500": (50_000, (1024, 32, (5e-4, 1e-3, 2e-3, 5e-3), 1, 0.03, "answer"), {"N": 500, "min_items": 500}),
     "depo1-225": (87_500, DEPO, {"N": 225, **DEPO1}),

@@ -1,5 +1,5 @@
 import pytest
-from folders import write_demo, write_run
+from folders import write_demo, write_every_task, write_run
 
 
 @pytest.fixture
@@ -13,3 +13,8 @@ def run_folder(tmp_path):
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory):
     return write_demo(tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture(scope="session")
+def every_task(tmp_path_factory):
+    return write_every_task(tmp_path_factory.mktemp("every"))

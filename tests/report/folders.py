@@ -130,7 +130,8 @@ def write_every_task(
             name = f"{task}-{arch}-{size}-lr{lr:g}-seed{seed}"
             model = {"hidden_size": 64 if size < 100_000 else 128, "num_hidden_layers": 4}
             write_run(folder / "runs" / name, arch=arch, lr=lr, seed=seed, task=spec, evals=evals, params=params,
-                      losses=[(row["step"], 3 - row["step"] / 500) for row in evals], config={"model": model})  # fmt: skip
+                      losses=[(row["step"], 3 - row["step"] / 500) for row in evals],
+                      config={"model": model})  # fmt: skip
             names.append(name)
         sections.append({"heading": task.capitalize(), "text": "", "runs": names, "chance": {}})
     (folder / "play.json").write_text(json.dumps({"title": "All tasks", "sections": sections, "command": ""}))

@@ -78,6 +78,23 @@ def test_it_renders_quietly_and_alone(browser, demo, width, scheme):
     assert requested(browser) == []
 
 
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
+def test_every_task_is_drawn_and_no_legend_covers_a_chart(browser, every_task, width, scheme):
+    show(browser, write_report(every_task), width, scheme)
+    browser.execute_script("document.querySelectorAll('details').forEach(part => part.open = true)")
+    assert browser.execute_script("return document.querySelectorAll('.chart').length") == 25
+    every = "return [...document.querySelectorAll('.chart')].every(box => box.querySelectorAll('path').length > 3)"
+    assert until(lambda: browser.execute_script(every))
+    covered = """return [...document.querySelectorAll('.chart')].filter(box => {
+      const places = inside => [...box.querySelectorAll(inside)].map(part => part.getBoundingClientRect());
+      const bottom = Math.max(...places('.legend .traces').map(place => place.bottom));
+      return bottom > Math.min(...places('.annotation-text-g, .plot').map(place => place.top)) + 2;
+    }).map(box => box.id)"""
+    assert browser.execute_script(covered) == []
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
 def test_a_click_on_a_name_acts_on_every_panel(browser, demo):
     show(browser, write_report(demo))
     lines = "return document.querySelectorAll('#curves-1 .scatterlayer .trace').length"
@@ -105,7 +122,10 @@ def test_the_page_follows_when_the_scheme_changes(browser, demo):
 
 def test_hostile_names_stay_text(browser, tmp_path):
     nasty = "<img src=x onerror=alert(1)>"
-    rows = [evaluation(step, {("k", nasty): (step, 20), ("k", "</script>"): (1, 10)}) for step in range(0, 20, 2)]
+    rows = [
+        evaluation(step, {("k", nasty): (step, 20), ("k", "</script>"): (1, 10)}, measures={"<svg onload>": step})
+        for step in range(0, 20, 2)
+    ]
     for number in range(3):
         write_run(
             tmp_path / "runs" / f"{nasty}{number}", arch=nasty, seed=number, evals=rows, losses=[(5, 1.0), (9, 0.5)]
@@ -117,6 +137,6 @@ def test_hostile_names_stay_text(browser, tmp_path):
     assert until(lambda: browser.execute_script("return document.querySelectorAll('#curves-0 .hovertext').length") > 0)
     said = browser.execute_script("return document.querySelector('#curves-0 .hovertext').textContent")
     assert nasty in said
-    assert "10.0% (1 of 10)" in said
+    assert "30.0% (6 of 20; 95% interval 14.5% to 51.9%)" in said
     assert browser.execute_script("return document.querySelectorAll('img').length") == 0
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []

@@ -107,7 +107,7 @@ def test_the_page_names_what_it_should(written):
 @pytest.mark.parametrize("text", [NASTY, ENDING, '"><b>', "'&lt;", "{{title}} %{y} $HOME {0}"])
 def test_text_from_runs_stays_text(tmp_path, text):
     name = text.replace("/", "∕")
-    rows = [evaluation(10, {("k", text): (1, 10), ("k", "<i>"): (1, 10)})]
+    rows = [evaluation(10, {("k", text): (1, 10), ("k", "<i>"): (1, 10), (text, 1): (1, 10)}, measures={text: 0.5})]
     for number, arch in enumerate((text, "llama")):
         write_run(tmp_path / "runs" / f"{name}{number}", arch=arch, evals=rows, losses=[(5, 1.0)],
                   task={"name": text, "n": text}, config={"preset": text})  # fmt: skip

@@ -39,12 +39,59 @@ def test_a_crashed_run_keeps_what_was_written_and_counts_the_torn_line(run_folde
         '{"kind": "eval", "step": Infinity, "slices": [{"slice": {"k": 1}, "correct": 1, "total": 2}]}',
         '{"kind": "eval", "step": 1, "slices": [{"slice": {"k": 1}, "correct": 0, "total": 0}]}',
         '{"kind": "train", "step": 1, "loss": "3.0x"}',
+        '{"kind": "eval", "step": 1, "slices": [{"slice": "k", "correct": 1, "total": 2}]}',
+        '{"kind": "eval", "step": 1, "slices": [{"slice": {"k": 1}, "correct": NaN, "total": 2}]}',
+        '{"kind": "eval", "step": 1, "slices": [["k", 1, 2]]}',
     ],
 )  # fmt: skip
 def test_damaged_rows_are_counted_not_raised(run_folder, line):
     run = load_run(run_folder(evals=[evaluation(50, HALF)], tail=line + "\n"))
     assert run.damaged_rows == 1
     assert [row.step for row in run.evals] == [50]
+
+
+BREVO = {("n", 70): (30, 100), ("depth", 10): (1, 10), ("depth", 2): (29, 90), ("nodes", "9-16"): (10, 60),
+         ("nodes", "1-8"): (20, 40)}  # fmt: skip
+
+
+def test_accuracy_is_that_of_the_primary_scale_however_the_answers_are_sliced_besides(run_folder):
+    final = load_run(run_folder(evals=[evaluation(50, BREVO)])).result.final
+    assert final.accuracy == 0.3
+    assert list(final.slices) == ["n=70", "depth=2", "depth=10", "nodes=1-8", "nodes=9-16"]
+
+
+def test_the_primary_scale_is_the_first_in_the_file_not_in_the_alphabet(run_folder):
+    slices = {("k", 2): (10, 100), ("a", 1): (100, 100), ("k", 1): (50, 100)}
+    assert load_run(run_folder(evals=[evaluation(50, slices)])).result.final.accuracy == pytest.approx(0.3)
+    unasked = {("b", 1): (0, 0)} | slices  # what nobody was asked has no accuracy to go by
+    assert load_run(run_folder("b", evals=[evaluation(50, unasked)])).result.final.accuracy == pytest.approx(0.3)
+
+
+def test_measures_stand_beside_the_slices(run_folder):
+    run = load_run(run_folder(evals=[evaluation(0, HALF), evaluation(50, HALF, measures={"kl": 0.25, "bits": 3})]))
+    assert [row.measures for row in run.evals] == [{}, {"kl": 0.25, "bits": 3.0}]
+    assert (run.result.final.value("kl"), run.result.final.value("k=2"), run.result.final.value("?")) == (
+        0.25,
+        0.1,
+        None,
+    )
+    assert run.notes == ()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), "0.5", None, True, [0.5], {}])
+def test_a_measure_that_is_no_number_is_not_there_and_that_is_said(run_folder, value):
+    run = load_run(run_folder(evals=[evaluation(50, HALF, measures={"kl": value, "bits": 2.0})]))
+    assert run.result.final.measures == {"bits": 2.0}
+    assert run.result.final.accuracy == pytest.approx(0.3)
+    assert run.damaged_rows == 0
+    assert run.notes == ("kl of the final evaluation is no finite number",)
+
+
+@pytest.mark.parametrize("measures", [3, "kl", [1.0], {"": 1.0}, {"k=1": 1.0}, {"all": 1.0}])
+def test_measures_that_are_none_are_passed_over(run_folder, measures):
+    run = load_run(run_folder(evals=[evaluation(50, HALF, measures=measures)]))
+    assert (run.result.final.measures, run.damaged_rows, run.notes) == ({}, 0, ())
+    assert run.result.final.slices["k=1"] == Count(50, 100)
 
 
 def test_bytes_that_are_not_text(run_folder):
@@ -103,6 +150,10 @@ def test_slices_are_named_and_sorted_as_people_count():
     assert slice_key({"k": 1}) == "k=1"
     assert slice_key({}) == "all"
     assert in_order(["k=10", "k=2", "k=all", "k=1"]) == ["k=1", "k=2", "k=10", "k=all"]
+    assert in_order(["n=17-32", "n=9-16", "d=0.5", "n=1-8", "d=0.25", "n=33+", "n=1-8"]) == [
+        "n=1-8", "n=9-16", "n=17-32", "n=33+", "d=0.25", "d=0.5"
+    ]  # fmt: skip
+    assert in_order(["from=start", "from=cut"]) == ["from=start", "from=cut"]  # words as the task names them
 
 
 def test_play_sections_and_what_they_miss(tmp_path):

@@ -1,14 +1,14 @@
 """The statistics against hand computation and against scipy."""
 
 import pytest
-from folders import evaluation, write_run
+from folders import capo_bits, evaluation, write_run
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from canonlm.report import differences, fairness, load_runs, summarise, wilson
 from canonlm.report.runs import Count
-from canonlm.report.summary import slices_of
+from canonlm.report.summary import at_most, columns_of, counterpart, measures_of, scales_of, slices_of
 
 
 def grid(tmp_path, cells):
@@ -103,3 +103,105 @@ def test_wilson_equals_scipy(total, share):
     assert low == pytest.approx(truth.low, abs=1e-6)
     assert high == pytest.approx(truth.high, abs=1e-6)
     assert 0 <= low <= correct / total <= high <= 1
+
+
+CAPO = {"name": "capo", "people": 1000}
+
+
+def capo(tmp_path, cells, task=CAPO):
+    """`cells`: (arch, lr, seed, share known, bits per parameter or None, parameters)."""
+    folders = []
+    for arch, lr, seed, share, bits, params, *finished in cells:
+        measures = None if bits is None else {"bits_per_parameter": bits, "bits_per_person": bits * params / 1000}
+        row = evaluation(10, {("attribute", "field"): (share, 100), ("question", "field"): (0, 9)}, measures=measures)
+        folders.append(write_run(tmp_path / f"run{len(folders)}", arch=arch, lr=lr, seed=seed, task=task, evals=[row],
+                                 params=params, config={"model": {"hidden_size": params}},
+                                 finished=finished != [False]))  # fmt: skip
+    return load_runs(folders)[0]
+
+
+def test_capo_goes_by_bits_per_parameter_and_not_by_accuracy(tmp_path):
+    (only,) = summarise(capo(tmp_path, [("llama", 0.1, 0, 90, 1.0, 50), ("llama", 0.1, 1, 90, 1.5, 50),
+                                        ("llama", 0.2, 0, 10, 1.75, 50), ("llama", 0.2, 1, 10, 1.25, 50)]))  # fmt: skip
+    assert only.score == "bits_per_parameter"
+    assert (only.best.lr, only.best.mean) == (0.2, 1.5)
+    bits = only.best.measures["bits_per_parameter"]
+    assert (bits.mean, bits.low, bits.high, bits.runs, bits.kind) == (1.5, 1.25, 1.75, 2, "range over runs")
+
+
+def test_where_no_run_has_bits_capo_goes_by_accuracy(tmp_path):
+    runs = capo(tmp_path, [("llama", 0.1, 0, 90, None, 50), ("llama", 0.2, 0, 10, None, 50)])
+    (only,) = summarise(runs)
+    assert (only.score, only.best.lr, only.best.mean) == ("", 0.1, 0.9)
+
+
+def test_a_rate_that_diverged_in_one_run_does_not_win_by_the_other(tmp_path):
+    nan = float("nan")
+    (only,) = summarise(capo(tmp_path, [("llama", 0.1, 0, 90, 1.0, 50), ("llama", 0.1, 1, 90, 1.0, 50),
+                                        ("llama", 0.2, 0, 90, 9.0, 50), ("llama", 0.2, 1, 90, nan, 50)]))  # fmt: skip
+    assert only.best.lr == 0.1
+    assert [rate.score.runs for rate in only.rates] == [2, 1]
+
+
+def test_an_architecture_without_the_measure_has_no_score_among_those_with_it(tmp_path):
+    new, old = summarise(capo(tmp_path, [("llama", 0.1, 0, 50, 1.0, 50), ("gdn2", 0.1, 0, 99, None, 50),
+                                         ("gdn2", 0.2, 0, 50, None, 50)]))  # fmt: skip
+    assert (new.score, old.score) == ("bits_per_parameter", "bits_per_parameter")
+    assert (new.best.mean, old.best.mean) == (1.0, None)
+    assert columns_of([new, old]) == ["bits_per_parameter", "attribute=field", "bits_per_person"]
+
+
+def test_a_measure_of_one_run_has_no_interval(tmp_path):
+    (only,) = summarise(capo(tmp_path, [("llama", 0.1, 0, 50, 1.0, 50)]))
+    bits = only.best.measures["bits_per_parameter"]
+    assert (bits.low, bits.high, bits.kind) == (1.0, 1.0, "one run")
+
+
+def test_measures_are_paired_by_seed_like_accuracies(tmp_path):
+    plain, canon = summarise(capo(tmp_path, [
+        ("llama", 0.1, 0, 50, 1.0, 50), ("llama", 0.1, 1, 50, 2.0, 50), ("llama", 0.1, 5, 50, 9.0, 50),
+        ("llama+canon", 0.1, 1, 60, 2.25, 50), ("llama+canon", 0.1, 0, 60, 2.0, 50),
+    ]))  # fmt: skip
+    gaps = {d.key: d for d in differences(plain, canon)}
+    bits = gaps["bits_per_parameter"]
+    assert (bits.mean, bits.low, bits.high, bits.pairs) == (0.625, 0.25, 1.0, 2)
+    assert gaps["attribute=field"].mean == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("share", "params"), [(0.5, 40_000), (1.0, 1_000), (0.001, 7)])
+def test_the_most_bits_per_parameter_are_all_bits_over_all_parameters(run_folder, share, params):
+    rows = [evaluation(step, {("attribute", "field"): (0, 1)}, measures=capo_bits(known, params, people=250))
+            for step, known in ((0, 0.0), (1, share), (2, 0.0))]  # fmt: skip
+    (run,) = load_runs([run_folder(task=CAPO, evals=rows, params=params)])[0]
+    assert at_most(run, "bits_per_parameter") == pytest.approx(65.0 * 250 / params)
+    assert at_most(run, "bits_per_person") == 65.0
+    assert at_most(run, "kl") is None
+    nothing = run_folder("nothing", task=CAPO, evals=rows[:1], params=params)  # nothing stored yet: not known
+    assert at_most(load_runs([nothing])[0][0], "bits_per_parameter") is None
+
+
+def test_bounds_are_no_measures_and_scales_keep_apart(run_folder):
+    row = evaluation(1, {("attribute", "b"): (1, 2), ("attribute", "a"): (1, 2), ("question", "b"): (1, 2)},
+                     measures=capo_bits(0.5, 10) | {"other": 1.0})  # fmt: skip
+    archs = summarise(load_runs([run_folder(task=CAPO, evals=[row])])[0])
+    assert measures_of(archs) == ["bits_per_parameter", "bits_per_person", "other"]
+    assert scales_of(archs) == [["attribute=b", "attribute=a"], ["question=b"]]
+    assert columns_of(archs) == ["bits_per_parameter", "attribute=b", "attribute=a", "bits_per_person", "other"]
+
+
+def test_models_of_different_size_are_not_repeats_of_each_other(tmp_path):
+    archs = summarise(capo(tmp_path, [
+        ("llama", 0.1, 0, 50, 2.0, 4_000_000), ("llama", 0.2, 0, 50, 0.0, 4_000_000, False),
+        ("llama", 0.1, 0, 50, 1.0, 1_000_000), ("llama", 0.2, 0, 50, 1.5, 1_000_000),
+        ("llama+canon", 0.1, 0, 50, 1.2, 1_010_000), ("llama", 0.2, 0, 50, 0.0, 9_000_000, False),
+    ]))  # fmt: skip
+    assert [a.arch for a in archs] == ["llama (1 M)", "llama (4 M)", "llama (size unknown)", "llama+canon"]
+    assert [a.family for a in archs] == ["llama"] * 3 + ["llama+canon"]
+    assert [(a.best.lr, a.best.mean) if a.best else None for a in archs] == [(0.2, 1.5), (0.1, 2.0), None, (0.1, 1.2)]
+    assert [sum(rate.unfinished for rate in a.rates) for a in archs] == [0, 1, 1, 0]
+    assert counterpart(archs[:2], archs[3]).arch == "llama (1 M)"
+
+
+def test_sizes_that_round_alike_are_told_apart(tmp_path):
+    archs = summarise(capo(tmp_path, [("llama", 0.1, 0, 50, 2.0, 1_000_001), ("llama", 0.1, 0, 50, 1.0, 1_000_002)]))
+    assert [a.arch for a in archs] == ["llama (1,000,001)", "llama (1,000,002)"]

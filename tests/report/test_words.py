@@ -7,7 +7,7 @@ from canonlm.report import load_runs, summarise
 from canonlm.report.charts import learning_curves
 from canonlm.report.sentences import results_sentences, verdict
 from canonlm.report.theme import DARK, LOOKS, looks
-from canonlm.report.words import percent, points, short, slice_label
+from canonlm.report.words import number, percent, points, quantity, scale_words, short, signed, slice_label, span
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,35 @@ def test_points_and_sizes():
     assert [short(x) for x in (None, 12, 61234.0, 1_052_160, 1.3e9)] == ["–", "12", "61.2 k", "1.05 M", "1.3 B"]
 
 
+def test_measures_in_words_with_a_fallback():
+    assert [number(x) for x in (1.917, 0.003141, 0.0, -0.5, 12345.6, 2e-7)] == [
+        "1.92", "0.00314", "0", "−0.5", "12,346", "2e−07"
+    ]  # fmt: skip
+    assert [signed(x) for x in (0.3125, -0.3125, 0.0)] == ["+0.312", "−0.312", "0"]
+    assert (span(0.9, 0.95), span(1.0, 1.25, number), span(2.0, 2.0, number)) == ("90.0–95.0%", "1–1.25", "2")
+    assert (quantity("lano", "kl").label, quantity("lano", "kl").log) == ("divergence (KL)", True)
+    assert quantity("mine", "tokens_per_joule").label == "tokens per joule"
+    assert quantity("depo", "k=1").say(0.5) == quantity("depo", "").say(0.5) == "50.0%"
+
+
+def test_scales_in_words_with_a_fallback():
+    assert scale_words("brevo", "depth=3").by == "depth of the question"
+    assert scale_words("mine", "width=3").by == "width"
+
+
 def test_slices_in_words_with_a_fallback():
     assert slice_label("depo", "k=1") == "1 hop"
     assert slice_label("depo", "k=8") == "8 hops"
     assert slice_label("mano", "l=10") == "10 operations"
     assert slice_label("copying", "first=all") == "whole list"
+    assert slice_label("mqar", "pairs=1") == "1 pair"
+    assert slice_label("brevo", "n=70") == "70 items"
+    assert slice_label("brevo", "depth=3") == "depth 3"
+    assert slice_label("brevo", "nodes=9-16") == "9–16 to list"
+    assert slice_label("lano", "from=start") == "from the start"
+    assert slice_label("lano", "from=cut") == "after 50 given tokens"
+    assert slice_label("capo", "attribute=birth city") == "birth city"
+    assert slice_label("capo", "question=birth city") == "birth city, asked"
     assert slice_label("lano", "cfg=3f") == "cfg = 3f"
     assert slice_label("depo", "k=1, n=5") == "k = 1, n = 5"
     assert slice_label("depo", "all") == "all questions"
@@ -83,6 +107,54 @@ def test_the_sentences_give_the_numbers_and_chance(tmp_path):
         "2 hops: a 11.0% (10.0–12.0%) and b 81.0% (80.0–82.0%).",
     ]
     assert results_sentences(archs, {"k=1": 0.125})[1].endswith("Guessing scores 12.5%.")
+
+
+def capo(tmp_path, scores):
+    """`scores`: {arch: [bits per parameter per seed]}; everybody knows one fact of two."""
+    folders = []
+    for arch, seeds in scores.items():
+        for seed, bits in enumerate(seeds):
+            row = evaluation(10, {("attribute", "field"): (5, 10)}, measures={"bits_per_parameter": bits})
+            folders.append(write_run(tmp_path / f"{arch}{seed}", arch=arch, seed=seed, evals=[row],
+                                     task={"name": "capo"}))  # fmt: skip
+    return summarise(load_runs(folders)[0])
+
+
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [
+        ({"a": [1.0, 1.2], "b": [1.5, 1.7]}, "every b run beats every a run: 1.6 against 1.1 bits per parameter."),
+        ({"a": [1.0, 1.2], "b": [0.5, 0.7]}, "every a run beats every b run: 1.1 against 0.6 bits per parameter."),
+        ({"a": [1.0, 1.2], "b": [1.1, 1.7]}, "a and b cannot be told apart, their ranges overlap everywhere."),
+        ({"a": [1.0], "b": [1.5]}, "a reaches 1 and b 1.5 bits per parameter; single runs do not say how much of that "
+                                   "is luck."),
+        ({"a": [1.0], "b": [float("nan")]}, "a and b were not asked the same questions."),
+        ({"a": [1.0], "b": [1.5], "c": [2.0], "d": [float("nan")]},
+         "bits per parameter: c 2, b 1.5, a 1 and d –."),
+    ],
+)  # fmt: skip
+def test_the_verdict_on_capo_is_about_bits(tmp_path, scores, said):
+    assert verdict(capo(tmp_path, scores)) == f"At the best learning rates, {said}"
+
+
+def test_the_sentences_tell_shares_from_measures(tmp_path):
+    assert results_sentences(capo(tmp_path, {"a": [1.0, 1.25], "b": [0.5]}), {}) == [
+        "After 10 training steps:",
+        "Bits per parameter: a 1.12 (1–1.25) and b 0.5.",
+        "Share of people whose fact is known, field: a 50.0% and b 50.0% (23.7–76.3%).",
+    ]
+
+
+def test_what_is_sliced_besides_does_not_enter_the_verdict(tmp_path):
+    folders = []
+    for arch, right in (("a", 10), ("b", 90)):
+        for seed in range(2):
+            slices = {("n", 70): (50 + seed, 100), ("depth", 1): (right, 100)}
+            folders.append(write_run(tmp_path / f"{arch}{seed}", arch=arch, seed=seed, evals=[evaluation(10, slices)],
+                                     task={"name": "brevo"}))  # fmt: skip
+    archs = summarise(load_runs(folders)[0])
+    assert verdict(archs) == "At the best learning rates, a and b score exactly the same."
+    assert len(results_sentences(archs, {})) == 2
 
 
 def test_architectures_keep_their_look_and_never_share_one():

@@ -184,13 +184,13 @@ EDGES = "bos w1 w2 w2 w3"
     ("text", "line"),
     [
         ("", "position 0: expected bos, got the end"),
-        ("bos", "position 1: expected edges between 3 to 5 nodes, got 0 nodes"),
-        ("bos w1 w2 query w2", "position 3: expected edges between 3 to 5 nodes, got 2 nodes"),
+        ("bos", "position 1: expected edges between 3 to 5 different nodes, got 0"),
+        ("bos w1 w2 query w2", "position 3: expected edges between 3 to 5 different nodes, got 2"),
         ("bos w1 w2 w1 w2", "position 3: the edge from w1 to w2 a second time"),
         ("bos w1 w2 w2 w3 w3 w1 query w1", "position 7: the edges before it form a cycle"),
         ("bos w1 w2 w2 w3 w4 w4 query w3", "position 7: the edges before it form a cycle: w4 → w4"),
         ("bos w1 w2 query", "position 3: expected edges"),
-        ("bos w1 query", "position 2: expected the rest of a name, got query"),
+        ("bos w1 query", "position 2: expected a name, got query"),
         (EDGES, "position 5: expected query, got the end"),
         (f"{EDGES} query w1 ans w1 end", "position 6: w1 has no parent"),
         (f"{EDGES} query w4 ans w4 end", "position 6: w4 has no parent"),
@@ -282,7 +282,7 @@ def test_graph_law_by_enumeration(quarter, test, documents, fits):
     assert set(seen) <= set(law)
     common = [key for key in law if law[key] * count > 20]
     rest = 1 - sum(law[key] for key in common)
-    assert len(common) > 100
+    assert len(common) > 70
     counts = [*(seen[key] for key in common), count - sum(seen[key] for key in common)]
     fits(counts, [*(law[key] for key in common), rest])
 

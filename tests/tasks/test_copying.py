@@ -71,3 +71,11 @@ def test_malformed_samples(text, line):
     with pytest.raises(ValueError) as error:
         task.read([task.vocab.ids[name] for name in text.split()])
     assert line in str(error.value)
+
+
+def test_explanations():
+    task = tasks.get("copying", N=5)
+    sample = task.sample("test", 0, 0)
+    lines = [task.explain(sample, query) for query in sample.queries]
+    assert lines[1] == "the first 2 of 5 items, in the order of the list"
+    assert lines[-1] == "all 5 items, in the order of the list"

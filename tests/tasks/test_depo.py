@@ -126,7 +126,8 @@ def test_by_hand():
         ([9999], "position 1: expected 3 to 225 edges before the first query, got 0"),
         ([9998], "position 0: 9998 is no token of depo"),
         ([51], "position 0: expected bos, got w1."),
-        ([9999, 51, 52, 52, 53, 53], "position 6: expected the rest of a name, got the end"),
+        ([9999, 51, 52, 52, 53, 53], "position 6: expected a name, got the end"),
+        ([9999, 51, 52, 52, 53, 53, 1], "position 7: expected the rest of a name, got the end"),
         ([9999, 51, 52, 52, 53, 53, 51], "position 7: expected a query, got the end"),
         ([9999, 51, 52, 51, 53, 53, 51], "position 3: a second edge from 'w1.'"),
         ([9999, 51, 52, 52, 51, 53, 53, 9001], "position 7: the edges before it do not form one cycle"),
@@ -263,3 +264,15 @@ def test_names_that_were_drawn_early_are_not_neighbours(documents):
         pairs = sum(len(source) == len(target) == 1 for source, target in edges)
         excess.append(pairs - short * (short - 1) / (len(edges) - 1))
     assert abs(np.mean(excess)) < 4 * np.std(excess) / np.sqrt(len(excess))
+
+
+def test_explanations():
+    task = tasks.get("depo", K=12)
+    ids = [9999, 60, 57, 2, 51, 60, 57, 2, 51]
+    for query, line in {
+        (9001, 57, 9500, 2, 51): "w7. → w2 w1.: 1 step",
+        (9005, 2, 51, 9500, 57): "w2 w1. → w10. → w7. → w2 w1. → w10. → w7.: 5 steps",
+        (9012, 60, 9500, 60): "w10. → w7. → w2 w1. → … → w2 w1. → w10.: 12 steps",
+    }.items():
+        sample = task.from_original([*ids, *query])
+        assert task.explain(sample, sample.queries[0]) == line

@@ -31,7 +31,7 @@ ANY = st.one_of(
 
 
 def rebuild(grammar, tree):
-    """[(level, symbol, children)] for every node, from tokens, labels and boundaries alone; checks that it is a tree."""
+    """[(level, symbol, children)] of every node, from tokens, labels and boundaries; checks that it is one tree."""
     n, depth = len(tree.tokens), len(grammar.sizes) - 1
     assert tree.labels.shape == tree.ordinals.shape == tree.boundaries.shape == (n, depth)
     assert tree.boundaries[-1].all()
@@ -80,15 +80,15 @@ def test_by_hand():
 def test_every_alternative_is_equally_likely(name, fits):
     grammar = Grammar.load(name)
     counts = Counter(node for index in range(300) for node in rebuild(grammar, grammar.sample("train", 1, index)))
+    tested = 0
     for level, symbols in enumerate(grammar.rules):
         for symbol, rows in enumerate(symbols):
             observed = [counts.pop((level, symbol, row)) for row in rows]
-            if sum(observed) > 5 * len(rows) * 1.5:
+            if sum(observed) > 5 * len(rows):  # a symbol can be rare
                 fits(observed)
-            else:
-                assert level <= 3  # cfg3e2 has rare symbols there
-                assert name == "cfg3e2"
+                tested += 1
     assert not counts
+    assert tested >= 0.9 * sum(grammar.sizes[:-1])
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
@@ -117,7 +117,7 @@ def test_lengths_follow_their_exact_law(name, documents):
     assert lengths.std() == pytest.approx(grammar.sd_len, rel=0.04)
     cumulative = np.cumsum(grammar.length_law)
     worst = max(abs((lengths <= n).mean() - cumulative[n]) for n in range(grammar.max_len + 1))
-    assert worst < 2.2 / 100  # Kolmogorov: exceeded once in 16,000 times
+    assert worst < 2.2 / 100  # Kolmogorov: exceeded once in 8,000 times
 
 
 @FIXED
@@ -149,7 +149,9 @@ def test_splits_seeds_and_windows_share_no_sentence():
 def test_a_grammar_travels_to_workers():
     task = pickle.loads(pickle.dumps(tasks.get("lano", grammar="cfg3h")))
     again = task.windows("train", 3, 4, 2, seq_len=64).input_ids
-    np.testing.assert_array_equal(again, tasks.get("lano", grammar="cfg3h").windows("train", 3, 4, 2, seq_len=64).input_ids)
+    np.testing.assert_array_equal(
+        again, tasks.get("lano", grammar="cfg3h").windows("train", 3, 4, 2, seq_len=64).input_ids
+    )
 
 
 @pytest.mark.parametrize("call", [("trian", 0, 0), ("train", -1, 0), ("train", 0, 1.5), ("train", 0, 0, -1)])

@@ -211,3 +211,43 @@ def test_vocabulary_mirrors_the_release():
     assert sorted(task.original_ids) == sorted([1, 2, 3, 5, 6, 7, *endings, *range(5000, 5023), 9998, 9999])
     assert len(task.vocab) == len(task.original_ids)
     assert len(tasks.get("mano", synonyms=False).vocab) == 1 + 3 + 10 + 10 + 23
+
+
+def test_several_test_lengths(documents, fits):
+    task = tasks.get("mano", L=8, test_lengths=[8, 1, 3])
+    assert task.slices() == [{"l": 1}, {"l": 3}, {"l": 8}]
+    assert tasks.get("mano", L=8).slices() == [{"l": 8}]
+    lengths = Counter((len(doc) - 5) // 2 for doc in documents(task, "test", 5000))
+    assert set(lengths) == {1, 3, 8}
+    fits([lengths[length] for length in (1, 3, 8)])
+    assert {task.sample("valid", 0, i).meta["l"] for i in range(200)} == {*range(1, 9)}  # training keeps its law
+    assert task.chance({"l": 1}) == task.answer_law(1).max() < task.chance({"l": 3})
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [11], [3, 3], [-1, 2]])
+def test_bad_test_lengths(lengths):
+    with pytest.raises(ValueError) as error:
+        tasks.get("mano", test_lengths=lengths)
+    assert str(error.value) == f"mano.test_lengths: expected different integers from 1 to L (10), got {lengths}"
+
+
+@FIXED
+@given(specs(), st.integers(0, 2**40))
+def test_the_explanation_is_true(spec, seed):
+    """Python itself computes the formula, where it has no division."""
+    spec["ops"] = spec["ops"].replace("d", "") or "asm"
+    task = tasks.get("mano", **spec)
+    sample = task.sample("train", seed, 0)
+    formula, value = task.explain(sample, sample.queries[0]).split(" = ")
+    assert value == f"{sample.meta['value']} modulo {task.spec.modulus}"
+    assert eval(formula) % task.spec.modulus == sample.meta["value"]
+    assert sum(formula.count(sign) for sign in "+-*") == sample.meta["l"]
+
+
+def test_explanations():
+    task = tasks.get("mano")
+    sample = task.from_original([9998, 20, 6, 3, 5003, 5005, 5020, 25, 5018])
+    assert task.explain(sample, sample.queries[0]) == "(3 * 5) - 20 = 18 modulo 23"
+    divide = tasks.get("mano", ops="d", modulus=7, L=1)
+    sample = divide.from_original([9999, 10, 4, 5003, 5005, 14, 5002])
+    assert divide.explain(sample, sample.queries[0]) == "3 / 5 = 2 modulo 7"

@@ -18,6 +18,11 @@ TASKS = [
     tasks.get("mano", L=5, ops="asmd", modulus=7, synonyms=False),
     tasks.get("copying", N=6),
     tasks.get("copying", N=1),
+    tasks.get("brevo", N=9),
+    tasks.get("brevo", N=9, query="last_quarter", name_vocab=3, min_name_len=1, max_name_len=2),
+    tasks.get("mqar", pairs=6, test_pairs=[9]),
+    tasks.get("mano", L=5, test_lengths=[1, 4]),
+    tasks.get("lano", grammar="cfg3h"),
 ]
 ANY = st.sampled_from(TASKS)
 SPLIT = st.sampled_from(["train", "valid", "test"])
@@ -84,7 +89,7 @@ def test_labels(task, split, seed, index, j):
     answer = task.sample(split, seed, index, j, loss_on="answer")
     everything = task.sample(split, seed, index, j, loss_on="all")
     np.testing.assert_array_equal(everything.labels, everything.tokens)
-    marker = 0 if task.name == "copying" else 1
+    marker = 0 if task.name in ("copying", "mqar", "lano") else 1
     targets = {i for query in answer.queries for i in range(query.start - marker, query.stop)}
     wanted = [token if i in targets else -100 for i, token in enumerate(answer.tokens.tolist())]
     assert answer.labels.tolist() == wanted
@@ -121,7 +126,10 @@ def test_tasks_travel_to_workers():
 @pytest.mark.parametrize(
     ("call", "line"),
     [
-        (lambda: tasks.get("depoo"), 'unknown task "depoo". Did you mean "depo"? Tasks: copying, depo, mano'),
+        (
+            lambda: tasks.get("depoo"),
+            'unknown task "depoo". Did you mean "depo"? Tasks: brevo, capo, copying, depo, lano',
+        ),
         (lambda: tasks.get("depo", difficulty="depo1-226"), 'Did you mean "depo1-225"?'),
         (lambda: tasks.get("depo", name_vocb=3), 'unknown setting "depo.name_vocb". Did you mean "depo.name_vocab"?'),
         (lambda: tasks.get("depo", N=2), "depo.N: expected an integer >= 3 and <= 100000, got 2"),
@@ -174,4 +182,4 @@ def test_specs_are_frozen_and_resolved():
     assert tasks.get("depo", difficulty="depo2-75", M=5).spec.M == 5
     with pytest.raises(ValueError):
         TASKS[0].spec.N = 5
-    assert tasks.names() == ["copying", "depo", "mano"]
+    assert tasks.names() == ["brevo", "capo", "copying", "depo", "lano", "mano", "mqar"]

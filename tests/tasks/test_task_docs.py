@@ -1,17 +1,36 @@
-"""The example on each task's page is what the code prints."""
+"""The examples on each task's page are what the code prints, and its numbers are what the code computes."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-PAGES = Path(__file__).parents[2] / "docs" / "tasks"
+from canonlm import tasks
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = DOCS / "tasks"
 
 
-@pytest.mark.parametrize("task", ["copying", "depo", "mano"])
-def test_the_example_is_real(task, capsys):
-    code, printed = re.findall(r"```(?:python)?\n(.*?)```", (PAGES / f"{task}.md").read_text(encoding="utf-8"), re.S)[
-        :2
-    ]
-    exec(code, {})
-    assert capsys.readouterr().out == printed
+@pytest.mark.parametrize("task", ["brevo", "copying", "depo", "mano", "mqar"])
+def test_the_examples_are_real(task, capsys):
+    page = (PAGES / f"{task}.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```python\n(.*?)```\n```\n(.*?)```", page, re.S)
+    assert len(examples) == page.count("```python")
+    for code, printed in examples:
+        exec(code, {})
+        assert capsys.readouterr().out == printed
+
+
+def test_chance_on_the_pages():
+    text = (PAGES / "brevo.md").read_text(encoding="utf-8").replace("\n", " ")
+    (guesses,) = re.findall(r"in ([\d.]+) % of the test samples of `(.*?)` and ([\d.]+) % of `(.*?)`", text)
+    for said, difficulty in zip(guesses[::2], guesses[1::2], strict=True):
+        task = tasks.get("brevo", difficulty=difficulty)
+        assert f"{task.chance(task.slices()[0]):.2%}" == f"{said}%"
+    text = (PAGES / "mqar.md").read_text(encoding="utf-8")
+    assert f"{tasks.get('mqar').chance({'pairs': 16}):.1%}".replace("%", " %") + " for 16 pairs" in text
+
+
+def test_the_task_that_the_docs_build_is_the_one_that_runs():
+    source = (Path(tasks.__file__).parent / "mqar.py").read_text(encoding="utf-8")
+    assert f"```py\n{source}```" in (DOCS / "add-a-task.md").read_text(encoding="utf-8")

@@ -1,16 +1,19 @@
 """`canonlm data`: look at what models are trained on, write it to a file, grade what was answered to it."""
 
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.text import Text
 
     from canonlm.data.answers import Graded
-    from canonlm.tasks import Query, Sample, Task
+    from canonlm.tasks import Sample, Slice, Task
 
 app = typer.Typer(help="Look at samples of a task, or write them to a file.", no_args_is_help=True)
 
@@ -54,8 +57,8 @@ def show(
     for index, sample in enumerate(samples):
         console.print(f"\nsample {index}, {len(sample.tokens)} tokens", style="dim")
         console.print(_coloured(chosen, sample))
-        for query in sample.queries:
-            console.print(_explained(chosen, sample, query), soft_wrap=True)
+        for line in _explained(chosen, sample):
+            console.print(line, soft_wrap=True)
     if console.is_terminal:
         console.print(Text("\n").append_text(Text(" ").join(Text(role, style) for role, style in STYLES.items())))
     return 0
@@ -120,35 +123,45 @@ def _task(name: str, difficulty: str | None, settings: list[str] | None) -> "Tas
 
 
 def _coloured(task: "Task", sample: "Sample") -> "Text":
+    """Tokens with one role are put into words together, as the vocabulary knows where blanks belong."""
     from rich.text import Text
 
-    text = Text()
-    shown = task.show(sample)
-    gap = "" if any(name[:1].isspace() for name, _ in shown) else " "  # pieces of text bring their own blanks
-    for name, role in shown:
-        text.append(gap if text else "").append(name, STYLES[role])
+    text, stop = Text(), 0
+    for role, run in groupby(role for _, role in task.show(sample)):
+        stop += len(list(run))
+        text.append(task.vocab.text(sample.tokens[:stop].tolist())[len(text) :], STYLES[role])
     return text
 
 
-def _explained(task: "Task", sample: "Sample", query: "Query") -> "Text":
-    """`  4 hops  q4 w3. ans → w9.  because w3. → w1. → …`"""
+def _explained(task: "Task", sample: "Sample") -> "Iterator[Text]":
+    """`4 hops  q4 w3. ans → w9.  (w3. → w1. → w5. → w7. → w9.: 4 steps)`, a line for each question."""
     from rich.text import Text
-
-    from canonlm.report.runs import slice_key
-    from canonlm.report.words import slice_label
 
     def said(start: int, stop: int) -> str:
         return _clip(task.vocab.text(sample.tokens[start:stop].tolist()))
 
-    text = Text(f"  {slice_label(task.name, slice_key(query.slice))}  ", "dim")
-    text.append(said(query.asked, query.start), STYLES["question"]).append(" → ")
-    text.append(said(query.start, query.stop), STYLES["answer"])
-    why = task.explain(sample, query)
-    return text.append(f"  because {why}", "dim") if why else text
+    labels = [_label(task, query.slice) for query in sample.queries]
+    for label, query in zip(labels, sample.queries, strict=True):
+        line = Text(f"  {label:{max(map(len, labels))}}  ", "dim")
+        line.append(said(query.asked, query.start), STYLES["question"]).append(" → ")
+        line.append(said(query.start, query.stop), STYLES["answer"])
+        why = task.explain(sample, query)
+        yield line.append(f"  ({why})", "dim") if why else line
+
+
+def _label(task: "Task", where: "Slice") -> str:
+    from canonlm.report.runs import slice_key
+    from canonlm.report.words import slice_label
+
+    return slice_label(task.name, slice_key(where))
 
 
 def _clip(text: str) -> str:
-    return text if len(text) <= WIDTH else f"{text[: WIDTH // 2]} … {text[-WIDTH // 2 :]}"
+    """Its beginning and its end, cut between words."""
+    if len(text) <= WIDTH:
+        return text
+    half = WIDTH // 2
+    return f"{text[:half].rpartition(' ')[0]} … {text[-half:].partition(' ')[2]}"
 
 
 def _print_grades(task: "Task", result: "Graded", n: int) -> None:
@@ -156,8 +169,7 @@ def _print_grades(task: "Task", result: "Graded", n: int) -> None:
     from rich.table import Table
 
     from canonlm.data.answers import numbers
-    from canonlm.report.runs import slice_key
-    from canonlm.report.words import percent, slice_label
+    from canonlm.report.words import percent
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{result.samples:,} of {n:,} samples answered")
@@ -168,9 +180,7 @@ def _print_grades(task: "Task", result: "Graded", n: int) -> None:
         column.justify = "right"
     for row in result.slices:
         right, total = row["correct"], row["total"]
-        label = slice_label(task.name, slice_key(row["slice"]))
-        table.add_row(label, f"{right:,}", f"{total:,}", percent(right / total))
+        table.add_row(_label(task, row["slice"]), f"{right:,}", f"{total:,}", percent(right / total))
     console.print(table)
     for wrong in result.wrong:
-        where = slice_label(task.name, slice_key(wrong.verdict.slice))
-        console.print(f"sample {wrong.index}, {where}: {wrong.verdict.why}", markup=False)
+        console.print(f"sample {wrong.index}, {_label(task, wrong.verdict.slice)}: {wrong.verdict.why}", markup=False)

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from canonlm.data.rows import spans
 from canonlm.errors import expected
-from canonlm.evals.tally import Tally
+from canonlm.tasks.tally import Tally
 from canonlm.tasks import Sample, Task, Verdict
 
 
@@ -165,7 +165,17 @@ def _answers(task: Task, sample: Sample, given: Any) -> list[list[Any]]:
 
 def _tokens(task: Task, part: Any) -> list[Any]:
     if isinstance(part, str):
-        part = part.split()
+        return _from_text(task, part)
     if not isinstance(part, list) or any(isinstance(t, bool) or not isinstance(t, int | str) for t in part):
         raise _Refused("answers that are no lists of tokens")
     return [task.vocab.ids.get(token, token) if isinstance(token, str) else token for token in part]
+
+
+def _from_text(task: Task, text: str) -> list[Any]:
+    """Names between blanks; where tokens are pieces of text, the text as it goes on after a prompt."""
+    if not hasattr(task.vocab, "encode"):
+        return [task.vocab.ids.get(name, name) for name in text.split()]
+    try:
+        return task.vocab.encode(f" {text.strip()}")
+    except ValueError:  # it has tokens that the task never uses: a wrong answer, shown as it is
+        return [text]

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
@@ -31,9 +32,10 @@ from canonlm import __version__
 from canonlm.data.rows import draw
 from canonlm.errors import expected
 from canonlm.tasks import Task
+from canonlm.tasks.random import check_count
 from canonlm.train.files import remove_leftovers, write_json
 
-PART_TOKENS = 2**22  # room for so many tokens in a part: some 50 MB while it is made
+PART_TOKENS = 2**21  # room for so many tokens in a part: some 30 MB while it is made
 SPAN = pa.struct([pa.field("start", pa.int32(), False), pa.field("stop", pa.int32(), False)])
 COLUMNS = [
     pa.field("index", pa.int64(), False),
@@ -60,8 +62,9 @@ def dump(
     """
     if out.suffix != ".parquet":
         raise expected("--out", "a name that ends in .parquet", str(out))
+    check_count("n", n, least=1)
     task.sample(split, seed, 0, loss_on=loss_on)  # refuses what is no setting before anything is written
-    about = describe(task, n=n, split=split, seed=seed, loss_on=loss_on)
+    about = _describe(task, n=n, split=split, seed=seed, loss_on=loss_on)
     folder = out.with_name(out.name + ".parts")
     try:
         if out.exists():
@@ -89,7 +92,7 @@ def dump(
     return True
 
 
-def describe(task: Task, **stream: Any) -> dict[str, Any]:
+def _describe(task: Task, **stream: Any) -> dict[str, Any]:
     """What makes the samples what they are, ready for JSON."""
     settings = task.spec.model_dump(mode="json")
     loss_on = stream.pop("loss_on") or task.loss_on
@@ -100,7 +103,7 @@ def _table(task: Task, split: str, seed: int, first: int, stop: int, loss_on: st
     rows = draw(task, split, seed, first, stop - first, loss_on)
     answers = pa.StructArray.from_arrays([rows.starts, rows.stops], fields=list(SPAN))
     columns = [
-        pa.array(range(first, stop), pa.int64()),
+        pa.array(np.arange(first, stop)),
         _lists(COLUMNS[1], rows.lengths, rows.tokens),
         _lists(COLUMNS[2], rows.lengths, rows.labels),
         _lists(COLUMNS[3], rows.spans, answers),
@@ -109,7 +112,7 @@ def _table(task: Task, split: str, seed: int, first: int, stop: int, loss_on: st
 
 
 def _lists(field: pa.Field, lengths: Any, values: Any) -> pa.ListArray:
-    offsets = pa.array([0, *lengths.cumsum().tolist()], pa.int32())
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(offsets, pa.array(values), type=field.type)
 
 

@@ -1,10 +1,18 @@
 """How a model is asked what a task wants to know: one evaluation per kind of task (`Task.evaluation`)."""
 
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
 
 from canonlm.windows import WindowStream
+
+KINDS = {
+    "windows": ("canonlm.evals.windows", "WindowEval"),
+    "generate": ("canonlm.evals.generate", "GenerateEval"),
+    "sentences": ("canonlm.evals.sentences", "SentenceEval"),
+    "facts": ("canonlm.evals.facts", "FactEval"),
+}
 
 
 class Evaluation(Protocol):
@@ -17,10 +25,5 @@ class Evaluation(Protocol):
 
 def build(stream: WindowStream, size: int, batch_size: int) -> Evaluation:
     """The evaluation that the stream's task asks for."""
-    from canonlm.evals.facts import FactEval
-    from canonlm.evals.generate import GenerateEval
-    from canonlm.evals.sentences import SentenceEval
-    from canonlm.evals.windows import WindowEval
-
-    kinds = {"windows": WindowEval, "generate": GenerateEval, "sentences": SentenceEval, "facts": FactEval}
-    return kinds[stream.task.evaluation](stream, size, batch_size)
+    module, name = KINDS[stream.task.evaluation]
+    return getattr(import_module(module), name)(stream, size, batch_size)

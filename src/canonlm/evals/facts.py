@@ -2,21 +2,75 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from canonlm.evals.tally import Tally
+from canonlm.tasks.tally import Tally
 from canonlm.evals.windows import window_loss
+from canonlm.tasks.capo import Capo
+from canonlm.tasks.capo.pools import ATTRIBUTES
 from canonlm.windows import WindowStream
+
+NAME, PRONOUN, VALUE = 1, 2, 3  # roles of `Capo.test_batch`
 
 
 class FactEval:
-    """`size` people (at most all there are), each in a newly worded biography of its own.
+    """The first `size` people (at most all), each in one biography of the test; with the task's `questions`, also the
+    six questions of as many held-out people.
 
-    Bits stored from the loss on names and attribute values (`canonlm.tasks.capo.bits`); an attribute counts as known
-    where every token of its value is the model's first choice given the true tokens before it.
+    Bits come from the loss on names and values (`canonlm.tasks.capo.bits`). An attribute counts as known where every
+    token of its value is the model's first choice given the true tokens before it.
     """
 
     def __init__(self, stream: WindowStream, size: int, batch_size: int) -> None:
-        self.stream, self.task = stream, stream.task
-        self.size, self.batch_size = size, batch_size
+        assert isinstance(stream.task, Capo)
+        self.stream, self.task, self.batch_size = stream, stream.task, batch_size
+        self.people = min(size, self.task.spec.N)
+        self.held_out = min(size, self.task.spec.N - self.task.asked_in_training) if self.task.spec.questions else 0
+
+    @torch.no_grad()
+    def run(self, model: PreTrainedModel, device: torch.device) -> dict[str, Any]:
+        """`{"loss", "slices", "measures": {"bits_per_parameter", "bits_per_person", "bits_per_person_at_most"}}`:
+        cross-entropy (nats) of the labelled tokens in a batch of test windows, attributes and answers known."""
+        task, seed = self.task, self.stream.seed
+        tally = Tally(task.slices())
+        name_nats = value_nats = 0.0
+        for first in range(0, self.people, self.batch_size):
+            ids, roles = task.test_batch(seed, first, min(self.batch_size, self.people - first))
+            said, nats = _read_off(model, ids, device)
+            name_nats += nats[roles == NAME].sum()
+            value_nats += nats[(roles == PRONOUN) | (roles == VALUE)].sum()
+            for r, row in enumerate(said):
+                sample = task.sample(self.stream.split, seed, first + r)
+                for verdict in task.grade(sample, row[: len(sample.tokens)]):
+                    tally.add(verdict)
+        questions = len(ATTRIBUTES) * self.held_out
+        for first in range(0, questions, self.batch_size):
+            ids, _ = task.question_batch(seed, first, min(self.batch_size, questions - first))
+            said, _ = _read_off(model, ids, device)
+            for number, row in enumerate(said, first):
+                person = task.asked_in_training + number // len(ATTRIBUTES)
+                sample = task.question(seed, person, ATTRIBUTES[number % len(ATTRIBUTES)])
+                for verdict in task.grade(sample, row[: len(sample.tokens)]):
+                    tally.add(verdict)
+        bits = task.bits(name_nats / self.people, value_nats / self.people)
+        return {
+            "loss": window_loss(model, self.stream, self.batch_size, device),
+            "slices": tally.rows(),
+            "measures": {
+                "bits_per_parameter": bits.per_parameter(model.num_parameters()),
+                "bits_per_person": bits.per_person,
+                "bits_per_person_at_most": bits.at_most,
+            },
+        }
+
+
+def _read_off(model: PreTrainedModel, ids: np.ndarray, device: torch.device) -> tuple[np.ndarray, np.ndarray]:
+    """(first choice, cross-entropy in nats float64) at every position, -1 and 0 at the first. Padding on the right is
+    never looked at by what stands before it."""
+    tokens = torch.from_numpy(ids).long().to(device)
+    logits = model(tokens, use_cache=False).logits[:, :-1].float()
+    nats = torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
+    said = torch.nn.functional.pad(logits.argmax(-1), (1, 0), value=-1)
+    return said.cpu().numpy(), torch.nn.functional.pad(nats, (1, 0)).double().cpu().numpy()

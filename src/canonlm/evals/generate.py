@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from canonlm.evals.tally import Tally
+from canonlm.tasks.tally import Tally
 from canonlm.evals.windows import window_loss
 from canonlm.windows import WindowStream
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from canonlm.tasks import Task
+from canonlm.tasks.lano import Lano
 
 RIDGE = 1e-4  # weight decay of the classifiers, per standardised feature
 
@@ -34,9 +34,9 @@ class LevelProbe:
 
 @torch.no_grad()
 def hidden_states(
-    model: PreTrainedModel, task: Task, split: str, seed: int, count: int, layer: int, device: torch.device
+    model: PreTrainedModel, task: Lano, split: str, seed: int, count: int, layer: int, device: torch.device
 ) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
-    """(features float32 [tokens, hidden], symbols [tokens, levels], ends bool [tokens, levels]) of `count` sentences.
+    """(features float32 [tokens, hidden], symbols int32 [tokens, levels], ends bool [tokens, levels]) of sentences.
 
     layer: as in `output_hidden_states`: 0 is the embedding, -1 what the output head reads.
     """
@@ -46,13 +46,14 @@ def hidden_states(
         ids = torch.from_numpy(sample.tokens).long()[None].to(device)
         states = model(ids, use_cache=False, output_hidden_states=True).hidden_states[layer]
         features.append(states[0, 1:].float().cpu())  # without bos, which is under no symbol
-        symbols.append(sample.meta["symbols"])
-        ends.append(sample.meta["ends"])
+        tree = task.grammar.sample(split, seed, index)
+        symbols.append(tree.labels)
+        ends.append(tree.boundaries)
     return torch.cat(features), np.concatenate(symbols), np.concatenate(ends)
 
 
 def probe(
-    model: PreTrainedModel, task: Task, *, layer: int = -1, seed: int = 0, fit: int = 200, test: int = 100
+    model: PreTrainedModel, task: Lano, *, layer: int = -1, seed: int = 0, fit: int = 200, test: int = 100
 ) -> list[LevelProbe]:
     """One entry per level below the root that has more than one symbol: fitted on `fit` training sentences, scored on
     `test` test sentences. Deterministic on one machine: the classifiers are convex and start at zero."""

@@ -7,13 +7,13 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from canonlm.evals.generate import generate
-from canonlm.evals.tally import Tally
+from canonlm.tasks.tally import Tally
 from canonlm.evals.windows import window_loss
 from canonlm.models.initialize import generator_for
-from canonlm.tasks.lano import kl_rows
+from canonlm.tasks.lano import Lano
+from canonlm.tasks.lano.parse import kl
+from canonlm.tasks.lano.sampling import BOS
 from canonlm.windows import WindowStream
-
-BOS = 0  # starts every sentence, and so ends the one before it
 
 
 class SentenceEval:
@@ -26,15 +26,16 @@ class SentenceEval:
     """
 
     def __init__(self, stream: WindowStream, size: int, batch_size: int) -> None:
-        self.stream, self.size, self.batch_size = stream, size, min(batch_size, size)
-        self.samples = [stream.task.sample(stream.split, stream.seed, index) for index in range(size)]
+        assert isinstance(stream.task, Lano)
+        self.stream, self.task, self.size, self.batch_size = stream, stream.task, size, min(batch_size, size)
+        self.samples = [self.task.sample(stream.split, stream.seed, index) for index in range(size)]
         self._laws: list[np.ndarray] | None = None
 
     @torch.no_grad()
     def run(self, model: PreTrainedModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "slices", "measures": {"kl"}}`: cross-entropy (nats) of the tokens in a batch of test windows,
         valid sentences per slice, divergence in nats per token."""
-        task = self.stream.task
+        task = self.task
         tally = Tally(task.slices())
         said: list[list[list[int]]] = [[] for _ in self.samples]
         asked = [(query.start, i) for i, sample in enumerate(self.samples) for query in sample.queries]
@@ -58,27 +59,26 @@ class SentenceEval:
         prompts = [self.samples[i].tokens[:start].tolist() for i in batch]
         room = self.stream.seq_len - start
         generators = [generator_for(self.stream.seed, f"sentence {i} after {start} tokens") for i in batch]
-        noise = LogitsProcessorList([_Gumbel(generators, room, len(self.stream.task.vocab), device)])
+        noise = LogitsProcessorList([_Gumbel(generators, room, len(self.task.vocab), device)])
         return generate(model, prompts, room, BOS, device, logits_processor=noise)
 
     def _divergence(self, model: PreTrainedModel, device: torch.device) -> float:
         """Mean over all positions of the test sentences, up to the window's length."""
-        rows = []
+        laws, said = self._next_token_laws(), []
         for first in range(0, self.size, self.batch_size):
             tokens = [s.tokens[: self.stream.seq_len] for s in self.samples[first : first + self.batch_size]]
             ids = np.zeros((len(tokens), max(map(len, tokens))), np.int64)  # padding on the right is never looked at
             for row, sentence in zip(ids, tokens, strict=True):
                 row[: len(sentence)] = sentence
             logits = model(torch.from_numpy(ids).to(device), use_cache=False).logits.float()
-            said = logits.softmax(-1).double().cpu().numpy()  # columns: bos, that is the end, then the terminals
-            for q, law in zip(said, self._next_token_laws()[first:], strict=False):
-                rows.append(kl_rows(law, q[: len(law)]))
-        return float(np.concatenate(rows).mean())
+            law = logits.softmax(-1).double().cpu().numpy()  # columns: bos, which is the end, and the terminals
+            said += [row[: len(sentence)] for row, sentence in zip(law, tokens, strict=True)]
+        return kl(np.concatenate(laws), np.concatenate(said))
 
     def _next_token_laws(self) -> list[np.ndarray]:
         if self._laws is None:
-            grammar, longest = self.stream.task.grammar, self.stream.seq_len  # type: ignore[attr-defined]
-            self._laws = [grammar.next_token_probs(s.tokens[1:longest]) for s in self.samples]
+            longest = self.stream.seq_len
+            self._laws = [self.task.grammar.next_token_probs(s.tokens[1:longest]) for s in self.samples]
         return self._laws
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from canonlm.evals.tally import Tally
+from canonlm.tasks.tally import Tally
 from canonlm.tasks import Placed
 from canonlm.windows import WindowStream
 

@@ -17,6 +17,7 @@ from .words import count_of, number, percent, quantity, short, span
 
 MAX_TRAIN_POINTS = 400
 MAX_BARS_PER_NAME = 5  # a scale with more values than this is drawn as a line over them
+GUESS = "guessing"
 BOUND = "the most there is to store"
 SHARE_AXIS = {"range": [-0.04, 1.06], "dtick": 0.25, "tickformat": ".0%"}
 STEPS = "training step"
@@ -27,7 +28,7 @@ def learning_curves(
     keys: Sequence[str],
     chance: Mapping[str, float] | None = None,
     *,
-    columns: int = 4,
+    narrow: bool = False,
     styles: Mapping[str, Look] | None = None,
 ) -> go.Figure:
     """One panel per key (slices, or measures) against training step, at each best rate. Thin: single runs; bold: their
@@ -37,14 +38,15 @@ def learning_curves(
     titles = [quantity(a.task, key).label for a in shown[:1] for key in keys]
     last = max((row.step for a in shown if a.best for run in a.best.runs for row in run.evals), default=1)
     bounds = {key: {number(bound): bound for a in shown for bound in _bounds(a, key)} for key in keys}
-    entries = len(shown) + any(key in (chance or {}) for key in keys) + any(bounds.values())
+    levels = [GUESS] * any(key in (chance or {}) for key in keys) + [BOUND] * any(bounds.values())
     shares = all(is_slice(key) for key in keys)
-    figure = _panels(titles, columns, last, legend_rows(entries, columns <= 2), shares)
+    columns = (2 if narrow else 4) if shares else (1 if narrow else 2)
+    figure = _panels(titles, columns, last, legend_rows([*(a.arch for a in shown), *levels], narrow), shares)
     named: set[str] = set()  # one legend entry each, and a click on it acts on every panel
     for panel, (key, title) in enumerate(zip(keys, titles, strict=True), 1):
         if chance and key in chance:
             hint = f"guessing scores {percent(chance[key])}"
-            figure.add_trace(_level("guessing", [0, last], [chance[key]] * 2, hint, "dot", named, panel))
+            figure.add_trace(_level(GUESS, [0, last], [chance[key]] * 2, hint, "dot", named, panel))
         for text, bound in bounds[key].items():
             figure.add_trace(_level(BOUND, [0, last], [bound] * 2, f"at most {text} {title}", "dash", named, panel))
         drawn: list[float] = []
@@ -77,7 +79,7 @@ def final_chart(
     labels = [safe(quantity(a.task, key).label) for a in shown[:1] for key in keys]
     lines = len(keys) > MAX_BARS_PER_NAME and all(any(map(str.isdigit, key)) for key in keys)
     figure = go.Figure(
-        layout=layout(330, legend_rows(len(shown), narrow))
+        layout=layout(330, legend_rows([a.arch for a in shown], narrow))
         | {"barmode": "group", "bargap": 1 - min(0.65, 0.08 * len(keys) * len(shown)), "bargroupgap": 0.12}
     )
     for a in shown:
@@ -118,16 +120,16 @@ def size_curves(
     score = shown[0].score
     say, label = quantity(shown[0].task, score).say, quantity(shown[0].task, score).label
     bounds = sorted({(a.parameters or 0, bound) for a in shown for bound in _bounds(a, score)})
-    figure = go.Figure(layout=layout(360, legend_rows(len(families) + bool(bounds), narrow)))
+    figure = go.Figure(layout=layout(360, legend_rows([*families, *([BOUND] if bounds else [])], narrow)))
     if bounds:
         hint = [f"{short(size)} parameters: at most {say(bound)} {label}" for size, bound in bounds]
         sizes, most = zip(*bounds, strict=True)
         figure.add_trace(_level(BOUND, sizes, most, hint, "dash", set(), 1))
-    tops = []
+    drawn: list[float] = []
     for family in families:
         members = sorted((a for a in shown if a.family == family), key=lambda a: a.parameters or 0)
         found = [(a, a.best, a.best.score) for a in members if a.best and a.best.score]
-        tops += [s.high for _, _, s in found]
+        drawn += [end for _, _, s in found for end in (s.low, s.high)]
         hover = [f"<b>{safe(a.arch)}</b><br>{say(s.mean)} ({span(s.low, s.high, say)}, {s.kind})<br>"
                  f"{count_of(s.runs, 'run')}, learning rate {best.lr:g}" for a, best, s in found]  # fmt: skip
         look = styles[family]
@@ -136,9 +138,10 @@ def size_curves(
             error_y=_whiskers([s for _, _, s in found], look.color), name=safe(family),
             legendgroup=family, hovertext=hover, hovertemplate="%{hovertext}<extra></extra>",
         ))  # fmt: skip
-    y = _extent(tops, [bound for _, bound in bounds], False) if score else SHARE_AXIS
+    # Both axes logarithmic: there, the same bits among more parameters are a straight line.
+    y = _extent(drawn, [bound for _, bound in bounds], True) if score else SHARE_AXIS
     figure.update_layout(
-        xaxis=axis("parameters") | {"type": "log", "tickformat": "~s", "domain": [0.0, 1.0]},
+        xaxis=axis("parameters") | {"type": "log", "dtick": "D2", "tickformat": "~s", "domain": [0.0, 1.0]},
         yaxis=axis(label) | y,
     )
     return figure
@@ -150,7 +153,7 @@ def loss_curves(
     """Training loss of every run at the best rates."""
     shown = [a for a in architectures if a.best]
     styles = styles or looks([a.arch for a in shown])
-    figure = go.Figure(layout=layout(330, legend_rows(len(shown), narrow)))
+    figure = go.Figure(layout=layout(330, legend_rows([a.arch for a in shown], narrow)))
     for a in shown:
         for order, run in enumerate(a.best.runs if a.best else ()):
             rows = run.train[:: max(1, math.ceil(len(run.train) / MAX_TRAIN_POINTS))]
@@ -223,7 +226,7 @@ def _mean(runs: Sequence[Run], key: str, a: Architecture, title: str) -> tuple[l
 def _bounds(a: Architecture, key: str) -> list[float]:
     """What the measure can reach with this architecture, where anything bounds it."""
     found = [at_most(run, key) for run in (a.best.runs if a.best and not is_slice(key) else ())]
-    return [bound for bound in found[:1] if bound is not None]
+    return [bound for bound in found[:1] if bound is not None and bound > 0]
 
 
 def _bold(look: Look) -> dict[str, Any]:
@@ -255,13 +258,18 @@ def _level(
 
 def _extent(values: Sequence[float], bounds: Sequence[float], log: bool) -> dict[str, Any]:
     """The range of a measure's axis. A bound far above everything is left outside: it would flatten the curves."""
-    if log and min(values, default=0) > 0:
-        low, high = math.log10(min(values)), math.log10(max(values))
-        room = 0.06 * max(high - low, 0.5)
-        return {"type": "log", "range": [low - room, high + room], "dtick": 1 if high - low > 1.5 else "D2"}
     top = max(values, default=0)
-    within = [bound for bound in bounds if bound <= 3 * top]
-    return {"range": [min(0.0, 1.06 * min(values, default=0)), 1.1 * max([top, *within]) or 1]}
+    top = max([top, *(bound for bound in bounds if bound <= 3 * top)])
+    if log and min(values, default=0) > 0:
+        low, high = math.log10(min(values)), math.log10(top)
+        room = 0.06 * max(high - low, 0.5)
+        return {
+            "type": "log",
+            "range": [low - room, high + room],
+            "tickformat": "~g",
+            "dtick": 1 if high - low > 1.5 else "D2",
+        }
+    return {"range": [min(0.0, 1.06 * min(values, default=0)), 1.1 * top or 1]}
 
 
 def _panels(titles: Sequence[str], columns: int, last_step: int, rows_of_legend: int, shares: bool) -> go.Figure:

@@ -88,16 +88,20 @@ def _pictures(
     parts = []
     measures = measures_of(archs)
     if slices := primary(slices_of(archs)):
-        curves = [learning_curves(archs, slices, section.chance, columns=columns, styles=styles) for columns in (4, 2)]
+        curves = [
+            learning_curves(archs, slices, section.chance, narrow=narrow, styles=styles) for narrow in (False, True)
+        ]
+        alone = any(len(a.best.runs) == 1 for a in archs if a.best)
         caption = (
             f"{sentence(score_of(section.task).share)} while training, each architecture at its best learning "
             "rate. Thin lines are single runs, bold lines their mean."
+            + (" Whiskers are the 95% interval of a single run." if alone else "")
             + (" The dotted line is what guessing scores." if section.chance else "")
             + " Click a name to hide or show it in all panels."
         )
         parts.append(_chart(figures, f"curves-{number}", curves, caption, said))
     if measures:
-        curves = [learning_curves(archs, measures, columns=columns, styles=styles) for columns in (2, 1)]
+        curves = [learning_curves(archs, measures, narrow=narrow, styles=styles) for narrow in (False, True)]
         about = [f"{sentence(q.label)}: {q.about}" for q in map(partial(quantity, section.task), measures) if q.about]
         if any(at_most(run, key) is not None for key in measures for a in archs if a.best for run in a.best.runs):
             about.append("The dashed line is the most there is to store; far above the curves it is left out.")
@@ -167,10 +171,11 @@ def _differences(archs: Sequence[Architecture]) -> str:
     for title, gaps in found:
         cells = [difference_cell(gaps.get(key), column) for key, column in zip(keys, columns, strict=True)]
         rows.append([row_head(title), *cells, cell(str(max((gap.pairs for gap in gaps.values()), default=0)))])
-    measured = not all(map(is_slice, keys))
-    what = "difference (accuracy: percentage points)" if measured else "difference in percentage points"
-    head = [what, *(column.label for column in columns), "pairs"]
-    note = "<p class=note>Runs with the same seed, each at its best rate. Small: smallest to largest pair.</p>"
+    head = ["difference", *(column.label for column in columns), "pairs"]
+    note = (
+        "<p class=note>Runs with the same seed, each at its best rate; accuracies in percentage points. Small: "
+        "smallest to largest pair.</p>"
+    )
     return "<h3>Paired by seed</h3>" + table(head, rows) + note
 
 
@@ -194,13 +199,14 @@ def _all_tables(archs: Sequence[Architecture], section: Section) -> str:
     columns = [quantity(section.task, key) for key in keys]
     labels = [column.label for column in columns]
     score = quantity(section.task, archs[0].score)
-    rates = [
-        [row_head(rate.arch), cell(f"{rate.lr:g}"), cell(rate.finished_of),
-         *(spread_cell(rate.spread(key), column) for key, column in zip(keys, columns, strict=True)),
-         cell("–" if rate.mean is None else score.say(rate.mean) + (" (best)" if rate is a.best else ""))]
-        for a in archs for rate in a.rates
-    ]  # fmt: skip
-    best = [rate is a.best for a in archs for rate in a.rates]
+    rates, best = [], []
+    for a in archs:
+        for rate in a.rates:
+            best.append(rate is a.best)
+            spreads = [spread_cell(rate.spread(key), column) for key, column in zip(keys, columns, strict=True)]
+            reached = "–" if rate.mean is None else score.say(rate.mean)
+            rates.append([row_head(rate.arch), cell(f"{rate.lr:g}"), cell(rate.finished_of), *spreads,
+                          cell(f"{reached} (best)" if best[-1] else reached)])  # fmt: skip
     runs = []
     for run in section.runs:
         row = run.result.final if run.result else run.evals[-1] if run.evals else None

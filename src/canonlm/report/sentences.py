@@ -71,7 +71,7 @@ def _compared(task: str, score: str, a: Rate, b: Rate) -> str:
     if score and min(mine[score].runs, theirs[score].runs) == 1:  # a measure of one run has no range
         say, unit = quantity(task, score).say, quantity(task, score).label
         reached = f"{a.arch} reaches {say(mine[score].mean)} and {b.arch} {say(theirs[score].mean)} {unit}"
-        return f"{reached}; a single run cannot say how much of that is luck"
+        return f"{reached}; single runs do not say how much of that is luck"
     if not above and not below:
         equal = all(mine[key].mean == theirs[key].mean for key in keys)
         seen = "score exactly the same" if equal else "cannot be told apart, their ranges overlap everywhere"

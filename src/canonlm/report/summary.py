@@ -254,8 +254,8 @@ def _sizes(runs: list[Run]) -> list[tuple[str, list[Run]]]:
     if len(groups.keys() - {0}) < 2:  # one size as far as is known
         return [(runs[0].arch, runs)]
     digits = len({short(size) for size in groups}) == len(groups)
-    said = {size: short(size) if digits else f"{size:,}" for size in groups} | {0: "of unknown size"}
-    return [(f"{runs[0].arch} {said[size]}", groups[size]) for size in sorted(groups, key=lambda n: n or math.inf)]
+    said = {size: short(size) if digits else f"{size:,}" for size in groups} | {0: "size unknown"}
+    return [(f"{runs[0].arch} ({said[size]})", groups[size]) for size in sorted(groups, key=lambda n: n or math.inf)]
 
 
 def _architecture(name: str, runs: list[Run], score: str) -> Architecture:

@@ -8,14 +8,15 @@ from rich.table import Table
 from rich.text import Text
 
 from .play import load_play
+from .runs import is_slice
 from .summary import Architecture, Rate, Spread, columns_of, scales_of, summarise
 from .words import quantity, scale_words, short, span
 
 
 def best_table(architectures: Sequence[Architecture], title: str = "") -> Table:
-    """One row per architecture at its best learning rate: accuracy per slice of the primary scale and every measure
-    with its spread, size and speed."""
-    keys = columns_of(architectures)
+    """One row per architecture at its best learning rate: accuracy per slice of the primary scale (of many slices,
+    their mean) and every measure with its spread, size and speed."""
+    keys = _columns(architectures)
     table = _table(title, architectures, keys)
     table.add_column("parameters", justify="right")
     table.add_column("tokens/s", justify="right")
@@ -31,7 +32,7 @@ def best_table(architectures: Sequence[Architecture], title: str = "") -> Table:
 
 def rate_table(architectures: Sequence[Architecture], title: str = "") -> Table:
     """One row per architecture and learning rate; the best of each is marked."""
-    keys = columns_of(architectures)
+    keys = [key for key in _columns(architectures) if key != architectures[0].score]
     table = _table(title, architectures, keys)
     task, score = architectures[0].task, quantity(architectures[0].task, architectures[0].score)
     table.add_column(score.label, justify="right")
@@ -63,7 +64,8 @@ def tables(folder: str | Path) -> Iterable[Table | Text]:
     for section in play.sections:
         architectures = summarise(section.runs)
         yield best_table(architectures, f"\n{section.heading}")
-        for keys in scales_of(architectures)[1:]:
+        scales = scales_of(architectures)
+        for keys in scales[_fits(scales[0]) :] if scales else ():
             yield scale_table(architectures, keys, f"\n{section.heading}: by {scale_words(section.task, keys[0]).by}")
         if any(len(a.rates) > 1 for a in architectures):
             yield rate_table(architectures, f"\n{section.heading}: every learning rate")
@@ -77,6 +79,19 @@ def tables(folder: str | Path) -> Iterable[Table | Text]:
         yield Text(f"{entry.name}: left out, {entry.reason}", style="yellow")
 
 
+def _fits(slices: Sequence[str]) -> bool:
+    """Whether a slice can have a column of its own; more have a table of their own, with a row each."""
+    return len(slices) <= 4
+
+
+def _columns(architectures: Sequence[Architecture]) -> list[str]:
+    keys = columns_of(architectures)
+    if _fits([key for key in keys if is_slice(key)]):
+        return keys
+    measures = [key for key in keys if not is_slice(key)]
+    return list(dict.fromkeys([architectures[0].score, *measures]))
+
+
 def _table(title: str, architectures: Sequence[Architecture], keys: Sequence[str]) -> Table:
     table = Table(title=escape(title) or None, title_justify="left", title_style="bold", caption_justify="left")
     table.add_column("architecture", no_wrap=True)
@@ -88,7 +103,12 @@ def _table(title: str, architectures: Sequence[Architecture], keys: Sequence[str
 
 
 def _row(task: str, rate: Rate, keys: Sequence[str]) -> list[str]:
-    return [escape(rate.arch), f"{rate.lr:g}", rate.finished_of, *(_cell(task, key, rate.spread(key)) for key in keys)]
+    return [
+        escape(rate.arch),
+        f"{rate.lr:g}",
+        rate.finished_of,
+        *(_cell(task, key, rate.spread(key) if key else rate.score) for key in keys),
+    ]
 
 
 def _cell(task: str, key: str, spread: Spread | None) -> str:

@@ -6,8 +6,7 @@ and bar pattern, so that a black-and-white print still reads. Text from runs is 
 
 import html
 import itertools
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,9 +68,14 @@ def axis(title: str = "") -> dict[str, Any]:
             "tickfont": {"size": 12}, "automargin": True} | heading  # fmt: skip
 
 
-def legend_rows(entries: int, narrow: bool) -> int:
-    """How many lines the legend takes, as plotly does not make room for it."""
-    return math.ceil(entries / (2 if narrow else 6))
+def legend_rows(names: Iterable[str], narrow: bool) -> int:
+    """How many lines the legend takes, as plotly does not make room for it: by rough widths in pixels, at the narrow
+    end of each layout."""
+    rows, used, width = 1, 0.0, 290 if narrow else 700
+    for name in names:
+        wide = 42 + 7.2 * len(name)
+        rows, used = (rows + 1, wide) if used and used + wide > width else (rows, used + wide)
+    return rows
 
 
 def layout(height: int, rows: int = 1) -> dict[str, Any]:

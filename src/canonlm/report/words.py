@@ -126,16 +126,16 @@ MEASURES = {
     "kl": Quantity(
         "divergence (KL)",
         about=(
-            "How far the model's guess of the next token is from what the grammar says, averaged over positions "
+            "how far the model's guess of the next token is from what the grammar says, averaged over positions "
             "(Kullback–Leibler divergence, nats per token). Zero is perfect; lower is better."
         ),
         log=True,
     ),
     "bits_per_parameter": Quantity(
         "bits per parameter",
-        about="How much the model has stored about the people, in bits, for each of its parameters: higher is better.",
+        about="how much the model has stored about the people, in bits, for each of its parameters: higher is better.",
     ),
-    "bits_per_person": Quantity("bits per person", about="Bits stored, for each person."),
+    "bits_per_person": Quantity("bits per person", about="bits stored, for each person."),
 }
 
 

@@ -2,6 +2,7 @@
 
 from canonlm.tasks.base import Placed, Query, Sample, Slice, Task, Verdict, Vocab, get, names, register
 from canonlm.tasks.brevo import Brevo
+from canonlm.tasks.capo import Capo
 from canonlm.tasks.copying import Copying
 from canonlm.tasks.depo import Depo
 from canonlm.tasks.lano import Lano
@@ -12,6 +13,7 @@ from canonlm.tasks.windows import Windows
 
 __all__ = [
     "Brevo",
+    "Capo",
     "Copying",
     "Depo",
     "Lano",

@@ -74,7 +74,7 @@ class Vocab:
     def name(self, token: object) -> str:
         """The token's name, also for what is none: <99999>, <-1>, <None>."""
         known = isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= token < len(self.names)
-        return self.names[int(token)] if known else f"<{token}>"  # type: ignore[call-overload]
+        return self.names[int(token)] if known else f"<{token!r}>"  # type: ignore[call-overload]
 
     def text(self, tokens: Iterable[object]) -> str:
         return " ".join(map(self.name, tokens))

@@ -19,10 +19,10 @@ from pydantic import Field, model_validator
 
 from canonlm.tasks.base import Malformed, Query, Sample, Slice, Task, Verdict, Vocab, register
 from canonlm.tasks.depo import size_law
-from canonlm.tasks.names import Names, PlainNames, check_names, draw_names, write_name
 from canonlm.tasks.random import below, by_law, shuffle, stream, two_below
 from canonlm.tasks.spec import TaskSpec
 from canonlm.tasks.windows import IGNORE, Windows, place
+from canonlm.tasks.words import Names, PlainNames, check_names, draw_names, write_name
 
 BOS, QUERY, ANS, END, FIRST_NAME = range(5)
 MOST = 4  # parents of a node, and children
@@ -60,8 +60,7 @@ class Brevo(Task):
         self.spec = spec
         N, m, longest = spec.N, spec.name_vocab, spec.max_name_len
         self.names = Names(m, spec.min_name_len, longest, FIRST_NAME) if m else PlainNames(N, FIRST_NAME)
-        markers = ["bos", "query", "ans", "end"]
-        self.vocab = Vocab([*markers, *self.names.tokens], markers)
+        self.vocab = Vocab(["bos", "query", "ans", "end", *self.names.tokens], ["bos", "query", "ans"])
         self.original_ids = np.array([9999, 9997, ORIGINAL_ANS, ORIGINAL_ANS, *range(1, len(self.names.tokens) + 1)])
         self._most_edges = sum(min(MOST, i) for i in range(1, N))
         self.max_len = 4 + (2 * self._most_edges + 1 + N) * longest
@@ -150,7 +149,7 @@ class Brevo(Task):
 
     def _check_graph(self, parents: dict[str, tuple[str, ...]], at: int) -> None:
         if not 3 <= len(parents) <= self.spec.N:
-            raise Malformed(at, f"expected edges between 3 to {self.spec.N} nodes, got {len(parents)} nodes")
+            raise Malformed(at, f"expected edges between 3 to {self.spec.N} different nodes, got {len(parents)}")
         children = [parent for group in parents.values() for parent in group]
         if crowd := [name for name in parents if max(len(parents[name]), children.count(name)) > MOST]:
             raise Malformed(at, f"{crowd[0]} has more than {MOST} parents or children")
@@ -347,18 +346,21 @@ def _fill(
                 n = i + 3
             state, written, query = _graph(state, gamma, n, from_quarter, parents, degree, children, open_nodes, edges)
             used = 0
-            for i in range(n):  # a node without edges has no name; name_of[i] is the number of i's name in `drawn`
-                name_of[i] = used
+            for i in range(n):  # a node without edges gets no name
                 used += degree[i] + children[i] > 0
             state = draw_names(state, gamma, used, cells, seen, stamp, drawn)
+            used = 0
+            for i in range(n):
+                name_of[i] = drawn[used]
+                used += degree[i] + children[i] > 0
             state = shuffle(state, gamma, edges, written, written)
             tokens[0] = BOS
             to = 1
             for e in range(written):
-                to = write_name(tokens, to, names, lengths, drawn[name_of[edges[e] >> 16]])
-                to = write_name(tokens, to, names, lengths, drawn[name_of[edges[e] & 0xFFFF]])
+                to = write_name(tokens, to, names, lengths, name_of[edges[e] >> 16])
+                to = write_name(tokens, to, names, lengths, name_of[edges[e] & 0xFFFF])
             tokens[to] = QUERY
-            to = write_name(tokens, to + 1, names, lengths, drawn[name_of[query]])
+            to = write_name(tokens, to + 1, names, lengths, name_of[query])
             for i in range(to):
                 targets[i] = IGNORE
             answer = to
@@ -368,7 +370,7 @@ def _fill(
             # The edges are in `tokens` by now and their array can hold the order.
             state = _order(state, gamma, query, total, parents, degree, children, open_nodes, edges)
             for i in range(total):
-                to = write_name(tokens, to, names, lengths, drawn[name_of[edges[i]]])
+                to = write_name(tokens, to, names, lengths, name_of[edges[i]])
             tokens[to] = END
             to += 1
             for i in range(answer, to):

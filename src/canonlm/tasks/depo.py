@@ -13,10 +13,10 @@ from numba import njit
 from pydantic import Field, model_validator
 
 from canonlm.tasks.base import Malformed, Query, Sample, Slice, Task, Vocab, register
-from canonlm.tasks.names import Names, check_names, draw_names, write_name
 from canonlm.tasks.random import by_law, shuffle, stream, two_below
 from canonlm.tasks.spec import TaskSpec
 from canonlm.tasks.windows import IGNORE, Windows, place
+from canonlm.tasks.words import Names, check_names, draw_names, write_name
 
 BOS, ANS, FIRST_Q = 0, 1, 2
 

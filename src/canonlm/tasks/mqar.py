@@ -25,7 +25,7 @@ class Mqar(Task):
 
     class Spec(TaskSpec):
         pairs: int = Field(16, ge=1, le=2**16)  # training: n uniform on 1..pairs
-        test_pairs: list[int] | None = None  # test: n uniform on these; None: powers of two up to `pairs`, and it
+        test_pairs: list[int] | None = None  # test: n uniform on these; None: 4, 8, 16, … and `pairs`
         keys: int = Field(64, ge=1, le=2**20)  # different keys there are
         values: int = Field(64, ge=1, le=2**20)  # different values, which are other tokens
 
@@ -47,7 +47,7 @@ class Mqar(Task):
         self.spec = spec
         keys, values = (f"k{i}" for i in range(1, spec.keys + 1)), (f"v{i}" for i in range(1, spec.values + 1))
         self.vocab = Vocab(["bos", "ask", *keys, *values], ["bos", "ask"])
-        powers = {1 << i for i in range(spec.pairs.bit_length())}
+        powers = {1 << i for i in range(2, spec.pairs.bit_length())}
         self.test_pairs = sorted(spec.test_pairs or powers | {spec.pairs})
         self.max_len = 2 + 4 * max(spec.pairs, *self.test_pairs)
 

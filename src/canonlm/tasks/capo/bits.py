@@ -1,9 +1,9 @@
 """Capo's metric: how many bits about its people a model holds (bit complexity, Part 3.3; arXiv 2512.17351, App. A).
 
-A name is one of N0 = first x middle x last names; given the name, what there is to know is one of S0 = 2 x 12 x 28 x 200
-x cities x universities x fields x companies (the 2 is the pronoun; the company city follows from the company). A model
-that gives the true name e^-p1 and the true values e^-p2 needs p1 / ln 2 bits to be told the name, not log2 N0, and
-p2 / ln 2 bits to be told the values, not log2 S0. The rest it holds itself.
+A name is one of N0 = first x middle x last names; given the name, what there is to know is one of
+S0 = 2 x dates x cities x universities x fields x companies: the 2 is the pronoun, and the company city follows from the
+company. A model that gives the true name e^-p1 and the true values e^-p2 needs p1 / ln 2 bits to be told the name, not
+log2 N0, and p2 / ln 2 bits to be told the values, not log2 S0. The rest it holds itself.
 """
 
 import math

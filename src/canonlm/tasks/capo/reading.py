@@ -6,8 +6,23 @@ from typing import Any
 from canonlm.tasks.base import Malformed, Query
 from canonlm.tasks.capo.people import PRONOUNS
 from canonlm.tasks.capo.pools import ATTRIBUTES, DAYS, MONTHS, YEARS
-from canonlm.tasks.capo.tokens import AFTER, ASK, ASKED, BETWEEN, BOS, DAY, FIRST, KINDS, LAST, MIDDLE, MONTH
-from canonlm.tasks.capo.tokens import PRONOUN, VALUE, YEAR, Text
+from canonlm.tasks.capo.tokens import (
+    AFTER,
+    ASK,
+    ASKED,
+    BETWEEN,
+    BOS,
+    DAY,
+    FIRST,
+    KINDS,
+    LAST,
+    MIDDLE,
+    MONTH,
+    PRONOUN,
+    VALUE,
+    YEAR,
+    Text,
+)
 
 Found = tuple[str, int]  # what stands there, and where it ends
 Told = tuple[str, str, int, int]  # attribute, value, and where the value stands
@@ -47,7 +62,9 @@ class Reader:
             values = {attribute: value for _, (attribute, value, _, _) in told}
             if values["company city"] != self._city_of[values["company"]]:
                 continue
-            queries = (Query(start, stop, {"attribute": attribute}, asked) for asked, (attribute, _, start, stop) in told)
+            queries = (
+                Query(start, stop, {"attribute": attribute}, asked) for asked, (attribute, _, start, stop) in told
+            )
             return {"name": name, **values}, tuple(queries)
         raise Malformed(furthest[0], "expected a biography of six sentences, or a question with its answer")
 
@@ -114,5 +131,6 @@ class Reader:
     def _find(self, kind: int, tokens: list[int], at: int) -> Iterator[tuple[int, int]]:
         """Every piece of this kind that stands at `at`: its index, and where it ends."""
         for length in self._lengths[kind]:
-            for i in self._pieces[kind].get(tuple(tokens[at : at + length]), ()):
-                yield i, at + length
+            if at + length <= len(tokens):
+                for i in self._pieces[kind].get(tuple(tokens[at : at + length]), ()):
+                    yield i, at + length

@@ -4,7 +4,7 @@
 
 N people, each with a name, a birth date, a birth city, a university, a field, a company and the company's city, told in
 biographies of six sentences. Training shows every person `exposures` times; the test asks how well the model tells the
-same people's names and values in sentences it has not seen (arXiv 2512.17351, App. A; bioS of Part 3.1 and 3.3).
+same people's names and values in texts it has not seen (bioS and its bits; arXiv 2512.17351, App. A).
 """
 
 from fractions import Fraction
@@ -28,7 +28,7 @@ from canonlm.tasks.spec import TaskSpec
 from canonlm.tasks.windows import IGNORE, Windows, empty_windows
 
 COMPANY_CITY = ATTRIBUTES.index("company city")  # says nothing that the company does not
-# What a token counts for in a batch, by what it is to its document (stream.py); padding, -1, picks the last one.
+# What a token counts for in a batch, by what it is to its document (documents.py); padding, -1, picks the last one.
 ROLES = np.array([0, 1, 2, *(0 if a == COMPANY_CITY else 3 for a in range(6)), -1], np.int8)
 ANSWER_ROLES = np.array([0, 1, 2, 3, 3, 3, 3, 3, 3, -1], np.int8)
 
@@ -92,7 +92,7 @@ class Capo(Task):
     # -- the stream ---------------------------------------------------------------------------------------------------
 
     def training_windows(self, seed: int, seq_len: int) -> int:
-        """The windows that hold all exposures. Those after them are padding: bos, without a label."""
+        """The windows that hold all exposures. Those behind them are padding: bos, without a label."""
         return self._stream.windows(check_count("seed", seed), 1, check_count("seq_len", seq_len, least=1))
 
     def windows(
@@ -114,7 +114,7 @@ class Capo(Task):
         return self._sample(*key, check_count("index", index) % self.spec.N, loss_on)
 
     def question(self, seed: int, index: int, attribute: str, *, loss_on: str | None = None) -> Sample:
-        """The question for an attribute of person index % N, with its answer. A training without `questions` has none."""
+        """The question for an attribute of person index % N, with its answer."""
         if attribute not in ATTRIBUTES:
             raise unknown("attribute", attribute, ATTRIBUTES)
         person = check_count("index", index) % self.spec.N
@@ -155,7 +155,7 @@ class Capo(Task):
         return self._batch(check_count("seed", seed), self._question_number(people, numbers % 6), ANSWER_ROLES)
 
     def explain(self, sample: Sample, query: Query) -> str:
-        (attribute,) = query.slice.values()
+        attribute = str(next(iter(query.slice.values())))
         facts = sample.meta
         value = facts["answer"] if "question" in facts else facts[attribute]
         if attribute == "company city" and "company" in facts:

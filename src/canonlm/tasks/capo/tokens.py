@@ -64,8 +64,10 @@ class TextVocab(Vocab):
         """Decoded, without the blanks around it; what is no token of a text stands as <bos>, <99999>, <None>."""
         parts: list[str] = []
         for is_text, run in groupby(tokens, lambda token: token != BOS and self.name(token) in self.ids):
-            ids = list(run)
-            parts += [self.tokenizer.decode(self.ids_of[ids].tolist()).strip()] if is_text else map(self.name, ids)
+            if is_text:
+                parts.append(self.tokenizer.decode(self.ids_of[np.array(list(run))].tolist()).strip())
+            else:
+                parts += map(self.name, run)
         return " ".join(parts)
 
     def encode(self, text: str) -> list[int]:
@@ -147,9 +149,9 @@ class Cutter:
 
     def learn(self) -> None:
         """Every piece, from one sentence."""
-        self._take(self._told(self._name(*at), 1, 0) for k in range(3) for at in _each(self.counts[FIRST : FIRST + 3], k))
+        names, dates = self.counts[FIRST : FIRST + 3], self.counts[MONTH : MONTH + 3]
+        self._take(self._told(self._name(*at), 1, 0) for k in range(3) for at in _each(names, k))
         self._take(self._told(self._pronoun(g), 1, 0) for g in range(2))
-        dates = self.counts[MONTH : MONTH + 3]
         self._take(self._told(self._pronoun(0), 0, 0, self._date(*at)) for k in range(3) for at in _each(dates, k))
         for a in range(6):
             self._take(self._told(self._pronoun(0), a, t) for t in range(self.counts[BETWEEN + a]))
@@ -203,7 +205,11 @@ class Cutter:
         return [((PRONOUN, gender), f" {PRONOUNS[gender]}")]
 
     def _date(self, month: int, day: int, year: int) -> list[Part]:
-        return [((MONTH, month), f" {MONTHS[month]}"), ((DAY, day), f" {DAYS[day]}"), ((YEAR, year), f", {YEARS[year]}")]
+        return [
+            ((MONTH, month), f" {MONTHS[month]}"),
+            ((DAY, day), f" {DAYS[day]}"),
+            ((YEAR, year), f", {YEARS[year]}"),
+        ]
 
     def _value(self, a: int, v: int) -> list[Part]:
         return self._date(0, 0, 0) if a == 0 else [((VALUE + a, v), f" {self.pools.values[ATTRIBUTES[a]][v]}")]
@@ -234,13 +240,13 @@ class Cutter:
 
     def _keep_whole(self, parts: list[Part], encoding: Any) -> None:
         """The sentence after its subject, in three pieces; a token that is in the value and outside is the value's."""
-        kinds = [slot[0] if slot else -1 for slot, _ in parts]
-        if PRONOUN in kinds and VALUE <= kinds[3] < BETWEEN:
-            texts = [text for _, text in parts]
-            pieces = _cut(encoding, texts, greedy=3)
-            if pieces is not None and self.known.setdefault(parts[1][0], pieces[1]) == pieces[1]:  # type: ignore[arg-type]
-                key = kinds[3] - VALUE, parts[2][0][1], parts[3][0][1]  # type: ignore[index]
-                self.joined[key] = pieces[2:5]
+        slots = [slot or (-1, 0) for slot, _ in parts]
+        at = next((i for i, (kind, _) in enumerate(slots) if VALUE <= kind < BETWEEN), 0)
+        pieces = _cut(encoding, [text for _, text in parts], greedy=at)
+        if at and BETWEEN <= slots[at - 1][0] < AFTER and pieces is not None:
+            subject = range(1, at - 1)
+            if all(self.known.setdefault(slots[i], pieces[i]) == pieces[i] for i in subject):
+                self.joined[slots[at][0] - VALUE, slots[at - 1][1], slots[at][1]] = pieces[at - 1 : at + 2]
                 return
         sentence = "".join(text for _, text in parts[1:])
         what = "a tokenizer that keeps names, dates and questions apart from the words around them"

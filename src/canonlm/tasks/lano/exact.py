@@ -27,7 +27,7 @@ def derivation_entropy(rules: tuple, terminals: int) -> float:
 
 
 def length_law(rules: tuple, terminals: int) -> np.ndarray:
-    """P(n tokens), float64 [longest + 1]."""
+    """P(n tokens), float64 [longest + 1]; what is rarer than 5e-324 is 0."""
     laws = [np.array([0.0, 1.0])] * terminals
     for level in reversed(rules):
         laws = [_sum(_row(laws, row) for row in rows) / len(rows) for rows in level]

@@ -22,7 +22,7 @@ from canonlm.tasks.random import check_count, check_split
 
 FOLDER = Path(__file__).parent / "grammars"
 BUILT_IN = ("cfg3f", "cfg3j", "cfg3k", "cfg3b", "cfg3g", "cfg3h", "cfg3i", "cfg3e1", "cfg3e2")
-MAX_LEVELS = 26  # the root and the letters a … y in the names of symbols
+MAX_LEVELS = 28  # the root, one per letter for the names of symbols, and the terminals
 MAX_LEN = 2**16  # tokens in the longest sentence: bounds the tables of the exact laws and of the sampler
 
 Rules = tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]
@@ -56,6 +56,8 @@ class Grammar:
                     raise expected(f"rules[{level}][{i}]", what, alternatives)
         if not self.symbols:
             object.__setattr__(self, "symbols", text.default_symbols(self.sizes))
+        if tuple(map(len, self.symbols)) != tuple(self.sizes):
+            raise expected("symbols", f"{self.sizes} names", tuple(map(len, self.symbols)))
         if self.max_len > MAX_LEN:
             raise ValueError(f"its longest sentence has {self.max_len} tokens, more than {MAX_LEN}")
 

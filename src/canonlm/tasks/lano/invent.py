@@ -4,6 +4,7 @@ repeat_symbols=False).
 One thing is ours: every symbol is mentioned by the level above it, so that sentences can contain all of them.
 """
 
+from itertools import pairwise
 from math import perm
 
 import numpy as np
@@ -12,7 +13,7 @@ from canonlm.errors import expected
 from canonlm.tasks.random import below, stream
 
 Row = tuple[int, ...]
-STEPS = 100_000  # single alternatives drawn again before we give up mentioning every symbol
+STEPS = 10_000  # single alternatives drawn again before we give up mentioning every symbol
 
 
 def invent(
@@ -42,7 +43,7 @@ def invent(
         raise expected("lengths", f"at most {min(sizes[1:])} different symbols in an alternative", lengths)
     dice = _Dice(seed)
     levels = []
-    for size, children in zip(sizes, sizes[1:], strict=False):
+    for size, children in pairwise(sizes):
         possible = sum(
             children**length if repeat_symbols else perm(children, length)
             for length in range(lengths[0], lengths[1] + 1)

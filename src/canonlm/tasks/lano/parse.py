@@ -44,8 +44,7 @@ def count_parses(grammar: "Grammar", tokens: Any) -> int:
 def parse(grammar: "Grammar", tokens: Any) -> Derivation | None:
     """One tree with these leaves, or None: labels and ordinals per token and level, as `grammar.sample` gives them.
 
-    Of several trees always the same: every node, from the root down, takes the first of its alternatives that fits, and
-    in it the earliest last cut, then the earliest before that one, and so on.
+    Of several trees always the same: every node, from the root down, takes the first of its alternatives that fits.
     """
     ids = _read(grammar, tokens)
     if not _lengths(grammar) >> len(ids) & 1:
@@ -69,20 +68,19 @@ def parse(grammar: "Grammar", tokens: Any) -> Derivation | None:
 def min_substitutions(grammar: "Grammar", tokens: Any) -> int | None:
     """How many tokens must at least be replaced by others to make it a sentence; None where no sentence has its length.
 
-    Insertions and deletions are not considered. Spans with too many wrong tokens are left out; the more is allowed, the
-    more spans there are, and most sequences are nearly right, so the limit starts low and rises until there is an answer.
+    Insertions and deletions are not considered. Spans with more wrong tokens than a limit are left out, which changes
+    no answer up to the limit, and most sequences are nearly right and have few spans then.
     """
     ids = _read(grammar, tokens)
     if not _lengths(grammar) >> len(ids) & 1:
         return None
     flat = flatten(grammar)
     free = np.zeros(len(flat.rules) - 1, np.int32), np.zeros(len(ids), np.int32)
-    limit = 1
-    while True:
-        spans = find_spans(flat, ids, *free, limit)
-        if (cost := _root_value(spans, len(ids))) is not None:
-            return int(cost)
-        limit *= 3
+    for limit in (1, 4, len(ids)):
+        ends, costs = _root(find_spans(flat, ids, *free, limit))
+        if len(ids) in ends:
+            return int(costs[ends == len(ids)][0])
+    raise AssertionError("a sentence of this length exists")
 
 
 # -- probabilities ----------------------------------------------------------------------------------------------------
@@ -94,30 +92,31 @@ def next_token_probs(grammar: "Grammar", tokens: Any) -> np.ndarray:
     Row 0 is before any token, row n after all of them. They may be any beginning of a sentence. Where they stop being
     one, no law is left: the rows after the first dead token are NaN (see `first_dead`).
 
-    As arXiv 2305.13673 does it, in doubles instead of 100 digits: rows are ratios, so each token may carry any factor.
-    It starts as T; where the weights still drift out of range, the tokens up to there take the inverse of their
-    probability, which keeps all prefixes at weight 1, the others the mean of those, and the program runs again.
+    As arXiv 2305.13673 does it, in doubles instead of 100 digits: rows are ratios, so every token may carry any factor.
+    It starts as T. Where the weights still drift out of range, the tokens up to there take the inverse of their
+    probability, which keeps all their prefixes at weight 1, the others take the geometric mean of those, and the
+    program runs again. A token of probability below 1e-160 may count as dead.
     """
     ids = _read(grammar, tokens)
     flat = flatten(grammar)
-    alternatives = np.diff(flat.rules)
-    rule_values = 1 / np.maximum(alternatives, 1)
+    rule_values = 1 / np.maximum(np.diff(flat.rules), 1)
     factors = np.full(len(ids), float(flat.terminals))
-    while True:
+    for _ in range(len(ids) + 1):  # one run is the rule; each gets further than the one before
         spans = find_spans(flat, ids, rule_values, factors, SUM_OF_PRODUCTS)
         rows = np.zeros((len(ids) + 1, flat.terminals + 1))
         rows[:, 1:] = find_prefixes(flat, spans, rule_values, len(ids))[-flat.terminals :].T
-        root = slice(spans.first[0, 0], spans.first[0, 1])
-        rows[spans.ends[root], 0] = spans.values[root]
+        ends, values = _root(spans)
+        rows[ends, 0] = values
         with np.errstate(over="ignore", invalid="ignore"):
-            totals = rows.sum(1)
+            totals = rows.sum(1)  # of the weights of all sentences that begin with tokens[:i]
             rows /= totals[:, None]
         strays = np.flatnonzero((totals > 0) & ((totals < 1e-140) | (totals > 1e140)))
         if not len(strays):
             return rows
-        good = strays[0] - 1  # tokens whose probability is known
-        factors[:good] = 1 / rows[np.arange(good), 1 + ids[:good]]
-        factors[good:] = np.exp(np.log(factors[:good]).mean())
+        known = strays[0] - 1  # so many tokens have their probability
+        factors[:known] = 1 / rows[np.arange(known), 1 + ids[:known]]
+        factors[known:] = np.exp(np.log(factors[:known]).mean())
+    raise ValueError(f"tokens[{known}] is too improbable for double precision")
 
 
 def log_probability(grammar: "Grammar", tokens: Any) -> float:
@@ -192,17 +191,18 @@ def _count(grammar: "Grammar", ids: np.ndarray, kind: type) -> Any:
     find = find_spans if kind is float else find_spans.py_func
     one = 1.0 if kind is float else 1
     spans = find(flat, ids, np.full(len(flat.rules) - 1, one, kind), np.full(len(ids), one, kind), SUM_OF_PRODUCTS)
-    return _root_value(spans, len(ids)) or 0
+    ends, counts = _root(spans)
+    return counts[ends == len(ids)].sum()
 
 
-def _root_value(spans: Spans, n: int) -> Any:
-    """What the root's span over all n tokens is worth; None where there is none."""
-    whole = np.flatnonzero(spans.ends[spans.first[0, 0] : spans.first[0, 1]] == n)
-    return spans.values[spans.first[0, 0] + whole[0]] if len(whole) else None
+def _root(spans: Spans) -> tuple[np.ndarray, np.ndarray]:
+    """Where the sentences that begin at the first token end, and their values."""
+    part = slice(spans.first[0, 0], spans.stop[0, 0])
+    return spans.ends[part], spans.values[part]
 
 
 def _ends(spans: Spans, symbol: int, start: int) -> set[int]:
-    return set(spans.ends[spans.first[symbol, start] : spans.first[symbol, start + 1]].tolist())
+    return set(spans.ends[spans.first[symbol, start] : spans.stop[symbol, start]].tolist())
 
 
 def _children(flat: Flat, spans: Spans, symbol: int, start: int, end: int) -> list[tuple[int, int, int]]:

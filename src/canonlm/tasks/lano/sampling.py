@@ -56,15 +56,18 @@ class Derivation:
         return list(zip(self.labels[starts, level].tolist(), starts, stops, strict=True))
 
 
-def derivation(tables: Tables, sizes: tuple[int, ...], max_len: int, *at: int) -> Derivation:
+def derivation(
+    tables: Tables, sizes: tuple[int, ...], max_len: int, seed: int, split: int, window: int, j: int
+) -> Derivation:
     """The sentence keyed (seed, split, window, j), with its tree."""
-    nodes, chosen, counts = _tree(*at, *tables, len(sizes) - 1, max_len)
-    n, depth = counts[-1], len(sizes) - 1
+    depth = len(sizes) - 1
+    nodes, chosen, widths = _tree(seed, split, window, j, *tables, depth, max_len)
+    n = widths[-1]
     labels, ordinals = np.empty((n, depth), np.int32), np.empty((n, depth), np.int32)
     below_it = np.arange(n)  # for each token, its node on the level below
     for level, base in reversed([*enumerate(np.cumsum([0, *sizes[: depth - 1]]))]):
-        here = counts[level]
-        below_it = np.repeat(np.arange(here), tables.lengths[chosen[level, :here]])[below_it]
+        here = np.arange(widths[level])
+        below_it = np.repeat(here, tables.lengths[chosen[level, here]])[below_it]
         ordinals[:, level] = below_it
         labels[:, level] = nodes[level, below_it] - base
     return Derivation(nodes[depth, :n].copy(), labels, ordinals)

@@ -1,4 +1,4 @@
-"""Which symbol derives which part of a token sequence, and with what weight: the dynamic programs under parse.py and law.py.
+"""Which symbol derives which part of a token sequence, and with what weight: the dynamic programs under parse.py.
 
 In a layered grammar a symbol's children lie one level below it, so one pass from the terminals up to the root finds
 every span (symbol, start, end), with no fix point. Spans are sparse: a symbol derives only a few of the stretches that
@@ -22,26 +22,28 @@ from numba.extending import register_jitable
 if TYPE_CHECKING:
     from canonlm.tasks.lano.grammar import Grammar
 
+_ZERO, _ONE, _TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 SUM_OF_PRODUCTS = -1  # in place of a bound on costs
 
 
 class Flat(NamedTuple):
     """A grammar as arrays. Symbols are numbered root first, level by level, terminals last: children after parents."""
 
-    rules: np.ndarray  # int32 [symbols + 1]: symbol s has rules rules[s] … rules[s + 1] - 1
-    parts: np.ndarray  # int32 [number of rules + 1]: rule r has the children children[parts[r] : parts[r + 1]]
-    children: np.ndarray  # int32 [number of children]
+    rules: np.ndarray  # int64 [symbols + 1]: symbol s has rules rules[s] … rules[s + 1] - 1
+    parts: np.ndarray  # uint64 [number of rules + 1]: rule r has the children children[parts[r] : parts[r + 1]]
+    children: np.ndarray  # uint64 [number of children]
     terminals: int  # the last so many symbols
 
 
 class Spans(NamedTuple):
-    """Symbol s derives tokens[i:ends[k]] with values[k], for k in first[s, i] … first[s, i + 1] - 1, in any order.
+    """Symbol s derives tokens[i : ends[k]], with values[k], for k in first[s, i] … stop[s, i] - 1, in no order.
 
     The root is looked for at the first token only.
     """
 
-    first: np.ndarray  # int64 [symbols, n + 2]
-    ends: np.ndarray  # int32 [room for more than there are]
+    first: np.ndarray  # uint64 [symbols, n + 1]
+    stop: np.ndarray  # uint64 [symbols, n + 1]
+    ends: np.ndarray  # uint32 [room for more than there are]
     values: np.ndarray
 
 
@@ -57,62 +59,86 @@ def flatten(grammar: "Grammar") -> Flat:
                 parts.append(len(children))
             rules.append(len(parts) - 1)
     rules += [len(parts) - 1] * grammar.sizes[-1]
-    return Flat(*(np.array(part, np.int32) for part in (rules, parts, children)), grammar.sizes[-1])
+    return Flat(np.array(rules), np.array(parts, np.uint64), np.array(children, np.uint64), grammar.sizes[-1])
 
 
 @njit(cache=True, nogil=True)
 def find_spans(flat, tokens, rule_values, token_values, bound):
     """The Spans of `tokens` (terminals from 0).
 
-    rule_values [symbols]: what each rule of a symbol contributes; token_values [n]: what each token does. Their dtype is
-    that of the result. bound: SUM_OF_PRODUCTS, or the cost above which a span is left out (values are costs then, and
-    a wrong token costs 1).
+    rule_values [symbols]: what each rule of a symbol contributes; token_values [n]: what each token does. Their dtype
+    is that of the result. bound: SUM_OF_PRODUCTS, or the cost above which a span is left out (values are costs then,
+    and a wrong token costs 1).
+
+    The ends that the first children of a rule can reach from `start`, with their values, are a set of positions: set s
+    is at[s, :size], and position p belongs to it if marks[s, p] is its stamp. Sets 0 and 1 take turns along the
+    children; set 2 collects the ends of the last children of all rules, which are the ends of the symbol.
+
+    Indices are unsigned, because numba looks for negative ones otherwise: twice as fast. They are never added to what
+    `range` gives, which is a plain integer where Python runs this, and makes a float with an unsigned one in numpy 1.
     """
     rules, parts, children, terminals = flat
     n, symbols = len(tokens), len(rules) - 1
-    first = np.zeros((symbols, n + 2), np.int64)
-    ends = np.empty(64 * (n + 1), np.int32)
-    values = np.empty(64 * (n + 1), token_values.dtype)
-    used = 0
-    sets = _empty_sets(n, token_values)
-    stamp = 0
+    first, stop = np.zeros((symbols, n + 1), np.uint64), np.zeros((symbols, n + 1), np.uint64)
+    ends, values = np.empty(64 * (n + 1), np.uint32), np.empty(64 * (n + 1), token_values.dtype)
+    at, marks = np.zeros((3, n + 1), np.uint32), np.zeros((3, n + 1), np.int64)
+    sums = np.zeros((3, n + 1), token_values.dtype)
+    used, stamp = _ZERO, 0
     for symbol in range(symbols - 1, -1, -1):
-        for start in range(n if symbol else 1):
+        terminal = symbol - (symbols - terminals)
+        for start in range(np.uint64(n if symbol else 1)):
             first[symbol, start] = used
-            if used + n + 1 > len(ends):
+            if used + np.uint64(n + 1) > len(ends):
                 ends, values = _doubled(ends), _doubled(values)
-            if symbol >= symbols - terminals:
-                right = tokens[start] == symbol - (symbols - terminals)
+            if terminal >= 0:
+                right = tokens[start] == terminal
                 if right or bound >= 1:
-                    ends[used] = start + 1
+                    ends[used] = start + _ONE
                     values[used] = token_values[start] if right else 1
-                    used += 1
+                    used += _ONE
+                stop[symbol, start] = used
                 continue
             stamp += 1
-            total_stamp, found = stamp, 0
+            mark_of_all, size_of_all = stamp, _ZERO
             for rule in range(rules[symbol], rules[symbol + 1]):
-                head = children[parts[rule]]
-                if first[head, start] == first[head, start + 1]:
+                child = children[parts[rule]]
+                if first[child, start] == stop[child, start]:
                     continue  # most rules, most of the time
-                sets.at[0, 0] = start
-                sets.value[0, start] = rule_values[symbol]
-                source, size = 0, 1
+                at[_ZERO, _ZERO] = start
+                sums[_ZERO, start] = rule_values[symbol]
+                source, size = _ZERO, _ONE
+                last = parts[rule + 1] - _ONE
                 for part in range(parts[rule], parts[rule + 1]):
-                    # The last child ends where the symbol ends: that goes to the set of all alternatives.
-                    last = part + 1 == parts[rule + 1]
+                    child = children[part]
                     stamp += 1
-                    target, have, mark = (2, found, total_stamp) if last else (1 - source, 0, stamp)
-                    size = _extend(first, ends, values, children[part], sets, source, size, target, have, mark, bound)
-                    source = target
-                    if last:
-                        found = size
-            for k in range(found):
-                ends[used] = sets.at[2, k]
-                values[used] = sets.value[2, sets.at[2, k]]
-                used += 1
-        for start in range(n if symbol else 1, n + 2):
-            first[symbol, start] = used
-    return Spans(first, ends, values)
+                    target, mark, reached = _ONE - source, stamp, _ZERO
+                    if part == last:
+                        target, mark, reached = _TWO, mark_of_all, size_of_all
+                    for i in range(size):
+                        cut = at[source, i]
+                        before = sums[source, cut]
+                        for k in range(first[child, cut], stop[child, cut]):
+                            end = ends[k]
+                            value = before * values[k] if bound < 0 else before + values[k]
+                            if value > bound >= 0:
+                                continue
+                            if marks[target, end] != mark:
+                                marks[target, end] = mark
+                                sums[target, end] = value
+                                at[target, reached] = end
+                                reached += _ONE
+                            elif bound < 0:
+                                sums[target, end] += value
+                            else:
+                                sums[target, end] = min(sums[target, end], value)
+                    source, size = target, reached
+                size_of_all = reached
+            for i in range(size_of_all):
+                ends[used] = at[_TWO, i]
+                values[used] = sums[_TWO, at[_TWO, i]]
+                used += _ONE
+            stop[symbol, start] = used
+    return Spans(first, stop, ends, values)
 
 
 @njit(cache=True, nogil=True)
@@ -122,77 +148,26 @@ def find_prefixes(flat, spans, rule_values, n):
     w W(i, A) on to x at i, times x's spans to y where they end, times y's spans to z where those end.
     """
     rules, parts, children, terminals = flat
-    first, ends, values = spans
+    first, stop, ends, values = spans
     symbols = len(rules) - 1
     prefixes = np.zeros((symbols, n + 1))
     prefixes[0, 0] = 1
-    sets = _empty_sets(n, values)
-    stamp = 0
     for symbol in range(symbols - terminals):
-        for start in range(n + 1):
-            weight = prefixes[symbol, start] * rule_values[symbol]
-            if weight == 0:
-                continue
-            for rule in range(rules[symbol], rules[symbol + 1]):
-                sets.at[0, 0] = start
-                sets.value[0, start] = weight
-                source, size = 0, 1
-                for part in range(parts[rule], parts[rule + 1]):
-                    child = children[part]
-                    for k in range(size):
-                        at = sets.at[source, k]
-                        prefixes[child, at] += sets.value[source, at]
-                    if part + 1 < parts[rule + 1]:
-                        stamp += 1
-                        size = _extend(
-                            first, ends, values, child, sets, source, size, 1 - source, 0, stamp, SUM_OF_PRODUCTS
-                        )
-                        source = 1 - source
+        for rule in range(rules[symbol], rules[symbol + 1]):
+            here = rule_values[symbol] * prefixes[symbol]
+            last = parts[rule + 1] - _ONE
+            for part in range(parts[rule], parts[rule + 1]):
+                child = children[part]
+                prefixes[child] += here
+                if part == last:
+                    break
+                there = np.zeros(n + 1)
+                for start in range(np.uint64(n)):
+                    if here[start] > 0:
+                        for k in range(first[child, start], stop[child, start]):
+                            there[ends[k]] += here[start] * values[k]
+                here = there
     return prefixes
-
-
-# The rest is compiled into the two above; Python runs it as it stands where `find_spans.py_func` computes with Python's
-# own integers.
-
-
-class _Sets(NamedTuple):
-    """Three sets of positions with values. Set s is at[s, :size]; position p is in it if mark[s, p] is its stamp."""
-
-    at: np.ndarray  # int32 [3, n + 1]
-    mark: np.ndarray  # int64 [3, n + 1]
-    value: np.ndarray  # [3, n + 1]
-
-
-@register_jitable
-def _empty_sets(n, values):
-    return _Sets(np.zeros((3, n + 1), np.int32), np.zeros((3, n + 1), np.int64), np.zeros((3, n + 1), values.dtype))
-
-
-@register_jitable
-def _extend(first, ends, values, child, sets, source, size, target, found, stamp, bound):
-    """Add to set `target` (of `found` positions) where the spans of `child` from set `source` end. Returns its size."""
-    at, mark, value = sets
-    for i in range(size):
-        start = at[source, i]
-        before = value[source, start]
-        for k in range(first[child, start], first[child, start + 1]):
-            end = ends[k]
-            if bound == SUM_OF_PRODUCTS:
-                now = before * values[k]
-            else:
-                now = before + values[k]
-                if now > bound:
-                    continue
-            if mark[target, end] != stamp:
-                mark[target, end] = stamp
-                at[target, found] = end
-                found += 1
-                value[target, end] = now
-            elif bound == SUM_OF_PRODUCTS:
-                value[target, end] += now
-            else:
-                value[target, end] = min(now, value[target, end])
-    return found
 
 
 @register_jitable

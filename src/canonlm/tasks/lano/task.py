@@ -1,4 +1,4 @@
-"""Lano: write a sentence of a grammar that nobody explains. Measures structure learning: rules under rules, 6 or 7 levels.
+"""Lano: write a sentence of a grammar that nobody explains. Measures structure learning: rules under rules under rules.
 
     bos  x_1 … x_n      e.g.  bos 1 2 1 3 3 … 2 2 1      (249.9 terminals on average for cfg3f)
 
@@ -7,6 +7,7 @@ A sentence is asked for twice: from the start, and from its first 50 tokens on. 
 Law: facts of the released grammars; evaluation as in arXiv 2512.17351, App. A.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ class Lano(Task):
         self.max_len = 1 + self.grammar.max_len
 
     def slices(self) -> list[Slice]:
-        return [{"from": "start"}, {"from": "cut"}][: 1 + (self.grammar.max_len > CUT)]
+        start: Slice = {"from": "start"}
+        return [start, {"from": "cut"}] if self.grammar.max_len > CUT else [start]
 
     def chance(self, slice: Slice) -> float:
         """At most so often are uniformly random terminals right, as many of them as the sentence has from there on.
@@ -116,15 +118,13 @@ class Lano(Task):
         heard = f"said {len(tokens)} tokens" if tokens else "said nothing"
         return Verdict(False, query.slice, f"{heard}; not in the language: at token {flaw[0]} {flaw[1]}")
 
-    def _flaw(self, sentence: list[int | None]) -> tuple[int, str] | None:
+    def _flaw(self, sentence: Sequence[int | None]) -> tuple[int, str] | None:
         """(number of the token, counted from 1, and what is wrong there), or None for a sentence of the language."""
         terminals = len(self.vocab) - 1
+        sentence = sentence[: self.max_len]  # one more token than the longest sentence has: enough to see it is none
         for number, token in enumerate(sentence, 1):
             if token is None or not 1 <= token <= terminals:
                 return number, f"expected 1 … {terminals}, got {self.vocab.name(token)}"
-        longest = self.grammar.max_len
-        if len(sentence) > longest:
-            return longest + 1, f"it is longer than any sentence ({longest} tokens)"
         if self.grammar.contains(sentence):
             return None
         dead = first_dead(self.grammar, sentence)
@@ -151,7 +151,7 @@ class Lano(Task):
 
 def _token(said: object) -> int | None:
     """What was said, if it can be an id at all."""
-    return int(said) if isinstance(said, int | np.integer) and not isinstance(said, bool) else None  # type: ignore[call-overload]
+    return int(said) if isinstance(said, int | np.integer) and not isinstance(said, bool) else None
 
 
 def _grammar(name: str) -> Grammar:

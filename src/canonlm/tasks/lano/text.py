@@ -53,16 +53,17 @@ def read(path: Path, *, unreachable: bool = False) -> Parts:
         unused = next(t for t in count(1) if t not in terminals)
         raise ValueError(f"{path}: the terminals go up to {highest}, but {unused} is in no rule")
 
-    levels: list[list[Symbol]] = [[] for _ in range(steps[root])]
+    levels: list[list[str]] = [[] for _ in range(steps[root])]
     for symbol in rules:
         levels[steps[root] - steps[symbol]].append(symbol)
-    levels.append(sorted(terminals))  # type: ignore[type-var]
-    place = {symbol: i for level in levels for i, symbol in enumerate(level)}
+    place: dict[Symbol, int] = {terminal: terminal - 1 for terminal in terminals}
+    place |= {symbol: i for level in levels for i, symbol in enumerate(level)}
     numbered = tuple(
-        tuple(tuple(tuple(place[child] for child in row) for row in rules[symbol]) for symbol in level)  # type: ignore[index]
-        for level in levels[:-1]
+        tuple(tuple(tuple(place[child] for child in row) for row in rules[symbol]) for symbol in level)
+        for level in levels
     )
-    return tuple(map(len, levels)), numbered, tuple(tuple(map(str, level)) for level in levels)
+    names = (*map(tuple, levels), tuple(str(terminal) for terminal in sorted(terminals)))
+    return tuple(map(len, names)), numbered, names
 
 
 def _mistake(path: Path, line: int, what: str) -> ValueError:
@@ -74,7 +75,9 @@ def _lines(path: Path) -> tuple[dict[str, list[tuple[Symbol, ...]]], dict[str, i
     try:
         content = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: expected a text file with a grammar, got bytes that are no UTF-8") from None
+        content = "\0"
+    if "\0" in content:
+        raise ValueError(f"{path}: expected a text file (UTF-8) with a grammar, got other bytes")
     rules: dict[str, list[tuple[Symbol, ...]]] = {}
     line_of: dict[str, int] = {}
     for number, line in enumerate(content.split("\n"), 1):
@@ -96,7 +99,7 @@ def _lines(path: Path) -> tuple[dict[str, list[tuple[Symbol, ...]]], dict[str, i
             if 0 in row:
                 raise _mistake(path, number, "terminals are the numbers 1, 2, …; got 0")
             if row in rules[symbol]:
-                raise _mistake(path, number, f"{symbol} has the alternative '{_short(part.strip())}' twice")
+                raise _mistake(path, number, f"{symbol} has the alternative '{_short(part)}' twice")
             rules[symbol].append(row)
     if not rules:
         raise ValueError(f"{path}: expected rules such as 'root = a b | b a', found none")
@@ -130,4 +133,5 @@ def _steps_above_terminals(path: Path, rules: dict, line_of: dict[str, int]) -> 
 
 
 def _short(words: str) -> str:
+    words = " ".join(words.split())
     return words if len(words) <= 60 else words[:57] + "…"

@@ -46,7 +46,7 @@ class Names:
             stop += 1
         if stop >= len(tokens) or not self.first_final <= tokens[stop] < self.stop:
             got = vocab.name(tokens[stop]) if stop < len(tokens) else "the end"
-            raise Malformed(stop, f"expected the rest of a name, got {got}")
+            raise Malformed(stop, f"expected {'a name' if stop == at else 'the rest of a name'}, got {got}")
         length = stop + 1 - at
         if not self.low <= length <= self.high:
             lengths = f"{self.low} to {self.high}" if self.low < self.high else f"{self.low}"

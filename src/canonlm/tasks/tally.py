@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from canonlm.tasks import Slice, Verdict
+from canonlm.tasks.base import Slice, Verdict
 
 
 class Tally:

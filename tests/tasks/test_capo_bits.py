@@ -1,0 +1,106 @@
+"""Capo's metric against models whose probabilities are known, and against what one can know at most."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from canonlm import tasks
+from canonlm.tasks.capo import bits
+from canonlm.tasks.capo.pools import FILES
+
+SIZES = (400, 400, 1000, 200, 300, 100, 263)
+LOG2_N0, LOG2_S0 = 27.2535, 47.5916  # of these sizes, as published
+
+
+def test_the_published_constants():
+    everything = bits(math.log(50_000), 0.0, 50_000, SIZES)
+    assert everything.names == pytest.approx(LOG2_N0 - math.log2(50_000), abs=1e-4)
+    assert everything.values == pytest.approx(LOG2_S0, abs=1e-4)
+    assert everything.at_most == pytest.approx(everything.per_person, abs=1e-9)
+    assert bits(0.0, 0.0, 1, SIZES, pronoun=False).values == pytest.approx(46.5916, abs=1e-4)
+
+
+def test_the_formula():
+    """Names of 1/1024 and values of 1/2**40: 2**-10 and 2**-40 of what there is."""
+    found = bits(10 * math.log(2), 40 * math.log(2), 2000, SIZES)
+    exact_names, exact_values = math.log2(160_000_000) - 10, math.log2(2 * 12 * 28 * 200 * 200 * 300 * 100 * 263) - 40
+    assert found.names == pytest.approx(exact_names, abs=1e-9)
+    assert found.values == pytest.approx(exact_values, abs=1e-9)
+    assert found.total == pytest.approx(2000 * (exact_names + exact_values), abs=1e-6)
+    assert found.per_person == pytest.approx(exact_names + exact_values, abs=1e-9)
+    assert found.per_parameter(12345) == pytest.approx(2000 * (exact_names + exact_values) / 12345, abs=1e-9)
+
+
+def test_nobody_knows_less_than_nothing():
+    assert bits(1e4, 1e4, 2000, SIZES).total == 0
+    assert bits(1e4, 0.0, 2000, SIZES).per_person == pytest.approx(LOG2_S0, abs=1e-4)  # each counts for itself
+    assert bits(math.log(2000), 1e4, 2000, SIZES).per_person == pytest.approx(LOG2_N0 - math.log2(2000), abs=1e-4)
+
+
+def nats(task, probability):
+    """(p1, p2) as an evaluation adds them up; probability(ids of a row, position) is the model's, of the true token."""
+    ids, roles = task.test_batch(0, 0, task.spec.N)
+    sums = np.zeros(4)
+    for row, role_row in zip(ids.tolist(), roles.tolist(), strict=True):
+        for at, role in enumerate(role_row):
+            if role > 0:
+                sums[role] -= math.log(probability(row, at))
+    return sums[1] / task.spec.N, (sums[2] + sums[3]) / task.spec.N
+
+
+@pytest.mark.parametrize("fullname", [False, True])
+def test_a_model_that_knows_everything_holds_all_there_is(fullname):
+    """It guesses a name as often as it comes (exactly: by the tokens so far), and is sure of the rest."""
+    task = tasks.get("capo", N=300, fullname=fullname)
+    ids, roles = task.test_batch(0, 0, 300)
+    names = [tuple(row[(of == 1)].tolist()) for row, of in zip(ids, roles, strict=True)]
+    assert len(set(names)) == 300
+    begins = Counter(name[:length] for name in names for length in range(len(name) + 1))
+    assert all(begins[name] == 1 for name in names)  # no name begins another
+
+    def probability(row, at):
+        start = tuple(row[1:at])
+        return begins[(*start, row[at])] / begins[start] if roles[ids.tolist().index(row), at] == 1 else 1.0
+
+    p1, p2 = nats(task, probability)
+    assert p1 == pytest.approx(math.log(300), abs=1e-9)
+    found = task.bits(p1, p2)
+    assert found.per_person == pytest.approx(found.at_most, abs=1e-6)
+    assert found.at_most == pytest.approx(LOG2_N0 - math.log2(300) + LOG2_S0 - fullname, abs=2e-4)
+
+
+def test_a_model_of_known_probabilities():
+    """Every probability depends on the token alone; what a person costs is added up from the words, not from roles."""
+    task = tasks.get("capo", N=200)
+    law = {token: 2.0 ** -(1 + token % 7) for token in range(len(task.vocab))}
+    p1, p2 = nats(task, lambda row, at: law[row[at]])
+
+    def cost(text):
+        return -sum(math.log(law[token]) for token in task.vocab.encode(text))
+
+    names = values = 0.0
+    for i in range(200):
+        facts = task.sample("test", 0, i).meta
+        names += cost(f" {facts['name']}")
+        values += cost((" He", " She")[i % 2])
+        values += sum(cost(f" {facts[a]}") for a in ("birth date", "birth city", "university", "field", "company"))
+    found = task.bits(p1, p2)
+    n0, s0 = math.log2(160_000_000), math.log2(2 * 12 * 28 * 200 * 200 * 300 * 100 * 263)
+    wanted = max(0, n0 - names / 200 / math.log(2)) + max(0, s0 - values / 200 / math.log(2))
+    assert 0 < found.per_person < found.at_most
+    assert found.per_person == pytest.approx(wanted, abs=1e-6)
+    assert found.total == pytest.approx(200 * wanted, abs=1e-3)
+    uniform = nats(task, lambda row, at: 1 / len(task.vocab))
+    assert task.bits(*uniform).total == 0
+
+
+def test_sizes_are_those_of_the_pools(tmp_path):
+    for name in FILES:
+        lines = "A; X\nB; X\nC; Y\n" if name == "company" else "One\nTwo\n"
+        (tmp_path / f"{name}.txt").write_text(lines)
+    task = tasks.get("capo", N=8, pools=str(tmp_path))
+    log2_s0 = math.log2(2 * (12 * 28 * 200) * 2 * 2 * 2 * 3)
+    assert task.bits(math.log(8), 0.0).per_person == pytest.approx(log2_s0, abs=1e-9)
+    assert task.bits(0.0, 0.0).names == pytest.approx(3, abs=1e-9)

@@ -1,0 +1,269 @@
+"""Capo as a task: samples read back, batches for an evaluation, held-out questions, settings that cannot be."""
+
+import pickle
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from canonlm import tasks
+from canonlm.tasks.capo.people import person
+from canonlm.tasks.capo.pools import ATTRIBUTES, FILES
+
+FIXED = settings(derandomize=True, deadline=None, max_examples=40)
+SEED = st.integers(0, 2**40)
+
+
+def capo(**spec):
+    return tasks.get("capo", **{"N": 40, "exposures": 3, **spec})
+
+
+@FIXED
+@given(SEED, st.sampled_from(["train", "valid", "test"]), st.integers(0, 200), st.integers(0, 9), st.booleans())
+def test_a_sample_says_what_is_true(seed, split, index, j, fullname):
+    task = capo(fullname=fullname)
+    sample = task.sample(split, seed, index, j)
+    who = person(seed, index % 40, task.text.pools)
+    facts = {key: value for key, value in sample.meta.items() if key != "queries"}
+    assert facts == {"name": who.name, **who.values}
+    assert sorted(query.slice["attribute"] for query in sample.queries) == sorted(ATTRIBUTES)
+    for query in sample.queries:
+        said = task.vocab.text(sample.tokens[query.start : query.stop].tolist())
+        assert said == who.values[query.slice["attribute"]]
+        asked = task.vocab.text(sample.tokens[query.asked : query.start].tolist())
+        assert asked.startswith((who.name, who.pronoun))
+        assert "." not in asked
+        assert who.values[query.slice["attribute"]] in task.explain(sample, query)
+    assert len(sample.tokens) <= task.max_len
+    np.testing.assert_array_equal(sample.labels, sample.tokens)
+    again = task.read(sample.tokens)
+    assert again.meta == sample.meta
+
+
+@FIXED
+@given(SEED, st.integers(0, 60), st.integers(0, 60), st.booleans())
+def test_batches(seed, first, count, fullname):
+    task = capo(fullname=fullname)
+    ids, roles = task.test_batch(seed, first, count)
+    assert ids.dtype == np.int32
+    assert roles.dtype == np.int8
+    assert ids.shape == roles.shape
+    assert len(ids) == count
+    lengths = (roles >= 0).sum(1)
+    assert lengths.max(initial=0) == ids.shape[1]
+    for r in range(count):
+        sample = task.sample("test", seed, first + r)
+        who, n = person(seed, (first + r) % 40, task.text.pools), len(sample.tokens)
+        assert lengths[r] == n
+        np.testing.assert_array_equal(ids[r, :n], sample.tokens)
+        assert (roles[r, n:] == -1).all()
+        assert not ids[r, n:].any()
+
+        name = task.vocab.encode(f" {who.name}")
+        pronoun = task.vocab.encode(f" {who.pronoun}")
+        wanted = np.zeros(n)
+        wanted[1 : 1 + len(name)] = 1
+        if not fullname:
+            second = sorted(query.asked for query in sample.queries)[1]
+            wanted[second : second + len(pronoun)] = 2
+        for query in sample.queries:
+            wanted[query.start : query.stop] = 0 if query.slice == {"attribute": "company city"} else 3
+        np.testing.assert_array_equal(roles[r, :n], wanted)
+
+
+def test_questions_are_held_out():
+    """People 0 … 19 of 41 are asked about in training; the test asks about the 21 others."""
+    task = capo(N=41, questions=True)
+    windows = task.windows("train", 2, 0, task.training_windows(2, 100), seq_len=100)
+    stream = windows.input_ids[windows.labels != -100]
+    asked_in_training, told = set(), set()
+    for tokens in np.split(stream, np.flatnonzero(stream == 0)[1:]):
+        facts = task.read(tokens).meta
+        (asked_in_training if "question" in facts else told).add(facts["name"])
+    ids, roles = task.question_batch(2, 0, 6 * 21)
+    asked_in_test = []
+    for r, (row, of) in enumerate(zip(ids, roles, strict=True)):
+        sample = task.read(row[of >= 0])
+        (query,) = sample.queries
+        facts, attribute = sample.meta, ATTRIBUTES[r % 6]
+        who = person(2, 20 + r // 6, task.text.pools)
+        assert query.slice == {"question": attribute}
+        assert (facts["name"], facts["answer"]) == (who.name, who.values[attribute])
+        assert np.flatnonzero(of == 3).tolist() == list(range(query.start, query.stop))
+        assert task.vocab.text(row[of == 1].tolist()) == who.name
+        np.testing.assert_array_equal(task.question(2, 20 + r // 6, attribute).tokens, sample.tokens)
+        asked_in_test.append((facts["name"], attribute))
+    assert len(set(asked_in_test)) == 6 * 21
+    names = {person(2, i, task.text.pools).name for i in range(41)}
+    assert told == names
+    assert len(asked_in_training) == 20
+    assert asked_in_training | {name for name, _ in asked_in_test} == names
+    assert asked_in_training.isdisjoint(name for name, _ in asked_in_test)
+    np.testing.assert_array_equal(task.question_batch(2, 6 * 21, 3)[0], task.question_batch(2, 0, 3)[0])
+    assert [list(slice) for slice in task.slices()] == [["attribute"]] * 6 + [["question"]] * 6
+
+
+def test_no_questions_without_asking():
+    with pytest.raises(
+        ValueError, match=r"^capo.questions: expected true, for a training that has questions, got False$"
+    ):
+        capo().question_batch(0, 0, 1)
+    with pytest.raises(ValueError, match='unknown attribute "job"'):
+        capo().question(0, 0, "job")
+    assert capo().slices() == [{"attribute": attribute} for attribute in ATTRIBUTES]
+
+
+@FIXED
+@given(SEED, st.integers(0, 130), st.integers(1, 200), st.booleans(), st.sampled_from(["answer", "all"]))
+def test_labels_and_instances(seed, w, seq_len, questions, loss_on):
+    """The windows' labels are those of the documents that lie in them, also of the parts of documents."""
+    task = capo(questions=questions)
+    start = max(0, w - 200 // seq_len)
+    rows = task.windows("train", seed, start, w - start + 200 // seq_len + 2, seq_len=seq_len, loss_on=loss_on)
+    real = task.windows("train", seed, start, len(rows.labels), seq_len=seq_len).labels.reshape(-1) != -100
+    ids, labels = rows.input_ids.reshape(-1), rows.labels.reshape(-1)
+    bounds = [i for i in range(len(ids)) if ids[i] == 0 and (real[i] or real[i - 1])]  # documents, and pads behind them
+    whole = {}
+    for begin, end in pairwise(bounds):
+        if real[begin]:
+            sample = task.read(ids[begin:end], loss_on=loss_on)
+            np.testing.assert_array_equal(labels[begin:end], sample.labels)
+            if begin // seq_len == (end - 1) // seq_len == w - start:
+                whole[begin % seq_len] = sample.tokens.tolist()
+    placed = task.instances("train", seed, w, seq_len)
+    assert {at: sample.tokens.tolist() for at, _, sample in placed} == whole
+    assert all(stop - at == len(sample.tokens) for at, stop, sample in placed)
+
+
+def test_answers_are_values():
+    sample = capo().sample("train", 0, 1, loss_on="answer")
+    targets = {i for query in sample.queries for i in range(query.start, query.stop)}
+    assert set(np.flatnonzero(sample.labels != -100).tolist()) == targets
+
+
+def test_grading():
+    task = capo(questions=True)
+    sample = task.sample("test", 0, 7)
+    answers = [sample.tokens[query.start : query.stop].tolist() for query in sample.queries]
+    assert all(verdict.correct for verdict in task.grade(sample, sample.tokens))
+    assert all(verdict.correct for verdict in task.grade(sample, answers))
+    wrong = sample.tokens.copy()
+    query = next(query for query in sample.queries if query.slice == {"attribute": "company"})
+    wrong[query.stop - 1] = 1
+    (verdict,) = [verdict for verdict in task.grade(sample, wrong) if not verdict.correct]
+    assert verdict.slice == {"attribute": "company"}
+    assert verdict.why.endswith(f", is '{sample.meta['company']}'")
+    for junk in (None, [], [None], "x", [[0, -1, 10**9, True]], 5):
+        assert not any(verdict.correct for verdict in task.grade(sample, junk))
+    asked = task.question(0, 3, "field")
+    assert [v.correct for v in task.grade(asked, asked.tokens)] == [True]
+
+
+def test_what_is_no_document():
+    task = capo()
+    tokens = task.sample("test", 0, 0).tokens.tolist()
+    said = sorted(task.read(tokens).queries, key=lambda query: query.start)
+    cases = {
+        "position 0: expected <bos>": tokens[1:],
+        "position 1: expected a biography": tokens[:1],
+        f"position {said[5].asked}: expected a biography of six sentences": tokens[:-1],  # read up to the last sentence
+        f"position {len(tokens)}: expected a biography of six sentences": [*tokens, tokens[1]],
+    }
+    cases[f"position {said[3].asked}: expected"] = [*tokens[: said[3].start], 0, *tokens[said[3].start + 1 :]]
+    for line, wrong in cases.items():
+        with pytest.raises(ValueError, match=line):
+            task.read(wrong)
+    with pytest.raises(ValueError, match="the original release has no such task"):
+        task.to_original(task.sample("test", 0, 0))
+
+
+def test_a_company_is_in_its_city():
+    """Two people's company sentences exchanged: every sentence is good, but no such person can be."""
+    task = capo(permute=False)
+    a, b = (task.sample("test", 0, i) for i in (1, 3))
+    assert a.meta["company city"] != b.meta["company city"]
+    mixed = [*a.tokens[: a.queries[5].asked], *b.tokens[b.queries[5].asked :]]
+    with pytest.raises(ValueError, match=f"position {len(mixed)}: expected a biography"):
+        task.read(mixed)
+
+
+def test_chance_is_the_likeliest_value():
+    task = capo()
+    cities = task.text.pools.company_city
+    wanted = {"birth date": 1 / 67_200, "birth city": 1 / 200, "university": 1 / 300, "field": 1 / 100}
+    wanted |= {"company": 1 / 263, "company city": max(map(cities.count, cities)) / 263}
+    assert {attribute: task.chance({"attribute": attribute}) for attribute in ATTRIBUTES} == pytest.approx(wanted)
+    assert task.chance({"question": "field"}) == 0.01
+
+
+def test_difficulties():
+    assert {name: tasks.get("capo", difficulty=name).spec.N for name in tasks.Capo.difficulties} == {
+        "capo-50k": 50_000, "capo-100k": 100_000, "capo-200k": 200_000,
+        "capo-500k": 500_000, "capo-1m": 1_000_000, "capo-2m": 2_000_000,
+    }  # fmt: skip
+    spec = tasks.get("capo").spec
+    assert (spec.N, spec.exposures, spec.variant, spec.permute, spec.fullname) == (50_000, 100, "fresh", True, False)
+
+
+def test_it_travels_to_workers():
+    task = capo()
+    task.windows("train", 3, 0, 2, seq_len=64)
+    again = pickle.loads(pickle.dumps(task))
+    for ours, theirs in zip(
+        again.windows("train", 3, 5, 2, seq_len=64), task.windows("train", 3, 5, 2, seq_len=64), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ({"N": 0}, "capo.N: expected an integer >= 1, got 0"),
+        ({"N": 160_000_001}, "capo.N: expected at most 160000000 people (the pools have 400 x 400 x 1000 names), got"),
+        ({"exposures": 0}, "capo.exposures: expected an integer >= 1, got 0"),
+        ({"variant": "some"}, "capo.variant: expected 'fresh', 'multi' or 'single', got \"some\""),
+        ({"texts": 0}, "capo.texts: expected an integer >= 1, got 0"),
+        ({"N": 1, "questions": True}, "capo.N: expected at least 2 people, half of them to be asked about in training"),
+        (
+            {"pools": "nowhere"},
+            "nowhere/first_name.txt: No such file or directory",
+        ),
+        ({"people": 5}, 'unknown setting "capo.people"'),
+    ],
+)
+def test_settings_that_cannot_be(spec, line):
+    with pytest.raises(ValueError) as error:
+        tasks.get("capo", **spec)
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("company", "Bolt\n", "company.txt, line 1: "),
+        ("field", "", "field.txt: "),
+        ("city", "Oslo\nOslo\n", "city.txt, line 2: "),
+        ("last_name", "Eck\n", "capo.N: expected at most 4 people (the pools have 2 x 2 x 1 names), got 40"),
+    ],
+)
+def test_pools_that_cannot_be(tmp_path, name, text, line):
+    for file in FILES:
+        (tmp_path / f"{file}.txt").write_text("A; B\nC; D\n" if file == "company" else "Ann\nBo\n")
+    (tmp_path / f"{name}.txt").write_text(text)
+    with pytest.raises(ValueError) as error:
+        tasks.get("capo", N=40, pools=str(tmp_path))
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_pools_of_a_users_own(tmp_path):
+    for file in FILES:
+        (tmp_path / f"{file}.txt").write_text("Café Olé; B\r\nC; D\r\n" if file == "company" else "Ann\r\nBo\r\n")
+    task = tasks.get("capo", N=8, pools=str(tmp_path))
+    assert {task.sample("test", 0, i).meta["name"] for i in range(8)} == {
+        f"{a} {b} {c}" for a in ("Ann", "Bo") for b in ("Ann", "Bo") for c in ("Ann", "Bo")
+    }
+    assert {task.sample("test", 0, i).meta["company"] for i in range(8)} == {"Café Olé", "C"}
