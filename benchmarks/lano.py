@@ -5,10 +5,10 @@
 Each number: milliseconds per call, the best of three calls per sequence (other work on the machine only adds), median
 over the sequences. "rejected" are sentences with one wrong token that the grammar does not have any more, "near" have
 three tokens replaced, "far" is as long a sequence of random terminals. Memory: how far the process grows at its peak
-while it answers all the questions (Linux only).
+while it answers all the questions (Linux only); what an earlier grammar left free is used again.
 
 The release's figures are its own code's (facebookresearch/PhysicsLM4, revision 7580696), median CPU time per call over
-about 20 sampled sentences, measured once on the same kind of machine; it is not run here.
+9 to 20 sampled sentences, measured once on the same kind of machine; it is not run here.
 """
 
 import argparse

@@ -28,7 +28,7 @@ def train(name, *arguments):
 
 
 MISTAKES = [
-    (play("copyin"), 'unknown task "copyin". Did you mean "copying"? Tasks: copying, depo, mano.'),
+    (play("copyin"), 'unknown task "copyin". Did you mean "copying"? Tasks: brevo, capo, copying, depo, lano, mano, mqar.'),
     (play("copying", "--arch", "lama"), 'unknown architecture "lama". Did you mean "llama"?'),
     (play("copying", "--arch", "llama,"), 'unknown architecture "".'),
     (play("copying", "--arch", "llama+cannon"), 'unknown architecture modifier "+cannon". Did you mean "+canon"?'),
@@ -51,7 +51,7 @@ MISTAKES = [
     (play("copying", "train.seed=1"), "train.seed: expected nothing here: the option --seeds sets it"),
     (play("copying", "train.device=abacus"), "train.device: expected auto, cpu or a device that torch sees here"),
     (play("copying", "task.N=0"), "copying.N: expected an integer >= 1"),
-    (play("copying", "task.N=64"), "data.seq_len: expected at least 130, the longest instance of copying(N=64"),
+    (play("copying", "task.N=64"), "data.seq_len: expected at least 130, for the test samples of copying(N=64"),
     (play("copying", "task.M=1"), 'unknown setting "copying.M".'),
     (play("depo", "task.K=0"), "depo.K: expected an integer >= 1"),
     (play("depo", "task.N=9"), "depo.N: expected at most 8, the number of different names, got 9"),

@@ -100,12 +100,12 @@ def test_each_task_has_its_own_pictures(figures):
     common = {f"{chart}-{number}" for chart in ("curves", "loss") for number in range(7)}
     assert common <= set(figures)
     assert set(figures) - common == {
-        "final-0", "final-1", "final-2-1", "final-2-2", "final-4", "measures-5", "final-5",
-        "sizes-6", "measures-6", "final-6", "final-6-1",
+        "final-0-0", "final-1-0", "final-2-1", "final-2-2", "final-4-0", "measures-5", "final-5-0",
+        "sizes-6", "measures-6", "final-6-0", "final-6-1",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "scale"), [("final-2-1", "depth"), ("final-2-2", "nodes"), ("final-4", "pairs")])
+@pytest.mark.parametrize(("name", "scale"), [("final-2-1", "depth"), ("final-2-2", "nodes"), ("final-4-0", "pairs")])
 def test_final_charts_hold_the_mean_over_seeds_of_the_last_rows(every_task, figures, name, scale):
     task = SECTIONS[int(name.split("-")[1])]
     keys = [f"{k}={v}" for k, v in EVERY_TASK[task][1] if k == scale]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from canonlm import tasks
-from canonlm.tasks.capo import bits
-from canonlm.tasks.capo.pools import FILES
+from canonlm.tasks.capo.bits import bits
+from canonlm.tasks.capo.pools import ATTRIBUTES, FILES
 
 SIZES = (400, 400, 1000, 200, 300, 100, 263)
 LOG2_N0, LOG2_S0 = 27.2535, 47.5916  # of these sizes, as published
@@ -40,13 +40,13 @@ def test_nobody_knows_less_than_nothing():
 
 
 def nats(task, probability):
-    """(p1, p2) as an evaluation adds them up; probability(ids of a row, position) is the model's, of the true token."""
+    """(p1, p2) as an evaluation adds them up; probability(ids, position, role) is the model's, of the true token."""
     ids, roles = task.test_batch(0, 0, task.spec.N)
     sums = np.zeros(4)
     for row, role_row in zip(ids.tolist(), roles.tolist(), strict=True):
         for at, role in enumerate(role_row):
             if role > 0:
-                sums[role] -= math.log(probability(row, at))
+                sums[role] -= math.log(probability(row, at, role))
     return sums[1] / task.spec.N, (sums[2] + sums[3]) / task.spec.N
 
 
@@ -60,9 +60,9 @@ def test_a_model_that_knows_everything_holds_all_there_is(fullname):
     begins = Counter(name[:length] for name in names for length in range(len(name) + 1))
     assert all(begins[name] == 1 for name in names)  # no name begins another
 
-    def probability(row, at):
+    def probability(row, at, role):
         start = tuple(row[1:at])
-        return begins[(*start, row[at])] / begins[start] if roles[ids.tolist().index(row), at] == 1 else 1.0
+        return begins[(*start, row[at])] / begins[start] if role == 1 else 1.0
 
     p1, p2 = nats(task, probability)
     assert p1 == pytest.approx(math.log(300), abs=1e-9)
@@ -71,11 +71,37 @@ def test_a_model_that_knows_everything_holds_all_there_is(fullname):
     assert found.at_most == pytest.approx(LOG2_N0 - math.log2(300) + LOG2_S0 - fullname, abs=2e-4)
 
 
+def test_a_model_that_knows_nobody_holds_nothing():
+    """It knows every pool and every company's city, and guesses: whatever is told first, it has S0 to choose from."""
+    task = tasks.get("capo", N=300)
+    cities = task.text.pools.company_city
+    ids, roles = task.test_batch(0, 0, 300)
+    city_first = 0
+    for i in range(300):
+        sample, chances = task.sample("test", 0, i), np.ones(ids.shape[1])
+        chances[roles[i] == 2] = 1 / 2
+        told = set()
+        for query in sample.queries:
+            (attribute,) = query.slice.values()
+            in_city = cities.count(sample.meta["company city"])
+            chance = task.chance(query.slice)
+            if attribute == "company city":
+                chance = 1.0 if "company" in told else in_city / len(cities)
+            elif attribute == "company" and "company city" in told:
+                chance = 1 / in_city
+            chances[query.start] = chance
+            told.add(attribute)
+            city_first += attribute == "company city" and "company" not in told
+        found = task.bits(math.log(160_000_000), -np.log(chances[(roles[i] == 2) | (roles[i] == 3)]).sum())
+        assert found.per_person == pytest.approx(0, abs=1e-9)
+    assert 0 < city_first < 300
+
+
 def test_a_model_of_known_probabilities():
     """Every probability depends on the token alone; what a person costs is added up from the words, not from roles."""
     task = tasks.get("capo", N=200)
     law = {token: 2.0 ** -(1 + token % 7) for token in range(len(task.vocab))}
-    p1, p2 = nats(task, lambda row, at: law[row[at]])
+    p1, p2 = nats(task, lambda row, at, role: law[row[at]])
 
     def cost(text):
         return -sum(math.log(law[token]) for token in task.vocab.encode(text))
@@ -85,14 +111,14 @@ def test_a_model_of_known_probabilities():
         facts = task.sample("test", 0, i).meta
         names += cost(f" {facts['name']}")
         values += cost((" He", " She")[i % 2])
-        values += sum(cost(f" {facts[a]}") for a in ("birth date", "birth city", "university", "field", "company"))
+        values += sum(cost(f" {facts[attribute]}") for attribute in ATTRIBUTES)
     found = task.bits(p1, p2)
     n0, s0 = math.log2(160_000_000), math.log2(2 * 12 * 28 * 200 * 200 * 300 * 100 * 263)
     wanted = max(0, n0 - names / 200 / math.log(2)) + max(0, s0 - values / 200 / math.log(2))
     assert 0 < found.per_person < found.at_most
     assert found.per_person == pytest.approx(wanted, abs=1e-6)
     assert found.total == pytest.approx(200 * wanted, abs=1e-3)
-    uniform = nats(task, lambda row, at: 1 / len(task.vocab))
+    uniform = nats(task, lambda row, at, role: 1 / len(task.vocab))
     assert task.bits(*uniform).total == 0
 
 

@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -184,13 +184,12 @@ def test_the_law_of_the_texts(permute, fullname, fits):
 
 
 def test_the_people_do_not_depend_on_the_variant():
+    settings = product(("single", "fresh"), (True, False), (True, False))
+    every = [capo(variant=variant, permute=permute, fullname=fullname) for variant, permute, fullname in settings]
     for i in range(5):
-        names = {
-            capo(variant=v, permute=p, fullname=f).sample(split, 4, i, j).meta["name"]
-            for v in ("single", "fresh") for p in (True, False) for f in (True, False)
-            for split in ("train", "test") for j in (0, 5)
-        }  # fmt: skip
-        assert names == {person(4, i, capo().text.pools).name}
+        samples = [task.sample(split, 4, i, j) for task in every for split in ("train", "test") for j in (0, 5)]
+        names = {sample.meta["name"] for sample in samples}
+        assert names == {person(4, i, every[0].text.pools).name}
 
 
 def test_words_are_words():

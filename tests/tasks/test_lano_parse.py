@@ -143,7 +143,7 @@ def test_next_token_laws_and_dead_prefixes(grammar, data):
 
 
 def interchangeable(depth, symbols, lengths):
-    """One terminal, and so many symbols with the same alternatives on every level between: all rows of these lengths."""
+    """One terminal; on every level between, so many symbols that are alike: all rows of these lengths."""
     sizes = (1, *[symbols] * (depth - 1), 1)
     rows = [tuple(row for n in lengths for row in product(range(size), repeat=n)) for size in sizes[1:]]
     return Grammar("many", sizes, tuple((rows[level],) * sizes[level] for level in range(depth)))

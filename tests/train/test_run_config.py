@@ -56,11 +56,11 @@ def write(tmp_path, monkeypatch):
         (
             "N: 8",
             "N: 64",
-            "data.seq_len: expected at least 130, the longest instance of copying(N=64, min_items=16), "
+            "data.seq_len: expected at least 130, for the test samples of copying(N=64, min_items=16), "
             "got 18  (in run.yaml, line 7)",
         ),
-        ("  name: copying\n", "", "task.name: expected one of copying, depo, mano, got None  (in run.yaml, line 2)"),
-        ("  name: copying", "  name: [a]", "task.name: expected one of copying, depo, mano, got ['a']"
+        ("  name: copying\n", "", "task.name: expected one of brevo, capo, copying, depo, lano, mano, mqar, got None  (in run.yaml, line 2)"),
+        ("  name: copying", "  name: [a]", "task.name: expected one of brevo, capo, copying, depo, lano, mano, mqar, got ['a']"
          "  (in run.yaml, line 3)"),
         ("task:\n  name: copying\n  N: 8", "task: 5",
          "task: expected a group of settings, got 5  (in run.yaml, line 2)"),

@@ -39,8 +39,8 @@ class FactEval:
         for first in range(0, self.people, self.batch_size):
             ids, roles = task.test_batch(seed, first, min(self.batch_size, self.people - first))
             said, nats = _read_off(model, ids, device)
-            name_nats += nats[roles == NAME].sum()
-            value_nats += nats[(roles == PRONOUN) | (roles == VALUE)].sum()
+            name_nats += float(nats[roles == NAME].sum())
+            value_nats += float(nats[(roles == PRONOUN) | (roles == VALUE)].sum())
             for r, row in enumerate(said):
                 sample = task.sample(self.stream.split, seed, first + r)
                 for verdict in task.grade(sample, row[: len(sample.tokens)]):
@@ -70,7 +70,9 @@ def _read_off(model: PreTrainedModel, ids: np.ndarray, device: torch.device) -> 
     """(first choice, cross-entropy in nats float64) at every position, -1 and 0 at the first. Padding on the right is
     never looked at by what stands before it."""
     tokens = torch.from_numpy(ids).long().to(device)
-    logits = model(tokens, use_cache=False).logits[:, :-1].float()
-    nats = torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
+    logits = model(tokens, use_cache=False).logits[:, :-1]
+    # In double, a row at a time: the sum over a large vocabulary costs a float32 its sixth digit.
+    rows = zip(logits, tokens[:, 1:], strict=True)
+    nats = torch.stack([torch.nn.functional.cross_entropy(x.double(), y, reduction="none") for x, y in rows])
     said = torch.nn.functional.pad(logits.argmax(-1), (1, 0), value=-1)
-    return said.cpu().numpy(), torch.nn.functional.pad(nats, (1, 0)).double().cpu().numpy()
+    return said.cpu().numpy(), torch.nn.functional.pad(nats, (1, 0)).cpu().numpy()

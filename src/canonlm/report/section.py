@@ -51,15 +51,14 @@ def section_html(section: Section, number: int, styles: Mapping[str, Look], figu
     parts.append(_pictures(archs, section, number, styles, figures))
     parts.append("<h3>Each architecture at its best learning rate</h3>" + _best_table(archs))
     parts.append(_differences(archs))
-    scales = scales_of(archs)
-    if scales and len(scales[0]) > 1:  # a single bar per architecture says no more than the table
-        parts.append("<h3>Final accuracy</h3>" + _final(archs, scales[0], section, f"final-{number}", styles, figures))
-    for place, keys in enumerate(scales[1:], 1):
+    for place, keys in enumerate(scales_of(archs)):
+        if place == 0 and len(keys) == 1:
+            continue  # a single bar per architecture says no more than the table above
         words = scale_words(section.task, keys[0])
         parts.append(f"<h3>Final accuracy by {escape(words.by)}</h3>")
         parts.append(f"<p>{escape(words.about)}</p>" if words.about else "")
         parts.append(_final(archs, keys, section, f"final-{number}-{place}", styles, figures))
-        parts.append(_scale_table(archs, keys))
+        parts.append(_scale_table(archs, keys) if place else "")
     notes = fairness(archs)
     if other := unplanned(section.runs):
         notes.append(f"The runs also differ in {listed(other)}: see the settings below.")

@@ -69,7 +69,7 @@ SLICES = {
     ("capo", "attribute"): Scale(
         "fact",
         lambda v: v,
-        "A fact counts when the model completes the sentence of the biography that it ends.",
+        "A fact is known when the model, reading a newly worded biography up to it, would go on with exactly that.",
     ),
     ("capo", "question"): Scale(
         "fact asked for",

@@ -133,6 +133,12 @@ class Task:
         """How many windows the training stream has; None where it never ends."""
         return None
 
+    @property
+    def least_seq_len(self) -> int:
+        """The shortest window that an evaluation can do with. Of packed windows, only what is complete is graded: with
+        shorter ones a test would miss the long instances, or be empty."""
+        return self.max_len if self.evaluation == "windows" else 1
+
     # -- what everybody uses ------------------------------------------------------------------------------------------
 
     def windows(

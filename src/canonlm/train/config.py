@@ -114,9 +114,8 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _windows_suit_the_task(self) -> "RunConfig":
         task = self.built_task
-        if task.evaluation == "windows" and self.data.seq_len < task.max_len:
-            # Instances that are cut are not graded: a test would miss the long ones, or be empty.
-            what = f"at least {task.max_len}, the longest instance of {task}"
+        if self.data.seq_len < task.least_seq_len:
+            what = f"at least {task.least_seq_len}, for the test samples of {task}"
             raise expected("data.seq_len", what, self.data.seq_len)
         if self.data.isolate_documents and not task.can_isolate:
             what = f"false: in {task.name} the start of the next instance is what ends one, and has to be predicted"

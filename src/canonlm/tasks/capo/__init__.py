@@ -1,6 +1,5 @@
 """Capo: people, their biographies in tokens, and the bits that a model knows about them."""
 
-from canonlm.tasks.capo.bits import Bits, bits
 from canonlm.tasks.capo.task import Capo
 
-__all__ = ["Bits", "Capo", "bits"]
+__all__ = ["Capo"]

@@ -41,8 +41,12 @@ def bits(name_nats: float, value_nats: float, people: int, sizes: Sizes, pronoun
     """The bits that a model holds about `people` (N) people, of whom it says the following on average:
 
     name_nats: p1, the summed cross-entropy (nats) of the tokens of a person's full name, the first of a biography.
-    value_nats: p2, the same of the tokens of the five values and of the first pronoun; with `pronoun=False` (variant
+    value_nats: p2, the same of the tokens of all values and of the first pronoun; with `pronoun=False` (variant
     fullname) there is none, and S0 has no factor 2. sizes: `Pools.sizes`.
+
+    The loss on the company city belongs to p2, though S0 has no factor for it: company and city are as likely together
+    as the company alone, whichever is told first. Left out, a city told before its company would give the company away
+    for nothing, and a model that knows nobody would be credited with bits.
 
     Names and values each count at least 0: an untrained model holds nothing, not less. p1 is at least ln N if it is the
     mean over all N people (a law on names gives N of them e^-ln N at best, on average), and p2 at least 0, so no model

@@ -33,7 +33,7 @@ from canonlm.tasks.random import below, stream, two_below
 LONGEST_PLAN = 64  # pieces of a document, at most: 6 sentences of 3 + 1 + 3 + 1
 ORDERS = np.array(list(permutations(range(6))), np.int8)  # the first one is ATTRIBUTES as they are
 
-# What a token is to its document; the value of attribute a is OF_VALUE + a.
+# What a token is to its document, as in `Capo.test_batch`; the value of attribute a is OF_VALUE + a.
 TEMPLATE, FIRST_NAME, FIRST_PRONOUN, OF_VALUE = range(4)
 
 

@@ -18,19 +18,15 @@ from pydantic import Field, model_validator
 from canonlm.errors import unknown
 from canonlm.tasks.base import Placed, Query, Sample, Slice, Task, register
 from canonlm.tasks.capo.bits import DATES, Bits, bits
+from canonlm.tasks.capo.documents import OF_VALUE, Law
 from canonlm.tasks.capo.people import check_people
 from canonlm.tasks.capo.pools import ATTRIBUTES, load
 from canonlm.tasks.capo.reading import Reader
-from canonlm.tasks.capo.stream import Law, Stream
+from canonlm.tasks.capo.stream import Stream
 from canonlm.tasks.capo.tokens import BOS, tokenise
 from canonlm.tasks.random import check_count, check_split
 from canonlm.tasks.spec import TaskSpec
 from canonlm.tasks.windows import IGNORE, Windows, empty_windows
-
-COMPANY_CITY = ATTRIBUTES.index("company city")  # says nothing that the company does not
-# What a token counts for in a batch, by what it is to its document (documents.py); padding, -1, picks the last one.
-ROLES = np.array([0, 1, 2, *(0 if a == COMPANY_CITY else 3 for a in range(6)), -1], np.int8)
-ANSWER_ROLES = np.array([0, 1, 2, 3, 3, 3, 3, 3, 3, -1], np.int8)
 
 
 @register("capo")
@@ -138,21 +134,21 @@ class Capo(Task):
         """(ids int32, roles int8), [count, longest]: the test's biographies of people first … first + count - 1, modulo
         N. Row r is `sample("test", seed, first + r)`.
 
-        Roles: 1 the full name where it comes first, 2 the first pronoun, 3 the values that count for the bits (all but
-        the company city), 0 anything else, -1 padding (id 0) behind the text.
+        Roles: 1 the full name where it comes first, 2 the first pronoun, 3 the six values, 0 anything else, -1 padding
+        (id 0) behind the text.
         """
         people = np.arange(check_count("first", first), first + check_count("count", count)) % self.spec.N
-        return self._batch(check_count("seed", seed), people, ROLES)
+        return self._batch(check_count("seed", seed), people)
 
     def question_batch(self, seed: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(ids, roles) as in `test_batch`, of questions that training never has: row r is for attribute (first + r) % 6
-        of the held-out person number (first + r) // 6, modulo their number. Role 3 is the answer, of every question."""
+        of the held-out person number (first + r) // 6, modulo their number."""
         if not self.spec.questions:
             raise self.spec.refuse("questions", "true, for a training that has questions", False)
         numbers = np.arange(check_count("first", first), first + check_count("count", count))
         held_out = self.spec.N - self.asked_in_training
         people = self.asked_in_training + numbers // 6 % held_out
-        return self._batch(check_count("seed", seed), self._question_number(people, numbers % 6), ANSWER_ROLES)
+        return self._batch(check_count("seed", seed), self._question_number(people, numbers % 6))
 
     def explain(self, sample: Sample, query: Query) -> str:
         attribute = str(next(iter(query.slice.values())))
@@ -177,10 +173,10 @@ class Capo(Task):
         ids, _, (length,) = self._stream.documents(seed, split, text, np.array([number]), self.max_len)
         return self.read(ids[0, :length], loss_on=loss_on)
 
-    def _batch(self, seed: int, numbers: np.ndarray, roles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        ids, what, lengths = self._stream.documents(seed, 3, 0, numbers, self.max_len)
+    def _batch(self, seed: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        ids, what, lengths = self._stream.documents(seed, check_split("test"), 0, numbers, self.max_len)
         longest = lengths.max(initial=0)
-        return ids[:, :longest], roles[what[:, :longest]]
+        return ids[:, :longest], np.minimum(what[:, :longest], OF_VALUE)
 
     def _read(self, tokens: list[int]) -> tuple[dict[str, Any], tuple[Query, ...]]:
         return self._reader.read(tokens)

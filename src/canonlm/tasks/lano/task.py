@@ -53,6 +53,11 @@ class Lano(Task):
         self.vocab = Vocab(["bos", *(str(t) for t in range(1, self.grammar.sizes[-1] + 1))], ["bos"])
         self.max_len = 1 + self.grammar.max_len
 
+    @property
+    def least_seq_len(self) -> int:
+        """bos, the tokens that are given, and one more."""
+        return 2 + min(CUT, self.max_len)
+
     def slices(self) -> list[Slice]:
         start: Slice = {"from": "start"}
         return [start, {"from": "cut"}] if self.grammar.max_len > CUT else [start]

@@ -1,0 +1,115 @@
+"""Sentences that models make up, and the distance of their next-token laws from the truth."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM, evals, tasks
+from canonlm.evals.sentences import SentenceEval
+from canonlm.tasks.lano import Grammar
+from canonlm.windows import WindowStream
+
+CPU = torch.device("cpu")
+SMALL = "s = a b | b a b\na = 1 2 | 2 1 1\nb = 1 1 | 2 2 1 | 1 2\n"
+
+
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("grammars")
+    (folder / "small.txt").write_text(SMALL)
+    grammar = Grammar.random(7, sizes=(1, 3, 3, 3, 3), alternatives=(2, 2), repeat_symbols=False)
+    grammar.write(folder / "long.txt")
+    return {name: tasks.get("lano", grammar=str(folder / f"{name}.txt")) for name in ("small", "long")}
+
+
+def truth(task):
+    """The grammar itself as a model: rows of ln P(end, 1 … T), the end being bos."""
+
+    def law(tokens):
+        starts = [i for i, token in enumerate(tokens) if token == 0]  # a window holds several sentences
+        with np.errstate(divide="ignore"):
+            rows = [
+                np.log(np.nan_to_num(task.grammar.next_token_probs(tokens[start + 1 : stop])))
+                for start, stop in zip(starts, [*starts[1:], len(tokens)], strict=True)
+            ]
+        return np.maximum(np.concatenate(rows), -1e9)
+
+    return law
+
+
+def evaluation(task, size, batch_size=64, seq_len=128):
+    return SentenceEval(WindowStream(task, "test", 0, seq_len, "all", False), size, batch_size)
+
+
+def test_the_grammar_itself_is_always_right(knows, grammars):
+    task = grammars["long"]
+    row = evaluation(task, 30).run(knows(len(task.vocab), truth(task)), CPU)
+    start, cut = row["slices"]
+    assert start == {"slice": {"from": "start"}, "correct": 30, "total": 30}
+    assert cut["slice"] == {"from": "cut"}
+    assert cut["correct"] == cut["total"] == sum(len(task.sample("test", 0, i).tokens) > 51 for i in range(30)) > 3
+    assert row["measures"]["kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_sampling_is_exact(knows, grammars):
+    """At temperature 1 the model's own law comes out: sentences of the grammar, as often as they should be."""
+    task = grammars["small"]
+    model = knows(len(task.vocab), truth(task))
+    asked = evaluation(task, 600, batch_size=600)
+    with torch.no_grad():
+        said = asked._write(model, list(range(600)), 1, CPU)
+    counts = Counter(tuple(sentence) for sentence in said)
+    laws = {s: np.exp(task.grammar.log_probability(s[:-1])) for s in counts}
+    assert all(law > 0 and s[-1] == 0 for s, law in laws.items())
+    common = [s for s, law in laws.items() if 600 * law > 8]
+    observed = [counts[s] for s in common]
+    expected = [600 * laws[s] for s in common]
+    rest = 600 - sum(expected)
+    result = stats.chisquare([*observed, 600 - sum(observed)], [*expected, rest])
+    assert len(common) > 10
+    assert result.pvalue > 1e-3
+
+
+def test_batches_change_nothing(grammars):
+    task = grammars["long"]
+    torch.manual_seed(0)
+    config = CanonLMConfig(vocab_size=len(task.vocab), hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    model = CanonLMForCausalLM(config).eval()
+    with torch.no_grad():
+        whole = evaluation(task, 12)._write(model, list(range(12)), 1, CPU)
+        parts = evaluation(task, 12)._write(model, [7, 3], 1, CPU)
+    assert parts == [whole[7], whole[3]]
+    assert len({tuple(sentence) for sentence in whole}) > 6
+    rows = [evaluation(task, 12, size).run(model, CPU) for size in (12, 5)]
+    assert rows[0]["slices"] == rows[1]["slices"]
+    assert rows[0]["measures"]["kl"] == pytest.approx(rows[1]["measures"]["kl"], rel=1e-6)
+
+
+def test_divergence_by_hand(knows, grammars):
+    """A model that finds everything equally likely: sum p ln p + ln(T + 1), smoothed as in the release."""
+    task = grammars["small"]
+    columns = len(task.vocab)
+    row = evaluation(task, 20).run(knows(columns, lambda tokens: np.zeros((len(tokens), columns))), CPU)
+    total, count = 0.0, 0
+    for i in range(20):
+        for p in task.grammar.next_token_probs(task.sample("test", 0, i).tokens[1:]):
+            smooth = (p + 1e-5) / (1 + 1e-5 * columns)
+            total += float((p * (np.log(smooth) - np.log(1 / columns))).sum())
+            count += 1
+    assert row["measures"]["kl"] == pytest.approx(total / count, rel=1e-6)
+
+
+def test_long_sentences_count_as_far_as_the_window_goes(knows, grammars):
+    task = grammars["small"]
+    assert task.grammar.min_len == 4
+    row = evaluation(task, 10, seq_len=4).run(knows(len(task.vocab), truth(task)), CPU)
+    assert row["slices"][0] == {"slice": {"from": "start"}, "correct": 0, "total": 10}, "none fits"
+    assert row["measures"]["kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_task_chooses_it(grammars):
+    stream = WindowStream(grammars["small"], "test", 0, 16, "all", False)
+    assert isinstance(evals.build(stream, 4, 8), SentenceEval)
