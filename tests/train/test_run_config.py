@@ -3,10 +3,12 @@
 import pytest
 import yaml
 
+from canonlm import tasks
 from canonlm.errors import InvalidSetting
 from canonlm.train.build import check
 from canonlm.train.config import differences, load, merge, override, resolve
 
+NAMES = "brevo, capo, copying, depo, lano, mano, mqar"
 FILE = """\
 arch: llama
 task:
@@ -59,8 +61,8 @@ def write(tmp_path, monkeypatch):
             "data.seq_len: expected at least 130, for the test samples of copying(N=64, min_items=16), "
             "got 18  (in run.yaml, line 7)",
         ),
-        ("  name: copying\n", "", "task.name: expected one of brevo, capo, copying, depo, lano, mano, mqar, got None  (in run.yaml, line 2)"),
-        ("  name: copying", "  name: [a]", "task.name: expected one of brevo, capo, copying, depo, lano, mano, mqar, got ['a']"
+        ("  name: copying\n", "", "task.name: expected one of " + NAMES + ", got None  (in run.yaml, line 2)"),
+        ("  name: copying", "  name: [a]", "task.name: expected one of " + NAMES + ", got ['a']"
          "  (in run.yaml, line 3)"),
         ("task:\n  name: copying\n  N: 8", "task: 5",
          "task: expected a group of settings, got 5  (in run.yaml, line 2)"),
@@ -166,3 +168,42 @@ def test_merge_leaves_its_arguments_alone():
 def test_the_task_is_written_out_in_full(tiny):
     assert resolve(tiny.raw()).task == {"name": "copying", "N": 8, "min_items": 2}
     assert tiny(task={"difficulty": "copying-32", "N": 8}).task == {"name": "copying", "N": 8, "min_items": 2}
+
+
+def test_a_finite_stream_says_how_many_steps_there_are(tiny):
+    capo = {"task": {"name": "capo", "N": 30, "exposures": 4}, "data": {"seq_len": 64, "loss_on": "all"}}
+    raw = {**tiny.raw(), **capo}
+    windows = tasks.get("capo", N=30, exposures=4).training_windows(0, 64)
+    most = -(-windows // raw["train"]["batch_size"])
+    assert 30 < most < 100
+    raw["train"] = {key: value for key, value in raw["train"].items() if key != "steps"}
+    run = resolve(raw)
+    assert run.train.steps == most
+    assert resolve(yaml.safe_load(run.to_yaml())) == run
+    assert resolve(merge(raw, {"train": {"seed": 1}})).train.seed == 1
+    for steps, line in (
+        (most, None),
+        (most + 1, f"train.steps: expected at most {most}, the whole training stream of"),
+    ):
+        if line is None:
+            assert resolve(merge(raw, {"train": {"steps": steps}})).train.steps == steps
+            continue
+        with pytest.raises(InvalidSetting) as error:
+            resolve(merge(raw, {"train": {"steps": steps}}))
+        assert str(error.value).startswith(line)
+    raw["task"] = {"name": "copying", "N": 8}
+    with pytest.raises(InvalidSetting, match=r"^train\.steps: missing; expected an integer > 0$"):
+        resolve(raw)
+
+
+def test_windows_suit_the_task(tiny):
+    lano = tiny.raw(task={"name": "lano", "grammar": "cfg3b"}, data={"seq_len": 52, "loss_on": "all"})
+    del lano["task"]["N"], lano["task"]["min_items"]
+    assert resolve(lano).data.seq_len == 52
+    for data, line in (
+        ({"seq_len": 51}, "data.seq_len: expected at least 52, for the test samples of lano"),
+        ({"isolate_documents": True}, "data.isolate_documents: expected false: in lano the start of the next"),
+    ):
+        with pytest.raises(InvalidSetting) as error:
+            resolve(merge(lano, {"data": data}))
+        assert str(error.value).startswith(line)

@@ -27,6 +27,7 @@ def probe(
     from rich.table import Table
 
     from canonlm.errors import expected
+    from canonlm.tasks import Lano
     from canonlm.train import checkpoint
     from canonlm.train.config import load
     from canonlm.train.files import write_json
@@ -34,8 +35,8 @@ def probe(
     if not (run / "config.yaml").is_file():
         raise expected("RUN", "a run folder (with a config.yaml)", str(run))
     config = load(run / "config.yaml")
-    if config.task["name"] != "lano":
-        raise expected("RUN", "a run of lano, the task whose sentences have a parse tree", config.task["name"])
+    if not isinstance(task := config.built_task, Lano):
+        raise expected("RUN", "a run of lano, the task whose sentences have a parse tree", task.name)
     if (newest := checkpoint.newest(run / "checkpoints")) is None:
         raise expected("RUN", "a run that has saved a checkpoint", str(run))
     layers = config.model.num_hidden_layers
@@ -49,7 +50,7 @@ def probe(
     from canonlm.train.build import pick_device
 
     model = CanonLMForCausalLM.from_pretrained(newest, dtype=torch.float32).eval().to(pick_device("auto"))
-    levels = fit_and_score(model, config.built_task, layer=layer, seed=config.train.seed, fit=fit, test=test)
+    levels = fit_and_score(model, task, layer=layer, seed=config.train.seed, fit=fit, test=test)
     write_json(run / "probe.json", {"layer": layer, "fit": fit, "test": test, "levels": [asdict(x) for x in levels]})
     table = Table("level", "symbols", "symbol", "(guess)", "symbol at its end", "(guess)", "boundary", "(guess)",
                   box=None, padding=(0, 2, 0, 0))  # fmt: skip

@@ -1,6 +1,7 @@
 """Follow a grid of runs: a live table on a terminal, plain lines in a log."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -10,8 +11,10 @@ from rich.table import Table
 
 from canonlm.launch.local import Progress, default_jobs, run_grid
 from canonlm.launch.play import PlannedRun
-from canonlm.report.runs import slice_key
-from canonlm.report.words import slice_label
+from canonlm.report.runs import primary, slice_key
+from canonlm.report.words import quantity, slice_label
+
+MOST_SLICES = 4  # that fit a line
 
 
 def follow(runs: Sequence[PlannedRun], jobs: int | None) -> list[Progress]:
@@ -37,11 +40,11 @@ class _Lines:
             if now != self.seen.get(progress.run.name, ("waiting", -1)):
                 self.seen[progress.run.name] = now
                 text = f"{progress.run.name}: {progress.state}, step {progress.step}/{_steps(progress)}"
-                self.console.print(f"{text}  {_accuracy(progress)}".rstrip(), highlight=False, soft_wrap=True)
+                self.console.print(f"{text}  {_scores(progress)}".rstrip(), highlight=False, soft_wrap=True)
 
 
 def _table(grid: list[Progress]) -> Table:
-    table = Table("run", "progress", "loss", "accuracy on the test", "tokens/s", "left", box=None, padding=(0, 2, 0, 0))
+    table = Table("run", "progress", "loss", "on the test", "tokens/s", "left", box=None, padding=(0, 2, 0, 0))
     for progress in grid:
         row = progress.train_row or {}
         bar = ProgressBar(total=_steps(progress), completed=progress.step, width=20)
@@ -49,19 +52,23 @@ def _table(grid: list[Progress]) -> Table:
         speed = f"{row['tokens_per_s']:,.0f}" if row.get("tokens_per_s") else ""
         seconds = progress.seconds_left if progress.state == "running" else None
         left = progress.state if seconds is None else f"{seconds // 60:.0f}:{seconds % 60:02.0f}"
-        table.add_row(progress.run.name, bar, loss, _accuracy(progress), speed, left)
+        table.add_row(progress.run.name, bar, loss, _scores(progress), speed, left)
     return table
 
 
-def _accuracy(progress: Progress) -> str:
-    return accuracies(progress.run.config.task["name"], (progress.eval_row or {}).get("slices", []))
+def _scores(progress: Progress) -> str:
+    return scores(progress.run.config.task["name"], progress.eval_row) if progress.eval_row else ""
 
 
-def accuracies(task: str, slices: Sequence[dict[str, Any]]) -> str:
-    """`1 hop 0.93  2 hops 0.41`"""
-    return "  ".join(
-        f"{slice_label(task, slice_key(s['slice']))} {s['correct'] / max(1, s['total']):.2f}" for s in slices
-    )
+def scores(task: str, row: dict[str, Any]) -> str:
+    """`1 hop 0.93  2 hops 0.41`: the task's own scale (the mean, of more than four), and the first measure."""
+    shares = {slice_key(s["slice"]): s["correct"] / max(1, s["total"]) for s in row["slices"]}
+    shown = primary(shares)
+    said = [f"{slice_label(task, key)} {shares[key]:.2f}" for key in shown]
+    if len(shown) > MOST_SLICES:
+        said = [f"mean accuracy {fmean(shares[key] for key in shown):.2f}"]
+    said += [f"{quantity(task, key).label} {value:.3g}" for key, value in row.get("measures", {}).items()][:1]
+    return "  ".join(said)
 
 
 def _steps(progress: Progress) -> int:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from canonlm.cli.progress import accuracies
+from canonlm.cli.progress import scores
 
 CONFIG = typer.Argument(help="The run's YAML file.", show_default=False)
 OVERRIDES = typer.Argument(
@@ -49,4 +49,4 @@ def line(task: str, row: dict[str, Any]) -> str:
     if row["kind"] == "train":
         speed = f"{row['tokens_per_s']:,.0f} tokens/s" if row["tokens_per_s"] else ""
         return f"step {row['step']}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  {speed}".rstrip()
-    return f"step {row['step']}  test loss {row['loss']:.4f}  {accuracies(task, row['slices'])}"
+    return f"step {row['step']}  test loss {row['loss']:.4f}  {scores(task, row)}"

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 
 from canonlm.data.rows import spans
 from canonlm.errors import expected
-from canonlm.tasks.tally import Tally
 from canonlm.tasks import Sample, Task, Verdict
+from canonlm.tasks.tally import Tally
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from canonlm.tasks.tally import Tally
 from canonlm.evals.windows import window_loss
+from canonlm.tasks.tally import Tally
 from canonlm.windows import WindowStream
 
 

@@ -101,5 +101,5 @@ def _fit(x: torch.Tensor, y: np.ndarray):
         value.backward()
         return value
 
-    optimizer.step(loss)  # type: ignore[arg-type]  # LBFGS takes a closure that returns a tensor
+    optimizer.step(loss)
     return lambda features: (features @ weight + bias).argmax(1).numpy()

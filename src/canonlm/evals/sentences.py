@@ -7,12 +7,12 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from canonlm.evals.generate import generate
-from canonlm.tasks.tally import Tally
 from canonlm.evals.windows import window_loss
 from canonlm.models.initialize import generator_for
 from canonlm.tasks.lano import Lano
 from canonlm.tasks.lano.parse import kl
 from canonlm.tasks.lano.sampling import BOS
+from canonlm.tasks.tally import Tally
 from canonlm.windows import WindowStream
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from canonlm.tasks.tally import Tally
 from canonlm.tasks import Placed
+from canonlm.tasks.tally import Tally
 from canonlm.windows import WindowStream
 
 

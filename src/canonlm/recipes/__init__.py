@@ -2,8 +2,8 @@
 
 about: one sentence                      lrs, seeds: what is tried unless the command line says otherwise
 run: a run's configuration without its architecture (see `canonlm.train.config`)
-difficulties: {name: changes to `run`}   for presets that follow the task's named difficulties; with `lrs` of its own where
-                                         the paper has some, and `of: NAME` where it is a variant of another difficulty
+difficulties: {name: changes to `run`}   for presets that follow the task's named difficulties; `lrs` of its own, too,
+                                         and `of: NAME` for a variant of another difficulty
 """
 
 from dataclasses import dataclass
