@@ -16,6 +16,7 @@ TASKS = {
     "copying": (tasks.get("copying", N=8), 50, "answer"),
     "depo": (tasks.get("depo", N=6, K=3, M=4, name_vocab=5, min_name_len=1, max_name_len=2), 120, "answer"),
     "mano": (tasks.get("mano", L=3), 70, "all"),
+    "mqar": (tasks.get("mqar", pairs=5, keys=7, values=6), 60, "answer"),
 }
 
 

@@ -11,11 +11,12 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = DOCS / "tasks"
 
 
-@pytest.mark.parametrize("task", ["brevo", "copying", "depo", "mano", "mqar"])
+@pytest.mark.parametrize("task", sorted(tasks.names()))
 def test_the_examples_are_real(task, capsys):
     page = (PAGES / f"{task}.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```\n```\n(.*?)```", page, re.S)
-    assert len(examples) == page.count("```python")
+    silent = {"lano": 2}.get(task, 0)  # blocks that print nothing; tests/test_docs.py runs them
+    assert len(examples) == page.count("```python") - silent > 0
     for code, printed in examples:
         exec(code, {})
         assert capsys.readouterr().out == printed

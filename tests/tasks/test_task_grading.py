@@ -16,6 +16,7 @@ TASKS = [
     tasks.get("copying", N=6),
     tasks.get("copying", N=1),
     tasks.get("mqar", pairs=5, keys=7, values=6),
+    tasks.get("capo", N=50, exposures=2),
     tasks.get("brevo", N=7),
     tasks.get("brevo", N=9, query="last_quarter", name_vocab=3, min_name_len=1, max_name_len=2),
 ]

@@ -73,8 +73,9 @@ class Vocab:
 
     def name(self, token: object) -> str:
         """The token's name, also for what is none: <99999>, <-1>, <None>."""
-        known = isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= token < len(self.names)
-        return self.names[int(token)] if known else f"<{token!r}>"  # type: ignore[call-overload]
+        if isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= token < len(self.names):
+            return self.names[int(token)]
+        return f"<{repr(token)[1:-1] if isinstance(token, str) else token}>"  # a line break must not break the line
 
     def text(self, tokens: Iterable[object]) -> str:
         return " ".join(map(self.name, tokens))
