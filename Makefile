@@ -27,6 +27,7 @@ checks: .venv/installed-dev  ## formatting, lint, types
 
 bench: .venv/installed-dev  ## the numbers that README and docs quote
 	$(BIN)/python benchmarks/tasks.py
+	$(BIN)/python benchmarks/lano.py
 	$(BIN)/python benchmarks/canon.py
 	$(BIN)/python benchmarks/ops.py
 	$(BIN)/python benchmarks/models.py
