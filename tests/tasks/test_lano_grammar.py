@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from canonlm.tasks.lano import BUILT_IN, Grammar
+from canonlm.tasks.lano import RELEASED, Grammar
 from canonlm.tasks.lano.exact import random_strings
 from canonlm.tasks.lano.grammar import FOLDER
 
@@ -51,8 +51,15 @@ def test_the_released_grammars(name):
     assert np.flatnonzero(grammar.length_law)[0] == shortest
 
 
+def test_the_small_grammar_is_a_random_one():
+    small = Grammar.load("small")
+    drawn = Grammar.random(7, sizes=(1, 3, 3, 3, 3), alternatives=(2, 2), repeat_symbols=False)
+    assert (small.sizes, small.rules) == (drawn.sizes, drawn.rules)
+    assert (small.mean_len, small.min_len, small.max_len) == (44, 24, 72)
+
+
 def test_the_released_grammars_are_these_nine():
-    assert set(BUILT_IN) == set(TABLE)
+    assert set(RELEASED) == set(TABLE)
     repeated = {
         name: sum(len({*row}) < len(row) for level in Grammar.load(name).rules for rows in level for row in rows)
         for name in TABLE
@@ -86,7 +93,7 @@ def test_only_cfg3e1_has_symbols_out_of_reach():
 
 
 def test_the_shipped_files_are_files_like_yours():
-    for name in BUILT_IN:
+    for name in RELEASED:
         if name == "cfg3e1":
             with pytest.raises(ValueError, match=r"cfg3e1.txt, line \d+: nothing leads from root .* to b\d"):
                 Grammar.read(FOLDER / f"{name}.txt")
@@ -377,7 +384,7 @@ def test_a_seed_is_an_integer():
 def test_the_table_in_the_docs():
     page = (Path(__file__).parents[2] / "docs" / "tasks" / "lano.md").read_text(encoding="utf-8")
     rows = [line.strip("| \n").split(" | ") for line in page.splitlines() if line.startswith("| cfg3")]
-    assert [row[0] for row in rows] == [*BUILT_IN]
+    assert [row[0] for row in rows] == [*RELEASED]
     for name, *numbers in rows:
         grammar = Grammar.load(name)
         assert numbers == [

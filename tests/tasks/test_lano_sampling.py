@@ -22,7 +22,7 @@ ANY = st.one_of(
     st.builds(
         Grammar.random,
         st.integers(0, 2**40),
-        sizes=st.sampled_from([(1, 2), (1, 3, 2), (1, 2, 5, 4), (1, 1, 1, 3)]),
+        sizes=st.sampled_from([(1, 2), (1, 3, 2), (1, 2, 5, 4), (1, 2, 2, 3)]),
         lengths=st.sampled_from([(1, 2), (2, 4), (3, 3)]),
         alternatives=st.just((2, 2)),
         repeat_rules=st.just(True),

@@ -21,7 +21,8 @@ from canonlm.tasks.lano.invent import invent
 from canonlm.tasks.random import check_count, check_split
 
 FOLDER = Path(__file__).parent / "grammars"
-BUILT_IN = ("cfg3f", "cfg3j", "cfg3k", "cfg3b", "cfg3g", "cfg3h", "cfg3i", "cfg3e1", "cfg3e2")
+RELEASED = ("cfg3f", "cfg3j", "cfg3k", "cfg3b", "cfg3g", "cfg3h", "cfg3i", "cfg3e1", "cfg3e2")
+BUILT_IN = (*RELEASED, "small")
 MAX_LEVELS = 28  # the root, one per letter for the names of symbols, and the terminals
 MAX_LEN = 2**16  # tokens in the longest sentence: bounds the tables of the exact laws and of the sampler
 
@@ -63,7 +64,10 @@ class Grammar:
 
     @classmethod
     def load(cls, name: str) -> "Grammar":
-        """One of the nine released grammars. In cfg3e1 some symbols are out of the root's reach, as released."""
+        """A grammar by its name: one of the nine released ones, or "small", which is ours.
+
+        In cfg3e1 some symbols are out of the root's reach, as released.
+        """
         if name not in BUILT_IN:
             raise unknown("grammar", name, BUILT_IN)
         return cls(name, *text.read(FOLDER / f"{name}.txt", unreachable=True))

@@ -32,7 +32,7 @@ class Lano(Task):
     """Sentences of a layered grammar; train and test follow the same law. Paper: loss on all tokens, also on bos."""
 
     class Spec(TaskSpec):
-        grammar: str = "cfg3f"  # one of the nine released grammars, or the path of a grammar file
+        grammar: str = "cfg3f"  # a built-in grammar (nine were released, small is ours) or the path of a file
 
         @model_validator(mode="after")
         def _readable(self) -> "Lano.Spec":
