@@ -172,3 +172,7 @@ class Grammar:
 
     def __str__(self) -> str:
         return self.name
+
+    def first_dead(self, tokens: Any) -> int | None:
+        """The first i such that no sentence begins with tokens[: i + 1]; None where one begins with all of them."""
+        return parse.first_dead(self, tokens)

@@ -19,7 +19,6 @@ from canonlm.errors import InvalidSetting
 from canonlm.tasks.base import Malformed, Query, Sample, Slice, Task, Verdict, Vocab, register
 from canonlm.tasks.lano.exact import random_strings
 from canonlm.tasks.lano.grammar import BUILT_IN, Grammar
-from canonlm.tasks.lano.parse import first_dead
 from canonlm.tasks.lano.sampling import BOS, fill
 from canonlm.tasks.spec import TaskSpec
 from canonlm.tasks.windows import Windows
@@ -132,7 +131,7 @@ class Lano(Task):
                 return number, f"expected 1 … {terminals}, got {self.vocab.name(token)}"
         if self.grammar.contains(sentence):
             return None
-        dead = first_dead(self.grammar, sentence)
+        dead = self.grammar.first_dead(sentence)
         if dead is None:
             return len(sentence) + 1, "the sentence is not complete"
         return dead + 1, f"no sentence that starts like this goes on with {sentence[dead]}"
