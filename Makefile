@@ -41,6 +41,6 @@ bench: .venv/installed-dev  ## the numbers that README and docs quote
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	touch $@
 
-clean:  ## caches, and the samplers' compiled code (numba does not see edits in files that a sampler imports)
+clean:  ## caches, and the samplers' compiled code
 	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

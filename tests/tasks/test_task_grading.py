@@ -28,6 +28,9 @@ JUNK = st.one_of(
         st.one_of(st.integers(-3, 60), st.integers(), st.none(), st.floats(), st.text(max_size=3), st.booleans()),
         lambda inner: st.lists(inner, max_size=12), max_leaves=40,
     ),
+    st.lists(st.sampled_from(
+        [np.int32(3), np.float64(1.0), np.array([1, 2]), np.array(4), np.bool_(True), [np.array([5])], np.array([[6]])]
+    )),
 )  # fmt: skip
 
 
@@ -171,3 +174,13 @@ def test_guessing_scores_about_chance(guess):
     for name, scored in hits.items():
         error = np.sqrt(chance[name] * (1 - chance[name]) / len(scored))
         assert abs(np.mean(scored) - chance[name]) < 4 * error, name
+
+
+def test_read_takes_integers_only():
+    task = TASKS[2]
+    tokens = task.sample("test", 0, 0).tokens
+    for junk in (tokens + 0.5, [2**40], 5, [[1, 2]], [[1], [2, 3]], ["a"], None):
+        with pytest.raises(ValueError, match=r"^tokens: expected "):
+            task.read(junk)
+    with pytest.raises(ValueError, match=r"^tokens: expected "):
+        task.from_original(5)

@@ -42,7 +42,7 @@ class FactEval:
             name_nats += float(nats[roles == NAME].sum())
             value_nats += float(nats[(roles == PRONOUN) | (roles == VALUE)].sum())
             for r, row in enumerate(said):
-                sample = task.sample(self.stream.split, seed, first + r)
+                sample = task.sample("test", seed, first + r)
                 for verdict in task.grade(sample, row[: len(sample.tokens)]):
                     tally.add(verdict)
         questions = len(ATTRIBUTES) * self.held_out

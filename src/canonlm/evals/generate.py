@@ -19,14 +19,14 @@ class GenerateEval:
     """
 
     def __init__(self, stream: WindowStream, size: int, batch_size: int) -> None:
-        self.stream, self.size, self.batch_size = stream, size, min(batch_size, size)
+        self.stream, self.batch_size = stream, min(batch_size, size)
+        self.samples = [stream.task.sample(stream.split, stream.seed, index) for index in range(size)]
 
     @torch.no_grad()
     def run(self, model: PreTrainedModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "slices"}`: cross-entropy (nats) of the labelled tokens in a batch of test windows, and right
         answers per slice."""
-        stream, task = self.stream, self.stream.task
-        samples = [task.sample(stream.split, stream.seed, index) for index in range(self.size)]
+        stream, task, samples = self.stream, self.stream.task, self.samples
         asked = [(i, query) for i, sample in enumerate(samples) for query in sample.queries]
         asked.sort(key=lambda pair: pair[1].start)  # prompts of a batch are of like length: little padding
         said: list[list[list[int]]] = [[] for _ in samples]

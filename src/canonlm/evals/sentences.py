@@ -15,13 +15,15 @@ from canonlm.tasks.lano.sampling import BOS
 from canonlm.tasks.tally import Tally
 from canonlm.windows import WindowStream
 
+UNFINISHED = -1  # no terminal
+
 
 class SentenceEval:
     """As the paper does it (arXiv 2512.17351, App. A): `size` sentences written at temperature 1 from the start, and as
     many continued after a cut, the share of them that the grammar has; and the Kullback-Leibler divergence of the
     model's next-token law from the true one, over `size` test sentences.
 
-    What has not ended where a window would end counts as it stands then. Sampling is a function of (seed, sentence):
+    What has not ended where a window would end is no sentence. Sampling is a function of (seed, sentence):
     batches and devices change nothing but rounding.
     """
 
@@ -44,7 +46,7 @@ class SentenceEval:
             for first in range(0, len(prompted), self.batch_size):
                 batch = prompted[first : first + self.batch_size]
                 for i, sentence in zip(batch, self._write(model, batch, start, device), strict=True):
-                    said[i].append(sentence)
+                    said[i].append(sentence if BOS in sentence else [*sentence, UNFINISHED])
         for sample, sentences in zip(self.samples, said, strict=True):
             for verdict in task.grade(sample, sentences):
                 tally.add(verdict)

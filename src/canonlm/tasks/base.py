@@ -176,7 +176,7 @@ class Task:
 
     def read(self, tokens: Sequence[int] | np.ndarray, *, loss_on: str | None = None) -> Sample:
         """The Sample that these tokens (this task's own ids) spell. ValueError says where they spell none."""
-        ids = np.asarray(tokens, np.int32)
+        ids = _ids(tokens)
         facts, queries = self._read(ids.tolist())
         labels = ids.copy()
         if self._loss_on(loss_on) == "answer":
@@ -222,7 +222,7 @@ class Task:
         """The sample that these ids of the original release spell. ValueError says where they spell none."""
         ours = {int(original): i for i, original in enumerate(self._originals())}
         tokens = []
-        for position, original in enumerate(np.asarray(ids).tolist()):
+        for position, original in enumerate(_ids(ids).tolist()):
             if original not in ours:
                 raise Malformed(position, f"{original} is no token of {self}")
             tokens.append(ours[original])
@@ -242,6 +242,19 @@ class Task:
         return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.spec.model_dump().items())})"
 
 
+def _ids(tokens: Any) -> np.ndarray:
+    """int32 [n]; ValueError for what is no sequence of integers."""
+    try:
+        ids = np.asarray(tokens)
+    except ValueError:  # ragged
+        ids = np.empty((0, 0))
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise expected("tokens", "a sequence of integers", tokens)
+    if ids.size and not -(2**31) <= int(ids.min()) <= int(ids.max()) < 2**31:
+        raise expected("tokens", "integers of 32 bits", int(ids[np.abs(ids.astype(object)).argmax()]))
+    return ids.astype(np.int32)
+
+
 def _answers(sample: Sample, output: Any) -> list[list[Any] | None]:
     """What the output says to each query, as plain lists; None where it says nothing."""
     queries = sample.queries
@@ -259,7 +272,9 @@ def _answers(sample: Sample, output: Any) -> list[list[Any] | None]:
 def _plain(sequence: Any) -> list[Any] | None:
     """A list, tuple, array or tensor as a list; None for anything else."""
     sequence = sequence.tolist() if hasattr(sequence, "tolist") else sequence
-    return list(sequence) if isinstance(sequence, list | tuple) else None
+    if not isinstance(sequence, list | tuple):
+        return None
+    return [part.tolist() if hasattr(part, "tolist") else part for part in sequence]
 
 
 # -- the registry -----------------------------------------------------------------------------------------------------

@@ -8,8 +8,6 @@ starts that line up besides. Train, valid and test differ in the key, so no spli
 
 The state travels through the functions as two plain integers (`state, gamma`), not as an array: it stays in registers.
 Bounded draws are exact (Lemire 2019, multiply and reject), so a law below is the law, without a modulo bias.
-
-numba's disk cache looks at the file of the outer function only: after an edit here, delete `__pycache__`.
 """
 
 import operator

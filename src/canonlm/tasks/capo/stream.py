@@ -30,7 +30,7 @@ from canonlm.tasks.capo.tokens import BOS
 from canonlm.tasks.random import stream
 from canonlm.tasks.windows import IGNORE, Windows
 
-EVERY = 128  # documents between two entries of a pass's table: 12 kB per million documents
+EVERY = 128  # documents between two entries of a pass's table: 63 kB per million documents
 TABLES = 4  # passes whose tables are kept; sampler threads are at most in two at a time
 ORDER = 200  # stands in the key where texts have their split: orders share no stream with them
 

@@ -8,6 +8,7 @@ same people's names and values in texts it has not seen (bioS and its bits; arXi
 """
 
 from fractions import Fraction
+from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from canonlm.errors import unknown
+from canonlm.errors import expected, unknown
 from canonlm.tasks.base import Placed, Query, Sample, Slice, Task, register
 from canonlm.tasks.capo.bits import DATES, Bits, bits
 from canonlm.tasks.capo.documents import OF_VALUE, Law
@@ -63,9 +64,7 @@ class Capo(Task):
         self.vocab = self.text.vocab
         self.max_len = self.text.longest(spec.fullname)
         self.asked_in_training = spec.N // 2 if spec.questions else 0  # the people below this number
-        documents = spec.N + 6 * self.asked_in_training
-        law = Law(self.text.pieces, self.text.pools.sizes, spec.N, documents, spec.permute, spec.fullname)
-        self._stream = Stream(law, spec.exposures, self._text_number)
+        self._stream = _stream(spec)
         self._reader = Reader(self.text)
 
     def slices(self) -> list[Slice]:
@@ -105,9 +104,10 @@ class Capo(Task):
         return out
 
     def sample(self, split: str, seed: int, index: int, j: int = 0, *, loss_on: str | None = None) -> Sample:
-        """The biography of person index % N as pass j of the split tells it."""
-        key = check_count("seed", seed), check_split(split), self._text_number(check_split(split), check_count("j", j))
-        return self._sample(*key, check_count("index", index) % self.spec.N, loss_on)
+        """The biography of person index % N as pass j + index // N of the split tells it."""
+        e, person = divmod(check_count("index", index), self.spec.N)
+        number = _text_number(self.spec, check_split(split), e + check_count("j", j))
+        return self._sample(check_count("seed", seed), check_split(split), number, person, loss_on)
 
     def question(self, seed: int, index: int, attribute: str, *, loss_on: str | None = None) -> Sample:
         """The question for an attribute of person index % N, with its answer."""
@@ -131,14 +131,15 @@ class Capo(Task):
     # -- what an evaluation asks --------------------------------------------------------------------------------------
 
     def test_batch(self, seed: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """(ids int32, roles int8), [count, longest]: the test's biographies of people first … first + count - 1, modulo
-        N. Row r is `sample("test", seed, first + r)`.
+        """(ids int32, roles int8), [count, longest]: the test's biographies of people first … first + count - 1, of the
+        N there are. Row r is `sample("test", seed, first + r)`.
 
         Roles: 1 the full name where it comes first, 2 the first pronoun, 3 the six values, 0 anything else, -1 padding
         (id 0) behind the text.
         """
-        people = np.arange(check_count("first", first), first + check_count("count", count)) % self.spec.N
-        return self._batch(check_count("seed", seed), people)
+        if check_count("first", first) + check_count("count", count) > self.spec.N:
+            raise expected("count", f"at most {max(0, self.spec.N - first)} people from number {first} on", count)
+        return self._batch(check_count("seed", seed), np.arange(first, first + count))
 
     def question_batch(self, seed: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(ids, roles) as in `test_batch`, of questions that training never has: row r is for attribute (first + r) % 6
@@ -160,12 +161,6 @@ class Capo(Task):
 
     # -- behind it ----------------------------------------------------------------------------------------------------
 
-    def _text_number(self, split: int, e: int) -> int:
-        """Which of a person's texts pass e of a split has; splits share none."""
-        if split != 1 or self.spec.variant == "fresh":
-            return e
-        return e % self.spec.texts if self.spec.variant == "multi" else 0
-
     def _question_number(self, person: Any, a: Any) -> Any:
         return self.spec.N + 6 * person + a
 
@@ -180,3 +175,19 @@ class Capo(Task):
 
     def _read(self, tokens: list[int]) -> tuple[dict[str, Any], tuple[Query, ...]]:
         return self._reader.read(tokens)
+
+
+@lru_cache(maxsize=8)
+def _stream(spec: Capo.Spec) -> Stream:
+    """One for all tasks with these settings in a process: to count the tokens of many passes takes seconds."""
+    text = tokenise(spec.tokenizer, spec.pools)
+    documents = spec.N + (6 * (spec.N // 2) if spec.questions else 0)
+    law = Law(text.pieces, text.pools.sizes, spec.N, documents, spec.permute, spec.fullname)
+    return Stream(law, spec.exposures, partial(_text_number, spec))
+
+
+def _text_number(spec: Capo.Spec, split: int, e: int) -> int:
+    """Which of a person's texts pass e of a split has; splits share none."""
+    if split != 1 or spec.variant == "fresh":
+        return e
+    return e % spec.texts if spec.variant == "multi" else 0

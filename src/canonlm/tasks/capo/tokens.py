@@ -127,7 +127,8 @@ def _open(path: str | None) -> Any:
             tokenizer = Tokenizer.from_file(str(file / "tokenizer.json" if file.is_dir() else file))
     except Exception as error:  # the library raises bare ones
         what = "a tokenizer.json, or a folder with a tokenizer"
-        raise expected("capo.tokenizer", what, f"{path}: {str(error).splitlines()[0]}") from None
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise expected("capo.tokenizer", what, f"{path}: {why}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

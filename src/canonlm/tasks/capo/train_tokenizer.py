@@ -3,8 +3,8 @@
     python -m canonlm.tasks.capo.train_tokenizer [FILE]
 
 Every entry of a pool stands once, every template once: so the words of the templates, which repeat, become one token
-each, and most names two or three. The same words give the same file, to the byte. Whoever edits templates or pools runs
-it again: without FILE it replaces the shipped one.
+each, and names one or two, a few three. The same words give the same file, to the byte. Whoever edits templates or
+pools runs it again: without FILE it replaces the shipped one.
 """
 
 import os

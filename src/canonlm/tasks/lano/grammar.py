@@ -92,7 +92,7 @@ class Grammar:
         return cls(f"random-{seed}", sizes, rules)
 
     def write(self, path: str | Path) -> None:
-        """A file that `read` reads."""
+        """A file that `read` reads (where the root reaches all symbols, that is: in all but cfg3e1)."""
         text.write(Path(path), self.name, self.symbols, self.rules)
 
     # -- sentences ----------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def invent(
 
 
 class _Dice:
-    """The generator of `tasks.random`, for loops that are not worth compiling. Split 0 is nobody else's."""
+    """The generator of `tasks.random`, for loops that are not worth compiling. No split has the number 0."""
 
     def __init__(self, seed: int) -> None:
         self.state, self.gamma = map(np.uint64, stream(seed, 0, 0, 0))
@@ -90,9 +90,10 @@ def _level(dice, size, children, alternatives, lengths, repeat_symbols, repeat_r
     def mentioned(rows: list[tuple[int, Row]]) -> int:
         return len({child for _, row in rows for child in row})
 
-    counts: list[int] = []
-    while sum(counts) * lengths[1] < children:
+    for _ in range(STEPS):
         counts = [dice.between(*alternatives) for _ in range(size)]
+        if sum(counts) * lengths[1] >= children:
+            break
     rows: list[tuple[int, Row]] = []
     for owner in range(size):
         for _ in range(counts[owner]):

@@ -178,7 +178,7 @@ def _sums(left: int, right: int) -> int:
     sums = 0
     while right:
         least = right & -right
-        sums |= left * least
+        sums |= left << (least.bit_length() - 1)
         right ^= least
     return sums
 

@@ -54,8 +54,8 @@ class Lano(Task):
 
     @property
     def least_seq_len(self) -> int:
-        """bos, the tokens that are given, and one more."""
-        return 2 + min(CUT, self.max_len)
+        """Room for the shortest sentence with its ends, and for bos, the tokens that are given and one more."""
+        return 2 + max(self.grammar.min_len, min(CUT, self.grammar.max_len))
 
     def slices(self) -> list[Slice]:
         start: Slice = {"from": "start"}
