@@ -54,7 +54,7 @@ MISTAKES = [
     (play("copying", "task.N=64"), "data.seq_len: expected at least 130, for the test samples of copying(N=64"),
     (play("copying", "task.M=1"), 'unknown setting "copying.M".'),
     (play("depo", "task.K=0"), "depo.K: expected an integer >= 1"),
-    (play("depo", "task.N=9"), "depo.N: expected at most 8, the number of different names, got 9"),
+    (play("depo", "task.N=9"), "depo.N: expected at most 8, the number of different names of 1 to 1 tokens"),
     (play("mano", "task.L=0"), "mano.L: expected an integer >= 1"),
     (play("copying", "model.num_attention_heads=3"), "model.num_attention_heads: expected a divisor of model.hidden_"),
     (play("copying", "model.fields.rope_dim=7"), "model.fields.rope_dim: expected an even number from 0"),

@@ -327,7 +327,7 @@ def test_every_form_of_answers(form, depo, here, capsys):
             expected[query.slice["k"]][1] += 1
     assert list(counts.values()) == [(right, total) for right, total in expected.values()]
     assert sum(total - right for right, total in counts.values()) == wrong
-    assert "40 of 40 samples answered" in printed
+    assert "40 of 40 samples of depo(N=6" in printed
     whys = [line for line in printed.splitlines() if line.startswith("sample ")]
     assert len(whys) == 5
     assert whys[0].startswith("sample 0, ")
@@ -425,7 +425,7 @@ def test_lines_that_cannot_be_graded_are_listed(depo, here, capsys):
         "not graded, answers that are no lists of tokens: 4 (at 15-18)",
         "not graded, another number of answers than asked for: 3 (at 19-21)",
     ]
-    assert "2 of 40 samples answered" in printed
+    assert "2 of 40 samples of " in printed
     assert sum(total for _, total in table(printed).values()) == 8
 
 
@@ -458,8 +458,11 @@ MISTAKES = [
     ([*DUMP, "depo", "--out", "text.parquet"], '--out: expected a file that does not exist yet, got "text.parquet"'),
     ([*DUMP, "depo", "--out", "folder.parquet"], '--out: expected a file that does not exist yet, got "folder.pa'),
     ([*DUMP, "depo", "--out", "y.parquet"], "--out: expected a name beside which there is no such folder"),
-    ([*DUMP, "depo"], "--out: expected a file to write, such as depo.parquet, or --verify with a file of answers"),
-    ([*DUMP, "depo", "--out", "x.parquet", "--verify", "file"], "--out: expected a file to write, such as"),
+    ([*DUMP, "depo"], "--out: expected a file to write, or else --verify with a file of answers; got neither"),
+    (
+        [*DUMP, "depo", "--out", "x.parquet", "--verify", "file"],
+        "--out: expected a file to write, or else --verify with a file of answers; got both",
+    ),
     ([*DUMP, "depo", "--verify", "nowhere"], "--verify: expected a readable file (No such file or directory)"),
     ([*DUMP, "depo", "--verify", "."], "--verify: expected a readable file (Is a directory)"),
     ([*DUMP, "depo", "--verify", "empty"], 'empty: expected lines such as {"index": 0, "answers": [[5, 7]]}, got noth'),

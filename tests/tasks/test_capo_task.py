@@ -233,13 +233,13 @@ def test_it_travels_to_workers():
     [
         ({"N": 0}, "capo.N: expected an integer >= 1, got 0"),
         ({"N": 160_000_001}, "capo.N: expected at most 160000000 people (the pools have 400 x 400 x 1000 names), got"),
-        ({"exposures": 0}, "capo.exposures: expected an integer >= 1, got 0"),
+        ({"exposures": 0}, "capo.exposures: expected an integer >= 1 and <= 100000, got 0"),
         ({"variant": "some"}, "capo.variant: expected 'fresh', 'multi' or 'single', got \"some\""),
-        ({"texts": 0}, "capo.texts: expected an integer >= 1, got 0"),
+        ({"texts": 0}, "capo.texts: expected an integer >= 1 and <= 100000, got 0"),
         ({"N": 1, "questions": True}, "capo.N: expected at least 2 people, half of them to be asked about in training"),
         (
             {"pools": "nowhere"},
-            "nowhere/first_name.txt: No such file or directory",
+            "capo.pools: nowhere/first_name.txt: No such file or directory",
         ),
         ({"people": 5}, 'unknown setting "capo.people"'),
     ],

@@ -293,7 +293,7 @@ NOT_TOKENS = [
 ]
 
 
-@pytest.mark.parametrize("tokens", NOT_TOKENS, ids=repr)
+@pytest.mark.parametrize("tokens", NOT_TOKENS)
 def test_what_is_no_sequence_of_terminals(tokens):
     grammar = Grammar.load("cfg3b")
     assert contains(grammar, tokens) is False

@@ -197,11 +197,11 @@ def test_a_finite_stream_says_how_many_steps_there_are(tiny):
 
 
 def test_windows_suit_the_task(tiny):
-    lano = tiny.raw(task={"name": "lano", "grammar": "cfg3b"}, data={"seq_len": 52, "loss_on": "all"})
+    lano = tiny.raw(task={"name": "lano", "grammar": "cfg3b"}, data={"seq_len": 140, "loss_on": "all"})
     del lano["task"]["N"], lano["task"]["min_items"]
-    assert resolve(lano).data.seq_len == 52
+    assert resolve(lano).data.seq_len == 140
     for data, line in (
-        ({"seq_len": 51}, "data.seq_len: expected at least 52, for the test samples of lano"),
+        ({"seq_len": 139}, "data.seq_len: expected at least 140, for the test samples of lano"),
         ({"isolate_documents": True}, "data.isolate_documents: expected false: in lano the start of the next"),
     ):
         with pytest.raises(InvalidSetting) as error:

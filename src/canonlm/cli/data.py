@@ -85,7 +85,8 @@ def dump(
 
     chosen = _task(task, difficulty, settings)
     if (out is None) == (verify is None):
-        raise ValueError("--out: expected a file to write, such as depo.parquet, or --verify with a file of answers")
+        got = "neither" if out is None else "both"
+        raise ValueError(f"--out: expected a file to write, or else --verify with a file of answers; got {got}")
     if verify is not None:
         from canonlm.data.answers import grade_file
 
@@ -93,7 +94,7 @@ def dump(
             result = grade_file(
                 chosen, verify, n=n, split=split, seed=seed, on_progress=lambda done: count("graded", done)
             )
-        _print_grades(chosen, result, n)
+        _print_grades(chosen, result, n, split, seed)
         return 0
 
     from canonlm.data.dump import dump as write
@@ -153,7 +154,7 @@ def _label(task: "Task", where: "Slice") -> str:
     from canonlm.report.runs import slice_key
     from canonlm.report.words import slice_label
 
-    return slice_label(task.name, slice_key(where))
+    return ", ".join(slice_label(task.name, slice_key({key: value})) for key, value in where.items())
 
 
 def _clip(text: str) -> str:
@@ -164,7 +165,7 @@ def _clip(text: str) -> str:
     return f"{text[:half].rpartition(' ')[0]} … {text[-half:].partition(' ')[2]}"
 
 
-def _print_grades(task: "Task", result: "Graded", n: int) -> None:
+def _print_grades(task: "Task", result: "Graded", n: int, law: str, seed: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -172,7 +173,7 @@ def _print_grades(task: "Task", result: "Graded", n: int) -> None:
     from canonlm.report.words import percent
 
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{result.samples:,} of {n:,} samples answered")
+    console.print(f"{result.samples:,} of {n:,} samples of {task!r} answered ({law} law, seed {seed})")
     for reason, lines in result.refused.items():
         console.print(f"not graded, {reason}: {len(lines):,} (at {_clip(numbers(lines))})", markup=False)
     table = Table("", "right", "of", "", box=None, padding=(0, 2, 0, 0))

@@ -44,11 +44,13 @@ def probe(
         raise expected("--layer", f"0 to {layers}, or -1 for the last", layer)
 
     import torch
+    from transformers.utils.logging import disable_progress_bar
 
     from canonlm.evals.probe import probe as fit_and_score
     from canonlm.models import CanonLMForCausalLM
     from canonlm.train.build import pick_device
 
+    disable_progress_bar()
     model = CanonLMForCausalLM.from_pretrained(newest, dtype=torch.float32).eval().to(pick_device("auto"))
     levels = fit_and_score(model, task, layer=layer, seed=config.train.seed, fit=fit, test=test)
     write_json(run / "probe.json", {"layer": layer, "fit": fit, "test": test, "levels": [asdict(x) for x in levels]})

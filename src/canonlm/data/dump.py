@@ -132,8 +132,13 @@ def _join(
         pq.ParquetWriter(file, pa.schema(COLUMNS, metadata=metadata), compression="zstd") as writer,
     ):
         for part in parts:
-            with pa.OSFile(str(part)) as source:
-                table = pa.ipc.open_file(source).read_all()
+            try:
+                with pa.OSFile(str(part)) as source:
+                    table = pa.ipc.open_file(source).read_all()
+            except pa.ArrowInvalid:
+                part.unlink()
+                what = f"whole parts ({part} was damaged and is removed; the same command draws it again)"
+                raise expected("--out", what, out.name) from None
             writer.write_table(table, row_group_size=len(table))
             done += len(table)
             on_progress("joined", done)

@@ -74,6 +74,8 @@ def _compared(task: str, score: str, a: Rate, b: Rate) -> str:
         return f"{reached}; single runs do not say how much of that is luck"
     if not above and not below:
         equal = all(mine[key].mean == theirs[key].mean for key in keys)
+        if equal and all(mine[key].mean == 0 for key in keys):
+            return f"neither {a.arch} nor {b.arch} got anything right yet"
         seen = "score exactly the same" if equal else "cannot be told apart, their ranges overlap everywhere"
         return f"{a.arch} and {b.arch} {seen}"
     repeated = all(spread.runs > 1 for spreads in (mine, theirs) for spread in spreads.values())

@@ -24,7 +24,7 @@ TASKS = {
     "lano": "The model must write sentences that follow a grammar of nested rules, which it only knows from examples.",
     "capo": "The model reads short biographies in training and must later recall facts about those people.",
     "mqar": (
-        "The model reads pairs of a key and a value, then sees some of the keys again and must give the value that "
+        "The model reads pairs of a key and a value, then sees the keys again and must give the value that "
         "came with each."
     ),
 }

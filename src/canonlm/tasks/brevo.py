@@ -46,6 +46,8 @@ class Brevo(Task):
             low, high = self.min_name_len, self.max_name_len
             if self.name_vocab is not None:
                 check_names(self, self.name_vocab, low, high, self.N)
+            elif high < low:
+                raise self.refuse("max_name_len", f"an integer >= min_name_len ({low})", high)
             elif (low, high) != (1, 1):
                 raise self.refuse("name_vocab", f"an integer, as names have {low} to {high} tokens", self.name_vocab)
             return self

@@ -73,7 +73,9 @@ def check_names(spec: TaskSpec, m: int, low: int, high: int, N: int) -> None:
     if (high - low + 1) * m**high > MAX_CELLS:
         raise spec.refuse("name_vocab", f"fewer names (lengths x name_vocab^max_name_len <= {MAX_CELLS})", m)
     if (available := sum(m**length for length in range(low, high + 1))) < N:
-        raise spec.refuse("N", f"at most {available}, the number of different names", N)
+        raise spec.refuse(
+            "N", f"at most {available}, the number of different names of {low} to {high} tokens out of {m}", N
+        )
 
 
 @njit(cache=True)

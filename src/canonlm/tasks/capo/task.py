@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from canonlm.errors import expected, unknown
+from canonlm.errors import InvalidSetting, expected, unknown
 from canonlm.tasks.base import Placed, Query, Sample, Slice, Task, register
 from canonlm.tasks.capo.bits import DATES, Bits, bits
 from canonlm.tasks.capo.documents import OF_VALUE, Law
@@ -36,9 +36,9 @@ class Capo(Task):
 
     class Spec(TaskSpec):
         N: int = Field(50_000, ge=1)  # people
-        exposures: int = Field(100, ge=1)  # how often training tells of each, in passes over all of them
+        exposures: int = Field(100, ge=1, le=100_000)  # how often training tells of each, in passes over all of them
         variant: Literal["fresh", "multi", "single"] = "fresh"  # new sentences every time, `texts` in turn, one text
-        texts: int = Field(5, ge=1)  # per person, under variant: multi
+        texts: int = Field(5, ge=1, le=100_000)  # per person, under variant: multi
         permute: bool = True  # every text has an order of its own; False: as in ATTRIBUTES
         fullname: bool = False  # the full name in all sentences, not only in the first
         questions: bool = False  # training also asks about the first half of the people, the test about the others
@@ -47,7 +47,11 @@ class Capo(Task):
 
         @model_validator(mode="after")
         def _enough_people(self) -> "Capo.Spec":
-            check_people(f"{self.task}.N", self.N, load(None if self.pools is None else Path(self.pools)).sizes)
+            try:
+                pools = load(None if self.pools is None else Path(self.pools))
+            except ValueError as error:
+                raise InvalidSetting(f"{self.task}.pools", f"{self.task}.pools: {error}") from None
+            check_people(f"{self.task}.N", self.N, pools.sizes)
             if self.questions and self.N < 2:
                 raise self.refuse("N", "at least 2 people, half of them to be asked about in training", self.N)
             return self
