@@ -61,6 +61,6 @@ def probe(
         table.add_row(str(x.level), str(x.symbols), *(f"{share:.1%}" for share in shares))
     console = Console()
     console.print(f"{config.arch}, {newest.name}, layer {layer}: share of test tokens told right; level 0 is the whole "
-                  "sentence, the guess is always the commonest answer", highlight=False)  # fmt: skip
+                  "sentence, the guess is always the commonest answer", highlight=False, soft_wrap=True)  # fmt: skip
     console.print(table)
     return 0

@@ -1,0 +1,61 @@
+"""`canonlm probe`, on a run of a few steps."""
+
+import json
+
+import yaml
+
+from canonlm.cli import main
+
+RUN = {
+    "arch": "llama+canon=A",
+    "task": {"name": "lano", "grammar": "small"},
+    "model": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2},
+    "data": {"seq_len": 128, "loss_on": "all"},
+    "train": {
+        "steps": 2, "batch_size": 2, "num_threads": 1, "eval_every": 2, "eval_size": 2, "checkpoint_every": 2,
+        "optim": {"lr": 1e-3},
+    },
+}  # fmt: skip
+
+
+def train(folder, **changes):
+    config = folder.with_suffix(".yaml")
+    config.write_text(yaml.safe_dump({**RUN, **changes}))
+    assert main(["train", str(config), "--out", str(folder)]) == 0
+
+
+def test_a_table_and_a_file(tmp_path, capsys):
+    train(tmp_path / "run")
+    capsys.readouterr()
+    assert main(["probe", str(tmp_path / "run"), "--fit", "12", "--test", "6", "--layer", "1"]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert said.out.startswith("llama+canon=A, step-00000002, layer 1: ")
+    found = json.loads((tmp_path / "run" / "probe.json").read_text())
+    assert (found["layer"], found["fit"], found["test"]) == (1, 12, 6)
+    assert [level["level"] for level in found["levels"]] == [1, 2, 3]
+    for level in found["levels"]:
+        assert f"{level['symbol_at_end']:.1%}" in said.out
+
+
+def test_mistakes(tmp_path, capsys):
+    train(tmp_path / "run")
+    train(tmp_path / "other", task={"name": "copying", "N": 4})
+    (tmp_path / "unsaved").mkdir()
+    (tmp_path / "unsaved" / "config.yaml").write_text((tmp_path / "run" / "config.yaml").read_text())
+    capsys.readouterr()
+    for arguments, line in (
+        (["nowhere"], "RUN: expected a run folder (with a config.yaml), got"),
+        (["other"], 'RUN: expected a run of lano, the task whose sentences have a parse tree, got "copying"'),
+        (["unsaved"], "RUN: expected a run that has saved a checkpoint, got"),
+        (["run", "--layer", "2"], "--layer: expected 0 to 1, or -1 for the last, got 2"),
+        (["run", "--layer", "-2"], None),
+    ):
+        code = main(["probe", str(tmp_path / arguments[0]), *arguments[1:], "--fit", "4", "--test", "4"])
+        said = capsys.readouterr()
+        if line is None:
+            assert code == 0
+        else:
+            assert (code, said.out) == (2, "")
+            assert said.err.startswith(f"canonlm: {line}")
+            assert said.err.count("\n") == 1
