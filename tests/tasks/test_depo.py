@@ -65,9 +65,10 @@ def specs(draw):
     if available < 3 or (high - low + 1) * m**high > 50_000:
         m, low, high, available = 8, 1, 1, 8
     sizes = {"name_vocab": m, "min_name_len": low, "max_name_len": high}
+    N = draw(st.integers(3, min(available, 80)))
     return {
-        "N": draw(st.integers(3, min(available, 80))),
-        "K": draw(st.integers(1, 40)),
+        "N": N,
+        "K": draw(st.integers(1, min(N - 1, 40))),
         "M": draw(st.integers(1, 12)),
         **sizes,
     }
@@ -178,7 +179,7 @@ def test_cycle_length_law(difficulty, mean, documents, fits):
     ],
 )
 def test_test_law_of_k(K, law, documents, fits):
-    task = tasks.get("depo", N=10, K=K)
+    task = tasks.get("depo", N=K + 9, K=K)
     ks = Counter(t - 1 for doc in documents(task, "test", 2000) for t in doc if 2 <= t < 2 + K)
     assert set(ks) == set(law)
     assert task.slices() == [{"k": k} for k in law]
@@ -205,7 +206,7 @@ def test_short_names_saturate(documents):
 
 def test_names_are_drawn_one_by_one_without_duplicates(documents):
     """Against the process itself: draw a name (length, then tokens) until there are enough different ones."""
-    task = tasks.get("depo", N=4, name_vocab=2, min_name_len=1, max_name_len=3, M=1)
+    task = tasks.get("depo", N=4, K=3, name_vocab=2, min_name_len=1, max_name_len=3, M=1)
     rng = random.Random(0)
 
     def simulated():

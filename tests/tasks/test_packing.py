@@ -13,7 +13,7 @@ FIXED = settings(derandomize=True, deadline=None, max_examples=60)
 
 TASKS = [
     tasks.get("depo", N=12, K=4),
-    tasks.get("depo", N=9, K=16, M=3, name_vocab=3, min_name_len=2, max_name_len=3),
+    tasks.get("depo", N=18, K=16, M=3, name_vocab=3, min_name_len=2, max_name_len=3),
     tasks.get("mano", L=4),
     tasks.get("mano", L=5, ops="asmd", modulus=7, synonyms=False),
     tasks.get("copying", N=6),
@@ -141,6 +141,7 @@ def test_tasks_travel_to_workers():
             "depo.N: expected at most 2550, the number of different names of 1 to 2 tokens out of 50, got 2551",
         ),
         (lambda: tasks.get("depo", K=0), "depo.K: expected an integer >= 1"),
+        (lambda: tasks.get("depo", N=8), "depo.N: expected an integer > K (8), or test questions would go round the"),
         (lambda: tasks.get("depo", M=0), "depo.M: expected an integer >= 1"),
         (
             lambda: tasks.get("depo", min_name_len=3),
@@ -168,8 +169,11 @@ def test_tasks_travel_to_workers():
         (lambda: TASKS[0].windows("test", 0, 0, -1, seq_len=8), "count: expected"),
         (lambda: TASKS[0].windows("test", 0, 0, 1, seq_len=0), "seq_len: expected an integer from 1"),
         (lambda: TASKS[0].windows("test", 0, 0, 1, seq_len=8, loss_on="none"), 'loss_on: expected "answer" or "all"'),
-        (lambda: TASKS[4].to_original(TASKS[4].sample("test", 0, 0)), "copying: the original release has no such task"),
-        (lambda: TASKS[4].from_original([1]), "copying: the original release has no such task"),
+        (
+            lambda: TASKS[4].to_original(TASKS[4].sample("test", 0, 0)),
+            "copying: the original release has no token ids of this task",
+        ),
+        (lambda: TASKS[4].from_original([1]), "copying: the original release has no token ids of this task"),
     ],
 )
 def test_mistakes_are_one_line(call, line):

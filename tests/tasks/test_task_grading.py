@@ -11,7 +11,7 @@ FIXED = settings(derandomize=True, deadline=None, max_examples=60)
 
 TASKS = [
     tasks.get("depo", N=12, K=4),
-    tasks.get("depo", N=9, K=16, M=3, name_vocab=3, min_name_len=2, max_name_len=3),
+    tasks.get("depo", N=18, K=16, M=3, name_vocab=3, min_name_len=2, max_name_len=3),
     tasks.get("mano", L=4),
     tasks.get("copying", N=6),
     tasks.get("copying", N=1),

@@ -230,7 +230,7 @@ class Task:
 
     def _originals(self) -> np.ndarray:
         if self.original_ids is None:
-            raise ValueError(f"{self.name}: the original release has no such task, so there are no original ids")
+            raise ValueError(f"{self.name}: the original release has no token ids of this task")
         return self.original_ids
 
     def _loss_on(self, loss_on: str | None) -> str:

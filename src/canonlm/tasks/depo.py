@@ -51,6 +51,9 @@ class Depo(Task):
 
         @model_validator(mode="after")
         def _enough_names(self) -> "Depo.Spec":
+            if self.N <= self.K:
+                what = f"an integer > K ({self.K}), or test questions would go round the whole ring"
+                raise self.refuse("N", what, self.N)
             check_names(self, self.name_vocab, self.min_name_len, self.max_name_len, self.N)
             return self
 
