@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from canonlm import tasks
-from canonlm.tasks.lano import RELEASED
+from canonlm.tasks.lano import RELEASED, Grammar
 
 FIXED = settings(derandomize=True, deadline=None, max_examples=60)
 SEED = st.integers(0, 2**40)
@@ -261,7 +261,12 @@ def test_bad_grammars_are_one_line(tmp_path):
 def test_a_file_in_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "mine").write_text(TINY)
     monkeypatch.chdir(tmp_path)
-    assert tasks.get("lano", grammar="mine").grammar.name == "mine"
+    task = tasks.get("lano", grammar="mine")
+    (tmp_path / "mine").write_text("root = 1 2 | 2\n")  # a task keeps the rules, not the path
+    again = tasks.get("lano", **task.spec.model_dump())
+    assert again.grammar == task.grammar == Grammar.from_text(TINY)
+    assert again.spec == task.spec
+    assert len(repr(task)) < 90
 
 
 def test_settings():

@@ -13,6 +13,7 @@ from canonlm.tasks.spec import TaskSpec
 from canonlm.tasks.windows import IGNORE, Windows, empty_windows
 
 Slice = dict[str, int | str]
+LONGEST_SHOWN = 60  # characters of a setting in a task's repr: a setting can be a whole grammar
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,12 @@ class Task:
         return loss_on or self.loss_on
 
     def __repr__(self) -> str:
-        return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.spec.model_dump().items())})"
+        return f"{self.name}({', '.join(f'{key}={_brief(value)}' for key, value in self.spec.model_dump().items())})"
+
+
+def _brief(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}…"
 
 
 def _ids(tokens: Any) -> np.ndarray:

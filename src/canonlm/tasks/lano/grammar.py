@@ -8,7 +8,7 @@ The nine of `grammars/` are the released grammars of Physics of Language Models,
 of arXiv 2512.17351 uses cfg3f, cfg3j and cfg3k), carried over into the format of `text.py`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -79,11 +79,17 @@ class Grammar:
         ValueError, in one line with the file and the line, for anything that is no layered grammar, and for symbols
         and terminals that no sentence can contain; OSError where there is no such file.
         """
-        parts = text.read(Path(path))
+        named = cls.from_text(text.content_of(Path(path)), str(path))
+        return replace(named, name=Path(path).stem)
+
+    @classmethod
+    def from_text(cls, content: str, name: str = "grammar") -> "Grammar":
+        """A grammar from the content of such a file."""
+        parts = text.parse(content, name)
         try:
-            return cls(Path(path).stem, *parts)
+            return cls(name, *parts)
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+            raise ValueError(f"{name}: {error}") from None
 
     @classmethod
     def random(cls, seed: int, **knobs: Any) -> "Grammar":

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import model_validator
+from pydantic import field_validator
 
 from canonlm.errors import InvalidSetting
 from canonlm.tasks.base import Malformed, Query, Sample, Slice, Task, Verdict, Vocab, register
 from canonlm.tasks.lano.exact import random_strings
 from canonlm.tasks.lano.grammar import BUILT_IN, Grammar
 from canonlm.tasks.lano.sampling import BOS, fill
+from canonlm.tasks.lano.text import content_of
 from canonlm.tasks.spec import TaskSpec
 from canonlm.tasks.windows import Windows
 
@@ -31,15 +32,16 @@ class Lano(Task):
     """Sentences of a layered grammar; train and test follow the same law. Paper: loss on all tokens, also on bos."""
 
     class Spec(TaskSpec):
-        grammar: str = "cfg3f"  # a built-in grammar (nine were released, small is ours) or the path of a file
+        grammar: str = "cfg3f"  # a built-in grammar (nine were released, small is ours), a file's path, or rules
 
-        @model_validator(mode="after")
-        def _readable(self) -> "Lano.Spec":
+        @field_validator("grammar")
+        @classmethod
+        def _rules(cls, grammar: str) -> str:
+            """A file's rules instead of its path: what a run was configured with must not change with a file."""
             try:
-                _grammar(self.grammar)
+                return _name_or_rules(grammar)
             except (ValueError, OSError) as error:
                 raise InvalidSetting("lano.grammar", f"lano.grammar: {error}") from None
-            return self
 
     difficulties = {name: {"grammar": name} for name in BUILT_IN}
     loss_on = "all"
@@ -48,7 +50,7 @@ class Lano(Task):
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.grammar = _grammar(spec.grammar)
+        self.grammar = Grammar.from_text(spec.grammar) if "\n" in spec.grammar else Grammar.load(spec.grammar)
         self.vocab = Vocab(["bos", *(str(t) for t in range(1, self.grammar.sizes[-1] + 1))], ["bos"])
         self.max_len = 1 + self.grammar.max_len
 
@@ -158,10 +160,16 @@ def _token(said: object) -> int | None:
     return int(said) if isinstance(said, int | np.integer) and not isinstance(said, bool) else None
 
 
-def _grammar(name: str) -> Grammar:
-    path = Path(name)
-    if name in BUILT_IN or not (path.suffix or len(path.parts) > 1 or path.is_file()):
-        return Grammar.load(name)
-    if not path.is_file():
+def _name_or_rules(grammar: str) -> str:
+    """The name of a built-in grammar, or rules: those that are given (in lines), or those in the file of that path."""
+    path = Path(grammar)
+    if "\n" in grammar:
+        Grammar.from_text(grammar)
+    elif grammar in BUILT_IN or not (path.suffix or len(path.parts) > 1 or path.is_file()):
+        Grammar.load(grammar)
+    elif not path.is_file():
         raise ValueError(f"there is no grammar file {path}")
-    return Grammar.read(path)
+    else:
+        Grammar.read(path)
+        return content_of(path).strip() + "\n"
+    return grammar

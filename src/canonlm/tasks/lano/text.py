@@ -37,8 +37,23 @@ def read(path: Path, *, unreachable: bool = False) -> Parts:
 
     unreachable: accept symbols that the root does not lead to.
     """
-    rules, line_of = _lines(path)
-    steps = _steps_above_terminals(path, rules, line_of)
+    return parse(content_of(path), str(path), unreachable=unreachable)
+
+
+def content_of(path: Path) -> str:
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        content = "\0"
+    if "\0" in content:
+        raise ValueError(f"{path}: expected a text file (UTF-8) with a grammar, got other bytes")
+    return content
+
+
+def parse(content: str, where: str, *, unreachable: bool = False) -> Parts:
+    """The same of rules that are at hand. where: what errors call them."""
+    rules, line_of = _lines(content, where)
+    steps = _steps_above_terminals(where, rules, line_of)
     root = next(iter(rules))
     reached, found = {root}, [root]
     for symbol in found:
@@ -47,11 +62,11 @@ def read(path: Path, *, unreachable: bool = False) -> Parts:
         found += fresh
     for symbol in rules:
         if symbol not in reached and not unreachable:
-            raise _mistake(path, line_of[symbol], f"nothing leads from {root} (the first symbol) to {symbol}")
+            raise _mistake(where, line_of[symbol], f"nothing leads from {root} (the first symbol) to {symbol}")
     terminals = {child for rows in rules.values() for row in rows for child in row if isinstance(child, int)}
     if len(terminals) < (highest := max(terminals)):
         unused = next(t for t in count(1) if t not in terminals)
-        raise ValueError(f"{path}: the terminals go up to {highest}, but {unused} is in no rule")
+        raise ValueError(f"{where}: the terminals go up to {highest}, but {unused} is in no rule")
 
     levels: list[list[str]] = [[] for _ in range(steps[root])]
     for symbol in rules:
@@ -66,18 +81,12 @@ def read(path: Path, *, unreachable: bool = False) -> Parts:
     return tuple(map(len, names)), numbered, names
 
 
-def _mistake(path: Path, line: int, what: str) -> ValueError:
-    return ValueError(f"{path}, line {line}: {what}")
+def _mistake(where: str, line: int, what: str) -> ValueError:
+    return ValueError(f"{where}, line {line}: {what}")
 
 
-def _lines(path: Path) -> tuple[dict[str, list[tuple[Symbol, ...]]], dict[str, int]]:
+def _lines(content: str, where: str) -> tuple[dict[str, list[tuple[Symbol, ...]]], dict[str, int]]:
     """(the alternatives of each symbol, the line of each symbol), in the order of the file."""
-    try:
-        content = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        content = "\0"
-    if "\0" in content:
-        raise ValueError(f"{path}: expected a text file (UTF-8) with a grammar, got other bytes")
     rules: dict[str, list[tuple[Symbol, ...]]] = {}
     line_of: dict[str, int] = {}
     for number, line in enumerate(content.split("\n"), 1):
@@ -86,31 +95,31 @@ def _lines(path: Path) -> tuple[dict[str, list[tuple[Symbol, ...]]], dict[str, i
             continue
         symbol, equals, right = (part.strip() for part in line.partition("="))
         if not equals or "=" in right or len(symbol.split()) != 1 or "|" in symbol:
-            raise _mistake(path, number, f"expected 'symbol = children | children', got '{_short(line)}'")
+            raise _mistake(where, number, f"expected 'symbol = children | children', got '{_short(line)}'")
         if symbol.isdecimal():
-            raise _mistake(path, number, f"{symbol} is a number, so a terminal: it has no rules")
+            raise _mistake(where, number, f"{symbol} is a number, so a terminal: it has no rules")
         if symbol in rules:
-            raise _mistake(path, number, f"{symbol} has its rules in line {line_of[symbol]} already")
+            raise _mistake(where, number, f"{symbol} has its rules in line {line_of[symbol]} already")
         rules[symbol], line_of[symbol] = [], number
         for part in right.split("|"):
             row = tuple(int(word) if word.isdecimal() else word for word in part.split())
             if not row:
-                raise _mistake(path, number, f"an alternative of {symbol} is empty")
+                raise _mistake(where, number, f"an alternative of {symbol} is empty")
             if 0 in row:
-                raise _mistake(path, number, "terminals are the numbers 1, 2, …; got 0")
+                raise _mistake(where, number, "terminals are the numbers 1, 2, …; got 0")
             if row in rules[symbol]:
-                raise _mistake(path, number, f"{symbol} has the alternative '{_short(part)}' twice")
+                raise _mistake(where, number, f"{symbol} has the alternative '{_short(part)}' twice")
             rules[symbol].append(row)
     if not rules:
-        raise ValueError(f"{path}: expected rules such as 'root = a b | b a', found none")
+        raise ValueError(f"{where}: expected rules such as 'root = a b | b a', found none")
     for symbol, rows in rules.items():
         for child in (child for row in rows for child in row):
             if isinstance(child, str) and child not in rules:
-                raise _mistake(path, line_of[symbol], f"{child} has no rules (only numbers are terminals)")
+                raise _mistake(where, line_of[symbol], f"{child} has no rules (only numbers are terminals)")
     return rules, line_of
 
 
-def _steps_above_terminals(path: Path, rules: dict, line_of: dict[str, int]) -> dict[Symbol, int]:
+def _steps_above_terminals(where: str, rules: dict, line_of: dict[str, int]) -> dict[Symbol, int]:
     """The height of every symbol; where the grammar has levels, all children of a symbol have the same."""
     steps: dict[Symbol, int] = {child: 0 for rows in rules.values() for row in rows for child in row}
     steps = {child: 0 for child in steps if isinstance(child, int)}
@@ -121,14 +130,14 @@ def _steps_above_terminals(path: Path, rules: dict, line_of: dict[str, int]) -> 
             low, high = children[0], children[-1]
             if steps[low] < steps[high]:
                 what = f"{low} and {high} are on different levels ({steps[low]} and {steps[high]} above the terminals)"
-                raise _mistake(path, line_of[symbol], f"{what}, so they cannot both be children of {symbol}")
+                raise _mistake(where, line_of[symbol], f"{what}, so they cannot both be children of {symbol}")
             steps[symbol] = steps[low] + 1
     if waiting:  # what cannot be placed is on a circle or above one: walk down to the circle
         symbol, seen = next(iter(waiting)), set()
         while symbol not in seen:
             seen.add(symbol)
             symbol = next(child for row in waiting[symbol] for child in row if child in waiting)
-        raise _mistake(path, line_of[symbol], f"{symbol} leads back to itself; every rule must go one level down")
+        raise _mistake(where, line_of[symbol], f"{symbol} leads back to itself; every rule must go one level down")
     return steps
 
 
