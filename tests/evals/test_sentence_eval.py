@@ -73,6 +73,19 @@ def test_sampling_is_exact(knows, grammars):
     assert result.pvalue > 1e-3
 
 
+def test_guessing_scores_what_it_must(knows, grammars):
+    """A model that finds every token equally likely, the end too: each sentence of n tokens comes with 3^-(n + 1)."""
+    task = grammars["small"]
+    a, b = ("12", "211"), ("11", "221", "12")
+    sentences = {x + y for x in a for y in b} | {y + x + z for y in b for x in a for z in b}
+    assert all(task.grammar.contains([*map(int, sentence)]) for sentence in sentences)
+    chance = sum(3.0 ** -(len(sentence) + 1) for sentence in sentences)
+    row = evaluation(task, 4000, 2000).run(knows(3, lambda tokens: np.zeros((len(tokens), 3))), CPU)
+    assert 0.01 < chance < 0.1
+    share = row["slices"][0]["correct"] / row["slices"][0]["total"]
+    assert abs(share - chance) < 4 * np.sqrt(chance * (1 - chance) / 4000)
+
+
 def test_batches_change_nothing(grammars):
     task = grammars["long"]
     torch.manual_seed(0)
