@@ -7,6 +7,7 @@ This is the only Canon in the package: the decoder, its mixers and its MLPs all 
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from canonlm.errors import expected
 from canonlm.ops.causal_conv import causal_conv, conv_state
@@ -86,7 +87,7 @@ class CanonLayer(nn.Module):
 
     def _convolve(self, x_BTC: Tensor, doc_ids_BT: Tensor | None, state_BCK: Tensor | None) -> Tensor:
         compute = torch.promote_types(torch.promote_types(x_BTC.dtype, self.weight.dtype), torch.float32)
-        weight = self.weight.to(compute)
+        weight = on_this_device(self.weight).to(compute)
         if not self.activation and self.bias is None:
             if self.residual:
                 # x + conv(x) is one convolution whose last tap is larger by one: a pass less, and a rounding less.
@@ -94,7 +95,7 @@ class CanonLayer(nn.Module):
             return causal_conv(x_BTC, weight, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
         y_BTC = causal_conv(x_BTC.to(compute), weight, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
         if self.bias is not None:
-            y_BTC = y_BTC + self.bias.to(compute)
+            y_BTC = y_BTC + on_this_device(self.bias).to(compute)
         if self.activation:
             y_BTC = nn.functional.silu(y_BTC)
         if self.residual:
@@ -104,6 +105,11 @@ class CanonLayer(nn.Module):
     def extra_repr(self) -> str:
         how = f"residual={self.residual}, activation={self.activation}, bias={self.bias is not None}"
         return f"{self.hidden_size}, kernel_size={self.kernel_size}, {how}"
+
+
+def on_this_device(weight: Tensor) -> Tensor:
+    """`weight`, or the part that is here of one spread over devices (a DTensor)."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def _unit_tap(kernel: int, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -27,6 +27,9 @@ class InvalidSetting(ValueError):
         super().__init__(str(message))
         self.key = key
 
+    def __reduce__(self) -> Any:  # to be told to other processes
+        return type(self), (self.key, str(self))
+
 
 def expected(key: str, what: str, value: object) -> InvalidSetting:
     """`train.optim.lr: expected a number > 0, got "3e-3x"`"""
@@ -39,13 +42,14 @@ def refused(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     complaints = error.errors()
     # The first, unless a key is unknown: what it was meant to be is often reported as missing before it.
     first = next((complaint for complaint in complaints if complaint["type"] == "extra_forbidden"), complaints[0])
-    owner, path, field = model, [], None
+    owner, path, field, annotation = model, [], None, model
     for part in first["loc"]:
         path.append(str(part))
-        field = owner.model_fields.get(str(part))
-        if field is None or not _is_model(field.annotation):
+        field, annotation = _within(annotation, str(part))
+        if _is_model(annotation):
+            owner = annotation
+        elif not (get_origin(annotation) is dict and _is_model(get_args(annotation)[1])):
             break  # what follows lies inside a value
-        owner = field.annotation  # type: ignore[assignment]
     key = prefix + ".".join(path)
     if first["type"] == "value_error":  # raised by a validator of ours: already in house form
         cause = first["ctx"]["error"]
@@ -70,9 +74,24 @@ _KINDS: dict[Any, str] = {
 }
 
 
+def _within(annotation: Any, key: str) -> tuple[FieldInfo | None, Any]:
+    """The field of that name in a model, and what it is annotated with, or what a dictionary's values are."""
+    if not _is_model(annotation):
+        return None, get_args(annotation)[1]
+    if (field := annotation.model_fields.get(key)) is None:
+        return None, None
+    options = [option for option in get_args(field.annotation) if option is not NoneType]
+    optional = isinstance(field.annotation, UnionType) and len(options) == 1
+    return field, options[0] if optional else field.annotation
+
+
 def _wanted(field: FieldInfo | None, first: Any) -> str:
     if first["type"] == "literal_error":
         return str(first["ctx"]["expected"])
+    if first["type"] == "model_type":
+        return _KINDS[dict]
+    if first["type"] == "too_short":
+        return f"at least {first['ctx']['min_length']}"
     if field is None or (kind := _kind(field.annotation)) is None:
         return str(first["msg"]).removeprefix("Input should be ")
     signs = ((Ge, ">=", "ge"), (Gt, ">", "gt"), (Le, "<=", "le"), (Lt, "<", "lt"))

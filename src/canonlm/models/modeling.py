@@ -32,6 +32,7 @@ from canonlm.models.cache import (
 )
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.initialize import init_parameters
+from canonlm.models.loss import loss_of_hidden, loss_of_logits, mean_loss
 from canonlm.models.mixers import build_mixer
 from canonlm.models.mixers.attention import Attention
 from canonlm.models.mlp import build_mlp
@@ -268,6 +269,13 @@ class CanonLMModel(CanonLMPreTrainedModel):
         return same_document
 
 
+@dataclass
+class CausalLMOutput(CausalLMOutputWithPast):
+    """As of every causal model of transformers, and how much of the loss is z-loss, where the configuration has one."""
+
+    z_loss: Tensor | None = None
+
+
 class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
     """The decoder with a language-model head; everything transformers' causal models do."""
 
@@ -289,13 +297,23 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         doc_ids: Tensor | None = None,
         labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        loss_only: bool = False,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs,
-    ) -> CausalLMOutputWithPast:
-        """`labels[b, t]` is the target for `input_ids[b, t]`, or -100: logits and labels are shifted here. See
-        `next_token_loss`."""
-        num_items = kwargs.pop("num_items_in_batch", None)
+    ) -> CausalLMOutput:
+        """With targets, the loss: its mean over the labelled ones, or its sum over `num_items_in_batch`.
+
+        `shift_labels[b, t]` is what follows `input_ids[b, t]`, or -100; `labels[b, t]` is the target for
+        `input_ids[b, t]` itself, as elsewhere in transformers, and shifted here. With `loss_only` there are no logits:
+        the loss is made without holding them all (`loss_of_hidden`), and can be differentiated once. The head's weight
+        may then be a DTensor, sharded by rows over a tensor-parallel group."""
+        if labels is not None and shift_labels is None:
+            shift_labels = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+        if loss_only and shift_labels is None:
+            raise ValueError("expected labels or shift_labels with loss_only")
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -306,13 +324,19 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, keep])
-        loss = None
-        if labels is not None:
-            loss = next_token_loss(self.config, logits, labels, outputs.router_loss, num_items)
-        return CausalLMOutputWithPast(
+        h_BTD, logits, loss, z_loss = outputs.last_hidden_state, None, None, None
+        if not loss_only:
+            keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.lm_head(h_BTD[:, keep])
+        if shift_labels is not None:
+            if logits is None:
+                sums = loss_of_hidden(self.config, h_BTD, self.lm_head.weight, shift_labels)
+            else:
+                sums = loss_of_logits(self.config, logits, shift_labels)
+            loss, z_loss = mean_loss(self.config, sums, shift_labels, outputs.router_loss, num_items_in_batch)
+        return CausalLMOutput(
             loss=loss,
+            z_loss=z_loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
@@ -334,29 +358,3 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
             new = doc_ids[:, -1:].expand(-1, max(0, length - doc_ids.shape[1]))
             inputs["doc_ids"] = torch.cat([doc_ids[:, :length], new], dim=1)
         return inputs
-
-
-def next_token_loss(
-    config: CanonLMConfig,
-    logits_BTV: Tensor,
-    labels_BT: Tensor,
-    router_loss: Tensor | None = None,
-    num_items: Tensor | int | None = None,
-) -> Tensor:
-    """Mean over labelled tokens of the cross-entropy (nats) of `labels[:, 1:]` under `logits[:, :-1]` and of what the
-    configuration adds to it; -100 is left out.
-
-    `num_items` replaces the count when a batch is spread over several calls (gradient accumulation).
-    """
-    compute = torch.promote_types(logits_BTV.dtype, torch.float32)
-    logits_NV = logits_BTV[:, :-1].flatten(0, 1).to(compute)
-    targets_N = labels_BT[:, 1:].flatten().to(logits_NV.device)
-    labelled_N = targets_N != -100
-    loss_N = nn.functional.cross_entropy(logits_NV, targets_N, reduction="none")
-    if config.z_loss == "logsumexp":
-        loss_N = loss_N + config.z_loss_weight * logits_NV.logsumexp(-1).square() * labelled_N
-    elif config.z_loss == "squared_nll":
-        loss_N = loss_N + config.z_loss_weight * loss_N.square()
-    if router_loss is not None:
-        loss_N = loss_N + config.router_loss_weight * router_loss * labelled_N
-    return loss_N.sum() / (labelled_N.sum() if num_items is None else num_items)

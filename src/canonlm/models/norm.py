@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from canonlm.canon import on_this_device
+
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in at least float32, cast once at the end."""
@@ -14,7 +16,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         compute = torch.promote_types(x.dtype, torch.float32)
-        weight = self.weight.to(compute)
+        weight = on_this_device(self.weight).to(compute)
         return nn.functional.rms_norm(x.to(compute), weight.shape, weight, self.eps).to(x.dtype)
 
     def extra_repr(self) -> str:

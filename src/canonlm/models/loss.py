@@ -1,0 +1,149 @@
+"""The training loss, on logits and without them.
+
+Of a labelled token with logits x, target t and Z = sum_v exp(x_v), in nats:
+
+    l = log Z - x_t,      l + w (log Z)^2  with z_loss "logsumexp",      l + w l^2  with z_loss "squared_nll"
+
+Shapes: B batch, T time, N = B * T tokens (of a chunk), V vocabulary, D hidden size. Targets are what follows each
+token (already shifted), or -100.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
+
+from canonlm.models.config import CanonLMConfig
+
+CHUNK_BYTES = 2**28
+"""Of float32 logits at once: 512 tokens of a vocabulary of 128k, 2048 of one of 32k. Enough tokens for the products to
+run at full speed and for the gradient of the head, read and written once per chunk, not to matter."""
+
+Sums = tuple[Tensor, Tensor | None]
+"""Over the labelled tokens: the loss, and how much of it is z-loss (None without)."""
+
+
+def mean_loss(
+    config: CanonLMConfig, sums: Sums, targets_BT: Tensor, router_loss: Tensor | None, num_items: Tensor | int | None
+) -> Sums:
+    """Means over the labelled tokens, with the router loss of experts added to the loss.
+
+    `num_items` replaces the count when a batch is spread over several calls (gradient accumulation).
+    """
+    loss, z_loss = sums
+    labelled = (targets_BT != -100).sum().to(loss.device)
+    if router_loss is not None:
+        loss = loss + config.router_loss_weight * router_loss * labelled
+    count = labelled if num_items is None else num_items
+    return loss / count, None if z_loss is None else z_loss / count
+
+
+def loss_of_logits(config: CanonLMConfig, logits_BTV: Tensor, targets_BT: Tensor) -> Sums:
+    """The definition, in at least float32."""
+    logits_NV = logits_BTV.flatten(0, 1).to(torch.promote_types(logits_BTV.dtype, torch.float32))
+    targets_N = targets_BT.flatten().to(logits_NV.device)
+    loss_N = nn.functional.cross_entropy(logits_NV, targets_N, reduction="none")
+    if config.z_loss is None:
+        return loss_N.sum(), None
+    root_N = loss_N if config.z_loss == "squared_nll" else logits_NV.logsumexp(-1) * (targets_N != -100)
+    z_loss_N = config.z_loss_weight * root_N.square()
+    return (loss_N + z_loss_N).sum(), z_loss_N.sum().detach()
+
+
+def loss_of_hidden(config: CanonLMConfig, h_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Sums:
+    """The loss of the logits `h @ weight.T`, of which no more than CHUNK_BYTES exist at a time.
+
+    Differentiable once: the gradients are made with the loss, chunk by chunk, so that no product is done twice; the
+    weight's is summed up in at least float32. Products are in the dtype of `h_BTD`, or autocast's.
+
+    `weight_VD` may be sharded by rows over a tensor-parallel group (DTensor, Shard(0)): then each rank has the logits
+    of its rows only, and all get the same loss and the same gradient of `h_BTD`.
+    """
+    group, first, most = None, 0, len(weight_VD)
+    if isinstance(weight_VD, DTensor):
+        mesh = weight_VD.device_mesh
+        most = -(-len(weight_VD) // mesh.size())  # rows of a rank: the last may have fewer
+        group, first, weight_VD = mesh.get_group(), mesh.get_local_rank() * most, weight_VD.to_local()
+    dtype, device = h_BTD.dtype, h_BTD.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
+    chunks = _chunks(targets_BT.numel(), most * torch.promote_types(dtype, torch.float32).itemsize)
+    targets_N, learns = targets_BT.flatten().to(h_BTD.device), torch.is_grad_enabled()
+    return _Chunks.apply(config, h_BTD.flatten(0, 1), weight_VD, targets_N, chunks, dtype, group, first, learns)
+
+
+class _Chunks(torch.autograd.Function):
+    """`loss_of_hidden`; the head's weight has the rows `first`, `first + 1`, … of a group's."""
+
+    @staticmethod
+    def forward(ctx, config, h_ND, weight_VD, targets_N, chunks, dtype, group, first, learns) -> Sums:
+        exact = torch.promote_types(dtype, torch.float32)
+        w_VD, z_weight = weight_VD.to(dtype), config.z_loss_weight
+        dh_ND = torch.empty_like(h_ND) if learns and ctx.needs_input_grad[1] else None
+        dw_VD = torch.zeros_like(w_VD, dtype=exact) if learns and ctx.needs_input_grad[2] else None
+        loss = z_loss = torch.zeros((), dtype=exact, device=h_ND.device)
+        for rows in chunks:
+            h, target = h_ND[rows].to(dtype), targets_N[rows, None]
+            labelled = here = target != -100
+            if group is not None:
+                here = (target >= first) & (target < first + len(w_VD))
+            target = torch.where(here, target - first, 0)
+            x = (h @ w_VD.mT).to(exact)
+            top, z, x_target = _exponentiate(x, target, here, group)
+            log_z = z.log()
+            nll = (log_z - x_target) * labelled
+            loss = loss + nll.sum()
+            # The gradient of the logit of v: up * exp(x_v) / Z, less `down` if v is the target.
+            up = down = labelled.to(exact)
+            if config.z_loss == "logsumexp":
+                log_z = (log_z + top) * labelled
+                z_loss = z_loss + z_weight * log_z.square().sum()
+                up = up + 2 * z_weight * log_z
+            elif config.z_loss == "squared_nll":
+                z_loss = z_loss + z_weight * nll.square().sum()
+                up = down = up + 2 * z_weight * nll
+            if dh_ND is None and dw_VD is None:
+                continue
+            dx = x.mul_(up / z).scatter_add_(-1, target, -down * here).to(dtype)
+            if dh_ND is not None:
+                dh = dx @ w_VD
+                if group is not None:
+                    dist.all_reduce(dh, group=group)
+                dh_ND[rows] = dh
+            if dw_VD is not None and exact == dtype:
+                dw_VD.addmm_(dx.mT, h)
+            elif dw_VD is not None:
+                dw_VD += dx.mT @ h
+        ctx.save_for_backward(dh_ND, dw_VD)
+        ctx.mark_non_differentiable(z_loss)
+        return loss + z_loss, None if config.z_loss is None else z_loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_loss, _):
+        # In place, for the weight's gradient is large; torch then refuses to go back a second time.
+        dh_ND, dw_VD = (None if gradient is None else gradient.mul_(d_loss) for gradient in ctx.saved_tensors)
+        return None, dh_ND, dw_VD, None, None, None, None, None, None
+
+
+def _exponentiate(x_NV: Tensor, target_N1: Tensor, here_N1: Tensor, group: dist.ProcessGroup | None):
+    """Turns logits x into exp(x - top), in place. Returns top = max_v x_v, sum_v exp(x_v - top) and x_target - top, of
+    the group's whole vocabulary; `here_N1` says whether the target is among these logits."""
+    top_N1 = x_NV.amax(-1, keepdim=True)
+    if group is not None:
+        dist.all_reduce(top_N1, dist.ReduceOp.MAX, group)
+    target_x_N1 = x_NV.sub_(top_N1).gather(-1, target_N1) * here_N1
+    z_N1 = x_NV.exp_().sum(-1, keepdim=True)
+    if group is not None:
+        sums_N2 = torch.cat([z_N1, target_x_N1], dim=-1)
+        dist.all_reduce(sums_N2, group=group)
+        z_N1, target_x_N1 = sums_N2.split(1, dim=-1)
+    return top_N1, z_N1, target_x_N1
+
+
+def _chunks(tokens: int, bytes_per_token: int) -> list[slice]:
+    """As few as fit into CHUNK_BYTES, of equal length."""
+    count = max(1, -(-tokens * bytes_per_token // CHUNK_BYTES))
+    size = -(-tokens // count)
+    return [slice(start, start + size) for start in range(0, tokens, size)]

@@ -1,0 +1,273 @@
+"""The loss without all the logits: against autograd through the formula, and by the tensors that it makes."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from canonlm import CanonLMConfig
+from canonlm.models import loss as loss_module
+from canonlm.models.loss import loss_of_hidden, loss_of_logits, mean_loss
+
+Z_LOSSES = [None, "logsumexp", "squared_nll"]
+CLOSE = {"atol": 1e-12, "rtol": 1e-10}
+
+
+def config(z_loss=None):
+    return CanonLMConfig(z_loss=z_loss, z_loss_weight=0.1)
+
+
+def drawn(vocab, hidden, tokens, seed=0, dtype=torch.float64):
+    """(h [1, tokens, hidden], weight [vocab, hidden], targets [1, tokens]); about a third of the targets are -100."""
+    generator = torch.Generator().manual_seed(seed)
+    h = torch.randn(1, tokens, hidden, generator=generator, dtype=torch.float64)
+    weight = torch.randn(vocab, hidden, generator=generator, dtype=torch.float64)
+    targets = torch.randint(-vocab // 2, vocab, (1, tokens), generator=generator)
+    leaves = (tensor.to(dtype).requires_grad_() for tensor in (h, weight))
+    return *leaves, targets.where(targets >= 0, -100)
+
+
+def by_the_formula(h, weight, targets, z_loss, divisor):
+    total = z_total = torch.zeros((), dtype=h.dtype)
+    for x, target in zip((h @ weight.T)[0], targets[0].tolist(), strict=True):
+        if target != -100:
+            log_z = x.exp().sum().log()
+            nll = log_z - x[target]
+            z = {None: 0 * nll, "logsumexp": 0.1 * log_z**2, "squared_nll": 0.1 * nll**2}[z_loss]
+            total, z_total = total + nll + z, z_total + z
+    return total / divisor, z_total / divisor
+
+
+def chunked(case, h, weight, targets, num_items=None):
+    return mean_loss(case, loss_of_hidden(case, h, weight, targets), targets, None, num_items)
+
+
+def plain(case, h, weight, targets):
+    sums = loss_of_logits(case, torch.nn.functional.linear(h, weight), targets)
+    return mean_loss(case, sums, targets, None, None)
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    z_loss=st.sampled_from(Z_LOSSES),
+    vocab=st.integers(2, 40),
+    hidden=st.integers(1, 9),
+    tokens=st.integers(2, 30),
+    at_once=st.integers(1, 40),
+    num_items=st.sampled_from([None, 17, torch.tensor(17)]),
+    seed=st.integers(0, 99),
+)
+def test_loss_and_gradients_are_those_of_the_formula(z_loss, vocab, hidden, tokens, at_once, num_items, seed):
+    h, weight, targets = drawn(vocab, hidden, tokens, seed)
+    targets[0, 0] = 1
+    divisor = int((targets != -100).sum()) if num_items is None else 17
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss_module, "CHUNK_BYTES", at_once * vocab * 8)
+        loss, z = chunked(config(z_loss), h, weight, targets, num_items)
+        gradients = torch.autograd.grad(3 * loss, (h, weight))
+    expected, z_expected = by_the_formula(h, weight, targets, z_loss, divisor)
+    assert_close(loss, expected, **CLOSE)
+    assert z is None if z_loss is None else not z.requires_grad
+    if z_loss is not None:
+        assert_close(z, z_expected.detach(), **CLOSE)
+    assert_close(gradients, torch.autograd.grad(3 * expected, (h, weight)), **CLOSE)
+
+
+@pytest.mark.parametrize("z_loss", Z_LOSSES)
+def test_large_logits(z_loss):
+    """exp(1000) is no number."""
+    h, weight, targets = drawn(11, 5, 8)
+    case = config(z_loss)
+    loss, z = chunked(case, 1000 * h, weight, targets)
+    logits = 1000 * h @ weight.T
+    expected, expected_z = mean_loss(case, loss_of_logits(case, logits, targets), targets, None, None)
+    assert_close((loss, z), (expected, expected_z), **CLOSE)
+    got, expected = (torch.autograd.grad(value, (h, weight)) for value in (loss, expected))
+    assert all(gradient.isfinite().all() for gradient in got)
+    assert_close(got, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("z_loss", Z_LOSSES)
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_bfloat16_products_and_float32_sums(monkeypatch, z_loss, weight_dtype, autocast):
+    """What is rounded is what enters a product, never the loss or the sum over chunks."""
+    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 3 * 50 * 4)
+    h, weight, targets = drawn(50, 8, 64, dtype=torch.float32)
+    h_type = torch.float32 if autocast else torch.bfloat16
+    h, weight = h.detach().to(h_type).requires_grad_(), weight.detach().to(weight_dtype).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss, z = chunked(config(z_loss), h, weight, targets)
+    loss.backward()
+    assert (loss.dtype, h.grad.dtype, weight.grad.dtype) == (torch.float32, h_type, weight_dtype)
+    exact = [x.detach().bfloat16().double().requires_grad_() for x in (h, weight)]
+    # The logits are rounded, as those of a linear layer in bfloat16: so is the truth that they are compared with.
+    logits = exact[0] @ exact[1].T
+    logits = logits + (logits.bfloat16().double() - logits).detach()
+    case = config(z_loss)
+    expected, expected_z = mean_loss(case, loss_of_logits(case, logits, targets), targets, None, None)
+    expected.backward()
+    assert_close(loss.double(), expected, atol=0, rtol=1e-6)
+    if z_loss is not None:
+        assert_close(z.double(), expected_z, atol=0, rtol=1e-6)
+    for got, truth in zip((h, weight), exact, strict=True):
+        scale = truth.grad.abs().max()
+        assert_close(got.grad.double() / scale, truth.grad / scale, atol=6e-3, rtol=0)
+
+
+def test_the_gradient_of_the_head_is_summed_up_in_float32(monkeypatch):
+    """1024 tokens, one by one, that pull alike: a bfloat16 sum would stop at 256 times the first."""
+    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 1)
+    h = torch.ones(1, 1024, 4, dtype=torch.bfloat16)
+    weight = torch.zeros(2, 4, dtype=torch.bfloat16, requires_grad=True)
+    chunked(config(), h, weight, torch.zeros(1, 1024, dtype=torch.int64))[0].backward()
+    assert_close(weight.grad, torch.tensor([[-0.5], [0.5]], dtype=torch.bfloat16).expand(2, 4), atol=0, rtol=0.01)
+
+
+def test_nothing_is_kept_where_nothing_learns():
+    h, weight, targets = drawn(20, 6, 10)
+    case = config()
+    expected = chunked(case, h, weight, targets)[0].detach()
+    with torch.no_grad(), Allocations() as made:
+        loss, _ = chunked(case, h, weight, targets)
+    assert_close(loss, expected, atol=0, rtol=0)
+    assert not loss.requires_grad
+    assert "aten::addmm_" not in made.names
+    loss, _ = chunked(case, h.detach(), weight, targets)
+    assert torch.autograd.grad(loss, weight)[0].shape == weight.shape
+    loss, _ = chunked(case, h, weight.detach(), targets)
+    assert torch.autograd.grad(loss, h)[0].shape == h.shape
+
+
+def test_going_back_twice_is_refused():
+    h, weight, targets = drawn(20, 6, 10)
+    loss, _ = chunked(config(), h, weight, targets)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_target_outside_the_vocabulary_is_an_error():
+    h, weight, targets = drawn(20, 6, 10)
+    targets[0, 3] = 20
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        chunked(config(), h, weight, targets)
+
+
+# Memory
+
+
+class Allocations(TorchDispatchMode):
+    """The operators that ran and the bytes of the largest tensor that one of them returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.largest = set(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.names.add(func._schema.name)
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.largest = max([self.largest, *(tensor.untyped_storage().nbytes() for tensor in tensors)])
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_tensor_is_larger_than_a_chunk_or_the_head(monkeypatch, dtype):
+    vocab, hidden, tokens = 5000, 8, 1000
+    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 2**20)
+    h, weight, targets = drawn(vocab, hidden, tokens, dtype=dtype)
+    case = config("logsumexp")
+    sizes = []
+    for way in (chunked, plain):
+        with Allocations() as made:
+            way(case, h, weight, targets)[0].backward()
+        sizes.append(made.largest)
+    assert sizes[0] <= 2**20 < sizes[1] == 4 * vocab * tokens
+
+
+def test_what_fits_is_one_chunk(monkeypatch):
+    h, weight, targets = drawn(30, 4, 20)
+    for chunk_bytes, products in ((30 * 8 * 20, 1), (30 * 8 * 20 - 1, 2), (30 * 8, 20), (1, 20)):
+        monkeypatch.setattr(loss_module, "CHUNK_BYTES", chunk_bytes)
+        with torch.profiler.profile() as profile:
+            chunked(config(), h, weight, targets)
+        assert next(e.count for e in profile.key_averages() if e.key == "aten::amax") == products
+
+
+# In the model
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"mlp": "moe", "num_experts": 4}], ids=str)
+@pytest.mark.parametrize("z_loss", Z_LOSSES)
+def test_a_model_without_logits_learns_the_same(small_model, monkeypatch, changes, z_loss):
+    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 7 * 61 * 8)
+    model = small_model(**changes, z_loss=z_loss, z_loss_weight=0.1).train()
+    ids = torch.randint(61, (3, 17))
+    labels = ids.masked_fill(ids % 5 == 0, -100)
+    targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    results = []
+    for call in (
+        {"labels": labels},
+        {"shift_labels": targets, "loss_only": True},
+        {"labels": labels, "loss_only": True},
+    ):
+        model.zero_grad()
+        output = model(ids, num_items_in_batch=torch.tensor(40), **call)
+        assert (output.logits is None) == ("loss_only" in call)
+        output.loss.backward()
+        gradients = {name: value.grad for name, value in model.named_parameters()}
+        results.append([output.loss.detach(), gradients] + ([] if z_loss is None else [output.z_loss]))
+        assert (output.z_loss is None) == (z_loss is None)
+    assert_close(results[1], results[0], **CLOSE)
+    assert_close(results[2], results[0], **CLOSE)
+
+
+def test_the_last_position_counts_where_its_target_is_given(small_model):
+    model = small_model()
+    ids = torch.randint(61, (2, 9))
+    targets = torch.full_like(ids, -100)
+    targets[:, -1] = 5
+    expected = -model(ids).logits[:, -1].log_softmax(-1)[:, 5].mean()
+    assert_close(model(ids, shift_labels=targets).loss, expected, **CLOSE)
+    assert_close(model(ids, shift_labels=targets, loss_only=True).loss, expected, **CLOSE)
+
+
+def test_a_loss_without_targets_is_refused(small_model):
+    with pytest.raises(ValueError, match=r"^expected labels or shift_labels with loss_only$"):
+        small_model()(torch.tensor([[1, 2]]), loss_only=True)
+
+
+# A head in parts
+
+
+def on_a_rank(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    loss_module.CHUNK_BYTES = 8 * 4 * 6
+    mesh = init_device_mesh("cpu", (2,))
+    for z_loss in Z_LOSSES:
+        h, weight, targets = drawn(7, 5, 20)  # rank 0 has four rows, rank 1 three: as many chunks all the same
+        expected = plain(config(z_loss), h, weight, targets)
+        truth = torch.autograd.grad(expected[0], (h, weight))
+        rows = distribute_tensor(weight.detach(), mesh, [Shard(0)]).requires_grad_()
+        got = chunked(config(z_loss), h, rows, targets)
+        h_gradient, rows_gradient = torch.autograd.grad(got[0], (h, rows))
+        assert_close(got, expected, **CLOSE)
+        assert_close((h_gradient, rows_gradient.full_tensor()), truth, **CLOSE)
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_the_head_may_be_sharded_by_rows(tmp_path):
+    ranks = torch.multiprocessing.spawn(on_a_rank, (str(tmp_path),), nprocs=2, join=False)
+    try:
+        assert ranks.join(timeout=60) or ranks.join(timeout=10)  # it returns when the first of them ends
+    finally:
+        for process in ranks.processes:
+            process.kill()
