@@ -121,7 +121,7 @@ def test_the_loss_is_the_mean_over_labels_and_batches_do_not_matter():
         stream = WindowStream(task, "test", 0, seq_len, "answer", isolate)
         rows = [WindowEval(stream, 10, size).run(model, torch.device("cpu")) for size in (10, 3)]
         batch = stream.rows(0, 10)
-        whole = model(batch.input_ids, labels=batch.labels, doc_ids=batch.doc_ids)
+        whole = model(batch.input_ids, shift_labels=batch.targets, doc_ids=batch.doc_ids)
         assert rows[0]["loss"] == pytest.approx(whole.loss.item(), rel=1e-5)
         assert rows[1]["loss"] == pytest.approx(rows[0]["loss"], rel=1e-5)
         assert rows[0]["slices"] == rows[1]["slices"]
@@ -140,7 +140,7 @@ def test_a_verdict_is_that_of_greedy_generation():
     train = WindowStream(task, "train", 0, task.max_len, "answer", True)
     for step in range(60):
         batch = train.rows(step * 16, 16)
-        model(batch.input_ids, labels=batch.labels, doc_ids=batch.doc_ids).loss.backward()
+        model(batch.input_ids, shift_labels=batch.targets, doc_ids=batch.doc_ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     model.eval()

@@ -1,1 +1,1 @@
-"""Samples in files: a Parquet file for a model of one's own (`dump`), and what that model answered (`answers`)."""
+"""Samples in files (`dump`, `answers`), and prepared text: its index, its shards, the windows that training reads."""

@@ -63,11 +63,10 @@ def read_off(
     """Of windows first … first + count - 1: (the model's first choice at every position, -1 at position 0; the summed
     cross-entropy of the labelled tokens in nats; how many these are)."""
     batch = stream.rows(first, count).to(device)
-    logits = model(batch.input_ids, doc_ids=batch.doc_ids, use_cache=False).logits[:, :-1].float()
-    labels = batch.labels[:, 1:]
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-    said = torch.nn.functional.pad(logits.argmax(-1), (1, 0), value=-1)
-    return said.cpu().numpy(), float(loss), float((labels != -100).sum())
+    logits = model(batch.input_ids, doc_ids=batch.doc_ids, use_cache=False).logits.float()
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum")
+    said = torch.nn.functional.pad(logits[:, :-1].argmax(-1), (1, 0), value=-1)
+    return said.cpu().numpy(), float(loss), float((batch.targets != -100).sum())
 
 
 def window_loss(model: torch.nn.Module, stream: WindowStream, count: int, device: torch.device) -> float:

@@ -1,0 +1,163 @@
+"""Who runs the tasks: processes on this machine, SLURM, or Ray; the last two as datatrove has them."""
+
+import inspect
+import multiprocessing
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from datatrove.executor.base import PipelineExecutor
+from datatrove.executor.local import LocalPipelineExecutor
+from datatrove.executor.ray import RayPipelineExecutor
+from datatrove.executor.slurm import SlurmPipelineExecutor
+from datatrove.pipeline.base import PipelineStep
+from loguru import logger
+
+from canonlm.data.extras import needed
+from canonlm.errors import expected, unknown
+
+OURS = {"self", "pipeline", "tasks", "workers", "logging_dir", "depends", "skip_completed"}
+"""Arguments of datatrove's executors that are not the user's to set."""
+
+
+def execute(
+    kind: str, steps: list[PipelineStep], last: PipelineStep, tasks: int, workers: int, folder: Path, options: Mapping
+) -> bool:
+    """Run `steps` for every task that `folder` does not know as done. True: they ran. False: they are submitted to
+    SLURM, and so is `last`, to run after them."""
+    if kind == "local":
+        Local(steps, tasks, workers, str(folder)).run()
+    elif kind == "ray":
+        import ray
+
+        if not ray.is_initialized():
+            ray.init(log_to_driver=False)
+        RayPipelineExecutor(steps, tasks, workers, logging_dir=str(folder), **options).run()
+    else:
+        options = {"job_name": "canonlm-data", "qos": None, **options}
+        slurm = SlurmPipelineExecutor(steps, tasks, workers=workers, logging_dir=str(folder), **options)
+        # Whatever became of the tasks: where some failed, it is the last job that says so in one line.
+        end = {**options, "job_name": f"{options['job_name']}-index", "run_on_dependency_fail": True}
+        try:
+            SlurmPipelineExecutor([last], 1, depends=slurm, logging_dir=str(folder / "index"), **end).run()
+        except (subprocess.CalledProcessError, FileNotFoundError) as error:
+            raise expected("--executor", f"a cluster whose sbatch takes the job ({error})", kind) from None
+    return kind != "slurm"
+
+
+def checked(kind: str, options: Mapping[str, str]) -> dict[str, Any]:
+    """Options of an executor, as text, in their types. ValueError: it has no such option, or needs one more."""
+    if kind not in _EXECUTORS:
+        raise unknown("executor", kind, _EXECUTORS)
+    if kind == "ray":
+        needed("ray", "--executor ray")
+    known = {} if kind == "local" else dict(inspect.signature(_EXECUTORS[kind].__init__).parameters)
+    known = {name: parameter for name, parameter in known.items() if name not in OURS}
+    for name in options:
+        if not known:
+            raise expected(name, f"nothing: --executor {kind} has no options", options[name])
+        if name not in known:
+            raise unknown(f"option of --executor {kind}", name, known, "options")
+    for name, parameter in known.items():
+        if parameter.default is inspect.Parameter.empty and name not in options:
+            raise ValueError(f"{name}: missing; --executor {kind} needs {name}=…")
+    return {name: _typed(name, value, str(known[name].annotation)) for name, value in options.items()}
+
+
+def _typed(name: str, value: str, kind: str) -> Any:
+    import yaml
+
+    if kind.startswith("str"):
+        return value  # a time such as 4:00:00, which YAML would take for a number
+    typed = yaml.safe_load(value)
+    if kind.startswith(("int", "float")) and not isinstance(typed, int | float):
+        raise expected(name, "a number", value)
+    return typed
+
+
+class Local(LocalPipelineExecutor):
+    """datatrove's tasks, logs and marks of what is done, in a pool of processes of our own.
+
+    Its own pool waits for ever for a process that the system killed, and leaves one behind when the command is killed;
+    and it logs to the terminal.
+    """
+
+    def __init__(self, steps: list[PipelineStep], tasks: int, workers: int, folder: str) -> None:
+        super().__init__(steps, tasks, workers, folder)
+
+    def run(self) -> None:
+        ranks = self.get_incomplete_ranks()
+        alone = min(self.workers, len(ranks)) <= 1
+        with _threads(alone and self.workers > 1):
+            if alone:
+                for rank in ranks:
+                    self.run_task(rank)
+            else:
+                self._run_in_pool(ranks)
+
+    def run_task(self, rank: int) -> None:
+        logger.disable("datatrove")
+        try:
+            self._run_for_rank(rank)
+        finally:
+            logger.enable("datatrove")
+
+    def _run_in_pool(self, ranks: list[int]) -> None:
+        others = set(multiprocessing.active_children())
+        context = multiprocessing.get_context("spawn")
+        size = min(self.workers, len(ranks))
+        pool = ProcessPoolExecutor(size, mp_context=context, initializer=_end_with_parent)
+        try:
+            for future in as_completed([pool.submit(self.run_task, rank) for rank in ranks]):
+                future.result()
+        except BrokenProcessPool:
+            what = (
+                "processes that live; one was killed, maybe for memory, of which fewer need less (the command goes on)"
+            )
+            raise expected("--workers", what, self.workers) from None
+        except BaseException:
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """In a process of the pool: end when the command does, however it ends, and leave Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def _threads(many: bool) -> Iterator[None]:
+    """Whether the tokenizer may use threads of its own: the library reads that from the environment."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if many else "false"
+    try:
+        yield
+    finally:
+        del os.environ["TOKENIZERS_PARALLELISM"]
+        if before is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
+
+
+_EXECUTORS: dict[str, type[PipelineExecutor]] = {
+    "local": Local,
+    "slurm": SlurmPipelineExecutor,
+    "ray": RayPipelineExecutor,
+}

@@ -1,0 +1,283 @@
+"""From files of text to token shards (`canonlm data prepare`): planned, done task by task, then described.
+
+    prepare(Path("corpus"), ["texts/"], tokenizer="bytes", validation=0.01)
+
+The folder is the same to the byte however many processes work on it and however often they are stopped: the number of
+tasks follows from the inputs, a task's files from its number, and `index.json` (canonlm.data.index) is written when all
+are there. Tasks are datatrove's (canonlm.data.steps); so is who runs them (canonlm.data.executors).
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from datatrove.data import DocumentsPipeline
+from datatrove.pipeline.base import PipelineStep
+from filelock import FileLock, Timeout
+
+from canonlm import __version__
+from canonlm.data import index, tokenizers
+from canonlm.data.executors import checked, execute
+from canonlm.data.index import Index, Shard
+from canonlm.data.reading import Bad, Input, find, listed, total
+from canonlm.data.steps import Places, Reader, TooManyBadLines, Writer
+from canonlm.errors import expected
+from canonlm.tasks.random import check_count
+from canonlm.train.files import remove_folder, remove_leftovers, write_text
+
+TASK_SIZE = 2**25  # bytes of input per task
+MOST_TASKS = 1000  # of which each then gets more: SLURM's arrays commonly end here
+BAD_LINES = "bad-lines.jsonl"
+LEFT_OUT = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__")  # of the standard library
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Bytes of the inputs that are read, of how many; the documents and tokens made of them."""
+
+    read: int
+    total: int
+    documents: int
+    tokens: int
+
+
+def prepare(
+    out: Path,
+    inputs: Sequence[str],
+    *,
+    tokenizer: str | Path,
+    text_key: str = "text",
+    glob: str | None = None,
+    exclude: Sequence[str] = (),
+    bos: bool = True,
+    eos: bool = True,
+    validation: float = 0.0,
+    seed: int = 0,
+    tasks: int | None = None,
+    workers: int | None = None,
+    max_bad: int = 0,
+    executor: str = "local",
+    options: Mapping[str, str] | None = None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Index | None:
+    """Write the documents of `inputs` (canonlm.data.reading.find) as tokens into the folder `out`.
+
+    Each document is <bos> tokens <eos>, as bos and eos say; `validation` of them, by a hash of (seed, text), make the
+    split "valid". `workers` are processes (default: one per core; of SLURM and Ray: no limit), `options` the executor's
+    own (of SLURM: partition, time, …). What was stopped goes on; what is there already is left as it is. None: SLURM
+    does it from here on. ValueError: a setting that is none, other settings than those of a half-done `out`, damaged
+    input, or more than `max_bad` bad lines, which are listed in `out`/bad-lines.jsonl.
+    """
+    checked_options = checked(executor, options or {})
+    check_count("--seed", seed)
+    check_count("--max-bad", max_bad)
+    if not 0 <= validation < 1:
+        raise expected("--validation", "a share >= 0 and < 1", validation)
+    if tasks is not None:
+        check_count("--tasks", tasks, least=1)
+    if workers is not None:
+        check_count("--workers", workers, least=1)
+    loaded = tokenizers.load(tokenizer)
+    for name, wanted, id in (("bos", bos, loaded.bos_id), ("eos", eos, loaded.eos_id)):
+        if wanted and id is None:
+            raise expected(f"--{name}", f"no-{name}: the tokenizer has no such token that we know", str(tokenizer))
+    found = find(inputs, glob, exclude)
+    command: dict[str, Any] = {"canonlm": __version__, "input": list(inputs), "glob": glob, "exclude": list(exclude)}
+    command |= {"text-key": text_key, "validation": validation, "seed": seed, "tasks": tasks or default_tasks(found)}
+    saved = loaded.tokenizer.to_str()
+    plan = Index(
+        vocab_size=loaded.vocab_size,
+        dtype="uint16" if loaded.vocab_size <= 2**16 else "uint32",
+        tokenizer={"name": "tokenizer.json", "sha256": hashlib.sha256(saved.encode("utf-8")).hexdigest()},
+        bos_id=loaded.bos_id if bos else None,
+        eos_id=loaded.eos_id if eos else None,
+        splits={},
+        inputs=tuple(file.describe() for file in found),
+        bad_lines=0,
+        command=command,
+    )
+    places = Places(out)
+    try:
+        if (out / index.NAME).exists():
+            there = index.read(out)
+            _compare(plan, there, f"as in {out} (choose another folder)")
+            if executor != "slurm":  # of which `work` has the logs
+                remove_leftovers(out)
+                shutil.rmtree(places.work, ignore_errors=True)
+            return there
+        _begin(places, plan, saved)
+        place = out.absolute()  # datatrove's file systems remember what a relative path once meant
+        reader = Reader(place, found, text_key, max_bad)
+        writer = Writer(place, found, plan.dtype, plan.bos_id, plan.eos_id, validation, seed)
+        with FileLock(places.work / ".lock", timeout=0), _watching(places, total(found), on_progress):
+            if executor == "local":
+                remove_leftovers(out)
+            most = workers or (_cores() if executor == "local" else -1)
+            last = Finish(place, max_bad)
+            if not execute(executor, [reader, writer], last, command["tasks"], most, place / "work", checked_options):
+                return None
+            described = finish(out, max_bad)
+        remove_folder(places.work)
+        return described
+    except Timeout:
+        raise expected("OUT", "a folder that no other process is writing", str(out)) from None
+    except TooManyBadLines:
+        raise _too_many(places, command["tasks"], max_bad, "at least ") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise expected("OUT", f"a folder that can be written ({reason})", str(out)) from None
+
+
+def default_tasks(inputs: Sequence[Input]) -> int:
+    """One for every TASK_SIZE bytes, if the files can be divided so; a function of the inputs alone."""
+    pieces = sum(-(-file.size // TASK_SIZE) if file.divisible else 1 for file in inputs)
+    return max(1, min(pieces, -(-total(inputs) // TASK_SIZE), MOST_TASKS))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _begin(places: Places, plan: Index, tokenizer: str) -> None:
+    """A new folder, or one where the same was begun. What is to be done lies in `work` as an index without shards."""
+    if (places.work / index.NAME).exists():
+        _compare(plan, index.read(places.work), f"as in the half-done {places.out} (or remove it)")
+        return
+    if places.out.exists() and any(path.name not in ("work", "tokenizer.json") for path in places.out.iterdir()):
+        raise expected("OUT", "a folder that does not exist yet", str(places.out))
+    for kind in ("bad", "done", "progress"):
+        (places.work / kind).mkdir(parents=True, exist_ok=True)
+    write_text(places.tokenizer, tokenizer)
+    index.write(places.work, plan)
+
+
+def _compare(plan: Index, there: Index, whose: str) -> None:
+    theirs = there.command | {"bos": there.bos_id, "eos": there.eos_id, "tokenizer": there.tokenizer["sha256"]}
+    ours = plan.command | {"bos": plan.bos_id, "eos": plan.eos_id, "tokenizer": plan.tokenizer["sha256"]}
+    for key in ("tokenizer", "input", *ours):
+        if ours[key] != theirs.get(key):
+            raise expected("canonlm" if key == "canonlm" else f"--{key}", f"{theirs.get(key)!r}, {whose}", ours[key])
+    for now, then in zip((*plan.inputs, None), (*there.inputs, None), strict=False):
+        if now != then:
+            raise expected("--input", f"the same files, {whose}; one was {then or 'not there'}", now or "none")
+
+
+class Finish(PipelineStep):
+    """The last job on SLURM."""
+
+    type, name = "index", "canonlm"
+
+    def __init__(self, out: Path, max_bad: int) -> None:
+        super().__init__()
+        self.out, self.max_bad = out, max_bad
+
+    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        finish(self.out, self.max_bad)
+        yield from ()
+
+
+def finish(out: Path, max_bad: int) -> Index:
+    """All tasks are done: list the bad lines and write the index."""
+    places = Places(out)
+    plan = index.read(places.work)
+    tasks = range(plan.command["tasks"])
+    if missing := [rank for rank in tasks if not places.task("done", rank).exists()]:
+        what = (
+            f"all tasks done; {len(missing)} of {len(tasks)} are not: see {places.work}/logs; the same command goes on"
+        )
+        raise expected("OUT", what, str(out))
+    bad_lines = _list_bad_lines(places, len(tasks))
+    if bad_lines > max_bad:
+        raise _too_many(places, len(tasks), max_bad)
+    done = [json.loads(places.task("done", rank).read_text("utf-8")) for rank in tasks]
+    splits = {
+        split: tuple(Shard(**shards[split]) for shards in done if split in shards) for split in ("train", "valid")
+    }
+    if not any(splits.values()):
+        raise expected("--input", "at least one document", ", ".join(plan.command["input"]))
+    described = replace(plan, splits=splits, bad_lines=bad_lines)
+    index.write(out, described)
+    return described
+
+
+def _list_bad_lines(places: Places, tasks: int) -> int:
+    """Write the list, if there is anything to list; return how many there are."""
+    found = []
+    for rank in range(tasks):
+        if places.task("bad", rank).exists():
+            # A line without its end is one that a task was writing when it was stopped.
+            lines = places.task("bad", rank).read_text("utf-8").splitlines(keepends=True)
+            found += [Bad(**json.loads(line)) for line in lines if line.endswith("\n")]
+    (places.out / BAD_LINES).unlink(missing_ok=True)
+    if found:
+        write_text(places.out / BAD_LINES, "".join(json.dumps(line) + "\n" for line in listed(found)))
+    return len(found)
+
+
+def _too_many(places: Places, tasks: int, max_bad: int, least: str = "") -> ValueError:
+    count = _list_bad_lines(places, tasks)
+    with (places.out / BAD_LINES).open(encoding="utf-8") as lines:
+        first = json.loads(lines.readline())
+    return ValueError(
+        f"--max-bad: {least}{count} bad lines, more than {max_bad}; the first: {first['file']}, line {first['line']}: "
+        f"{first['reason']}. All are in {places.out / BAD_LINES}; the same command with a larger --max-bad goes on"
+    )
+
+
+@contextmanager
+def _watching(places: Places, length: int, on_progress: Callable[[Progress], None]) -> Iterator[None]:
+    """Call on_progress twice a second with the sum of what the tasks say."""
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.5):
+            said = [path.read_text().split() for path in (places.work / "progress").glob("*.json")]
+            sums = [sum(int(numbers[i]) for numbers in said if len(numbers) == 3) for i in range(3)]
+            on_progress(Progress(sums[0], length, sums[1], sums[2]))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def prepare_stdlib(
+    folder: Path | None = None, on_progress: Callable[[Progress], None] = lambda progress: None
+) -> tuple[Path, str]:
+    """The source of this machine's own Python standard library (its tests left out), one document per file, as bytes.
+
+    Returns the folder (default: in the user's cache, under a name that holds the hash) and the sha256 over the sorted
+    names and contents of the files. Made once, by whichever process comes first; 5 % of the files are held out.
+    """
+    library = sysconfig.get_path("stdlib")
+    digest = hashlib.sha256()
+    for file in find([library], "*.py", LEFT_OUT):
+        content = Path(file.path).read_bytes()
+        digest.update(f"{file.name}\0{len(content)}\0".encode() + content)
+    sha256 = digest.hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "canonlm"
+    folder = folder or cache / f"python-stdlib-{sha256[:16]}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):  # others wait
+        prepare(
+            folder,
+            [library],
+            tokenizer="bytes",
+            glob="*.py",
+            exclude=LEFT_OUT,
+            validation=0.05,
+            max_bad=10,
+            on_progress=on_progress,
+        )
+    return folder, sha256

@@ -1,0 +1,292 @@
+"""Documents out of files: each is read, or counted as a bad line. Nothing is dropped silently.
+
+All inputs lie end to end, in order, each as long as its file (and one more, so that an empty file has a place too). A
+task reads what *starts* in its interval: the lines of a JSON lines file, the row groups of a Parquet file, and whole
+files of text, compressed ones and shards of a dataset, which cannot be entered in the middle. So documents come in the
+same order however many tasks there are. Our own reader, because datatrove's drops a whole file on one bad byte and
+does not count bad lines.
+"""
+
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from glob import glob, has_magic
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from canonlm.data.extras import needed
+from canonlm.errors import expected
+
+COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
+SHARD_SIZE = 2**25  # what a shard of a dataset counts for, whose size nobody knows before it is read
+BUFFER = 2**20
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file, or a shard of a Hugging Face dataset. `name` is relative to where the file was looked for; `size` is in
+    bytes, and nominal for a shard."""
+
+    path: str
+    name: str
+    size: int
+    kind: str  # lines, table, text or dataset
+    shard: tuple[int, int] | None = None  # of a dataset: which of how many
+    revision: str | None = None  # of a dataset on the Hub
+
+    @property
+    def divisible(self) -> bool:
+        """May several tasks share it?"""
+        return self.kind == "table" or (self.kind == "lines" and Path(self.path).suffix not in COMPRESSED)
+
+    def describe(self) -> dict[str, Any]:
+        """For the index and for a plan; without what changes nothing."""
+        size = {} if self.kind == "dataset" else {"bytes": self.size}
+        shard = {} if self.shard is None else {"shard": self.shard[0], "revision": self.revision}
+        return {"name": self.name, **size, **shard}
+
+
+class Text(NamedTuple):
+    """A document, and how far into all inputs it is read."""
+
+    text: str
+    position: int
+
+
+@dataclass(frozen=True)
+class Bad:
+    """`line` counts from 1 (rows of a table too), or is None where only the `offset` of the line in its file is known:
+    a task that starts in the middle of a file did not count."""
+
+    file: str
+    line: int | None
+    reason: str
+    offset: int | None = None
+
+
+def find(inputs: Iterable[str], pattern: str | None = None, exclude: Iterable[str] = ()) -> list[Input]:
+    """The files of each input in turn: a file, a folder (its files, sorted by path), a glob (the same), or `hf:NAME`.
+
+    `pattern` (of a file's name, such as *.py) chooses files of any kind in folders; without it those that are known are
+    read: .jsonl, .json (also .gz, .zst), .parquet, .txt. `exclude` names folders that are left out. ValueError: an
+    input that does not exist, or has nothing to read.
+    """
+    found, exclude = [], tuple(exclude)
+    for given in inputs:
+        if given.startswith("hf:"):
+            here = _dataset_shards(given)
+        elif os.path.isdir(given):
+            names = sorted(path.relative_to(given).as_posix() for path in Path(given).rglob("*") if path.is_file())
+            here = [_file(f"{given.rstrip('/')}/{n}", n) for n in names if _chosen(n, pattern, exclude)]
+        elif os.path.isfile(given):
+            here = [_file(given, os.path.basename(given))]
+        else:
+            here = [_file(path, path) for path in sorted(glob(given, recursive=True)) if os.path.isfile(path)]
+        if not here:
+            what = (
+                "files to read" if has_magic(given) or os.path.isdir(given) else "a file, a folder, a glob or hf:NAME"
+            )
+            raise expected("--input", what, given)
+        found += here
+    return found
+
+
+def _chosen(name: str, pattern: str | None, exclude: tuple[str, ...]) -> bool:
+    *folders, last = name.split("/")
+    if any(fnmatch(folder, left_out) for folder in folders for left_out in exclude):
+        return False
+    return fnmatch(last, pattern) if pattern else _kind(last) is not None
+
+
+def _file(path: str, name: str) -> Input:
+    return Input(path, name, os.path.getsize(path), _kind(path) or "text")
+
+
+def _kind(path: str) -> str | None:
+    """What the name says; any other file that is asked for is one text."""
+    suffixes = [suffix for suffix in Path(path).suffixes[-2:] if suffix not in COMPRESSED]
+    return {".jsonl": "lines", ".json": "lines", ".parquet": "table", ".txt": "text"}.get(
+        suffixes[-1] if suffixes else ""
+    )
+
+
+def _dataset_shards(given: str) -> list[Input]:
+    needed("datasets", given)
+    name = given.removeprefix("hf:").split(":")[0]
+    revision = None
+    try:
+        if not os.path.exists(name):
+            from huggingface_hub import HfApi
+
+            revision = HfApi().dataset_info(name).sha
+        shards = _dataset(given, revision).num_shards
+    except Exception as error:  # of the Hub, of the network, of what it sent: their kinds are not ours to list
+        reason = " ".join(str(error).split())
+        raise expected("--input", f"hf:NAME[:config[:split]] of a dataset ({reason})", given) from None
+    return [Input(given, given, SHARD_SIZE, "dataset", (index, shards), revision) for index in range(shards)]
+
+
+def _dataset(given: str, revision: str | None) -> Any:
+    import datasets
+
+    name, config, split, *_ = [*given.removeprefix("hf:").split(":"), "", ""]
+    datasets.disable_progress_bars()
+    return datasets.load_dataset(name, config or None, split=split or "train", streaming=True, revision=revision)
+
+
+def read(inputs: list[Input], start: int, stop: int, key: str) -> Iterator[Text | Bad]:
+    """What starts in [start, stop) of the inputs end to end. `key` is the text's, in JSON and tables.
+
+    ValueError: a file that is damaged, or a table without such a column of text.
+    """
+    base = 0
+    for source in inputs:
+        first, last = max(start - base, 0), min(stop - base, source.size + 1)
+        if first < last and (source.divisible or first == 0):
+            try:
+                yield from _READERS[source.kind](source, base, first, last, key)
+            except (OSError, EOFError, pa.ArrowException) as error:
+                raise ValueError(f"{source.path}: cannot be read ({' '.join(str(error).split())})") from None
+        base += source.size + 1
+
+
+def total(inputs: Iterable[Input]) -> int:
+    """The length of the inputs end to end."""
+    return sum(source.size + 1 for source in inputs)
+
+
+def _lines(source: Input, base: int, first: int, last: int, key: str) -> Iterator[Text | Bad]:
+    codec = COMPRESSED.get(Path(source.path).suffix)
+    with open(source.path, "rb", buffering=0 if codec else BUFFER) as raw:
+        file = io.BufferedReader(pa.CompressedInputStream(raw, codec), BUFFER) if codec else raw
+        number: int | None = 0
+        if first > 0:
+            raw.seek(first - 1)
+            raw.readline()  # the rest of a line that started before
+            number = None
+        offset = 0 if codec else raw.tell()
+        for line in file:
+            if offset >= last and not codec:
+                return
+            number = None if number is None else number + 1
+            text = _text_of(line, key)
+            if text is None:
+                yield Bad(source.path, number, _fault(line, key), None if codec else offset)
+            else:
+                yield Text(text, base + (raw.tell() if codec else offset + len(line)))
+            offset += len(line)
+
+
+def _text_of(line: bytes, key: str) -> str | None:
+    """None: a bad line. Not `json.loads(line)`: it would also take UTF-16."""
+    try:
+        text = json.loads(line.decode("utf-8"))[key]
+        text.encode("utf-8")
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return None
+    return text if isinstance(text, str) else None
+
+
+def _fault(line: bytes, key: str) -> str:
+    """Why it is bad."""
+    try:
+        decoded = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f"invalid UTF-8 (byte {error.start + 1} of the line)"
+    try:
+        value = json.loads(decoded)
+    except (ValueError, RecursionError) as error:
+        return "an empty line" if not decoded.strip() else f"not JSON ({error})"
+    if not isinstance(value, dict):
+        return f"not a JSON object but {_said(value)}"
+    if key not in value:
+        return f'no key "{key}"'
+    if not isinstance(value[key], str):
+        return f'"{key}" is not a string but {_said(value[key])}'
+    return "half of a surrogate pair, which is no Unicode character"
+
+
+def _said(value: object) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def _table(source: Input, base: int, first: int, last: int, key: str) -> Iterator[Text | Bad]:
+    with pq.ParquetFile(source.path) as table:
+        if key not in table.schema_arrow.names or not _is_text(table.schema_arrow.field(key).type):
+            raise ValueError(f"{source.path}: has no column of strings named {key}; --text-key says which to read")
+        done, rows = 0, max(1, table.metadata.num_rows)
+        for group in range(table.num_row_groups):
+            if first <= source.size * done // rows < last:
+                number = done
+                for batch in table.iter_batches(1000, row_groups=[group], columns=[key]):
+                    for value in batch.column(0).cast(pa.large_string()).cast(pa.large_binary()):
+                        number += 1
+                        position = base + source.size * number // rows
+                        yield _decoded(value.as_py(), source, number, f'"{key}" is null', position)
+            done += table.metadata.row_group(group).num_rows
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _decoded(value: bytes | None, source: Input, line: int, if_none: str, position: int) -> Text | Bad:
+    if value is None:
+        return Bad(source.path, line, if_none)
+    try:
+        return Text(value.decode("utf-8"), position)
+    except UnicodeDecodeError as error:
+        return Bad(source.path, line, f"invalid UTF-8 (byte {error.start + 1})")
+
+
+def _whole_text(source: Input, base: int, first: int, last: int, key: str) -> Iterator[Text | Bad]:
+    codec = COMPRESSED.get(Path(source.path).suffix)
+    with open(source.path, "rb") as raw:
+        value = (pa.CompressedInputStream(raw, codec) if codec else raw).read()
+    try:
+        yield Text(value.decode("utf-8"), base + source.size)
+    except UnicodeDecodeError as error:
+        line = value.count(b"\n", 0, error.start) + 1
+        yield Bad(source.path, line, f"invalid UTF-8 (byte {error.start + 1} of the file)")
+
+
+def _dataset_rows(source: Input, base: int, first: int, last: int, key: str) -> Iterator[Text | Bad]:
+    assert source.shard is not None
+    index, shards = source.shard
+    name = f"{source.path}#{index}"
+    try:
+        for number, row in enumerate(_dataset(source.path, source.revision).shard(shards, index), 1):
+            if not isinstance(row.get(key), str):
+                fault = f'no key "{key}"' if key not in row else f'"{key}" is not a string but {_said(row[key])}'
+                yield Bad(name, number, fault)
+            else:
+                yield Text(row[key], base)
+    except (ValueError, RuntimeError) as error:  # the library's own, for a file that it cannot parse
+        raise ValueError(f"{name}: cannot be read ({' '.join(str(error).split())})") from None
+
+
+_READERS = {"lines": _lines, "table": _table, "text": _whole_text, "dataset": _dataset_rows}
+
+
+def listed(found: list[Bad]) -> list[dict[str, Any]]:
+    """As lines of a report: file, line and reason; lines that were not counted are counted now, in one pass a file."""
+    counted: dict[tuple[str, int], int] = {}
+    offsets = [(bad.file, bad.offset) for bad in found if bad.line is None and bad.offset is not None]
+    for path in dict.fromkeys(file for file, _ in offsets):
+        with open(path, "rb") as file:
+            line, at = 1, 0
+            for offset in sorted(offset for owner, offset in offsets if owner == path):
+                while at < offset:
+                    block = file.read(min(BUFFER, offset - at))
+                    line, at = line + block.count(b"\n"), at + len(block)
+                counted[path, offset] = line
+    numbered = [asdict(bad) | {"line": bad.line or counted[bad.file, bad.offset or 0]} for bad in found]
+    return [{key: bad[key] for key in ("file", "line", "reason")} for bad in numbered]

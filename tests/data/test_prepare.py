@@ -1,0 +1,515 @@
+"""From text files to shards: every format, nothing lost, and the same bytes whatever happens on the way."""
+
+import gzip
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from canonlm.data import executors, index, reading, steps
+from canonlm.data import prepare as preparing
+from canonlm.data.prepare import prepare, prepare_stdlib
+from canonlm.data.tokenizers import bytes_tokenizer
+
+WORDS = ["the", "of", "naïve", "漢字", "\n", "<eos>", "0", "emoji 😀", "\t", "  "]
+
+
+def texts(count, seed=0, words=40):
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randrange(words))) + f" {number}" for number in range(count)]
+
+
+def jsonl(documents, **more):
+    return "".join(json.dumps({"text": text, **more}) + "\n" for text in documents).encode()
+
+
+def documents(folder, split, bos=256, eos=257):
+    """What the shards say, read without any code of ours: bytes between bos and eos."""
+    found = []
+    described = json.loads((folder / "index.json").read_text())
+    for shard in described["splits"][split]:
+        tokens = np.fromfile(folder / shard["name"], np.dtype(described["dtype"]).newbyteorder("<"))
+        ends = np.fromfile(folder / f"{shard['name']}.index", "<u8").tolist()
+        assert (len(tokens), len(ends)) == (shard["tokens"], shard["documents"])
+        assert ends[-1] == len(tokens)
+        pieces = [tokens[start:stop].tolist() for start, stop in zip([0, *ends], ends, strict=False)]
+        assert all(piece[0] == bos and piece[-1] == eos for piece in pieces)
+        here = [bytes(piece[1:-1]).decode("utf-8") for piece in pieces]
+        assert shard["bytes"] == sum(len(text.encode()) for text in here)
+        found += here
+    return found
+
+
+def contents(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def run(out, *inputs, **changes):
+    return prepare(out, [str(path) for path in inputs], **{"tokenizer": "bytes", "workers": 1, **changes})
+
+
+def cut(monkeypatch, task_size):
+    """Small inputs become many tasks."""
+    monkeypatch.setattr(preparing, "TASK_SIZE", task_size)
+
+
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(["", "<bos>", "\r\n", "\0"])
+
+
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(found=st.lists(ANY_TEXT, min_size=1, max_size=30), tasks=st.integers(1, 4), escape=st.booleans())
+def test_any_documents_come_back_in_order(tmp_path_factory, found, tasks, escape):
+    folder = tmp_path_factory.mktemp("any")
+    lines = [json.dumps({"text": text}, ensure_ascii=escape) for text in found]
+    (folder / "a.jsonl").write_bytes("\n".join(lines).encode())  # and no newline at the end
+    run(folder / "out", folder / "a.jsonl", tasks=tasks)
+    assert documents(folder / "out", "train") == found
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(lines=st.lists(st.integers(0, 30), max_size=40), tasks=st.integers(1, 12), empty=st.integers(0, 2))
+def test_every_line_starts_in_one_share(tmp_path_factory, lines, tasks, empty):
+    """Also those that are longer than a share, of several files, some of them empty."""
+    folder = tmp_path_factory.mktemp("shares")
+    found = ["x" * length for length in lines]
+    parts = [found[: len(found) // 2], [], found[len(found) // 2 :]][empty:]
+    for number, part in enumerate(parts):
+        (folder / f"{number}.jsonl").write_bytes(jsonl(part))
+    inputs = reading.find([str(folder)])
+    shares = [steps.share(inputs, rank, tasks) for rank in range(tasks)]
+    read = [document.text for start, stop in shares for document in reading.read(inputs, start, stop, "text")]
+    assert read == [text for part in parts for text in part]
+
+
+def table(path, found, **options):
+    pq.write_table(pa.table({"id": range(len(found)), "text": found}), path, row_group_size=7, **options)
+
+
+WRITERS = {
+    "a.jsonl": lambda path, found: path.write_bytes(jsonl(found, url="x")),
+    "a.json": lambda path, found: path.write_bytes(jsonl(found)),
+    "a.jsonl.gz": lambda path, found: path.write_bytes(b"".join(gzip.compress(jsonl([text])) for text in found)),
+    "a.jsonl.zst": lambda path, found: path.write_bytes(pa.compress(jsonl(found), "zstd", asbytes=True)),
+    "a.parquet": table,
+    "b.parquet": lambda path, found: table(path, pa.array(found).dictionary_encode()),
+    "c.parquet": lambda path, found: table(path, pa.array(found, pa.large_string()), compression="zstd"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_format(tmp_path, name):
+    found = texts(50)
+    WRITERS[name](tmp_path / name, found)
+    run(tmp_path / "out", tmp_path / name, tasks=4)
+    assert documents(tmp_path / "out", "train") == found
+    shards = index.read(tmp_path / "out").splits["train"]
+    assert (len(shards) > 1) == (not name.endswith(("gz", "zst")))  # these cannot be divided
+
+
+def test_a_text_file_is_a_document_and_names_choose(tmp_path):
+    files = {
+        "b/2.txt": "two\r\n",
+        "b/10.txt": "ten",
+        "a.py": "import a",
+        "b/tests/c.py": "import c",
+        "d.md": "# d",
+        "e.txt": "",
+    }
+    for name, text in files.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(text.encode())
+    (tmp_path / "in" / "f.txt.gz").write_bytes(gzip.compress(b"zipped"))
+    run(tmp_path / "1", tmp_path / "in")
+    assert documents(tmp_path / "1", "train") == ["ten", "two\r\n", "", "zipped"]
+    run(tmp_path / "2", tmp_path / "in", glob="*.py", exclude=["test*"])
+    assert documents(tmp_path / "2", "train") == ["import a"]
+    run(tmp_path / "3", tmp_path / "in/d.md", tmp_path / "in/**/*.py")  # in the order given; a glob's files sorted
+    assert documents(tmp_path / "3", "train") == ["# d", "import a", "import c"]
+
+
+def test_a_dataset_of_hugging_face(tmp_path):
+    pytest.importorskip("datasets")
+    found = texts(30)
+    (tmp_path / "data" / "data").mkdir(parents=True)
+    for part in range(3):
+        path = tmp_path / "data" / "data" / f"train-{part}-of-3.parquet"
+        pq.write_table(pa.table({"content": found[part * 10 : part * 10 + 10]}), path)
+    run(tmp_path / "out", f"hf:{tmp_path / 'data'}", text_key="content", tasks=2)
+    assert documents(tmp_path / "out", "train") == found
+    run(tmp_path / "same", f"hf:{tmp_path / 'data'}:default:train", text_key="content", tasks=3)
+    assert documents(tmp_path / "same", "train") == found
+    with pytest.raises(ValueError, match=r'no key "text"'):
+        run(tmp_path / "bad", f"hf:{tmp_path / 'data'}")
+    with pytest.raises(ValueError, match=r"--input: expected hf:NAME\[:config\[:split\]\] of a dataset \("):
+        run(tmp_path / "none", f"hf:{tmp_path / 'data'}:default:nothing")
+
+
+LINES = [
+    (b'{"text": "fine"}', None),
+    (b"{text}", "not JSON"),
+    (b'{"text": "also fine", "text": "the last counts"}', None),
+    (b'{"text": "\xff"}', "invalid UTF-8 (byte 11 of the line)"),
+    (b'{"txt": "a"}', 'no key "text"'),
+    (b'{"text": null}', '"text" is not a string but null'),
+    (b'{"text": ["a"]}', '"text" is not a string but a list'),
+    (b'["text"]', "not a JSON object but a list"),
+    (b'"text"', "not a JSON object but a string"),
+    (b"", "an empty line"),
+    (b'{"text": "\\ud83d"}', "half of a surrogate pair"),
+    (b"[" * 100_000, "not JSON"),
+    ('{"text": "é"}'.encode("utf-16-le"), "invalid UTF-8"),
+    (b'{"text": "fine \\ud83d\\ude00"}\r', None),
+    (b'{"text": "cut of', "not JSON"),
+]
+
+
+@pytest.mark.parametrize("tasks", [1, 5])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_bad_lines_are_listed_and_the_others_kept(tmp_path, name, tasks):
+    content = b"\n".join(line for line, _ in LINES)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    wrong = [(number, reason) for number, (_, reason) in enumerate(LINES, 1) if reason]
+    with pytest.raises(
+        ValueError, match=rf"--max-bad: {len(wrong)} bad lines, more than 0; .*{name}, line 2: not JSON"
+    ):
+        run(tmp_path / "out", tmp_path / name, tasks=tasks)
+    assert not (tmp_path / "out" / "index.json").exists()
+    described = run(tmp_path / "out", tmp_path / name, tasks=tasks, max_bad=len(wrong))
+    assert described.bad_lines == len(wrong)
+    listed = [json.loads(line) for line in (tmp_path / "out" / "bad-lines.jsonl").read_text().splitlines()]
+    assert [line["line"] for line in listed] == [number for number, _ in wrong]
+    assert all(line["reason"].startswith(reason) for line, (_, reason) in zip(listed, wrong, strict=True))
+    assert {line["file"] for line in listed} == {str(tmp_path / name)}
+    assert documents(tmp_path / "out", "train") == ["fine", "the last counts", "fine 😀"]
+
+
+def test_bad_rows_and_bad_files(tmp_path):
+    broken = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")])
+    column = pa.chunked_array([pa.array(["fine", None]), broken])
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet", row_group_size=1)
+    (tmp_path / "b.txt").write_bytes(b"first\nsecond \xe9\n")
+    described = run(tmp_path / "out", tmp_path / "a.parquet", tmp_path / "b.txt", max_bad=3)
+    listed = [json.loads(line) for line in (tmp_path / "out" / "bad-lines.jsonl").read_text().splitlines()]
+    reasons = ['"text" is null', "invalid UTF-8 (byte 2)", "invalid UTF-8 (byte 14 of the file)"]
+    assert [line["reason"] for line in listed] == reasons
+    assert [line["line"] for line in listed] == [2, 3, 2]
+    assert described.bad_lines == 3
+    assert documents(tmp_path / "out", "train") == ["fine"]
+
+
+def test_where_every_line_is_bad_it_stops_early(tmp_path, monkeypatch):
+    monkeypatch.setattr(steps, "MOST_LISTED", 20)
+    (tmp_path / "a.jsonl").write_bytes(jsonl(texts(1000)))
+    with pytest.raises(ValueError, match=r'--max-bad: at least 23 bad lines, more than 3; the first: .*no key "body"'):
+        run(tmp_path / "out", tmp_path / "a.jsonl", text_key="body", max_bad=3)
+    assert len((tmp_path / "out" / "bad-lines.jsonl").read_text().splitlines()) == 23
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
+def test_a_damaged_file_is_no_bad_line(tmp_path, name):
+    WRITERS[name](tmp_path / name, texts(50))
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-9])
+    with pytest.raises(ValueError, match=rf"{name}: cannot be read \("):
+        run(tmp_path / "out", tmp_path / name, max_bad=1000)
+
+
+def test_a_table_without_such_a_column(tmp_path):
+    table(tmp_path / "a.parquet", texts(3))
+    for key in ("body", "id"):
+        with pytest.raises(ValueError, match=rf"no column of strings named {key}; --text-key says"):
+            run(tmp_path / key, tmp_path / "a.parquet", text_key=key)
+
+
+def test_processes_and_tasks_change_nothing(tmp_path, monkeypatch):
+    """Processes: not a byte. Tasks: not a token, only where shards end."""
+    cut(monkeypatch, 6000)
+    (tmp_path / "a.jsonl").write_bytes(jsonl(texts(200)))
+    table(tmp_path / "b.parquet", texts(100, seed=1))
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(jsonl(texts(50, seed=2))))
+    inputs = [tmp_path / name for name in ("a.jsonl", "b.parquet", "c.jsonl.gz")]
+    options = {"validation": 0.2, "seed": 3}
+    one = run(tmp_path / "one", *inputs, **options)
+    run(tmp_path / "two", *inputs, **options, workers=2)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert one.command["tasks"] > 5
+    run(tmp_path / "other", *inputs, **options, tasks=3)
+    for split in ("train", "valid"):
+        assert documents(tmp_path / "other", split) == documents(tmp_path / "one", split)
+    everything = texts(200) + texts(100, seed=1) + texts(50, seed=2)
+    kept = {split: set(documents(tmp_path / "one", split)) for split in ("train", "valid")}
+    assert kept["train"].isdisjoint(kept["valid"])
+    assert kept["train"] | kept["valid"] == set(everything)
+    assert index.check(tmp_path / "one") == one
+
+
+def test_what_is_held_out_follows_from_seed_and_text(tmp_path):
+    found = texts(4000, words=5)
+    (tmp_path / "a.jsonl").write_bytes(jsonl(found))
+    (tmp_path / "b.jsonl").write_bytes(jsonl([*texts(50, seed=9), *reversed(found)]))
+    held = {}
+    for name, seed in (("a", 0), ("b", 0), ("a", 1)):
+        run(tmp_path / f"{name}{seed}", tmp_path / f"{name}.jsonl", validation=0.1, seed=seed)
+        held[name, seed] = set(documents(tmp_path / f"{name}{seed}", "valid"))
+    assert held["a", 0] == held["b", 0] & set(found)
+    # 4000 coins of 0.1 have a standard deviation of 19; two independent sets share 40 of them, give or take 6.
+    assert abs(len(held["a", 0]) - 400) < 80
+    assert len(held["a", 0] & held["a", 1]) < 70
+
+
+@pytest.mark.parametrize(("bos", "eos"), [(True, False), (False, True), (False, False)])
+def test_bos_and_eos_as_asked(tmp_path, bos, eos):
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["ab", "", "c"]))
+    described = run(tmp_path / "out", tmp_path / "a.jsonl", bos=bos, eos=eos)
+    assert (described.bos_id, described.eos_id) == (256 if bos else None, 257 if eos else None)
+    expected = [[*[256] * bos, *text.encode(), *[257] * eos] for text in ("ab", "", "c")]
+    tokens = np.fromfile(tmp_path / "out" / "train-00000.ds", "<u2").tolist()
+    assert tokens == [token for document in expected for token in document]
+    ends = np.fromfile(tmp_path / "out" / "train-00000.ds.index", "<u8").tolist()
+    assert ends == np.cumsum([len(document) for document in expected]).tolist()
+
+
+def test_a_large_vocabulary_takes_four_bytes(tmp_path):
+    for size, dtype in ((2**16, "uint16"), (2**16 + 1, "uint32")):
+        tokenizer = bytes_tokenizer()
+        tokenizer.add_special_tokens([f"<{number}>" for number in range(258, size - 1)] + ["</s>"])
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        config = {"bos_token": "<bos>", "eos_token": "</s>"}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        (tmp_path / "a.jsonl").write_bytes(jsonl(["é", "b"]))
+        described = run(tmp_path / dtype, tmp_path / "a.jsonl", tokenizer=tmp_path / "tokenizer.json")
+        assert described.dtype == dtype
+        assert documents(tmp_path / dtype, "train", eos=described.eos_id) == ["é", "b"]
+
+
+def test_finished_is_finished(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl(texts(5)))
+    first = run(tmp_path / "out", tmp_path / "a.jsonl", validation=0.5)
+    (tmp_path / "out" / "work" / "logs").mkdir(parents=True)  # as a kill in the very last moment leaves it
+    (tmp_path / "out" / ".train-00000.ds.tmp-here-1").touch()
+    run(tmp_path / "out", tmp_path / "a.jsonl", validation=0.5)
+    assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith((".", "work"))]
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    assert sorted(path.name for path in before)[:2] == ["index.json", "tokenizer.json"]
+    assert run(tmp_path / "out", tmp_path / "a.jsonl", validation=0.5, workers=2) == first
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
+
+
+CHANGES = {
+    "validation": (lambda folder: {"validation": 0.3}, r"--validation: expected 0\.5, as in .*, got 0\.3"),
+    "bos": (lambda folder: {"bos": False}, r"--bos: expected 256, as in"),
+    "tokenizer": (lambda folder: {"tokenizer": folder / "other"}, "--tokenizer: expected '[0-9a-f]{64}', as in"),
+    "text_key": (lambda folder: {"text_key": "body"}, "--text-key: expected 'text', as in .*, got \"body\""),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("finished", [True, False])
+def test_another_command_is_refused(tmp_path, name, finished):
+    (tmp_path / "other").mkdir()
+    bytes_tokenizer().save(str(tmp_path / "other" / "tokenizer.json"))
+    (tmp_path / "other" / "tokenizer.json").write_text(
+        (tmp_path / "other" / "tokenizer.json").read_text().replace("<eos>", "</s>")
+    )
+    (tmp_path / "a.jsonl").write_bytes(jsonl(texts(5)) + b"" if finished else jsonl(texts(5)) + b"{}\n")
+    if finished:
+        run(tmp_path / "out", tmp_path / "a.jsonl", validation=0.5)
+    else:
+        with pytest.raises(ValueError, match="1 bad lines"):
+            run(tmp_path / "out", tmp_path / "a.jsonl", validation=0.5)
+    change, message = CHANGES[name]
+    before = contents(tmp_path / "out")
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path / "out", tmp_path / "a.jsonl", **{"validation": 0.5, **change(tmp_path)})
+    (tmp_path / "a.jsonl").write_bytes(jsonl(texts(4)))
+    with pytest.raises(ValueError, match=r"--input: expected the same files, as in .* got .'name': 'a.jsonl', 'bytes'"):
+        run(tmp_path / "out", tmp_path / "a.jsonl", validation=0.5)
+    assert contents(tmp_path / "out") == before
+
+
+def test_what_is_no_input_or_no_place(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.jsonl").write_bytes(b"")
+    for path, what in (
+        ("nothing.jsonl", "a file, a folder, a glob or hf:NAME"),
+        ("*.txt", "files to read"),
+        ("empty", "files to read"),
+    ):
+        with pytest.raises(ValueError, match=rf"--input: expected {what}, got"):
+            run(tmp_path / "out", tmp_path / path)
+    with pytest.raises(ValueError, match="--input: expected at least one document"):
+        run(tmp_path / "out", tmp_path / "a.jsonl")
+    with pytest.raises(ValueError, match="OUT: expected a folder that does not exist yet"):
+        run(tmp_path, tmp_path / "a.jsonl")
+    for wrong in ({"validation": 1.0}, {"seed": -1}, {"tasks": 0}, {"workers": 0}, {"max_bad": -1}):
+        with pytest.raises(ValueError, match=rf"--{next(iter(wrong)).replace('_', '-')}: expected"):
+            run(tmp_path / "out2", tmp_path / "a.jsonl", **wrong)
+    with pytest.raises(ValueError, match=r'unknown executor "slrum". Did you mean "slurm"\?'):
+        run(tmp_path / "out2", tmp_path / "a.jsonl", executor="slrum")
+
+
+def test_a_flipped_byte_is_found(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl(texts(20)))
+    run(tmp_path / "out", tmp_path / "a.jsonl")
+    for name in ("train-00000.ds", "train-00000.ds.index", "tokenizer.json"):
+        path = tmp_path / "out" / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[:9] + bytes([whole[9] ^ 1]) + whole[10:])
+        with pytest.raises(ValueError, match=rf"{name}: damaged: its sha256"):
+            index.check(tmp_path / "out")
+        path.unlink()
+        with pytest.raises(ValueError, match=rf"{name}: missing"):
+            index.check(tmp_path / "out")
+        path.write_bytes(whole)
+    index.check(tmp_path / "out")
+    for content in ("", "[]", "{}", '{"format": "canonlm tokens", "version": 99}'):
+        (tmp_path / "out" / "index.json").write_text(content)
+        with pytest.raises(ValueError, match=r"index\.json: expected what `canonlm data prepare` writes"):
+            index.read(tmp_path / "out")
+    with pytest.raises(ValueError, match="expected a folder that `canonlm data prepare` finished"):
+        index.read(tmp_path)
+
+
+def test_a_process_that_is_killed_is_an_error_and_no_wait_for_ever(tmp_path, monkeypatch):
+    cut(monkeypatch, 20_000)
+    (tmp_path / "a.jsonl").write_bytes(jsonl(texts(5000)))
+
+    def kill_one(progress):
+        for child in multiprocessing.active_children():
+            os.kill(child.pid, signal.SIGKILL)
+
+    whole = run(tmp_path / "whole", tmp_path / "a.jsonl")
+    monkeypatch.setattr(steps, "EVERY", 0.0)
+    with pytest.raises(ValueError, match="--workers: expected processes that live"):
+        run(tmp_path / "out", tmp_path / "a.jsonl", workers=2, on_progress=kill_one)
+    assert run(tmp_path / "out", tmp_path / "a.jsonl", workers=2) == whole
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_progress_ends_at_the_whole(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_bytes(jsonl(texts(50)))
+    seen = []
+    monkeypatch.setattr(preparing, "remove_folder", lambda folder: time.sleep(0.0))  # let the last report be read
+    monkeypatch.setattr(preparing, "finish", lambda out, max_bad: time.sleep(1.2))
+    run(tmp_path / "out", tmp_path / "a.jsonl", tasks=3, on_progress=seen.append)
+    tokens = sum(len(text.encode()) + 2 for text in texts(50))
+    assert (seen[-1].read, seen[-1].documents, seen[-1].tokens) == (seen[-1].total, 50, tokens)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from canonlm.data import prepare as preparing
+if __name__ == "__main__":
+    preparing.TASK_SIZE = 15_000
+    preparing.prepare(Path(sys.argv[1]), sys.argv[3:], tokenizer="bytes", validation=0.1, workers=int(sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(tmp_path, workers):
+    (tmp_path / "a.jsonl").write_bytes(jsonl(texts(3000)))
+    (tmp_path / "run.py").write_text(KILLED)
+
+    def start(out):
+        return subprocess.Popen([sys.executable, tmp_path / "run.py", out, workers, tmp_path / "a.jsonl"])
+
+    assert start(tmp_path / "whole").wait(100) == 0
+    tasks = index.read(tmp_path / "whole").command["tasks"]
+    assert tasks > 20
+    rng = random.Random(int(workers))
+    marks = tmp_path / "out" / "work" / "completions"
+    for done in (0, tasks // 4, tasks // 2, tasks * 3 // 4):
+        process = start(tmp_path / "out")
+        deadline = time.monotonic() + 60
+        while not marks.exists() or len(list(marks.iterdir())) < done:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.2))
+        kept = {path.name: path.stat().st_mtime_ns for path in marks.iterdir()}
+        process.kill()  # only the command itself: the processes that it started have to notice
+        process.wait(10)
+        assert len(kept) < tasks  # there was something left to do
+    assert kept.items() <= {path.name: path.stat().st_mtime_ns for path in marks.iterdir()}.items()
+    assert start(tmp_path / "out").wait(100) == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_the_standard_library(tmp_path, monkeypatch):
+    """A library of three files: the real one takes seconds, and `canonlm train debug` prepares it."""
+    for name in ("b.py", "a.py", "test/c.py", "pkg/site-packages/d.py", "pkg/e.py", "notes.txt"):
+        (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "lib" / name).write_text(f"name = {name!r}\n")
+    real = sysconfig.get_path
+    library = {"stdlib": str(tmp_path / "lib")}
+    monkeypatch.setattr(sysconfig, "get_path", lambda name, *rest: library.get(name) or real(name, *rest))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder, sha256 = prepare_stdlib()
+    assert folder == tmp_path / "cache" / "canonlm" / f"python-stdlib-{sha256[:16]}"
+    found = documents(folder, "train") + documents(folder, "valid")
+    assert sorted(found) == [f"name = {name!r}\n" for name in ("a.py", "b.py", "pkg/e.py")]
+    assert prepare_stdlib() == (folder, sha256)
+    (tmp_path / "lib" / "a.py").write_text("name = 1\n")
+    assert prepare_stdlib()[0] != folder
+
+
+SBATCH = """#!/bin/bash
+# An imitation: runs the script's array, one task after the other, on this machine.
+for last; do :; done
+array=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$last")
+cp "$last" "$SLURM_IMITATION/$(ls "$SLURM_IMITATION" | wc -l).sh"
+echo "$@" >> "$SLURM_IMITATION.calls"
+export SLURM_NODELIST=here
+for task in $(seq 0 "$array"); do SLURM_ARRAY_TASK_ID=$task bash "$last" >> "$SLURM_IMITATION.log" 2>&1; done
+echo Submitted batch job 7
+"""
+
+
+@pytest.mark.slow
+def test_on_slurm_it_is_the_same_command(tmp_path, monkeypatch):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    scripts = {"sbatch": SBATCH, "srun": '#!/bin/bash\nshift 3\nexec "$@"\n', "scontrol": "#!/bin/bash\necho here\n"}
+    for name, script in scripts.items():
+        (tools / name).write_text(script)
+        (tools / name).chmod(0o755)
+    (tmp_path / "jobs").mkdir()
+    monkeypatch.setenv("PATH", f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_IMITATION", str(tmp_path / "jobs"))
+    (tmp_path / "a.jsonl").write_bytes(jsonl(texts(100)))
+    run(tmp_path / "here", tmp_path / "a.jsonl", tasks=2)
+    slurm = {"executor": "slurm", "options": {"partition": "cpu", "time": "1:00:00"}, "tasks": 2, "workers": None}
+    assert run(tmp_path / "out", tmp_path / "a.jsonl", **slurm) is None
+    described = index.read(tmp_path / "out")
+    assert index.check(tmp_path / "out") == index.read(tmp_path / "here") == described
+    script = (tmp_path / "jobs" / "0.sh").read_text()
+    assert {"#SBATCH --partition=cpu", "#SBATCH --time=1:00:00", "#SBATCH --array=0-1"} <= set(script.splitlines())
+    assert run(tmp_path / "out", tmp_path / "a.jsonl", **slurm) == described
+
+
+def test_options_of_an_executor():
+    given = {"partition": "cpu", "time": "4:00:00", "mem_per_cpu_gb": "4", "sbatch_args": "{account: me}"}
+    typed = {"partition": "cpu", "time": "4:00:00", "mem_per_cpu_gb": 4, "sbatch_args": {"account": "me"}}
+    assert executors.checked("slurm", given) == typed
+    for kind, options, message in (
+        ("slurm", {"partition": "cpu"}, "time: missing; --executor slurm needs time="),
+        ("slurm", given | {"mem": "4"}, 'unknown option of --executor slurm "mem"'),
+        ("slurm", given | {"mem_per_cpu_gb": "much"}, 'mem_per_cpu_gb: expected a number, got "much"'),
+        ("slurm", given | {"tasks": "4"}, 'unknown option of --executor slurm "tasks"'),
+        ("local", {"partition": "cpu"}, 'partition: expected nothing: --executor local has no options, got "cpu"'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            executors.checked(kind, options)
