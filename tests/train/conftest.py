@@ -1,14 +1,17 @@
 """Very small runs through the real loop, and what two of them must share."""
 
 import json
+import multiprocessing
 import shutil
 
 import pytest
 import yaml
-from safetensors.torch import load_file
 
-from canonlm.train.config import merge, resolve
+from canonlm.train.checkpoint import load_model
+from canonlm.train.config import resolve
 from canonlm.train.loop import train
+from canonlm.train.metrics import TIMINGS
+from canonlm.train.recipe import merge
 
 SETTINGS = {
     "arch": "llama+canon",
@@ -26,7 +29,6 @@ SETTINGS = {
         "optim": {"lr": 3e-3, "warmup_steps": 5},
     },
 }
-TIMINGS = {"tokens_per_s", "elapsed_s", "train_seconds"}
 
 
 class Tiny:
@@ -43,15 +45,16 @@ class Tiny:
         return path
 
     @staticmethod
-    def rows(folder):
+    def untimed(row):
+        return {key: value for key, value in row.items() if key not in {*TIMINGS, "train_seconds"}}
+
+    def rows(self, folder):
         """The rows of `metrics.jsonl` without timings."""
-        rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-        return [{key: value for key, value in row.items() if key not in TIMINGS} for row in rows]
+        return [self.untimed(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
     @staticmethod
     def weights(folder):
-        newest = max((folder / "checkpoints").glob("step-*"))
-        return {name: tensor.numpy().tobytes() for name, tensor in load_file(newest / "model.safetensors").items()}
+        return {name: tensor.numpy().tobytes() for name, tensor in load_model(folder).state_dict().items()}
 
     def same(self, folder, reference):
         """Rows and final weights, to the bit; nothing temporary is left; both kept as many checkpoints."""
@@ -60,8 +63,7 @@ class Tiny:
         assert [path.name for path in folder.rglob("*") if ".tmp-" in path.name] == []
         assert self.checkpoints(folder) == self.checkpoints(reference)
         results = [json.loads((f / "result.json").read_text()) for f in (folder, reference)]
-        without = [{key: value for key, value in result.items() if key not in TIMINGS} for result in results]
-        assert without[0] == without[1]
+        assert self.untimed(results[0]) == self.untimed(results[1])
 
     @staticmethod
     def checkpoints(folder):
@@ -87,3 +89,17 @@ def reference(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reference")
     train(tiny(), folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def start():
+    """`start(target, *args)`: a process that has torch loaded already, so that many can be killed."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["canonlm.train.loop", "canonlm.cli", "pytest"])
+
+    def begin(target, *args):
+        process = context.Process(target=target, args=args)
+        process.start()
+        return process
+
+    return begin

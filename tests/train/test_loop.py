@@ -6,13 +6,10 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from canonlm.cli import main
-from canonlm.train import checkpoint
-from canonlm.train.build import build_model
+from canonlm.train.checkpoint import load_model, steps
 from canonlm.train.loop import train
-from canonlm.train.optim import build_optimizer
 
 
 def test_twice_the_same(tiny, reference, tmp_path):
@@ -59,7 +56,7 @@ def test_bf16_trains_and_keeps_fp32_weights(tiny, tmp_path):
     train(tiny(train={"precision": "bf16"}), tmp_path)
     rows = [row for row in tiny.rows(tmp_path) if row["kind"] == "train"]
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.05
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoints" / "step-00000040")
+    model = load_model(tmp_path)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert any((p != p.bfloat16().float()).any() for p in model.parameters()), "the weights were rounded to bf16"
 
@@ -71,18 +68,6 @@ def test_compile_is_close_to_eager(tiny, reference, tmp_path):
         assert compiled["loss"] == pytest.approx(eager["loss"], rel=1e-4)
 
 
-def test_checkpoints_load_with_transformers(tiny, reference):
-    path = reference / "checkpoints" / "step-00000040"
-    loaded = AutoModelForCausalLM.from_pretrained(path).eval()
-    model = build_model(tiny())
-    optimizer = build_optimizer(model, tiny().train.optim)
-    assert checkpoint.load_latest(reference / "checkpoints", model, optimizer) == 40
-    ids = torch.arange(10)[None]
-    with torch.no_grad():
-        assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
-    assert not torch.equal(build_model(tiny()).lm_head.weight, model.lm_head.weight)
-
-
 def test_tied_embeddings_resume(tiny, tmp_path):
     config = tiny(model={"fields": {"tie_word_embeddings": True}})
     train(config, tmp_path / "a")
@@ -90,7 +75,7 @@ def test_tied_embeddings_resume(tiny, tmp_path):
     tiny.back_to(tmp_path / "b", 30)
     train(config, tmp_path / "b")
     tiny.same(tmp_path / "b", tmp_path / "a")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "b" / "checkpoints" / "step-00000040")
+    model = load_model(tmp_path / "b")
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
@@ -98,12 +83,6 @@ def test_tied_embeddings_resume(tiny, tmp_path):
 def test_keep_checkpoints(tiny, tmp_path, keep):
     train(tiny(train={"keep_checkpoints": keep}), tmp_path)
     assert tiny.checkpoints(tmp_path) == [f"step-{step:08d}" for step in (10, 20, 30, 40)][-keep:]
-
-
-def test_a_checkpoint_of_another_model_is_refused(tiny, reference):
-    other = build_model(tiny(arch="llama"))
-    with pytest.raises(ValueError, match="not a checkpoint of this model"):
-        checkpoint.load_latest(reference / "checkpoints", other, build_optimizer(other, tiny().train.optim))
 
 
 @pytest.mark.parametrize(
@@ -117,15 +96,14 @@ def test_a_diverged_run_says_so_and_saves_nothing(tiny, tmp_path, capfd, lr, cli
     assert error.startswith("canonlm: stopped at step ")
     assert "diverged" in error
     assert error.count("\n") == 1
-    for saved in (tmp_path / "run").rglob("model.safetensors"):
-        weights = AutoModelForCausalLM.from_pretrained(saved.parent).parameters()
-        assert all(p.isfinite().all() for p in weights)
+    for step in steps(tmp_path / "run" / "checkpoints"):
+        assert all(p.isfinite().all() for p in load_model(tmp_path / "run", step).parameters())
     assert not (tmp_path / "run" / "result.json").exists()
 
 
 def test_divergence_is_noticed_when_a_row_is_due(tiny, tmp_path):
     changes = {"optim": {"lr": 1e30, "warmup_steps": 0}, "log_every": 5, "checkpoint_every": 1000, "steps": 1000}
-    with pytest.raises(FloatingPointError, match="step 5"):
+    with pytest.raises(FloatingPointError, match=r"stopped at step 5, .* since step 2: .*; its batch: windows 4 to 7$"):
         train(tiny(train=changes), tmp_path)
     assert tiny.rows(tmp_path) == []  # NaN is no JSON
 

@@ -1,9 +1,12 @@
 """Learning rates against hand computation; which parameters decay."""
 
 import math
+import re
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from canonlm import CanonLMForCausalLM
 from canonlm.train.build import build_model
@@ -11,6 +14,7 @@ from canonlm.train.config import Optim
 from canonlm.train.loop import train
 from canonlm.train.optim import build_optimizer, learning_rate
 
+WSD = {"schedule": "wsd", "decay_steps": 20}
 COSINE = {"lr": 2.0, "warmup_steps": 4, "schedule": "cosine", "final_lr_ratio": 0.1}
 
 
@@ -32,6 +36,13 @@ COSINE = {"lr": 2.0, "warmup_steps": 4, "schedule": "cosine", "final_lr_ratio": 
         (4, {"schedule": "constant"}, 2.0),
         (103, {"schedule": "constant"}, 2.0),
         (1, {"schedule": "constant"}, 1.0),
+        (1, WSD, 1.0),
+        (4, WSD, 2.0),
+        (84, WSD, 2.0),  # the fall starts at its top
+        (94, WSD, 1.1),
+        (103, WSD, 0.2 + 1.8 / 20),
+        (103, {**WSD, "decay_steps": 1}, 2.0),
+        (54, {**WSD, "decay_steps": 100}, 1.1),  # nothing stable: linear
     ],
 )
 def test_learning_rate(step, changes, rate):
@@ -40,6 +51,60 @@ def test_learning_rate(step, changes, rate):
 
 def test_a_warm_up_longer_than_the_run():
     assert [learning_rate(step, 3, Optim(**COSINE)) for step in range(3)] == [0.5, 1.0, 1.5]
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    schedule=st.sampled_from(["cosine", "linear", "constant", "wsd"]),
+    parts=st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(1, 50)),
+    low=st.floats(0, 1),
+)
+def test_a_rate_rises_stays_and_falls(schedule, parts, low):
+    warmup, stable, decay = parts
+    fall = {"decay_steps": decay} if schedule == "wsd" else {}
+    config = Optim(lr=3.0, warmup_steps=warmup, schedule=schedule, final_lr_ratio=low, **fall)
+    rates = [learning_rate(step, sum(parts), config) for step in range(sum(parts))]
+    rise, rest = rates[:warmup], rates[warmup:]
+    assert rise == sorted(set(rise))
+    assert rest == sorted(rest, reverse=True)
+    assert max(rates) == rest[0] == pytest.approx(3.0)
+    assert min(rest) >= 3.0 * low * (1 - 1e-12)
+    if schedule == "wsd":
+        assert set(rest[:stable]) <= {3.0}
+        assert low == 1 or decay == 1 or rest[-1] < 3.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"schedule": "wsd"}, "missing; expected an integer > 0 with schedule wsd"),
+        ({"decay_steps": 2}, "expected nothing: only schedule wsd has it, got 2"),
+        (
+            {"schedule": "wsd", "decay_steps": 4, "warmup_steps": 3},
+            "expected at most train.steps - train.optim.warmup_steps = 3, got 4",
+        ),
+    ],
+)
+def test_schedules_that_cannot_be(tiny, changes, complaint):
+    with pytest.raises(ValueError, match="^train.optim.decay_steps: " + re.escape(complaint)):
+        tiny(train={"steps": 6, "optim": {"lr": 0.5, "warmup_steps": 0, **changes}})
+
+
+def test_published_runs_decay_everything(tiny):
+    config = tiny(train={"optim": {"lr": 0.5, "decay": "all"}})
+    model = build_model(config)
+    [group] = build_optimizer(model, config.train.optim).param_groups
+    assert group["weight_decay"] == config.train.optim.weight_decay > 0
+    assert len(group["params"]) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("mixer", ["gdn", "mamba2"])
+def test_nothing_of_one_dimension_decays(tiny, mixer):
+    config = tiny(arch="llama", model={"fields": {"mixers": [mixer]}})
+    model = build_model(config)
+    decayed = {id(p) for p in build_optimizer(model, config.train.optim).param_groups[0]["params"]}
+    kept = {name.rpartition(".")[2] for name, p in model.named_parameters() if id(p) not in decayed}
+    assert {"A_log", "dt_bias"} <= kept
 
 
 def test_norms_and_biases_do_not_decay(tiny):

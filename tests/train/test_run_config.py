@@ -6,7 +6,8 @@ import yaml
 from canonlm import tasks
 from canonlm.errors import InvalidSetting
 from canonlm.train.build import check
-from canonlm.train.config import differences, load, merge, override, resolve
+from canonlm.train.config import differences, resolve
+from canonlm.train.recipe import load, merge, override
 
 NAMES = "brevo, capo, copying, depo, lano, mano, mqar"
 FILE = """\
@@ -207,3 +208,48 @@ def test_windows_suit_the_task(tiny):
         with pytest.raises(InvalidSetting) as error:
             resolve(merge(lano, {"data": data}))
         assert str(error.value).startswith(line)
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    text = {"sources": {"web": {"path": "1e3"}, "no": {"path": "0x10"}}, "validation": {"all": "10:13"}}
+    raw = {key: value for key, value in yaml.safe_load(FILE.replace("3e-3", "0.003")).items() if key != "task"}
+    run = resolve({**raw, "data": {"seq_len": 18}, "text": text})
+    (tmp_path / "run.yaml").write_text(run.to_yaml())
+    assert load(tmp_path / "run.yaml") == run
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": None}, "expected either task .* or text .*, got neither"),
+        ({"text": {"sources": {"web": {"path": "x"}}}}, "expected either task .* or text .*, got both"),
+        (
+            {"model": {"vocab_size": 9}},
+            "model.vocab_size: expected nothing: copying has a vocabulary of its own, got 9",
+        ),
+        ({"data": {"seq_len": 18, "loss_on": None}}, "data.loss_on: expected 'answer' or 'all', got None"),
+        ({"profile": "5:5"}, 'profile: expected start:stop with 1 <= start < stop, such as "10:13"'),
+        ({"text": {"sources": {}}, "task": None}, "text.sources: expected at least 1, got {}"),
+        ({"text": {"source": {}}, "task": None}, 'unknown setting "text.source". Did you mean "text.sources"?'),
+        (
+            {"text": {"sources": {"web": {"path": "x", "wait": 2}}}, "task": None},
+            'unknown setting "text.sources.web.wait". Did you mean "text.sources.web.weight"?',
+        ),
+        (
+            {"text": {"sources": {"web": {"path": "x", "weight": 0}}}, "task": None},
+            "text.sources.web.weight: expected a number > 0, got 0",
+        ),
+        ({"text": {"sources": {"web": "x"}}, "task": None}, "text.sources.web: expected a group of settings, got"),
+    ],
+)
+def test_a_task_or_text(changes, message):
+    raw = yaml.safe_load(FILE.replace("3e-3", "0.003"))
+    with pytest.raises(InvalidSetting, match=message):
+        resolve(merge(raw, changes))
+
+
+def test_where_and_how_the_work_is_done_is_no_difference():
+    raw = yaml.safe_load(FILE.replace("3e-3", "0.003"))
+    run, other = resolve(raw), resolve({**raw, "parallel": {"micro_batch_size": 2}, "profile": "3:4"})
+    assert run != other
+    assert differences(run, other) == []

@@ -8,6 +8,7 @@ from pydantic import ValidationError, create_model
 from canonlm import archs
 from canonlm.errors import InvalidSetting, expected, refused
 from canonlm.models import CanonLMConfig, CanonLMForCausalLM
+from canonlm.train import trackers
 from canonlm.train.config import RunConfig, Settings
 
 _SET_ELSEWHERE = {
@@ -30,6 +31,12 @@ Fields = create_model("Fields", __base__=Settings, **_FIELDS)
 def model_config(run: RunConfig) -> CanonLMConfig:
     """The decoder that `run` asks for. InvalidSetting where arch, sizes and fields do not fit together."""
     sizes = run.model
+    if run.built_task is not None:
+        vocab_size = len(run.built_task.vocab)
+    elif sizes.vocab_size is not None:
+        vocab_size = sizes.vocab_size
+    else:
+        raise InvalidSetting("model.vocab_size", "model.vocab_size: missing; expected an integer > 0")
     try:
         Fields.model_validate(sizes.fields)
     except ValidationError as error:
@@ -44,7 +51,7 @@ def model_config(run: RunConfig) -> CanonLMConfig:
         raise InvalidSetting("arch", error) from None
     try:
         return CanonLMConfig(
-            vocab_size=len(run.built_task.vocab),
+            vocab_size=vocab_size,
             max_position_embeddings=run.data.seq_len,
             num_hidden_layers=sizes.num_hidden_layers,
             hidden_size=sizes.hidden_size,
@@ -64,6 +71,7 @@ def check(run: RunConfig) -> None:
     """InvalidSetting for what a run cannot be started with; nothing is built or written yet."""
     model_config(run)
     pick_device(run.train.device)
+    trackers.check(run.track)
 
 
 def pick_device(name: str) -> str:

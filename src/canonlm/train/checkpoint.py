@@ -1,37 +1,165 @@
-"""Checkpoints of a run: `checkpoints/step-00000600/` holds the model as transformers saves it, and the rest.
+"""Checkpoints of a run: what training needs to go on, on any number of processes. `checkpoints/step-00000600/` holds
 
-Each is whole or not there. A finished run keeps its last one: `AutoModelForCausalLM.from_pretrained` loads it.
+__0_0.distcp, __1_0.distcp, …   tensors as torch.distributed.checkpoint writes them, a file per process
+.metadata                       which tensor lies where
+manifest.json                   written last: step, number of processes, size and sha256 of every other file
+
+Tensors are `model.<parameter>` and `optimizer.<parameter>.<exp_avg, exp_avg_sq or step>`. Nothing else is kept: the
+learning rate, random numbers and data are functions of the step, all other settings are the run's configuration.
 """
 
+import logging
 import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from canonlm.errors import expected
 from canonlm.models import CanonLMForCausalLM
-from canonlm.train.files import remove_folder, write_folder
+from canonlm.train.build import model_config
+from canonlm.train.files import Stamp, put_in_place, remove_folder, write_text
+from canonlm.train.parallel import World
+from canonlm.train.recipe import load as load_config
 
-TRAINING_STATE = "training_state.pt"
+T = TypeVar("T")
+State = dict[str, dict[str, Tensor]]
+
+MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8})")
+_log = logging.getLogger(__name__)
+
+# Said of every save and load in one process, where it is meant.
+warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
 
 
-def save(folder: Path, step: int, model: CanonLMForCausalLM, optimizer: torch.optim.Optimizer, keep: int) -> None:
-    """Write the state after `step` optimizer steps; then remove all but the `keep` newest."""
-    state = {"step": step, "optimizer": optimizer.state_dict(), "torch_rng": torch.get_rng_state()}
+class Manifest(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    def fill(temporary: Path) -> None:
-        model.save_pretrained(temporary)
-        torch.save(state, temporary / TRAINING_STATE)
-
-    write_folder(folder / f"step-{step:08d}", fill)
-    prune(folder, keep)
+    step: int
+    processes: int
+    files: dict[str, Stamp]
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove all but the `keep` newest."""
-    for old in steps(folder)[:-keep]:
-        remove_folder(folder / f"step-{old:08d}")
+class Checkpoints:
+    """The checkpoints in `folder`, written while training goes on. Every process of `world` calls the same methods in
+    the same order; the process that started the run has removed what killed processes left in `folder`.
+
+    Kept are the `keep` newest and every one whose step is a multiple of `keep_every`.
+    """
+
+    def __init__(self, folder: Path, keep: int, keep_every: int | None, world: World) -> None:
+        self.folder, self._keep, self._keep_every = folder, keep, keep_every
+        self._ranks = _Ranks(world.rank, world.size)
+        pinned = world.device.type == "cuda"
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=pinned,
+                use_non_blocking_copy=pinned,
+                use_shared_memory=False,
+                use_async_staging=False,  # the next step changes what is copied
+            )
+        )
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+
+    def save(
+        self,
+        step: int,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        then: Callable[[Path], Any] | None = None,
+    ) -> None:
+        """Copy the state after `step` optimizer steps; a thread of its own writes it. `then(path)` is called in that
+        thread of the first process, once the checkpoint is whole.
+
+        Waits for the one before; raises what that raised (`wait`).
+        """
+        self.wait()
+        state = self._stager.stage(_parts(*get_state_dict(model, optimizer)))
+        self._writing = self._thread.submit(self._write, step, state, then)
+
+    def wait(self) -> None:
+        """Until the last checkpoint is whole. ValueError, in every process, if it could not be written (a full disk,
+        say); what `then` raised."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    @property
+    def failed(self) -> bool:
+        """Whether `wait` would raise at once. Processes learn of it at different times: agree on it before waiting."""
+        return self._writing is not None and self._writing.done() and self._writing.exception() is not None
+
+    def close(self) -> None:
+        """As `wait`; nothing can be saved after it."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+            self._stager.close()
+
+    def load_latest(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Restore model and optimizer in place from the newest checkpoint that is whole; returns its step. 0: there is
+        no checkpoint at all.
+
+        ValueError: none of them is whole; it is of another model.
+        """
+        if (step := _newest_whole(self.folder, self._ranks)) == 0:
+            return 0
+        of_model, of_optimizer = get_state_dict(model, optimizer)
+        _read(path_of(self.folder, step), _parts(of_model, of_optimizer), self._ranks)
+        set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
+        self._ranks.first(lambda: self._prune(step))  # a killed process may not have got to it
+        return step
+
+    def _write(self, step: int, state: Any, then: Callable[[Path], Any] | None) -> None:
+        path = path_of(self.folder, step)
+        temporary = path.with_name(f".{path.name}.tmp-save")  # all processes write here: no process id
+        ranks = self._ranks
+        try:
+            with _own_errors():
+                dcp.save(state, storage_writer=_Writer(temporary), process_group=ranks.group, no_dist=ranks.size == 1)
+            files = ranks.gather(lambda: _stamps(temporary, ranks.rank))
+            ranks.first(lambda: self._finish(step, temporary, {name: s for part in files for name, s in part.items()}))
+        except OSError as error:
+            older = [old for old in steps(self.folder) if old < step]
+            left = f"step {older[-1]} is the newest whole one" if older else "there is none yet"
+            raise ValueError(
+                f"checkpoint of step {step} could not be written to {path}: {error.strerror}; {left}"
+            ) from None
+        finally:
+            if ranks.rank == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+        if then is not None:
+            ranks.first(lambda: then(path))
+
+    def _finish(self, step: int, temporary: Path, files: dict[str, Stamp]) -> None:
+        manifest = Manifest(step=step, processes=self._ranks.size, files=files)
+        write_text(temporary / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
+        put_in_place(temporary, path_of(self.folder, step))
+        self._prune(step)
+
+    def _prune(self, newest: int) -> None:
+        # One after `newest` was damaged, and training went back past it: it neither counts nor goes.
+        past = [step for step in steps(self.folder) if step <= newest]
+        for step in past[: -self._keep]:
+            if self._keep_every is None or step % self._keep_every:
+                try:
+                    remove_folder(path_of(self.folder, step))
+                except OSError as error:  # an evaluation may be reading it, which some file systems mind
+                    _log.warning("%s could not be removed: %s", path_of(self.folder, step), error.strerror)
 
 
 def steps(folder: Path) -> list[int]:
@@ -41,21 +169,154 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
 
 
-def newest(folder: Path) -> Path | None:
-    """The newest checkpoint, for `from_pretrained`; None where there is none yet."""
+def path_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def load_model(run: Path, step: int | None = None) -> CanonLMForCausalLM:
+    """The model of a run, as of its newest whole checkpoint or of `step`: in float32, on the CPU, in evaluation mode.
+
+    For one process, whatever number of them wrote it. The optimizer's part is not read.
+
+    ValueError: no run, no such checkpoint, a damaged one.
+    """
+    folder = run / "checkpoints"
     found = steps(folder)
-    return folder / f"step-{found[-1]:08d}" if found else None
+    if not found or not (run / "config.yaml").is_file():
+        raise expected("RUN", "the folder of a run that has saved a checkpoint", str(run))
+    if step is None:
+        step = _newest_whole(folder, _ALONE)
+    elif step not in found:
+        raise expected("--step", f"one that has a checkpoint ({', '.join(map(str, found))})", step)
+    elif (damage := _damage(folder, step, _ALONE)) is not None:
+        raise ValueError(f"{path_of(folder, step)}: {damage}")
+    with torch.device("meta"):
+        model = CanonLMForCausalLM(model_config(load_config(run / "config.yaml")))
+    values = {name: torch.empty_like(tensor, device="cpu") for name, tensor in model.state_dict().items()}
+    _read(path_of(folder, step), {"model": values}, _ALONE)
+    model.load_state_dict(values, assign=True)
+    model.tie_weights()
+    return model.eval()
 
 
-def load_latest(folder: Path, model: CanonLMForCausalLM, optimizer: torch.optim.Optimizer) -> int:
-    """Restore model and optimizer in place; returns the number of steps done (0 without a checkpoint)."""
-    if (path := newest(folder)) is None:
-        return 0
-    state = torch.load(path / TRAINING_STATE, weights_only=True)
-    missing, surplus = model.load_state_dict(load_file(path / "model.safetensors"), strict=False)
-    # Tied weights are saved once; what is missing must be tied, and nothing may be left over.
-    if surplus or set(missing) - set(model.all_tied_weights_keys):
-        raise ValueError(f"{path}: not a checkpoint of this model; missing {missing}, surplus {surplus}")
-    optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["torch_rng"])
-    return state["step"]
+def _parts(model: dict[str, Any], optimizer: Any) -> State:
+    """The two parts of a checkpoint, from state dictionaries. (Not one flat dictionary: torch logs every key of it.)"""
+    moments = {f"{name}.{key}": tensor for name, state in optimizer["state"].items() for key, tensor in state.items()}
+    return {"model": model, "optimizer": moments}
+
+
+def _read(path: Path, state: State, ranks: "_Ranks") -> None:
+    """Fill the tensors of `state` in place. ValueError if these are not the tensors of the checkpoint, in any part of
+    `state`."""
+    reader = dcp.FileSystemReader(path)
+    entries: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    saved = {name: tuple(entry.size) for name, entry in entries.items() if name.partition(".")[0] in state}
+    asked = {f"{part}.{name}": tuple(t.shape) for part, tensors in state.items() for name, t in tensors.items()}
+    for name in [*asked, *saved]:
+        if saved.get(name) != asked.get(name):
+            there, here = (f"of shape {of[name]}" if name in of else "missing" for of in (saved, asked))
+            parameter = name.partition(".")[2]
+            raise ValueError(f"{path}: a checkpoint of another model: {parameter} is {there} there and {here} here")
+    with _own_errors():
+        dcp.load(state, storage_reader=reader, process_group=ranks.group, no_dist=ranks.size == 1)
+
+
+def _newest_whole(folder: Path, ranks: "_Ranks") -> int:
+    """The newest step whose checkpoint is whole, the same in every process; 0 if there is no checkpoint at all."""
+    found = ranks.first(lambda: steps(folder))
+    damages: list[str] = []
+    for step in reversed(found):
+        if (damage := _damage(folder, step, ranks)) is None:
+            if ranks.rank == 0:
+                for line in damages:
+                    _log.warning("damaged checkpoint skipped, step %d is used: %s", step, line)
+            return step
+        damages.append(f"{path_of(folder, step)}: {damage}")
+    if damages:
+        raise ValueError(
+            f"none of the checkpoints is whole ({'; '.join(damages)}); to start again from nothing, move them away"
+        )
+    return 0
+
+
+def _damage(folder: Path, step: int, ranks: "_Ranks") -> str | None:
+    """What is wrong with a checkpoint; None: it is whole. Each process reads its share of the files."""
+
+    def look() -> str | None:
+        path = path_of(folder, step)
+        try:
+            manifest = Manifest.model_validate_json((path / MANIFEST).read_bytes())
+        except FileNotFoundError:
+            return f"no {MANIFEST}"
+        except (OSError, ValueError):
+            return f"{MANIFEST} cannot be read"
+        if manifest.step != step:
+            return f"{MANIFEST} is of step {manifest.step}"
+        share = list(manifest.files.items())[ranks.rank :: ranks.size]
+        with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
+            return next(filter(None, pool.map(lambda item: item[1].damage(path / item[0]), share)), None)
+
+    return next(filter(None, ranks.gather(look)), None)
+
+
+def _stamps(folder: Path, rank: int) -> dict[str, Stamp]:
+    """The files that a process wrote; the first one also wrote where everything lies."""
+    files = [*sorted(folder.glob(f"__{rank}_*")), *([folder / ".metadata"] if rank == 0 else [])]
+    return {file.name: Stamp.of(file) for file in files}
+
+
+class _Ranks:
+    """What processes tell one another of checkpoints, over a group of its own: the training thread uses the others, and
+    two threads on one group wait for each other for ever."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.group = dist.new_group(backend="gloo") if size > 1 else None
+
+    def gather(self, act: Callable[[], T]) -> list[T]:
+        """What `act` returns in every process; what it raises anywhere is raised in all of them."""
+        outcome: T | Exception
+        try:
+            outcome = act()
+        except Exception as error:
+            outcome = error
+        outcomes: list[Any] = [outcome]
+        if self.size > 1:
+            outcomes *= self.size
+            dist.all_gather_object(outcomes, outcome, group=self.group)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        return outcomes
+
+    def first(self, act: Callable[[], T]) -> T:
+        """What `act` returns in the first process, which alone does it."""
+        return self.gather(lambda: act() if self.rank == 0 else None)[0]  # type: ignore[return-value]
+
+
+_ALONE = _Ranks(0, 1)
+
+
+class _Writer(dcp.FileSystemWriter):
+    """torch's, which says "unexpected pos 704 vs 598" of a full disk; the reason is what that was raised upon."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, per_thread_copy_ahead=0)  # what it writes is on the CPU already
+
+    def write_data(self, *args, **kwargs):
+        try:
+            return super().write_data(*args, **kwargs)
+        except Exception as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__context__
+            raise cause or error from None
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """torch wraps what went wrong in a process into an exception that is no `Exception`: raise what it wraps."""
+    try:
+        yield
+    except dcp.CheckpointException as wrapped:
+        raise next(error for error, _ in wrapped.failures.values()) from None

@@ -1,12 +1,10 @@
-"""A run's configuration: what a YAML file or a preset, and `key=value` overrides, resolve to. Complete and checked.
+"""A run's configuration: what a recipe (`canonlm.train.recipe`) or a preset resolves to. Complete and checked.
 
 The resolved configuration is what a run folder holds; two runs differ only where their `config.yaml` differ.
 """
 
 import re
-from collections.abc import Callable, Iterable
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -25,6 +23,7 @@ from pydantic import (
 
 from canonlm import tasks
 from canonlm.errors import InvalidSetting, expected, refused
+from canonlm.train import profile
 
 
 class Settings(BaseModel):
@@ -39,27 +38,45 @@ class Model(Settings):
     num_hidden_layers: PositiveInt
     hidden_size: PositiveInt
     num_attention_heads: PositiveInt
+    vocab_size: PositiveInt | None = None  # of text: its tokenizer's size; a task brings its own
     fields: dict[str, Any] = {}
 
 
+class Source(Settings):
+    """One part of a mix of texts."""
+
+    path: str  # a folder made by `canonlm data prepare`, or python-stdlib (see recipes/debug.yaml)
+    weight: PositiveFloat = 1.0  # its share of the windows, in proportion to the other sources' weights
+
+
+class Text(Settings):
+    """Tokens to read, from folders made by `canonlm data prepare`."""
+
+    sources: dict[str, Source] = Field(min_length=1)
+    validation: dict[str, str] = {}  # name: folder, of which the held-out part (or else all) is evaluated.
+    # Default: the held-out part of every source that has one
+
+
 class Data(Settings):
-    """Windows of concatenated instances."""
+    """Windows of concatenated instances of a task, or documents of text."""
 
     seq_len: PositiveInt
-    loss_on: Literal["answer", "all"]
-    isolate_documents: bool = False  # False, as in the paper: the instances of a window see each other
+    loss_on: Literal["answer", "all"] = "all"
+    isolate_documents: bool = False  # False, as in the paper: what shares a window sees each other
     workers: NonNegativeInt = 1  # threads that sample ahead; changes nothing but speed
 
 
 class Optim(Settings):
-    """AdamW; linear warm-up, then decay to `final_lr_ratio` of the rate."""
+    """AdamW; linear warm-up, then decay to `final_lr_ratio` of the rate (wsd: warm-up, stable, decay)."""
 
     lr: PositiveFloat
     betas: tuple[float, float] = Field((0.9, 0.98), strict=False)  # YAML has no tuples, only lists
     eps: PositiveFloat = 1e-6
     weight_decay: NonNegativeFloat = 0.03
+    decay: Literal["matrices", "all"] = "matrices"  # matrices: no weight decay on norms, biases, A_log, dt_bias, D
     warmup_steps: NonNegativeInt = 1000
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    decay_steps: PositiveInt | None = None  # of wsd: the last steps, in which the rate falls linearly
     final_lr_ratio: float = Field(0.1, ge=0, le=1)
     grad_clip: PositiveFloat | None = 1.0
 
@@ -69,6 +86,15 @@ class Optim(Settings):
         if not all(0 <= beta < 1 for beta in betas):
             raise expected("train.optim.betas", "two numbers >= 0 and < 1", betas)
         return betas
+
+    @model_validator(mode="after")
+    def _decay_steps_are_of_wsd(self) -> "Optim":
+        key = "train.optim.decay_steps"
+        if self.schedule == "wsd" and self.decay_steps is None:
+            raise InvalidSetting(key, f"{key}: missing; expected an integer > 0 with schedule wsd")
+        if self.schedule != "wsd" and self.decay_steps is not None:
+            raise expected(key, "nothing: only schedule wsd has it", self.decay_steps)
+        return self
 
 
 class Train(Settings):
@@ -87,8 +113,21 @@ class Train(Settings):
     eval_every: PositiveInt
     eval_size: PositiveInt  # test windows, instances, sentences or people, by task
     checkpoint_every: PositiveInt
-    keep_checkpoints: PositiveInt = 2
+    keep_checkpoints: PositiveInt = 2  # the newest so many
+    keep_every: PositiveInt | None = None  # and all whose step is a multiple of this
+    on_nonfinite: Literal["stop", "skip"] = "stop"  # a step whose loss or gradient is not finite
     optim: Optim
+
+
+class Parallel(Settings):
+    """How the work is spread over processes, one per device; the number of processes is what started them
+    (`torchrun`, SLURM, `canonlm launch`). Changes speed and memory; the numbers only by rounding."""
+
+    tp: PositiveInt = 1  # tensor parallel: so many devices share every layer
+    dp_replicate: PositiveInt = 1  # so many copies of the model; each is sharded over the devices that are left
+    micro_batch_size: PositiveInt | None = None  # windows that a device reads at once; None: its share of the batch
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    float8: bool = False  # linear layers in float8, by torchao, where the device can
 
 
 class RunConfig(Settings):
@@ -96,14 +135,21 @@ class RunConfig(Settings):
 
     preset: str | None = None
     arch: str
-    task: dict[str, Any]  # its name and all its settings
+    task: dict[str, Any] | None = None  # its name and all its settings
+    text: Text | None = None  # instead of a task
     model: Model
     data: Data
     train: Train
+    parallel: Parallel = Parallel()
+    profile: str | None = None  # "10:13": a Chrome trace of steps 10, 11, 12
+    track: list[Literal["tensorboard", "wandb"]] = []  # beside metrics.jsonl
+    on_checkpoint: str | None = None  # a shell command to start, and not wait for, beside each {checkpoint} of a {run}
 
     @field_validator("task")
     @classmethod
-    def _complete_task(cls, task: dict[str, Any]) -> dict[str, Any]:
+    def _complete_task(cls, task: dict[str, Any] | None) -> dict[str, Any] | None:
+        if task is None:
+            return None
         if not isinstance(name := task.get("name"), str):
             raise expected("task.name", f"one of {', '.join(tasks.names())}", name)
         try:
@@ -111,9 +157,31 @@ class RunConfig(Settings):
         except InvalidSetting as error:  # "depo.N": to be found in a file as task.N
             raise InvalidSetting(f"task.{error.key.partition('.')[2]}", error) from None
 
+    @field_validator("profile")
+    @classmethod
+    def _profiles_steps(cls, steps: str | None) -> str | None:
+        if steps is not None:
+            profile.bounds(steps)
+        return steps
+
+    @model_validator(mode="after")
+    def _reads_one_thing(self) -> "RunConfig":
+        if (self.task is None) == (self.text is None):
+            here = "neither" if self.task is None else "both"
+            raise InvalidSetting("task", f"expected either task (a playground task) or text (token shards), got {here}")
+        return self
+
     @model_validator(mode="after")
     def _windows_suit_the_task(self) -> "RunConfig":
-        task = self.built_task
+        if (task := self.built_task) is None:
+            if self.data.loss_on == "answer":
+                raise expected("data.loss_on", "all, for text", "answer")
+            return self
+        if "loss_on" not in self.data.model_fields_set:
+            raise InvalidSetting("data.loss_on", "data.loss_on: missing; expected 'answer' or 'all'")
+        if self.model.vocab_size is not None:
+            what = f"nothing: {task.name} has a vocabulary of its own"
+            raise expected("model.vocab_size", what, self.model.vocab_size)
         if self.data.seq_len < task.least_seq_len:
             what = f"at least {task.least_seq_len}, for the test samples of {task}"
             raise expected("data.seq_len", what, self.data.seq_len)
@@ -124,8 +192,8 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _steps_suit_the_stream(self) -> "RunConfig":
-        train = self.train
-        windows = self.built_task.training_windows(train.seed, self.data.seq_len)
+        train, task = self.train, self.built_task
+        windows = None if task is None else task.training_windows(train.seed, self.data.seq_len)
         most = None if windows is None else -(-windows // train.batch_size)
         if train.steps is None:
             if most is None:
@@ -136,12 +204,31 @@ class RunConfig(Settings):
             raise expected("train.steps", what, train.steps)
         return self
 
+    @model_validator(mode="after")
+    def _decay_fits_into_the_steps(self) -> "RunConfig":
+        optim = self.train.optim
+        most = self.train.steps - optim.warmup_steps
+        if optim.decay_steps is not None and optim.decay_steps > most:
+            what = f"at most train.steps - train.optim.warmup_steps = {most}"
+            raise expected("train.optim.decay_steps", what, optim.decay_steps)
+        return self
+
     @cached_property
-    def built_task(self) -> tasks.Task:
-        return tasks.get(**self.task)
+    def built_task(self) -> tasks.Task | None:
+        """None for a run on text."""
+        return None if self.task is None else tasks.get(**self.task)
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes a text such as 1e3, which `canonlm.train.recipe` would read as a number."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 def resolve(raw: dict[str, Any]) -> RunConfig:
@@ -152,97 +239,17 @@ def resolve(raw: dict[str, Any]) -> RunConfig:
         raise refused(error, RunConfig) from None
 
 
-def load(
-    path: str | Path, overrides: Iterable[str] = (), check: Callable[[RunConfig], Any] = lambda run: None
-) -> RunConfig:
-    """Read a run's YAML file and apply `key=value` overrides (dotted keys, YAML values). Errors give file and line,
-    also those of `check`: for what is only known once the model is described, say."""
-    path = Path(path)
-    raw, lines = read_yaml(path)
-    overridden = override(raw, overrides)
-    try:
-        run = resolve(raw)
-        check(run)
-        return run
-    except InvalidSetting as error:
-        line = next((lines[key] for key in _up(error.key) if key in lines), 1)
-        where = "" if error.key in overridden else f"  (in {path}, line {line})"
-        raise InvalidSetting(error.key, f"{error}{where}") from None
-
-
-def override(raw: dict[str, Any], overrides: Iterable[str]) -> list[str]:
-    """Write `key=value` pairs into nested dicts, in place; returns the keys."""
-    keys = []
-    for pair in overrides:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise expected("override", "key=value, such as train.steps=100", pair)
-        *parents, leaf = key.split(".")
-        place = raw
-        for parent in parents:
-            if not isinstance(place.setdefault(parent, {}), dict):
-                raise expected(key, f"a key below a group of settings ({parent} is none)", value)
-            place = place[parent]
-        try:
-            place[leaf] = yaml.load(value, _Loader)
-        except yaml.YAMLError:
-            raise expected(key, "a YAML value", value) from None
-        keys.append(key)
-    return keys
-
-
-def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
-    """`top` over `base`, group by group."""
-    merged = dict(base)
-    for key, value in top.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = merge(merged[key], value) if both else value
-    return merged
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads 3e-3 as a number, as YAML 1.2 does; the library's own rules want 3.0e-3 and make a text of it."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
-def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """The file's mapping, and the line of every dotted key."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise expected(str(path), f"a readable YAML file ({getattr(error, 'strerror', error)})", path.name) from None
-    try:
-        raw, node = yaml.load(text, _Loader), yaml.compose(text, _Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{path}{line}: not YAML: {getattr(error, 'problem', error)}") from None
-    if not isinstance(raw, dict):
-        raise expected(str(path), "a YAML mapping", raw)
-    return raw, dict(_key_lines(node, ""))
-
-
-def _key_lines(node: Any, prefix: str):
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield prefix + str(key.value), key.start_mark.line + 1
-            yield from _key_lines(value, f"{prefix}{key.value}.")
-
-
-def _up(key: str):
-    """A key and its parents: train.optim.lr, train.optim, train."""
-    while key:
-        yield key
-        key = key.rpartition(".")[0]
+INDIFFERENT: dict[str, Any] = {
+    **dict.fromkeys(("parallel", "profile", "track", "on_checkpoint"), True),
+    "data": {"workers"},
+    "train": {"log_every", "checkpoint_every", "keep_checkpoints", "keep_every"},
+}
+"""What a run may continue with otherwise than it began: it decides where and how the work is done, not its result."""
 
 
 def differences(a: RunConfig, b: RunConfig) -> list[tuple[str, Any, Any]]:
-    """(dotted key, value in a, value in b) wherever two configurations differ."""
-    left, right = dict(_flat(a.model_dump(), "")), dict(_flat(b.model_dump(), ""))
+    """(dotted key, value in a, value in b) wherever two configurations differ in what decides the result."""
+    left, right = (dict(_flat(run.model_dump(exclude=INDIFFERENT), "")) for run in (a, b))
     keys = dict.fromkeys([*left, *right])
     return [(key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)]
 

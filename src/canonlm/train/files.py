@@ -3,12 +3,41 @@
 Temporary names start with a dot and hold ".tmp-" and the process; `remove_leftovers` takes away what a kill left.
 """
 
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Stamp(BaseModel):
+    """By which a file is known again."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    size: int  # bytes
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> "Stamp":
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return cls(size=file.tell(), sha256=digest)
+
+    def damage(self, path: Path) -> str | None:
+        """What is wrong with a file, in words; None: it is whole."""
+        try:
+            if (size := path.stat().st_size) < self.size:
+                return f"{path.name} is truncated, {size} of {self.size} bytes"
+            return None if Stamp.of(path) == self else f"sha256 of {path.name} differs"
+        except FileNotFoundError:
+            return f"{path.name} is missing"
+        except OSError as error:
+            return f"{path.name} cannot be read ({error.strerror})"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -35,11 +64,16 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
             if file.is_file():
                 with file.open("rb") as opened:
                     os.fsync(opened.fileno())
-        if path.exists():
-            remove_folder(path)
-        temporary.replace(path)
+        put_in_place(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Rename a folder, whose files are on the disk, to `path`; a folder of that name is replaced."""
+    if path.exists():
+        remove_folder(path)
+    temporary.replace(path)
 
 
 def remove_folder(path: Path) -> None:
@@ -50,8 +84,8 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes were writing in `folder`; nobody else may be writing there."""
-    for path in folder.rglob(".*.tmp-*"):
+    """Remove what killed processes were writing right in `folder`; nobody else may be writing there."""
+    for path in folder.glob(".*.tmp-*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 

@@ -1,232 +1,333 @@
 """The training loop: from a configuration to a finished run folder (`canonlm.train.folder`).
 
-Interrupt it anywhere and run it again: on the same CPU it ends as if nothing had happened, to the bit.
+Interrupt it anywhere and run it again: on the same machine and number of processes it ends as if nothing had happened,
+to the bit; on another number of processes it reads the same windows and differs by rounding.
 """
 
 import math
 import os
-import platform
-import signal
-import time
+import shlex
+import subprocess
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import transformers
 from filelock import FileLock, Timeout
 
-from canonlm import __version__, evals
 from canonlm.errors import expected
-from canonlm.train import checkpoint
+from canonlm.train import data, tensor_parallel, trackers
 from canonlm.train import folder as run_folder
-from canonlm.train.build import build_model, check, pick_device
+from canonlm.train.build import check, model_config
+from canonlm.train.checkpoint import Checkpoints
+from canonlm.train.clock import Clock
 from canonlm.train.config import RunConfig
 from canonlm.train.files import remove_leftovers, write_json
+from canonlm.train.flops import flops_per_token, peak_flops
+from canonlm.train.machine import device_name, environment, memory_gb
 from canonlm.train.metrics import Metrics
 from canonlm.train.optim import build_optimizer, learning_rate
-from canonlm.windows import Batch, WindowStream
+from canonlm.train.parallel import World, clip_grad_norm, last_micro_batch, parallelize, uncompiled, world_of
+from canonlm.train.profile import Profile
+from canonlm.train.signals import Signals
+from canonlm.windows import Batch, batches
+
+_OF_A_PROCESS = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "SLURM_PROCID",
+                 "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP")  # fmt: skip
+"""How the names of variables begin by which a process knows its place among others."""
+
+OnRow = Callable[[dict[str, Any]], None]
 
 
 class Interrupted(Exception):
     """The run was asked to stop, and has saved its state."""
 
 
-def train(
-    config: RunConfig, folder: Path, on_row: Callable[[dict[str, Any]], None] = lambda row: None
-) -> dict[str, Any]:
-    """Run to the end, from the newest checkpoint in `folder` if there is one; returns what `result.json` holds.
+def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> dict[str, Any]:
+    """Run to the end, from the newest whole checkpoint in `folder` if there is one; returns what `result.json` holds.
 
-    `on_row` sees every row of `metrics.jsonl` as it is written.
+    Under `torchrun` and its like every process calls this; the first alone writes, and calls `on_row` with every row of
+    `metrics.jsonl`.
 
-    ValueError: `folder` holds a run of another configuration. Interrupted: SIGINT or SIGTERM came, and the state is
-    saved. FloatingPointError: the loss, the gradient or a weight is no longer finite.
+    ValueError, in every process: `folder` holds a run of another configuration, or the configuration does not suit the
+    machine, the data or the number of processes. Interrupted: a signal asked to stop, and the state is saved.
+    FloatingPointError: the loss, the gradient or a weight is no longer finite.
     """
-    check(config)
-    run_folder.create(folder, config)
-    if (result := run_folder.result(folder)) is not None:
-        return result
     threads = torch.get_num_threads()
     try:
-        with FileLock(folder / ".lock", timeout=0):
-            return _Run(config, folder, on_row).run()
-    except Timeout:
-        raise expected("--out", "a folder that no other process is training in", str(folder)) from None
+        with world_of(config) as world:
+            with world.together():
+                config = data.complete(config)
+                check(config)
+                if config.parallel.tp > 1:
+                    tensor_parallel.check(model_config(config), config.parallel.tp)
+            with _alone_in(folder, config, world):
+                result = world.share(run_folder.read_json(folder / "result.json") if world.main else None)
+                return result or _Run(config, folder, world, on_row).run()
+    except OSError as error:
+        raise ValueError(f"{error.filename or folder}: {error.strerror or error}; run it again to continue") from error
     finally:
         torch.set_num_threads(threads)
 
 
+@contextmanager
+def _alone_in(folder: Path, config: RunConfig, world: World):
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        with world.together():
+            if world.main:
+                run_folder.check(folder, config)
+                run_folder.make(folder)
+                try:
+                    lock.acquire()
+                except Timeout:
+                    raise expected("--out", "a folder that no other process is training in", str(folder)) from None
+                run_folder.create(folder, config)
+        yield
+    finally:
+        lock.release()
+
+
 class _Run:
-    def __init__(self, config: RunConfig, folder: Path, on_row: Callable[[dict[str, Any]], None]) -> None:
-        self.config, self.folder, self.on_row = config, folder, on_row
-        settings, data, task = config.train, config.data, config.built_task
-        remove_leftovers(folder)
-        checkpoint.prune(folder / "checkpoints", settings.keep_checkpoints)
+    def __init__(self, config: RunConfig, folder: Path, world: World, on_row: OnRow) -> None:
+        self.config, self.folder, self.world, self.on_row = config, folder, world, on_row
+        settings = config.train
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
-        torch.manual_seed(settings.seed)  # of dropout; weights and data have generators of their own
-        self.device = torch.device(pick_device(settings.device))
-        self.model = build_model(config)
-        self.model.to(self.device)  # type: ignore[arg-type]  # the library's wrapper confuses the checker
+        with world.together():
+            if world.main:
+                for place in (folder, folder / "checkpoints", folder / "profile"):
+                    remove_leftovers(place)
+                data.check_unchanged(config, folder)
+            self.stream, self.test = data.stream(config), data.evaluation(config, world)
+        self.model_config = model_config(config)
+        self.model = parallelize(self.model_config, config, world)
         self.optimizer = build_optimizer(self.model, settings.optim)
-        self.step = checkpoint.load_latest(folder / "checkpoints", self.model, self.optimizer)
-        self.forward = torch.compile(self.model) if settings.compile else self.model
-        stream: dict[str, Any] = {"task": task, "seed": settings.seed, "seq_len": data.seq_len, "loss_on": data.loss_on}
-        self.stream = WindowStream(**stream, split="train", isolate_documents=data.isolate_documents)
-        test = WindowStream(**stream, split="test", isolate_documents=data.isolate_documents)
-        self.test = evals.build(test, settings.eval_size, settings.batch_size)
-        self.metrics = Metrics(folder, self.step)
-        self.stop_asked = False
+        self.checkpoints = Checkpoints(folder / "checkpoints", settings.keep_checkpoints, settings.keep_every, world)
+        self.step = self.checkpoints.load_latest(self.model, self.optimizer)
+        self.first_bad = torch.full((), -1, device=world.device)  # step: on the device, so that no step waits for it
 
     def run(self) -> dict[str, Any]:
-        write_json(self.folder / "env.json", environment(self.device))
-        previous = {number: signal.signal(number, self._ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            return self._run()
-        finally:
-            self.metrics.close()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    def _ask_to_stop(self, *_: Any) -> None:
-        self.stop_asked = True
+        config, world, seq_len = self.config, self.world, self.config.data.seq_len
+        with Signals() as self.signals, closing(self.checkpoints), ExitStack() as sinks:
+            self.sinks: list[Any] = []
+            with world.together():
+                if world.main:
+                    write_json(self.folder / "env.json", environment(world.device) | {"processes": world.size})
+                    self.metrics = Metrics(self.folder, self.step)
+                    drawn = trackers.start(config.track, self.folder, config.model_dump(mode="json"), self.step)
+                    self.sinks = [sinks.enter_context(closing(sink)) for sink in (self.metrics, *drawn)]
+            dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
+            self.clock = Clock(
+                config.train.batch_size * seq_len,
+                before_s=self.metrics.elapsed_s if world.main else 0.0,
+                flops_per_token=flops_per_token(self.model_config, seq_len),
+                peak_flops=peak_flops(device_name(world.device), dtype),
+                devices=world.size,
+                device=world.device,
+            )
+            try:
+                return self._run()
+            except Interrupted:
+                sinks.close()
+                world.any(True)  # no process leaves before all are ready: whoever started them may end the others
+                raise
 
     def _run(self) -> dict[str, Any]:
-        settings, data = self.config.train, self.config.data
-        clock = _Clock(settings.batch_size * data.seq_len)
+        settings, world = self.config.train, self.world
+        # An earlier process may have saved this step and not got to its evaluation: a stop does not wait for one.
         evaluation: dict[str, Any] = {}
-        batches = self.stream.batches(self.step, settings.steps, settings.batch_size, data.workers)
-        with closing(batches):
-            for batch in batches:
-                loss, grad_norm, lr = self._optimize(batch)
+        if self.test is None and world.main:
+            why = "nothing will be evaluated: no text has a held-out part, and text.validation names none"
+            self.on_row({"kind": "note", "step": self.step, "why": why})
+        if self.step and self._evaluates():
+            evaluation = world.share(self.metrics.evaluation(self.step) if world.main else None) or self._evaluate()
+        made = batches(
+            self.stream,
+            self.step,
+            settings.steps,
+            settings.batch_size,
+            self.config.data.workers,
+            rank=world.dp_rank,
+            ranks=world.dp_size,
+        )
+        with closing(made), Profile(self.config.profile, self.folder, world.rank, self.step) as profile:
+            for batch in self.clock.waiting(made):
+                numbers = self._optimize(batch)
                 self.step += 1
-                clock.tick()
+                self.clock.tick()
+                profile.step()
                 last = self.step == settings.steps
                 if self.step % settings.log_every == 0 or last:
-                    numbers = {"loss": float(loss), "lr": lr, "grad_norm": float(grad_norm)}
-                    self._check_finite(numbers)
-                    self._write({"kind": "train", "step": self.step, **numbers, **clock.reading()})
-                if self.step % settings.eval_every == 0 or last:
-                    with clock.paused():
+                    self._log(numbers)
+                # Asked once: whoever is told that the state is saved finds it saved.
+                if stop := world.any(self.signals.asked is not None or self.checkpoints.failed):
+                    self.checkpoints.wait()  # raises what failed, in every process
+                if self._evaluates() and (last or not stop):
+                    with self.clock.paused():
                         evaluation = self._evaluate()
-                stop = self.stop_asked  # read once: whoever is told that the state is saved finds it saved
                 if self.step % settings.checkpoint_every == 0 or last or stop:
-                    with clock.paused():
-                        self._check_finite({"loss": float(loss), "grad_norm": float(grad_norm)}, weights=True)
-                        self._save()
+                    with self.clock.paused():
+                        self._check_weights(numbers)
+                        self.checkpoints.save(self.step, self.model, self.optimizer, self._on_checkpoint)
                 if stop and not last:
-                    raise Interrupted(f"stopped after step {self.step} of {settings.steps}; run it again to continue")
-        # An earlier process may have done the last step, and even its evaluation, without getting to write the result.
-        evaluation = evaluation or self.metrics.evaluation(self.step) or self._evaluate()
+                    self.checkpoints.wait()
+                    where = f"stopped after step {self.step} of {settings.steps}"
+                    raise Interrupted(f"{where}; {world.share(self.signals.next_step(world.main))}")
+        self.checkpoints.wait()
         result = {
             "steps": self.step,
-            "tokens": self.step * clock.tokens_per_step,
+            "tokens": self.step * self.clock.tokens_per_step,
             "num_parameters": self.model.num_parameters(),
-            **clock.result(),
+            **self.clock.result(),
             "final": evaluation,
         }
-        write_json(self.folder / "result.json", result)
+        if world.main:
+            write_json(self.folder / "result.json", result)
         return result
 
-    def _optimize(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, float]:
-        settings = self.config.train
-        batch = batch.to(self.device)
-        lr = learning_rate(self.step, settings.steps, settings.optim)
+    def _optimize(self, batch: Batch) -> dict[str, Any]:
+        """One step. Returns the loss of this process's share and what else is known of it, still on the device."""
+        config, world = self.config, self.world
+        lr = learning_rate(self.step, config.train.steps, config.train.optim)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        if self.model_config.attention_dropout:
+            torch.manual_seed(_dropout_seed(config.train.seed, self.step, world.rank))
         self.model.train()
-        with self._autocast():
-            loss = self.forward(batch.input_ids, labels=batch.labels, doc_ids=batch.doc_ids, use_cache=False).loss
-        loss.backward()
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.optim.grad_clip or math.inf)
-        self.optimizer.step()
+        # The loss of the global batch is the mean over its targets; gradients are averaged over processes.
+        targets = world.sum([float((batch.targets != -100).sum())])[0] / world.dp_size
+        losses, z_losses = [], []
+        micro_batches = batch.split(config.parallel.micro_batch_size or len(batch.input_ids))
+        for index, part in enumerate(micro_batches):
+            last_micro_batch(self.model, index == len(micro_batches) - 1)
+            here = part.to(world.device)
+            with self._autocast():
+                output = self.model(
+                    here.input_ids,
+                    shift_labels=here.targets,
+                    doc_ids=here.doc_ids,
+                    use_cache=False,
+                    loss_only=True,
+                    num_items_in_batch=targets,
+                )
+            output.loss.backward()
+            losses.append(output.loss.detach())
+            if output.z_loss is not None:
+                z_losses.append(output.z_loss)
+        grad_norm = clip_grad_norm(self.model, config.train.optim.grad_clip or math.inf, world)
+        loss = torch.stack(losses).sum()
+        finite = loss.isfinite() & grad_norm.isfinite()
+        skipped = config.train.on_nonfinite == "skip" and world.any(not finite)
+        if skipped:
+            self._report_skip(float(loss), float(grad_norm))
+        else:
+            self.first_bad = torch.where((self.first_bad < 0) & ~finite, self.step + 1, self.first_bad)
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach(), grad_norm, lr
+        z_loss = torch.stack(z_losses).sum() if z_losses else None
+        return {"loss": loss, "z_loss": z_loss, "lr": lr, "grad_norm": grad_norm, "skipped": skipped}
+
+    def _log(self, numbers: dict[str, Any]) -> None:
+        if numbers["skipped"]:
+            return  # told already
+        local = [float(numbers[key]) for key in ("loss", "z_loss") if numbers[key] is not None]
+        loss, *z_loss = [total / self.world.dp_size for total in self.world.sum(local)]
+        row: dict[str, Any] = {"loss": loss, **({"z_loss": z_loss[0]} if z_loss else {})}
+        row |= {"lr": numbers["lr"], "grad_norm": float(numbers["grad_norm"])}
+        self._check_finite(row)
+        row |= {"tokens": self.step * self.clock.tokens_per_step, "windows": self._windows(self.step)}
+        row |= self.clock.reading() | {"memory_gb": memory_gb(self.world.device)}
+        self._write({"kind": "train", "step": self.step, **row})
+
+    def _evaluates(self) -> bool:
+        """Whether an evaluation is due after the steps so far."""
+        settings = self.config.train
+        return self.test is not None and (self.step % settings.eval_every == 0 or self.step == settings.steps)
 
     def _evaluate(self) -> dict[str, Any]:
+        assert self.test is not None
         self.model.eval()
-        with self._autocast():
-            row = {"kind": "eval", "step": self.step, **self.test.run(self.model, self.device)}
+        with self._autocast(), uncompiled():
+            row = {"kind": "eval", "step": self.step, **self.test.run(self.model, self.world.device)}
         self._write(row)
         return row
 
-    def _check_finite(self, numbers: dict[str, float], weights: bool = False) -> None:
+    def _check_weights(self, numbers: dict[str, Any]) -> None:
         """The gradient of a step tells of the weights before it; what is saved are the weights after it."""
+        if not numbers["skipped"]:
+            [loss] = self.world.sum([float(numbers["loss"])])
+            self._check_finite({"loss": loss, "grad_norm": float(numbers["grad_norm"])})
+        bad = [name for name, p in self.model.named_parameters() if not _local(p).isfinite().all()]
+        if self.world.any(bool(bad)):
+            self._diverged(f"{bad[0] if bad else 'a weight'} not finite")
+
+    def _check_finite(self, numbers: dict[str, float]) -> None:
         found = [f"{name} {value}" for name, value in numbers.items() if not math.isfinite(value)]
-        if not found and weights:
-            found = [f"{name} not finite" for name, p in self.model.named_parameters() if not p.isfinite().all()][:1]
         if found:
-            raise FloatingPointError(f"stopped at step {self.step}, the training diverged: {', '.join(found)}")
+            self._diverged(", ".join(found))
+
+    def _diverged(self, what: str) -> None:
+        first = int(self.first_bad)
+        step = self.step if first < 0 else first
+        since = "" if step == self.step else f" since step {step}"
+        raise FloatingPointError(
+            f"stopped at step {self.step}, the training diverged{since}: {what}; {self._told_windows(step)}"
+        )
+
+    def _report_skip(self, loss: float, grad_norm: float) -> None:
+        why = f"loss {loss}, gradient norm {grad_norm}; {self._told_windows(self.step + 1)}"
+        self._write({"kind": "skip", "step": self.step + 1, "windows": self._windows(self.step + 1), "why": why})
+
+    def _windows(self, step: int) -> list[int]:
+        """Numbers of the first and the last window of a step (counted from 1)."""
+        size = self.config.train.batch_size
+        return [(step - 1) * size, step * size - 1]
+
+    def _told_windows(self, step: int) -> str:
+        first, last = self._windows(step)
+        describe = getattr(self.stream, "describe", None)
+        origin = f" ({describe(first)} to {describe(last)})" if describe else ""
+        return f"its batch: windows {first} to {last}{origin}"
 
     def _write(self, row: dict[str, Any]) -> None:
-        self.metrics.write(row)
-        self.on_row(row)
+        for sink in self.sinks:
+            sink.write(row)
+        if self.world.main:
+            self.on_row(row)
 
-    def _save(self) -> None:
-        folder, keep = self.folder / "checkpoints", self.config.train.keep_checkpoints
-        checkpoint.save(folder, self.step, self.model, self.optimizer, keep)
+    def _on_checkpoint(self, path: Path) -> None:
+        """Start the user's command beside the training, in a session of its own: it may outlive this process."""
+        step = int(path.name.removeprefix("step-"))
+        self.on_row({"kind": "checkpoint", "step": step})  # not in metrics.jsonl: it is there to be seen
+        if (command := self.config.on_checkpoint) is None:
+            return
+        for name, value in {"run": str(self.folder), "checkpoint": str(path), "step": str(step)}.items():
+            command = command.replace(f"{{{name}}}", shlex.quote(value))  # braces of the shell's own stay
+        # It is no part of this group of processes, and must not take itself for one.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_PROCESS)}
+        log = self.folder / "on_checkpoint" / f"{path.name}.txt"
+        log.parent.mkdir(exist_ok=True)
+        with log.open("ab") as said:
+            subprocess.Popen(
+                f"{command}\necho exit code $?",
+                shell=True,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.train.precision == "bf16")
+        return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.config.train.precision == "bf16")
 
 
-class _Clock:
-    """Training time without evaluations and checkpoints; the first steps of a process, which warm up, do not count."""
-
-    WARMUP_STEPS = 3
-
-    def __init__(self, tokens_per_step: int) -> None:
-        self.tokens_per_step = tokens_per_step
-        self._start = self._mark = time.perf_counter()
-        self._out = 0.0
-        self._steps = 0
-
-    def tick(self) -> None:
-        self._steps += 1
-        if self._steps == self.WARMUP_STEPS:
-            self._mark, self._out = time.perf_counter(), 0.0
-
-    def paused(self) -> "_Clock":
-        return self
-
-    def __enter__(self) -> None:
-        self._paused_at = time.perf_counter()
-
-    def __exit__(self, *_: Any) -> None:
-        self._out += time.perf_counter() - self._paused_at
-
-    def reading(self) -> dict[str, float | None]:
-        seconds = time.perf_counter() - self._mark - self._out
-        steps = self._steps - self.WARMUP_STEPS
-        speed = self.tokens_per_step * steps / seconds if steps > 0 else None
-        return {"tokens_per_s": speed, "elapsed_s": time.perf_counter() - self._start}
-
-    def result(self) -> dict[str, float | None]:
-        reading = self.reading()
-        return {"tokens_per_s": reading["tokens_per_s"], "train_seconds": reading["elapsed_s"]}
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a parameter."""
+    return parameter.to_local() if isinstance(parameter, torch.distributed.tensor.DTensor) else parameter
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """What the run ran on: for the reader of a report, and for whoever wants the same numbers."""
-    accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return {
-        "machine": accelerator or f"{platform.machine()} CPU, {cpu_name()}",
-        "device": str(device),
-        "cores": os.cpu_count(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "numpy": np.__version__,
-        "canonlm": __version__,
-    }
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown model"
+def _dropout_seed(seed: int, step: int, rank: int) -> int:
+    return ((seed * 1_000_003 + step) * 1_000_003 + rank) % 2**63

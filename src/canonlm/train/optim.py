@@ -9,23 +9,28 @@ from canonlm.train.config import Optim
 
 
 def build_optimizer(model: nn.Module, config: Optim) -> torch.optim.AdamW:
-    """Weight decay on matrices (embeddings and convolutions included), none on norms and biases."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    """Weight decay on all parameters, or on those of two dimensions and more: embeddings and convolutions, but no norms
+    and biases, nor A_log, dt_bias and D of a recurrence. Parameters may be DTensors."""
+    least_ndim = {"all": 0, "matrices": 2}[config.decay]
+    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= least_ndim]
+    others = [p for p in model.parameters() if p.requires_grad and p.ndim < least_ndim]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
 
 def learning_rate(step: int, steps: int, config: Optim) -> float:
-    """The rate of step 0 … steps - 1: linear from lr / warmup_steps to lr, then the schedule down to its end."""
+    """The rate of step 0 … steps - 1: linear from lr / warmup_steps to lr, then along the schedule to final_lr_ratio *
+    lr, which step `steps` would have. wsd stays at lr until the last `decay_steps` steps and falls linearly in them."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)
+    length = config.decay_steps or max(1, steps - config.warmup_steps)
+    left = min(1.0, (steps - step) / length)  # of the fall
     low = config.final_lr_ratio
-    if config.schedule == "cosine":
-        return config.lr * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
-    if config.schedule == "linear":
-        return config.lr * (1 - (1 - low) * progress)
-    return config.lr
+    match config.schedule:
+        case "cosine":
+            return config.lr * (low + (1 - low) * 0.5 * (1 - math.cos(math.pi * left)))
+        case "linear" | "wsd":
+            return config.lr * (low + (1 - low) * left)
+        case "constant":
+            return config.lr

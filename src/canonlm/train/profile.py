@@ -1,0 +1,72 @@
+"""`profile: "10:13"`: where the time of steps 10, 11 and 12 goes, operator by operator, as a Chrome trace."""
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from canonlm.errors import expected
+
+
+def bounds(steps: str) -> tuple[int, int]:
+    """`"10:13"`: (10, 13). InvalidSetting for anything but two whole numbers, 1 <= start < stop."""
+    start, _, stop = steps.partition(":")
+    if not (start.isdecimal() and stop.isdecimal() and 1 <= int(start) < int(stop)):
+        raise expected("profile", 'start:stop with 1 <= start < stop, such as "10:13" for steps 10, 11, 12', steps)
+    return int(start), int(stop)
+
+
+class Profile:
+    """A context around the loop of a run that has `done` steps behind it; the loop calls `step` after each step. Does
+    nothing where `steps` is None. Steps count from 1, as in the rows of `metrics.jsonl`.
+
+    Writes `folder/profile/steps-10-13-rank0.json.gz`, for https://ui.perfetto.dev or chrome://tracing. Where a process
+    begins or ends within the steps that were asked for, the trace holds, and its name says, what it did of them.
+    """
+
+    def __init__(self, steps: str | None, folder: Path, rank: int, done: int) -> None:
+        self._turns = _record(*bounds(steps), folder / "profile", rank, done + 1) if steps else _nothing()
+
+    def __enter__(self) -> "Profile":
+        next(self._turns, None)
+        return self
+
+    def step(self) -> None:
+        next(self._turns, None)
+
+    def __exit__(self, *_: Any) -> None:
+        self._turns.close()
+
+
+def _nothing() -> Generator[None]:
+    yield from ()
+
+
+def _record(start: int, stop: int, folder: Path, rank: int, step: int) -> Generator[None]:
+    """Yields while each step runs; `step` is the first. Closed early, it writes what it has."""
+    from torch.profiler import profile, record_function
+
+    if step >= stop:
+        return
+    while step < start - 1:
+        yield
+        step += 1
+    profiler = profile()
+    profiler.prepare_trace()
+    if step < start:  # a step to warm up, as the profiler's own first moments are slow
+        yield
+        step += 1
+    profiler.start_trace()
+    first = step
+    try:
+        while step < stop:
+            with record_function(f"step {step}"):
+                yield
+            step += 1
+    finally:
+        profiler.stop_trace()
+        folder.mkdir(exist_ok=True)
+        name = f"steps-{first}-{min(step + 1, stop)}-rank{rank}"
+        temporary = folder / f".{name}.tmp-{os.getpid()}.json.gz"  # the exporter goes by the ending
+        profiler.export_chrome_trace(str(temporary))
+        temporary.replace(folder / f"{name}.json.gz")

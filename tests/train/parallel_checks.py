@@ -1,0 +1,368 @@
+"""What must hold on several processes: run by `test_parallel.py`, once per process, all checks in one process group.
+
+    RANK=0 WORLD_SIZE=2 … python parallel_checks.py results.json two 29500,29501
+
+Every check compares with a single process, which is computed here as well, in every process.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from canonlm import CanonLMConfig
+from canonlm.train import parallel
+from canonlm.train.config import resolve
+from canonlm.train.optim import build_optimizer
+from canonlm.train.parallel import World, clip_grad_norm, last_micro_batch, parallelize, world_of
+
+SIZES = {"vocab_size": 62, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+MAMBA = {"mixers": ["mamba2"], "mamba_state_size": 8, "mamba_n_groups": 2, "initializer": "normal"}
+FAMILIES = {
+    "llama": {"canon_set": "ABCD", "qk_norm": True, "num_key_value_heads": 2},
+    "gla": {"mixers": ["gla"], "canon_set": "AbBCD"},
+    "gdn": {"mixers": ["gdn"], "canon_set": "AbBCD"},
+    "mamba2": {**MAMBA, "canon_set": "AbBCD"},
+    "hybrid": {"mixers": ["gdn", "attention"], "canon_sets": ["AbCD", "ABCD"], "canon_frozen": True},
+    "moe": {"mlp": "moe", "num_experts": 4, "intermediate_size": 24, "canon_set": "ABC"},
+    "tied": {"canon_set": "AC", "tie_word_embeddings": True},
+}
+TENSOR_PARALLEL = {
+    "llama": FAMILIES["llama"],
+    "biases": {
+        "canon_set": "ABCD",
+        "canon_bias": True,
+        "canon_activation": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "mlp": "standard",
+        "z_loss": "logsumexp",
+    },
+    "tied": {**FAMILIES["tied"], "qk_norm": True, "canon_frozen": True, "rope_dim": 4},
+}
+ROWS, TIME, STEPS = 8, 12, 30
+RUN = {
+    "arch": "llama",
+    "task": {"name": "copying", "N": 8},
+    "model": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2},
+    "data": {"seq_len": 18, "loss_on": "all"},
+    "train": {
+        "steps": STEPS,
+        "batch_size": ROWS,
+        "eval_every": STEPS,
+        "eval_size": 1,
+        "checkpoint_every": STEPS,
+        "device": "cpu",
+        "optim": {"lr": 1e-2, "warmup_steps": 5},
+    },
+}
+ALONE = World(torch.device("cpu"))
+
+
+def run_config(train=None, **layout):
+    return resolve(RUN | {"train": RUN["train"] | (train or {}), "parallel": layout})
+
+
+def batch(step, vocab=SIZES["vocab_size"]):
+    """Rows whose numbers of targets differ, some of them packed documents."""
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(vocab, (ROWS, TIME), generator=generator)
+    targets = torch.where(
+        torch.rand(ROWS, TIME, generator=generator) < torch.rand(ROWS, 1, generator=generator), ids, -100
+    )
+    targets[0, 0] = ids[0, 0]
+    documents = (torch.rand(ROWS, TIME, generator=generator) < 0.2).cumsum(1)
+    return ids, targets, documents
+
+
+class Trained:
+    """A model of one configuration, in training; all numbers are those of the global batch."""
+
+    def __init__(self, fields, config, world, dtype=torch.float32):
+        torch.set_default_dtype(dtype)
+        self.config, self.world = config, world
+        self.model = parallelize(CanonLMConfig(**SIZES | fields), config, world)
+        torch.set_default_dtype(torch.float32)
+        self.optimizer = build_optimizer(self.model, config.train.optim)
+
+    def gradients(self, step):
+        """The loss; gradients are left on the parameters."""
+        world = self.world
+        ids, targets, documents = batch(step)
+        share = ROWS // world.dp_size
+        items = (targets != -100).sum() / world.dp_size
+        here = slice(world.dp_rank * share, (world.dp_rank + 1) * share)
+        micro = self.config.parallel.micro_batch_size or share
+        parts = list(zip(*(x[here].split(micro) for x in (ids, targets, documents)), strict=True))
+        loss = 0.0
+        for index, (ids, targets, documents) in enumerate(parts):
+            last_micro_batch(self.model, index == len(parts) - 1)
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.config.train.precision == "bf16"):
+                output = self.model(
+                    ids,
+                    shift_labels=targets,
+                    doc_ids=documents,
+                    use_cache=False,
+                    loss_only=True,
+                    num_items_in_batch=items,
+                )
+            output.loss.backward()
+            loss += float(output.loss.detach())
+        return world.sum([loss])[0] / world.dp_size
+
+    def losses(self, steps=STEPS):
+        found = []
+        for step in range(steps):
+            found.append(self.gradients(step))
+            clip_grad_norm(self.model, 1.0, self.world)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return found
+
+    def weights(self):
+        return {name: whole(tensor) for name, tensor in self.model.state_dict().items()}
+
+    def whole_gradients(self):
+        return {name: None if p.grad is None else whole(p.grad) for name, p in self.model.named_parameters()}
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def same(found, wanted):
+    """Names, and every bit."""
+    assert list(found) == list(wanted)
+    for name in wanted:
+        assert torch.equal(found[name], wanted[name]), name
+
+
+def close(found, wanted, tolerance):
+    """Every gradient, relative to its largest entry."""
+    assert list(found) == list(wanted)
+    for name, gradient in wanted.items():
+        if gradient is None:
+            assert found[name] is None, name
+        else:
+            error = (found[name] - gradient).abs().max() / gradient.abs().max()
+            assert error < tolerance, f"{name}: {error:.2e}"
+
+
+@cache
+def alone(family, fields_of="FAMILIES", micro=None):
+    """Losses of a single process, 30 steps."""
+    return Trained(globals()[fields_of][family], run_config(micro_batch_size=micro), ALONE).losses()
+
+
+def micro_of(family, world):
+    """Experts see what shares a call with them: there the single process reads what one of several would."""
+    return ROWS // world.dp_size if family == "moe" else None
+
+
+def follows(world, family, fields_of="FAMILIES", **layout):
+    found = Trained(globals()[fields_of][family], run_config(**layout), world).losses()
+    wanted = alone(family, fields_of, micro_of(family, world))
+    assert wanted[-1] < wanted[0] - 0.2, f"the single process does not learn: {wanted[0]} to {wanted[-1]}"
+    for step, (a, b) in enumerate(zip(found, wanted, strict=True)):
+        assert abs(a / b - 1) < 1e-4, f"step {step}: {a} against {b}"
+
+
+def starts_alike(world, family, fields_of="FAMILIES", **layout):
+    """Weights, names and gradients, in float64, and what clipping makes of them."""
+    fields = globals()[fields_of][family]
+    here = Trained(fields, run_config(**layout), world, torch.float64)
+    single = Trained(fields, run_config(micro_batch_size=micro_of(family, world)), ALONE, torch.float64)
+    same(here.weights(), single.weights())
+    wanted = {name: p.requires_grad for name, p in single.model.named_parameters()}
+    assert {name: p.requires_grad for name, p in here.model.named_parameters()} == wanted
+    assert all(isinstance(p, torch.distributed.tensor.DTensor) for p in here.model.parameters())
+    assert abs(here.gradients(0) - single.gradients(0)) < 1e-12
+    close(here.whole_gradients(), single.whole_gradients(), 1e-9)
+    norm = torch.cat([g.flatten() for g in single.whole_gradients().values() if g is not None]).norm()
+    found = clip_grad_norm(here.model, float(norm) / 7, world)
+    assert type(found) is torch.Tensor
+    assert found.shape == ()
+    torch.testing.assert_close(found, norm)
+    clip_grad_norm(single.model, float(norm) / 7, ALONE)
+    close(here.whole_gradients(), single.whole_gradients(), 1e-9)
+    after = torch.cat([g.flatten() for g in here.whole_gradients().values() if g is not None]).norm()
+    torch.testing.assert_close(after, norm / 7, rtol=1e-4, atol=0)
+
+
+def accumulates(world, **layout):
+    """Micro-batches, of which only the last makes gradients travel."""
+    fields = FAMILIES["llama"]
+    small = Trained(fields, run_config(micro_batch_size=1, **layout), world, torch.float64)
+    big = Trained(fields, run_config(**layout), world, torch.float64)
+    travelled = count_reductions(lambda: small.gradients(0)), count_reductions(lambda: big.gradients(0))
+    assert travelled[0] == travelled[1] > 0
+    close(small.whole_gradients(), big.whole_gradients(), 1e-9)
+
+
+def count_reductions(step):
+    """How many times gradients are sent."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        step()
+    return sum(event.name == "c10d::_reduce_scatter_base_" for event in profile.events())
+
+
+def repeats(world, **layout):
+    """Same seed, same world: losses and weights to the bit."""
+    first, second = (Trained(FAMILIES["llama"], run_config(**layout), world) for _ in range(2))
+    assert first.losses(5) == second.losses(5)
+    same(first.weights(), second.weights())
+
+
+def recomputes(world, mode, **layout):
+    here = Trained(FAMILIES["llama"], run_config(activation_checkpointing=mode, **layout), world, torch.float64)
+    plain = Trained(FAMILIES["llama"], run_config(**layout), world, torch.float64)
+    assert here.gradients(0) == plain.gradients(0)
+    close(here.whole_gradients(), plain.whole_gradients(), 1e-12)
+
+
+def computes_in_bf16(world, family, **layout):
+    """Weights and gradients stay in float32; blocks compute in bfloat16, near enough to float32."""
+    here = Trained(FAMILIES[family], run_config(train={"precision": "bf16"}, **layout), world)
+    dtypes = set()
+    for layer in here.model.model.layers:
+        layer.register_forward_hook(lambda module, args, output: dtypes.add((args[0].dtype, output[0].dtype)))
+    single = Trained(FAMILIES[family], run_config(), ALONE)
+    assert abs(here.gradients(0) / single.gradients(0) - 1) < 2e-3
+    assert dtypes == {(torch.bfloat16, torch.bfloat16)}
+    assert {p.dtype for p in here.model.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in here.model.parameters() if p.requires_grad} == {torch.float32}
+    close(here.whole_gradients(), single.whole_gradients(), 0.1)
+    here.optimizer.step()
+
+
+def compiles(world, **layout):
+    here = Trained(FAMILIES["llama"], run_config(train={"compile": True}, **layout), world)
+    for found, wanted in zip(here.losses(3), alone("llama"), strict=False):
+        assert abs(found / wanted - 1) < 1e-4
+    assert list(here.weights()) == list(Trained(FAMILIES["llama"], run_config(), ALONE).weights())
+
+
+def talks(world):
+    """Sums are over data-parallel processes, and what fails in one fails in all, with the same words."""
+    assert world.sum([float(world.dp_rank), 1.0]) == [sum(range(world.dp_size)), world.dp_size]
+    assert world.any(world.rank == world.size - 1)
+    assert not world.any(False)
+    assert world.share(f"from {world.rank}") == "from 0"
+    assert (world.dp_rank, world.tp_rank) == divmod(world.rank, world.tp)
+    for failing in range(world.size):
+        told = pytest.raises(ValueError, match="model: missing")
+        with told, world.together():
+            resolve(RUN if world.rank != failing else {"arch": "llama"})
+    with world.together():
+        pass
+
+
+FOUR_FAMILIES = ("llama", "gla", "gdn", "mamba2")
+Checks = list[tuple]
+
+
+def tensor_parallel(check) -> Checks:
+    return [(check, family, "TENSOR_PARALLEL") for family in TENSOR_PARALLEL]
+
+
+GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
+    # name: (processes, {(tp, dp_replicate): checks})
+    "two": (
+        2,
+        {
+            (1, 1): [
+                *((starts_alike, family) for family in ("llama", "gdn", "hybrid", "moe", "tied")),
+                (follows, "llama"),
+                (accumulates,),
+                (recomputes, "selective"),
+                (computes_in_bf16, "llama"),
+                (talks,),
+            ],
+            (2, 1): [
+                *tensor_parallel(starts_alike),
+                (follows, "llama", "TENSOR_PARALLEL"),
+                (recomputes, "selective"),
+                (talks,),
+            ],
+        },
+    ),
+    "two, longer": (
+        2,
+        {
+            (1, 1): [
+                *((starts_alike, family) for family in ("gla", "mamba2")),
+                *((follows, family) for family in FAMILIES if family != "llama"),
+                (repeats,),
+                (recomputes, "full"),
+                *((computes_in_bf16, family) for family in FOUR_FAMILIES[1:]),
+                (compiles,),
+            ],
+            (1, 2): [(starts_alike, "llama"), (follows, "llama")],
+            (2, 1): [
+                *((follows, family, "TENSOR_PARALLEL") for family in TENSOR_PARALLEL if family != "llama"),
+                (repeats,),
+                (recomputes, "full"),
+                (compiles,),
+                (computes_in_bf16, "llama"),
+            ],
+        },
+    ),
+    "four": (
+        4,
+        {
+            (1, 1): [(check, family) for family in FOUR_FAMILIES for check in (starts_alike, follows)],
+            (1, 2): [
+                *((starts_alike, family) for family in ("llama", "gdn", "hybrid", "moe", "tied")),
+                *((follows, family) for family in ("llama", "gdn")),
+                (accumulates,),
+                (repeats,),
+                (computes_in_bf16, "llama"),
+                (talks,),
+            ],
+            (1, 4): [(starts_alike, "llama")],
+            (2, 1): [
+                *tensor_parallel(starts_alike),
+                (follows, "llama", "TENSOR_PARALLEL"),
+                (repeats,),
+                (recomputes, "selective"),
+                (computes_in_bf16, "llama"),
+                (talks,),
+            ],
+            (2, 2): [(starts_alike, "llama", "TENSOR_PARALLEL")],
+        },
+    ),
+}
+
+
+def main(results: Path, group: str, ports: list[str]) -> None:
+    """Every layout joins and leaves a process group of its own."""
+    parallel.TIMEOUT = timedelta(seconds=60)
+    torch.set_num_threads(1)
+    found = {}
+    for port, ((tp, dp_replicate), checks) in zip(ports, GROUPS[group][1].items(), strict=True):
+        layout = {"tp": tp, "dp_replicate": dp_replicate}
+        os.environ["MASTER_PORT"] = port
+        with world_of(run_config(**layout)) as world:
+            for check, *args in checks:
+                start, errors = time.perf_counter(), [None] * world.size
+                try:
+                    check(world, *args, **({} if check is talks else layout))
+                except Exception:
+                    errors[world.rank] = traceback.format_exc()
+                dist.all_gather_object(errors, errors[world.rank])
+                name = f"tp {tp}, dp_replicate {dp_replicate}: {' '.join([check.__name__, *args])}"
+                found[name] = {"seconds": time.perf_counter() - start, "errors": [e for e in errors if e]}
+    if world.main:
+        results.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(","))

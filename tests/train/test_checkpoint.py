@@ -1,0 +1,690 @@
+"""A checkpoint gives back every bit, on any number of processes, or is passed over; nothing harms the one before."""
+
+import errno
+import multiprocessing
+import os
+import random
+import shutil
+import subprocess
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.train import checkpoint
+from canonlm.train.checkpoint import Checkpoints, load_model, steps
+from canonlm.train.config import resolve
+from canonlm.train.files import Stamp, remove_leftovers, write_text
+from canonlm.train.parallel import World
+
+SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+FORMS = {
+    "llama": {"canon_set": "ABCD"},
+    "tied": {"tie_word_embeddings": True},
+    "frozen": {"canon_set": "AC", "canon_frozen": True},
+    "gla": {"mixers": ["gla"], "canon_set": "AbC", "linear_num_heads": 2},
+    "gdn": {"mixers": ["gdn"], "linear_num_heads": 2},
+    "mamba2": {"mixers": ["mamba2"]},
+    "experts": {"mlp": "moe", "num_experts": 4},
+}
+
+
+def open_at(folder, keep=9, keep_every=None, world=None):
+    return Checkpoints(folder, keep, keep_every, world or World(torch.device("cpu")))
+
+
+def build(form="llama", seed=0):
+    return CanonLMForCausalLM(CanonLMConfig(**SIZES, **FORMS[form], init_seed=seed))
+
+
+def optimizer_of(model):
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, fused=True)
+
+
+def optimize(model, optimizer, seed):
+    ids = torch.randint(SIZES["vocab_size"], (2, 12), generator=torch.Generator().manual_seed(seed))
+    model.train()
+    model(ids, labels=ids, use_cache=False).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def everything(model, optimizer):
+    """Every tensor that training goes on from, whole: by parameter, independent of torch's own state dictionaries."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        state = optimizer.state.get(parameter, {})
+        for key, tensor in {"": parameter.detach(), **state}.items():
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            found[f"{name} {key}"] = whole.clone()
+    return found
+
+
+@pytest.fixture
+def warnings(caplog):
+    """`warnings()`: the lines that were said of checkpoints; torch logs a lot besides."""
+    return lambda: [record.getMessage() for record in caplog.records if record.name.startswith("canonlm")]
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+class Numbers:
+    """The smallest thing with a state: three numbers, and their moments."""
+
+    def __init__(self):
+        self.model = torch.nn.Linear(3, 1, bias=False)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.model.weight.sum().backward()
+        self.optimizer.step()
+
+    def tensors(self):
+        return [self.model.weight.data, *self.optimizer.state[self.model.weight].values()]
+
+    def set(self, step):
+        for tensor in self.tensors():
+            tensor.fill_(step)
+
+    def are(self, step):
+        return all((tensor == step).all() for tensor in self.tensors())
+
+    def save(self, checkpoints, step, then=None):
+        self.set(step)
+        checkpoints.save(step, self.model, self.optimizer, then)
+
+    def load(self, folder, **kwargs):
+        self.set(-1)
+        return open_at(folder, **kwargs).load_latest(self.model, self.optimizer)
+
+
+def saved(folder, *at, keep=9):
+    """Checkpoints of these steps, written one after the other."""
+    numbers, checkpoints = Numbers(), open_at(folder, keep)
+    for step in at:
+        numbers.save(checkpoints, step)
+    checkpoints.close()
+    return numbers
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_bit_comes_back(form, tmp_path):
+    model = build(form)
+    optimizer = optimizer_of(model)
+    for seed in range(3):
+        optimize(model, optimizer, seed)
+    checkpoints = open_at(tmp_path)
+    checkpoints.save(3, model, optimizer)
+    at_3 = everything(model, optimizer)
+    checkpoints.wait()
+    optimize(model, optimizer, 3)
+    at_4 = everything(model, optimizer)
+
+    other = build(form, seed=1)
+    again = optimizer_of(other)
+    assert open_at(tmp_path).load_latest(other, again) == 3
+    same(everything(other, again), at_3)
+    optimize(other, again, 3)
+    same(everything(other, again), at_4)
+
+
+def test_nothing_there_is_step_0(tmp_path):
+    numbers = Numbers()
+    numbers.set(7)
+    for folder in (tmp_path, tmp_path / "none"):
+        assert open_at(folder).load_latest(numbers.model, numbers.optimizer) == 0
+    assert numbers.are(7)
+
+
+def test_what_is_written_is_the_state_when_save_was_called(tmp_path, monkeypatch):
+    go, write = threading.Event(), checkpoint.dcp.save
+    monkeypatch.setattr(checkpoint.dcp, "save", lambda *args, **kwargs: go.wait(30) and write(*args, **kwargs))
+    numbers, checkpoints = Numbers(), open_at(tmp_path)
+    numbers.save(checkpoints, 1)
+    numbers.set(100)  # while the thread has not written a byte
+    assert steps(tmp_path) == []
+    go.set()
+    checkpoints.wait()
+    assert numbers.load(tmp_path) == 1
+    assert numbers.are(1)
+
+
+def test_one_save_in_flight_and_then_when_it_is_whole(tmp_path):
+    numbers, checkpoints, seen = Numbers(), open_at(tmp_path), []
+
+    def slow(path):
+        time.sleep(0.3)
+        seen.append((path.name, (path / "manifest.json").exists(), threading.current_thread().name))
+
+    numbers.save(checkpoints, 1, slow)
+    assert seen == []  # it did not wait
+    numbers.save(checkpoints, 2)
+    assert seen == [("step-00000001", True, "checkpoint_0")]  # this one did
+    checkpoints.close()
+    assert steps(tmp_path) == [1, 2]
+
+
+@pytest.mark.parametrize("finish", ["save", "wait", "close"])
+def test_an_error_of_the_thread_is_raised_once(tmp_path, finish):
+    def fail(path):
+        raise RuntimeError("then failed")
+
+    numbers, checkpoints = Numbers(), open_at(tmp_path)
+    numbers.save(checkpoints, 1, fail)
+    acts = {"save": lambda: numbers.save(checkpoints, 2), "wait": checkpoints.wait, "close": checkpoints.close}
+    for _ in range(1000):
+        if checkpoints.failed:
+            break
+        time.sleep(0.01)
+    with pytest.raises(RuntimeError, match="then failed"):
+        acts[finish]()
+    assert not checkpoints.failed
+    checkpoints.wait()
+    assert steps(tmp_path) == [1]
+
+
+@settings(derandomize=True, deadline=None, max_examples=15)
+@given(gaps=st.lists(st.integers(1, 4), min_size=1, max_size=9), keep=st.integers(1, 3),
+       every=st.none() | st.integers(1, 5))  # fmt: skip
+def test_what_is_kept(tmp_path_factory, gaps, keep, every):
+    folder, numbers = tmp_path_factory.mktemp("kept"), Numbers()
+    checkpoints, done = open_at(folder, keep, every), []
+    for gap in gaps:
+        done.append(gap + (done[-1] if done else 0))
+        numbers.save(checkpoints, done[-1])
+    checkpoints.close()
+    multiples = {step for step in done if every and step % every == 0}
+    assert set(steps(folder)) == multiples | set(done[-keep:])
+    assert {path.name for path in folder.iterdir()} == {f"step-{step:08d}" for step in steps(folder)}
+
+
+def test_a_killed_process_left_one_too_many(tmp_path):
+    saved(tmp_path, 1, 2, 3)
+    assert Numbers().load(tmp_path, keep=2) == 3
+    assert steps(tmp_path) == [2, 3]
+
+
+# Damage
+
+
+def damage_by(kind, path):
+    shard = path / "__0_0.distcp"
+    if kind == "flip":
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+    elif kind == "truncated":
+        os.truncate(shard, shard.stat().st_size - 1)
+    elif kind == "empty":
+        os.truncate(shard, 0)
+    elif kind == "shard":
+        shard.unlink()
+    elif kind == "metadata":
+        (path / ".metadata").unlink()
+    elif kind == "manifest":
+        (path / "manifest.json").unlink()
+    elif kind == "step":
+        text = (path / "manifest.json").read_text()
+        (path / "manifest.json").write_text(text.replace('"step": 3', '"step": 2'))
+    else:
+        (path / "manifest.json").write_text("{")
+
+
+DAMAGES = {
+    "flip": "sha256 of __0_0.distcp differs",
+    "truncated": "__0_0.distcp is truncated, ",
+    "empty": "__0_0.distcp is truncated, 0 of ",
+    "shard": "__0_0.distcp is missing",
+    "metadata": ".metadata is missing",
+    "manifest": "no manifest.json",
+    "half a manifest": "manifest.json cannot be read",
+    "step": "manifest.json is of step 2",
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_one_is_passed_over_and_stays(kind, tmp_path, caplog, warnings):
+    numbers = saved(tmp_path, 1, 2, 3)
+    damage_by(kind, tmp_path / "step-00000003")
+    before = Numbers()
+    assert numbers.load(tmp_path, keep=1) == 2
+    assert numbers.are(2)
+    [line] = warnings()
+    assert line.startswith(f"damaged checkpoint skipped, step 2 is used: {tmp_path}/step-00000003: {DAMAGES[kind]}")
+    assert "\n" not in line
+    assert steps(tmp_path) == [2, 3]  # of the whole ones, one is kept; the damaged one does not count
+
+    checkpoints = open_at(tmp_path, keep=1)
+    before.save(checkpoints, 3)  # training comes by again
+    checkpoints.close()
+    caplog.clear()
+    assert numbers.load(tmp_path, keep=1) == 3
+    assert numbers.are(3)
+    assert warnings() == []
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+
+
+def test_none_is_whole(tmp_path):
+    numbers = saved(tmp_path, 1, 2)
+    damage_by("flip", tmp_path / "step-00000001")
+    damage_by("manifest", tmp_path / "step-00000002")
+    with pytest.raises(ValueError, match=r"none of the checkpoints is whole \(.*/step-00000002: no manifest.json; "
+                       r".*/step-00000001: sha256 of __0_0.distcp differs\)"):  # fmt: skip
+        numbers.load(tmp_path)
+    assert numbers.are(-1)
+    assert steps(tmp_path) == [1, 2]
+
+
+def test_one_flipped_bit_anywhere(tmp_path):
+    """Either the older checkpoint is used, or (a bit that says nothing about the state) the newer one is, unharmed."""
+    original = tmp_path / "original"
+    saved(original, 1, 2)
+    files = sorted(path.name for path in (original / "step-00000002").iterdir())
+    assert files == [".metadata", "__0_0.distcp", "manifest.json"]
+
+    @settings(derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.differing_executors])
+    @given(name=st.sampled_from(files), where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+    def flip(name, where, bit):
+        path, numbers = original / "step-00000002" / name, Numbers()
+        content = path.read_bytes()
+        flipped = bytearray(content)
+        flipped[int(where * len(content))] ^= 1 << bit
+        path.write_bytes(flipped)
+        try:
+            step = numbers.load(original)
+        finally:
+            path.write_bytes(content)
+        assert step == 1 or name == "manifest.json"
+        assert numbers.are(step)
+
+    flip()
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "said"),
+    [
+        ({}, {"canon_set": "A"}, r"model.layers.0.canonA.weight is missing there and of shape \(16, 1, 4\) here"),
+        ({"canon_set": "A"}, {}, r"model.layers.0.canonA.weight is of shape \(16, 1, 4\) there and missing here"),
+        (
+            {},
+            {"intermediate_size": 8},
+            r"model.layers.0.mlp.gate_proj.weight is of shape \(42, 16\) there and of shape",
+        ),
+    ],
+    ids=["missing", "surplus", "mismatch"],
+)
+def test_a_checkpoint_of_another_model(there, here, said, tmp_path):
+    model, other = (CanonLMForCausalLM(CanonLMConfig(**SIZES, **settings)) for settings in (there, here))
+    optimizer, again = optimizer_of(model), optimizer_of(other)
+    optimize(model, optimizer, 0)
+    checkpoints = open_at(tmp_path)
+    checkpoints.save(1, model, optimizer)
+    checkpoints.wait()
+    before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    with pytest.raises(ValueError, match=rf"step-00000001: a checkpoint of another model: {said}"):
+        checkpoints.load_latest(other, again)
+    same(dict(other.state_dict()), before)
+
+
+# Disks
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """`disk("size=200k")`: a folder that is a disk of its own; again with "remount,ro" and its like."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(options):
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"may not mount: {done.stderr.strip()}")
+        return folder
+
+    yield mount
+    subprocess.run(["umount", folder], capture_output=True)
+
+
+@pytest.mark.parametrize("room", range(12, 48, 4))
+def test_a_full_disk(disk, room):
+    """It fills up anywhere: in the tensors, where they lie, the manifest; after one checkpoint or more."""
+    folder = disk(f"size={room}k") / "checkpoints"
+    numbers, checkpoints = Numbers(), open_at(folder)
+    said = None
+    for step in range(1, 9):
+        before = steps(folder)
+        numbers.save(checkpoints, step)
+        try:
+            checkpoints.wait()
+        except ValueError as error:
+            said = str(error)
+            break
+    left = f"step {before[-1]} is the newest whole one" if before else "there is none yet"
+    path = folder / f"step-{step:08d}"
+    reason = os.strerror(errno.ENOSPC)
+    assert said == f"checkpoint of step {step} could not be written to {path}: {reason}; {left}"
+    assert [file.name for file in folder.glob("*")] == [f"step-{old:08d}" for old in reversed(before)]
+    if before:
+        assert numbers.load(folder) == before[-1]
+        assert numbers.are(before[-1])
+
+
+def test_a_disk_that_may_only_be_read(disk):
+    folder = disk("size=1m") / "checkpoints"
+    numbers, checkpoints = saved(folder, 1), open_at(folder)
+    disk("remount,ro,size=1m")
+    numbers.save(checkpoints, 2)
+    with pytest.raises(ValueError, match=f"{os.strerror(errno.EROFS)}; step 1 is the newest whole one"):
+        checkpoints.close()
+    assert numbers.load(folder) == 1
+    assert numbers.are(1)
+
+
+# Kills
+
+
+@pytest.fixture(scope="module")
+def start():
+    """`start(target, *args)`: a process that has torch loaded already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["canonlm.train.checkpoint", "pytest", "hypothesis", "torch.distributed.fsdp"])
+
+    def begin(target, *args):
+        process = context.Process(target=target, args=args, daemon=True)
+        process.start()
+        return process
+
+    return begin
+
+
+def _go_on_saving(folder, until, event=0):
+    """Save one step after the other, from the newest on; with `event`, die before the event-th change to files."""
+    left = [event]
+
+    def deadly(act):
+        def act_or_die(*args, **kwargs):
+            left[0] -= 1
+            if left[0] == 0:
+                os._exit(9)
+            return act(*args, **kwargs)
+
+        return act_or_die
+
+    remove_leftovers(folder)
+    for name in ("fsync", "replace", "rename", "unlink", "rmdir", "mkdir"):
+        setattr(os, name, deadly(getattr(os, name)))
+    numbers, checkpoints = Numbers(), open_at(folder, keep=2)
+    step = checkpoints.load_latest(numbers.model, numbers.optimizer)
+    assert step == 0 or numbers.are(step)
+    while step < until:
+        step += 1
+        numbers.save(checkpoints, step)
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_before_every_change_to_its_files(stride, tmp_path, start, warnings):
+    """While it makes the folder, flushes tensors, their places and the manifest, renames, removes the oldest."""
+    deaths, newest = 0, 3
+    for event in range(1, 60, stride):
+        folder = tmp_path / f"{event}"
+        saved(folder, 1, 2, 3)
+        process = start(_go_on_saving, folder, 5, event)
+        process.join(30)
+        for path in [folder / f"step-{step:08d}" for step in steps(folder)]:  # each alone is loaded without a warning
+            one = tmp_path / f"{event}-{path.name}"
+            shutil.copytree(path, one / path.name)
+            numbers = Numbers()
+            assert numbers.are(numbers.load(one))
+        assert steps(folder)[-1] >= newest
+        newest = steps(folder)[-1]
+        assert len(steps(folder)) >= 2
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == 9
+        deaths += 1
+        assert event % 2 or start_again(start, folder) == [5, 6]
+    assert deaths > 15 / stride
+    assert newest == 5
+    assert warnings() == []
+
+
+def start_again(start, folder):
+    process = start(_go_on_saving, folder, 6)
+    process.join(30)
+    assert process.exitcode == 0
+    assert all(path.name.startswith("step-") for path in folder.iterdir())
+    return steps(folder)
+
+
+def test_kill_9_at_random_moments(tmp_path, start, warnings):
+    draw, newest = random.Random(0), 0
+    for _ in range(10):
+        process = start(_go_on_saving, tmp_path, 10**6)
+        while process.is_alive() and max(steps(tmp_path), default=0) == newest:  # until it has saved something
+            time.sleep(0.002)
+        process.join(draw.uniform(0, 0.1))
+        assert process.is_alive()
+        process.kill()
+        process.join()
+        numbers = Numbers()
+        step = numbers.load(tmp_path, keep=2)
+        assert numbers.are(step)
+        assert step > newest
+        newest = step
+    assert warnings() == []
+
+
+# Several processes
+
+
+def _process(rank, size, rendezvous, act, args):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size)
+    act(World(torch.device("cpu"), rank, size), *args)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def together(start, tmp_path):
+    """`together(2, act, *args)`: act(world, *args) in so many processes."""
+
+    def run(size, act, *args):
+        rendezvous = tmp_path / f"rendezvous-{time.monotonic_ns()}"
+        processes = [start(_process, rank, size, rendezvous, act, args) for rank in range(size)]
+        for process in processes:
+            process.join(90)
+        codes = [process.exitcode for process in processes]
+        for process in processes:
+            process.kill()
+        assert codes == [0] * size
+
+    return run
+
+
+def spread(size, layout, seed=0):
+    """The decoder over processes; its weights are those of the single process."""
+    model = CanonLMForCausalLM(CanonLMConfig(**SIZES, canon_set="AC", init_seed=seed))
+    sizes = {"fsdp": (1, size, 1), "tp": (1, 1, size), "hsdp": (2, size // 2, 1), "fsdp+tp": (1, size // 2, 2)}[layout]
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard", "tp"))
+    if "tp" in layout:
+        plan = {"gate_proj": ColwiseParallel(), "up_proj": ColwiseParallel(), "down_proj": RowwiseParallel()}
+        for layer in model.model.layers:
+            parallelize_module(layer.mlp, mesh["tp"], plan)
+    if layout != "tp":
+        data = mesh["replicate", "shard"] if layout == "hsdp" else mesh["shard"]
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=data)
+        fully_shard(model, mesh=data)
+    return model
+
+
+def _save(world, layout, folder, expected):
+    model = spread(world.size, layout)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    checkpoints = open_at(folder, world=world)
+    for step in (1, 2):
+        optimize(model, optimizer, step)
+        checkpoints.save(step, model, optimizer)
+        now = everything(model, optimizer)  # collectives of the training thread while the other one writes
+        if world.rank == 0:
+            torch.save(now, f"{expected}-{step}.pt")
+    checkpoints.close()
+
+
+def _load(world, layout, folder, expected, step):
+    model = spread(world.size, layout, seed=9)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    assert open_at(folder, world=world).load_latest(model, optimizer) == step
+    same(everything(model, optimizer), torch.load(expected))
+
+
+def load_alone(folder, expected, step):
+    model = CanonLMForCausalLM(CanonLMConfig(**SIZES, canon_set="AC", init_seed=9))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    assert open_at(folder).load_latest(model, optimizer) == step
+    same(everything(model, optimizer), torch.load(expected))
+
+
+def test_written_by_two_read_by_any(together, tmp_path, warnings):
+    fsdp, tp, old = tmp_path / "fsdp", tmp_path / "tp", tmp_path / "fsdp-expected-1.pt"
+    together(2, _save, "fsdp", fsdp, tmp_path / "fsdp-expected")
+    names = {path.name for path in (fsdp / "step-00000002").iterdir()}
+    assert names == {"__0_0.distcp", "__1_0.distcp", ".metadata", "manifest.json"}
+    load_alone(fsdp, tmp_path / "fsdp-expected-2.pt", 2)
+    together(2, _load, "tp", fsdp, tmp_path / "fsdp-expected-2.pt", 2)
+    together(2, _save, "tp", tp, tmp_path / "tp-expected")
+    load_alone(tp, tmp_path / "tp-expected-2.pt", 2)
+
+    (fsdp / "step-00000002" / "__1_0.distcp").unlink()
+    load_alone(fsdp, old, 1)
+    assert "step-00000002: __1_0.distcp is missing" in warnings()[-1]
+    together(2, _load, "fsdp", fsdp, old, 1)
+
+
+def test_written_by_one_read_by_two(together, tmp_path):
+    model = CanonLMForCausalLM(CanonLMConfig(**SIZES, canon_set="AC"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimize(model, optimizer, 0)
+    checkpoints = open_at(tmp_path / "run")
+    checkpoints.save(1, model, optimizer)
+    checkpoints.close()
+    torch.save(everything(model, optimizer), tmp_path / "expected.pt")
+    together(2, _load, "fsdp", tmp_path / "run", tmp_path / "expected.pt", 1)
+
+
+@pytest.mark.slow
+def test_written_by_two_and_by_four(together, tmp_path):
+    for size, layout, other, layout_there in (
+        (2, "fsdp", 4, "hsdp"),
+        (4, "hsdp", 4, "fsdp+tp"),
+        (4, "fsdp+tp", 2, "tp"),
+    ):
+        folder, expected = tmp_path / f"by-{size}-{layout}", tmp_path / f"expected-{size}-{layout}"
+        together(size, _save, layout, folder, expected)
+        together(other, _load, layout_there, folder, f"{expected}-2.pt", 2)
+        load_alone(folder, f"{expected}-2.pt", 2)
+
+
+def _no_room(*_):
+    raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+
+def _fail(world, folder):
+    numbers, checkpoints = Numbers(), open_at(folder, world=world)
+    numbers.save(checkpoints, 1)
+    checkpoints.wait()
+    for place, name in ((os, "fsync"), (Stamp, "of")):  # while it writes its tensors; while it reads them again
+        whole = getattr(place, name)
+        if world.rank == 1:
+            setattr(place, name, _no_room)
+        numbers.save(checkpoints, 2)
+        with pytest.raises(ValueError, match=f"{os.strerror(errno.EDQUOT)}; step 1 is the newest whole one"):
+            numbers.save(checkpoints, 3)
+        setattr(place, name, whole)
+        dist.barrier()
+        assert [path.name for path in folder.iterdir()] == ["step-00000001"]
+        dist.barrier()
+
+    def then(path):
+        raise RuntimeError("then failed")
+
+    numbers.save(checkpoints, 3, then)
+    with pytest.raises(RuntimeError, match="then failed"):
+        checkpoints.wait()
+    for step in (1, 3):
+        if world.rank == 0:
+            (folder / f"step-0000000{step}" / "__1_0.distcp").write_bytes(b"no tensors")
+    dist.barrier()
+    with pytest.raises(ValueError, match="none of the checkpoints is whole"):
+        checkpoints.load_latest(numbers.model, numbers.optimizer)
+    other = torch.nn.Linear(4, 1)
+    other.weight.sum().backward()
+    checkpoints.save(4, numbers.model, numbers.optimizer)
+    checkpoints.wait()
+    with pytest.raises(ValueError, match="a checkpoint of another model: weight is of shape"):
+        checkpoints.load_latest(other, torch.optim.AdamW(other.parameters()))
+    checkpoints.close()
+
+
+def test_what_fails_in_one_process_is_raised_in_all(together, tmp_path):
+    together(2, _fail, tmp_path / "run")
+
+
+# A run's model
+
+
+def a_run(folder, **changes):
+    """A run folder with checkpoints of steps 1 and 2, and the model of each."""
+    task = {"task": {"name": "copying", "N": 8, "min_items": 2}, "data": {"seq_len": 18, "loss_on": "answer"}}
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, **changes}
+    train = {"steps": 9, "batch_size": 4, "eval_every": 9, "eval_size": 8, "checkpoint_every": 1, "optim": {"lr": 0.1}}
+    run = resolve({"arch": "llama+canon", **task, "model": sizes, "train": train})
+    write_text(folder / "config.yaml", run.to_yaml())
+    model = CanonLMForCausalLM(checkpoint.model_config(run))
+    optimizer, checkpoints, models = optimizer_of(model), open_at(folder / "checkpoints"), {}
+    for step in (1, 2):
+        ids = torch.arange(8)[None] % 7
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+        checkpoints.save(step, model, optimizer)
+        models[step] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    checkpoints.close()
+    return models
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_load_model(tied, tmp_path, warnings):
+    models = a_run(tmp_path, fields={"tie_word_embeddings": tied})
+    model = load_model(tmp_path)
+    same(dict(model.state_dict()), models[2])
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    assert not model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    same(dict(load_model(tmp_path, 1).state_dict()), models[1])
+    ids = torch.arange(6)[None]
+    with torch.no_grad():
+        first = load_model(tmp_path, 1)(ids).logits
+        model.load_state_dict(models[1])
+        assert torch.equal(model(ids).logits, first)
+
+    damage_by("flip", tmp_path / "checkpoints" / "step-00000002")
+    same(dict(load_model(tmp_path).state_dict()), models[1])
+    assert "step 1 is used" in warnings()[-1]
+    with pytest.raises(ValueError, match=r"step-00000002: sha256 of __0_0.distcp differs"):
+        load_model(tmp_path, 2)
+    with pytest.raises(ValueError, match=r"--step: expected one that has a checkpoint \(1, 2\), got 3"):
+        load_model(tmp_path, 3)
+    with pytest.raises(ValueError, match="RUN: expected the folder of a run that has saved a checkpoint"):
+        load_model(tmp_path / "none")

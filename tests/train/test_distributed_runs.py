@@ -1,0 +1,160 @@
+"""One run on several processes: the numbers of one, whoever is stopped or killed; and mistakes are told once."""
+
+import json
+import os
+import random
+import signal
+import socket
+import time
+
+import pytest
+
+from canonlm.cli import main
+
+SECONDS = 120  # for a few processes on a busy machine; whoever takes longer hangs
+
+
+def _one_of(count, rank, port, folder, args):
+    """The life of one process, as `torchrun` would have begun it."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    said = os.open(folder / f"rank-{rank}.txt", os.O_WRONLY)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    raise SystemExit(main([str(arg) for arg in args]))
+
+
+@pytest.fixture
+def processes(start, tmp_path):
+    """`processes(count, *args)`: that many processes with `canonlm *args`; `.join()` gives their exit codes."""
+    groups = []
+
+    class Group:
+        def __init__(self, count, *args):
+            with socket.socket() as free:
+                free.bind(("localhost", 0))
+                port = free.getsockname()[1]
+            self.folder = tmp_path / f"said-{len(groups)}"
+            self.folder.mkdir()
+            for rank in range(count):
+                (self.folder / f"rank-{rank}.txt").touch()
+            self.members = [start(_one_of, count, rank, port, self.folder, args) for rank in range(count)]
+            groups.append(self)
+
+        def join(self):
+            end = time.monotonic() + SECONDS
+            for process in self.members:
+                process.join(max(0.1, end - time.monotonic()))
+            assert not any(process.is_alive() for process in self.members), "some process hangs"
+            return [process.exitcode for process in self.members]
+
+        def said(self):
+            return [(self.folder / f"rank-{rank}.txt").read_text() for rank in range(len(self.members))]
+
+        def kill(self):
+            for process in self.members:
+                process.kill()
+                process.join()
+
+    yield Group
+    for group in groups:
+        group.kill()
+
+
+def losses(tiny, folder):
+    return [row["loss"] for row in tiny.rows(folder)]
+
+
+def windows(tiny, folder):
+    return {row["step"]: row["windows"] for row in tiny.rows(folder) if row["kind"] == "train"}
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_several_processes_do_what_one_does_and_continue_each_other(tiny, reference, processes, tmp_path, count):
+    path, out = tiny.yaml(tmp_path / "run.yaml"), tmp_path / "run"
+    assert processes(count, "train", path, "--out", out).join() == [0] * count
+    assert losses(tiny, out) == pytest.approx(losses(tiny, reference), rel=1e-4)
+    assert windows(tiny, out) == windows(tiny, reference)
+    assert json.loads((out / "env.json").read_text())["processes"] == count
+    for others in (1, 6 - count):  # 2 goes on as 1 and as 4; 4 as 1 and as 2
+        tiny.back_to(out, 30)
+        assert processes(others, "train", path, "--out", out).join() == [0] * others
+        assert losses(tiny, out) == pytest.approx(losses(tiny, reference), rel=1e-4)
+        assert windows(tiny, out) == windows(tiny, reference)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 3))])
+def test_killed_in_pairs_and_one_by_one(tiny, processes, tmp_path, seed):
+    """Bit for bit what two undisturbed processes do."""
+    changes = {"train": {"steps": 80, "checkpoint_every": 5, "log_every": 1, "eval_every": 40}}
+    path, out = tiny.yaml(tmp_path / "run.yaml", **changes), tmp_path / "run"
+    assert processes(2, "train", path, "--out", tmp_path / "undisturbed").join() == [0, 0]
+    draw = random.Random(seed)
+    for _ in range(3):
+        group, before = processes(2, "train", path, "--out", out), _checkpoints(out)
+        while all(process.is_alive() for process in group.members) and _checkpoints(out) == before:
+            time.sleep(0.002)
+        time.sleep(0.1 * draw.random())
+        group.members[draw.randrange(2)].kill()
+        time.sleep(0.2 * draw.random())
+        group.kill()
+    assert processes(2, "train", path, "--out", out).join() == [0, 0]
+    tiny.same(out, tmp_path / "undisturbed")
+
+
+def _checkpoints(out):
+    return sorted(path.name for path in (out / "checkpoints").glob("step-*"))
+
+
+def test_a_signal_to_any_process_stops_all(tiny, processes, tmp_path):
+    changes = {"train": {"steps": 2000, "checkpoint_every": 2000, "eval_every": 2000}}
+    path, out = tiny.yaml(tmp_path / "run.yaml", **changes), tmp_path / "run"
+    group = processes(2, "train", path, "--out", out)
+    while "step 3 " not in group.said()[0]:
+        time.sleep(0.05)
+    os.kill(group.members[1].pid, signal.SIGTERM)
+    assert group.join() == [130, 130]
+    first, second = group.said()
+    assert "canonlm: stopped after step " in first
+    assert second == ""
+    assert len(_checkpoints(out)) == 1
+
+
+MISTAKES = {
+    "unknown key": ({"train": {"stepss": 3}}, 'unknown setting "train.stepss". Did you mean "train.steps"?'),
+    "wrong type": ({"train": {"steps": "many"}}, "train.steps: expected an integer > 0"),
+    "batch": ({"train": {"batch_size": 3}}, "train.batch_size: expected a multiple of 2, the number of processes"),
+    "micro-batch": ({"parallel": {"micro_batch_size": 3}}, "parallel.micro_batch_size: expected a divisor of 2"),
+    "tp": ({"parallel": {"tp": 4}}, "parallel.tp: expected a divisor of 2"),
+    "no text": ({"task": None, "text": {"sources": {"web": {"path": "no/such/folder"}}}, "data": {"loss_on": "all"}},
+                "text.sources.web.path: no/such/folder: expected a folder that `canonlm data prepare` finished"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_once_and_nobody_waits(tiny, processes, tmp_path, mistake):
+    changes, message = MISTAKES[mistake]
+    group = processes(2, "train", tiny.yaml(tmp_path / "run.yaml", **changes), "--out", tmp_path / "run")
+    assert group.join() == [2, 2]
+    first, second = group.said()
+    assert first.startswith(f"canonlm: {message}")
+    assert first.count("\n") == 1
+    assert second == ""
+
+
+def test_what_only_one_process_finds_out_ends_both(tiny, processes, tmp_path):
+    """The first process alone looks at the folder, and the checkpoint of another model is found by both."""
+    path, out = tiny.yaml(tmp_path / "run.yaml"), tmp_path / "run"
+    assert main(["train", str(path), "--out", str(out)]) == 0
+    other = tiny.yaml(tmp_path / "other.yaml", arch="llama")
+    group = processes(2, "train", other, "--out", out)
+    assert group.join() == [2, 2]
+    assert group.said()[0].startswith("canonlm: arch: expected 'llama+canon', as in the run that is already in")
+    tiny.back_to(out, 30)
+    (out / "config.yaml").unlink()
+    group = processes(2, "train", other, "--out", out)
+    assert group.join() == [2, 2]
+    first, second = group.said()
+    assert "a checkpoint of another model: " in first
+    assert first.startswith("canonlm: ")
+    assert second == ""

@@ -1,0 +1,232 @@
+"""FLOPs against torch's own counter on real models and real chunked recurrences, and against sums made by hand; memory
+against what a graph really holds."""
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM, archs
+from canonlm.models.cache import Layout
+from canonlm.models.modeling import DecoderLayer
+from canonlm.models.positions import rotary_table
+from canonlm.ops import gated_delta_rule as gdn
+from canonlm.ops import gated_linear_attention as gla
+from canonlm.ops import ssd
+from canonlm.train import flops, memory
+from canonlm.train.config import resolve
+from canonlm.train.parallel import recomputed
+
+NAMES = ["llama", "llama+canon+qknorm", "gla5+canon", "gdn2+canon", "mamba2+canon", "retention", "gdn2.llama+canon"]
+
+
+def config_of(name, **sizes):
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 97, **sizes}
+    named = archs.resolve(name, head_dim=sizes["hidden_size"] // 4, num_heads=4)
+    return CanonLMConfig(**sizes, **named)
+
+
+def counted(run, mapping=None):
+    with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", [*NAMES, "llama+mlp=standard", "llama+mlp=none"])
+def test_matrix_products_of_the_model(name):
+    """All but recurrences and convolutions, which torch's counter does not see; it counts attention's whole square."""
+    seq_len, config = 96, config_of(name)
+    config._attn_implementation = "eager"
+    model, tokens = CanonLMForCausalLM(config), torch.zeros(1, seq_len, dtype=torch.int64)
+    parts = flops.forward_flops(config, seq_len)
+    whole = parts["linear"] + parts["head"] + 2 * parts["attention"]
+
+    def forward():
+        return model(tokens, use_cache=False).logits.sum()
+
+    assert counted(forward) == seq_len * whole
+    # Both directions: a product has two in the backward.
+    assert counted(lambda: forward().backward()) == 3 * seq_len * whole
+
+
+def test_a_llama_by_hand():
+    d, w, h, e, layers, vocab, t = 64, 170, 4, 16, 2, 97, 128
+    config = config_of("llama+canon", num_key_value_heads=2)
+    linear = d * h * e + 2 * d * 2 * e + h * e * d + 3 * d * w
+    canon = 4 * (d + h * e + 2 * 2 * e + d + 2 * w)
+    scores_and_values = 2 * sum(2 * h * e * (keys + 1) for keys in range(t)) / t  # causal, to the token
+    forward = 2 * (layers * (linear + canon) + d * vocab) + layers * scores_and_values
+    assert config.intermediate_size == w
+    counted = flops.flops_per_token(config, t)
+    assert counted == pytest.approx(3 * forward, rel=2 / t)  # T / 2 keys instead of (T + 1) / 2
+    assert counted == 3 * (forward - layers * 2 * h * e)
+
+
+def test_a_token_has_one_expert():
+    experts, plain = (flops.forward_flops(config_of(f"llama{mlp}"), 64)["linear"] for mlp in ("+mlp=moe", ""))
+    assert experts == plain + 2 * 2 * 64 * 32  # and the router
+
+
+def in_place(x, a, b, *_, **__):
+    """torch's counter knows `baddbmm` but not its in-place form."""
+    return 2 * a[0] * a[1] * a[2] * b[2]
+
+
+H, K, V, T = 3, 16, 24, 256
+
+
+def random(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def test_chunks_of_gated_linear_attention():
+    """The scores within eight tokens are no matrix products: nine multiply-adds per key channel and token, half of
+    which keeps to the causal half of 8 x 8."""
+    inputs = random(1, T, H, K), random(1, T, H, K), random(1, T, H, V), -random(1, T, H, K).abs()
+    near = T * H * 2 * 4.5 * K
+    made = counted(lambda: gla._forward._init_fn(*inputs, None, random(1, H, K, V), flops.CHUNK))
+    assert made + near == T * flops.gla_flops(H, K, V, flops.CHUNK)
+
+
+def test_chunks_of_the_gated_delta_rule():
+    """The counter does not see the triangular system: n^2 multiply-adds, halved, for each of n right-hand sides."""
+    inputs = random(1, T, H, K), random(1, T, H, K), random(1, T, H, V), -random(1, T, H, 1).abs()
+    docs, beta = torch.zeros(1, T + 1, dtype=torch.int64), random(1, T, H, 1).sigmoid()
+    system = T // flops.CHUNK * H * flops.CHUNK**3
+    made = counted(
+        lambda: gdn._forward._init_fn(*inputs, beta, docs, random(1, H, K, V), 1.0, flops.CHUNK),
+        {torch.ops.aten.baddbmm_: in_place},
+    )
+    assert made + system == T * flops.gated_delta_flops(H, K, V, flops.CHUNK)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_chunks_of_ssd(groups):
+    inputs = random(1, T, groups, K), random(1, T, groups, K), random(1, T, H, V), -random(1, T, H).abs()
+    made = counted(lambda: ssd._forward._init_fn(*inputs, None, random(1, H, V, K), flops.CHUNK))
+    assert made == T * flops.ssd_flops(H, groups, K, V, flops.CHUNK)
+
+
+def test_a_mixer_with_a_recurrence_costs_it():
+    config = config_of("gdn2.llama")
+    parts = flops.forward_flops(config, T)
+    keys, values = config.linear_key_head_dim, config.linear_value_head_dim
+    assert parts["recurrence"] == flops.gated_delta_flops(config.linear_num_heads, keys, values, 64)
+    assert flops.forward_flops(config, 16)["recurrence"] < parts["recurrence"]  # one short chunk
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100-40"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80"),
+        ("NVIDIA A100 80GB PCIe", "a100-80"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("AMD Instinct MI300X", "mi300x"),
+    ],
+)
+def test_devices_by_the_names_that_torch_gives(name, gpu):
+    assert flops.peak_flops(name, torch.bfloat16) == flops.GPUS[gpu].bf16 * 1e12
+    assert flops.peak_flops(name, torch.float32) == flops.GPUS[gpu].fp32 * 1e12
+
+
+def test_devices_that_are_not_known():
+    assert flops.peak_flops("NVIDIA L40", torch.bfloat16) is None
+    assert flops.peak_flops("NVIDIA A1000", torch.bfloat16) is None
+    assert flops.peak_flops("NVIDIA H100 80GB HBM3", torch.float64) is None
+
+
+class Alive(TorchDispatchMode):
+    """Storages made while it is on, of which it holds none; not the weights, of which views are made."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.weights, self.made = {x.untyped_storage()._cdata for x in block.parameters()}, {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                storage = x.untyped_storage()
+                if storage._cdata not in self.weights:
+                    self.made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        return out
+
+    def bytes(self):
+        return sum(size for storage, size in self.made.values() if not storage.expired())
+
+
+def run_of(config, seq_len, **parallel):
+    return resolve(
+        {
+            "arch": "llama",
+            "text": {"sources": {"a": {"path": "a"}}},
+            "model": {"num_hidden_layers": 1, "hidden_size": config.hidden_size, "num_attention_heads": 4},
+            "data": {"seq_len": seq_len},
+            "train": {"steps": 1, "batch_size": 8, "precision": "bf16", "eval_every": 1, "eval_size": 1,
+                      "checkpoint_every": 1, "optim": {"lr": 1e-3}},
+            "parallel": parallel,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("name", ["llama+canon", "gla5+canon", "gdn2+canon", "mamba2+canon"])
+def test_activations_are_what_a_block_really_holds(name, checkpointing, monkeypatch):
+    """Measured another way: which of the tensors made in a real forward, in bfloat16, are alive after it."""
+    seq_len, config = 512, config_of(name, hidden_size=128, num_hidden_layers=1)
+    config._attn_implementation = "sdpa"
+    block = DecoderLayer(config, 0).to(torch.bfloat16)
+    forward = block.forward
+    if checkpointing != "none":
+        forward = recomputed(forward, selective=checkpointing == "selective")
+    rotary = rotary_table(torch.arange(seq_len)[None], config.rope_dim, config.rope_theta, torch.bfloat16)
+    with Alive(block) as alive, torch.autocast("cpu", torch.bfloat16):
+        h = torch.randn(2, seq_len, 128, dtype=torch.bfloat16).requires_grad_()
+        y, _ = forward(h, Layout(), None, rotary)
+    held = alive.bytes() - y.nbytes
+    monkeypatch.setattr(memory, "CPU_CHUNK", memory.CHUNK)  # the real one has run on a CPU, too
+    device = memory.Device(config, run_of(config, seq_len, activation_checkpointing=checkpointing), devices=2)
+    device.memory(1)
+    [(estimate, everything)] = device.kept.values()
+    assert 2 * estimate == pytest.approx(held, rel=0.05)
+    assert (estimate == everything) == (checkpointing == "none")
+
+
+@pytest.mark.slow
+def test_the_compiler_keeps_less():
+    config = config_of("llama+canon", hidden_size=128, num_hidden_layers=1)
+    eager = run_of(config, 256)
+    kept = []
+    for run in (eager, eager.model_copy(update={"train": eager.train.model_copy(update={"compile": True})})):
+        device = memory.Device(config, run, devices=2)
+        device.memory(1)
+        kept.append(device.kept[0][0])
+    assert 0.5 * kept[0] < kept[1] < 0.95 * kept[0]
+
+
+def test_memory_of_a_layout_by_hand():
+    config = config_of("llama", num_hidden_layers=3, vocab_size=96)
+    run = run_of(config, 64)
+    parameters = CanonLMForCausalLM(config).num_parameters()
+    alone, eight = (memory.Device(config, run, devices).memory(1) for devices in (1, 8))
+    assert alone.parameters == alone.gradients == alone.optimizer / 2 == 4 * parameters
+    assert eight.parameters == eight.gradients == alone.parameters / 8
+    assert memory.Device(config, run, 4).memory(1).gradients == 4 * parameters  # two micro-batches: kept whole
+    assert memory.Device(config, run, 4).memory(2).gradients == parameters
+    replicated = memory.Device(config, run_of(config, 64, dp_replicate=4), 8).memory(1)
+    assert replicated.optimizer == alone.optimizer / 2
+    cut = memory.Device(config, run_of(config, 64, tp=2), 8)
+    norms = 64 * (2 * 3 + 1)  # whole on every device of a tensor-parallel group, then sharded
+    assert cut.windows == 2
+    assert cut.memory(2).parameters == (4 * (parameters - norms) / 2 + 4 * norms) / 4

@@ -1,0 +1,192 @@
+"""One run on many devices: what a layout may be, and that none changes the numbers (`parallel_checks.py`)."""
+
+import contextlib
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from parallel_checks import ALONE, FAMILIES, GROUPS, SIZES, Trained, close, run_config, same
+from torch.utils.flop_counter import FlopCounterMode
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.train import parallel, tensor_parallel
+from canonlm.train.parallel import check_layout, parallelize, uncompiled, world_of
+
+SCRIPT = Path(__file__).with_name("parallel_checks.py")
+
+
+def start(group, folder, seconds):
+    """Run a group of checks, each process as torchrun would start it; what each check found, by name."""
+    processes, layouts = GROUPS[group]
+    with contextlib.ExitStack() as sockets:
+        free = [sockets.enter_context(socket.socket()) for _ in layouts]
+        for each in free:
+            each.bind(("127.0.0.1", 0))
+        ports = ",".join(str(each.getsockname()[1]) for each in free)
+    command = [sys.executable, str(SCRIPT), str(folder / "results.json"), group, ports]
+    everywhere = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    running = []
+    try:
+        for rank in range(processes):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            with (folder / f"{rank}.log").open("wb") as log:
+                running.append(subprocess.Popen(command, env=os.environ | everywhere | own, stdout=log, stderr=log))
+        deadline = time.monotonic() + seconds
+        codes = [process.wait(deadline - time.monotonic()) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    logs = [(folder / f"{rank}.log").read_text() for rank in range(processes)]
+    assert codes == [0] * processes, "\n".join(logs)
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "group", [pytest.param(group, marks=[] if group == "two" else pytest.mark.slow) for group in GROUPS]
+)
+def test_several_processes_do_what_one_does(group, tmp_path):
+    found = start(group, tmp_path, seconds=420)
+    assert len(found) == sum(map(len, GROUPS[group][1].values()))
+    failed = {name: result["errors"] for name, result in found.items() if result["errors"]}
+    assert not failed, "\n".join(f"{name}\n{errors[0]}" for name, errors in failed.items())
+
+
+@pytest.mark.parametrize(
+    ("processes", "layout", "key", "what"),
+    [
+        (1, {"tp": 2}, "parallel.tp", "a divisor of 1, the number of processes (torchrun starts several), got 2"),
+        (
+            1,
+            {"dp_replicate": 2},
+            "parallel.dp_replicate",
+            "a divisor of 1, the number of processes / parallel.tp, got 2",
+        ),
+        (4, {"tp": 3}, "parallel.tp", "a divisor of 4, the number of processes (torchrun starts several), got 3"),
+        (4, {"tp": 2, "dp_replicate": 4}, "parallel.dp_replicate", "a divisor of 2"),
+        (6, {"tp": 2}, "train.batch_size", "a multiple of 3, the number of processes / parallel.tp, got 8"),
+        (
+            2,
+            {"micro_batch_size": 3},
+            "parallel.micro_batch_size",
+            "a divisor of 4, a device's share of train.batch_size",
+        ),
+        (2, {"tp": 2, "float8": True}, "parallel.float8", "false with parallel.tp > 1, got True"),
+    ],
+)
+def test_a_layout_that_does_not_divide(processes, layout, key, what):
+    with pytest.raises(ValueError) as refused:
+        check_layout(run_config(**layout), processes)
+    assert str(refused.value).startswith(f"{key}: expected {what}")
+
+
+def test_layouts_that_divide():
+    for processes, layout in [
+        (8, {}),
+        (8, {"tp": 2, "dp_replicate": 2}),
+        (16, {"tp": 2}),
+        (2, {"micro_batch_size": 2}),
+    ]:
+        check_layout(run_config(**layout), processes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        (FAMILIES["gdn"], "1 with recurrent mixers"),
+        (FAMILIES["hybrid"], "1 with recurrent mixers"),
+        (FAMILIES["moe"], "1 with experts"),
+        ({"alibi": "alibi"}, "1 where heads differ"),
+        ({"rope_heads": 2}, "1 where heads differ"),
+        ({"attention_dropout": 0.1}, "1 with attention_dropout"),
+        ({"num_attention_heads": 2}, "a divisor of num_attention_heads = 2, got 4"),
+        ({"num_key_value_heads": 2}, "a divisor of num_key_value_heads = 2, got 4"),
+        ({"intermediate_size": 42}, "a divisor of intermediate_size = 42, got 4"),
+        ({"vocab_size": 62}, "a divisor of vocab_size = 62, got 4"),
+    ],
+)
+def test_a_model_that_cannot_be_cut(fields, what):
+    with pytest.raises(ValueError) as refused:
+        tensor_parallel.check(CanonLMConfig(**SIZES | {"vocab_size": 64} | fields), 4)
+    assert str(refused.value).startswith(f"parallel.tp: expected {what}")
+
+
+def test_one_process_needs_no_group(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with world_of(run_config()) as world:
+        assert not torch.distributed.is_initialized()
+        assert (world.rank, world.size, world.dp_rank, world.dp_size, world.mesh, world.main) == (
+            0,
+            1,
+            0,
+            1,
+            None,
+            True,
+        )
+        assert (world.sum([1.5]), world.any(True), world.share("x")) == ([1.5], True, "x")
+        with pytest.raises(KeyError), world.together():
+            raise KeyError
+        config = CanonLMConfig(**SIZES)
+        same(parallelize(config, run_config(), world).state_dict(), CanonLMForCausalLM(config).state_dict())
+
+
+def test_a_wrong_start_is_told_before_anyone_waits(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ValueError, match=r"train\.batch_size: expected a multiple of 3"), world_of(run_config()):
+        pass
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"train\.device"), world_of(run_config(train={"device": "cuda:99"})):
+        pass
+
+
+@pytest.mark.parametrize(("installed", "what"), [(False, "torchao is not installed"), (True, "compute capability 8.9")])
+def test_float8_needs_hardware_and_torchao(monkeypatch, installed, what):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(parallel, "find_spec", lambda name: object() if installed else None)
+    with pytest.raises(ValueError, match=what), world_of(run_config(float8=True)):
+        pass
+
+
+@pytest.mark.parametrize("family", ["llama", "gdn", "mamba2", "moe"])
+def test_activation_checkpointing_saves_what_it_says(family):
+    """Full: everything is computed twice. Selective: linear layers and attention are not, the rest is."""
+    gradients, flops, norms = {}, {}, {}
+    for mode in ("none", "selective", "full"):
+        run = Trained(FAMILIES[family], run_config(activation_checkpointing=mode), ALONE, torch.float64)
+        calls = []
+        run.model.model.layers[1].input_layernorm.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        with FlopCounterMode(display=False) as counter:
+            run.gradients(0)
+        gradients[mode], flops[mode], norms[mode] = run.whole_gradients(), counter.get_flop_counts(), len(calls)
+    assert norms == {"none": 1, "selective": 2, "full": 2}
+    total = {mode: count["Global"][torch.ops.aten.mm] for mode, count in flops.items()}
+    assert total["none"] == total["selective"] < total["full"]
+    for mode in ("selective", "full"):
+        close(gradients[mode], gradients["none"], 1e-12)
+
+
+@pytest.mark.parametrize(("family", "mode"), [("llama", "selective"), ("gdn", "none")])
+def test_blocks_are_compiled_once_for_all(monkeypatch, family, mode):
+    """Ten equal blocks, one graph without a break; names stay; evaluation runs as written."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    fields = FAMILIES[family] | {"num_hidden_layers": 10}
+    compiled = Trained(fields, run_config({"compile": True}, activation_checkpointing=mode), ALONE, torch.float64)
+    plain = Trained(fields, run_config(), ALONE, torch.float64)
+    for step in range(2):
+        assert abs(compiled.gradients(step) - plain.gradients(step)) < 1e-10
+    close(compiled.whole_gradients(), plain.whole_gradients(), 1e-8)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+    same(compiled.weights(), plain.weights())
+    with uncompiled(), torch.no_grad():
+        compiled.model(torch.zeros(3, 5, dtype=torch.long))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

@@ -1,0 +1,208 @@
+"""Files over bases: what they stand for, where their mistakes are, and how plain values are read."""
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from canonlm.errors import InvalidSetting
+from canonlm.train.recipe import load, merge, override, read_yaml
+
+GROUND = """\
+arch: llama
+task: {name: copying, N: 8}
+model: {num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2}
+data: {seq_len: 18, loss_on: answer}
+train:
+  batch_size: 4
+  eval_every: 8
+  eval_size: 8
+  checkpoint_every: 10
+  optim:
+    lr: 3e-3
+    eps: 1e-8
+"""
+MIDDLE = """\
+# between
+base: ../ground.yaml
+train:
+  steps: 40
+  optim: {lr: 1e-3}
+"""
+TOP = """\
+base: bases/middle.yaml
+arch: llama+canon
+train:
+  batch_size: 8
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bases").mkdir()
+
+    def change(**texts):
+        files = {"ground.yaml": GROUND, "bases/middle.yaml": MIDDLE, "top.yaml": TOP}
+        for name, text in (
+            files | {f"{key}.yaml".replace("middle", "bases/middle"): texts[key] for key in texts}
+        ).items():
+            (tmp_path / name).write_text(text)
+        return "top.yaml"
+
+    return change
+
+
+def test_a_chain_of_bases(write):
+    run = load(write())
+    assert run.arch == "llama+canon"
+    assert (run.train.batch_size, run.train.steps, run.train.eval_size) == (8, 40, 8)
+    assert (run.train.optim.lr, run.train.optim.eps) == (1e-3, 1e-8)
+    assert load("bases/middle.yaml").arch == "llama"
+
+
+@pytest.mark.parametrize(
+    ("texts", "overrides", "message"),
+    [
+        ({}, ["train.steps=x"], 'train.steps: expected an integer > 0, got "x"'),
+        ({}, ["train={steps: x}"], 'train.steps: expected an integer > 0, got "x"'),
+        ({"ground": GROUND.replace("1e-8", "tiny")}, [],
+         'train.optim.eps: expected a number > 0, got "tiny"  (in bases/../ground.yaml, line 12)'),
+        ({"middle": MIDDLE.replace("1e-3", "fast")}, [],
+         'train.optim.lr: expected a number > 0, got "fast"  (in bases/middle.yaml, line 5)'),
+        ({"top": TOP.replace("8", "0")}, [],
+         "train.batch_size: expected an integer > 0, got 0  (in top.yaml, line 4)"),
+        ({"top": TOP + "  optim: 3\n"}, [],
+         "train.optim: expected a group of settings, got 3  (in top.yaml, line 5)"),
+        # What is missing is missed where its group was last written.
+        ({"middle": MIDDLE.replace("  steps: 40\n", "")}, [],
+         "train.steps: missing; expected an integer > 0  (in top.yaml, line 3)"),
+        ({"ground": GROUND.replace("arch: llama\n", ""), "top": TOP.replace("arch: llama+canon\n", "")}, [],
+         "arch: missing; expected a text  (in top.yaml, line 1)"),
+        ({"ground": GROUND + "  smell: 1\n"}, [], 'unknown setting "train.smell".'),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_where_it_stands(write, texts, overrides, message):
+    with pytest.raises(InvalidSetting) as caught:
+        load(write(**texts), overrides)
+    if message.startswith("unknown"):
+        assert str(caught.value).startswith(message)
+        assert str(caught.value).endswith("  (in bases/../ground.yaml, line 13)")
+    else:
+        assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({"top": TOP.replace("bases/", "")},
+         'base: expected a YAML file, its path relative to this one, got "middle.yaml"  (in top.yaml, line 1)'),
+        ({"middle": MIDDLE.replace("../ground.yaml", "..")},
+         'base: expected a YAML file, its path relative to this one, got ".."  (in bases/middle.yaml, line 2)'),
+        ({"top": TOP.replace("bases/middle.yaml", "[a, b]")},
+         "base: expected a YAML file, its path relative to this one, got ['a', 'b']  (in top.yaml, line 1)"),
+        ({"top": TOP.replace("bases/middle.yaml", "./top.yaml")},
+         'base: expected a file that is not itself based on this one, got "./top.yaml"  (in top.yaml, line 1)'),
+        ({"ground": "base: bases/../top.yaml\n" + GROUND},
+         'base: expected a file that is not itself based on this one, got "bases/../top.yaml"'
+         "  (in bases/../ground.yaml, line 1)"),
+        ({"middle": "train: {steps: 1\nbase: x"},
+         "bases/middle.yaml, line 2: not YAML: expected ',' or '}', but got ':'"),
+        ({"middle": "- 1"}, "bases/middle.yaml: expected a YAML mapping, got [1]"),
+    ],
+)  # fmt: skip
+def test_bases_that_cannot_be(write, texts, message):
+    with pytest.raises(ValueError) as caught:
+        load(write(**texts))
+    assert str(caught.value) == message
+
+
+def test_null_takes_a_group_of_the_base_away(write):
+    swap = "base: ground.yaml\ntask: null\ntext: {sources: {a: {path: x}}}\ndata: {loss_on: all}\ntrain: {steps: 1}\n"
+    assert load(write(top=swap)).task is None
+
+
+VALUES = st.recursive(
+    st.integers(), lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3), max_leaves=8
+)
+GROUPS = st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3)
+
+
+@given(below=GROUPS, between=GROUPS, above=GROUPS)
+@settings(derandomize=True, deadline=None, max_examples=50)
+def test_a_chain_is_a_merge(tmp_path_factory, below, between, above):
+    folder = tmp_path_factory.mktemp("chain")
+    for name, base, group in (("x", None, below), ("y", "x.yaml", between), ("z", "y.yaml", above)):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump({**group, **({"base": base} if base else {"d": 0})}))
+    raw, places = read_yaml(folder / "z.yaml")
+    assert raw == merge(merge({**below, "d": 0}, between), above)
+    for key, place in places.items():  # the last file that says so, and a line of it that does
+        written = [name for name, group in (("x", {**below, "d": 0}), ("y", between), ("z", above)) if _has(group, key)]
+        assert place.file.stem == written[-1]
+        assert place.file.read_text().splitlines()[place.line - 1].lstrip().startswith(key.rpartition(".")[2] + ":")
+
+
+def _has(group, key):
+    for part in key.split("."):
+        if not isinstance(group, dict) or part not in group:
+            return False
+        group = group[part]
+    return True
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("10:13", "10:13"),  # YAML 1.1: 613
+        ("1:30.5", "1:30.5"),
+        ("1_000", "1_000"),
+        ("010", "010"),  # YAML 1.1: eight
+        ("no", "no"),  # a language, not false
+        ("on", "on"),
+        ("2024-01-01", "2024-01-01"),
+        ("=", "="),
+        ("1e3", 1000.0),
+        ("-1.5E-3", -0.0015),
+        (".5", 0.5),
+        ("7.", 7.0),
+        ("-0", 0),
+        ("+12", 12),
+        ("0x1F", 31),
+        ("~", None),
+        ("", None),
+        ("null", None),
+        ("True", True),
+        ("false", False),
+        ("[1, 2e0, a]", [1, 2.0, "a"]),
+    ],
+)
+def test_plain_values(text, value):
+    override(raw := {}, [f"a={text}"])
+    assert raw == {"a": value}
+    assert type(raw["a"]) is type(value)
+
+
+def test_infinities():
+    override(raw := {}, ["a=-.inf", "b=.NaN"])
+    assert raw["a"] == float("-inf")
+    assert raw["b"] != raw["b"]
+
+
+def test_profile_is_a_text(write):
+    assert load(write(), ["profile=10:13"]).profile == "10:13"
+    assert load(write(top=TOP + "profile: 10:13\n")).profile == "10:13"
+
+
+@given(st.text(max_size=8) | st.sampled_from(["10:13", "no", "010", "1_0", "0x1", ".5", "~", "2024-01-01", "08"]))
+@settings(derandomize=True, deadline=None)
+def test_texts_that_the_library_writes_are_read_as_texts(tmp_path_factory, text):
+    """It quotes what would be no text by its own rules; a run folder's configuration is written so."""
+    path = tmp_path_factory.getbasetemp() / "texts.yaml"
+    path.write_text(yaml.safe_dump({"a": text}))
+    assert read_yaml(path)[0] == {"a": text}
+
+
+def test_a_key_that_is_there_twice(tmp_path):
+    (tmp_path / "run.yaml").write_text("arch: llama\ntrain: {steps: 3}\ntrain: {seed: 4}\n")
+    with pytest.raises(ValueError, match=r"run\.yaml, line 3: train is there twice \(first in line 2\)"):
+        read_yaml(tmp_path / "run.yaml")

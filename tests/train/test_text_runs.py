@@ -1,0 +1,258 @@
+"""Runs on text: what is read, what is lost where, and what each mistake says."""
+
+import json
+import math
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from canonlm.cli import main
+from canonlm.data.prepare import prepare
+from canonlm.data.shards import Dataset
+from canonlm.train import data, loop
+from canonlm.train.build import build_model
+from canonlm.train.checkpoint import load_model
+from canonlm.train.config import resolve
+from canonlm.train.loop import train
+from canonlm.train.recipe import merge
+
+SEQ_LEN, BATCH = 16, 4
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """Two folders of documents: words of digits, words of letters."""
+    folder = tmp_path_factory.mktemp("text")
+    for name, letters in (("digits", "0123456789"), ("letters", "abcdefgh")):
+        draw = np.random.default_rng(7)
+        documents = ["".join(draw.choice(list(letters), draw.integers(5, 60))) for _ in range(120)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
+        prepare(folder / name, [str(folder / f"{name}.jsonl")], tokenizer="bytes", validation=0.2, workers=1)
+    return folder
+
+
+@pytest.fixture
+def settings(text):
+    def make(**changes):
+        sources = {name: {"path": str(text / name), "weight": w} for name, w in (("digits", 1.0), ("letters", 3.0))}
+        raw = {
+            "arch": "llama+canon",
+            "text": {"sources": sources},
+            "model": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2},
+            "data": {"seq_len": SEQ_LEN},
+            "train": {"steps": 20, "batch_size": BATCH, "num_threads": 1, "log_every": 1, "eval_every": 10,
+                      "eval_size": 8, "checkpoint_every": 5, "optim": {"lr": 3e-3, "warmup_steps": 5}},
+        }  # fmt: skip
+        return resolve(merge(raw, changes))
+
+    return make
+
+
+def rows(folder, kind="train"):
+    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [row for row in found if row["kind"] == kind]
+
+
+def windows_of(text, run, first, last):
+    """The tokens of windows, read from the files as anybody could."""
+    for window in range(first, last + 1):
+        source, _, position = data.stream(run).describe(window)
+        index = json.loads((text / source / "index.json").read_text())
+        parts = [np.fromfile(text / source / s["name"], index["dtype"]) for s in index["splits"]["train"]]
+        tokens = np.concatenate(parts).astype(np.int64)
+        yield source, torch.from_numpy(tokens[position * SEQ_LEN :][: SEQ_LEN + 1])
+
+
+def test_the_first_loss_is_that_of_the_windows_it_names(text, settings, tmp_path):
+    run = data.complete(settings())
+    train(run, tmp_path)
+    row = rows(tmp_path)[0]
+    assert row["windows"] == [0, BATCH - 1]
+    model = build_model(run).train()
+    losses = []
+    for _, tokens in windows_of(text, run, *row["windows"]):
+        logits = model(tokens[None, :-1], use_cache=False).logits[0]
+        losses.append(cross_entropy(logits, tokens[1:]).item())  # all 16 targets, the last one too
+    assert row["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+    assert rows(tmp_path)[1]["windows"] == [BATCH, 2 * BATCH - 1]
+    assert rows(tmp_path)[-1]["tokens"] == 20 * BATCH * SEQ_LEN
+
+
+def test_the_mix_is_as_weighted(text, settings):
+    names = [source for source, _ in windows_of(text, data.complete(settings()), 0, 399)]
+    assert abs(names.count("letters") - 300) <= 1
+
+
+def test_validation_is_the_held_out_part(text, settings, tmp_path):
+    result = train(settings(), tmp_path)
+    model, total, tokens_seen, sets = load_model(tmp_path).eval(), 0.0, 0, {}
+    for name in ("digits", "letters"):
+        index = json.loads((text / name / "index.json").read_text())
+        shards = index["splits"]["valid"]
+        tokens = np.concatenate([np.fromfile(text / name / s["name"], index["dtype"]) for s in shards]).astype(np.int64)
+        bytes_per_token = sum(s["bytes"] for s in shards) / len(tokens)
+        nats = [
+            cross_entropy(
+                model(torch.from_numpy(w[None, :-1])).logits[0], torch.from_numpy(w[1:]), reduction="sum"
+            ).item()
+            for w in (tokens[i * SEQ_LEN : (i + 1) * SEQ_LEN + 1] for i in range(8))
+        ]
+        sets[name] = sum(nats) / (8 * SEQ_LEN) / bytes_per_token / math.log(2)
+        total, tokens_seen = total + sum(nats), tokens_seen + 8 * SEQ_LEN
+    final = result["final"]
+    assert final["loss"] == pytest.approx(total / tokens_seen, rel=1e-5)
+    assert {name: s["bits_per_byte"] for name, s in final["sets"].items()} == pytest.approx(sets, rel=1e-5)
+
+
+def test_isolated_documents_see_nothing_of_each_other(text, settings, tmp_path):
+    run = settings(data={"isolate_documents": True}, train={"steps": 2})
+    train(run, tmp_path / "isolated")
+    train(settings(train={"steps": 2}), tmp_path / "crossing")
+    alone, together = (rows(tmp_path / name)[0]["loss"] for name in ("isolated", "crossing"))
+    model, losses = build_model(data.complete(run)).train(), []
+    for _, tokens in windows_of(text, data.complete(run), 0, BATCH - 1):
+        starts = [0, *(i for i in range(1, SEQ_LEN) if tokens[i] == 256), SEQ_LEN]  # <bos>
+        for start, stop in pairwise(starts):
+            inputs, targets = tokens[start:stop], tokens[start + 1 : stop + 1]
+            keep = targets != 256
+            logits = model(inputs[None], use_cache=False).logits[0]
+            losses += cross_entropy(logits[keep], targets[keep], reduction="none").tolist()
+    assert alone == pytest.approx(np.mean(losses), rel=1e-5)
+    assert alone != together
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_micro_batches_are_one_batch(settings, tmp_path, micro):
+    train(settings(), tmp_path / "whole")
+    train(settings(parallel={"micro_batch_size": micro}), tmp_path / "parts")
+    whole, parts = ([row["loss"] for row in rows(tmp_path / name)] for name in ("whole", "parts"))
+    assert parts == pytest.approx(whole, rel=1e-5)
+
+
+def test_how_the_work_is_done_may_change_and_text_may_not(text, settings, tmp_path):
+    run = settings()
+    train(run, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    other = settings(parallel={"micro_batch_size": 2}, profile="3:4")
+    assert train(other, tmp_path / "run")["steps"] == 20
+    assert "micro_batch_size: 2" in (tmp_path / "run" / "config.yaml").read_text()
+    (tmp_path / "run" / "result.json").unlink()
+    noted = json.loads((tmp_path / "run" / "data.json").read_text())
+    noted["text.sources.digits.path"]["sha256"] = "0" * 64
+    (tmp_path / "run" / "data.json").write_text(json.dumps(noted))
+    with pytest.raises(ValueError, match=r"text\.sources\.digits\.path: expected the text that the run in"):
+        train(run, tmp_path / "run")
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_told(settings, tmp_path, monkeypatch):
+    clip, calls = loop.clip_grad_norm, []
+
+    def poisoned(model, *args):
+        calls.append(0)
+        if len(calls) == 4:
+            for parameter in model.parameters():
+                parameter.grad.fill_(math.nan)
+        return clip(model, *args)
+
+    monkeypatch.setattr(loop, "clip_grad_norm", poisoned)
+    train(settings(train={"on_nonfinite": "skip"}), tmp_path / "skip")
+    [skip] = rows(tmp_path / "skip", "skip")
+    assert (skip["step"], skip["windows"]) == (4, [12, 15])
+    assert "letters epoch 0 window " in skip["why"]
+    assert [row["step"] for row in rows(tmp_path / "skip")] == [1, 2, 3, *range(5, 21)]
+    assert all(p.isfinite().all() for p in load_model(tmp_path / "skip").parameters())
+    calls.clear()
+    with pytest.raises(FloatingPointError, match=r"stopped at step 4, .*windows 12 to 15 \(letters epoch 0"):
+        train(settings(), tmp_path / "stop")
+    assert [row["step"] for row in rows(tmp_path / "stop")] == [1, 2, 3]
+
+
+def test_a_command_starts_beside_each_checkpoint(settings, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")  # the command is no part of a group of processes
+    folder = tmp_path / "a run"
+    train(settings(on_checkpoint="echo at {step} of {run} ${RANK:-alone}; ls {checkpoint}"), folder)
+    logs = folder / "on_checkpoint"
+    for _ in range(100):  # nobody waits for it
+        if all("manifest.json" in path.read_text() for path in logs.iterdir()):
+            break
+        time.sleep(0.05)
+    assert sorted(path.name for path in logs.iterdir()) == [f"step-{step:08d}.txt" for step in (5, 10, 15, 20)]
+    assert (logs / "step-00000010.txt").read_text().startswith(f"at 10 of {folder} alone\n")
+
+
+def test_profile_and_tensorboard(settings, tmp_path):
+    train(settings(profile="3:5", track=["tensorboard"]), tmp_path)
+    assert [path.name for path in (tmp_path / "profile").iterdir()] == ["steps-3-5-rank0.json.gz"]
+    assert any((tmp_path / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"vocab_size": 300}}, "model.vocab_size: expected 258, as the tokenizer of "),
+        (
+            {"text": {"sources": {"digits": {"path": "nowhere"}}}},
+            "text.sources.digits.path: nowhere: expected a folder",
+        ),
+        (
+            {"text": {"validation": {"x": "nowhere"}}},
+            "text.validation.x: nowhere: expected a folder that `canonlm data pre",
+        ),
+        ({"data": {"seq_len": 9999}}, "data.seq_len: expected less than the "),
+    ],
+    ids=["vocabulary", "no folder", "no validation folder", "too little text"],
+)
+def test_mistakes(settings, tmp_path, capsys, changes, message):
+    path = tmp_path / "run.yaml"
+    path.write_text(settings(**changes).to_yaml())
+    assert main(["train", str(path), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"canonlm: {message}")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_another_tokenizer_is_refused(text, settings, tmp_path):
+    prepare(tmp_path / "no-eos", [str(text / "digits.jsonl")], tokenizer="bytes", workers=1)
+    index = json.loads((tmp_path / "no-eos" / "index.json").read_text())
+    index["tokenizer"]["sha256"] = "0" * 64
+    (tmp_path / "no-eos" / "index.json").write_text(json.dumps(index))
+    run = settings(text={"validation": {"other": str(tmp_path / "no-eos")}})
+    with pytest.raises(ValueError, match=r"text\.validation\.other: expected text with the tokens of text"):
+        data.complete(run)
+
+
+def test_the_standard_library_is_text(tmp_path, monkeypatch, settings):
+    prepared: list[int] = []
+    data._stdlib.cache_clear()
+    monkeypatch.setattr("canonlm.data.prepare.prepare_stdlib", lambda: prepared.append(0) or (tmp_path, ""))
+    with pytest.raises(ValueError, match=r"text\.sources\.letters\.path"):
+        data.complete(settings(text={"sources": {"letters": {"path": "python-stdlib"}}}))
+    data._stdlib.cache_clear()
+    assert prepared == [0]
+
+
+def test_epochs_never_end(text, settings):
+    windows = (Dataset(text / "digits").num_tokens("train") - 1) // SEQ_LEN
+    stream = data.stream(data.complete(settings()))
+    epochs = {stream.describe(w).epoch for w in range(16 * windows) if stream.describe(w).source == "digits"}
+    assert epochs >= {0, 1, 2, 3}
+
+
+def test_nothing_to_evaluate_is_said(text, settings, tmp_path):
+    prepare(tmp_path / "whole", [str(text / "digits.jsonl")], tokenizer="bytes", workers=1)
+    told = []
+    raw = settings().model_dump(mode="json") | {"text": {"sources": {"all": {"path": str(tmp_path / "whole")}}}}
+    result = train(resolve(raw), tmp_path / "run", told.append)
+    assert "nothing will be evaluated" in told[0]["why"]
+    assert result["final"] == {}
+
+
+def test_a_folder_of_text_is_no_folder_for_a_run(text, settings):
+    with pytest.raises(ValueError, match="--out: expected a folder for a run, and not one of prepared text"):
+        train(settings(), text / "digits")
+    assert not (text / "digits" / "config.yaml").exists()

@@ -1,0 +1,143 @@
+"""What the trackers hold is what `metrics.jsonl` holds: read back with TensorBoard's own reader, and from a stand-in
+for W&B, which needs an account."""
+
+import json
+import sys
+
+import pytest
+
+from canonlm.cli import main
+from canonlm.train import trackers
+from canonlm.train.loop import train
+
+ROWS = [
+    {"kind": "train", "step": 3, "loss": 2.0, "lr": 1e-3, "mfu": None, "windows": [8, 11]},
+    {
+        "kind": "eval",
+        "step": 4,
+        "loss": 1.5,
+        "slices": [{"slice": {"k": 1}, "correct": 3, "total": 4}, {"slice": {}, "correct": 0, "total": 0}],
+        "measures": {"kl": 0.25},
+    },
+    {"kind": "skip", "step": 5, "windows": [16, 19], "why": "gradient norm nan"},
+]
+NUMBERS = [
+    {"train/loss": 2.0, "train/lr": 1e-3},
+    {"eval/loss": 1.5, "eval/k=1": 0.75, "eval/all": 0.0, "eval/measures/kl": 0.25},
+    {},
+]
+
+
+def scalars(folder):
+    """{name: {step: value}}, by TensorBoard."""
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = event_accumulator.EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return {name: {e.step: e.value for e in events.Scalars(name)} for name in events.Tags()["scalars"]}
+
+
+def wanted(rows):
+    """The same from the rows, in single precision."""
+    found = {}
+    for row in rows:
+        for name, value in trackers.numbers(row).items():
+            found.setdefault(name, {})[row["step"]] = pytest.approx(value, rel=1e-6)
+    return found
+
+
+def write(names, folder, rows, step=0):
+    for tracker in trackers.start(names, folder, {"arch": "llama"}, step):
+        for row in rows:
+            tracker.write(row)
+        tracker.close()
+
+
+@pytest.fixture
+def wandb(tmp_path, monkeypatch):
+    """A package of that name which notes what it is asked."""
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "wandb.py").write_text(
+        "runs = []\n"
+        "class Error(Exception): pass\n"
+        "class Settings(dict): pass\n"
+        "class Run:\n"
+        "    def __init__(self, asked): self.asked, self.logged, self.finished = asked, [], False\n"
+        "    def log(self, numbers, step): self.logged.append((step, numbers))\n"
+        "    def finish(self): self.finished = True\n"
+        "def init(**asked):\n"
+        "    if asked['project'] == 'forbidden': raise Error('no API key configured')\n"
+        "    runs.append(Run(asked))\n"
+        "    return runs[-1]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    import wandb
+
+    yield wandb
+    del sys.modules["wandb"]
+
+
+def test_numbers_of_a_row():
+    assert [trackers.numbers(row) for row in ROWS] == NUMBERS
+
+
+def test_numbers_of_several_validation_sets():
+    row = {"kind": "eval", "step": 9, "loss": 2.0, "sets": {"web": {"loss": 1.0, "bits_per_byte": 0.5}}}
+    assert trackers.numbers(row) == {"eval/loss": 2.0, "eval/sets/web/loss": 1.0, "eval/sets/web/bits_per_byte": 0.5}
+
+
+def test_tensorboard_hides_what_came_after_the_checkpoint(tmp_path):
+    rows = [{"kind": "train", "step": step, "loss": 1 / step} for step in range(1, 11)]
+    write(["tensorboard"], tmp_path, rows)
+    assert scalars(tmp_path) == wanted(rows)
+    again = [{"kind": "train", "step": step, "loss": 10.0} for step in (5, 6)]
+    write(["tensorboard"], tmp_path, again, step=4)
+    assert scalars(tmp_path) == wanted([*rows[:4], *again])
+
+
+def test_wandb(tmp_path, monkeypatch, wandb):
+    write(["wandb"], tmp_path, ROWS)
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    write(["wandb"], tmp_path, ROWS[1:], step=3)
+    first, second = wandb.runs
+    assert (first.asked["project"], second.asked["project"]) == ("canonlm", "mine")
+    assert first.asked["id"] == second.asked["id"]
+    assert {run.asked["resume"] for run in wandb.runs} == {"allow"}
+    assert first.asked["name"] == tmp_path.name
+    assert first.asked["config"] == {"arch": "llama"}
+    assert first.logged == list(zip((3, 4, 5), NUMBERS, strict=True))
+    assert second.logged == first.logged[1:]
+    assert first.finished
+    assert second.finished
+    (tmp_path / "other").mkdir()
+    write(["wandb"], tmp_path / "other", [])
+    assert wandb.runs[2].asked["id"] != first.asked["id"]
+
+
+def test_wandb_says_in_one_line_why_it_cannot_start(tmp_path, monkeypatch, wandb):
+    monkeypatch.setenv("WANDB_PROJECT", "forbidden")
+    with pytest.raises(ValueError, match=r"^track: wandb cannot start: no API key configured$"):
+        trackers.start(["wandb"], tmp_path, {}, 0)
+
+
+def test_a_run_is_tracked_and_stays_the_same_run(tiny, reference, tmp_path):
+    pytest.importorskip("tensorboard")
+    config = tiny(track=["tensorboard"])
+    train(config, tmp_path)
+    tiny.back_to(tmp_path, 20)
+    train(config, tmp_path)
+    assert tiny.rows(tmp_path) == tiny.rows(reference)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert scalars(tmp_path) == wanted(rows)
+    assert {"train/loss", "train/tokens_per_s", "eval/loss"} <= set(wanted(rows))
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_tracker_that_is_not_installed(tiny, tmp_path, monkeypatch, capsys, name):
+    monkeypatch.setattr(trackers, "find_spec", lambda package: None)
+    path = tiny.yaml(tmp_path / "run.yaml", track=[name])
+    assert main(["train", str(path), "--out", str(tmp_path / "run")]) == 2
+    wanted = f"track: expected trackers that are installed (pip install 'canonlm[track]'), got \"{name}\""
+    assert capsys.readouterr().err.startswith(f"canonlm: {wanted}  (in {path}, line ")
+    assert not (tmp_path / "run").exists()
