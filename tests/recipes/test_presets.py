@@ -9,7 +9,8 @@ from canonlm.launch.play import plan
 from canonlm.models import CanonLMForCausalLM
 from canonlm.recipes import PLAYGROUND, load_preset, presets
 from canonlm.train.build import model_config
-from canonlm.train.config import merge, read_yaml, resolve
+from canonlm.train.config import resolve
+from canonlm.train.recipe import merge, read_yaml
 
 # (context, batch, learning rates, seeds, weight decay, loss on), for lines of the paper's table that share them.
 DEPO = (2048, 128, (3e-4, 5e-4, 1e-3, 2e-3), 1, 0.03, "answer")

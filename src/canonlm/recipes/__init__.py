@@ -1,4 +1,7 @@
-"""Presets and recipes: YAML files beside this one. `playground/PRESET/TASK.yaml` is what `canonlm play` starts from.
+"""Presets and recipes: YAML files beside this one.
+
+A recipe is a run's configuration (see `canonlm.train.config`): `debug.yaml`, and in `published/` the 64 runs of the
+release. `playground/PRESET/TASK.yaml` is what `canonlm play` starts from:
 
 about: one sentence                      lrs, seeds: what is tried unless the command line says otherwise
 run: a run's configuration without its architecture (see `canonlm.train.config`)
@@ -6,15 +9,17 @@ difficulties: {name: changes to `run`}   for presets that follow the task's name
                                          and `of: NAME` for a variant of another difficulty
 """
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from canonlm import tasks
 from canonlm.errors import expected, unknown
-from canonlm.train.config import merge, read_yaml
+from canonlm.train.recipe import merge, read_yaml
 
-PLAYGROUND = Path(__file__).parent / "playground"
+HERE = Path(__file__).parent
+PLAYGROUND, PUBLISHED = HERE / "playground", HERE / "published"
 
 
 @dataclass(frozen=True)
@@ -55,3 +60,22 @@ def load_preset(task: str, name: str, difficulty: str | None = None) -> Preset:
     run = {**run, "preset": name, "task": {"name": task, **run.get("task", {})}}
     lrs = tuple(float(lr) for lr in raw.get("lrs") or [run["train"]["optim"]["lr"]])
     return Preset(task, name, difficulty, raw["about"], lrs, raw.get("seeds", 1), run)
+
+
+def recipes() -> dict[str, Path]:
+    """The recipes that come with the package, by name."""
+    return {path.stem: path for folder in (HERE, PUBLISHED) for path in sorted(folder.glob("*.yaml"))}
+
+
+def find(name_or_path: str | Path) -> Path:
+    """The file of a recipe: one of ours by its name, or any by its path. ValueError for what is neither."""
+    name, ours = str(name_or_path), recipes()
+    if name in ours:
+        return ours[name]
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1 or path.exists():
+        return path
+    plain = {known.lower(): known for known in ours}
+    close = difflib.get_close_matches(name.lower(), plain, n=1, cutoff=0.5)
+    guess = f' Did you mean "{plain[close[0]]}"?' if close else ""
+    raise ValueError(f'unknown recipe "{name}".{guess} All {len(ours)}: canonlm recipes list. Or give a YAML file.')
