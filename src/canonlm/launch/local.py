@@ -49,10 +49,13 @@ class Progress:
             self._offset += len(line)
             try:
                 row = json.loads(line)
-                self.step, evaluated = row["step"], row["kind"] == "eval"
+                self.step, kind = row["step"], row["kind"]
             except (ValueError, KeyError, TypeError):
                 continue  # damaged; the run itself discards it
-            self.eval_row, self.train_row = (row, self.train_row) if evaluated else (self.eval_row, row)
+            if kind == "eval":
+                self.eval_row = row
+            elif kind == "train":
+                self.train_row = row
             new = True
         return new
 

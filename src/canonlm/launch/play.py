@@ -9,9 +9,11 @@ from typing import Any
 from canonlm.errors import expected
 from canonlm.recipes import Preset
 from canonlm.report.runs import slice_key
+from canonlm.tasks import Task
 from canonlm.train import folder
-from canonlm.train.config import RunConfig, merge, override, resolve
+from canonlm.train.config import RunConfig, resolve
 from canonlm.train.files import write_json
+from canonlm.train.recipe import merge, override
 
 _BY_OPTION = {"arch": "--arch", "train.optim.lr": "--lr", "train.seed": "--seeds"}
 
@@ -23,6 +25,11 @@ class PlannedRun:
     name: str
     folder: Path
     config: RunConfig
+
+    @property
+    def task(self) -> Task:
+        assert self.config.built_task is not None  # a grid starts from a preset, and presets are of tasks
+        return self.config.built_task
 
 
 def plan(
@@ -53,8 +60,8 @@ def plan(
                 name = f"{preset.difficulty or preset.task}-{arch}-lr{config.train.optim.lr:g}-seed{seed}"
                 runs.append(PlannedRun(name, out / "runs" / name, config))
     # Draw one window: the samplers are compiled and cached before several processes ask for them at once.
-    task, data = runs[0].config.built_task, runs[0].config.data
-    task.windows("train", 0, 0, 1, seq_len=data.seq_len, loss_on=data.loss_on)
+    data = runs[0].config.data
+    runs[0].task.windows("train", 0, 0, 1, seq_len=data.seq_len, loss_on=data.loss_on)
     for run in runs:
         folder.check(run.folder, run.config)
     return runs
@@ -66,7 +73,7 @@ def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: s
         others = _sections(out / "play.json")
         for run in runs:
             folder.create(run.folder, run.config)
-        task = runs[0].config.built_task
+        task = runs[0].task
         section = {
             "id": f"{preset.name}/{preset.difficulty or preset.task}",
             "heading": preset.difficulty or preset.task,

@@ -1,0 +1,330 @@
+"""Several processes of one run: what they are told, what is shown of them, and that none is left behind.
+
+Most of it with a stand-in for the training, which does only what it is asked to; at the end the real one.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import yaml
+
+from canonlm.cli import main
+from canonlm.launch import processes
+from canonlm.launch.processes import Outcome, run
+
+CHILD = """\
+import json, os, pathlib, signal, sys, time
+folder, rank = pathlib.Path(FOLDER), os.environ["RANK"]
+plan = json.loads((folder / "plan.json").read_text()).get(rank, {})
+got = []
+for name in plan.get("handles", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"]):
+    signal.signal(getattr(signal, name), lambda number, frame: got.append(signal.Signals(number).name))
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+(folder / f"environment-{rank}").write_text(json.dumps({name: os.environ[name] for name in names}))
+print(plan.get("says", f"rank {rank} speaking"), flush=True)
+(folder / f"began-{rank}").touch()
+end = time.monotonic() + plan.get("seconds", 0)
+while time.monotonic() < end and (not got or plan.get("deaf")):
+    time.sleep(0.01)
+if got:
+    time.sleep(plan.get("saves", 0))
+if "kill" in plan:
+    os.kill(os.getpid(), plan["kill"])
+if got:
+    (folder / f"saved-{rank}").write_text(" ".join(got))
+    sys.exit(130)
+sys.exit(plan.get("code", 0))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(processes, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(processes, "SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 1.0)
+
+
+@pytest.fixture
+def child(tmp_path):
+    """`child({"1": {"seconds": …, "code": …}})`: the command of a run whose rank 1 does only that."""
+
+    def make(plan):
+        (tmp_path / "plan.json").write_text(json.dumps(plan))
+        script = tmp_path / "child.py"
+        script.write_text(CHILD.replace("FOLDER", repr(str(tmp_path))))
+        return [sys.executable, "-S", str(script)]
+
+    return make
+
+
+def when_begun(folder, count, *numbers):
+    """Once all of them have begun, this process gets the signals, one after the other."""
+
+    def act():
+        while len(list(folder.glob("began-*"))) < count:
+            time.sleep(0.01)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(0.1)
+
+    threading.Thread(target=act).start()
+
+
+def pids_of(folder):
+    """The processes that run a script in this folder."""
+    found = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in found.splitlines() if str(folder / "child.py") in line]
+
+
+def test_the_environment_is_torchruns(child, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(processes.os, "cpu_count", lambda: 7)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert run(child({}), 3, tmp_path / "logs") == Outcome(0)
+    told = [json.loads((tmp_path / f"environment-{rank}").read_text()) for rank in range(3)]
+    assert [(t["RANK"], t["LOCAL_RANK"]) for t in told] == [("0", "0"), ("1", "1"), ("2", "2")]
+    port = int(told[0]["MASTER_PORT"])
+    assert 1024 < port < 65536
+    for t in told:
+        assert (t["WORLD_SIZE"], t["LOCAL_WORLD_SIZE"], t["OMP_NUM_THREADS"]) == ("3", "3", "2")
+        assert (t["MASTER_ADDR"], t["MASTER_PORT"]) == ("127.0.0.1", str(port))
+    assert capfd.readouterr().out == "rank 0 speaking\n"
+    assert [(tmp_path / f"logs/rank-{rank}.txt").read_text() for rank in (1, 2)] == [
+        "rank 1 speaking\n",
+        "rank 2 speaking\n",
+    ]
+    assert not (tmp_path / "logs/rank-0.txt").exists()
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    run(child({}), 3, tmp_path / "logs")
+    assert json.loads((tmp_path / "environment-2").read_text())["OMP_NUM_THREADS"] == "5"
+
+
+def test_when_one_dies_the_others_are_ended(child, tmp_path):
+    log = tmp_path / "logs" / "rank-2.txt"
+    log.parent.mkdir()
+    log.write_text("of an earlier start\n")
+    deaf = {"seconds": 60, "deaf": True, "handles": ["SIGTERM"]}
+    plan = {"0": {"seconds": 60, "handles": []}, "1": deaf, "2": {"kill": signal.SIGKILL, "says": "step 3\nstep 4"}}
+    began = time.monotonic()
+    outcome = run(child(plan), 3, log.parent)
+    assert time.monotonic() - began < 10
+    assert outcome == Outcome(137, f"rank 2 was killed by SIGKILL, so the run was ended: step 4 (whole log: {log})")
+    assert pids_of(tmp_path) == []
+    assert log.read_text() == "of an earlier start\nstep 3\nstep 4\n"
+
+
+def test_what_is_reported_is_the_last_line_of_this_start(child, tmp_path):
+    log = tmp_path / "logs" / "rank-1.txt"
+    log.parent.mkdir()
+    log.write_text("of an earlier start\n")
+    outcome = run(child({"0": {"seconds": 60}, "1": {"code": 3, "says": ""}}), 2, log.parent)
+    assert outcome == Outcome(3, f"rank 1 ended with exit code 3, so the run was ended: no message (whole log: {log})")
+
+
+def test_the_first_process_speaks_for_itself(child, tmp_path):
+    assert run(child({"0": {"code": 1}, "1": {"seconds": 60}}), 2, tmp_path / "logs") == Outcome(1)
+    message = "rank 0 was killed by SIGSEGV, so the run was ended"
+    assert run(child({"0": {"kill": 11}, "1": {"seconds": 60}}), 2, tmp_path / "logs") == Outcome(139, message)
+
+
+@pytest.mark.parametrize(("code", "says"), [(2, "a warning"), (1, "")])
+def test_what_all_refuse_is_told_by_the_first_alone(child, tmp_path, code, says):
+    """It may be the last to end; it has the time to say why."""
+    plan = {"0": {"seconds": 0.2, "code": code}, "1": {"code": code, "says": says}}
+    assert run(child(plan), 2, tmp_path / "logs") == Outcome(code)
+
+
+def test_what_only_one_refuses_is_told(child, tmp_path):
+    plan = {"0": {"seconds": 60}, "1": {"code": 2, "says": "canonlm: no such device"}}
+    outcome = run(child(plan), 2, tmp_path / "logs")
+    assert (outcome.code, outcome.message.split(": ")[1]) == (2, "no such device (whole log")
+
+
+@pytest.mark.parametrize(
+    ("number", "passed"),
+    [
+        (signal.SIGINT, "SIGINT"),
+        (signal.SIGTERM, "SIGTERM"),
+        (signal.SIGHUP, "SIGTERM"),
+        (signal.SIGUSR1, "SIGUSR1"),
+        (signal.SIGUSR2, "SIGUSR2"),
+    ],
+)
+def test_a_signal_is_passed_on_once_and_the_saving_is_waited_for(child, tmp_path, number, passed):
+    """Though the others are quicker, and though it comes again."""
+    before = signal.getsignal(number)
+    plan = {"0": {"seconds": 60, "saves": 0.8}, "1": {"seconds": 60}}
+    when_begun(tmp_path, 2, number, *([number] if number != signal.SIGINT else []))
+    assert run(child(plan), 2, tmp_path / "logs") == Outcome(130)
+    assert [(tmp_path / f"saved-{rank}").read_text() for rank in (0, 1)] == [passed, passed]
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_ctrl_c_does_not_wait(child, tmp_path):
+    when_begun(tmp_path, 2, signal.SIGTERM, signal.SIGINT)
+    began = time.monotonic()
+    plan = {str(rank): {"seconds": 60, "saves": 60} for rank in (0, 1)}
+    assert run(child(plan), 2, tmp_path / "logs") == Outcome(130)
+    assert time.monotonic() - began < 10
+    assert pids_of(tmp_path) == []
+
+
+def test_stopped_before_the_training_began(child, tmp_path):
+    """The default action of the signal ends one; another hangs waiting for it."""
+    plan = {"0": {"seconds": 60, "handles": []}, "1": {"seconds": 60, "deaf": True}}
+    when_begun(tmp_path, 2, signal.SIGTERM)
+    assert run(child(plan), 2, tmp_path / "logs") == Outcome(130)
+    assert pids_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("seconds", [0, 0.3])
+def test_one_that_is_killed_while_it_saves_has_failed(child, tmp_path, seconds):
+    """Also if another has saved its part and is gone."""
+    plan = {"0": {"seconds": 60, "saves": seconds}, "1": {"seconds": 60, "saves": 0.15, "kill": signal.SIGKILL}}
+    when_begun(tmp_path, 2, signal.SIGUSR1)
+    outcome = run(child(plan), 2, tmp_path / "logs")
+    assert outcome.code == 137
+    assert outcome.message.startswith("rank 1 was killed by SIGKILL, so the run was ended: rank 1 speaking ")
+
+
+def test_an_error_of_ours_leaves_no_process_behind(child, tmp_path, monkeypatch):
+    def fail(*_):
+        while len(list(tmp_path.glob("began-*"))) < 2:
+            time.sleep(0.01)
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(processes, "_wait", fail)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        run(child({"0": {"seconds": 60}, "1": {"seconds": 60}}), 2, tmp_path / "logs")
+    assert pids_of(tmp_path) == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_folder_that_cannot_be_written(child, tmp_path):
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(ValueError, match=r"--out: expected a folder that can be written \(Not a directory\)"):
+        run(child({"0": {"seconds": 60}}), 2, tmp_path / "run" / "logs")
+    assert pids_of(tmp_path) == []
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+RECIPE = {
+    "arch": "llama+canon",
+    "task": {"name": "copying", "N": 8, "min_items": 2},
+    "model": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2},
+    "data": {"seq_len": 18, "loss_on": "answer"},
+    "train": {
+        "steps": 30,
+        "batch_size": 4,
+        "num_threads": 1,
+        "device": "cpu",
+        "log_every": 1,
+        "eval_every": 1000,
+        "eval_size": 8,
+        "checkpoint_every": 1000,
+        "optim": {"lr": 3e-3, "warmup_steps": 5, "schedule": "constant"},
+    },
+}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], 'canonlm launch: expected either --local N or --slurm, got "neither"'),
+        (["--local", "2", "--slurm"], 'canonlm launch: expected either --local N or --slurm, got "both"'),
+        (["--local", "0"], "--local: expected an integer >= 1, got 0"),
+        (["--local", "2", "--dry-run"], '--dry-run: expected --slurm with it, got "--local"'),
+        (["--local", "2", "nodes=2"], 'unknown setting "nodes"'),
+        (["--local", "2", "train.step=5"], 'unknown setting "train.step". Did you mean "train.steps"?'),
+        (["--local", "3"], "train.batch_size: expected a multiple of 3, the number of processes"),
+        (["--slurm", "tasks=3", "time=5"], "train.batch_size: expected a multiple of 3, the number of processes"),
+        (["--slurm", "tasks=2", "time=5", "train.step=5"], 'unknown setting "train.step"'),
+        (["--slurm", "tasks=2", "time=5", "train_steps=5"], 'unknown SLURM setting "train_steps"'),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(recipe, tmp_path, monkeypatch, capfd, arguments, message):
+    monkeypatch.setattr(processes, "run", lambda *_: pytest.fail("started"))
+    assert main(["launch", recipe, *arguments, "--out", str(tmp_path / "run")]) == 2
+    said = capfd.readouterr()
+    assert said.err.startswith(f"canonlm: {message}")
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_more_processes_than_gpus(recipe, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("canonlm.train.build.pick_device", lambda name: "cuda")
+    monkeypatch.setattr("canonlm.launch.local.gpus", lambda: ["0"])
+    assert main(["launch", recipe, "--local", "2", "train.device=auto", "--out", str(tmp_path / "run")]) == 2
+    assert capfd.readouterr().err == "canonlm: --local: expected at most 1, the GPUs of this machine, got 2\n"
+
+
+def test_a_dry_run_writes_nothing(recipe, tmp_path, capfd):
+    arguments = ["--slurm", "nodes=2", "tasks=2", "time=1:00:00", "--dry-run", "--out", str(tmp_path / "run")]
+    assert main(["launch", recipe, *arguments]) == 0
+    assert "#SBATCH --nodes=2\n" in capfd.readouterr().out
+    assert not (tmp_path / "run").exists()
+
+
+def start(*command):
+    return subprocess.Popen(
+        [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def rows(folder):
+    """Of `metrics.jsonl`, what does not depend on the clock."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: row.get(key) for key in ("kind", "step", "loss", "grad_norm", "windows", "slices")} for row in found]
+
+
+@pytest.mark.slow
+def test_a_real_run_is_torchruns_to_the_bit_and_survives_ctrl_c(recipe, tmp_path):
+    torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "-m", "canonlm", "train"]
+    with start(*torchrun, recipe, "train.steps=200", "--out", str(tmp_path / "torchrun")) as process:
+        said, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, said
+    command = ["canonlm", "launch", recipe, "train.steps=200", "--local", "2", "--out", str(tmp_path / "run")]
+    with start(*command) as process:
+        while not process.stdout.readline().startswith("step 20 "):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=100)
+        assert process.returncode == 130
+        assert said.splitlines()[-1].startswith("canonlm: stopped after step ")
+        assert said.count("canonlm:") == 1
+    with start(*command) as process:
+        said, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, said
+    assert rows(tmp_path / "run") == rows(tmp_path / "torchrun")
+
+
+@pytest.mark.slow
+def test_a_real_rank_that_is_killed(recipe, tmp_path):
+    with start("canonlm", "launch", recipe, "train.steps=100000", "--local", "2", "--out", str(tmp_path)) as process:
+        while not process.stdout.readline().startswith("step 5 "):
+            assert process.poll() is None
+        workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+        [second] = [pid for pid in workers if "RANK=1" in _environment(pid)]
+        os.kill(int(second), signal.SIGKILL)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 137
+    assert said.splitlines()[-1].startswith("canonlm: rank 1 was killed by SIGKILL, so the run was ended: ")
+    assert not [pid for pid in workers if os.path.exists(f"/proc/{pid}")]
+
+
+def _environment(pid):
+    with open(f"/proc/{pid}/environ") as file:
+        return file.read().split("\0")

@@ -1,0 +1,310 @@
+"""Runs as SLURM jobs: what is submitted, and, with a real SLURM on this machine, that a run survives being sent away.
+
+The second part is run by `make test-slurm`.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import yaml
+from slurm_cluster import cluster, missing
+
+import canonlm
+from canonlm.launch import slurm
+from canonlm.launch.slurm import Job, parse, split
+from canonlm.train.config import resolve
+from canonlm.train.metrics import TIMINGS
+
+RECIPE = {
+    "arch": "llama+canon",
+    "task": {"name": "copying", "N": 8, "min_items": 2},
+    "model": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2},
+    "data": {"seq_len": 18, "loss_on": "answer"},
+    "train": {
+        "steps": 40,
+        "batch_size": 4,
+        "num_threads": 1,
+        "device": "cpu",
+        "log_every": 1,
+        "eval_every": 500,
+        "eval_size": 8,
+        "checkpoint_every": 1_000_000,  # saved only because somebody asked
+        "optim": {"lr": 3e-3, "warmup_steps": 5},
+    },
+}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    return path
+
+
+# -- what is submitted ------------------------------------------------------------------------------------------------
+
+
+def test_settings_of_the_job_and_of_the_recipe():
+    pairs = ["nodes=2", "arch=llama", "gpus=8", "train.steps=7", "trian.steps=7", "qos=long", "task={name: depo}"]
+    assert split(pairs) == (["nodes=2", "gpus=8", "qos=long"], [pairs[1], *pairs[3:5], pairs[6]])
+    assert not {"time", *slurm.COUNTS, *slurm.OPTIONS} & set(resolve(RECIPE).model_dump())
+
+
+@pytest.mark.parametrize(
+    ("time", "minutes"),
+    [
+        ("90", 90),
+        ("0:01", 1),
+        ("10:00", 10),
+        ("10:01", 11),
+        ("24:00:00", 24 * 60),
+        ("1:30:30", 91),
+        ("2-0", 48 * 60),
+        ("2-3", 51 * 60),
+        ("1-02:03", 26 * 60 + 3),
+        ("1-02:03:04", 26 * 60 + 4),
+    ],
+)
+def test_times(time, minutes):
+    assert parse(["tasks=1", f"time={time}"])["time"] == minutes
+
+
+def test_counts_and_options():
+    assert parse(["time=5", "gpus=8", "nodes=16", "mail_user=007", "exclusive=true"]) == {
+        **{"time": 5, "gpus": 8, "tasks": 8, "nodes": 16},
+        **{"mail_user": "007", "exclusive": True},
+    }
+    assert parse(["time=5", "tasks=2"]) == {"time": 5, "tasks": 2, "nodes": 1}
+    assert parse(["time=5", "gpus=8", "tasks=4"])["tasks"] == 4
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (
+            ["partion=low"],
+            'unknown SLURM setting "partion". Did you mean "partition"? SLURM settings: account, begin, ',
+        ),
+        (["gpus=all"], 'gpus: expected an integer >= 1, got "all"'),
+        (["nodes=0"], 'nodes: expected an integer >= 1, got "0"'),
+        (["time=1h"], 'time: expected minutes, hours:minutes:seconds or days-hours, got "1h"'),
+        (["time=0"], 'time: expected minutes, hours:minutes:seconds or days-hours, got "0"'),
+        (["gpus=8"], "time: missing; expected the time limit of the job, such as time=24:00:00"),
+        (["time=5"], "gpus: missing; expected the GPUs of a node, such as gpus=8 (without GPUs: tasks=2)"),
+        (["nodes"], '--slurm: expected key=value, such as nodes=2, got "nodes"'),
+    ],
+)
+def test_settings_that_cannot_be(pairs, message):
+    with pytest.raises(ValueError) as error:
+        parse(pairs)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def options(script):
+    """Of an sbatch script: {"nodes": "2", "requeue": None}."""
+    lines = [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH --")]
+    return {key: value if equals else None for key, equals, value in (line.partition("=") for line in lines)}
+
+
+def test_the_script(tmp_path):
+    """In sbatch's words, and submitit's own defaults where nothing was said."""
+    given = ["nodes=16", "gpus=8", "cpus_per_task=12", "account=7", "qos=long", "time=24:00:00", "reservation=r"]
+    script = Job(resolve(RECIPE), tmp_path / "a run", parse(given)).script
+    launch = tmp_path / "a run" / "launch" / "1"
+    assert options(script) == {
+        **{"nodes": "16", "gpus-per-node": "8", "ntasks-per-node": "8", "cpus-per-task": "12", "time": "1440"},
+        **{"account": "7", "qos": "long", "reservation": "r", "job-name": "'a run'", "wckey": "submitit"},
+        **{"requeue": None, "open-mode": "append", "signal": "USR2@120", "output": f"'{launch}/%j_0_log.out'"},
+    }
+    assert f"export PYTHONPATH='{launch}/code'${{PYTHONPATH:+:$PYTHONPATH}}" in script
+    assert "export OMP_NUM_THREADS=${OMP_NUM_THREADS:-12}" in script
+    [srun] = [line for line in script.splitlines() if line.startswith("srun ")]
+    assert "--kill-on-bad-exit=1 --cpus-per-task=12" in srun
+    assert list(tmp_path.iterdir()) == []
+    delayed = Job(resolve(RECIPE), tmp_path, parse(["tasks=2", "time=9", "signal_delay_s=30"])).script
+    assert options(delayed)["signal"] == "USR2@30"
+    assert "gpus-per-node" not in options(delayed)
+
+
+@pytest.fixture
+def sbatch(tmp_path, monkeypatch):
+    """`sbatch(says, code)`: an sbatch that only says that."""
+
+    def make(says, code=0):
+        (tmp_path / "bin").mkdir()
+        script = tmp_path / "bin" / "sbatch"
+        script.write_text(
+            f"#!{sys.executable} -S\nimport sys\nprint({says!r}, file=sys.std{'err' if code else 'out'})\n"
+        )
+        script.write_text(script.read_text() + f"sys.exit({code})\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+    return make
+
+
+def test_what_a_launch_leaves(tmp_path, sbatch):
+    """A task started from it runs the copied code with the whole recipe, wherever the installed code has gone."""
+    sbatch("Submitted batch job 12")
+    run = tmp_path / "run"
+    job = Job(resolve(RECIPE), run, parse(["tasks=2", "time=5"]))
+    assert job.submit() == ("12", run / "launch" / "1" / "12_0_log.out")
+    launch = run / "launch" / "1"
+    assert resolve(yaml.safe_load((launch / "recipe.yaml").read_text())) == resolve(RECIPE)
+    sources = Path(canonlm.__file__).parent
+    for source in sources.rglob("*.yaml"):
+        assert (launch / "code" / "canonlm" / source.relative_to(sources)).read_bytes() == source.read_bytes()
+    assert not list(launch.rglob("__pycache__"))
+    assert job.submit()[1] == run / "launch" / "2" / "12_0_log.out"
+
+    said = "import os, sys; print('the copy', sys.argv, *(os.environ[key] for key in ('RANK', 'WORLD_SIZE')))"
+    (launch / "code" / "canonlm" / "cli" / "__init__.py").write_text(
+        f"def main(args):\n    {said.replace('sys.argv', 'args')}\n    return 130\n"
+    )
+    [setup] = [line for line in job.script.splitlines() if line.startswith("export PYTHONPATH")]
+    [srun] = [line for line in job.script.splitlines() if line.startswith("srun ")]
+    command = f"{setup}\n{srun[srun.index(sys.executable) :]}".replace("/launch/3", "/launch/1")
+    slurms = {"JOB_ID": "12", "PROCID": "1", "LOCALID": "1", "NTASKS": "2", "JOB_NUM_NODES": "1", "NODEID": "0"}
+    environment = {f"SLURM_{key}": value for key, value in slurms.items()} | {"SUBMITIT_EXECUTOR": "slurm"}
+    done = subprocess.run(
+        ["bash", "-c", command], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
+    )
+    arguments = ["train", str(launch / "recipe.yaml"), "--out", str(run)]
+    assert f"the copy {arguments} 1 2" in done.stdout.splitlines(), done.stderr
+    assert done.returncode == 130
+
+
+def test_what_sbatch_refuses_leaves_nothing(tmp_path, sbatch, capfd):
+    sbatch("sbatch: error: invalid partition specified: nope", code=1)
+    with pytest.raises(ValueError, match=r"^sbatch: error: invalid partition specified: nope$"):
+        Job(resolve(RECIPE), tmp_path / "run", parse(["tasks=2", "time=5", "partition=nope"])).submit()
+    assert list((tmp_path / "run" / "launch").iterdir()) == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_slurm(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="--slurm: expected a machine from which jobs are submitted"):
+        Job(resolve(RECIPE), tmp_path / "run", parse(["tasks=2", "time=5"])).submit()
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- a real SLURM -----------------------------------------------------------------------------------------------------
+
+STEPS = 1000  # enough to be sent away four times
+
+
+@pytest.fixture
+def real_slurm(monkeypatch):
+    if missing():
+        pytest.fail(f"{', '.join(missing())} missing: `make test-slurm` installs slurm-wlm and munge")
+    with TemporaryDirectory(prefix="slurm-") as folder, cluster(Path(folder)) as conf:
+        monkeypatch.setenv("SLURM_CONF", str(conf))
+        yield
+
+
+def command(*arguments):
+    done = subprocess.run([*map(str, arguments)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{arguments}: {done.stderr}"
+    return done.stdout
+
+
+def launch(*arguments):
+    return command(sys.executable, "-m", "canonlm", "launch", *arguments)
+
+
+def until(ready, what, seconds=240):
+    deadline = time.monotonic() + seconds
+    while not (found := ready()):
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.1)
+    return found
+
+
+def rows(run):
+    path = run / "metrics.jsonl"
+    whole = (
+        [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
+    )
+    return [{key: value for key, value in json.loads(line).items() if key not in TIMINGS} for line in whole]
+
+
+def task_pids(job):
+    """`scontrol listpids`: PID JOBID STEPID LOCALID GLOBALID; the batch script is a step of another name."""
+    lines = [line.split() for line in command("scontrol", "listpids", job).splitlines()[1:]]
+    found = [int(pid) for pid, _, step, local, _ in lines if step == "0" and local.isdigit()]
+    assert len(found) == 2, lines
+    return found
+
+
+@pytest.mark.slurm
+def test_a_run_that_is_sent_away_ends_as_if_nothing_had_happened(recipe, tmp_path, real_slurm):
+    """Preempted, preempted with a grace time, at its time limit, cancelled; then to the end."""
+    settings = [recipe, f"train.steps={STEPS}"]
+    launch(*settings, "--local", "2", "--out", tmp_path / "undisturbed")
+    run, stopped_at = tmp_path / "run", []
+    job_settings = ["--slurm", "--out", run, "tasks=2", "partition=low", "time=30", "signal_delay_s=290"]
+
+    def begin():
+        said = launch(*settings, *job_settings)
+        number, log = re.fullmatch(r"job (\d+) is in the queue; its log: (.*)\n", said).groups()
+        return number, Path(log)
+
+    def told():
+        return log.read_text() if log.exists() else "nothing"
+
+    def stopped():
+        return re.findall(r"^canonlm: stopped after step (\d+) of \d+; (.*)$", told(), re.MULTILINE)
+
+    def send_away(act, times, then):
+        """Wait until it has got further, act, wait until it has saved."""
+        until(lambda: len(rows(run)) > sum(stopped_at[-1:]) + 20, told)
+        act()
+        until(lambda: len(stopped()) == times, told)
+        step, said = stopped()[-1]
+        assert said == then
+        stopped_at.append(int(step))
+        assert f"step-{stopped_at[-1]:08d}" in os.listdir(run / "checkpoints")
+
+    def preempt():
+        command("sbatch", "--partition=high", "--ntasks=2", "--output=/dev/null", "--wrap=sleep 1")
+
+    number, log = begin()
+    send_away(preempt, 1, f"SLURM starts job {number} again if it preempted it")
+    # Whoever saves within the grace time and leaves counts as completed: SLURM would not start it again.
+    command("scontrol", "update", "PartitionName=low", "GraceTime=120")
+    send_away(preempt, 2, f"job {number} is requeued and will continue")
+    command("scontrol", "update", "PartitionName=low", "GraceTime=0")
+
+    def come_to_the_limit():
+        """The signal is due 10 s after the start; SLURM looks every 30 s, and its signal wakes those that sleep."""
+        for pid in task_pids(number):
+            os.kill(pid, signal.SIGSTOP)
+        command("scontrol", "update", f"JobId={number}", "TimeLimit=5")
+
+    send_away(come_to_the_limit, 3, f"job {number} is requeued and will continue")
+    command("scontrol", "update", f"JobId={number}", "TimeLimit=30")
+    send_away(lambda: command("scancel", number), 4, f"SLURM starts job {number} again if it preempted it")
+    until(lambda: not command("squeue", "--noheader"), told)
+    assert "JobState=CANCELLED" in command("scontrol", "show", "job", number)
+    assert "Restarts=3" in command("scontrol", "show", "job", number)
+
+    number, log = begin()
+    until(lambda: not command("squeue", "--noheader"), told)
+    assert "JobState=COMPLETED" in command("scontrol", "show", "job", number)
+    assert 0 < stopped_at[0] < stopped_at[1] < stopped_at[2] < stopped_at[3] < STEPS
+    assert rows(run) == rows(tmp_path / "undisturbed")
+    assert len(rows(run)) > STEPS
+    assert not (run / "metrics.discarded.jsonl").exists()
+    results = [json.loads((folder / "result.json").read_text()) for folder in (run, tmp_path / "undisturbed")]
+    assert results[0]["final"] == results[1]["final"]
+    assert json.loads((run / "env.json").read_text())["processes"] == 2
