@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from canonlm.cli import main
-from canonlm.train.config import load
 from canonlm.train.loop import train
+from canonlm.train.metrics import TIMINGS
+from canonlm.train.recipe import load
 
 SMALL = [
     "task.N=8",
@@ -25,7 +26,6 @@ SMALL = [
     "train.eval_every=10",
     "train.checkpoint_every=1000",
 ]
-TIMINGS = {"tokens_per_s", "elapsed_s"}
 
 
 def command(out, *more):
@@ -62,7 +62,7 @@ def test_from_nothing_to_a_report_and_again(tmp_path, capsys, monkeypatch):
     before = results(tmp_path)
     (tmp_path / "report.html").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(subprocess, "Popen", None)  # nobody may start anything
+        patch.setattr("canonlm.launch.local.subprocess.Popen", None)  # nobody may start anything
         begin = time.perf_counter()
         assert main(command(tmp_path, "train.steps=30")) == 0
     assert time.perf_counter() - begin < 10
@@ -74,7 +74,7 @@ def test_from_nothing_to_a_report_and_again(tmp_path, capsys, monkeypatch):
     (tmp_path / "report.html").unlink()
     assert main(command(tmp_path, "train.steps=30", "--arch", "llama", "--lr", "3e-3,1e30")) == 1
     name = "copying-llama-lr1e+30-seed0"
-    said = f"canonlm: {name} failed: stopped at step 5, the training diverged: loss nan, grad_norm nan (whole log: "
+    said = f"canonlm: {name} failed: stopped at step 5, the training diverged since step 2: loss nan, grad_norm nan; "
     error = capsys.readouterr().err
     assert error.startswith(said)
     assert error.count("\n") == 1

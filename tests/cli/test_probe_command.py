@@ -30,7 +30,7 @@ def test_a_table_and_a_file(tmp_path, capsys):
     assert main(["probe", str(tmp_path / "run"), "--fit", "12", "--test", "6", "--layer", "1"]) == 0
     said = capsys.readouterr()
     assert said.err == ""
-    assert said.out.startswith("llama+canon=A, step-00000002, layer 1: ")
+    assert said.out.startswith("llama+canon=A, layer 1: ")
     found = json.loads((tmp_path / "run" / "probe.json").read_text())
     assert (found["layer"], found["fit"], found["test"]) == (1, 12, 6)
     assert [level["level"] for level in found["levels"]] == [1, 2, 3]

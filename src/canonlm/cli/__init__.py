@@ -1,16 +1,17 @@
 """The `canonlm` command: parse, call, print. Every mistake of the user's is one line on standard error, exit code 2."""
 
+import os
 import sys
 from collections.abc import Sequence
 
 import typer
 
-from canonlm.cli import convert, data, lists, play, probe, report, train
+from canonlm.cli import convert, data, export, launch, lists, plan, play, probe, recipes, report, train
 
 app = typer.Typer(
     name="canonlm",
-    help="Compare language-model architectures on synthetic pretraining tasks: small, exact, and quick to tell "
-    "architectures apart. Start with `canonlm play depo`.",
+    help="Compare language-model architectures on synthetic tasks that are small, exact, and quick to tell them apart "
+    "(start with `canonlm play depo`), and pretrain them on text, on one CPU or a cluster (`canonlm train debug`).",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -21,7 +22,11 @@ app.command()(report.report)
 app.command()(lists.tasks)
 app.command()(lists.archs)
 app.add_typer(data.app, name="data")
+app.add_typer(recipes.app, name="recipes")
+app.command()(plan.plan)
 app.command()(train.train)
+app.command()(launch.launch)
+app.command()(export.export)
 app.command()(probe.probe)
 app.command()(convert.convert)
 
@@ -47,5 +52,6 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _say(message: str, code: int) -> int:
-    print(f"canonlm: {' '.join(message.splitlines())}", file=sys.stderr)
+    if os.environ.get("RANK", "0") == "0":  # of several processes all fail alike, and one says why
+        print(f"canonlm: {' '.join(message.splitlines())}", file=sys.stderr)
     return code

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from canonlm.cli import prepare
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
     from canonlm.data.answers import Graded
     from canonlm.tasks import Sample, Slice, Task
 
-app = typer.Typer(help="Look at samples of a task, or write them to a file.", no_args_is_help=True)
+app = typer.Typer(help="Look at samples of a task, write them to a file; turn text into tokens.", no_args_is_help=True)
+app.command()(prepare.prepare)
+app.command()(prepare.check)
 
 TASK = typer.Argument(help="A task; `canonlm tasks` lists them.", show_default=False)
 SETTINGS = typer.Argument(help="Settings of the task, such as N=8 K=2.", show_default=False, metavar="[KEY=VALUE]...")
@@ -113,7 +117,7 @@ def dump(
 def _task(name: str, difficulty: str | None, settings: list[str] | None) -> "Task":
     from canonlm import tasks
     from canonlm.recipes import load_preset
-    from canonlm.train.config import override
+    from canonlm.train.recipe import override
 
     spec: dict = {}
     override(spec, settings or [])

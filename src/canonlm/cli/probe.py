@@ -28,30 +28,26 @@ def probe(
 
     from canonlm.errors import expected
     from canonlm.tasks import Lano
-    from canonlm.train import checkpoint
-    from canonlm.train.config import load
     from canonlm.train.files import write_json
+    from canonlm.train.recipe import load
 
     if not (run / "config.yaml").is_file():
         raise expected("RUN", "a run folder (with a config.yaml)", str(run))
     config = load(run / "config.yaml")
     if not isinstance(task := config.built_task, Lano):
-        raise expected("RUN", "a run of lano, the task whose sentences have a parse tree", task.name)
-    if (newest := checkpoint.newest(run / "checkpoints")) is None:
+        raise expected("RUN", "a run of lano, the task whose sentences have a parse tree", task and task.name)
+    if not any((run / "checkpoints").glob("step-*")):
         raise expected("RUN", "a run that has saved a checkpoint", str(run))
     layers = config.model.num_hidden_layers
     if not -layers - 1 <= layer <= layers:
         raise expected("--layer", f"0 to {layers}, or -1 for the last", layer)
 
-    import torch
-    from transformers.utils.logging import disable_progress_bar
-
     from canonlm.evals.probe import probe as fit_and_score
-    from canonlm.models import CanonLMForCausalLM
     from canonlm.train.build import pick_device
+    from canonlm.train.checkpoint import load_model
 
-    disable_progress_bar()
-    model = CanonLMForCausalLM.from_pretrained(newest, dtype=torch.float32).eval().to(pick_device("auto"))
+    model = load_model(run)
+    model.to(pick_device("auto"))  # type: ignore[arg-type]  # the library's wrapper confuses the checker
     levels = fit_and_score(model, task, layer=layer, seed=config.train.seed, fit=fit, test=test)
     write_json(run / "probe.json", {"layer": layer, "fit": fit, "test": test, "levels": [asdict(x) for x in levels]})
     table = Table("level", "symbols", "symbol", "(guess)", "symbol at its end", "(guess)", "boundary", "(guess)",
@@ -60,7 +56,7 @@ def probe(
         shares = (x.symbol, x.symbol_guess, x.symbol_at_end, x.symbol_at_end_guess, x.boundary, x.boundary_guess)
         table.add_row(str(x.level), str(x.symbols), *(f"{share:.1%}" for share in shares))
     console = Console()
-    console.print(f"{config.arch}, {newest.name}, layer {layer}: share of test tokens told right; level 0 is the whole "
+    console.print(f"{config.arch}, layer {layer}: share of test tokens told right; level 0 is the whole "
                   "sentence, the guess is always the commonest answer", highlight=False, soft_wrap=True)  # fmt: skip
     console.print(table)
     return 0

@@ -51,13 +51,13 @@ def _table(grid: list[Progress]) -> Table:
         loss = f"{row['loss']:.3f}" if row else ""
         speed = f"{row['tokens_per_s']:,.0f}" if row.get("tokens_per_s") else ""
         seconds = progress.seconds_left if progress.state == "running" else None
-        left = progress.state if seconds is None else f"{seconds // 60:.0f}:{seconds % 60:02.0f}"
+        left = progress.state if seconds is None else duration(seconds)
         table.add_row(progress.run.name, bar, loss, _scores(progress), speed, left)
     return table
 
 
 def _scores(progress: Progress) -> str:
-    return scores(progress.run.config.task["name"], progress.eval_row) if progress.eval_row else ""
+    return scores(progress.run.task.name, progress.eval_row) if progress.eval_row else ""
 
 
 def scores(task: str, row: dict[str, Any]) -> str:
@@ -73,3 +73,13 @@ def scores(task: str, row: dict[str, Any]) -> str:
 
 def _steps(progress: Progress) -> int:
     return progress.run.config.train.steps
+
+
+def duration(seconds: float) -> str:
+    """`4:05`, `2:04:05` or `3 d 2 h`."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days} d {hour} h"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"

@@ -1,0 +1,100 @@
+"""`canonlm launch`: one run on several devices, here or on a SLURM cluster."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RECIPE = typer.Argument(help="A YAML file, or the name of a recipe (`canonlm recipes list`).", show_default=False)
+SETTINGS = typer.Argument(
+    help="Settings to change, such as train.steps=100; with --slurm also the job's, such as nodes=2 gpus=8.",
+    show_default=False,
+    metavar="[KEY=VALUE]...",
+)
+LOCAL = typer.Option(help="So many processes on this machine, one per GPU, or sharing the cores.", show_default=False)
+SLURM = typer.Option("--slurm", help="A SLURM job, requeued until the run is finished.")
+OUT = typer.Option(help="The run's folder. Default: runs/ and the recipe's name.", show_default=False)
+DRY_RUN = typer.Option("--dry-run", help="Show what --slurm would submit.")
+
+
+def launch(
+    recipe: Annotated[str, RECIPE],
+    settings: Annotated[list[str] | None, SETTINGS] = None,
+    local: Annotated[int | None, LOCAL] = None,
+    slurm: Annotated[bool, SLURM] = False,
+    out: Annotated[Path | None, OUT] = None,
+    dry_run: Annotated[bool, DRY_RUN] = False,
+) -> int:
+    """Train one model on several devices: on this machine, or on a SLURM cluster.
+
+    Stop it whenever you like (Ctrl-C, or `scancel`): it saves first, and the same command goes on where it stopped.
+    """
+    from canonlm.errors import expected
+    from canonlm.recipes import find
+
+    if (local is None) == (not slurm):
+        raise expected("canonlm launch", "either --local N or --slurm", "neither" if local is None else "both")
+    path = find(recipe)
+    folder = out or Path("runs") / path.stem
+    if local is not None:
+        if local < 1:
+            raise expected("--local", "an integer >= 1", local)
+        if dry_run:
+            raise expected("--dry-run", "--slurm with it", "--local")
+        return _local(path, folder, settings or [], local)
+    return _slurm(path, folder, settings or [], dry_run)
+
+
+def _local(path: Path, folder: Path, overrides: list[str], count: int) -> int:
+    from canonlm.errors import expected
+    from canonlm.train.recipe import load
+
+    load(path, overrides)  # a mistake in the file is told before torch is loaded
+    from canonlm.launch import processes
+    from canonlm.launch.local import gpus
+    from canonlm.train import data
+    from canonlm.train import folder as run_folder
+    from canonlm.train.build import check, pick_device
+    from canonlm.train.parallel import check_layout
+
+    def check_all(run):
+        check(data.complete(run))
+        check_layout(run, count)
+
+    run = load(path, overrides, check_all)
+    if pick_device(run.train.device) == "cuda" and count > len(gpus()):
+        raise expected("--local", f"at most {len(gpus())}, the GPUs of this machine", count)
+    run_folder.check(folder, data.complete(run))
+    command = [sys.executable, "-m", "canonlm", "train", str(path), *overrides, "--out", str(folder)]
+    outcome = processes.run(command, count, folder / "logs")
+    if outcome.message:
+        print(f"canonlm: {outcome.message}", file=sys.stderr)
+    return outcome.code
+
+
+def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool) -> int:
+    from canonlm.launch.slurm import Job, parse, split
+    from canonlm.train.recipe import load
+
+    of_the_job, overrides = split(pairs)
+    settings = parse(of_the_job)
+    load(path, overrides)  # a mistake in the file is told before torch is loaded
+    from canonlm.train import data
+    from canonlm.train import folder as run_folder
+    from canonlm.train.build import model_config
+    from canonlm.train.parallel import check_layout
+
+    def check_all(run):
+        model_config(data.complete(run))  # the device is the nodes' affair
+        check_layout(run, settings["nodes"] * settings["tasks"])
+
+    run = load(path, overrides, check_all)
+    run_folder.check(folder, data.complete(run))
+    job = Job(run, folder, settings)
+    if dry_run:
+        print(job.script)
+        return 0
+    number, log = job.submit()
+    print(f"job {number} is in the queue; its log: {log}")
+    return 0

@@ -1,0 +1,150 @@
+"""`canonlm data prepare` and `canonlm data check`: from files of text to the token shards that training reads."""
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from canonlm.data.index import Index
+    from canonlm.data.prepare import Progress
+
+OUT = typer.Argument(help="The folder to write.", show_default=False)
+FOLDER = typer.Argument(help="A folder that `canonlm data prepare` wrote.", show_default=False)
+OPTIONS = typer.Argument(
+    help="Options of the executor, such as partition=cpu time=4:00:00.", show_default=False, metavar="[KEY=VALUE]..."
+)
+INPUT = typer.Option(
+    "--input",
+    help="A file (.jsonl, .parquet, .txt; .gz, .zst), a folder, a glob, or hf:NAME[:config[:split]]. Repeat for more.",
+    show_default=False,
+)
+TOKENIZER = typer.Option(
+    help="bytes, or a file: tokenizer.json, a tiktoken file, a sentencepiece model.", show_default=False
+)
+TEXT_KEY = typer.Option(help="Where the text is in a line of JSON or a table.")
+GLOB = typer.Option(help="Of folders, the files with such names, such as '*.py'.", show_default=False)
+EXCLUDE = typer.Option(help="Leave out folders of this name. Repeat for more.", show_default=False)
+BOS = typer.Option("--bos/--no-bos", help="Start every document with the tokenizer's BOS token.")
+EOS = typer.Option("--eos/--no-eos", help="End every document with the tokenizer's EOS token.")
+VALIDATION = typer.Option(help="The share of documents to hold out, such as 0.01.")
+SEED = typer.Option(help="Which documents are held out.", min=0)
+TASKS = typer.Option(help="Parts that are done apart. Default: one per 32 MB of input.", min=1, show_default=False)
+WORKERS = typer.Option(help="Parts that are done at once. Default: one per core.", min=1, show_default=False)
+MAX_BAD = typer.Option(help="How many bad lines are no failure.", min=0)
+EXECUTOR = typer.Option(help="local, slurm or ray.")
+
+EVERY = 10.0  # seconds from line to line in a log
+
+
+def prepare(
+    out: Annotated[Path, OUT],
+    inputs: Annotated[list[str], INPUT],
+    tokenizer: Annotated[str, TOKENIZER],
+    options: Annotated[list[str] | None, OPTIONS] = None,
+    text_key: Annotated[str, TEXT_KEY] = "text",
+    glob: Annotated[str | None, GLOB] = None,
+    exclude: Annotated[list[str] | None, EXCLUDE] = None,
+    bos: Annotated[bool, BOS] = True,
+    eos: Annotated[bool, EOS] = True,
+    validation: Annotated[float, VALIDATION] = 0.0,
+    seed: Annotated[int, SEED] = 0,
+    tasks: Annotated[int | None, TASKS] = None,
+    workers: Annotated[int | None, WORKERS] = None,
+    max_bad: Annotated[int, MAX_BAD] = 0,
+    executor: Annotated[str, EXECUTOR] = "local",
+) -> int:
+    """Turn text into token shards that training reads: tokenised in parallel, checksummed, the same every time.
+
+    Bad lines are counted and listed in OUT/bad-lines.jsonl, never dropped silently. What was stopped goes on with the
+    same command.
+    """
+    from canonlm.data.prepare import prepare as write
+    from canonlm.errors import expected
+
+    given = dict(option.partition("=")[::2] for option in options or [])
+    for option in options or []:
+        if "=" not in option:
+            raise expected("executor option", "KEY=VALUE", option)
+    try:
+        with Bar() as bar:
+            index = write(
+                out,
+                inputs,
+                tokenizer=tokenizer,
+                text_key=text_key,
+                glob=glob,
+                exclude=exclude or (),
+                bos=bos,
+                eos=eos,
+                validation=validation,
+                seed=seed,
+                tasks=tasks,
+                workers=workers,
+                max_bad=max_bad,
+                executor=executor,
+                options=given,
+                on_progress=bar,
+            )
+    except KeyboardInterrupt:
+        print("\ncanonlm: interrupted. The same command goes on.", file=sys.stderr)
+        return 130
+    if index is None:
+        print(f"{out}: submitted; {out}/index.json is there when it is done, and {out}/work has the logs")
+    else:
+        _say(out, index)
+    return 0
+
+
+def check(folder: Annotated[Path, FOLDER]) -> int:
+    """Read all shards of a folder again and compare their sha256 with the index."""
+    from canonlm.data.index import check as compare
+
+    _say(folder, compare(folder))
+    print("every file is as it was written")
+    return 0
+
+
+def _say(folder: Path, index: "Index") -> None:
+    for split, shards in index.splits.items():
+        documents, tokens, size = (sum(getattr(s, what) for s in shards) for what in ("documents", "tokens", "bytes"))
+        if documents:
+            print(f"{folder}: {split}: {documents:,} documents, {size:,} bytes of text, {tokens:,} tokens")
+    bad = f"; {index.bad_lines:,} bad lines, in bad-lines.jsonl" if index.bad_lines else ""
+    print(f"{folder}: vocabulary of {index.vocab_size:,}, {index.dtype}{bad}")
+
+
+class Bar:
+    """How far it is, on standard error: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+        from rich.progress import Progress as Bars
+
+        console = Console(stderr=True)
+        counts = TextColumn("{task.fields[documents]:,} documents  {task.fields[tokens]:,} tokens")
+        columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), counts
+        self._bars = Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bars.add_task("", total=None, documents=0, tokens=0)
+        self._line = time.monotonic()
+
+    def __call__(self, now: "Progress") -> None:
+        self._bars.update(self._task, completed=now.read, total=now.total, documents=now.documents, tokens=now.tokens)
+        if self._bars.disable and time.monotonic() - self._line >= EVERY:
+            self._line = time.monotonic()
+            share = f"{now.read / 1e6:,.0f} of {now.total / 1e6:,.0f} MB"
+            text = f"{share}, {now.documents:,} documents, {now.tokens:,} tokens"
+            self._bars.console.print(text, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> "Bar":
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()

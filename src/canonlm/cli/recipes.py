@@ -1,0 +1,82 @@
+"""`canonlm recipes`: the runs that come with the package, resolved and compared."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(help="The recipes that come with the package.", no_args_is_help=True)
+
+RECIPE = typer.Argument(help="A recipe's name, or a YAML file.", show_default=False)
+OVERRIDES = typer.Argument(
+    help="Settings to change, such as train.steps=100.", show_default=False, metavar="[KEY=VALUE]..."
+)
+
+
+@app.command("list")
+def list_() -> None:
+    """Name, architecture and sizes of every recipe."""
+    import torch
+
+    from canonlm.models import CanonLMForCausalLM
+    from canonlm.recipes import recipes
+    from canonlm.train.build import model_config
+    from canonlm.train.recipe import load
+
+    columns = ("recipe", "architecture", "parameters", "tokens", "context", "batch", "lr")
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
+    for column in table.columns[2:]:
+        column.justify = "right"
+    parameters: dict[str, str] = {}
+    for name, path in recipes().items():
+        run = load(path)
+        model = f"{run.arch} {run.model}"
+        if run.model.vocab_size is None:
+            parameters[model] = "by its data"  # whose tokenizer says how large the vocabulary is
+        elif model not in parameters:
+            with torch.device("meta"):
+                parameters[model] = _short(CanonLMForCausalLM(model_config(run)).num_parameters())
+        windows, seq_len = run.train.batch_size, run.data.seq_len
+        tokens = _short(run.train.steps * windows * seq_len)
+        table.add_row(name, run.arch, parameters[model], tokens, str(seq_len), str(windows), f"{run.train.optim.lr:g}")
+    # On a terminal as wide as it is; elsewhere every recipe on one line.
+    console = Console()
+    (console if console.is_terminal else Console(width=160)).print(table, highlight=False)
+
+
+@app.command()
+def show(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
+    """The whole configuration of a recipe, as YAML that `canonlm train` takes."""
+    from canonlm.recipes import find
+    from canonlm.train.recipe import load
+
+    print(load(find(recipe), overrides or []).to_yaml(), end="")
+
+
+@app.command()
+def diff(left: Annotated[str, RECIPE], right: Annotated[str, RECIPE]) -> None:
+    """The settings in which two recipes differ."""
+    from canonlm.recipes import find
+    from canonlm.train.config import differences
+    from canonlm.train.recipe import load
+
+    changed = differences(*(load(find(name)) for name in (left, right)))
+    if not changed:
+        print("no difference")
+        return
+    width = max(len(key) for key, _, _ in changed)
+    for key, a, b in changed:
+        print(f"{key:<{width}}  {_said(a)} -> {_said(b)}")
+
+
+def _short(number: float) -> str:
+    """1,364,396,032 as 1.36B."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return str(number)
+
+
+def _said(value: Any) -> str:
+    return "(not set)" if value is None else str(value)

@@ -1,0 +1,157 @@
+"""`canonlm export`: what transformers loads is the model that was trained; one line of what it wrote, or of why not."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from canonlm import CanonLMForCausalLM
+from canonlm.cli import main
+from canonlm.data.tokenizers import load
+from canonlm.train.build import model_config
+from canonlm.train.checkpoint import Checkpoints
+from canonlm.train.config import resolve
+from canonlm.train.files import write_json, write_text
+from canonlm.train.parallel import World
+
+SETTINGS = {
+    "arch": "gla5+canon",
+    "model": {
+        "num_hidden_layers": 2,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "vocab_size": 258,
+        "fields": {"bos_token_id": 256, "eos_token_id": 257},
+    },
+    "data": {"seq_len": 18},
+    "train": {
+        "steps": 2,
+        "batch_size": 4,
+        "eval_every": 9,
+        "eval_size": 8,
+        "checkpoint_every": 1,
+        "optim": {"lr": 0.1},
+    },
+}
+IDS = torch.arange(12)[None]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run on text, and the logits of its model at steps 1 and 2."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "plain").mkdir()
+    (folder / "text").mkdir()
+    load("bytes").tokenizer.save(str(folder / "text" / "tokenizer.json"))
+    sources = {name: {"path": str(folder / name)} for name in ("plain", "text")}
+    run = resolve({**SETTINGS, "text": {"sources": sources}})
+    write_text(folder / "config.yaml", run.to_yaml())
+    found = {f"text.sources.{name}.path": {"folder": str(folder / name), "sha256": ""} for name in ("plain", "text")}
+    write_json(folder / "data.json", found)
+    model, logits = CanonLMForCausalLM(model_config(run)), {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    checkpoints = Checkpoints(folder / "checkpoints", 2, None, World(torch.device("cpu")))
+    for step in (1, 2):
+        model.train()(IDS, labels=IDS).loss.backward()
+        optimizer.step()
+        checkpoints.save(step, model, optimizer)
+        with torch.no_grad():
+            logits[step] = model.eval()(IDS).logits
+    checkpoints.close()
+    return folder, logits
+
+
+@pytest.fixture
+def here(trained, tmp_path, monkeypatch):
+    """A working directory with the run in it."""
+    (tmp_path / "run").symlink_to(trained[0])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def logits_of(model):
+    with torch.no_grad():
+        return model.eval()(IDS).logits
+
+
+def test_the_model_that_was_trained(trained, here, capsys):
+    assert main(["export", "run", "out/last"]) == 0
+    assert main(["export", "run", "first", "--step", "1"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(" ")[2] for line in said] == [
+        "parameters, float32, tokenizer: out/last",
+        "parameters, float32, tokenizer: first",
+    ]
+    assert {path.name for path in here.iterdir()} == {"run", "out", "first"}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in (here / "first").iterdir()}
+    tokenizer = AutoTokenizer.from_pretrained(here / "first")
+    assert tokenizer("ab").input_ids == [256, 97, 98]  # as every training text began
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (256, 257)
+    assert {path.stat().st_mode for path in (here / "first").iterdir()} == {
+        (here / "first" / "config.json").stat().st_mode
+    }
+    for folder, step in (("out/last", 2), ("first", 1)):
+        assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(folder)), trained[1][step])
+
+
+def test_bf16(trained, here, capsys):
+    assert main(["export", "run", "half", "--dtype", "bf16"]) == 0
+    assert "bfloat16" in capsys.readouterr().out
+    model = AutoModelForCausalLM.from_pretrained("half", dtype="auto")
+    assert model.dtype == torch.bfloat16
+    assert main(["export", "run", "whole"]) == 0
+    whole = AutoModelForCausalLM.from_pretrained("whole").state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, whole[name].bfloat16())
+
+
+@pytest.mark.slow  # a new process
+def test_self_contained(trained, here):
+    assert main(["export", "run", "out", "--self-contained"]) == 0
+    assert "auto_map" in json.loads((here / "out" / "config.json").read_text())
+    code = (
+        "import sys, torch; sys.modules['canonlm'] = None; from transformers import AutoModelForCausalLM as Auto; "
+        "model = Auto.from_pretrained('out', trust_remote_code=True).eval(); "
+        "torch.save(model(torch.arange(12)[None]).logits.detach(), 'logits.pt')"
+    )
+    environment = {**os.environ, "HF_HOME": str(here / "home"), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", code], cwd=here, env=environment, check=True, timeout=120)
+    torch.testing.assert_close(torch.load(here / "logits.pt"), trained[1][2])
+
+
+MISTAKES = [
+    (["run", "run"], 'OUT: expected a folder that does not exist yet, got "run"'),
+    (["run", "file"], 'OUT: expected a folder that does not exist yet, got "file"'),
+    (["run", "file/below"], "OUT: expected a folder that can be written (Not a directory)"),
+    (["run", "out", "--dtype", "fp16"], 'unknown dtype "fp16".'),
+    (["run", "out", "--step", "3"], "--step: expected one that has a checkpoint (1, 2), got 3"),
+    (["none", "out"], 'RUN: expected the folder of a run that has saved a checkpoint, got "none"'),
+    (["run/plain", "out"], "RUN: expected the folder of a run that has saved a checkpoint"),
+    (["run"], "Missing argument 'out'."),
+]
+
+
+@pytest.mark.parametrize(("arguments", "start"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
+def test_one_line_and_nothing_written(here, capsys, arguments, start):
+    (here / "file").write_text("mine")
+    assert main(["export", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith("canonlm: " + start)
+    assert output.err.count("\n") == 1
+    assert output.out == ""
+    assert {path.name for path in here.iterdir()} == {"run", "file"}
+
+
+def test_a_write_that_fails_leaves_nothing(here, monkeypatch, capsys):
+    def fill_the_disk(self, folder, **_):
+        (folder / "half").write_text("half a file")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(CanonLMForCausalLM, "save_pretrained", fill_the_disk)
+    assert main(["export", "run", "out"]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert {path.name for path in here.iterdir()} == {"run"}

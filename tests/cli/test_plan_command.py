@@ -1,0 +1,97 @@
+"""`canonlm plan`: numbers checked by hand, and one line for what cannot be."""
+
+import pytest
+
+from canonlm.cli import main
+from canonlm.launch.plan import make_plan
+from canonlm.recipes import find
+from canonlm.train.recipe import load
+
+QUICK = "train.compile=false"  # the compiler's partition takes seconds
+
+
+def numbers(output):
+    """The rows that are no part of another."""
+    return dict(line.split(maxsplit=1) for line in output.splitlines()[1:] if not line.startswith("    "))
+
+
+def gib(text):
+    number, unit = text.split()
+    return float(number.replace(",", "")) / {"GiB": 1, "MiB": 1024}[unit]
+
+
+def test_a_published_run(capsys):
+    name = "Llama-1B-Nemo-1T-lr0.002"
+    assert main(["plan", name, "--gpus", "128", "--gpu", "h200", QUICK]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith(f"{name} on 128 x h200\n")
+    rows = numbers(output)
+    assert rows["parameters"] == "1,364,396,032"
+    assert rows["tokens"] == "1,006,632,960,000  (240,000 steps of 1,024 windows of 4,096)"
+    # 6 per weight but the embedding's, and attention: 12 * layers * width * T / 2.
+    per_token = 6 * (1_364_396_032 - 32000 * 2048 - 2048 * (4 * 24 + 1)) + 12 * 24 * 2048 * 4096 / 2
+    assert f"{per_token:.3e} per token" in rows["FLOPs"]
+    assert f"{per_token * 1_006_632_960_000:.3e} " in rows["FLOPs"]
+    days = per_token * 1_006_632_960_000 / (128 * 989e12 * 0.4) / 86400
+    assert rows["time"] == f"{days:.1f} days at 40% of 989 TFLOP/s"
+    assert rows["windows"] in ("8 per GPU, 8 at a time", "8 per GPU, 4 at a time, 2 times")
+    total, usable = (gib(text) for text in rows["memory"].removesuffix(" per GPU").split(" of "))
+    assert total <= usable == 126.9
+    parts = {line.split()[0]: gib(" ".join(line.split()[1:])) for line in output.splitlines() if line[:4] == "    "}
+    assert sum(parts.values()) == pytest.approx(total, abs=0.2)
+    assert parts["optimizer"] == pytest.approx(8 * 1_364_396_032 / 128 / 2**30, abs=0.01)
+
+
+def test_the_largest_micro_batch_that_fits():
+    run = load(find("Llama-1B-Nemo-1T-lr0.002"), [QUICK])
+    plan = make_plan(run, 128, "a100-80")
+    assert plan.windows == 8
+    assert plan.micro_batch * plan.accumulation == 8
+    assert plan.memory.total <= plan.usable
+    smaller = make_plan(load(find("Llama-1B-Nemo-1T-lr0.002"), [QUICK, "parallel.micro_batch_size=1"]), 128, "a100-80")
+    assert smaller.micro_batch == 1
+    assert smaller.memory.activations * plan.micro_batch == pytest.approx(plan.memory.activations)
+    doubled = load(find("Llama-1B-Nemo-1T-lr0.002"), [QUICK, f"parallel.micro_batch_size={2 * plan.micro_batch}"])
+    with pytest.raises(ValueError, match=f"with {2 * plan.micro_batch} windows at a time"):
+        make_plan(doubled, 128, "a100-80")
+
+
+MISTAKES = [
+    (["Llama-8B-Nemo-1T-lr0.002", "--gpu", "h10"], 'unknown GPU "h10". Did you mean "h100"? GPUs: a10, a100-40,'),
+    (["Llama-8B-Nemo-1T-lr0.02"], 'unknown recipe "Llama-8B-Nemo-1T-lr0.02". Did you mean'),
+    (["Llama-8B-Nemo-1T-lr0.002", "--gpus", "0"], "--gpus: expected an integer >= 1, got 0"),
+    (["Llama-8B-Nemo-1T-lr0.002", "--mfu", "40"], "--mfu: expected a number > 0 and <= 1, got 40.0"),
+    (["Llama-8B-Nemo-1T-lr0.002", "train.stepz=1"], 'unknown setting "train.stepz". Did you mean "train.steps"?'),
+    (["Llama-8B-Nemo-1T-lr0.002", "--gpus", "5"], "train.batch_size: expected a multiple of 5"),
+    (["Llama-8B-Nemo-1T-lr0.002", "parallel.tp=3", "--gpus", "6"], "parallel.tp: expected a divisor of num_attention"),
+    (["GLA5conv-8B-Nemo-1T-lr0.002", "parallel.tp=2"], "parallel.tp: expected 1 with recurrent mixers"),
+    (
+        ["Llama-8B-Nemo-1T-lr0.002", "parallel.micro_batch_size=7"],
+        "parallel.micro_batch_size: expected a divisor of 192",
+    ),
+    (
+        ["Llama-8B-Nemo-1T-lr0.002", "--gpus", "1", QUICK],
+        "memory: expected at most 72.0 GiB of a GPU (h100), got ",
+    ),
+    (
+        ["GLA5Canon-1B-Nemo-1T-lr0.002", "--gpus", "128", "--gpu", "l40s", QUICK],
+        "memory: expected at most 43.2 GiB of a GPU (l40s), got ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "start"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
+def test_what_cannot_be(capsys, arguments, start):
+    assert main(["plan", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("canonlm: " + start)
+    assert error.count("\n") == 1
+
+
+def test_what_would_help(capsys):
+    main(["plan", "Llama-8B-Nemo-1T-lr0.002", "--gpus", "1", QUICK])
+    assert capsys.readouterr().err.endswith("of it optimizer. Try more --gpus, or a larger --gpu\n")
+    main(["plan", "GLA5Canon-1B-Nemo-1T-lr0.002", "--gpus", "128", "--gpu", "l40s", QUICK])
+    assert capsys.readouterr().err.endswith("of it activations. Try parallel.activation_checkpointing=full\n")
+    help_taken = ["parallel.activation_checkpointing=full", QUICK]
+    assert main(["plan", "GLA5Canon-1B-Nemo-1T-lr0.002", "--gpus", "128", "--gpu", "l40s", *help_taken]) == 0

@@ -1,0 +1,113 @@
+"""`canonlm data prepare` and `canonlm data check`: what is printed, where, and with which exit code."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from canonlm.cli import main
+from canonlm.cli import prepare as command
+from canonlm.data import steps
+from canonlm.data.prepare import Progress
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "abc", "id": number}) + "\n" for number in range(9)))
+    return tmp_path
+
+
+def canonlm(*args):
+    return main(["data", *args])
+
+
+def prepare(*args, out="out", tokenizer="bytes"):
+    return canonlm("prepare", out, "--input", "a.jsonl", "--tokenizer", tokenizer, "--workers", "1", *args)
+
+
+def test_it_says_what_it_made_and_nothing_else(capfd):
+    for _ in range(2):  # the second time it is there already
+        assert prepare() == 0
+        printed = capfd.readouterr()
+        assert printed.out.splitlines() == [
+            "out: train: 9 documents, 27 bytes of text, 45 tokens",
+            "out: vocabulary of 258, uint16",
+        ]
+        assert printed.err == ""  # nothing of datatrove's log either
+
+
+def test_check_reads_everything_again(capsys, here):
+    assert prepare() == 0
+    assert canonlm("check", "out") == 0
+    assert capsys.readouterr().out.endswith("every file is as it was written\n")
+    shard = here / "out" / "train-00000.ds"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\7")
+    assert canonlm("check", "out") == 2
+    error = "canonlm: out/train-00000.ds: damaged: its sha256 is not the one in index.json\n"
+    assert capsys.readouterr().err == error
+
+
+def test_bad_lines_are_one_line(capfd, here):
+    with (here / "a.jsonl").open("a") as file:
+        file.write('{"text": 7}\n')
+    assert prepare() == 2
+    error = (
+        "canonlm: --max-bad: 1 bad lines, more than 0; the first: a.jsonl, line 10: "
+        '"text" is not a string but a number. '
+        "All are in out/bad-lines.jsonl; the same command with a larger --max-bad goes on\n"
+    )
+    assert capfd.readouterr().err == error
+    assert prepare("--max-bad", "1") == 0
+    assert "1 bad lines, in bad-lines.jsonl" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--validation", "1"], "--validation: expected a share >= 0 and < 1, got 1.0"),
+        (["--executor", "slrum"], 'unknown executor "slrum". Did you mean "slurm"? Executors: local, ray, slurm.'),
+        (["--executor", "slurm", "time=1:00"], "partition: missing; --executor slurm needs partition=…"),
+        (["cpu"], 'executor option: expected KEY=VALUE, got "cpu"'),
+        (["--input", "b.jsonl"], '--input: expected a file, a folder, a glob or hf:NAME, got "b.jsonl"'),
+        (["--text-key"], "Option '--text-key' requires an argument."),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(capsys, here, args, message):
+    assert prepare(*args) == 2
+    assert capsys.readouterr().err == f"canonlm: {message}\n"
+    assert not (here / "out").exists()
+
+
+def test_options_reach_the_shards(here):
+    assert prepare("--no-bos", "--validation", "0.5", "--seed", "4", "--tasks", "2", "--text-key", "text") == 0
+    described = json.loads((here / "out" / "index.json").read_text())
+    assert (described["bos_id"], described["eos_id"]) == (None, 257)
+    assert described["command"]["tasks"] == 2
+    assert sum(shard["tokens"] for shards in described["splits"].values() for shard in shards) == 9 * 4
+
+
+def test_a_log_gets_a_line_now_and_then(capsys, monkeypatch):
+    monkeypatch.setattr(command, "EVERY", 0.0)
+    with command.Bar() as bar:
+        bar(Progress(read=5_000_000, total=20_000_000, documents=1200, tokens=3_000_000))
+    assert capsys.readouterr().err == "5 of 20 MB, 1,200 documents, 3,000,000 tokens\n"
+
+
+def test_an_interrupted_command_goes_on(here, monkeypatch, capsys):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "file_sha256", interrupt)
+        assert prepare() == 130
+    assert capsys.readouterr().err == "\ncanonlm: interrupted. The same command goes on.\n"
+    assert not list(here.glob("out/*.ds*"))
+    assert prepare() == 0
+
+
+def test_the_command_line_stays_light():
+    code = "import sys, canonlm.cli.prepare; print({'datatrove', 'datasets', 'tokenizers', 'pyarrow'} & {*sys.modules})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout == "set()\n"
