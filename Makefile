@@ -4,21 +4,25 @@ BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all test-browser checks bench clean
+.PHONY: demo test test-all test-browser test-slurm checks bench clean
 
 demo: .venv/installed  ## two small comparisons, minutes on two cores; ends with a table and runs/demo/report.html
 	$(BIN)/canonlm play copying --arch llama,llama+canon=A --out runs/demo
 	$(BIN)/canonlm play depo --arch llama,llama+canon --out runs/demo
 
 test: .venv/installed-dev  ## the tests, without the long matrices
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not browser"
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not browser and not slurm"
 
 test-all: .venv/installed-dev  ## the long matrices
-	$(BIN)/python -m pytest -q -n 2 -m "slow and not browser"
+	$(BIN)/python -m pytest -q -n 2 -m "slow and not browser and not slurm"
 
 test-browser: .venv/installed-dev  ## the report in headless Chromium (Debian's chromium and chromium-driver)
-	command -v chromium chromedriver >/dev/null || (apt-get update && apt-get install -y chromium chromium-driver)
+	(command -v chromium && command -v chromedriver) >/dev/null || (apt-get update && apt-get install -y chromium chromium-driver)
 	$(BIN)/python -m pytest -q -m browser
+
+test-slurm: .venv/installed-dev  ## launching on a SLURM cluster of this one machine (Debian's slurm-wlm; needs root)
+	(command -v slurmctld && command -v munged) >/dev/null || (apt-get update && apt-get install -y slurm-wlm munge)
+	$(BIN)/python -m pytest -q -m slurm
 
 checks: .venv/installed-dev  ## formatting, lint, types
 	$(BIN)/ruff format --check .
@@ -31,6 +35,9 @@ bench: .venv/installed-dev  ## the numbers that README and docs quote
 	$(BIN)/python benchmarks/canon.py
 	$(BIN)/python benchmarks/ops.py
 	$(BIN)/python benchmarks/models.py
+	$(BIN)/python benchmarks/loader.py
+	$(BIN)/python benchmarks/prepare.py
+	$(BIN)/python benchmarks/train.py
 
 .venv/installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

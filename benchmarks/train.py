@@ -1,0 +1,329 @@
+"""What training costs: our loop against transformers' Trainer, Canon's share of a step, the memory of the loss.
+
+    python benchmarks/train.py [--device cuda] [--quick] [--only trainer,canon,loss,models] [--json FILE]
+
+trainer   Tokens per second of both loops, taking turns: the same Llama and tokens, attention (sdpa), dtype, optimizer
+          (fused AdamW, clipping) and logging; no evaluation, no checkpoint in the time. Best and all of the rounds.
+canon     CPU: one training step by Canon sites, as benchmarks/canon.py measures it.
+loss      Memory of the loss and its gradients, of all logits at once and in chunks, a process each.
+models    GPU: 1B models through our loop in bf16, compiled: tokens per second, MFU, Canon's overhead, peak memory.
+
+MFU: arithmetic of the model (canonlm.train.flops) over the peak of the device; of a CPU, over the speed of a large
+matrix product in the same process.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from canon import DECODER, SMALL_DECODER, decoder_steps, load, machine, save
+
+from canonlm import CanonLMConfig
+from canonlm.data import index
+from canonlm.data.shards import Dataset
+from canonlm.data.text import TextStream
+from canonlm.models.loss import loss_of_hidden, loss_of_logits
+from canonlm.train.build import model_config
+from canonlm.train.config import RunConfig, resolve
+from canonlm.train.data import complete
+from canonlm.train.flops import flops_per_token, peak_flops
+from canonlm.train.loop import train
+from canonlm.train.machine import memory_gb
+
+CPU = {"layers": 12, "hidden": 512, "heads": 8, "time": 512, "batch": 8, "vocab": 4096, "precision": "fp32"}
+GPU = {"layers": 24, "hidden": 2048, "heads": 16, "time": 4096, "batch": 8, "vocab": 32000, "precision": "bf16"}
+QUICK = {"layers": 2, "hidden": 64, "heads": 2, "time": 64, "batch": 4, "vocab": 512, "precision": "fp32"}
+LOSS = {"vocab": 128256, "hidden": 512, "tokens": 4096}
+QUICK_LOSS = {"vocab": 16032, "hidden": 64, "tokens": 512}
+MODELS = ["llama", "llama+canon", "gla5", "gla5+canon"]
+OPTIM = {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "decay": "all", "warmup_steps": 10}
+TARGET = 1.1  # times the Trainer's speed
+
+
+def tokens_on_disk(folder: Path, shape: dict) -> None:
+    """Random tokens in the form of `canonlm data prepare`: enough for every step to read others."""
+    count, name = 400 * shape["batch"] * shape["time"], "train-00000.ds"
+    np.random.default_rng(0).integers(0, shape["vocab"], count, np.uint16).tofile(folder / name)
+    np.array([count], "<u8").tofile(folder / f"{name}.index")
+    shard = index.Shard(name, tokens=count, documents=1, bytes=count, sha256="", ends_sha256="")
+    described: dict[str, Any] = {"tokenizer": {"name": "", "sha256": ""}, "bos_id": None, "eos_id": None}
+    described |= {"splits": {"train": (shard,), "valid": ()}, "inputs": (), "bad_lines": 0, "command": {}}
+    index.write(folder, index.Index(vocab_size=shape["vocab"], dtype="uint16", **described))
+
+
+def our_run(arch: str, shape: dict, tokens: Path, device: str, compiled: bool, steps: int, log_every: int) -> RunConfig:
+    sizes = {"layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads"}
+    settings = {
+        "arch": arch,
+        "text": {"sources": {"tokens": {"path": str(tokens)}}},
+        "model": {field: shape[size] for size, field in sizes.items()},
+        "data": {"seq_len": shape["time"]},
+        "train": {
+            "steps": steps,
+            "batch_size": shape["batch"],
+            "precision": shape["precision"],
+            "compile": compiled,
+            "device": device,
+            "log_every": log_every,
+            "eval_every": steps,
+            "eval_size": 1,
+            "checkpoint_every": steps,
+            "optim": OPTIM,
+        },
+    }
+    return complete(resolve(settings))
+
+
+# -- our loop and the Trainer -----------------------------------------------------------------------------------------
+
+
+class LogTimes:
+    """When a loop logged: the speed between its first row, which ends the warm-up, and its last."""
+
+    def __init__(self, tokens_per_row: int) -> None:
+        self.tokens_per_row, self.times, self.losses = tokens_per_row, [], []
+
+    def add(self, loss: float) -> None:
+        self.times.append(time.perf_counter())
+        self.losses.append(loss)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens_per_row * (len(self.times) - 1) / (self.times[-1] - self.times[0])
+
+
+def ours(run: RunConfig, log: LogTimes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        train(run, Path(folder), lambda row: log.add(row["loss"]) if row["kind"] == "train" else None)
+
+
+def theirs(run: RunConfig, log: LogTimes) -> None:
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Logged(TrainerCallback):
+        def on_log(self, args, state, control, logs, **kwargs):
+            if "loss" in logs:
+                log.add(float(logs["loss"]))
+
+    config, settings = model_config(run), run.train
+    model = transformers.LlamaForCausalLM(llama_config(config))
+    assert sum(p.numel() for p in model.parameters()) == num_parameters(config), "not the same Llama"
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder,
+            max_steps=settings.steps,
+            per_device_train_batch_size=settings.batch_size,
+            learning_rate=settings.optim.lr,
+            adam_beta1=settings.optim.betas[0],
+            adam_beta2=settings.optim.betas[1],
+            adam_epsilon=settings.optim.eps,
+            weight_decay=settings.optim.weight_decay,
+            max_grad_norm=settings.optim.grad_clip,
+            warmup_steps=settings.optim.warmup_steps,
+            lr_scheduler_type="cosine",
+            optim="adamw_torch_fused",
+            bf16=settings.precision == "bf16",
+            torch_compile=settings.compile,
+            use_cpu=settings.device == "cpu",
+            logging_steps=settings.log_every,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        trainer = Trainer(model, arguments, train_dataset=in_memory(run), callbacks=[Logged()])
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+
+
+def llama_config(config: CanonLMConfig) -> transformers.LlamaConfig:
+    same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    return transformers.LlamaConfig(
+        **{name: getattr(config, name) for name in same},
+        rms_norm_eps=config.rms_norm_eps,
+        max_position_embeddings=config.max_position_embeddings,
+        attn_implementation="sdpa",
+        use_cache=False,
+    )
+
+
+def num_parameters(config: CanonLMConfig) -> int:
+    from canonlm import CanonLMForCausalLM
+
+    with torch.device("meta"):
+        return CanonLMForCausalLM(config).num_parameters()
+
+
+def in_memory(run: RunConfig) -> list[dict]:
+    """The windows that our loop reads, as the Trainer's dataset: drawn before its time begins."""
+    assert run.text is not None
+    source = {"tokens": (Dataset(run.text.sources["tokens"].path), "train", 1.0)}
+    stream = TextStream(source, run.train.seed, run.data.seq_len, isolate_documents=False)
+    ids = stream.rows(0, run.train.steps * run.train.batch_size).input_ids
+    return [{"input_ids": row, "labels": row} for row in ids]
+
+
+def against_the_trainer(shape: dict, tokens: Path, device: str, compiled: bool, rounds: int, rows: int) -> dict:
+    log_every = 2
+    loops: dict[str, Callable[[RunConfig, LogTimes], None]] = {"ours": ours, "Trainer": theirs}
+    run = our_run("llama", shape, tokens, device, compiled, steps=log_every * (rows + 2), log_every=log_every)
+    speeds: dict[str, list[float]] = {name: [] for name in loops}
+    for _ in range(rounds):
+        for name, loop in loops.items():
+            torch._dynamo.reset()
+            loop(run, log := LogTimes(log_every * shape["batch"] * shape["time"]))
+            speeds[name].append(log.tokens_per_s)
+            said = f"{log.tokens_per_s:12,.0f} tokens/s   loss {log.losses[0]:.3f} to {log.losses[-1]:.3f}"
+            print(f"{'compiled' if compiled else 'eager':9} {name:8} {said}", flush=True)
+    flops = flops_per_token(model_config(run), shape["time"])
+    peak = peak_of(device, shape["precision"])
+    best = {name: max(found) for name, found in speeds.items()}
+    result = {
+        "mode": "compiled" if compiled else "eager",
+        "tokens_per_s": speeds,
+        "best": best,
+        "mfu": {name: speed * flops / peak for name, speed in best.items()},
+        "peak_tflops": peak / 1e12,
+        "ratio": best["ours"] / best["Trainer"],
+        "load_after": load(),
+    }
+    mfu = ", ".join(f"{name} {share:.1%}" for name, share in result["mfu"].items())
+    print(f"{result['mode']:9} ratio {result['ratio']:.3f} (target {TARGET}); MFU {mfu}", flush=True)
+    return result
+
+
+def peak_of(device: str, precision: str) -> float:
+    """Of the device's sheet, or of a large float32 matrix product right now."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    if device == "cuda" and (known := peak_flops(torch.cuda.get_device_name(), dtype)):
+        return known
+    n, best = 2048, float("inf")
+    a = torch.randn(n, n, dtype=dtype, device=device)
+    for _ in range(5):
+        start = time.perf_counter()
+        float((a @ a)[0, 0])
+        best = min(best, time.perf_counter() - start)
+    return 2 * n**3 / best
+
+
+# -- the loss ---------------------------------------------------------------------------------------------------------
+
+
+def loss_memory(form: str, sizes: dict, device: str) -> dict:
+    """In this process: the memory that the loss of a head and its gradients take beyond hidden states and weights."""
+    where = torch.device(device)
+    config = CanonLMConfig(vocab_size=sizes["vocab"], hidden_size=sizes["hidden"])
+    generator = torch.Generator().manual_seed(0)
+    h_BTD = torch.randn(1, sizes["tokens"], sizes["hidden"], generator=generator).to(where).requires_grad_()
+    weight_VD = (torch.randn(sizes["vocab"], sizes["hidden"], generator=generator) * 0.02).to(where).requires_grad_()
+    targets_BT = torch.randint(sizes["vocab"], (1, sizes["tokens"]), generator=generator).to(where)
+    before, start = memory_gb(where), time.perf_counter()
+    if form == "chunked":
+        loss, _ = loss_of_hidden(config, h_BTD, weight_VD, targets_BT)
+    else:
+        loss, _ = loss_of_logits(config, h_BTD @ weight_VD.mT, targets_BT)
+    mean = loss / sizes["tokens"]
+    mean.backward()
+    assert weight_VD.grad is not None
+    found = {"loss": float(mean), "gradient": float(weight_VD.grad.norm()), "seconds": time.perf_counter() - start}
+    after = memory_gb(where)
+    assert before is not None
+    assert after is not None
+    return {"form": form, "gb": after - before, **found}
+
+
+def losses(sizes: dict, device: str) -> dict:
+    rows = {}
+    for form in ("plain", "chunked"):
+        command = [sys.executable, __file__, "--device", device, "--loss", json.dumps({"form": form, "sizes": sizes})]
+        rows[form] = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=600).stdout)
+        print(f"{form:8} {rows[form]['gb']:6.2f} GB {rows[form]['seconds']:6.1f} s", flush=True)
+    ratio = rows["plain"]["gb"] / rows["chunked"]["gb"]
+    print(f"the plain form takes {ratio:.1f} times the memory", flush=True)
+    return {"sizes": sizes, **rows, "memory_ratio": ratio}
+
+
+# -- models on a GPU --------------------------------------------------------------------------------------------------
+
+
+def models(shape: dict, tokens: Path, device: str, steps: int) -> list[dict]:
+    """One after the other; what a row of `metrics.jsonl` says of the second half of the steps, at its best."""
+    rows: list[dict] = []
+    for arch in MODELS:
+        torch._dynamo.reset()
+        run = our_run(arch, shape, tokens, device, compiled=True, steps=steps, log_every=steps // 8)
+        logged: list[dict] = []
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                train(run, Path(folder), logged.append)
+        except RuntimeError as error:  # out of memory, no kernel: the others keep their numbers
+            rows.append({"arch": arch, "error": str(error).splitlines()[0][:200]})
+            print(json.dumps(rows[-1]), flush=True)
+            continue
+        best = max((row for row in logged[4:] if row["kind"] == "train"), key=lambda row: row["tokens_per_s"])
+        row = {"arch": arch, "parameters_M": num_parameters(model_config(run)) / 1e6}
+        row |= {key: best[key] for key in ("tokens_per_s", "mfu", "memory_gb", "data_wait_share")}
+        plain = next((r for r in rows if r["arch"] == arch.removesuffix("+canon") and "error" not in r), None)
+        if plain is not None:
+            row["overhead"] = plain["tokens_per_s"] / row["tokens_per_s"] - 1
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, eager only: does it run?")
+    parser.add_argument("--only", default="trainer,canon,loss,models", help="parts, by comma")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    parser.add_argument("--loss", help=argparse.SUPPRESS)  # what `losses` asks of its processes
+    options = parser.parse_args()
+    if options.loss:
+        print(json.dumps(loss_memory(**json.loads(options.loss), device=options.device)))
+        return
+    device, quick, parts = options.device, options.quick, options.only.split(",")
+    shape = QUICK if quick else {"cpu": CPU, "cuda": GPU}[device]
+    transformers.logging.set_verbosity_error()
+    result: dict = {"machine": machine(), "shape": shape}
+    if device == "cuda":
+        result["machine"]["device"] = torch.cuda.get_device_name()
+    print(", ".join(f"{key} {value}" for key, value in result["machine"].items()))
+    print(", ".join(f"{key} {value}" for key, value in shape.items()), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = Path(folder)
+        tokens_on_disk(tokens, shape)
+        if "trainer" in parts:
+            print("\nOur loop and transformers' Trainer")
+            result["trainer"] = []
+            for compiled in (False,) if quick else (False, True):
+                rounds, rows = (2, 4) if quick or device == "cuda" else (2, 2)
+                result["trainer"].append(against_the_trainer(shape, tokens, device, compiled, rounds, rows))
+                save(result, options.json)
+        if "canon" in parts and device == "cpu":
+            print("\nOne training step without the optimizer, by Canon sites")
+            sizes, rounds = (SMALL_DECODER, 3) if quick else (DECODER, 3)
+            modes = (False,) if quick else (False, True)
+            result["canon"] = [decoder_steps(sizes, torch.get_num_threads(), rounds, mode) for mode in modes]
+            save(result, options.json)
+        if "loss" in parts:
+            sizes = QUICK_LOSS if quick else LOSS
+            print(f"\nThe loss and its gradients, beyond their inputs: {sizes}")
+            result["loss"] = losses(sizes, device)
+            save(result, options.json)
+        if "models" in parts and device == "cuda":
+            print("\nModels through our loop")
+            result["models"] = models(shape, tokens, device, steps=16 if quick else 64)
+            save(result, options.json)
+
+
+if __name__ == "__main__":
+    main()
