@@ -26,6 +26,7 @@ def blocks(language: str) -> list:
 
 
 def commands() -> list[str]:
+    """Of the blocks without a language; those in `sh` take their time, or a cluster."""
     lines = [line for block in blocks("") for line in str(block.values[0]).splitlines()]
     return sorted({line.partition("#")[0].strip() for line in lines if line.startswith("canonlm ")})
 

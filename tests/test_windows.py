@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from canonlm import tasks
-from canonlm.windows import AHEAD, WindowStream
+from canonlm.windows import AHEAD, WindowStream, batches
 
 COPYING = tasks.get("copying", N=8, min_items=2)
 
@@ -18,15 +18,15 @@ def stream(task=COPYING, seq_len=40, **changes):
 
 
 def equal(a, b):
-    tensors = ((a.input_ids, b.input_ids), (a.labels, b.labels), (a.doc_ids, b.doc_ids))
+    tensors = ((a.input_ids, b.input_ids), (a.targets, b.targets), (a.doc_ids, b.doc_ids))
     return all((x is None and y is None) or torch.equal(x, y) for x, y in tensors)
 
 
 def test_a_window_depends_on_its_number_alone():
     many = stream().rows(5, 7)
     for i in range(7):
-        assert equal(stream().rows(5 + i, 1), type(many)(many.input_ids[i : i + 1], many.labels[i : i + 1], None))
-    assert many.input_ids.dtype == many.labels.dtype == torch.int64
+        assert equal(stream().rows(5 + i, 1), type(many)(many.input_ids[i : i + 1], many.targets[i : i + 1], None))
+    assert many.input_ids.dtype == many.targets.dtype == torch.int64
     assert not torch.equal(many.input_ids, stream(seed=1).rows(5, 7).input_ids)
     assert not torch.equal(many.input_ids, stream(split="test").rows(5, 7).input_ids)
 
@@ -35,18 +35,18 @@ def test_a_window_depends_on_its_number_alone():
 @pytest.mark.parametrize("isolate", [False, True])
 def test_batches_are_rows(workers, isolate):
     it = stream(isolate_documents=isolate)
-    batches = list(it.batches(3, 20, 4, workers))
-    assert len(batches) == 17
-    assert all(equal(batch, it.rows(index * 4, 4)) for index, batch in enumerate(batches, start=3))
-    assert list(it.batches(5, 5, 4, workers)) == []
+    made = list(batches(it, 3, 20, 4, workers))
+    assert len(made) == 17
+    assert all(equal(batch, it.rows(index * 4, 4)) for index, batch in enumerate(made, start=3))
+    assert list(batches(it, 5, 5, 4, workers)) == []
 
 
 def test_threads_end_when_the_consumer_stops_early():
     before = threading.active_count()
-    batches = stream().batches(0, 10_000, 4, workers=3)
-    next(batches)
+    made = batches(stream(), 0, 10_000, 4, workers=3)
+    next(made)
     assert threading.active_count() > before
-    batches.close()
+    made.close()
     assert threading.active_count() == before
 
 
@@ -54,7 +54,7 @@ def test_threads_end_when_the_consumer_fails():
     before = threading.active_count()
 
     def consume():
-        for _ in stream().batches(0, 10_000, 4, workers=2):
+        for _ in batches(stream(), 0, 10_000, 4, workers=2):
             raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop") as caught:
@@ -66,11 +66,11 @@ def test_threads_end_when_the_consumer_fails():
 def test_no_more_than_agreed_is_drawn_ahead(monkeypatch):
     drawn = []
     monkeypatch.setattr(WindowStream, "rows", lambda self, first, count: drawn.append(first))
-    batches = stream().batches(0, 10_000, 4, workers=2)
-    next(batches)
+    made = batches(stream(), 0, 10_000, 4, workers=2)
+    next(made)
     time.sleep(0.05)
     assert len(drawn) <= 2 * AHEAD + 1
-    batches.close()
+    made.close()
 
 
 def test_an_error_of_a_sampler_arrives(monkeypatch):
@@ -79,7 +79,7 @@ def test_an_error_of_a_sampler_arrives(monkeypatch):
 
     monkeypatch.setattr(WindowStream, "rows", fail)
     with pytest.raises(ValueError, match="no such window"):
-        list(stream().batches(0, 10, 4, workers=2))
+        list(batches(stream(), 0, 10, 4, workers=2))
 
 
 @pytest.mark.parametrize("loss_on", ["answer", "all"])
@@ -100,7 +100,7 @@ def test_the_first_token_of_an_isolated_document_is_no_target(loss_on):
             begin += 2 * int(word.strip("len'")) + 5
     after_the_first = starts[:, 1:]
     assert after_the_first.sum() > 8
-    assert (apart.labels[:, 1:][after_the_first] == -100).all()
-    assert torch.equal(apart.labels[:, 1:][~after_the_first], together.labels[:, 1:][~after_the_first])
+    assert (apart.targets[:, :-1][after_the_first] == -100).all()
+    assert torch.equal(apart.targets[:, :-1][~after_the_first], together.targets[:, :-1][~after_the_first])
     if loss_on == "all":
-        assert (together.labels[:, 1:][after_the_first] != -100).all()
+        assert (together.targets[:, :-1][after_the_first] != -100).all()

@@ -121,6 +121,8 @@ def load_run(folder: str | Path) -> Run:
     task = config.get("task")
     spec = dict(task) if isinstance(task, dict) else {"name": task}
     name = spec.pop("name", None)
+    if config.get("text") is not None:
+        raise expected("text", "a playground task instead: runs on text are not compared here", "text")
     if not isinstance(name, str):
         raise expected("task.name", "a task's name", name)
     settings = ", ".join(f"{key}={value}" for key, value in spec.items())
