@@ -328,6 +328,11 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
                 (talks,),
             ],
             (1, 4): [(starts_alike, "llama")],
+        },
+    ),
+    "four, tensor parallel": (
+        4,
+        {
             (2, 1): [
                 *tensor_parallel(starts_alike),
                 (follows, "llama", "TENSOR_PARALLEL"),
@@ -344,7 +349,7 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
 
 def main(results: Path, group: str, ports: list[str]) -> None:
     """Every layout joins and leaves a process group of its own."""
-    parallel.TIMEOUT = timedelta(seconds=60)
+    parallel.TIMEOUT = timedelta(seconds=180)  # compiling on a busy machine takes a minute
     torch.set_num_threads(1)
     found = {}
     for port, ((tp, dp_replicate), checks) in zip(ports, GROUPS[group][1].items(), strict=True):

@@ -179,4 +179,5 @@ def test_resume_restores_the_optimizer(tiny, reference, tmp_path, monkeypatch):
 
 
 def _names(folder):
-    return sorted(path.name for path in folder.rglob("*"))
+    """Of all files; `os.walk` goes on where a folder is renamed meanwhile."""
+    return sorted(name for _, folders, files in os.walk(folder) for name in folders + files)
