@@ -6,7 +6,22 @@ from collections.abc import Sequence
 
 import typer
 
-from canonlm.cli import convert, data, export, launch, lists, plan, play, probe, recipes, report, train
+from canonlm.cli import (
+    convert,
+    data,
+    evaluate,
+    export,
+    generate,
+    launch,
+    lists,
+    lm_eval,
+    plan,
+    play,
+    probe,
+    recipes,
+    report,
+    train,
+)
 
 app = typer.Typer(
     name="canonlm",
@@ -27,6 +42,12 @@ app.command()(plan.plan)
 app.command()(train.train)
 app.command()(launch.launch)
 app.command()(export.export)
+app.command("eval")(evaluate.evaluate)
+app.command()(generate.generate)
+app.command(
+    "lm-eval",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]},
+)(lm_eval.lm_eval)
 app.command()(probe.probe)
 app.command()(convert.convert)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from canonlm.cli import prepare
+from canonlm.cli import multihop, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Look at samples of a task, write them to a file; turn text into tokens.", no_args_is_help=True)
 app.command()(prepare.prepare)
 app.command()(prepare.check)
+app.command()(multihop.multihop)
 
 TASK = typer.Argument(help="A task; `canonlm tasks` lists them.", show_default=False)
 SETTINGS = typer.Argument(help="Settings of the task, such as N=8 K=2.", show_default=False, metavar="[KEY=VALUE]...")

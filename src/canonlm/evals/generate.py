@@ -1,5 +1,7 @@
 """Ask and let the model write: greedy generation in batches, for tasks where more than one answer is right."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,16 +47,41 @@ class GenerateEval:
 
 
 def generate(
-    model: PreTrainedModel, prompts: list[list[int]], most: int, end: int, device: torch.device, **options: Any
+    model: PreTrainedModel,
+    prompts: list[list[int]],
+    most: int,
+    end: int | Sequence[int],
+    device: torch.device,
+    *,
+    use_cache: bool = True,
+    **options: Any,
 ) -> list[list[int]]:
     """What the model writes after each prompt: at most `most` tokens, up to its first `end` (which is kept).
 
-    Greedy; prompts of different lengths are padded on the left. options: of `model.generate`.
+    Greedy, whatever the model's own generation settings are; prompts of different lengths are padded on the left.
+    end: one token or several; none of them: all rows have `most` tokens. options: what else `model.generate` takes.
     """
+    ends = [end] if isinstance(end, int) else list(end)
+    pad = ends[0] if ends else 0  # also what rows that ended are filled with
     width = max(map(len, prompts))
-    ids = torch.tensor([[end] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
+    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
-    settings = GenerationConfig(max_new_tokens=most, do_sample=False, eos_token_id=end, pad_token_id=end)
-    written = model.generate(ids, attention_mask=mask, generation_config=settings, **options)  # type: ignore[operator]
+    settings = GenerationConfig(
+        max_new_tokens=most, do_sample=False, eos_token_id=ends or None, pad_token_id=pad, use_cache=use_cache
+    )
+    with own_settings(model):
+        written = model.generate(ids, attention_mask=mask, generation_config=settings, **options)  # type: ignore[operator]
     rows = written[:, width:].tolist()
-    return [row[: row.index(end) + 1] if end in row else row for row in rows]
+    stops = [next((i for i, token in enumerate(row) if token in ends), most) for row in rows]
+    return [row[: stop + 1] for row, stop in zip(rows, stops, strict=True)]
+
+
+@contextmanager
+def own_settings(model: PreTrainedModel) -> Iterator[None]:
+    """The library fills settings that a caller left open with those of the model (a repetition penalty, say): here it
+    has none."""
+    kept, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = kept

@@ -16,10 +16,13 @@ from canonlm.windows import WindowStream
 
 
 class WindowEval:
-    """The first `size` test windows of a stream; drawn and read once, then graded as often as asked."""
+    """The first `size` test windows of a stream; drawn and read once, then graded as often as asked.
 
-    def __init__(self, stream: WindowStream, size: int, batch_size: int) -> None:
-        self.stream, self.size, self.batch_size = stream, size, min(batch_size, size)
+    after: only answers that start at this position of a window, or behind it, are graded.
+    """
+
+    def __init__(self, stream: WindowStream, size: int, batch_size: int, *, after: int = 0) -> None:
+        self.stream, self.size, self.batch_size, self.after = stream, size, min(batch_size, size), after
         self._placed: list[list[Placed]] | None = None
 
     @torch.no_grad()
@@ -37,11 +40,11 @@ class WindowEval:
             for row, placed in zip(said, self._instances()[first : first + count], strict=True):
                 for start, stop, sample in placed:
                     output = row[start:stop]
-                    for verdict in task.grade(sample, output):
-                        tally.add(verdict)
                     answered = np.zeros(len(output), bool)
-                    for query in sample.queries:
-                        answered[query.start : query.stop] = True
+                    for query, verdict in zip(sample.queries, task.grade(sample, output), strict=True):
+                        if start + query.start >= self.after:
+                            tally.add(verdict)
+                            answered[query.start : query.stop] = True
                     right_tokens += int((output == sample.tokens)[answered].sum())
                     tokens += int(answered.sum())
         return {

@@ -15,6 +15,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from . import template
+from .evals import evals_html
 from .markup import bullets, escape, inert
 from .numbers import numbers_csv, numbers_data
 from .play import LeftOut, Play, load_play
@@ -52,7 +53,7 @@ def render(play: Play) -> str:
     styles = looks([*(run.arch for run in runs), *named])  # a family at several sizes has a look for each, and its own
     parts = [_header(play, runs)]
     parts += [section_html(section, number, styles, figures) for number, section in enumerate(play.sections)]
-    parts.append(_footer(play))
+    parts += [evals_html(play.evaluated), _footer(play)]
     figure_text = "[" + ",".join(_figure_json(figure) for figure in figures) + "]"
     return template.page(
         escape(play.title), "\n".join(parts), get_plotlyjs(), inert(figure_text), inert(json.dumps(numbers_data(play)))
@@ -70,7 +71,13 @@ def _header(play: Play, runs: Sequence[Run]) -> str:
     ]
     if len(runs) > finished:
         facts.insert(1, f"{len(runs) - finished} unfinished")
-    empty = "" if runs else "<p class=verdict>There is nothing to show yet: no run has recorded anything.</p>"
+    if play.evaluated:
+        facts.append(f"{count_of(len(play.evaluated), 'saved model')} asked")
+    empty = (
+        ""
+        if runs or play.evaluated
+        else "<p class=verdict>There is nothing to show yet: no run has recorded anything.</p>"
+    )
     return f"<header><h1>{escape(play.title)}</h1><p class=sub>{' · '.join(facts)}</p>{empty}</header>"
 
 

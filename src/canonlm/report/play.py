@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import expected
+from .evals import Evaluated, load_evaluated
 from .runs import LeftOut, Run, load_runs
 
 
@@ -30,24 +31,31 @@ class Play:
     command: str
     sections: tuple[Section, ...]
     left_out: tuple[LeftOut, ...]
+    evaluated: tuple[Evaluated, ...] = ()
 
 
 def run_folders(folder: str | Path) -> list[Path]:
-    """The run folders of a play folder, of a folder of runs, or the one run folder that it is."""
+    """The run folders of a play folder, of a folder of runs, or the one run folder that it is. None where there are
+    only results of `canonlm eval`; ValueError where there is nothing."""
     folder = Path(folder)
     if (folder / "config.yaml").is_file():
         return [folder]
     inside = folder / "runs" if (folder / "runs").is_dir() else folder
     found = sorted(path for path in inside.iterdir() if path.is_dir()) if inside.is_dir() else []
-    if not found:
-        raise expected("folder", "a folder with runs in it", str(folder))
-    return found
+    results = {path.parent for path in folder.rglob("results.json")}
+    if not found and not results:
+        raise expected("folder", "a folder with runs or results of `canonlm eval` in it", str(folder))
+    return [
+        path for path in found if (path / "config.yaml").is_file() or not any(path in (r, *r.parents) for r in results)
+    ]
 
 
 def load_play(folder: str | Path) -> Play:
     """Read `play.json` and all runs. Raises ValueError where there is no run folder at all."""
     folder = Path(folder)
     runs, left_out = load_runs(run_folders(folder))
+    evaluated, unreadable = load_evaluated(folder)
+    left_out += unreadable
     play = _read(folder / "play.json", left_out)
     sections = _listed(play, runs, left_out) if isinstance(play.get("sections"), list) else None
     if not sections:
@@ -60,6 +68,7 @@ def load_play(folder: str | Path) -> Play:
         command=command if isinstance(command, str) else "",
         sections=tuple(part for section in sections for part in _by_task(section)),
         left_out=tuple(left_out),
+        evaluated=tuple(evaluated),
     )
 
 

@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from .evals import evals_tables
 from .play import load_play
 from .runs import is_slice
 from .summary import Architecture, Rate, Spread, columns_of, scales_of, summarise
@@ -69,6 +70,7 @@ def tables(folder: str | Path) -> Iterable[Table | Text]:
             yield scale_table(architectures, keys, f"\n{section.heading}: by {scale_words(section.task, keys[0]).by}")
         if any(len(a.rates) > 1 for a in architectures):
             yield rate_table(architectures, f"\n{section.heading}: every learning rate")
+    yield from evals_tables(play.evaluated)
     for section in play.sections:
         for run in section.runs:
             remarks = [run.state] if not run.finished else []

@@ -1,0 +1,143 @@
+"""`canonlm eval`: a saved model through a suite of questions, into one results.json."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from canonlm.evals.suites import Watch
+
+MODEL = typer.Argument(
+    help="A run's folder, a folder of `canonlm export` or of transformers, a published checkpoint, or a name on the "
+    "Hugging Face Hub.",
+    show_default=False,
+)
+SETTINGS = typer.Argument(
+    help="Settings of the suite, such as k=2 background=1000. A list, k=[1,2], asks for every combination.",
+    show_default=False,
+    metavar="[KEY=VALUE]...",
+)
+SUITE = typer.Option(help="multihop, babilong, harness or playground.", show_default=False)
+TASKS = typer.Option(
+    help="Of the harness: names of tasks or groups, with commas between them. `canonlm lm-eval ls tasks` lists them.",
+    show_default=False,
+)
+OUT = typer.Option(
+    help="Where results.json and the answers go. Default: evals/ in a run's folder, or evals/ and the model's name.",
+    show_default=False,
+)
+PUBLISHED = typer.Option("--published", help="The settings behind the published results.")
+STEP = typer.Option(help="Which checkpoint of a run. Default: the newest whole one.", show_default=False)
+VARIANT = typer.Option(help="Which sub-folder, where a published checkpoint has several.", show_default=False)
+TOKENIZER = typer.Option(help="A folder or a name on the Hub. Default: the model's own.", show_default=False)
+DTYPE = typer.Option(help="fp32 or bf16. Default: as stored.", show_default=False)
+DEVICE = typer.Option(help="auto, cpu, cuda, …")
+BATCH_SIZE = typer.Option(help="Default: found automatically.", min=1, show_default=False)
+BOS = typer.Option("--bos", help="Begin every prompt with the tokenizer's BOS token.")
+BEYOND = typer.Option("--beyond-context", help="Ask prompts, too, that are longer than the model's context.")
+TRUST = typer.Option("--trust-remote-code", help="Run code that comes with a transformers model.")
+
+
+def evaluate(
+    model: Annotated[str, MODEL],
+    settings: Annotated[list[str] | None, SETTINGS] = None,
+    suite: Annotated[str, SUITE] = ...,  # type: ignore[assignment]
+    tasks: Annotated[str | None, TASKS] = None,
+    published: Annotated[bool, PUBLISHED] = False,
+    out: Annotated[Path | None, OUT] = None,
+    step: Annotated[int | None, STEP] = None,
+    variant: Annotated[str | None, VARIANT] = None,
+    tokenizer: Annotated[str | None, TOKENIZER] = None,
+    dtype: Annotated[str | None, DTYPE] = None,
+    device: Annotated[str, DEVICE] = "auto",
+    batch_size: Annotated[int | None, BATCH_SIZE] = None,
+    bos: Annotated[bool, BOS] = False,
+    beyond_context: Annotated[bool, BEYOND] = False,
+    trust_remote_code: Annotated[bool, TRUST] = False,
+) -> int:
+    """Ask a saved model the questions of a suite, and keep its answers and scores.
+
+    * **multihop**: who was born when, in a text; directly, or over persons who share a birth year
+    * **babilong**: where people and things are, in a story hidden in a longer text
+    * **harness**: any task of the lm-evaluation-harness (`pip install 'canonlm[eval]'`)
+    * **playground**: the synthetic task that a run of `canonlm play` was trained on
+
+    Stop it whenever you like: the same command goes on where it stopped. `canonlm report` shows what was found.
+    """
+    from canonlm.errors import expected
+    from canonlm.evals import suites
+
+    pairs = list(settings or [])
+    if tasks is not None:
+        if suite != "harness":
+            raise expected("--tasks", "nothing: only --suite harness has tasks", tasks)
+        pairs.append(f"tasks=[{tasks}]")
+    planned = suites.plan(suite, pairs, published)
+
+    from transformers.utils.logging import disable_progress_bar
+
+    from canonlm.evals.model import open_model
+
+    disable_progress_bar()
+    subject = open_model(
+        model,
+        step=step,
+        variant=variant,
+        tokenizer=tokenizer,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+    )
+    folder = out or _folder(model, subject.about)
+    asking = suites.Asking(batch_size, bos, beyond_context or published)
+    with _watch() as watch:
+        suites.run(suite, planned, subject, asking, folder, watch)
+    print(f"results: {folder / 'results.json'}")
+    return 0
+
+
+def _folder(model: str, about: Mapping[str, Any]) -> Path:
+    """Beside a run, by step; else by the model's name."""
+    if about.get("step") is not None:
+        return Path(model) / "evals" / f"step-{about['step']:08d}"
+    return Path("evals") / (Path(model).resolve().name if Path(model).exists() else model.replace("/", "--"))
+
+
+@contextmanager
+def _watch() -> "Iterator[Watch]":
+    """A bar on a terminal; in a log, a line for every entry."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield _Bar(bar)
+
+
+class _Bar:
+    def __init__(self, bar: Any) -> None:
+        self.bar, self.current = bar, None
+
+    def begin(self, name: str, questions: int | None) -> None:
+        self.current = self.bar.add_task(name, total=questions)
+
+    def advance(self, answered: int) -> None:
+        self.bar.update(self.current, completed=answered)
+
+    def end(self, entry: Mapping[str, Any], again: bool) -> None:
+        self.bar.remove_task(self.current)
+        self.bar.console.print(_line(entry) + ("  (as before)" if again else ""), highlight=False, soft_wrap=True)
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    """`1hop-2k  exact 93.0% ± 1.1  year 94.2% ± 1.0  (n = 500)`"""
+    from canonlm.report.evals import value
+
+    whole = [score for score in entry["scores"] if not score["slice"]]
+    said = [f"{score['measure']} {value(score)}" for score in whole]
+    asked = f"  (n = {whole[0]['n']:,})" if whole and whole[0]["n"] else ""
+    return f"{entry['name']}  {'  '.join(said)}{asked}"

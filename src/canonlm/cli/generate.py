@@ -1,0 +1,195 @@
+"""`canonlm generate`: what a model writes after a prompt, or after each of a file's."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from canonlm.evals.model import Subject
+    from canonlm.evals.task_words import TaskWords
+    from canonlm.evals.writing import Writer
+
+MODEL = typer.Argument(
+    help="A run's folder, a folder of `canonlm export` or of transformers, a published checkpoint, or a name on the "
+    "Hugging Face Hub.",
+    show_default=False,
+)
+PROMPT = typer.Argument(
+    help="The text to go on from. For a run of `canonlm play`: the task's own words, as `canonlm data show` prints "
+    'them, such as "bos x3 x1 x4 ans".',
+    show_default=False,
+)
+MAX_TOKENS = typer.Option(
+    help="Write at most so many tokens. Default: 128, or as many as fit behind PROMPT.", min=1, show_default=False
+)
+TEMPERATURE = typer.Option(help="0: always the likeliest token. 1: as the model's probabilities say.", min=0)
+TOP_K = typer.Option(help="Draw from the K likeliest tokens only.", min=1, show_default=False)
+TOP_P = typer.Option(help="Draw from the likeliest tokens that have this probability together.", show_default=False)
+SEED = typer.Option(help="Of the draws: the same seed writes the same text.")
+BOS = typer.Option(
+    "--bos/--no-bos",
+    help="Begin the prompt with the tokenizer's BOS token. Default: as the tokenizer does by itself.",
+    show_default=False,
+)
+STOP = typer.Option(help="Stop before this text; may be given several times.", show_default=False)
+PROMPTS = typer.Option(
+    help='A file of prompts in place of PROMPT: one a line or, in a .jsonl file, {"prompt": …} a line.',
+    show_default=False,
+)
+OUT = typer.Option(help='With --prompts: the file to make, {"prompt": …, "text": …} a line.', show_default=False)
+BATCH_SIZE = typer.Option(
+    help="With --prompts: how many at a time. Default: found automatically.", min=1, show_default=False
+)
+STEP = typer.Option(help="Which checkpoint of a run. Default: the newest whole one.", show_default=False)
+VARIANT = typer.Option(help="Which sub-folder, where a published checkpoint has several.", show_default=False)
+TOKENIZER = typer.Option(
+    help="A file, a folder, a name on the Hub, or bytes. Default: the model's own.", show_default=False
+)
+DTYPE = typer.Option(help="fp32, bf16 or fp16. Default: as stored.", show_default=False)
+DEVICE = typer.Option(help="auto, cpu, cuda, …")
+TRUST = typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+
+MOST = 128  # tokens, unless something else is asked for
+
+
+def generate(
+    model: Annotated[str, MODEL],
+    prompt: Annotated[str | None, PROMPT] = None,
+    max_tokens: Annotated[int | None, MAX_TOKENS] = None,
+    temperature: Annotated[float, TEMPERATURE] = 0.0,
+    top_k: Annotated[int | None, TOP_K] = None,
+    top_p: Annotated[float | None, TOP_P] = None,
+    seed: Annotated[int, SEED] = 0,
+    bos: Annotated[bool | None, BOS] = None,
+    stop: Annotated[list[str] | None, STOP] = None,
+    prompts: Annotated[Path | None, PROMPTS] = None,
+    out: Annotated[Path | None, OUT] = None,
+    batch_size: Annotated[int | None, BATCH_SIZE] = None,
+    step: Annotated[int | None, STEP] = None,
+    variant: Annotated[str | None, VARIANT] = None,
+    tokenizer: Annotated[str | None, TOKENIZER] = None,
+    dtype: Annotated[str | None, DTYPE] = None,
+    device: Annotated[str, DEVICE] = "auto",
+    trust_remote_code: Annotated[bool, TRUST] = False,
+) -> int:
+    """Let a model write on: word by word on the terminal, or for a whole file of prompts.
+
+    `canonlm generate runs/my-run "Once upon a time" --temperature 0.8` draws from the model's probabilities; without a
+    temperature the model writes what it finds likeliest. `--prompts FILE --out ANSWERS.jsonl` answers every line of a
+    file, in batches.
+    """
+    from canonlm.errors import expected
+
+    if (prompt is None) == (prompts is None):
+        raise expected("PROMPT", "a text, or else --prompts with a file of them", prompt)
+    if (prompts is None) != (out is None):
+        raise expected("--out", "a file beside --prompts, and only there", None if out is None else str(out))
+    if out is not None and out.exists():
+        raise expected("--out", "a file that does not exist yet", str(out))
+    if temperature == 0 and (top_k, top_p) != (None, None):
+        key, value = ("--top-k", top_k) if top_k is not None else ("--top-p", top_p)
+        raise expected(key, "a --temperature above 0 beside it", value)
+    rows = [] if prompts is None else _read(prompts)
+
+    from transformers.utils.logging import disable_progress_bar
+
+    from canonlm.evals.model import context_length, open_model
+    from canonlm.evals.sampling import Sampling
+    from canonlm.evals.writing import Writer
+
+    disable_progress_bar()
+    sampling = Sampling(temperature, top_k, top_p, seed) if temperature > 0 else None
+    subject = open_model(
+        model,
+        step=step,
+        variant=variant,
+        tokenizer=tokenizer,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+    )
+    words = subject.tokenizer or _words_of_task(model, subject)
+    begin = _begins(words) if bos is None else bos
+    writer = Writer(subject.model, words, batch_size=batch_size, bos=begin, sampling=sampling)
+    if prompt is not None:
+        most = max_tokens or MOST
+        if max_tokens is None and (context := context_length(subject.model)) is not None:
+            most = max(1, min(most, context - begin - writer.tokens(prompt)))
+        writer.check([prompt], most, "the prompt")  # before anything is printed
+        print(prompt, end="", flush=True)
+        writer.stream(prompt, most, lambda text: print(text, end="", flush=True), stop or [])
+        print()
+        return 0
+    assert out is not None
+    _answer(writer, rows, max_tokens or MOST, stop or [], out)
+    return 0
+
+
+def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop: list[str], out: Path) -> None:
+    """Everything, into a file that is whole or not there, in the order of the prompts."""
+    from canonlm.cli.count import Count
+    from canonlm.errors import expected
+    from canonlm.train.files import write_text
+
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise expected("--out", f"a file that can be written ({error.strerror})", str(out)) from None
+    said: dict[int, str] = {}
+    with Count(len(rows), "written") as count:
+        for index, text in writer.write([row["prompt"] for row in rows], max_tokens, stop):
+            said[index] = text
+            count("written", len(said))
+    lines = [json.dumps({**row, "text": said[index]}, ensure_ascii=False) for index, row in enumerate(rows)]
+    try:
+        write_text(out, "".join(f"{line}\n" for line in lines))
+    except OSError as error:
+        raise expected("--out", f"a file that can be written ({error.strerror})", str(out)) from None
+    print(f"{len(rows):,} prompts answered: {out}")
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    """One row per prompt; what else a row of JSON has goes into the answer's."""
+    from canonlm.errors import expected
+
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise expected("--prompts", f"a text file that can be read ({reason})", str(file)) from None
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        row: Any = {"prompt": line}
+        if file.suffix == ".jsonl":
+            try:
+                row = json.loads(line)
+            except ValueError:
+                row = None
+            if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
+                raise expected("--prompts", '{"prompt": "…"} in every line', f"{file}, line {number}")
+        rows.append(row)
+    if not rows:
+        raise expected("--prompts", "a file with at least one prompt", str(file))
+    return rows
+
+
+def _words_of_task(model: str, subject: "Subject") -> "TaskWords | None":
+    """What a run of `canonlm play` reads and writes."""
+    from canonlm.evals.task_words import TaskWords
+    from canonlm.train.recipe import load
+
+    if subject.about["kind"] != "run":
+        return None
+    task = load(Path(model).expanduser() / "config.yaml").built_task
+    return None if task is None else TaskWords(task)
+
+
+def _begins(tokenizer: Any) -> bool:
+    """Whether the tokenizer puts a BOS token before a text by itself."""
+    if tokenizer is None or tokenizer.bos_token_id is None:
+        return False
+    return getattr(tokenizer, "task", None) is None and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]

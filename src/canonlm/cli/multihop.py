@@ -1,0 +1,42 @@
+"""`canonlm data multihop`: birth-year questions with their answers, as texts to train on."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+OUT = typer.Argument(help="The file to write, such as hops.jsonl.", show_default=False)
+SETTINGS = typer.Argument(
+    help="Settings of the suite, such as k=2 people=3 background=200.", show_default=False, metavar="[KEY=VALUE]..."
+)
+N = typer.Option("--n", help="How many texts.", min=1)
+SPLIT = typer.Option(help="train, valid or test (what `canonlm eval` asks).")
+SEED = typer.Option(help="Texts are a function of settings, seed, split and number.", min=0)
+
+
+def multihop(
+    out: Annotated[Path, OUT],
+    settings: Annotated[list[str] | None, SETTINGS] = None,
+    n: Annotated[int, N] = 100_000,
+    split: Annotated[str, SPLIT] = "train",
+    seed: Annotated[int, SEED] = 0,
+) -> int:
+    """Write birth-year questions with their answers as lines {"text": …}, for `canonlm data prepare`.
+
+    The questions are those that the evaluation suite multihop asks, of another split. There is no tokenizer yet, so
+    `background` counts words here.
+    """
+    from canonlm.cli.count import Count
+    from canonlm.errors import expected
+    from canonlm.evals.multihop import MultiHop, MultiHopSettings, write_texts
+    from canonlm.train.recipe import override
+
+    given: dict = {}
+    for key in override(given, settings or []):
+        if key in ("n", "seed"):
+            raise expected(key, f"the option --{key} instead", given[key])
+    questions = MultiHop(MultiHopSettings(**given, n=n, seed=seed), lambda text: len(text.split()), split)
+    with Count(n, "written") as count:
+        write_texts(questions, out, lambda done: count("written", done))
+    print(f"{out}: {n:,} texts of {questions.name}, split {split}, seed {seed}")
+    return 0

@@ -1,0 +1,73 @@
+"""Questions in words with one right answer each: what a retrieval suite is made of, and how it is asked and counted."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+Tokens = Callable[[str], int]
+"""How many tokens a text has, without special ones."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One prompt. `slice` says where it stands in the tables, such as `{"position": 2}`."""
+
+    prompt: str
+    answer: str
+    slice: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Questions(Protocol):
+    """A set of questions, each a pure function of (settings, seed, index)."""
+
+    name: str  # in tables: "1hop-2k", "babilong-qa1-0k"
+    measures: ClassVar[tuple[str, ...]]  # what `grade` tells; the first one is the score
+    most: int  # tokens that an answer may take
+    stop: Sequence[str]  # what ends an answer
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Question: ...
+
+    def grade(self, question: Question, said: str) -> dict[str, bool]:
+        """Whether what a model wrote is right, by every measure."""
+        ...
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number of an evaluation: a share of right answers, or (share=False) a loss, a perplexity, …
+
+    `stderr` is that of a mean of `n` independent answers, None where it is none.
+    """
+
+    measure: str
+    value: float
+    stderr: float | None
+    n: int | None
+    slice: Mapping[str, Any] = field(default_factory=dict)
+    higher_is_better: bool = True
+    share: bool = True
+
+
+def share_right(measure: str, right: int, n: int, slice: Mapping[str, Any] | None = None) -> Score:
+    """The share of right answers."""
+    value = right / n
+    return Score(measure, value, math.sqrt(value * (1 - value) / max(1, n - 1)), n, slice or {})
+
+
+def scores(rows: Sequence[Mapping[str, Any]], measures: Sequence[str]) -> list[Score]:
+    """Of rows `{"slice": {…}, "right": {measure: bool}}`: for each measure all of them, then each value of each scale
+    of their slices by itself."""
+    found = []
+    for measure in measures:
+        found.append(_of(measure, rows, {}))
+        for scale in dict.fromkeys(scale for row in rows for scale in row["slice"]):
+            for value in sorted({row["slice"][scale] for row in rows if scale in row["slice"]}):
+                found.append(_of(measure, [row for row in rows if row["slice"].get(scale) == value], {scale: value}))
+    return found
+
+
+def _of(measure: str, rows: Sequence[Mapping[str, Any]], slice: Mapping[str, Any]) -> Score:
+    return share_right(measure, sum(row["right"][measure] for row in rows), len(rows), slice)

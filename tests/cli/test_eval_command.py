@@ -1,0 +1,64 @@
+"""`canonlm eval`, then `canonlm report`, as a user types them."""
+
+import json
+
+import pytest
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.cli import main
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "tiny"
+    config = CanonLMConfig(vocab_size=258, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    CanonLMForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def say(*arguments):
+    return main(["eval", *map(str, arguments)])
+
+
+def test_results_beside_the_command_and_in_the_report(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = (model, "--suite", "multihop", "k=[1,2]", "people=2", "n=3", "--tokenizer", "bytes", "--batch-size", "2")
+    assert say(*command) == 0
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("1hop-0k  exact 0% ± 0.0  year 0% ± 0.0  (n = 3)")
+    assert second.startswith("2hop-0k")
+    assert last == "results: evals/tiny/results.json"
+    assert say(*command) == 0
+    assert [line.endswith("(as before)") for line in capsys.readouterr().out.splitlines()] == [True, True, False]
+    assert len(json.loads((tmp_path / "evals" / "tiny" / "results.json").read_text())["results"]) == 2
+    assert main(["report", "evals"]) == 0
+    said = capsys.readouterr().out
+    assert "Birth years in a text" in said
+    assert "2hop-0k" in (tmp_path / "evals" / "report.html").read_text()
+
+
+def test_babilong(model, tmp_path, capsys):
+    assert say(model, "--suite", "babilong", "task=qa1", "n=2", "--tokenizer", "bytes", "--out", tmp_path / "out") == 0
+    assert "babilong-qa1-0k  correct" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["nowhere", "--suite", "multihop"], 'MODEL: "nowhere" is neither a folder nor a model on the Hub'),
+        (["{model}", "--suite", "multihop"], "MODEL: expected a model with a tokenizer (--tokenizer names one)"),
+        (["{model}", "--suite", "hops"], 'unknown suite "hops". Did you mean "multihop"?'),
+        (["{model}", "--suite", "multihop", "k=two"], 'k: expected an integer > 0, got "two"'),
+        (["{model}", "--suite", "multihop", "--tasks", "piqa"], "--tasks: expected nothing: only --suite harness"),
+        (["{model}", "--suite", "playground"], "task.name: expected one of"),
+        (["{model}", "--suite", "playground", "--published"], "--suite: expected multihop, babilong or harness"),
+        (["{model}", "--suite", "multihop", "--tokenizer", "bytes", "text=no.txt", "--out", "{tmp}"], "text: expected"),
+    ],
+)
+def test_mistakes_are_one_line(model, tmp_path, capsys, arguments, line):
+    names = {"{model}": str(model), "{tmp}": str(tmp_path / "out")}
+    assert say(*(names.get(argument, argument) for argument in arguments)) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"canonlm: {line}")
+    assert len(said.err.splitlines()) == 1

@@ -1,0 +1,198 @@
+"""`canonlm generate`: what the model writes, on the terminal or into a file; one line where it cannot."""
+
+import json
+
+import pytest
+import torch
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.cli import main
+from canonlm.data.tokenizers import load
+from canonlm.evals.model import as_in_training, open_model
+from canonlm.evals.writing import Writer
+from canonlm.train.build import model_config
+from canonlm.train.checkpoint import Checkpoints
+from canonlm.train.config import resolve
+from canonlm.train.files import write_text
+from canonlm.train.parallel import World
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def saved(folder, **fields):
+    """Weights that make no two prompts go on alike; bytes below 128 only, so that all is text."""
+    config = CanonLMConfig(**SIZES, vocab_size=258, bos_token_id=256, eos_token_id=257, initializer_range=0.6, **fields)
+    model = CanonLMForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight[: ord(" ")] = model.lm_head.weight[127:] = 0
+    model.save_pretrained(folder)
+    as_in_training(*load("bytes")).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    here = tmp_path_factory.mktemp("generate")
+    saved(here / "words", mixers=["gla"], canon_set="AbCD")
+    saved(here / "short", max_position_embeddings=16)
+    CanonLMForCausalLM(CanonLMConfig(**SIZES, vocab_size=258)).save_pretrained(here / "bare")
+    (here / "played").mkdir()
+    run = resolve(
+        {
+            "arch": "llama",
+            "task": {"name": "copying", "N": 40},
+            "model": SIZES,
+            "data": {"seq_len": 128, "loss_on": "answer", "isolate_documents": False},
+            "train": {
+                "steps": 2,
+                "batch_size": 4,
+                "eval_every": 9,
+                "eval_size": 8,
+                "checkpoint_every": 1,
+                "optim": {"lr": 0.1},
+            },
+        }
+    )
+    write_text(here / "played" / "config.yaml", run.to_yaml())
+    model = CanonLMForCausalLM(model_config(run))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.arange(9)[None], labels=torch.arange(9)[None]).loss.backward()
+    optimizer.step()
+    checkpoints = Checkpoints(here / "played" / "checkpoints", 1, None, World(torch.device("cpu")))
+    checkpoints.save(1, model, optimizer)
+    checkpoints.close()
+    return here
+
+
+@pytest.fixture
+def here(models, tmp_path, monkeypatch):
+    for name in ("words", "short", "bare", "played"):
+        (tmp_path / name).symlink_to(models / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(model, prompts, most, stop=(), bos=True):
+    subject = open_model(model)
+    found = dict(Writer(subject.model, subject.tokenizer, bos=bos).write(prompts, most, stop))
+    return [found[index] for index in range(len(prompts))]
+
+
+def said(capsys, *arguments):
+    assert main(["generate", *arguments]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    return output.out
+
+
+def test_a_prompt_is_continued(here, capsys):
+    text = written("words", ["Once upon"], 20)[0]
+    assert said(capsys, "words", "Once upon", "--max-tokens", "20") == f"Once upon{text}\n"
+    without = written("words", ["Once upon"], 20, bos=False)[0]
+    assert without != text  # the tokenizer begins texts with BOS by itself
+    assert said(capsys, "words", "Once upon", "--max-tokens", "20", "--no-bos") == f"Once upon{without}\n"
+    stop = text[7:9]
+    cut = said(capsys, "words", "Once upon", "--max-tokens", "20", "--stop", "never there", "--stop", stop)
+    assert cut == f"Once upon{text[: text.index(stop)]}\n"
+
+
+def test_as_much_as_fits(here, capsys):
+    text = written("short", ["aaaaaaaaaa"], 5)[0]
+    assert len(text) == 5  # with bos: 16 tokens
+    assert said(capsys, "short", "aaaaaaaaaa") == f"aaaaaaaaaa{text}\n"
+
+
+def test_the_text_comes_bit_by_bit(here, monkeypatch):
+    bits = []
+    monkeypatch.setattr("builtins.print", lambda text="", **_: bits.append(text))
+    assert main(["generate", "words", "Once upon", "--max-tokens", "20"]) == 0
+    assert bits[0] == "Once upon"
+    assert len(bits) > 10
+
+
+def test_draws_are_a_function_of_the_seed(here, capsys):
+    draw = ("words", "Once", "--max-tokens", "20", "--temperature", "0.9", "--top-k", "30", "--top-p", "0.9")
+    texts = []
+    for seed in ("1", "1", "2"):
+        torch.manual_seed(len(texts))
+        texts.append(said(capsys, *draw, "--seed", seed))
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+    assert said(capsys, "words", "Once", "--max-tokens", "20") not in texts
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
+def test_a_file_of_prompts(here, capsys, kind):
+    prompts = ["Once upon a time", "é", "a longer one, that goes on and on", "x"]
+    if kind == "text":
+        (here / "file.txt").write_text("\n".join([*prompts[:2], "", *prompts[2:]]) + "\n", encoding="utf-8")
+    else:
+        rows = [{"id": index, "prompt": prompt} for index, prompt in enumerate(prompts)]
+        (here / "file.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    file = "file.txt" if kind == "text" else "file.jsonl"
+    arguments = ("words", "--prompts", file, "--out", "made/answers.jsonl", "--max-tokens", "9", "--stop", "e")
+    assert said(capsys, *arguments) == "4 prompts answered: made/answers.jsonl\n"
+    answers = [json.loads(line) for line in (here / "made" / "answers.jsonl").read_text("utf-8").splitlines()]
+    assert [answer["prompt"] for answer in answers] == prompts
+    assert [answer["text"] for answer in answers] == written("words", prompts, 9, ["e"])
+    assert [answer.get("id") for answer in answers] == ([0, 1, 2, 3] if kind == "jsonl" else [None] * 4)
+    assert [file.name for file in (here / "made").iterdir()] == ["answers.jsonl"]
+
+
+def test_draws_for_a_file_do_not_depend_on_its_batches(here, capsys):
+    (here / "file.txt").write_text("one\ntwo and three\nfour\n")
+    found = []
+    for size in ("1", "3"):
+        arguments = ("words", "--prompts", "file.txt", "--out", size, "--temperature", "1", "--max-tokens", "9")
+        said(capsys, *arguments, "--batch-size", size)
+        found.append((here / size).read_text())
+    assert found[0] == found[1]
+
+
+def test_a_playground_run_speaks_the_words_of_its_task(here, capsys):
+    text = said(capsys, "played", "bos x3 x1 x4 ans", "--max-tokens", "5")
+    assert text.startswith("bos x3 x1 x4 ans ")
+    words = text.split()
+    assert 5 < len(words) <= 10
+    assert set(words) <= {"bos", "ans", *(f"x{i}" for i in range(1, 41))}
+
+
+def test_another_tokenizer(here, capsys):
+    assert said(capsys, "bare", "ab", "--tokenizer", "bytes", "--max-tokens", "3").startswith("ab")
+
+
+MISTAKES = [
+    (["words"], "PROMPT: expected a text, or else --prompts with a file of them, got None"),
+    (["words", "a", "--prompts", "file"], "PROMPT: expected a text, or else --prompts with a file of them, got"),
+    (["words", "a", "--out", "b"], "--out: expected a file beside --prompts, and only there, got "),
+    (["words", "--prompts", "file"], "--out: expected a file beside --prompts, and only there, got None"),
+    (["words", "--prompts", "file", "--out", "file"], '--out: expected a file that does not exist yet, got "file"'),
+    (["words", "--prompts", "file", "--out", "file/x"], "--out: expected a file that can be written ("),
+    (["words", "--prompts", "none", "--out", "b"], "--prompts: expected a text file that can be read (No such file"),
+    (["words", "--prompts", "empty", "--out", "b"], "--prompts: expected a file with at least one prompt, got"),
+    (["words", "--prompts", "bad.jsonl", "--out", "b"], '--prompts: expected {"prompt": "…"} in every line, got'),
+    (["words", "a", "--top-k", "5"], "--top-k: expected a --temperature above 0 beside it, got 5"),
+    (["words", "a", "--temperature", "1", "--top-p", "2"], "--top-p: expected a number > 0 and <= 1, got 2.0"),
+    (["none", "a"], 'MODEL: "none" is neither a folder nor a model on the Hub that can be reached'),
+    (["bare", "a"], "--tokenizer: expected a file, a folder or a name on the Hub, as the model brings none, got None"),
+    (["short", "a" * 16], "the prompt: 17 tokens, and 1 to write, are more than the model's context of 16"),
+    (["short", "a", "--max-tokens", "20"], "the prompt: 2 tokens, and 20 to write, are more than the model's context"),
+    (["short", "--prompts", "two", "--out", "b"], "prompt 0: 2 tokens, and 128 to write, are more than the model's"),
+    (["played", "bos x3 y4 ans"], 'unknown word "y4" of copying. Did you mean "x4"? Words: bos, ans, x1, '),
+    (["words", "a", "--step", "3"], "--step: expected the folder of a run (with a config.yaml) as the model, got 3"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "start"), MISTAKES, ids=[" ".join(found[0])[:40] for found in MISTAKES])
+def test_mistakes_are_told_in_one_line(here, monkeypatch, capsys, arguments, start):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (here / "file").write_text("one\n")
+    (here / "two").write_text("b\n\naaaaaaaaaaaaaa\n")
+    (here / "empty").write_text("\n\n")
+    (here / "bad.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    before = sorted(path.name for path in here.iterdir())
+    assert main(["generate", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith("canonlm: " + start)
+    assert output.err.count("\n") == 1
+    assert output.out == ""
+    assert sorted(path.name for path in here.iterdir()) == before

@@ -1,0 +1,79 @@
+"""`canonlm data multihop`: texts to train on."""
+
+import json
+
+import pytest
+
+from canonlm.cli import main
+from canonlm.evals.multihop import MultiHop, MultiHopSettings
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def multihop(*args):
+    return main(["data", "multihop", *args])
+
+
+def texts(path):
+    return [json.loads(line)["text"] for line in path.read_text().splitlines()]
+
+
+def questions(split, **settings):
+    return MultiHop(MultiHopSettings(**settings), lambda text: len(text.split()), split)
+
+
+def test_every_line_is_a_question_with_its_answer(capsys, here):
+    assert multihop("hops.jsonl", "k=2", "people=3", "background=40", "--n", "12", "--seed", "5") == 0
+    printed = capsys.readouterr()
+    assert printed.out == "hops.jsonl: 12 texts of 2hop-0.04k, split train, seed 5\n"
+    assert printed.err == ""
+    expected = questions("train", k=2, people=3, background=40, n=12, seed=5)
+    assert texts(here / "hops.jsonl") == [f"{q.prompt} {q.answer}." for q in expected]
+    assert [path.name for path in here.iterdir()] == ["hops.jsonl"]
+
+
+def test_training_texts_are_not_the_test(here):
+    for split in ("train", "test"):
+        assert multihop(f"{split}.jsonl", "--n", "50", "--split", split) == 0
+    assert not set(texts(here / "train.jsonl")) & set(texts(here / "test.jsonl"))
+    assert texts(here / "test.jsonl") == [f"{q.prompt} {q.answer}." for q in questions("test", n=50)]
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (["hops.txt"], 'OUT: expected a name that ends in .jsonl, got "hops.txt"'),
+        (["there.jsonl"], 'OUT: expected a file that does not exist yet, got "there.jsonl"'),
+        (["no/hops.jsonl"], "OUT: expected a file that can be written (No such file or directory), "
+                            'got "no/hops.jsonl"'),
+        (["hops.jsonl", "people=80"], "people: expected an integer >= 1 and <= 60, got 80"),
+        (["hops.jsonl", "peopel=4"], 'unknown setting "peopel". Did you mean "people"? '
+                                     "Settings: background, k, n, people, published, seed, text."),
+        (["hops.jsonl", "n=10"], "n: expected the option --n instead, got 10"),
+        (["hops.jsonl", "seed=1"], "seed: expected the option --seed instead, got 1"),
+        (["hops.jsonl", "k"], 'override: expected key=value, such as train.steps=100, got "k"'),
+        (["hops.jsonl", "text=a.txt", "background=3"], "text: expected a text file in UTF-8 "
+                                                       '(No such file or directory), got "a.txt"'),
+        (["hops.jsonl", "--split", "dev"], 'unknown split "dev". Splits: test, train, valid.'),
+    ],
+    ids=["ending", "there", "folder", "people", "unknown", "n", "seed", "pair", "text", "split"],
+)  # fmt: skip
+def test_mistakes_are_one_line(capsys, here, args, error):
+    (here / "there.jsonl").write_text("mine")
+    assert multihop(*args, "--n", "3") == 2
+    assert capsys.readouterr().err == f"canonlm: {error}\n"
+    assert (here / "there.jsonl").read_text() == "mine"
+    assert [path.name for path in here.iterdir()] == ["there.jsonl"]
+
+
+def test_what_was_interrupted_leaves_nothing(monkeypatch, capsys, here):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MultiHop, "_sentences", interrupt)
+    assert multihop("hops.jsonl", "--n", "3") == 130
+    assert list(here.iterdir()) == []

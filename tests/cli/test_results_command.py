@@ -1,0 +1,252 @@
+"""`canonlm results`: tables, files and pairs of the published numbers, with one's own beside them."""
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+import time
+
+import polars as pl
+import pytest
+import yaml
+
+from canonlm.cli import app, main
+from canonlm.cli.results import results
+from canonlm.report.published import everything, published
+from canonlm.report.tidy import SCHEMA, choose, paired
+
+if not any(command.callback is results for command in app.registered_commands):
+    app.command()(results)  # until the command line has it
+
+
+def run_folder(folder, arch="llama", correct=75, config=None, finished=True, name_of_task="depo"):
+    """A run on a task of two slices, as training writes it."""
+    folder.mkdir(parents=True)
+    config = {
+        "arch": arch,
+        "task": {"name": name_of_task, "N": 8, "K": 2, "M": 10, "name_vocab": 8, "min_name_len": 1, "max_name_len": 1},
+        "model": {"num_hidden_layers": 2, "hidden_size": 64},
+        "data": {"seq_len": 64},
+        "train": {"steps": 10, "batch_size": 4, "seed": 0, "optim": {"lr": 0.001}},
+    } | (config or {})
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    slices = [{"slice": {"k": k}, "correct": correct, "total": 100} for k in (1, 2)]
+    row = {"kind": "eval", "step": 10, "loss": 1.5, "slices": slices}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    if finished:
+        (folder / "result.json").write_text(json.dumps({"steps": 10, "num_parameters": 1000, "final": row}))
+    return folder
+
+
+def evaluated(folder, source="some/model"):
+    folder.mkdir(parents=True)
+    score = {"measure": "exact", "value": 0.912, "stderr": 0.0127, "n": 500, "slice": {}, "share": True,
+             "higher_is_better": True}  # fmt: skip
+    entry = {"suite": "multihop", "name": "1hop-2k", "settings": {"published": True}, "scores": [score]}
+    (folder / "results.json").write_text(json.dumps({"model": {"source": source}, "results": [entry]}))
+
+
+def cells(text):
+    """The lines of a table, cut at runs of blanks."""
+    return [re.split(r" {2,}", line.strip()) for line in text.splitlines() if line.strip()]
+
+
+def test_short_table_of_all_64(capsys):
+    assert main(["results"]) == 0
+    heading, header, *rows = cells(capsys.readouterr().out)
+    assert heading[0].startswith("short (percent")
+    assert header == ["model", "lm_eval_avg13", "LMB", "Hella", "ARC-c", "MMLU", "Wiki_ppl", "JRT_avg12", "1hop-4k",
+                      "2hop-0k", "babilong_avg20"]  # fmt: skip
+    assert len(rows) == 64
+    assert rows[0] == ["Llama-1B-Nemo-1T-lr0.002", "57.2", "57.5", "68.2", "46.0", "44.0", "13.73", "56.1", "28.8",
+                       "33.2", "34.1"]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [["--filter", "arch=GLA5", "size=1B"], ["arch=gla5", "--filter", "size=1B"]])
+def test_filters_stand_anywhere(arguments, capsys):
+    assert main(["results", *arguments]) == 0
+    names = [row[0] for row in cells(capsys.readouterr().out)[2:]]
+    assert names == [f"GLA5{kind}-1B-Nemo-1T-lr{lr}" for kind in ("conv", "Canon") for lr in (0.002, 0.003, 0.005)]
+
+
+@pytest.mark.parametrize(("group", "columns"), [("standard", 14), ("perplexity", 2), ("retrieval", 13),
+                                                ("multihop", 16), ("babilong", 21), ("needle", 21)])  # fmt: skip
+def test_groups_show_every_number(group, columns, capsys):
+    assert main(["results", "--group", group, "model=GDN2Canon-3B-Nemo-1T-lr0.003"]) == 0
+    rows = [row for row in cells(capsys.readouterr().out) if row[0].startswith("GDN2")]
+    assert sum(len(row) - 1 for row in rows) == columns  # in as many tables as the width takes
+
+
+def test_other_sources(capsys):
+    assert main(["results", "source=reference", "--group", "standard"]) == 0
+    assert len(cells(capsys.readouterr().out)) == 2 + 18
+    assert main(["results", "source=best"]) == 0
+    assert len(cells(capsys.readouterr().out)) == 2 + 26
+    assert main(["results", "model=Qwen/Qwen2-7B"]) == 0  # nothing else is meant
+    assert "Qwen/Qwen2-7B" in capsys.readouterr().out
+    assert main(["results", "--group", "mano", "arch=GLA", "size=8L512D"]) == 0
+    out = capsys.readouterr().out
+    assert "mano-10 l=10" in out
+    assert len(re.findall("^GLA ", out, re.MULTILINE)) == 3  # each variant
+    assert main(["results", "source=reference", "arch=GLA5"]) == 0
+    assert capsys.readouterr().out == "nothing: no results are left\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [
+        (["--filter", "arch=GLA55"], 'unknown arch "GLA55". Did you mean "GLA5"?'),
+        (["arhc=GLA5"], 'unknown filter "arhc". Did you mean "arch"?'),
+        (["--group", "standrad"], 'unknown group "standrad". Did you mean "standard"? Groups: babilong, brevo, depo'),
+        (["nowhere"], "folder: expected a folder with runs"),
+        (["--curves"], "--curves: expected --csv or --json"),
+        (["--curves", "--paired", "--csv", "-"], "--paired: expected final results"),
+        (["--csv", "-", "--json", "-"], "--json: expected a file"),
+        (["--csv", "nowhere/x.csv"], "--csv: expected a file that can be written (No such file or directory)"),
+    ],
+)
+def test_mistakes(arguments, start, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["results", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("canonlm: " + start)
+    assert error.count("\n") == 1
+
+
+def test_csv_is_the_frame_again(capsys, tmp_path):
+    assert main(["results", "--csv", "-"]) == 0
+    text = capsys.readouterr().out
+    types = {name: getattr(pl, kind) for name, kind in SCHEMA.items()}
+    read = pl.read_csv(io.StringIO(text), schema=types)
+    assert read.with_columns(pl.col("unit").fill_null("")).equals(everything())
+    assert main(["results", "--csv", str(tmp_path / "x.csv"), "arch=GLA5", "--group", "needle"]) == 0
+    assert capsys.readouterr().out == f"written: {tmp_path / 'x.csv'}\n"
+    with (tmp_path / "x.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == (16 + 6) * 21
+    assert {row["task"] for row in rows} == {"niah_single_1", "niah_single_2", "niah_single_3"}
+
+
+def test_json_is_the_frame_again(capsys):
+    assert main(["results", "--json", "-", "source=published"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert pl.DataFrame(rows, schema=published().schema).equals(published())
+
+
+def test_curves(capsys):
+    assert main(["results", "--curves", "--csv", "-", "arch=Llama", "size=1B", "task=mmlu"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(rows) == 8 * 40
+    assert (rows[0]["tokens"], rows[0]["unit"], rows[0]["metric"]) == ("33550000000", "%", "acc")
+
+
+def test_pairs(capsys):
+    assert main(["results", "--paired"]) == 0
+    out = capsys.readouterr().out
+    heading, header, *rows = cells(out)
+    assert heading[0].startswith("With Canon layers, minus without")
+    assert header[:5] == ["arch", "size", "tokens", "lr", "canon"]
+    assert len([row for row in rows if "→" in "".join(row)]) == 32
+    (gla5,) = [row for row in rows if row[:4] == ["GLA5", "1B", "1T", "0.005"]]
+    assert gla5[4:] == ["b → AbCD", "+3.0", "+2.5", "+2.2", "−0.6", "+6.7", "−0.66", "+1.2", "+9.9", "−1.3", "+3.5"]
+    better = dict(zip(header[5:], next(row for row in rows if row[0] == "better")[1:], strict=True))
+    worse = dict(zip(header[5:], next(row for row in rows if row[0] == "worse")[1:], strict=True))
+    assert (better["Wiki_ppl"], worse["Wiki_ppl"]) == ("32/32", "0/32")  # less is better
+    assert better["lm_eval_avg13"] == "28/32"
+    marked = {row[0] for row in rows if row[0][-1] in "¹²"}
+    assert marked == {"Llama¹", "GLA5²"}
+    notes = " ".join(out.split())
+    assert "¹ Not Canon alone: in these LlamaCanon models rotary embedding turns a quarter of the dimensions" in notes
+    assert "² Not Canon alone" in notes
+    assert "contexts of 16384 (1B), 12288 (3B) and 4096 (8B)" in notes
+    assert "range over 4.3 (LMB), 2.8 (BoolQ)" in notes
+
+
+def test_notes_only_where_they_matter(capsys):
+    assert main(["results", "--paired", "arch=GDN2"]) == 0
+    out = capsys.readouterr().out
+    assert "¹" not in out
+    assert "contexts of" not in out
+    assert "One run per learning rate" in out
+    assert main(["results", "--paired", "source=best", "arch=Llama,GLA5", "size=3B"]) == 0
+    rows = cells(capsys.readouterr().out)
+    assert [row[:4] for row in rows[2:4]] == [["Llama¹", "3B", "1T", "best"], ["GLA5²", "3B", "1T", "best"]]
+    assert main(["results", "--paired", "canon=no"]) == 0
+    assert capsys.readouterr().out.startswith("nothing: no results are left, or no two that differ in Canon alone")
+
+
+def test_pairs_as_csv(capsys):
+    assert main(["results", "--paired", "--csv", "-", "--filter", "source=published"]) == 0
+    read = pl.read_csv(io.StringIO(capsys.readouterr().out), infer_schema_length=None)
+    expected = paired(choose(everything(), ["source=published"]))
+    assert read["delta"].equals(expected["delta"])
+    assert read["canon_model"].equals(expected["canon_model"])
+
+
+def test_ones_own_beside_the_published_ones(tmp_path, capsys):
+    run = run_folder(tmp_path / "runs" / "mine", correct=75)
+    evaluated(run / "evals" / "step-00000010")
+    assert main(["results", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    multihop, _, depo = out.partition("depo: K=2, M=10, N=8")
+    rows = cells(multihop)
+    assert rows[0][0].startswith("multihop")
+    assert rows[1] == ["model", "size", "1hop-2k"]
+    assert len(rows) == 2 + 64 + 1
+    assert rows[-1] == ["mine/step-00000010", "–", "91.2 ±1.3"]  # one's own come last
+    assert rows[-2][0].endswith("lr0.005") or rows[-2][0].endswith("lr0.003")
+    assert [row[0] for row in cells(depo) if row[0] == "mine"] == ["mine"]
+    assert "75.0 ±4.4" in depo
+
+
+def test_pairs_of_ones_own(tmp_path, capsys):
+    run_folder(tmp_path / "runs" / "a", "llama", 50)
+    run_folder(tmp_path / "runs" / "b", "llama+canon", 80)
+    assert main(["results", str(tmp_path), "--paired", "--filter", "source=yours"]) == 0
+    out = capsys.readouterr().out
+    (row,) = [row for row in cells(out) if row[0] == "Llama"]
+    assert row == ["Llama", "2L64D", "2.6K", "0.001", "none → ABCD", "+30.0", "+30.0", "+30.0", "0.00"]
+    assert "Of yours, pairs are equal" in out
+    assert "Not Canon alone" not in out
+
+
+@pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>", "[red]x", "[link=http:a]b[", "a\x1b[31mb"])
+def test_names_stay_text(name, tmp_path, capsys):
+    folder = name.replace("/", "_")
+    run_folder(tmp_path / "runs" / folder)
+    run_folder(tmp_path / "runs" / f"{folder} running", finished=False)
+    assert main(["results", str(tmp_path), "source=yours"]) == 0
+    said = capsys.readouterr()
+    shown = folder.replace("\x1b", "�")
+    assert any(line.startswith(f"{shown} ") for line in said.out.splitlines())
+    assert f"{shown} running: left out, unfinished at step 10 of 10" in said.err
+    assert "\x1b" not in said.out + said.err
+
+
+def test_damaged_runs_are_said_and_leave_the_csv_whole(tmp_path, capsys):
+    run_folder(tmp_path / "runs" / "whole")
+    (run_folder(tmp_path / "runs" / "broken") / "config.yaml").write_text("{")
+    (tmp_path / "runs" / "half").mkdir()
+    (tmp_path / "runs" / "half" / "results.json").write_text("{")
+    assert main(["results", str(tmp_path), "source=yours", "--csv", "-"]) == 0
+    said = capsys.readouterr()
+    assert {row["model"] for row in csv.DictReader(io.StringIO(said.out))} == {"whole"}
+    assert said.err.splitlines() == [
+        "broken: left out, config.yaml is damaged: not YAML",
+        "runs/half/results.json: left out, not readable: JSONDecodeError: Expecting property name enclosed in double "
+        "quotes: line 1 column 2 (char 1)",
+    ]
+
+
+def test_starts_quickly():
+    code = (
+        "from canonlm.cli import app, main; from canonlm.cli.results import results\n"
+        "if not any(c.callback is results for c in app.registered_commands): app.command()(results)\n"
+        "main(['results', 'size=8B'])\n"
+        "import sys; assert 'torch' not in sys.modules and 'numba' not in sys.modules"
+    )
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert time.perf_counter() - begun < 6  # 1 s on an idle machine

@@ -1,0 +1,97 @@
+"""The report reads what `canonlm eval` kept: beside runs, alone, damaged."""
+
+import io
+import json
+
+import pytest
+from folders import evaluation, write_run
+from rich.console import Console
+
+from canonlm.report import load_play, render, tables, write_report
+
+
+def write_results(folder, source, entries):
+    folder.mkdir(parents=True, exist_ok=True)
+    results = [
+        {
+            "suite": suite,
+            "name": name,
+            "settings": {},
+            "scores": [
+                {"measure": m, "value": v, "stderr": e, "n": 500, "slice": {}, "higher_is_better": True, "share": share}
+                for m, v, e, share in scores
+            ]
+            + [{"measure": scores[0][0], "value": 0.123, "stderr": 0.1, "n": 5, "slice": {"position": 3},
+                "higher_is_better": True, "share": True}],
+        }
+        for suite, name, scores in entries
+    ]  # fmt: skip
+    (folder / "results.json").write_text(json.dumps({"model": {"source": source}, "results": results}))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two runs on a task, of which one has been asked two suites, and a model that is no run."""
+    run = write_run(tmp_path / "runs" / "depo-llama", evals=[evaluation(10, {("k", 1): (30, 40)})])
+    write_run(tmp_path / "runs" / "depo-canon", arch="llama+canon", evals=[evaluation(10, {("k", 1): (39, 40)})])
+    write_results(
+        run / "evals" / "step-00000010",
+        "runs/depo-llama",
+        [
+            ("multihop", "1hop-0k", [("exact", 0.3, 0.02, True)]),
+            ("multihop", "1hop-0k", [("exact", 0.912, 0.0127, True), ("year", 0.92, 0.01, True)]),  # asked again
+            ("harness", "wikitext", [("word_perplexity", 23.456, None, False)]),
+        ],
+    )
+    write_results(tmp_path / "evals" / "<b>", "some/model", [("multihop", "1hop-0k", [("exact", 0.5, 0.022, True)])])
+    return tmp_path
+
+
+def printed(folder):
+    console = Console(width=200, file=io.StringIO())
+    for table in tables(folder):
+        console.print(table)
+    return console.file.getvalue()
+
+
+def test_tables(folder):
+    text = printed(folder)
+    assert "Birth years in a text" in text
+    (row,) = [line for line in text.splitlines() if "1hop-0k" in line and "exact" in line]
+    assert [cell.strip() for cell in row.strip("│ ").split("│")] == ["1hop-0k", "exact", "50.0% ± 2.2", "91.2% ± 1.3"]
+    (row,) = [line for line in text.splitlines() if "1hop-0k" in line and "year" in line]
+    assert "–" in row
+    assert "92.0% ± 1.0" in row
+    assert "23.5" in text
+    assert "12.3" not in text  # slices are in the file alone
+    assert "depo-llama/step-00000010" in text
+    assert "llama+canon" in text
+
+
+def test_page(folder):
+    page = render(load_play(folder))
+    assert "<h2>Birth years in a text</h2>" in page
+    assert "91.2% ± 1.3" in page
+    assert "&lt;b&gt;" in page
+    assert "<th><b></th>" not in page
+    assert "2 saved models asked" in page
+
+
+def test_results_alone_are_a_report(tmp_path):
+    write_results(tmp_path / "evals" / "m", "some/model", [("babilong", "babilong-qa1-0k", [("correct", 1, 0, True)])])
+    play = load_play(tmp_path / "evals")
+    assert (play.sections, play.left_out) == ((), ())
+    assert "Stories in a longer text" in write_report(tmp_path / "evals").read_text()
+    assert "100% ± 0.0" in printed(tmp_path / "evals")
+
+
+def test_damage_is_said(folder):
+    (folder / "evals" / "<b>" / "results.json").write_text('{"model": {"source": "x"}, "results": [{"suite": "s"}]}')
+    play = load_play(folder)
+    assert len(play.evaluated) == 1
+    assert [entry.name for entry in play.left_out] == ["evals/<b>/results.json"]
+
+
+def test_neither_runs_nor_results(tmp_path):
+    with pytest.raises(ValueError, match="expected a folder with runs or results of `canonlm eval`"):
+        load_play(tmp_path)
