@@ -80,7 +80,7 @@ MISTAKES = [
     (train("good.yaml", "train.device=abacus"), "train.device: expected auto, cpu or a device"),
     (["train", "good.yaml", "--out", "file"], "--out: expected a folder that can be written (File exists)"),
     (["train", "good.yaml", "--out", "file/below"], "--out: expected a folder that can be written (Not a directory)"),
-    (["report", "nowhere"], "folder: expected a folder with runs in it"),
+    (["report", "nowhere"], "folder: expected a folder with runs or results of `canonlm eval` in it"),
     (["data", "show", "copyin"], 'unknown task "copyin". Did you mean "copying"?'),
     (["data", "show", "copying", "n=3"], 'unknown setting "copying.n"'),
     (["data", "show", "copying", "--split", "tst"], 'unknown split "tst". Did you mean "test"?'),

@@ -12,7 +12,6 @@ import threading
 import time
 
 import pytest
-import yaml
 
 from canonlm.cli import main
 from canonlm.launch import processes
@@ -34,6 +33,11 @@ while time.monotonic() < end and (not got or plan.get("deaf")):
     time.sleep(0.01)
 if got:
     time.sleep(plan.get("saves", 0))
+if "why" in plan:
+    message, told = plan["why"]
+    note = {"message": message, "told": told, "timestamp": int(time.time()), "time": time.time()}
+    pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(note))
+    time.sleep(plan.get("dies", 0))
 if "kill" in plan:
     os.kill(os.getpid(), plan["kill"])
 if got:
@@ -145,6 +149,36 @@ def test_what_only_one_refuses_is_told(child, tmp_path):
     assert (outcome.code, outcome.message.split(": ")[1]) == (2, "no such device (whole log")
 
 
+BOOM, LOST = ["RuntimeError: boom\nand more", False], ["RuntimeError: Connection closed by peer", False]
+
+
+@pytest.mark.parametrize(
+    ("plan", "code", "said"),
+    [
+        # The one whose partner is lost is the first to end, and says most.
+        ({"0": {"seconds": 0.1, "code": 1, "why": LOST}, "1": {"code": 3, "why": BOOM, "dies": 0.2}}, 3, "rank 1"),
+        ({"0": {"code": 3, "why": BOOM, "dies": 0.2}, "1": {"seconds": 0.1, "code": 1, "why": LOST}}, 3, "rank 0"),
+        ({"0": {"seconds": 60}, "1": {"code": 3, "why": BOOM}}, 3, "rank 1"),
+        ({"0": {"seconds": 0.1, "code": 3, "why": BOOM}, "1": {"code": 3, "why": BOOM}}, 3, "rank 0"),
+        # What the first process has said in one line is not said again.
+        ({"0": {"code": 2, "why": ["no", True]}, "1": {"seconds": 0.1, "code": 2, "why": ["no", True]}}, 2, None),
+        ({"0": {"code": 2, "why": ["no", True]}, "1": {"seconds": 0.1, "code": 1, "why": LOST}}, 2, None),
+        ({"0": {"seconds": 0.1, "code": 1, "why": LOST}, "1": {"code": 2, "why": ["boom", True]}}, 2, "rank 1"),
+    ],
+    ids=["second", "first", "second alone", "both", "both refuse", "first refuses", "second refuses"],
+)
+def test_who_failed_first_is_named(child, tmp_path, plan, code, said):
+    outcome = run(child(plan), 2, tmp_path / "logs")
+    message = "" if said is None else f"{said} ended with exit code {code}, so the run was ended: "
+    assert outcome.code == code
+    assert outcome.message.startswith(message)
+    assert bool(outcome.message) == bool(said)
+    assert "\n" not in outcome.message
+    if said:
+        assert "boom" in outcome.message
+        assert ("(whole log: " in outcome.message) == (said == "rank 1")
+
+
 @pytest.mark.parametrize(
     ("number", "passed"),
     [
@@ -214,30 +248,11 @@ def test_a_folder_that_cannot_be_written(child, tmp_path):
 
 # -- the command ------------------------------------------------------------------------------------------------------
 
-RECIPE = {
-    "arch": "llama+canon",
-    "task": {"name": "copying", "N": 8, "min_items": 2},
-    "model": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2},
-    "data": {"seq_len": 18, "loss_on": "answer"},
-    "train": {
-        "steps": 30,
-        "batch_size": 4,
-        "num_threads": 1,
-        "device": "cpu",
-        "log_every": 1,
-        "eval_every": 1000,
-        "eval_size": 8,
-        "checkpoint_every": 1000,
-        "optim": {"lr": 3e-3, "warmup_steps": 5, "schedule": "constant"},
-    },
-}
-
 
 @pytest.fixture
-def recipe(tmp_path):
-    path = tmp_path / "tiny.yaml"
-    path.write_text(yaml.safe_dump(RECIPE))
-    return str(path)
+def recipe(tiny, tmp_path):
+    settings = {"steps": 30, "device": "cpu", "log_every": 1, "eval_every": 1000, "checkpoint_every": 1000}
+    return str(tiny.yaml(tmp_path / "tiny.yaml", train={**settings, "optim": {"schedule": "constant"}}))
 
 
 @pytest.mark.parametrize(
@@ -252,6 +267,8 @@ def recipe(tmp_path):
         (["--local", "3"], "train.batch_size: expected a multiple of 3, the number of processes"),
         (["--slurm", "tasks=3", "time=5"], "train.batch_size: expected a multiple of 3, the number of processes"),
         (["--slurm", "tasks=2", "time=5", "train.step=5"], 'unknown setting "train.step"'),
+        (["--slurm", "gpus=2", "time=5"], 'train.device: expected auto or cuda, with gpus=2, got "cpu"'),
+        (["--slurm", "tasks=2", "time=1", "--dry-run"], "signal_delay_s: expected less than the job's time,"),
         (["--slurm", "tasks=2", "time=5", "train_steps=5"], 'unknown SLURM setting "train_steps"'),
     ],
 )
@@ -288,6 +305,47 @@ def rows(folder):
     """Of `metrics.jsonl`, what does not depend on the clock."""
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: row.get(key) for key in ("kind", "step", "loss", "grad_norm", "windows", "slices")} for row in found]
+
+
+BROKEN = """\
+import os, sys
+from canonlm.cli import main
+from canonlm.train.loop import _Run
+optimize = _Run._optimize
+def fail(self, batch):
+    if self.step == 3 and os.environ["RANK"] == WHO:
+        raise RuntimeError("no luck")
+    return optimize(self, batch)
+_Run._optimize = fail
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def broken(recipe, tmp_path):
+    """`broken(rank)`: the command of a training, but that this rank fails in its fourth step."""
+
+    def make(rank):
+        (tmp_path / "broken.py").write_text(BROKEN.replace("WHO", repr(str(rank))))
+        return [str(tmp_path / "broken.py"), "train", recipe, "--out", str(tmp_path / "run")]
+
+    return make
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_real_failure_is_the_last_thing_told(broken, tmp_path, monkeypatch, rank):
+    monkeypatch.setattr(processes, "SETTLE_SECONDS", 30.0)
+    log = f" (whole log: {tmp_path / 'logs' / 'rank-1.txt'})" if rank else ""
+    message = f"rank {rank} ended with exit code 1, so the run was ended: RuntimeError: no luck{log}"
+    assert run([sys.executable, *broken(rank)], 2, tmp_path / "logs") == Outcome(1, message)
+
+
+@pytest.mark.slow
+def test_torchrun_tells_it_too(broken):
+    with start("torch.distributed.run", "--nproc-per-node", "2", *broken(1)) as process:
+        said, _ = process.communicate(timeout=200)
+    assert process.returncode == 1
+    assert "RuntimeError: no luck" in said.partition("Failures:")[2], said
 
 
 @pytest.mark.slow

@@ -23,39 +23,22 @@ from canonlm.launch.slurm import Job, parse, split
 from canonlm.train.config import resolve
 from canonlm.train.metrics import TIMINGS
 
-RECIPE = {
-    "arch": "llama+canon",
-    "task": {"name": "copying", "N": 8, "min_items": 2},
-    "model": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2},
-    "data": {"seq_len": 18, "loss_on": "answer"},
-    "train": {
-        "steps": 40,
-        "batch_size": 4,
-        "num_threads": 1,
-        "device": "cpu",
-        "log_every": 1,
-        "eval_every": 500,
-        "eval_size": 8,
-        "checkpoint_every": 1_000_000,  # saved only because somebody asked
-        "optim": {"lr": 3e-3, "warmup_steps": 5},
-    },
-}
+# Saved only because somebody asked.
+TRAIN = {"device": "cpu", "log_every": 1, "eval_every": 500, "checkpoint_every": 1_000_000}
 
 
 @pytest.fixture
-def recipe(tmp_path):
-    path = tmp_path / "tiny.yaml"
-    path.write_text(yaml.safe_dump(RECIPE))
-    return path
+def config(tiny):
+    return tiny(train=TRAIN)
 
 
 # -- what is submitted ------------------------------------------------------------------------------------------------
 
 
-def test_settings_of_the_job_and_of_the_recipe():
+def test_settings_of_the_job_and_of_the_recipe(config):
     pairs = ["nodes=2", "arch=llama", "gpus=8", "train.steps=7", "trian.steps=7", "qos=long", "task={name: depo}"]
     assert split(pairs) == (["nodes=2", "gpus=8", "qos=long"], [pairs[1], *pairs[3:5], pairs[6]])
-    assert not {"time", *slurm.COUNTS, *slurm.OPTIONS} & set(resolve(RECIPE).model_dump())
+    assert not {"time", *slurm.COUNTS, *slurm.OPTIONS} & set(config.model_dump())
 
 
 @pytest.mark.parametrize(
@@ -74,7 +57,7 @@ def test_settings_of_the_job_and_of_the_recipe():
     ],
 )
 def test_times(time, minutes):
-    assert parse(["tasks=1", f"time={time}"])["time"] == minutes
+    assert parse(["tasks=1", f"time={time}", "signal_delay_s=1"])["time"] == minutes
 
 
 def test_counts_and_options():
@@ -83,7 +66,11 @@ def test_counts_and_options():
         **{"mail_user": "007", "exclusive": True},
     }
     assert parse(["time=5", "tasks=2"]) == {"time": 5, "tasks": 2, "nodes": 1}
-    assert parse(["time=5", "gpus=8", "tasks=4"])["tasks"] == 4
+    assert parse(["time=5", "gpus=8", "tasks=8", "gres=gpu:h100:8"])["tasks"] == 8
+    for gres in ("gpu:8", "gpu:h100:8(S:0-1)", "nvme:1,gpu:a:4,gpu:b:4", "gpu:h100=8", "nvme:1"):
+        assert parse(["time=5", "tasks=8", f"gres={gres}"])["gres"] == gres
+    assert parse(["time=5", "tasks=1", "gres=gpu:h100"])["tasks"] == 1
+    assert parse(["time=5", "tasks=2", "signal_delay_s=299"])["signal_delay_s"] == 299
 
 
 @pytest.mark.parametrize(
@@ -100,8 +87,16 @@ def test_counts_and_options():
         (["gpus=8"], "time: missing; expected the time limit of the job, such as time=24:00:00"),
         (["time=5"], "gpus: missing; expected the GPUs of a node, such as gpus=8 (without GPUs: tasks=2)"),
         (["nodes"], '--slurm: expected key=value, such as nodes=2, got "nodes"'),
+        (["time=5", "gpus=8", "tasks=4"], "tasks: expected nothing beside gpus=8, for every GPU has its task, got 4"),
+        (["time=5", "gpus=8", "gres=gpu:4"], 'gres: expected as many GPUs as a node has tasks, 8, got "gpu:4"'),
+        (["time=5", "tasks=8", "gres=nvme,gpu:h100"], "gres: expected as many GPUs as a node has tasks, 8, got"),
+        (["time=5", "tasks=2", "signal_delay_s=300"],
+         "signal_delay_s: expected less than the job's time, 300 seconds, got 300"),
+        (["time=2", "tasks=2"], "signal_delay_s: expected less than the job's time, 120 seconds, got 120"),
+        (["time=5", "tasks=2", "mem=8G", "mem_per_cpu=1G"], 'mem_per_cpu: expected nothing beside mem, got "1G"'),
+        (["time=5", "tasks=2", "time=9"], 'time: expected one value, got "time=9"'),
     ],
-)
+)  # fmt: skip
 def test_settings_that_cannot_be(pairs, message):
     with pytest.raises(ValueError) as error:
         parse(pairs)
@@ -115,10 +110,10 @@ def options(script):
     return {key: value if equals else None for key, equals, value in (line.partition("=") for line in lines)}
 
 
-def test_the_script(tmp_path):
+def test_the_script(config, tmp_path):
     """In sbatch's words, and submitit's own defaults where nothing was said."""
     given = ["nodes=16", "gpus=8", "cpus_per_task=12", "account=7", "qos=long", "time=24:00:00", "reservation=r"]
-    script = Job(resolve(RECIPE), tmp_path / "a run", parse(given)).script
+    script = Job(config, tmp_path / "a run", parse(given)).script
     launch = tmp_path / "a run" / "launch" / "1"
     assert options(script) == {
         **{"nodes": "16", "gpus-per-node": "8", "ntasks-per-node": "8", "cpus-per-task": "12", "time": "1440"},
@@ -130,9 +125,18 @@ def test_the_script(tmp_path):
     [srun] = [line for line in script.splitlines() if line.startswith("srun ")]
     assert "--kill-on-bad-exit=1 --cpus-per-task=12" in srun
     assert list(tmp_path.iterdir()) == []
-    delayed = Job(resolve(RECIPE), tmp_path, parse(["tasks=2", "time=9", "signal_delay_s=30"])).script
+    delayed = Job(config, tmp_path, parse(["tasks=2", "time=9", "signal_delay_s=30"])).script
     assert options(delayed)["signal"] == "USR2@30"
     assert "gpus-per-node" not in options(delayed)
+
+
+@pytest.mark.parametrize(("workers", "threads", "cores"), [(1, None, 2), (0, None, 1), (3, None, 4), (2, 6, 8)])
+def test_cores_for_the_training_and_for_those_who_read_ahead(tiny, tmp_path, workers, threads, cores):
+    config = tiny(data={"workers": workers}, train={"num_threads": threads})
+    script = Job(config, tmp_path, parse(["tasks=2", "time=5"])).script
+    assert options(script)["cpus-per-task"] == str(cores)
+    assert f"export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-{cores}}}" in script
+    assert f"--cpus-per-task={cores} " in script
 
 
 @pytest.fixture
@@ -152,14 +156,14 @@ def sbatch(tmp_path, monkeypatch):
     return make
 
 
-def test_what_a_launch_leaves(tmp_path, sbatch):
+def test_what_a_launch_leaves(config, tmp_path, sbatch):
     """A task started from it runs the copied code with the whole recipe, wherever the installed code has gone."""
     sbatch("Submitted batch job 12")
     run = tmp_path / "run"
-    job = Job(resolve(RECIPE), run, parse(["tasks=2", "time=5"]))
+    job = Job(config, run, parse(["tasks=2", "time=5"]))
     assert job.submit() == ("12", run / "launch" / "1" / "12_0_log.out")
     launch = run / "launch" / "1"
-    assert resolve(yaml.safe_load((launch / "recipe.yaml").read_text())) == resolve(RECIPE)
+    assert resolve(yaml.safe_load((launch / "recipe.yaml").read_text())) == config
     sources = Path(canonlm.__file__).parent
     for source in sources.rglob("*.yaml"):
         assert (launch / "code" / "canonlm" / source.relative_to(sources)).read_bytes() == source.read_bytes()
@@ -168,7 +172,9 @@ def test_what_a_launch_leaves(tmp_path, sbatch):
 
     said = "import os, sys; print('the copy', sys.argv, *(os.environ[key] for key in ('RANK', 'WORLD_SIZE')))"
     (launch / "code" / "canonlm" / "cli" / "__init__.py").write_text(
-        f"def main(args):\n    {said.replace('sys.argv', 'args')}\n    return 130\n"
+        f"def main(args):\n    {said.replace('sys.argv', 'args')}\n"
+        """    open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{"message": "no such text"}')\n"""
+        "    return 130\n"
     )
     [setup] = [line for line in job.script.splitlines() if line.startswith("export PYTHONPATH")]
     [srun] = [line for line in job.script.splitlines() if line.startswith("srun ")]
@@ -180,21 +186,22 @@ def test_what_a_launch_leaves(tmp_path, sbatch):
     )
     arguments = ["train", str(launch / "recipe.yaml"), "--out", str(run)]
     assert f"the copy {arguments} 1 2" in done.stdout.splitlines(), done.stderr
+    assert "canonlm: no such text" in done.stdout.splitlines()  # the first task says so, but not in this log
     assert done.returncode == 130
 
 
-def test_what_sbatch_refuses_leaves_nothing(tmp_path, sbatch, capfd):
+def test_what_sbatch_refuses_leaves_nothing(config, tmp_path, sbatch, capfd):
     sbatch("sbatch: error: invalid partition specified: nope", code=1)
     with pytest.raises(ValueError, match=r"^sbatch: error: invalid partition specified: nope$"):
-        Job(resolve(RECIPE), tmp_path / "run", parse(["tasks=2", "time=5", "partition=nope"])).submit()
+        Job(config, tmp_path / "run", parse(["tasks=2", "time=5", "partition=nope"])).submit()
     assert list((tmp_path / "run" / "launch").iterdir()) == []
     assert capfd.readouterr() == ("", "")
 
 
-def test_without_slurm(tmp_path, monkeypatch):
+def test_without_slurm(config, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="--slurm: expected a machine from which jobs are submitted"):
-        Job(resolve(RECIPE), tmp_path / "run", parse(["tasks=2", "time=5"])).submit()
+        Job(config, tmp_path / "run", parse(["tasks=2", "time=5"])).submit()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -247,12 +254,13 @@ def task_pids(job):
 
 
 @pytest.mark.slurm
-def test_a_run_that_is_sent_away_ends_as_if_nothing_had_happened(recipe, tmp_path, real_slurm):
+def test_a_run_that_is_sent_away_ends_as_if_nothing_had_happened(tiny, tmp_path, real_slurm):
     """Preempted, preempted with a grace time, at its time limit, cancelled; then to the end."""
-    settings = [recipe, f"train.steps={STEPS}"]
+    settings = [tiny.yaml(tmp_path / "tiny.yaml", train=TRAIN), f"train.steps={STEPS}"]
     launch(*settings, "--local", "2", "--out", tmp_path / "undisturbed")
     run, stopped_at = tmp_path / "run", []
     job_settings = ["--slurm", "--out", run, "tasks=2", "partition=low", "time=30", "signal_delay_s=290"]
+    job_settings += ["cpus_per_task=1"]  # the cluster has two
 
     def begin():
         said = launch(*settings, *job_settings)

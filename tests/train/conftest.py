@@ -1,86 +1,10 @@
-"""Very small runs through the real loop, and what two of them must share."""
+"""The run that others are compared with, and processes that start quickly."""
 
-import json
 import multiprocessing
-import shutil
 
 import pytest
-import yaml
 
-from canonlm.train.checkpoint import load_model
-from canonlm.train.config import resolve
 from canonlm.train.loop import train
-from canonlm.train.metrics import TIMINGS
-from canonlm.train.recipe import merge
-
-SETTINGS = {
-    "arch": "llama+canon",
-    "task": {"name": "copying", "N": 8, "min_items": 2},
-    "model": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2},
-    "data": {"seq_len": 18, "loss_on": "answer"},
-    "train": {
-        "steps": 40,
-        "batch_size": 4,
-        "num_threads": 1,
-        "log_every": 3,
-        "eval_every": 8,
-        "eval_size": 8,
-        "checkpoint_every": 10,
-        "optim": {"lr": 3e-3, "warmup_steps": 5},
-    },
-}
-
-
-class Tiny:
-    """Configurations of very small runs; `tiny(train={"steps": 20})`."""
-
-    def raw(self, **changes):
-        return merge(SETTINGS, changes)
-
-    def __call__(self, **changes):
-        return resolve(self.raw(**changes))
-
-    def yaml(self, path, **changes):
-        path.write_text(yaml.safe_dump(self.raw(**changes), sort_keys=False))
-        return path
-
-    @staticmethod
-    def untimed(row):
-        return {key: value for key, value in row.items() if key not in {*TIMINGS, "train_seconds"}}
-
-    def rows(self, folder):
-        """The rows of `metrics.jsonl` without timings."""
-        return [self.untimed(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-    @staticmethod
-    def weights(folder):
-        return {name: tensor.numpy().tobytes() for name, tensor in load_model(folder).state_dict().items()}
-
-    def same(self, folder, reference):
-        """Rows and final weights, to the bit; nothing temporary is left; both kept as many checkpoints."""
-        assert self.rows(folder) == self.rows(reference)
-        assert self.weights(folder) == self.weights(reference)
-        assert [path.name for path in folder.rglob("*") if ".tmp-" in path.name] == []
-        assert self.checkpoints(folder) == self.checkpoints(reference)
-        results = [json.loads((f / "result.json").read_text()) for f in (folder, reference)]
-        assert self.untimed(results[0]) == self.untimed(results[1])
-
-    @staticmethod
-    def checkpoints(folder):
-        return sorted(path.name for path in (folder / "checkpoints").iterdir())
-
-    @staticmethod
-    def back_to(folder, step):
-        """As if the process had died after this checkpoint and before the next; the rows are all there."""
-        (folder / "result.json").unlink()
-        for path in (folder / "checkpoints").iterdir():
-            if int(path.name.removeprefix("step-")) > step:
-                shutil.rmtree(path)
-
-
-@pytest.fixture(scope="session")
-def tiny():
-    return Tiny()
 
 
 @pytest.fixture(scope="session")

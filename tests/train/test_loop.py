@@ -52,6 +52,14 @@ def test_a_finished_run_is_left_alone(tiny, reference):
     assert {path: path.stat().st_mtime_ns for path in reference.rglob("*")} == before
 
 
+def test_a_run_shorter_than_its_warm_up_says_so(tiny, tmp_path):
+    said = "the learning rate will not rise to train.optim.lr: train.optim.warmup_steps is 5, train.steps 4"
+    for length, notes in ((4, [said]), (5, [])):
+        rows = []
+        train(tiny(train={"steps": length}), tmp_path / str(length), rows.append)
+        assert [row["why"] for row in rows if row["kind"] == "note"] == notes
+
+
 def test_bf16_trains_and_keeps_fp32_weights(tiny, tmp_path):
     train(tiny(train={"precision": "bf16"}), tmp_path)
     rows = [row for row in tiny.rows(tmp_path) if row["kind"] == "train"]

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from canonlm.errors import InvalidSetting
+from canonlm.train.build import check
 from canonlm.train.recipe import load, merge, override, read_yaml
 
 GROUND = """\
@@ -90,6 +91,40 @@ def test_a_mistake_is_where_it_stands(write, texts, overrides, message):
         assert str(caught.value).endswith("  (in bases/../ground.yaml, line 13)")
     else:
         assert str(caught.value) == message
+
+
+WSD = TOP + "  optim: {schedule: wsd, decay_steps: 30, warmup_steps: 5}\n"
+
+
+@pytest.mark.parametrize(
+    ("top", "overrides", "message"),
+    [
+        (WSD, ["train.steps=20"],
+         "train.optim.decay_steps: expected at most train.steps - train.optim.warmup_steps = 15, got 30"),
+        (TOP, ["arch=llama", "train.optim.schedule=wsd"],
+         "train.optim.decay_steps: missing; expected an integer > 0 with schedule wsd"),
+        (TOP, ["task.N=64"], "data.seq_len: expected at least 130, for the test samples of copying(N=64, min_items=16),"
+         " got 18"),
+        (TOP, ["task.difficulty=copying-9"], 'unknown copying difficulty "copying-9". Did you mean "copying-32"? '
+         "Copying difficulties: copying-32, copying-500."),
+        (TOP, ["text={sources: {a: {path: x}}}"],
+         "expected either task (a playground task) or text (token shards), got both"),
+        (TOP + "profile: 30:33\n", ["train.steps=20"], 'profile: expected steps up to train.steps = 20, got "30:33"'),
+        (TOP, ["model.hidden_size=15"],
+         "model.num_attention_heads: expected a divisor of model.hidden_size = 15, got 2"),
+    ],
+)  # fmt: skip
+def test_what_an_override_has_a_part_in_is_no_mistake_of_the_file(write, top, overrides, message):
+    load(write(top=top), check=check)  # without it, nothing is wrong
+    with pytest.raises(InvalidSetting) as caught:
+        load("top.yaml", overrides, check)
+    assert str(caught.value) == message
+
+
+def test_a_mistake_of_the_file_keeps_its_line_whatever_else_is_overridden(write):
+    write(top=WSD.replace("30", "60"))
+    with pytest.raises(InvalidSetting, match=r"= 35, got 60  \(in top\.yaml, line 5\)$"):
+        load("top.yaml", ["train.batch_size=2", "task.N=4"])
 
 
 @pytest.mark.parametrize(

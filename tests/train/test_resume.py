@@ -151,6 +151,20 @@ def test_a_lost_last_evaluation_is_made_again(tiny, reference, tmp_path):
     tiny.same(tmp_path, reference)
 
 
+def test_a_constant_rate_may_go_on_for_longer(tiny, tmp_path):
+    """As if it had been asked for at once; only the rows of what was the last step are there besides."""
+    constant = {"optim": {"schedule": "constant"}}
+    train(tiny(train=constant), tmp_path / "at once")
+    out = tmp_path / "out"
+    train(tiny(train={**constant, "steps": 20}), out)
+    assert train(tiny(train=constant), out)["steps"] == 40
+    assert tiny.weights(out) == tiny.weights(tmp_path / "at once")
+    assert [row for row in tiny.rows(out) if row["step"] != 20] == tiny.rows(tmp_path / "at once")
+    assert json.loads((out / "result.json").read_text())["steps"] == 40
+    with pytest.raises(ValueError, match=r"train\.steps: expected 40, as in the run that is already in"):
+        train(tiny(train={**constant, "steps": 30}), out)
+
+
 def test_what_a_killed_write_left_is_no_checkpoint(tiny, reference, tmp_path):
     train(tiny(), tmp_path)
     tiny.back_to(tmp_path, 30)

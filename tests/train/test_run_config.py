@@ -6,7 +6,7 @@ import yaml
 from canonlm import tasks
 from canonlm.errors import InvalidSetting
 from canonlm.train.build import check
-from canonlm.train.config import differences, resolve
+from canonlm.train.config import changes, differences, resolve
 from canonlm.train.recipe import load, merge, override
 
 NAMES = "brevo, capo, copying, depo, lano, mano, mqar"
@@ -66,7 +66,7 @@ def write(tmp_path, monkeypatch):
         ("  name: copying", "  name: [a]", "task.name: expected one of " + NAMES + ", got ['a']"
          "  (in run.yaml, line 3)"),
         ("task:\n  name: copying\n  N: 8", "task: 5",
-         "task: expected a group of settings, got 5  (in run.yaml, line 2)"),
+         "task: expected a group of settings, such as {name: depo}, got 5  (in run.yaml, line 2)"),
         ("  N: 8", "  8: 8", "task: expected the name of a setting, got 8  (in run.yaml, line 2)"),
         ("_layers: 1", "_layers: 1, fields: 3",
          "model.fields: expected a group of settings, got 3  (in run.yaml, line 5)"),
@@ -239,13 +239,63 @@ def test_what_is_written_is_read_back(tmp_path):
             {"text": {"sources": {"web": {"path": "x", "weight": 0}}}, "task": None},
             "text.sources.web.weight: expected a number > 0, got 0",
         ),
-        ({"text": {"sources": {"web": "x"}}, "task": None}, "text.sources.web: expected a group of settings, got"),
     ],
 )
 def test_a_task_or_text(changes, message):
     raw = yaml.safe_load(FILE.replace("3e-3", "0.003"))
     with pytest.raises(InvalidSetting, match=message):
         resolve(merge(raw, changes))
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ("profile=10",
+         'profile: expected start:stop with 1 <= start < stop, such as "10:13" for steps 10, 11, 12, got 10'),
+        ("track=wandb", 'track: expected a list, such as [wandb], got "wandb"'),
+        ("task=depo", 'task: expected a group of settings, such as {name: depo}, got "depo"'),
+        ("text=data/web",
+         'text: expected a group of settings, such as {sources: {web: {path: data/web}}}, got "data/web"'),
+        ("text.sources.web=data/web",
+         'text.sources.web: expected a group of settings, such as {path: data/web}, got "data/web"'),
+        ("text={sources: {web: {path: x}}, validation: {web: {path: x}}}",
+         "text.validation.web: expected a folder, such as data/web, got {'path': 'x'}"),
+    ],
+)  # fmt: skip
+def test_what_is_of_another_form_is_shown_the_right_one(write, pair, message):
+    with pytest.raises(InvalidSetting) as caught:
+        load(write(), [pair])
+    assert str(caught.value) == message
+
+
+def test_a_profile_lies_within_the_run(write):
+    assert load(write(), ["profile=39:41"]).profile == "39:41"
+    for steps in ("40:42", "900:903"):
+        with pytest.raises(InvalidSetting, match=f'^profile: expected steps up to train.steps = 40, got "{steps}"$'):
+            load(write(), [f"profile={steps}"])
+
+
+def test_what_a_run_can_be_continued_with(tiny):
+    text = {"sources": {"web": {"path": "a", "weight": 2.0}}}
+    text = {**tiny.raw(data={"loss_on": "all"}), "task": None, "text": text}
+    began = resolve(merge(text, {"text": {"validation": {"web": "a"}}}))
+    sources, validation = {"web": {"path": "b", "weight": 2.0}}, {"web": "b"}
+    moved = resolve(merge(text, {"text": {"sources": sources, "validation": validation}}))
+    assert [key for key, _, _ in differences(began, moved)] == ["text.sources.web.path", "text.validation.web"]
+    assert changes(began, moved) == []
+    more = resolve(merge(text, {"text": {"sources": sources, "validation": {**validation, "books": "c"}}}))
+    assert changes(began, more) == [("text.validation.books", None, "c")]
+    heavier = resolve(merge(text, {"text": {"sources": {"web": {"path": "b"}}, "validation": validation}}))
+    assert changes(began, heavier) == [("text.sources.web.weight", 2.0, 1.0)]
+    for schedule, least in (("constant", 41), ("cosine", None), ("linear", None)):
+        for steps in (39, 40, 41):
+            optim = {"schedule": schedule}
+            now = tiny(train={"steps": steps, "optim": optim})
+            allowed = steps == 40 or (least is not None and steps >= least)
+            assert (changes(tiny(train={"optim": optim}), now) == []) == allowed
+    assert changes(tiny(), tiny(train={"steps": 41, "optim": {"schedule": "constant"}})) == [
+        ("train.optim.schedule", "cosine", "constant")
+    ]
 
 
 def test_where_and_how_the_work_is_done_is_no_difference():

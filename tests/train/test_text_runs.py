@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import time
 from itertools import pairwise
 
@@ -146,6 +147,36 @@ def test_how_the_work_is_done_may_change_and_text_may_not(text, settings, tmp_pa
     (tmp_path / "run" / "data.json").write_text(json.dumps(noted))
     with pytest.raises(ValueError, match=r"text\.sources\.digits\.path: expected the text that the run in"):
         train(run, tmp_path / "run")
+
+
+def test_text_that_moved_is_known_by_its_sha256(text, tiny, settings, tmp_path, capsys):
+    def reading(folder):
+        sources = {name: {"path": str(folder / name), "weight": w} for name, w in (("digits", 1.0), ("letters", 3.0))}
+        return settings(text={"sources": sources, "validation": {"held out": str(folder / "digits")}})
+
+    run = tmp_path / "run"
+    train(reading(text), tmp_path / "undisturbed")
+    shutil.copytree(text, tmp_path / "here")
+    train(reading(tmp_path / "here"), run)
+    tiny.back_to(run, 15)
+    (tmp_path / "here").rename(tmp_path / "there")
+    train(reading(tmp_path / "there"), run)
+    tiny.same(run, tmp_path / "undisturbed")
+    assert str(tmp_path / "there") in (run / "config.yaml").read_text()
+    for noted in json.loads((run / "data.json").read_text()).values():
+        assert noted["folder"].startswith(str(tmp_path / "there"))
+
+    tiny.back_to(run, 15)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    (tmp_path / "there" / "digits").rename(tmp_path / "there" / "numbers")
+    shutil.copytree(tmp_path / "there" / "letters", tmp_path / "there" / "digits")
+    (tmp_path / "run.yaml").write_text(reading(tmp_path / "there").to_yaml())
+    for command in (["train"], ["launch", "--local", "2"], ["launch", "--slurm", "tasks=2", "time=5"]):
+        assert main([command[0], str(tmp_path / "run.yaml"), *command[1:], "--out", str(run)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"canonlm: text.sources.digits.path: expected the text that the run in {run} began ")
+        assert error.count("\n") == 1
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_told(settings, tmp_path, monkeypatch):

@@ -66,6 +66,7 @@ def _local(path: Path, folder: Path, overrides: list[str], count: int) -> int:
     if pick_device(run.train.device) == "cuda" and count > len(gpus()):
         raise expected("--local", f"at most {len(gpus())}, the GPUs of this machine", count)
     run_folder.check(folder, data.complete(run))
+    data.check_unchanged(run, folder)
     command = [sys.executable, "-m", "canonlm", "train", str(path), *overrides, "--out", str(folder)]
     outcome = processes.run(command, count, folder / "logs")
     if outcome.message:
@@ -74,6 +75,7 @@ def _local(path: Path, folder: Path, overrides: list[str], count: int) -> int:
 
 
 def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool) -> int:
+    from canonlm.errors import expected
     from canonlm.launch.slurm import Job, parse, split
     from canonlm.train.recipe import load
 
@@ -87,10 +89,13 @@ def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool) -> int:
 
     def check_all(run):
         model_config(data.complete(run))  # the device is the nodes' affair
+        if "gpus" in settings and run.train.device == "cpu":
+            raise expected("train.device", f"auto or cuda, with gpus={settings['gpus']}", run.train.device)
         check_layout(run, settings["nodes"] * settings["tasks"])
 
     run = load(path, overrides, check_all)
     run_folder.check(folder, data.complete(run))
+    data.check_unchanged(run, folder)
     job = Job(run, folder, settings)
     if dry_run:
         print(job.script)

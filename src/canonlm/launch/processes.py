@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from tempfile import TemporaryDirectory
+from typing import IO, Any
 
 from canonlm.errors import expected
+from canonlm.train.folder import read_json
 from canonlm.train.signals import STOPS
 
 POLL_SECONDS = 0.1
@@ -34,6 +36,7 @@ class Rank:
     rank: int
     process: subprocess.Popen
     log: Path | None
+    note: Path  # where it says why it fails, before the others can fail of that
     log_start: int = 0  # an earlier start of the same run may have written before
 
     @property
@@ -46,6 +49,10 @@ class Rank:
     def killed_by(self) -> str | None:
         code = self.process.poll()
         return signal.Signals(-code).name if code is not None and code < 0 else None
+
+    @property
+    def why(self) -> dict[str, Any] | None:
+        return read_json(self.note)
 
     @property
     def last_line(self) -> str:
@@ -79,14 +86,15 @@ def run(command: Sequence[str], count: int, logs: Path) -> Outcome:
     handled = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
     previous = {number: signal.signal(number, lambda number, frame: asked.append(number)) for number in handled}
     ranks: list[Rank] = []
-    try:
-        for rank in range(count):
-            ranks.append(_start(command, rank, environment, logs))
-        return _outcome(ranks, _wait(ranks, asked), asked)
-    finally:
-        _end(ranks)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with TemporaryDirectory() as notes:
+        try:
+            for rank in range(count):
+                ranks.append(_start(command, rank, environment, logs, Path(notes)))
+            return _outcome(ranks, _wait(ranks, asked), asked)
+        finally:
+            _end(ranks)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
 
 def _free_port() -> int:
@@ -95,14 +103,15 @@ def _free_port() -> int:
         return taken.getsockname()[1]
 
 
-def _start(command: Sequence[str], rank: int, environment: dict[str, str], logs: Path) -> Rank:
-    environment = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+def _start(command: Sequence[str], rank: int, environment: dict[str, str], logs: Path, notes: Path) -> Rank:
+    note = notes / f"rank-{rank}.json"
+    environment = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_ERROR_FILE": str(note)}
     with _open(logs / f"rank-{rank}.txt") if rank else nullcontext() as log:
         # A session of its own: Ctrl-C reaches this process only, which then tells each of them once.
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
-        return Rank(rank, process, None if log is None else Path(log.name), 0 if log is None else log.tell())
+        return Rank(rank, process, None if log is None else Path(log.name), note, 0 if log is None else log.tell())
 
 
 def _open(log: Path) -> IO[bytes]:
@@ -145,6 +154,8 @@ def _outcome(ranks: list[Rank], first: Rank | None, asked: list[int]) -> Outcome
         fatal.add("SIGKILL")
     if asked and (code == STOPPED or first.killed_by in fatal):
         return Outcome(STOPPED)
+    if first.killed_by is None and (noted := [rank for rank in ranks if rank.why]):
+        return _outcome_of_the_first_to_fail(noted, code)
     # Where all fail of the same, the first process says so for all.
     of_the_same = code == ranks[0].code and (code == 2 or not first.last_line)
     if first.killed_by is None and (first.rank == 0 or of_the_same):
@@ -152,6 +163,21 @@ def _outcome(ranks: list[Rank], first: Rank | None, asked: list[int]) -> Outcome
     how = f"was killed by {first.killed_by}" if first.killed_by else f"ended with exit code {code}"
     said = f": {first.last_line or 'no message'} (whole log: {first.log})" if first.log else ""
     return Outcome(code, f"rank {first.rank} {how}, so the run was ended{said}")
+
+
+def _outcome_of_the_first_to_fail(noted: list[Rank], code: int) -> Outcome:
+    """Who fails leaves the others without a partner, and they fail of that, each with a traceback of its own."""
+    whys = {rank.rank: rank.why or {} for rank in noted}
+    first = min(noted, key=lambda rank: whys[rank.rank]["time"])
+    message = whys[first.rank]["message"]
+    if whys.get(0, {}).get("message") == message:  # all fail of the same
+        first = noted[0]
+        if whys[0]["told"]:
+            return Outcome(first.code or code)
+    code = first.code or code
+    log = f" (whole log: {first.log})" if first.log else ""
+    lines = message.splitlines() or [""]
+    return Outcome(code, f"rank {first.rank} ended with exit code {code}, so the run was ended: {lines[0]}{log}")
 
 
 def _tell(ranks: list[Rank], number: signal.Signals) -> None:

@@ -6,6 +6,7 @@ SLURM ends a job.
 """
 
 import io
+import os
 import re
 import shlex
 import shutil
@@ -13,6 +14,7 @@ from collections.abc import Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from submitit import SlurmExecutor
@@ -23,6 +25,7 @@ import canonlm
 from canonlm.errors import expected, unknown
 from canonlm.train.config import RunConfig
 from canonlm.train.files import write_text
+from canonlm.train.folder import read_json
 
 SIGNAL_DELAY_S = 120
 """Seconds from the signal that announces the time limit to the limit: for the step under way, and for saving."""
@@ -82,7 +85,7 @@ class Job:
 
     def _executor(self, folder: Path) -> SlurmExecutor:
         settings = self.settings
-        cpus = settings.get("cpus_per_task", 1)
+        cpus = settings.get("cpus_per_task", (self.config.train.num_threads or 1) + self.config.data.workers)
         executor = _Executor(folder)
         executor.update_parameters(
             time=settings["time"],
@@ -123,7 +126,14 @@ def task(recipe: str, run: str) -> None:
     TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
     from canonlm.cli import main
 
-    if code := main(["train", recipe, "--out", run]):
+    with TemporaryDirectory() as folder:
+        note = Path(folder) / "why.json"
+        os.environ["TORCHELASTIC_ERROR_FILE"] = str(note)
+        code = main(["train", recipe, "--out", run])
+        # Of several processes the first one says what is wrong; but here everyone has a log of its own.
+        if os.environ["RANK"] != "0" and (why := read_json(note)):
+            print(f"canonlm: {why['message']}", flush=True)
+    if code:
         raise SystemExit(code)
 
 
@@ -138,12 +148,15 @@ def split(pairs: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def parse(pairs: Iterable[str]) -> dict[str, Any]:
-    """The job's settings: COUNTS as integers, `time` in minutes, OPTIONS as texts. ValueError for what cannot be."""
-    settings: dict[str, Any] = {"nodes": 1}
+    """The job's settings: COUNTS as integers, `time` in minutes, OPTIONS as texts. ValueError for what cannot be, alone
+    or together."""
+    settings: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
             raise expected("--slurm", "key=value, such as nodes=2", pair)
+        if key in settings:
+            raise expected(key, "one value", pair)
         if key in COUNTS:
             if not re.fullmatch(r"[1-9]\d*", value):
                 raise expected(key, "an integer >= 1", value)
@@ -158,7 +171,28 @@ def parse(pairs: Iterable[str]) -> dict[str, Any]:
         raise ValueError("time: missing; expected the time limit of the job, such as time=24:00:00")
     if "gpus" not in settings and "tasks" not in settings:
         raise ValueError("gpus: missing; expected the GPUs of a node, such as gpus=8 (without GPUs: tasks=2)")
-    return {"tasks": settings.get("gpus"), **settings}
+    settings = {"nodes": 1, "tasks": settings.get("gpus"), **settings}
+    _check_together(settings)
+    return settings
+
+
+def _check_together(settings: dict[str, Any]) -> None:
+    tasks, seconds = settings["tasks"], 60 * settings["time"]
+    if (gpus := settings.get("gpus", tasks)) != tasks:
+        raise expected("tasks", f"nothing beside gpus={gpus}, for every GPU has its task", tasks)
+    if (gpus := _gpus_of(str(settings.get("gres")))) not in (0, tasks):
+        raise expected("gres", f"as many GPUs as a node has tasks, {tasks}", settings["gres"])
+    if (delay := settings.get("signal_delay_s", SIGNAL_DELAY_S)) >= seconds:
+        raise expected("signal_delay_s", f"less than the job's time, {seconds} seconds", delay)
+    memory = [key for key in settings if key in ("mem", "mem_per_cpu", "mem_per_gpu")]
+    if len(memory) > 1:
+        raise expected(memory[1], f"nothing beside {memory[0]}", settings[memory[1]])
+
+
+def _gpus_of(gres: str) -> int:
+    """`gpu:h100:8`: 8. `shard:1,gpu`: 1."""
+    counts = re.findall(r"(?:^|,)gpu(?::[\w.-]+)??(?::(\d+))?(?=[(,]|$)", gres)
+    return sum(int(count or 1) for count in counts)
 
 
 def _minutes(time: str) -> int:

@@ -17,6 +17,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -42,6 +43,22 @@ class Model(Settings):
     fields: dict[str, Any] = {}
 
 
+_FORMS = {
+    "task": (dict, "a group of settings, such as {name: depo}"),
+    "text": (dict, "a group of settings, such as {sources: {web: {path: data/web}}}"),
+    "sources": (dict, "a group of settings, such as {path: data/web}"),
+    "validation": (str, "a folder, such as data/web"),
+    "track": (list, "a list, such as [wandb]"),
+}
+
+
+def _check_form(field: Any, key: Any, value: Any) -> None:
+    """Say what to write, where a name or a path alone is a likely mistake."""
+    kind, what = _FORMS[field]
+    if not isinstance(value, kind):
+        raise expected(key, what, value)
+
+
 class Source(Settings):
     """One part of a mix of texts."""
 
@@ -55,6 +72,19 @@ class Text(Settings):
     sources: dict[str, Source] = Field(min_length=1)
     validation: dict[str, str] = {}  # name: folder, of which the held-out part (or else all) is evaluated.
     # Default: the held-out part of every source that has one
+
+    @field_validator("sources", "validation", mode="before")
+    @classmethod
+    def _well_formed(cls, texts: Any, info: ValidationInfo) -> Any:  # what one takes is easily written into the other
+        for name, text in texts.items() if isinstance(texts, dict) else ():
+            _check_form(info.field_name, f"text.{info.field_name}.{name}", text)
+        return texts
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """All that are read, by the key of the setting."""
+        sources = {f"text.sources.{name}.path": source.path for name, source in self.sources.items()}
+        return sources | {f"text.validation.{name}": path for name, path in self.validation.items()}
 
 
 class Data(Settings):
@@ -145,6 +175,13 @@ class RunConfig(Settings):
     track: list[Literal["tensorboard", "wandb"]] = []  # beside metrics.jsonl
     on_checkpoint: str | None = None  # a shell command to start, and not wait for, beside each {checkpoint} of a {run}
 
+    @field_validator("task", "text", "track", mode="before")
+    @classmethod
+    def _well_formed(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is not None:
+            _check_form(info.field_name, info.field_name, value)
+        return value
+
     @field_validator("task")
     @classmethod
     def _complete_task(cls, task: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -157,9 +194,9 @@ class RunConfig(Settings):
         except InvalidSetting as error:  # "depo.N": to be found in a file as task.N
             raise InvalidSetting(f"task.{error.key.partition('.')[2]}", error) from None
 
-    @field_validator("profile")
+    @field_validator("profile", mode="before")
     @classmethod
-    def _profiles_steps(cls, steps: str | None) -> str | None:
+    def _profiles_steps(cls, steps: Any) -> Any:
         if steps is not None:
             profile.bounds(steps)
         return steps
@@ -213,6 +250,12 @@ class RunConfig(Settings):
             raise expected("train.optim.decay_steps", what, optim.decay_steps)
         return self
 
+    @model_validator(mode="after")
+    def _profiles_steps_of_the_run(self) -> "RunConfig":
+        if self.profile is not None and profile.bounds(self.profile)[1] - 1 > self.train.steps:
+            raise expected("profile", f"steps up to train.steps = {self.train.steps}", self.profile)
+        return self
+
     @cached_property
     def built_task(self) -> tasks.Task | None:
         """None for a run on text."""
@@ -252,6 +295,18 @@ def differences(a: RunConfig, b: RunConfig) -> list[tuple[str, Any, Any]]:
     left, right = (dict(_flat(run.model_dump(exclude=INDIFFERENT), "")) for run in (a, b))
     keys = dict.fromkeys([*left, *right])
     return [(key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)]
+
+
+def changes(began: RunConfig, now: RunConfig) -> list[tuple[str, Any, Any]]:
+    """The differences that a run cannot be continued with.
+
+    A text may lie elsewhere: which one it is, its sha256 says (`canonlm.train.data.check_unchanged`). And a constant
+    learning rate may go on for longer: with the other schedules, steps that are done would have had other rates.
+    """
+    free = began.text.folders.keys() & now.text.folders.keys() if began.text and now.text else set()
+    if now.train.optim.schedule == "constant" and now.train.steps > began.train.steps:
+        free = {*free, "train.steps"}
+    return [difference for difference in differences(began, now) if difference[0] not in free]
 
 
 def _flat(group: dict[str, Any], prefix: str):

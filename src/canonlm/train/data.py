@@ -10,7 +10,6 @@ from canonlm.data.text import TextStream
 from canonlm.errors import InvalidSetting, expected
 from canonlm.evals.text import TextEval
 from canonlm.train.config import RunConfig, Text
-from canonlm.train.files import write_json
 from canonlm.train.folder import read_json
 from canonlm.train.parallel import World
 from canonlm.windows import Stream, WindowStream
@@ -26,7 +25,7 @@ def complete(run: RunConfig) -> RunConfig:
     """
     if run.text is None:
         return run
-    found = {key: _open(key, path) for key, path in _folders(run.text).items()}
+    found = {key: _open(key, path) for key, path in run.text.folders.items()}
     first_key, first = next(iter(found.items()))
     for key, dataset in found.items():
         if dataset.index.tokenizer["sha256"] != first.index.tokenizer["sha256"]:
@@ -68,18 +67,21 @@ def evaluation(run: RunConfig, world: World) -> evals.Evaluation | None:
     return TextEval(sets, size, rows, world, seq_len=run.data.seq_len, isolate_documents=run.data.isolate_documents)
 
 
-def check_unchanged(run: RunConfig, folder: Path) -> None:
-    """Note in `data.json` which text the run reads; ValueError when it is another one than the run began with."""
+def check_unchanged(run: RunConfig, folder: Path) -> dict[str, Any]:
+    """Which text the run reads, for `data.json`: a folder and the sha256 of its index by key. {} for a task.
+
+    InvalidSetting when it is another text than the run in `folder` began with. The same one may have moved.
+    """
     if run.text is None:
-        return
-    found = {key: _open(key, path) for key, path in _folders(run.text).items()}
+        return {}
+    found = {key: _open(key, path) for key, path in run.text.folders.items()}
     here = {key: {"folder": str(text.folder.resolve()), "sha256": text.fingerprint} for key, text in found.items()}
-    there: dict[str, Any] = read_json(folder / "data.json") or here
+    there: dict[str, Any] = read_json(folder / "data.json") or {}
     for key, text in here.items():
-        if there[key]["sha256"] != text["sha256"]:
-            what = f"the text that the run in {folder} began with (index of sha256 {there[key]['sha256']})"
-            raise expected(key, what, text["sha256"])
-    write_json(folder / "data.json", here)
+        if key in there and there[key]["sha256"] != text["sha256"]:
+            what = f"the text that the run in {folder} began with, once in {there[key]['folder']}"
+            raise expected(key, what, f"{text['folder']} (its index.json has another sha256)")
+    return here
 
 
 def _task_windows(run: RunConfig, split: str) -> WindowStream:
@@ -95,11 +97,6 @@ def _validation(text: Text) -> dict[str, tuple[Dataset, str]]:
     held_out = {name for name, found in texts.items() if found.num_tokens("valid")}
     chosen = texts if text.validation else [name for name in texts if name in held_out]
     return {name: (texts[name], "valid" if name in held_out else "train") for name in chosen}
-
-
-def _folders(text: Text) -> dict[str, str]:
-    sources = {f"text.sources.{name}.path": source.path for name, source in text.sources.items()}
-    return sources | {f"text.validation.{name}": path for name, path in text.validation.items()}
 
 
 @cache

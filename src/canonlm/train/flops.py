@@ -92,7 +92,8 @@ _RECURRENCES: dict[str, Callable[[CanonLMConfig, int], float]] = {
 
 
 class Gpu(NamedTuple):
-    """From the maker's data sheet: memory in GB, dense peaks (half of what is quoted "with sparsity") in TFLOP/s."""
+    """From the maker's data sheet: memory in GiB, which the sheets call GB; dense peaks (half of what is quoted
+    "with sparsity") in TFLOP/s."""
 
     device: str  # a pattern of what torch calls it
     memory: float

@@ -30,7 +30,7 @@ from canonlm.train.metrics import Metrics
 from canonlm.train.optim import build_optimizer, learning_rate
 from canonlm.train.parallel import World, clip_grad_norm, last_micro_batch, parallelize, uncompiled, world_of
 from canonlm.train.profile import Profile
-from canonlm.train.signals import Signals
+from canonlm.train.signals import Interrupted, Signals, noting_why
 from canonlm.windows import Batch, batches
 
 _OF_A_PROCESS = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "SLURM_PROCID",
@@ -38,10 +38,6 @@ _OF_A_PROCESS = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "
 """How the names of variables begin by which a process knows its place among others."""
 
 OnRow = Callable[[dict[str, Any]], None]
-
-
-class Interrupted(Exception):
-    """The run was asked to stop, and has saved its state."""
 
 
 def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> dict[str, Any]:
@@ -56,7 +52,7 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
     """
     threads = torch.get_num_threads()
     try:
-        with world_of(config) as world:
+        with world_of(config) as world, noting_why():
             with world.together():
                 config = data.complete(config)
                 check(config)
@@ -83,7 +79,10 @@ def _alone_in(folder: Path, config: RunConfig, world: World):
                     lock.acquire()
                 except Timeout:
                     raise expected("--out", "a folder that no other process is training in", str(folder)) from None
+                texts = data.check_unchanged(config, folder)
                 run_folder.create(folder, config)
+                if texts and texts != run_folder.read_json(folder / "data.json"):
+                    write_json(folder / "data.json", texts)
         yield
     finally:
         lock.release()
@@ -99,7 +98,6 @@ class _Run:
             if world.main:
                 for place in (folder, folder / "checkpoints", folder / "profile"):
                     remove_leftovers(place)
-                data.check_unchanged(config, folder)
             self.stream, self.test = data.stream(config), data.evaluation(config, world)
         self.model_config = model_config(config)
         self.model = parallelize(self.model_config, config, world)
@@ -138,8 +136,13 @@ class _Run:
         settings, world = self.config.train, self.world
         # An earlier process may have saved this step and not got to its evaluation: a stop does not wait for one.
         evaluation: dict[str, Any] = {}
-        if self.test is None and world.main:
-            why = "nothing will be evaluated: no text has a held-out part, and text.validation names none"
+        notes = []
+        if self.test is None:
+            notes += ["nothing will be evaluated: no text has a held-out part, and text.validation names none"]
+        if (warmup := settings.optim.warmup_steps) > settings.steps:  # of a short trial, mostly: no mistake
+            short = f"train.optim.warmup_steps is {warmup:,}, train.steps {settings.steps:,}"
+            notes += [f"the learning rate will not rise to train.optim.lr: {short}"]
+        for why in notes if world.main else []:
             self.on_row({"kind": "note", "step": self.step, "why": why})
         if self.step and self._evaluates():
             evaluation = world.share(self.metrics.evaluation(self.step) if world.main else None) or self._evaluate()

@@ -8,9 +8,9 @@ from typing import Any
 from canonlm.errors import expected
 
 
-def bounds(steps: str) -> tuple[int, int]:
-    """`"10:13"`: (10, 13). InvalidSetting for anything but two whole numbers, 1 <= start < stop."""
-    start, _, stop = steps.partition(":")
+def bounds(steps: Any) -> tuple[int, int]:
+    """`"10:13"`: (10, 13). InvalidSetting for anything but a text of two whole numbers, 1 <= start < stop."""
+    start, _, stop = steps.partition(":") if isinstance(steps, str) else ("", "", "")
     if not (start.isdecimal() and stop.isdecimal() and 1 <= int(start) < int(stop)):
         raise expected("profile", 'start:stop with 1 <= start < stop, such as "10:13" for steps 10, 11, 12', steps)
     return int(start), int(stop)

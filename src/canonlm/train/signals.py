@@ -1,4 +1,4 @@
-"""What asks a run to stop, and what SLURM has to be told so that it goes on later.
+"""What asks a run to stop, what SLURM has to be told so that it goes on later, and what is told of a failure.
 
 Outside SLURM every signal means: save and stop. On SLURM it depends on who sends it:
 
@@ -15,12 +15,39 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
+
+from canonlm.train.files import write_json
 
 STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
 AGAIN = "run it again to continue"
 LATE_SECONDS = 10.0
 SCONTROL_SECONDS = 60.0  # a busy controller takes its time
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and has saved its state."""
+
+
+@contextmanager
+def noting_why() -> Iterator[None]:
+    """If this process fails, say so at once in the file that torchrun or `canonlm.launch.processes` has named: the
+    others lose it and fail in their turn, and one of them may be the first to end."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except Exception as error:
+        if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            told = isinstance(error, (ValueError, FloatingPointError, OSError))  # by the first process, in one line
+            message = str(error) if told else f"{type(error).__name__}: {error}"
+            now = time.time()  # torchrun takes whole seconds
+            with suppress(OSError):
+                write_json(Path(path), {"message": message, "told": told, "timestamp": int(now), "time": now})
+        raise
 
 
 class Signals:
