@@ -146,7 +146,7 @@ def test_pairs(capsys):
     assert main(["results", "--paired"]) == 0
     out = capsys.readouterr().out
     heading, header, *rows = cells(out)
-    assert heading[0].startswith("With Canon layers, minus without")
+    assert heading[0].startswith("published: with Canon layers, minus without")
     assert header[:5] == ["arch", "size", "tokens", "lr", "canon"]
     assert len([row for row in rows if "→" in "".join(row)]) == 32
     (gla5,) = [row for row in rows if row[:4] == ["GLA5", "1B", "1T", "0.005"]]
@@ -207,9 +207,15 @@ def test_pairs_of_ones_own(tmp_path, capsys):
     assert main(["results", str(tmp_path), "--paired", "--filter", "source=yours"]) == 0
     out = capsys.readouterr().out
     (row,) = [row for row in cells(out) if row[0] == "Llama"]
-    assert row == ["Llama", "2L64D", "2.6K", "0.001", "none → ABCD", "+30.0", "+30.0", "+30.0", "0.00"]
+    assert row == ["Llama", "2L64D", "2.6K", "0.001", "none → ABCD", "+30.0", "+30.0", "+30.0", "0"]
     assert "Of yours, pairs are equal" in out
     assert "Not Canon alone" not in out
+    evaluated(tmp_path / "runs" / "a" / "evals" / "x", str(tmp_path / "runs" / "a"))
+    evaluated(tmp_path / "runs" / "b" / "evals" / "x", str(tmp_path / "runs" / "b"))
+    assert main(["results", str(tmp_path), "--paired"]) == 0
+    rows = cells(capsys.readouterr().out)
+    better = [row[1:] for row in rows if row[0] == "better"]
+    assert better == [["23/32"], ["0/1"], ["1/1", "1/1", "1/1", "0/1"]]  # those of one source alone count together
 
 
 @pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>", "[red]x", "[link=http:a]b[", "a\x1b[31mb"])

@@ -238,6 +238,15 @@ def test_short_prompts_are_written_in_large_batches(monkeypatch):
     assert lm._detect_batch_size() == 2
 
 
+def test_texts_that_lost_their_beginning_are_counted():
+    lm = CanonLM(subject("llama"))
+    scores(lm)
+    rolling(lm)
+    assert lm.cut == 3
+    written(lm)
+    assert lm.cut == 3 + 1
+
+
 def test_half_precision_is_scored_in_full():
     lm = CanonLM(subject("llama", torch.bfloat16))
     exact = [score for score, _ in scores(CanonLM(subject("llama", torch.float64)))]

@@ -258,6 +258,17 @@ def test_what_is_done_is_not_asked_again_and_a_break_keeps_what_was_told(subject
 
 
 @pytest.mark.usefixtures("_local_tasks_only")
+def test_what_is_too_long_for_the_model_is_said_once(subjects, include, caplog):
+    settings = HarnessSettings(tasks=["local_piqa", "local_trivia"], include=include, num_fewshot=2)
+    run_harness(subjects["a random model of ours"], settings)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "local_piqa: 10 texts of more than 48 tokens lost their beginning",
+        "local_trivia: 4 texts of more than 48 tokens lost their beginning",
+    ]
+
+
+@pytest.mark.usefixtures("_local_tasks_only")
 def test_names_patterns_and_files_of_tasks(include):
     manager = run.open_tasks(include)
 

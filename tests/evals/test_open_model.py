@@ -197,6 +197,10 @@ def test_a_run_whose_text_was_moved(place, tmp_path, caplog):
     assert open_model(str(tmp_path / "run")).tokenizer is None
     assert "tokenizer is not there any more" in caplog.text
     assert open_model(str(tmp_path / "run"), tokenizer="bytes").tokenizer is not None
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "gone" / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"gone/tokenizer.json: not a tokenizer \(.*\)$"):
+        open_model(str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("name", ["run", "ours", "hf@GDN2-tiny", "lingua", "gpt2"])
@@ -348,7 +352,10 @@ def mistakes(here):
             ("ours", {"tokenizer": "./none"}),
             '--tokenizer: "./none" is neither a file, a folder nor a tokenizer on the Hub that can be reached.',
         ),
-        "no tokenizer": (("ours", {"tokenizer": "gpt2"}), "--tokenizer: expected a tokenizer (tokenizer.json, tokenizer.model, …), got"),
+        "no tokenizer": (
+            ("ours", {"tokenizer": "gpt2"}),
+            "--tokenizer: expected a tokenizer (tokenizer.json, tokenizer.model, …), got",
+        ),
         "no words": (("ours", {"tokenizer": "notes/todo.txt"}), "--tokenizer: expected "),
         "too many": (
             ("small", {"tokenizer": "bytes"}),

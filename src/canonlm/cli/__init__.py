@@ -20,6 +20,7 @@ from canonlm.cli import (
     probe,
     recipes,
     report,
+    results,
     train,
 )
 
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.command()(play.play)
 app.command()(report.report)
+app.command()(results.results)
 app.command()(lists.tasks)
 app.command()(lists.archs)
 app.add_typer(data.app, name="data")

@@ -190,7 +190,11 @@ def _of_run(path: Path, step: int | None) -> Opened:
         _log.warning("damaged checkpoint skipped, step %d is used: %s", step, line)
     file, words = tokenizer_of_run(path), None
     if file is not None and file.is_file():
-        words = as_in_training(Tokenizer.from_file(str(file)), model.config.bos_token_id, model.config.eos_token_id)
+        try:
+            inner = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises no narrower one
+            raise ValueError(f"{file}: not a tokenizer ({_reason(error)})") from None
+        words = as_in_training(inner, model.config.bos_token_id, model.config.eos_token_id)
     elif file is not None:
         _log.warning("the run's tokenizer is not there any more: %s", file)
     return model, words, {"kind": "run", "step": step, "arch": arch}

@@ -102,6 +102,7 @@ class CanonLM(HFLM):
                 add_bos_token=False,
             )
         self.pretrained, self.bos, self._about = source, bos, subject.about
+        self.cut = 0  # texts so far that were longer than the model and lost their beginning
         self._longest: int | None = None  # tokens of a prompt and what is written after it, while that is known
 
     @property
@@ -134,6 +135,7 @@ class CanonLM(HFLM):
         rows = [self.tok_encode(string) or [self.prefix_token_id] for string in strings]
         if left_truncate_len and (longest := max(map(len, rows))) > left_truncate_len:
             _log.warning("a prompt of %d tokens loses its beginning: %d fit", longest, left_truncate_len)
+            self.cut += sum(len(row) > left_truncate_len for row in rows)
             rows = [row[-left_truncate_len:] for row in rows]
         batch = self.tokenizer.pad({"input_ids": rows}, padding_side=padding_side, return_tensors="pt", verbose=False)
         return batch["input_ids"], batch["attention_mask"]
@@ -171,6 +173,7 @@ class CanonLM(HFLM):
     def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> list[tuple[float, bool]]:
         if (longest := max((len(answer) for _, _, answer in requests), default=0)) > self.max_length:
             raise expected("max_length", f"at least {longest}, the tokens of the longest answer", self.max_length)
+        self.cut += sum(len(ids) + len(answer) > self.max_length + 1 for _, ids, answer in requests)
         # The harness reads several answers off one forward pass where they differ in their last token alone, and
         # takes the wrong positions (of 0.4.13) where one of them also begins earlier.
         lengths: dict[tuple[int, ...], int] = {}

@@ -92,7 +92,7 @@ def run_harness(
         # Tasks that make their own data measure it by this.
         lm.tokenizer.save_pretrained(folder)
         units: dict[str, Task | Group | None] = {}
-        with redirect_stdout(sys.stderr):  # the harness prints
+        with _quietly():
             manager = open_tasks(settings.include, {"tokenizer": folder, **settings.metadata})
             for name in find(manager, settings.tasks):
                 try:
@@ -105,7 +105,8 @@ def run_harness(
             if unit is None or name in done:
                 on_task(name, [])
                 continue
-            with redirect_stdout(sys.stderr):
+            lm.cut = 0
+            with _quietly():
                 told = evaluate(
                     lm=lm,
                     task_dict=_ready(manager.load([unit]), settings.num_fewshot),
@@ -113,12 +114,27 @@ def run_harness(
                     bootstrap_iters=BOOTSTRAPS,
                     log_samples=_is_rolling(unit),
                 )
+            if lm.cut:
+                _log.warning("%s: %d texts of more than %d tokens lost their beginning", name, lm.cut, lm.max_length)
             found[name] = sorted(_scores(told, name), key=lambda score: len(score.slice))
             on_task(name, found[name])
     if missing:
         first, *others = missing
         raise ValueError(missing[first] + (f"; nor were these asked: {', '.join(others)}" if others else ""))
     return found
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """What the harness prints goes where its bars are, and its warnings, one for each text that is cut, nowhere."""
+    log = logging.getLogger("lm_eval")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def open_tasks(include: str | None = None, metadata: Mapping[str, Any] | None = None) -> "TaskManager":

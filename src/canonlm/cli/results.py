@@ -1,0 +1,182 @@
+"""`canonlm results`: the published results, and one's own beside them."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import polars as pl
+    from rich.console import Console, RenderableType
+
+    from canonlm.report.runs import LeftOut
+
+GIVEN = typer.Argument(
+    help="Folders of runs, or of results of `canonlm eval`, to put beside the published ones. More filters, too.",
+    metavar="[RUN | KEY=VALUE]...",
+    show_default=False,
+)
+FILTER = typer.Option(
+    help="Only these: arch=GLA5,GDN2, size=1B, tokens=1T, lr=0.002, canon=yes, source=reference, model=…, task=…",
+    metavar="KEY=VALUE",
+    show_default=False,
+)
+GROUP = typer.Option(
+    help="Columns: short (default), standard, perplexity, retrieval, multihop, babilong, needle; or a task: depo, …",
+    metavar="NAME",
+    show_default=False,
+)
+PAIRED = typer.Option("--paired", help="What Canon layers change: each model with them minus the one without.")
+CURVES = typer.Option("--curves", help="Scores and losses during training, for --csv and --json.")
+CSV = typer.Option("--csv", help="Write a row per number, in place of tables; - for the terminal.", metavar="FILE")
+JSON = typer.Option("--json", help="The same as JSON.", metavar="FILE")
+
+
+def results(
+    given: Annotated[list[str] | None, GIVEN] = None,
+    filter: Annotated[list[str] | None, FILTER] = None,
+    group: Annotated[str | None, GROUP] = None,
+    paired: Annotated[bool, PAIRED] = False,
+    curves: Annotated[bool, CURVES] = False,
+    csv: Annotated[str | None, CSV] = None,
+    json: Annotated[str | None, JSON] = None,
+) -> int:
+    """Show the published results of the 64 models, and your own beside them.
+
+    Tables show the models of the release and yours; with `source=reference`, `source=best` (of the learning rates) or
+    `source=paper` others. Files have all sources.
+    """
+    from canonlm.errors import expected
+    from canonlm.report import tidy
+    from canonlm.report.published import tables
+
+    folders, filters = _sorted(given or [])
+    filters = [*(filter or []), *filters]
+    if curves and not (csv or json):
+        raise expected("--curves", "--csv or --json beside it", True)
+    if curves and paired:
+        raise expected("--paired", "final results, not --curves", True)
+    if csv == "-" and json == "-":
+        raise expected("--json", "a file, where --csv writes to the terminal", json)
+    numbers, left_out = _read(folders, curves)
+    kept = tidy.choose(numbers, filters)
+    if group is not None:
+        asked = [column for columns in tables.named(numbers, group).values() for column in columns]
+        kept = tables.only(kept, asked)
+    if csv or json:
+        rows = tidy.paired(kept) if paired else kept
+        for path, text in ((csv, rows.write_csv), (json, rows.write_json)):
+            if path:
+                _write(path, text(), "--csv" if path is csv else "--json")
+    else:
+        _show(kept, group, paired, usual=not any(text.startswith("source=") for text in filters))
+    _say(left_out)
+    return 0
+
+
+def _sorted(given: Iterable[str]) -> tuple[list[Path], list[str]]:
+    """Folders and filters: `--filter arch=GLA5 size=1B` has the second one stand alone."""
+    folders, filters = [], []
+    for text in given:
+        if "=" in text and not Path(text).exists():
+            filters.append(text)
+        else:
+            folders.append(Path(text))
+    return folders, filters
+
+
+def _read(folders: list[Path], curves: bool) -> "tuple[pl.DataFrame, list[LeftOut]]":
+    import polars as pl
+
+    from canonlm.report import frames, published
+
+    theirs = published.curves() if curves else published.everything()
+    if not folders:
+        return theirs, []
+    mine, left_out = (frames.runs_curves if curves else frames.runs_frame)(folders)
+    return pl.concat([theirs, mine]), left_out
+
+
+def _show(numbers: "pl.DataFrame", group: str | None, paired: bool, usual: bool) -> None:
+    """Without a group: one's own numbers, group by group, with what is published of the same; or else the short one."""
+    import polars as pl
+
+    from canonlm.report import tidy
+    from canonlm.report.published import tables
+
+    if paired:
+        numbers = tidy.paired(numbers)
+    mine = numbers.filter(pl.col("source") == "yours")
+    groups = tables.groups_of(mine if len(mine) else numbers)
+    if group is not None:
+        groups = tables.named(numbers, group) if len(numbers) else {}
+    elif len(mine):
+        groups.pop("short", None)
+    else:
+        groups = {title: columns for title, columns in groups.items() if title == "short"}
+    console = _console()
+    for title, columns in groups.items():
+        rows = tables.only(numbers, columns)
+        rows = _usual(rows) if usual else rows
+        if paired:
+            for source in rows["source"].unique(maintain_order=True):  # means are over pairs of one source
+                _print(console, tables.delta_tables(rows.filter(pl.col("source") == source), columns, console.width))
+        else:
+            heading = f"{title} (percent; ppl: perplexity)"
+            _print(console, tables.score_tables(rows, columns, console.width, heading))
+    if not groups:
+        console.print("nothing: no results are left" + (", or no two that differ in Canon alone" if paired else ""))
+
+
+def _usual(rows: "pl.DataFrame") -> "pl.DataFrame":
+    """The models of the release and one's own, and the paper's for synthetic tasks; whatever there is, if none of
+    these."""
+    import polars as pl
+
+    from canonlm.report.published.benchmarks import DIFFICULTIES
+
+    kept = rows.filter(pl.col("source").is_in(["published", "yours"]) | pl.col("task").is_in(list(DIFFICULTIES)))
+    return kept if len(kept) else rows
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=160, highlight=False)
+
+
+def _print(console: "Console", parts: "Iterable[RenderableType]") -> None:
+    from rich.table import Table
+
+    part = None
+    for part in parts:
+        console.print(part)
+        if isinstance(part, Table):
+            console.print()
+    if part is not None and not isinstance(part, Table):
+        console.print()
+
+
+def _write(path: str, text: str, option: str) -> None:
+    from canonlm.errors import expected
+    from canonlm.train.files import write_text
+
+    if path == "-":
+        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+        return
+    try:
+        write_text(Path(path), text)
+    except OSError as error:
+        raise expected(option, f"a file that can be written ({error.strerror})", path) from None
+    print(f"written: {path}")
+
+
+def _say(left_out: "Iterable[LeftOut]") -> None:
+    """On standard error, so that --csv - stays a table."""
+    from canonlm.report.tidy import plain
+
+    for entry in left_out:
+        print(plain(f"{entry.name}: left out, {entry.reason}"), file=sys.stderr)

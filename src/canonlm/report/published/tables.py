@@ -1,0 +1,254 @@
+"""Results for the terminal: a row per model and a column per question; the differences that Canon layers make."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.table import Table
+from rich.text import Text
+
+from ...errors import unknown
+from ..tidy import MODEL, QUESTION, plain, told
+from ..words import number, signed
+from . import differing, slimpajama
+from .benchmarks import BENCHMARKS, GROUPS, LOWER_IS_BETTER, PERCENT
+
+if TYPE_CHECKING:
+    import polars as pl
+
+GAP = 2  # blanks between columns
+LONG = 16  # letters; a setting of more is a title, and no part of every column
+
+
+class Question(NamedTuple):
+    """What one number of a model answers; None for a setting where the task has only one."""
+
+    task: str
+    setting: str | None
+    slice: str
+    metric: str
+    unit: str
+
+
+@dataclass(frozen=True)
+class Column:
+    label: str
+    question: Question
+
+
+_COLUMNS = {name: Column(name, Question(b.task, None, b.slice, b.metric, b.unit)) for name, b in BENCHMARKS.items()}
+_KNOWN = {column.question for column in _COLUMNS.values()}
+_GROUP_OF_TASK = {b.task: b.group for b in BENCHMARKS.values() if b.group != "perplexity"}
+
+
+def groups_of(numbers: "pl.DataFrame") -> dict[str, list[Column]]:
+    """Everything that can be shown together: the groups of the published benchmarks, and each other task by its name
+    (`depo`; `depo: N=8, …` where its setting has no short name).
+
+    Answers cut more finely than the published ones, such as by position, stay in the frame alone.
+    """
+    asked = [Question(*row) for row in numbers.select(QUESTION).unique(maintain_order=True).iter_rows()]
+    there = set(asked)
+    groups = {
+        group: [_COLUMNS[name] for name in names if _COLUMNS[name].question in there] for group, names in GROUPS.items()
+    }
+    for question in asked:
+        known = _GROUP_OF_TASK.get(question.task)
+        if question in _KNOWN or (known and ", " in question.slice) or question.slice.startswith("all, "):
+            continue
+        long = len(question.setting or "") > LONG
+        group = known or (f"{question.task}: {question.setting}" if long else question.task)
+        groups.setdefault(group, []).append(Column(_label(question, not long), question))
+    return {group: columns for group, columns in groups.items() if columns}
+
+
+def named(numbers: "pl.DataFrame", group: str) -> dict[str, list[Column]]:
+    """The groups that a name stands for; none where a known one has no numbers here. ValueError: no such group."""
+    groups = groups_of(numbers)
+    found = {title: columns for title, columns in groups.items() if title.partition(":")[0] == group}
+    if not found and group not in GROUPS:
+        tasks = dict.fromkeys(title.partition(":")[0] for title in groups)
+        raise unknown("group", group, [*GROUPS, *(task for task in tasks if task not in GROUPS)])
+    return found
+
+
+def only(numbers: "pl.DataFrame", columns: Sequence[Column]) -> "pl.DataFrame":
+    """The rows that answer one of the questions."""
+    import polars as pl
+
+    asked = pl.DataFrame([column.question for column in columns], schema=_question_types(), orient="row")
+    return numbers.join(asked, on=QUESTION, nulls_equal=True, how="semi", maintain_order="left")
+
+
+def score_tables(numbers: "pl.DataFrame", columns: Sequence[Column], width: int, title: str) -> Iterator[Table | Text]:
+    """The models that have a number in one of the columns, one's own last; as many tables as the width asks for."""
+    models: dict[tuple[Any, ...], dict[Question, str]] = {}
+    for row in only(numbers, columns).iter_rows(named=True):
+        cells = models.setdefault(tuple(row[key] for key in MODEL), {})
+        cells[Question(*(row[key] for key in QUESTION))] = _score(row)
+    ordered = sorted(models, key=lambda model: model[0] == "yours")
+    sized = any(model[0] in ("paper", "yours") for model in models)
+    heads = ["model", "size"] if sized else ["model"]
+    name, size = MODEL.index("model"), MODEL.index("size")
+    rows = [([model[name], model[size] or "–"][: len(heads)], models[model]) for model in ordered]
+    theirs = sum(model[0] != "yours" for model in ordered)
+    yield from _tables(heads, rows, columns, width, title, line_before=theirs)
+
+
+def delta_tables(pairs: "pl.DataFrame", columns: Sequence[Column], width: int) -> Iterator[Table | Text]:
+    """A row per pair, then the means over pairs and how many are better or worse with Canon; then what to know.
+
+    pairs: of `canonlm.report.tidy.paired`, of one source.
+    """
+    same = ("source", "arch", "size", "tokens", "lr", "canon_model", "base_canon", "canon")
+    found: dict[tuple[Any, ...], dict[Question, str]] = {}
+    deltas: dict[Question, list[float]] = {}
+    for row in only(pairs, columns).iter_rows(named=True):
+        question = Question(*(row[key] for key in QUESTION))
+        pair = (*(row[key] for key in same), row["base_model"])
+        found.setdefault(pair, {})[question] = _delta(row["delta"], question)
+        deltas.setdefault(question, []).append(-row["delta"] if _less_is_better(question) else row["delta"])
+    rows: list[tuple[list[str], Mapping[Question, str]]] = []
+    for pair, cells in found.items():
+        source, arch, size, tokens, lr, model, before, after = pair[:-1]
+        mark = _mark(model) if source in ("published", "best") else ""
+        rate = "best" if source == "best" else "–" if lr is None else f"{lr:g}"
+        rows.append(([arch + mark, size or "–", _tokens(tokens), rate, f"{before} → {after}"], cells))
+    count = len(rows)
+    gains = {q: [-x for x in d] if _less_is_better(q) else d for q, d in deltas.items()}
+    rows += [
+        (["mean", *[""] * 4], {q: _delta(sum(d) / len(d), q) for q, d in gains.items()}),
+        (["better", *[""] * 4], {q: f"{sum(x > 0 for x in d)}/{len(d)}" for q, d in deltas.items()}),
+        (["worse", *[""] * 4], {q: f"{sum(x < 0 for x in d)}/{len(d)}" for q, d in deltas.items()}),
+    ]
+    source = next(iter(found))[0]
+    title = f"{source}: with Canon layers, minus without (points of percent; ppl: perplexity, less is better)"
+    yield from _tables(["arch", "size", "tokens", "lr", "canon"], rows, columns, width, title, line_before=count)
+    if any(pair[0] in ("published", "best") for pair in found):
+        yield from notes({_mark(pair[5]) for pair in found}, several=len({pair[1] for pair in found}) > 1)
+    if any(pair[0] == "yours" for pair in found):
+        yield Text("Of yours, pairs are equal in architecture, size, tokens, learning rate and seed; `canonlm report` "
+                   "tells in what else they differ.")  # fmt: skip
+
+
+def notes(marks: Collection[str], several: bool) -> Iterator[Text]:
+    """What differences between published models are not due to Canon layers alone. `several`: architectures."""
+    if ROPE in marks:
+        yield Text(
+            f"{ROPE} Not Canon alone: in these LlamaCanon models rotary embedding turns a quarter of the dimensions of "
+            "each head (16 of 64, 32 of 128), in the Llama models all of them."
+        )
+    if NORM in marks:
+        yield Text(
+            f"{NORM} Not Canon alone: of this pair the model with Canon has another layer norm too (zeyuan_layernorm)."
+        )
+    if several:
+        yield Text(
+            "From one architecture to another more differs: the linear models read contexts of 16384 (1B), 12288 (3B) "
+            "and 4096 (8B) tokens in batches of 2.1M to 3.1M tokens, the Llama models 4096 in batches of 4.2M to 8.4M, "
+            "and so take fewer steps."
+        )
+    yield Text(
+        "One run per learning rate, and runs of one size are not independent trials. Between eight seeds of one model "
+        f"of 1.3B the paper's scores (figure 16) range over {_seeds()} points."
+    )
+
+
+ROPE, NORM = "¹", "²"
+
+
+@cache
+def _marks() -> dict[str, str]:
+    """Model with Canon → how its pair is marked."""
+    found = differing().select("canon_model", "setting").iter_rows()
+    return {model: {"rope_dim": ROPE, "zeyuan_layernorm": NORM}[setting] for model, setting in found}
+
+
+def _mark(model: str) -> str:
+    """Of a row of bests, `…-lr(0.002,0.003)`, that of any of its runs."""
+    start = model.partition("(")[0] if "(" in model else model
+    return next((mark for name, mark in _marks().items() if name.startswith(start)), "")
+
+
+def _less_is_better(question: Question) -> bool:
+    return question.metric in LOWER_IS_BETTER
+
+
+def _seeds() -> str:
+    import polars as pl
+
+    seeds = slimpajama().filter(pl.col("seed").is_not_null())
+    ranges = (
+        seeds.filter(pl.col("unit") == PERCENT)
+        .group_by("task", "slice")
+        .agg(pl.col("value").max() - pl.col("value").min())
+    )
+    found = {(task, slice): value for task, slice, value in ranges.iter_rows()}
+    told_of = {"LMB": ("lambada_openai", "all"), "BoolQ": ("boolq", "all"), "Hella": ("hellaswag", "all"),
+               "1hop-4k": ("multihop", "1hop-4k")}  # fmt: skip
+    return ", ".join(f"{found[key]:.1f} ({name})" for name, key in told_of.items())
+
+
+def _tables(
+    heads: Sequence[str],
+    rows: Sequence[tuple[Sequence[str], Mapping[Question, str]]],
+    columns: Sequence[Column],
+    width: int,
+    title: str,
+    line_before: int,
+) -> Iterator[Table | Text]:
+    """The title, then as many tables as the width asks for. `line_before`: which row has an empty line before it."""
+    starts = [max(len(text) for text in [head, *(plain(row[0][i]) for row in rows)]) for i, head in enumerate(heads)]
+    room = width - sum(start + GAP for start in starts)
+    wide = {c: max(len(text) for text in [plain(c.label), *(row[1].get(c.question, "–") for row in rows)]) + GAP
+            for c in columns}  # fmt: skip
+    part: list[Column] = []
+    parts = [part]
+    for column in columns:
+        if part and sum(wide[c] for c in part) + wide[column] > room:
+            parts.append(part := [])
+        part.append(column)
+    yield Text(plain(title), style="bold")
+    for shown in parts:
+        table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
+        for head in heads:
+            table.add_column(head, no_wrap=True)
+        for column in shown:
+            table.add_column(Text(plain(column.label)), justify="right", no_wrap=True)
+        for place, (start, cells) in enumerate(rows):
+            if place and place == line_before:
+                table.add_row()
+            table.add_row(*(Text(plain(text)) for text in start), *(cells.get(c.question, "–") for c in shown))
+        yield table
+
+
+def _label(question: Question, with_setting: bool) -> str:
+    parts = [question.task] if question.task in _GROUP_OF_TASK and question.slice == "all" else []
+    parts += [question.setting] if with_setting and question.setting else []
+    parts += [question.slice] if question.slice != "all" else []
+    parts += [question.metric] if question.metric not in ("accuracy", "exact") else []
+    return " ".join(parts) or "all"
+
+
+def _score(row: Mapping[str, Any]) -> str:
+    """Perplexities with two decimals, as they were published."""
+    say = "{:.1f}".format if row["unit"] == PERCENT else "{:.2f}".format if "perplexity" in row["metric"] else number
+    return say(row["value"]) if row["stderr"] is None else f"{say(row['value'])} ±{say(row['stderr'])}"
+
+
+def _delta(delta: float, question: Question) -> str:
+    if question.unit != PERCENT and "perplexity" not in question.metric:
+        return signed(delta)
+    text = f"{delta:+.1f}" if question.unit == PERCENT else f"{delta:+.2f}"
+    return text.replace("-", "−") if float(text) else text.lstrip("+-")
+
+
+def _tokens(tokens: int | None) -> str:
+    return "–" if tokens is None else told(tokens)
+
+
+def _question_types() -> dict[str, Any]:
+    import polars as pl
+
+    return dict.fromkeys(QUESTION, pl.String)

@@ -1,0 +1,169 @@
+"""Results in one shape: a row per number. Runs of one's own and published results go under one another.
+
+`unit` "%": value and stderr are percent. "" (losses, perplexities, …): as it was measured. polars is imported only when
+a frame is made or read.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from ..errors import expected, unknown
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SCHEMA = {
+    "source": "String",  # published, best (of learning rates), reference (open models), paper, yours
+    "model": "String",  # a released model, a run, or how the paper calls it
+    "arch": "String",  # without what `canon` says
+    "canon": "String",  # sites, such as ABCD or AbCD; b: a short convolution alone; none
+    "size": "String",  # 1B; 12L768D: layers and width of playground models
+    "tokens": "Int64",  # seen in training
+    "lr": "Float64",
+    "seed": "Int64",
+    "task": "String",
+    "setting": "String",  # difficulty of a playground task
+    "slice": "String",  # which questions of the task: all, 1hop-2k, k=4
+    "metric": "String",
+    "unit": "String",
+    "value": "Float64",
+    "stderr": "Float64",
+    "n": "Int64",  # answers behind the value
+}
+FILTERS = tuple(key for key in SCHEMA if key not in ("unit", "value", "stderr", "n"))
+MODEL = ("source", "model", "arch", "canon", "size", "tokens", "lr", "seed")
+"""The columns that say whose number it is, …"""
+QUESTION = ("task", "setting", "slice", "metric", "unit")
+"""… and those that say of what."""
+
+_MANY = 30  # values that an error still lists
+
+
+def frame(rows: "Iterable[Mapping[str, Any]] | pl.DataFrame" = ()) -> "pl.DataFrame":
+    """A frame with all columns of `SCHEMA` and no other, from rows (or a frame) that have some of them."""
+    import polars as pl
+
+    types = {name: getattr(pl, kind) for name, kind in SCHEMA.items()}
+    if not isinstance(rows, pl.DataFrame):
+        rows = pl.DataFrame([{name: _fitting(row.get(name)) for name in SCHEMA} for row in rows], schema=types)
+    given = [pl.col(name) if name in rows.columns else pl.lit(None).alias(name) for name in SCHEMA]
+    return rows.select(given).cast(types)  # type: ignore[arg-type]
+
+
+def _fitting(value: Any) -> Any:
+    """What a column can hold of anything that a file may say."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()  # names of folders need not be text
+    return None if isinstance(value, int) and abs(value) >= 2**63 else value
+
+
+def told(tokens: float) -> str:
+    """1006632960000 → `1T`, 33550000000 → `34B`: two digits, by which runs of one length are told from others."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if tokens >= 0.995 * size:
+            return f"{float(f'{tokens / size:.2g}'):g}{letter}"
+    return f"{tokens:g}"
+
+
+def choose(numbers: "pl.DataFrame", filters: Sequence[str]) -> "pl.DataFrame":
+    """The rows that all filters let through: `arch=GLA5,GDN2`, `tokens=1T`, `canon=yes`, `lr=2e-3`.
+
+    Upper and lower case are the same; filters of one key add up. ValueError: no such key, or a value that no row has.
+    """
+    import polars as pl
+
+    wanted: dict[str, list[str]] = {}
+    for text in filters:
+        key, equals, values = text.partition("=")
+        if not equals:
+            raise expected("--filter", "key=value, such as arch=GLA5", text)
+        if key not in FILTERS:
+            raise unknown("filter", key, FILTERS)
+        wanted.setdefault(key, []).append(values)
+    kept = numbers
+    for key, texts in wanted.items():
+        there = numbers[key].unique(maintain_order=True).to_list()
+        let_through = [value for text in texts for value in _values(key, text, there)]
+        here = pl.col(key).is_in([value for value in let_through if value is not None])
+        kept = kept.filter(here | (pl.col(key).is_null() if None in let_through else pl.lit(False)))
+    return kept
+
+
+def _values(key: str, text: str, there: Sequence[Any]) -> list[Any]:
+    """Of the values that there are, those that a text names: as a whole (settings have commas in them) or part by
+    part."""
+    if whole := [value for value in there if _means(key, text, value)]:
+        return whole
+    found = []
+    for part in text.split(","):
+        if not (matching := [value for value in there if _means(key, part.strip(), value)]):
+            raise _no_such(key, part.strip(), there)
+        found += matching
+    return found
+
+
+def _means(key: str, text: str, value: Any) -> bool:
+    if value is None or text == "":
+        return value is None and text == ""  # `lr=`: rows without one
+    if key == "canon" and text.lower() in ("yes", "no"):
+        return (text.lower() == "yes") == has_canon(value)
+    if isinstance(value, str):
+        return value.casefold() == text.casefold()
+    try:
+        return math.isclose(float(text), value)
+    except ValueError:
+        return key == "tokens" and text.casefold() == told(value).casefold()
+
+
+def _no_such(key: str, text: str, there: Sequence[Any]) -> ValueError:
+    say = told if key == "tokens" else str if SCHEMA[key] == "String" else "{:g}".format
+    names = list(dict.fromkeys(say(value) for value in there if value is not None))
+    if len(names) <= _MANY:
+        return unknown(key, text, names, f"values of {key}" + (", and yes, no" if key == "canon" else ""))
+    close = get_close_matches(text, names, n=4, cutoff=0.4)
+    guess = f' Did you mean "{close[0]}"?' if close else ""
+    others = f" Also close: {', '.join(close[1:])}." if close[1:] else ""
+    return ValueError(f'unknown {key} "{text}".{guess}{others} There are {len(names)}: the column {key} of --csv.')
+
+
+def has_canon(sites: str | None) -> bool:
+    """Whether `canon` of a row names a Canon layer, and not only a short convolution."""
+    return sites not in (None, "none", "b")
+
+
+def paired(numbers: "pl.DataFrame") -> "pl.DataFrame":
+    """What Canon layers change at equal architecture, size, tokens, learning rate and seed: a row for each number that
+    a model with them and one without them both have. `delta` is canon − base, in the units of the values.
+
+    Columns: source, arch, size, tokens, lr, seed, base_model, base_canon, canon_model, canon, those of the question,
+    base, value, delta. Equal settings are those that the columns know; see `canonlm.report.published.differing`.
+    """
+    import polars as pl
+
+    same = ["source", "arch", "size", "tokens", "lr", "seed", *QUESTION]
+    layers = ~pl.col("canon").is_in(["none", "b"])
+    known = numbers.filter(pl.col("canon").is_not_null() & pl.col("arch").is_not_null())
+    base = known.filter(~layers).select(*same, base_model="model", base_canon="canon", base="value")
+    canon = known.filter(layers).select(*same, "canon", "value", canon_model="model")
+    both = canon.join(base, on=same, nulls_equal=True, how="inner", maintain_order="left")
+    delta = (pl.col("value") - pl.col("base")).round(9)  # what is left of 67.5 - 66.5 beyond the printed digits
+    names = ["base_model", "base_canon", "canon_model", "canon", *QUESTION, "base", "value"]
+    return both.select(*same[: -len(QUESTION)], *names, delta=delta)
+
+
+def short_size(parameters: Any) -> str | None:
+    """1364396032 → `1.36B`"""
+    if not isinstance(parameters, int) or isinstance(parameters, bool) or parameters <= 0:
+        return None
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if parameters >= size:
+            return f"{parameters / size:.3g}{letter}"
+    return str(parameters)
+
+
+def plain(text: str) -> str:
+    """Without control characters, which a terminal would obey."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "�", text)

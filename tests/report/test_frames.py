@@ -1,0 +1,343 @@
+"""One's own runs as rows of the same frame as the published results: complete, in its units, with what was left out."""
+
+import json
+import math
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+import yaml
+from folders import evaluation, write_run
+
+from canonlm import archs
+from canonlm.report.frames import runs_curves, runs_frame, setting_of, split_arch, tokens_of
+from canonlm.report.published import curves, everything, published
+from canonlm.report.tidy import SCHEMA, choose, frame, has_canon, paired, told
+
+DEPO1 = {"name": "depo", "N": 225, "K": 8, "M": 10, "name_vocab": 50, "min_name_len": 1, "max_name_len": 2}
+SHAPE = {"model": {"num_hidden_layers": 8, "hidden_size": 512}}
+TOKENS = 32 * 512  # a step of `write_run`
+
+
+def depo_run(folder, **kwargs):
+    rows = [evaluation(step, {("k", 4): (step, 1000), ("k", 8): (step // 2, 1000)}) for step in (100, 200, 800)]
+    return write_run(folder, **{"task": DEPO1, "evals": rows, "config": SHAPE} | kwargs)
+
+
+def write_results(folder, model, results):
+    folder.mkdir(parents=True)
+    entries = [
+        {
+            "suite": suite, "name": name, "settings": settings,
+            "scores": [{"measure": measure, "value": value, "stderr": stderr, "n": n, "slice": where, "share": share,
+                        "higher_is_better": True} for measure, value, stderr, n, where, share in scores],
+        }
+        for suite, name, settings, scores in results
+    ]  # fmt: skip
+    (folder / "results.json").write_text(json.dumps({"model": model, "results": entries}))
+
+
+def rows(numbers, *columns, **where):
+    for key, value in where.items():
+        numbers = numbers.filter(pl.col(key) == value)
+    return list(numbers.select(columns).iter_rows())
+
+
+def test_a_finished_run(tmp_path):
+    run = depo_run(tmp_path / "runs" / "a", arch="llama+canon", lr=0.003, seed=2)
+    numbers, left_out = runs_frame([run])
+    assert left_out == []
+    assert numbers.schema == published().schema
+    (about,) = numbers.select("source", "model", "arch", "canon", "size", "tokens", "lr", "seed").unique().to_dicts()
+    assert about == {"source": "yours", "model": "a", "arch": "Llama", "canon": "ABCD", "size": "8L512D",
+                     "tokens": 800 * TOKENS, "lr": 0.003, "seed": 2}  # fmt: skip
+    assert set(rows(numbers, "task", "setting")) == {("depo", "depo1-225")}
+    assert rows(numbers, "slice", "value", "n", metric="accuracy") == [
+        ("all", pytest.approx(60.0), 2000), ("k=4", 80.0, 1000), ("k=8", 40.0, 1000)]  # fmt: skip
+    four, eight = (math.sqrt(p * (1 - p) / 999) for p in (0.8, 0.4))
+    errors = dict(rows(numbers, "slice", "stderr", metric="accuracy"))
+    assert errors["k=4"] == pytest.approx(100 * four)
+    assert errors["all"] == pytest.approx(100 * math.hypot(four, eight) / 2)
+    assert rows(numbers, "value", "unit", metric="loss") == [(2.0, "")]
+
+
+def test_lines_up_with_the_grids_of_the_paper(tmp_path):
+    depo_run(tmp_path / "runs" / "a", arch="llama+canon")
+    numbers, _ = runs_frame([tmp_path])
+    both = choose(
+        pl.concat([everything(), numbers]),
+        ["task=depo", "setting=depo1-225", "slice=k=8", "arch=llama", "canon=ABCD", "size=8l512d", "metric=accuracy"],
+    )
+    assert set(both["source"]) == {"paper", "yours"}
+    assert both["unit"].unique().to_list() == ["%"]
+
+
+def test_what_is_not_finished_has_a_curve_and_no_result(tmp_path):
+    depo_run(tmp_path / "runs" / "running", finished=False, steps=1000, tail='{"kind": "eval", "st')
+    numbers, left_out = runs_frame([tmp_path])
+    assert len(numbers) == 0
+    assert numbers.schema == published().schema
+    assert [(entry.name, entry.reason) for entry in left_out] == [
+        ("running", "unfinished at step 800 of 1000: no final result")
+    ]
+    along, left_out = runs_curves([tmp_path])
+    assert rows(along, "tokens", "value", slice="k=4") == [
+        (100 * TOKENS, 10.0), (200 * TOKENS, 20.0), (800 * TOKENS, 80.0)]  # fmt: skip
+    assert [(entry.name, entry.reason) for entry in left_out] == [("part of running", "1 damaged rows")]
+
+
+def test_curves_have_the_training_loss_as_published_ones(tmp_path):
+    depo_run(tmp_path / "a", losses=[(10, 3.5), (20, math.nan), (30, 2.5)])
+    along, _ = runs_curves([tmp_path / "a"])
+    where = {"task": "train", "slice": "all", "metric": "loss", "unit": ""}
+    assert rows(along, "tokens", "value", **where) == [(10 * TOKENS, 3.5), (30 * TOKENS, 2.5)]
+    assert len(rows(curves(), "value", **where)) == 48 * 40
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda run: (run / "config.yaml").write_text("{"), "config.yaml is damaged"),
+        (lambda run: (run / "config.yaml").unlink(), "no config.yaml"),
+        (lambda run: (run / "result.json").write_text('{"steps": 8'), "unfinished at step 800 of 800"),
+        (
+            lambda run: (run / "config.yaml").write_text("arch: llama\ntrain: 3\ntask: {name: depo}"),
+            "no train.optim.lr",
+        ),
+        (lambda run: [path.unlink() for path in run.iterdir()], "empty folder"),
+    ],
+    ids=["yaml", "no-config", "result", "old", "empty"],
+)
+def test_damage_is_left_out_and_said(tmp_path, damage, reason):
+    depo_run(tmp_path / "runs" / "whole")
+    damage(depo_run(tmp_path / "runs" / "broken"))
+    numbers, left_out = runs_frame([tmp_path])
+    assert set(numbers["model"]) == {"whole"}
+    assert [entry.name for entry in left_out] == ["broken"]
+    assert reason in left_out[0].reason
+
+
+def test_impossible_numbers_break_nothing(tmp_path):
+    depo_run(tmp_path / "runs" / "a", seed=10**30, config={**SHAPE, "data": {"seq_len": 10**20}})
+    numbers, _ = runs_frame([tmp_path])
+    assert set(numbers.select("seed", "tokens").iter_rows()) == {(None, None)}
+
+
+@pytest.fixture
+def evaluated(tmp_path):
+    """A run on text and a published checkpoint, both asked."""
+    run = tmp_path / "runs" / "mine"
+    run.mkdir(parents=True)
+    config = {"arch": "gla5+canon", "text": {"train": "x"}, "model": {"num_hidden_layers": 2, "hidden_size": 64},
+              "data": {"seq_len": 128}, "train": {"batch_size": 4, "seed": 3, "optim": {"lr": 0.01}}}  # fmt: skip
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    model = {"source": "elsewhere/mine", "kind": "run", "step": 10, "arch": "gla5+canon", "parameters": 1_234_567}
+    write_results(
+        run / "evals" / "step-00000010",
+        model,
+        [
+            ("multihop", "1hop-2k", {"published": True}, [("exact", 0.5, 0.02, 500, {}, True),
+                                                         ("exact", 0.25, 0.04, 100, {"position": 3}, True)]),
+            ("multihop", "2hop-2k", {"published": False}, [("exact", 0.5, 0.02, 500, {}, True)]),
+            ("babilong", "babilong-qa1-4k", {}, [("correct", 0.75, 0.01, 100, {}, True)]),
+            ("harness", "hellaswag", {}, [("acc", 0.25, 0.01, 10, {}, True), ("acc_norm", 0.5, 0.01, 10, {}, True)]),
+            ("harness", "wikitext", {}, [("word_perplexity", 13.5, None, 62, {}, False)]),
+            ("harness", "niah_single_2", {}, [("512", 1.0, 0.0, 500, {}, True), ("4096", 0.5, 0.1, 500, {}, True)]),
+            ("harness", "fda", {}, [("contains", 0.5, 0.01, 10, {}, True)]),
+            ("harness", "canonlm_fda_twice", {}, [("contains", 0.75, 0.01, 10, {}, True)]),
+            ("harness", "triviaqa", {}, [("exact_match", 0.25, 0.01, 10, {}, True)]),
+            ("playground", "depo", {"task": DEPO1}, [("accuracy", 0.5, 0.1, 8, {}, True),
+                                                     ("accuracy", 0.5, 0.1, 8, {"k": 4}, True)]),
+        ],
+    )  # fmt: skip
+    write_results(
+        tmp_path / "evals" / "theirs",
+        {"source": "hub/LlamaCanon-1B-Nemo-1T-lr0.002", "kind": "published", "arch": "?", "parameters": 1_366_460_416},
+        [("harness", "piqa", {}, [("acc", 0.7, 0.01, 100, {}, True)])],
+    )
+    return tmp_path
+
+
+def test_evaluations_line_up_with_the_published_tables(evaluated):
+    numbers, left_out = runs_frame([evaluated])
+    assert left_out == []  # the run on text is there by what it was asked
+    mine = numbers.filter(pl.col("model") == "mine/step-00000010")
+    assert rows(mine, "arch", "canon", "size", "tokens", "lr", "seed")[0] == (
+        "GLA5", "AbCD", "2L64D", 10 * 4 * 128, 0.01, 3)  # fmt: skip
+    question = ("task", "setting", "slice", "metric", "unit")
+    theirs = set(published().select(question).iter_rows())
+    found = {tuple(row[key] for key in question): row["value"] for row in mine.iter_rows(named=True)}
+    alike = {key: value for key, value in found.items() if key in theirs}
+    assert {(key[0], key[2]): value for key, value in alike.items()} == {
+        ("multihop", "1hop-2k"): 50.0, ("babilong", "qa1-4k"): 75.0, ("hellaswag", "all"): 50.0,
+        ("wikitext", "all"): 13.5, ("niah_single_2", "0.5k"): 100.0, ("niah_single_2", "4k"): 50.0,
+        ("fda", "once"): 50.0, ("fda", "twice"): 75.0}  # fmt: skip
+    assert found["multihop", "fair", "2hop-2k", "exact", "%"] == 50.0  # another law than the published one
+    assert found["multihop", None, "1hop-2k, position=3", "exact", "%"] == 25.0
+    assert found["depo", "depo1-225", "k=4", "accuracy", "%"] == 50.0
+    asked = set(curves().select(question).iter_rows())
+    assert ("triviaqa", None, "all", "exact_match", "%") in asked & set(found)
+    assert rows(mine, "stderr", task="wikitext") == [(None,)]
+    assert rows(mine, "stderr", "n", task="babilong") == [(1.0, 100)]
+
+
+def test_a_published_checkpoint_is_known_by_its_name(evaluated):
+    numbers, _ = runs_frame([evaluated / "evals"])
+    assert rows(numbers, "source", "model", "arch", "canon", "size", "tokens", "lr") == [
+        ("yours", "theirs", "Llama", "ABCD", "1B", 1006632960000, 0.002)
+    ]
+
+
+def test_a_run_by_itself_and_nothing(evaluated, tmp_path):
+    numbers, _ = runs_frame([evaluated / "runs" / "mine"])
+    assert set(numbers["model"]) == {"mine/step-00000010"}
+    with pytest.raises(ValueError, match="expected a folder with runs or results"):
+        runs_frame([tmp_path / "nowhere"])
+
+
+def test_a_run_that_was_asked_again_is_no_second_one(tmp_path):
+    """Other questions, of another evaluation: a column of its own, and no pair with what training found."""
+    for name, arch in (("a", "llama"), ("b", "llama+canon")):
+        depo_run(tmp_path / "runs" / name, arch=arch)
+    scores = [("accuracy", 0.5, 0.1, 8, {}, True), ("accuracy", 0.5, 0.1, 8, {"k": 4}, True)]
+    write_results(
+        tmp_path / "runs" / "b" / "evals" / "step-00000800",
+        {"source": str(tmp_path / "runs" / "b"), "arch": "llama+canon", "step": 800},
+        [("playground", "depo", {"task": DEPO1}, scores)],
+    )
+    for folder in (tmp_path, tmp_path / "runs" / "b"):
+        numbers, _ = runs_frame([folder])
+        assert set(rows(numbers, "model", "value", setting="depo1-225, asked again")) == {("b/step-00000800", 50.0)}
+    numbers, _ = runs_frame([tmp_path])
+    pairs = paired(numbers).filter(pl.col("slice") == "k=4")
+    assert rows(pairs, "base_model", "canon_model") == [("a", "b")]
+
+
+def test_runs_of_one_name_in_two_folders(tmp_path):
+    depo_run(tmp_path / "one" / "a")
+    depo_run(tmp_path / "one" / "b")
+    depo_run(tmp_path / "two" / "a")
+    numbers, _ = runs_frame([tmp_path / "one", tmp_path / "two", tmp_path / "two"])
+    assert set(numbers["model"]) == {f"{tmp_path}/one/a", "b", f"{tmp_path}/two/a"}
+    assert numbers.is_duplicated().sum() == 0
+
+
+def test_damaged_results_are_left_out(evaluated):
+    path = evaluated / "evals" / "theirs" / "results.json"
+    path.write_text(path.read_text().replace('"model": {', '"model": 3, "other": {'))
+    (evaluated / "evals" / "half").mkdir()
+    (evaluated / "evals" / "half" / "results.json").write_text('{"model": {}')
+    numbers, left_out = runs_frame([evaluated])
+    assert set(numbers["model"]) == {"mine/step-00000010"}
+    assert sorted(entry.name for entry in left_out) == ["evals/half/results.json", "theirs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("llama", ("Llama", "none")),
+        ("llama+canon", ("Llama", "ABCD")),
+        ("llama+canon=AC+rope=0.25", ("Llama+rope=0.25", "AC")),
+        ("llama-nope+canon+frozen", ("llama-nope", "ABCD(frozen)")),
+        ("gla5", ("GLA5", "b")),
+        ("gla5-conv", ("GLA5", "none")),
+        ("gdn2+canon", ("GDN2", "AbCD")),
+        ("gdn2-conv+canon", ("GDN2", "ACD")),
+        ("mamba2.mamba2.llama+canon", ("mamba2.mamba2.llama", "AbCD,ABCD")),
+        ("something else", ("something else", None)),
+    ],
+)
+def test_split_arch(name, split):
+    assert split_arch(name) == split
+
+
+def test_sites_are_those_of_the_model():
+    for name in ("llama+canon", "gla5+canon=AC", "mamba2", "llama+canon+mlp=moe"):
+        assert split_arch(name)[1] == archs.resolve(name, head_dim=64, num_heads=16)["canon_set"]
+
+
+def test_setting_has_a_short_name_only_where_all_of_it_is_the_same():
+    assert setting_of(DEPO1) == "depo1-225"
+    assert setting_of(DEPO1 | {"K": 4}) == "depo1-225, K=4"
+    assert setting_of(DEPO1 | {"M": 5}).startswith("N=225, K=8, M=5")
+    assert setting_of({"name": "lano", "grammar": "cfg3k"}) == "cfg3k"
+    assert setting_of({"name": "copying", "N": 4}) == "N=4"
+
+
+def test_tokens_of_an_old_configuration_are_unknown():
+    assert tokens_of({"train": {}, "data": {}}, 5) is None
+    assert tokens_of({"train": {"batch_size": 2}, "data": {"seq_len": 3}}, 5) == 30
+
+
+def test_pairs_of_ones_own(tmp_path):
+    for arch, canon in (
+        ("llama", "none"),
+        ("llama+canon", "ABCD"),
+        ("llama+canon=AC", "AC"),
+        ("llama+rope=0.25", "none"),
+    ):
+        for seed in (0, 1):
+            rows_ = [evaluation(10, {("k", 4): (500 + 100 * has_canon(canon) + seed, 1000)})]
+            depo_run(tmp_path / "runs" / f"{arch}-{seed}", arch=arch, seed=seed, evals=rows_)
+    numbers, _ = runs_frame([tmp_path])
+    pairs = paired(numbers).filter((pl.col("slice") == "k=4") & (pl.col("metric") == "accuracy"))
+    assert sorted(rows(pairs, "base_model", "canon_model", "canon", "seed", "delta")) == [
+        (f"llama-{seed}", f"llama+canon{more}-{seed}", canon, seed, pytest.approx(10.0))
+        for seed in (0, 1)
+        for more, canon in (("", "ABCD"), ("=AC", "AC"))
+    ]
+
+
+def test_told_and_canon():
+    assert [told(n) for n in (1006632960000, 2013265920000, 33550000000, 999_999, 512)] == [
+        "1T", "2T", "34B", "1M", "512"]  # fmt: skip
+    assert [has_canon(sites) for sites in ("none", "b", "ABCD", "b,AbCD", None)] == [False, False, True, True, False]
+
+
+def test_choose():
+    numbers = everything()
+    assert set(choose(numbers, ["arch=gla5,GDN2", "size=1B", "canon=yes"]).select("arch", "canon").iter_rows()) == {
+        ("GLA5", "AbCD"), ("GDN2", "AbCD")}  # fmt: skip
+    assert set(choose(numbers, ["arch=gla5", "arch=GDN2"])["arch"]) == {"GLA5", "GDN2"}
+    assert set(choose(numbers, ["source=published", "tokens=2T"])["tokens"]) == {2013265920000}
+    assert set(choose(numbers, ["tokens=1006632960000"])["tokens"]) == {1006632960000}
+    assert set(choose(numbers, ["lr=2e-3"])["lr"]) == {0.002}
+    assert set(choose(numbers, ["source=best", "lr="])["source"]) == {"best"}
+    assert set(choose(numbers, ["setting=depo1-225, K=4"])["setting"]) == {"depo1-225, K=4"}
+    assert len(choose(numbers, ["source=reference", "arch=GLA5"])) == 0
+    assert choose(numbers, []).equals(numbers)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("arhc=GLA5", 'unknown filter "arhc". Did you mean "arch"?'),
+        ("value=3", 'unknown filter "value".'),
+        ("arch", "--filter: expected key=value"),
+        ("arch=Mamba3", 'unknown arch "Mamba3". Did you mean "Mamba2"? Values of arch: '),
+        ("arch=GLA5,x", 'unknown arch "x".'),
+        ("lr=0.2", 'unknown lr "0.2".'),
+        ("size=", 'unknown size "".'),
+        ("model=Llama-1B-Nemo-1T-lr2", 'unknown model "Llama-1B-Nemo-1T-lr2". Did you mean "Llama-1B-Nemo-'),
+    ],
+)  # fmt: skip
+def test_choose_refuses(text, message):
+    with pytest.raises(ValueError) as error:
+        choose(everything(), [text])
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_frame_of_nothing_and_of_names_that_are_no_text():
+    assert frame().columns == list(SCHEMA)
+    assert frame([{"model": "a\udcff", "value": 1}])["model"].to_list() == ["a?"]
+
+
+def test_500_runs(tmp_path):
+    for seed in range(500):
+        depo_run(tmp_path / "runs" / f"run-{seed}", seed=seed)
+    start = time.process_time()
+    numbers, left_out = runs_frame([Path(tmp_path)])
+    assert time.process_time() - start < 10
+    assert (numbers["model"].n_unique(), left_out) == (500, [])

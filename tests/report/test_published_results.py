@@ -1,0 +1,277 @@
+"""The packaged numbers are those of the release and of the paper: check values were taken from their tables once."""
+
+import hashlib
+import subprocess
+import sys
+
+import polars as pl
+import pytest
+
+from canonlm import archs, tasks
+from canonlm.recipes import find
+from canonlm.report import published as package
+from canonlm.report.published import AVERAGES, BENCHMARKS, GROUPS, LOWER_IS_BETTER, table
+from canonlm.report.published.benchmarks import DIFFICULTIES
+from canonlm.report.tidy import MODEL, QUESTION, SCHEMA, paired
+from canonlm.train.recipe import load
+
+COLUMN_OF = {(b.task, b.slice, b.metric): name for name, b in BENCHMARKS.items()}
+DELTA_COLUMNS = ("lm_eval_avg13", "LMB", "Hella", "ARC-c", "CSQA", "MMLU", "Wiki_ppl", "LMB_ppl", "JRT_avg12",
+                 "1hop-0k", "1hop-4k", "1hop-5k", "2hop-0k", "babilong_avg20")  # fmt: skip
+DELTAS = {
+    "LlamaCanon-8B-Nemo-1T-lr0.003": (1.0, 1.8, 0.9, 1.8, 1.2, 1.5, -0.41, -0.33, 0.5, 0.0, 12.4, 24.1, -3.3, 2.4),
+    "LlamaCanon-8B-Nemo-1T-lr0.002": (0.6, 3.1, 0.8, 1.5, 3.1, 2.2, -0.41, -0.47, 0.0, 0.0, 5.8, 11.6, -3.9, 3.6),
+    "LlamaCanon-3B-Nemo-1T-lr0.003": (1.3, 1.1, 0.6, 1.8, 10.0, 2.0, -0.36, -0.38, 0.5, 0.1, 39.9, 70.2, -0.6, 5.0),
+    "LlamaCanon-3B-Nemo-1T-lr0.002": (1.6, 1.4, 0.7, 1.0, 7.4, 3.8, -0.33, -0.52, 2.8, 0.0, 37.2, 46.2, 2.0, 8.1),
+    "LlamaCanon-1B-Nemo-2T-lr0.005": (1.1, -0.1, 0.9, 2.2, 6.0, 1.3, -0.41, -0.23, 2.2, 0.0, 40.5, 13.8, -0.9, 10.0),
+    "LlamaCanon-1B-Nemo-2T-lr0.003": (1.0, -0.2, 1.2, 2.4, 7.6, 2.3, -0.48, -0.06, 0.7, 0.0, 28.6, 23.3, 1.8, 8.9),
+    "LlamaCanon-1B-Nemo-1T-lr0.003": (1.0, 2.0, 0.8, 1.2, 4.4, 1.5, -0.5, -0.55, 2.3, 0.0, 51.5, 39.3, 1.0, 8.5),
+    "LlamaCanon-1B-Nemo-1T-lr0.002": (1.3, 1.2, 1.0, 0.7, 0.6, 3.0, -0.51, -0.36, 0.4, 0.0, 64.3, 34.0, 1.2, 7.5),
+    "Mamba2Canon-8B-Nemo-1T-lr0.003": (-0.3, -0.8, 0.2, 0.4, 0.5, 0.1, -0.03, 0.28, -0.8, 0.0, 0.0, 0.7, 4.9, 2.5),
+    "Mamba2Canon-8B-Nemo-1T-lr0.002": (-0.2, -0.7, 0.2, 1.0, 0.4, 0.0, -0.06, 0.11, -1.5, 0.0, -8.6, -4.9, 4.4, 3.8),
+    "GLA5Canon-8B-Nemo-1T-lr0.003": (0.1, 2.3, 0.3, 1.1, 1.6, 1.3, -0.24, -0.4, -0.4, 0.0, -6.2, -3.4, 0.2, -2.8),
+    "GLA5Canon-8B-Nemo-1T-lr0.002": (0.9, 0.8, 1.0, 1.2, 5.2, 1.7, -0.26, -0.48, 0.8, 0.0, 1.9, -0.9, 1.0, -2.6),
+    "GDN2Canon-8B-Nemo-1T-lr0.003": (0.1, 0.0, 0.5, -0.4, -0.3, -0.1, -0.18, 0.23, 0.6, 0.0, 3.6, 6.2, 0.5, 2.0),
+    "GDN2Canon-8B-Nemo-1T-lr0.002": (0.3, 0.7, 0.6, 0.3, 0.4, 1.2, -0.17, -0.08, 0.9, 0.0, 16.9, 14.2, 0.2, 3.2),
+    "Mamba2Canon-3B-Nemo-1T-lr0.005": (1.2, 0.1, 0.3, 2.8, 5.2, 3.0, -0.15, -0.19, 0.5, 0.2, 5.1, 6.0, -2.2, 0.4),
+    "Mamba2Canon-3B-Nemo-1T-lr0.003": (1.0, 1.1, 0.0, -1.7, 3.8, 2.2, -0.14, -0.2, 2.4, -0.1, 1.6, -2.3, 0.4, -1.7),
+    "Mamba2Canon-3B-Nemo-1T-lr0.002": (0.9, 0.7, 0.8, 1.2, 1.2, 2.8, -0.13, -0.11, -0.3, -2.4, 9.5, 5.4, -1.3, -1.1),
+    "GLA5Canon-3B-Nemo-1T-lr0.005": (1.0, 1.0, 0.4, -1.2, 4.4, 1.3, -0.39, -0.47, 1.0, 0.0, 11.9, 10.8, 0.5, -2.0),
+    "GLA5Canon-3B-Nemo-1T-lr0.003": (1.4, 1.7, 0.9, -0.7, 6.8, 3.8, -0.31, -0.38, 1.2, 0.1, -9.0, -3.6, 0.2, 0.2),
+    "GLA5Canon-3B-Nemo-1T-lr0.002": (2.7, 1.4, 1.1, 0.5, 12.0, 5.5, -0.4, -0.48, 2.0, -0.4, 1.2, 4.0, 3.5, 2.5),
+    "GDN2Canon-3B-Nemo-1T-lr0.005": (0.7, 1.2, 0.8, -0.2, 6.6, 2.6, -0.18, -0.24, 0.7, 0.0, 6.5, 3.7, -0.7, 1.6),
+    "GDN2Canon-3B-Nemo-1T-lr0.003": (0.7, 1.2, 1.0, 0.3, 5.4, 1.7, -0.2, -0.25, 1.4, 0.0, -2.8, -3.6, -0.7, 2.3),
+    "GDN2Canon-3B-Nemo-1T-lr0.002": (0.0, 0.5, 0.5, 0.4, 1.8, 1.0, -0.24, -0.3, 0.6, 0.2, -4.7, -6.2, -2.5, 1.4),
+    "Mamba2Canon-1B-Nemo-1T-lr0.005": (
+        -0.4,
+        1.0,
+        0.6,
+        2.3,
+        -5.0,
+        -1.0,
+        -0.09,
+        -0.35,
+        -0.2,
+        -0.2,
+        2.2,
+        -0.7,
+        -0.4,
+        -1.0,
+    ),
+    "Mamba2Canon-1B-Nemo-1T-lr0.003": (0.2, 0.6, 0.9, -2.2, 3.4, -2.5, -0.07, -0.35, 0.4, -0.2, -2.9, -1.8, 1.7, 1.8),
+    "Mamba2Canon-1B-Nemo-1T-lr0.002": (0.4, -1.1, 0.8, 1.8, -10.2, -5.3, -0.09, 0.13, -0.2, 0.0, -0.7, -3.3, 0.2, 0.1),
+    "GLA5Canon-1B-Nemo-1T-lr0.005": (3.0, 2.5, 2.2, -0.6, 14.1, 6.7, -0.66, -1.07, 1.2, 0.9, 9.9, 5.5, -1.3, 3.5),
+    "GLA5Canon-1B-Nemo-1T-lr0.003": (1.5, 1.5, 2.0, 2.5, 7.9, 5.0, -0.64, -0.69, 2.0, 1.7, 11.8, 6.5, 2.0, -0.2),
+    "GLA5Canon-1B-Nemo-1T-lr0.002": (1.8, 1.8, 1.4, 1.1, 8.5, -0.1, -0.57, -0.91, 1.7, 7.5, 12.9, 6.3, 0.2, 0.8),
+    "GDN2Canon-1B-Nemo-1T-lr0.005": (1.7, 1.2, 1.2, 1.6, 4.1, 2.8, -0.3, -0.2, 0.7, 2.1, 9.2, 7.4, -1.5, 0.5),
+    "GDN2Canon-1B-Nemo-1T-lr0.003": (2.2, 2.3, 0.9, 2.3, 7.2, 6.0, -0.27, -0.79, 0.4, -0.1, 16.0, 11.5, -0.7, 0.9),
+    "GDN2Canon-1B-Nemo-1T-lr0.002": (1.2, 2.3, 0.8, 0.8, 5.9, 5.4, -0.28, -0.61, 0.5, -8.9, -4.1, -1.7, 1.6, 0.9),
+}
+
+
+def digest(rows):
+    """Of a set of rows, whatever their order."""
+    text = "\n".join(sorted("|".join(repr(float(x)) if isinstance(x, int | float) else x for x in row) for row in rows))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def by_column(frame):
+    """(model, column of the release's tables, value)"""
+    rows = frame.select("model", "task", "slice", "metric", "value").iter_rows()
+    return [(model, COLUMN_OF[task, slice, metric], value) for model, task, slice, metric, value in rows]
+
+
+@pytest.fixture(scope="module")
+def finals():
+    return package.published()
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "total", "check"),
+    [
+        ("published", 64 * 87, 296697.14, "fa6c6cd0a1da3c01"),
+        ("best", 26 * 87, 125214.68, "79b4e24b12707aef"),
+        ("references", 18 * 14 - 4 * 3, 14330.6, "3e07a485b8436fcf"),
+        ("slimpajama", 27 * 36, 43794.6, "6dd65f7b3ff95c95"),
+    ],
+)
+def test_every_number_is_the_printed_one(name, rows, total, check):
+    frame = getattr(package, name)()
+    assert frame.schema == pl.Schema({column: getattr(pl, kind) for column, kind in SCHEMA.items()})
+    assert len(frame) == rows
+    assert frame["value"].sum() == pytest.approx(total, abs=1e-6)
+    assert digest(by_column(frame)) == check
+
+
+def test_all_64_models_with_their_settings(finals):
+    assert finals["model"].n_unique() == 64
+    runs = finals.select(MODEL).unique()
+    counts = dict(runs.group_by("arch").len().iter_rows())
+    assert counts == {"Llama": 16, "GLA5": 16, "GDN2": 16, "Mamba2": 16}
+    assert runs.filter(pl.col("canon") == "ABCD")["arch"].unique().to_list() == ["Llama"]
+    assert len(runs.filter(pl.col("canon").is_in(["ABCD", "AbCD"]))) == 32
+
+
+@pytest.mark.parametrize("row", package.settings().to_dicts(), ids=lambda row: row["model"])
+def test_settings_are_those_of_the_recipes_of_this_package(row):
+    run = load(find(row["model"]))
+    base, *added = run.arch.split("+")
+    canon = "canon" in added
+    assert base == row["arch"].lower()
+    assert row["canon"] == {(True, True): "ABCD", (True, False): "AbCD", (False, True): "none", (False, False): "b"}[
+        canon, row["arch"] == "Llama"]  # fmt: skip
+    head = run.model.hidden_size // run.model.num_attention_heads
+    assert row["rope_dim"] == (0 if row["arch"] != "Llama" else head // 4 if canon else head)
+    assert row["tokens"] == run.train.steps * run.train.batch_size * run.data.seq_len
+    optim = (run.train.optim.lr, run.train.optim.weight_decay, run.train.optim.warmup_steps)
+    assert (row["lr"], row["weight_decay"], row["warmup"]) == optim
+    assert (row["steps"], row["ctx"], row["batch"]) == (run.train.steps, run.data.seq_len, run.train.batch_size)
+    model = (run.model.num_hidden_layers, run.model.hidden_size, run.model.num_attention_heads)
+    assert (row["layers"], row["dim"], row["heads"]) == model
+
+
+def test_what_the_notes_say_of_contexts_and_batches():
+    runs = package.settings().with_columns(batch_tokens=pl.col("ctx") * pl.col("batch") / 1e6)
+    llama, linear = runs.filter(pl.col("arch") == "Llama"), runs.filter(pl.col("arch") != "Llama")
+    assert dict(linear.select("size", "ctx").unique().iter_rows()) == {"1B": 16384, "3B": 12288, "8B": 4096}
+    assert llama["ctx"].unique().to_list() == [4096]
+    assert [round(linear["batch_tokens"].min(), 1), round(linear["batch_tokens"].max(), 1)] == [2.1, 3.1]
+    assert [round(llama["batch_tokens"].min(), 1), round(llama["batch_tokens"].max(), 1)] == [4.2, 8.4]
+    assert llama["steps"].max() < linear["steps"].min()
+
+
+@pytest.mark.parametrize("name", ["published", "best", "references"])
+@pytest.mark.parametrize(("average", "count"), [("lm_eval_avg13", 13), ("JRT_avg12", 12), ("babilong_avg20", 20),
+                                                ("avg10", 10)])  # fmt: skip
+def test_averages_are_those_of_their_columns(name, average, count):
+    """Each column is rounded to 0.1 and so is the average, of unrounded ones: at most 0.1 apart."""
+    assert len(AVERAGES[average]) == count
+    values = {(model, column): value for model, column, value in by_column(getattr(package, name)())}
+    told = {model: value for (model, column), value in values.items() if column == average}
+    assert bool(told) == ((average == "avg10") == (name == "references"))
+    for model, value in told.items():
+        mean = sum(values[model, column] for column in AVERAGES[average]) / count
+        assert abs(mean - value) <= 0.0601, model  # what the release's own rows reach
+
+
+def test_best_is_the_best_of_the_runs_column_by_column(finals):
+    same = ("arch", "canon", "size", "tokens", *QUESTION)
+    less = pl.col("metric").is_in(list(LOWER_IS_BETTER))
+    scores = finals.filter(~pl.col("slice").str.starts_with("average"))
+    found = scores.group_by(same).agg(best=pl.when(less.first()).then(pl.min("value")).otherwise(pl.max("value")))
+    both = package.best().join(found, on=same, nulls_equal=True)
+    assert len(both) == 26 * 84
+    assert both["value"].equals(both["best"].alias("value"))
+    assert package.best()["lr"].null_count() == 26 * 87
+
+
+def test_paired_differences_are_the_published_ones(finals):
+    pairs = paired(finals)
+    assert len(pairs) == 32 * 87
+    found = {}
+    for row in pairs.iter_rows(named=True):
+        assert row["base"] + row["delta"] == pytest.approx(row["value"])
+        column = COLUMN_OF[row["task"], row["slice"], row["metric"]]
+        found[row["canon_model"], column] = (row["base_model"], row["delta"])
+    assert set(DELTAS) == {model for model, _ in found}
+    for model, deltas in DELTAS.items():
+        for column, delta in zip(DELTA_COLUMNS, deltas, strict=True):
+            base, computed = found[model, column]
+            assert computed == delta, (model, column)
+            assert base == model.replace("Canon", "" if model.startswith("Llama") else "conv")
+
+
+def test_what_else_differs_in_a_pair():
+    found = package.differing()
+    rope = found.filter(pl.col("setting") == "rope_dim")
+    assert set(rope.select("base", "canon").unique().iter_rows()) == {("64", "16"), ("128", "32")}
+    assert (len(rope), len(found)) == (8, 9)
+    (other,) = found.filter(pl.col("setting") != "rope_dim").to_dicts()
+    assert (other["canon_model"], other["setting"]) == ("GLA5Canon-3B-Nemo-1T-lr0.005", "zeyuan_layernorm")
+
+
+SUMS = {"arc_challenge": 121650.27, "arc_easy": 198442.78, "boolq": 178039.13, "commonsense_qa": 114996.02,
+        "copa": 211590.0, "hellaswag": 179304.43, "lambada_openai": 149169.99, "mmlu": 116753.53,
+        "openbookqa": 108276.6, "piqa": 198162.71, "race": 94407.32, "social_iqa": 113901.78, "triviaqa": 97431.93,
+        "winogrande": 165842.77, "train": 4373.7723}  # fmt: skip
+
+
+def test_curves():
+    curves = package.curves()
+    counts = {task: (models, points) for task, models, points in curves.group_by("task").agg(
+        pl.col("model").n_unique(), pl.len()).iter_rows()}  # fmt: skip
+    assert counts == {task: (48, 48 * 40) if task == "train" else (64, 64 * 40) for task in SUMS}
+    for task, total in SUMS.items():
+        assert curves.filter(pl.col("task") == task)["value"].sum() == pytest.approx(total, abs=1e-6)
+    names = {"train": "train_loss_ma50"}
+    rows = curves.select("model", "task", "tokens", "value").iter_rows()
+    lines = [repr((model, names.get(task, task), tokens, value)) for model, task, tokens, value in rows]
+    assert hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16] == "ea05a61942236ead"
+    along = curves.group_by("model", "task", maintain_order=True).agg(pl.col("tokens").diff().min())
+    assert along["tokens"].min() > 0
+    assert curves.filter(pl.col("unit") == "")["task"].unique().to_list() == ["train"]
+
+
+def test_a_curve_ends_near_the_final_score_and_at_the_last_token(finals):
+    """They are not the same evaluation: of 832 pairs only 202 agree to the printed digit."""
+    last = package.curves().filter(pl.col("metric") != "loss").group_by("model", "task", "metric").last()
+    final = finals.select("model", "task", "metric", "slice", final="value", length="tokens")
+    both = last.join(final, on=["model", "task", "metric", "slice"])
+    assert len(both) == 64 * 13  # triviaqa is asked in another way there
+    assert (both["tokens"] - both["length"]).abs().max() <= 5_000_000
+    gaps = both.with_columns(gap=(pl.col("value") - pl.col("final")).abs())
+    assert gaps.filter(pl.col("task") == "copa")["gap"].max() == pytest.approx(3.0)
+    assert gaps.filter(pl.col("task") != "copa")["gap"].max() <= 1.31
+    assert len(gaps.filter(pl.col("gap") <= 0.0501)) == 202
+
+
+GRID_SUMS = {"Brevo1": (393, 22422.3), "Brevo2": (240, 15062.7), "Depo1(K=4)": (240, 10746.0),
+             "Depo1(K=8)": (594, 34300.0), "Depo2(K=16)": (456, 28278.0), "Depo2(K=4)": (240, 15286.0),
+             "Lano": (309, 21998.8), "LanoKL": (108, 3.15201), "Mano": (333, 23694.6)}  # fmt: skip
+
+
+def test_grids():
+    raw, tidy = table("grids"), package.grids()
+    for task, (count, total) in GRID_SUMS.items():
+        values = raw.filter(pl.col("task") == task)["value"]
+        assert (len(values), values.sum()) == (count, pytest.approx(total, abs=1e-9))
+    rows = [
+        tuple("" if x is None else str(x) if i == 6 else x for i, x in enumerate(row[:9])) for row in raw.iter_rows()
+    ]
+    assert digest(rows) == "2b81d7b9584e94be"
+    assert tidy["value"].equals(raw["value"])
+    assert tidy.drop("value").is_duplicated().sum() == 0  # each cell has a name of its own
+    one = tidy.filter((pl.col("model") == "Llama(NoPE) Canon-ABCD(res)") & (pl.col("size") == "12L768D"))
+    one = one.filter(pl.col("metric") == "accuracy")
+    found = {(setting, slice): value for setting, slice, value in one.select("setting", "slice", "value").iter_rows()}
+    assert (one["arch"][0], one["canon"][0]) == ("Llama-nope", "ABCD")
+    assert found["depo1-375", "k=8"] >= 96
+    assert found["cfg3k", "all"] == 53.1
+
+
+def test_settings_of_the_grids_are_difficulties_of_the_tasks():
+    for task, settings in DIFFICULTIES.items():
+        for name, spec in settings.items():
+            difficulty, _, other = name.partition(", K=")
+            built = tasks.get(task, difficulty=difficulty, **({"K": int(other)} if other else {}))
+            assert spec == built.spec.model_dump()
+    cells = package.grids().select("task", "setting").unique().iter_rows()
+    assert all(setting in DIFFICULTIES[task] for task, setting in cells)
+
+
+def test_architectures_of_the_paper_are_named_as_ours():
+    names = set(package.grids()["arch"]) - {"GLA", "GDN", "Mamba2(mlp)"}
+    for name in names:
+        archs.resolve(name.replace("Llama", "llama"), head_dim=64, num_heads=8)
+    assert "Llama+rope=0.5x0.5" in names
+
+
+def test_groups_have_every_column_once():
+    columns = [name for group, names in GROUPS.items() if group != "short" for name in names]
+    assert sorted(columns) == sorted(BENCHMARKS)
+    assert set(GROUPS["short"]) < set(columns)
+
+
+def test_help_needs_no_polars():
+    code = "import sys; from canonlm.cli import main; main(['--help']); assert 'polars' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
