@@ -129,7 +129,9 @@ class _Bar:
         self.bar.update(self.current, completed=answered)
 
     def end(self, entry: Mapping[str, Any], again: bool) -> None:
-        self.bar.remove_task(self.current)
+        if self.current is not None:
+            self.bar.remove_task(self.current)
+            self.current = None
         self.bar.console.print(_line(entry) + ("  (as before)" if again else ""), highlight=False, soft_wrap=True)
 
 
