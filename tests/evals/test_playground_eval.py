@@ -50,7 +50,7 @@ def _walk(task, tokens):
     names, current, hops = [], [], 0
     for token in task.vocab.text(tokens).split()[1:]:
         if token.startswith("q"):
-            hops, names = int(token[1:]), names + [None]
+            hops, names = int(token[1:]), [*names, None]
         elif token != "ans":
             current.append(token)
             if token.endswith("."):
@@ -136,6 +136,7 @@ def test_as_in_training(run):
         ({"task": {"K": 3}}, "task: expected a difficulty with the 24 tokens that the model knows"),
         ({"task": {"name": "mano"}}, "task.name: expected depo, which the run was trained on"),
         ({"task": {"nodes": 3}}, 'unknown setting "depo.nodes"'),
+        ({"task": {"N": 40}}, r"lengths: expected numbers >= 2\.\d+, or the questions of .* do not fit, got \[1"),
         ({"lengths": [0.5, 1]}, r"lengths: expected numbers >= 1, got \[0.5, 1"),
     ],
 )

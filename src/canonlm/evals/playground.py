@@ -11,6 +11,7 @@ only the answers beyond the training length are graded.
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +74,9 @@ def evaluations(subject: Subject, settings: PlaygroundSettings, batch_size: int 
     found = []
     for length in lengths:
         longer = replace(stream, seq_len=math.ceil(length * trained))
+        if longer.seq_len < task.least_seq_len:
+            what = f"numbers >= {task.least_seq_len / trained:.3g}, or the questions of {task!r} do not fit"
+            raise expected("lengths", what, settings.lengths)
         evaluation: evals.Evaluation = (
             evals.build(stream, settings.n, batch)
             if length == 1
@@ -81,7 +85,7 @@ def evaluations(subject: Subject, settings: PlaygroundSettings, batch_size: int 
         noted = {"task": {"name": task.name, **task.spec.model_dump()}, "seq_len": longer.seq_len}
         noted |= {"n": settings.n, "seed": stream.seed, "split": settings.split}
         name = task.name if length == 1 else f"{task.name} x{length:g}"
-        found.append(Asked(name, noted, lambda e=evaluation: _scores(e.run(subject.model, subject.model.device))))
+        found.append(Asked(name, noted, partial(_scores_of, evaluation, subject)))
     return found
 
 
@@ -106,7 +110,8 @@ def _task(subject: Subject, run: RunConfig | None, settings: PlaygroundSettings)
     return task
 
 
-def _scores(found: dict[str, Any]) -> list[Score]:
+def _scores_of(evaluation: evals.Evaluation, subject: Subject) -> list[Score]:
+    found = evaluation.run(subject.model, subject.model.device)
     each = [
         share_right("accuracy", row["correct"], row["total"], row["slice"]) for row in found["slices"] if row["total"]
     ]
