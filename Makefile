@@ -36,6 +36,8 @@ bench: .venv/installed-dev  ## the numbers that README and docs quote
 	$(BIN)/python benchmarks/ops.py
 	$(BIN)/python benchmarks/models.py
 	$(BIN)/python benchmarks/loader.py
+	$(BIN)/python benchmarks/generate.py
+	$(BIN)/python benchmarks/multihop.py
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/train.py
 

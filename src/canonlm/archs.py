@@ -6,9 +6,12 @@ A name says how a model differs; sizes (layers, width, heads) come from elsewher
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from canonlm.errors import expected, unknown
+
+if TYPE_CHECKING:
+    from canonlm.models import CanonLMConfig
 
 
 @dataclass(frozen=True)
@@ -149,3 +152,14 @@ def _sites(base: Base, added: dict[str, str | None], without: str) -> str:
             raise expected("+canon", "letters out of A, B, C, D, such as +canon=AC", value)
         sites = "".join(site for site in base.full_canon if site not in without) if value is None else value
     return "".join(sorted({*sites, *("b" if base.short_conv else "")}, key="AbBCD".index))
+
+
+def name_of(config: "CanonLMConfig") -> str:
+    """`gla5+canon=ACD`: the bases and the Canon sites, as in `canonlm archs`; other options stay unsaid."""
+    bases = {base.mixer: (name, base.short_conv) for name, base in reversed(BASES.items())}
+    layers = []
+    for layer_idx in range(config.num_hidden_layers):
+        name, short_conv = bases[config.mixer(layer_idx)]
+        layers.append(f"{name}-conv" if short_conv and "b" not in config.sites(layer_idx) else name)
+    canon = config.sites(0).replace("b", "")
+    return ".".join(dict.fromkeys(layers)) + (f"+canon={canon}" if canon else "")

@@ -67,7 +67,7 @@ def share_right(questions, reader):
 SETTINGS = [
     {"k": k, "people": people, "background": background, "published": published}
     for k, people in ((1, 5), (2, 3), (3, 4))
-    for background in (0, 200)
+    for background in (0, 80)
     for published in (False, True)
 ]
 
@@ -90,9 +90,9 @@ def test_an_oracle_is_always_right(settings):
 @every_setting
 def test_who_guesses_among_the_years_is_at_chance(settings):
     rng = random.Random(0)
-    questions = suite(**settings, n=1000)
-    right = round(1000 * share_right(questions, lambda prompt: rng.choice(years(prompt))))
-    assert binomtest(right, 1000, 1 / settings["people"]).pvalue > 1e-4
+    questions = suite(**settings, n=500)
+    right = round(500 * share_right(questions, lambda prompt: rng.choice(years(prompt))))
+    assert binomtest(right, 500, 1 / settings["people"]).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("place", [0, -1], ids=["first", "last"])
@@ -139,9 +139,9 @@ def test_groups_are_matched_one_to_one(settings):
             assert ASKED.search(question.prompt)[1] == order[(k - 1) * n]
 
 
-@pytest.mark.parametrize(("k", "people"), [(1, 5), (2, 3)], ids=["one-hop", "two-hops"])
-def test_the_needed_fact_is_anywhere_and_any_year_is_the_answer(k, people):
-    questions = suite(k=k, people=people, n=20_000)
+@pytest.mark.parametrize(("k", "people", "n"), [(1, 5, 20_000), (2, 3, 8000)], ids=["one-hop", "two-hops"])
+def test_the_needed_fact_is_anywhere_and_any_year_is_the_answer(k, people, n):
+    questions = suite(k=k, people=people, n=n)
     positions, answers = Counter(), Counter()
     for question in questions:
         told = TOLD.findall(question.prompt)

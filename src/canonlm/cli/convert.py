@@ -1,12 +1,9 @@
 """`canonlm convert`: a published checkpoint into our format, and back."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from canonlm.models import CanonLMConfig
 
 SOURCE = typer.Argument(
     help="A folder, or a repository on the Hugging Face Hub, with a published checkpoint or one of ours.",
@@ -49,6 +46,7 @@ def convert(
     import torch
     from transformers.utils.logging import disable_progress_bar
 
+    from canonlm.archs import name_of
     from canonlm.models.published import TARGETS, load_published, save_published
     from canonlm.train.files import write_folder
 
@@ -68,18 +66,5 @@ def convert(
     except OSError as error:
         raise expected("OUT", f"a folder that can be written ({error.strerror})", str(out)) from None
     precision = str(model.dtype).removeprefix("torch.")
-    print(f"{_arch(model.config)}, {model.num_parameters():,} parameters, {precision}: {out}")
+    print(f"{name_of(model.config)}, {model.num_parameters():,} parameters, {precision}: {out}")
     return 0
-
-
-def _arch(config: "CanonLMConfig") -> str:
-    """`gla5+canon=ACD`: the bases and the Canon sites, as in `canonlm archs`; other options stay unsaid."""
-    from canonlm.archs import BASES
-
-    bases = {base.mixer: (name, base.short_conv) for name, base in reversed(BASES.items())}
-    layers = []
-    for layer_idx in range(config.num_hidden_layers):
-        name, short_conv = bases[config.mixer(layer_idx)]
-        layers.append(f"{name}-conv" if short_conv and "b" not in config.sites(layer_idx) else name)
-    canon = config.sites(0).replace("b", "")
-    return ".".join(dict.fromkeys(layers)) + (f"+canon={canon}" if canon else "")

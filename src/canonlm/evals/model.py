@@ -23,7 +23,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as library_logging
 
-from canonlm.archs import BASES
+from canonlm.archs import name_of
 from canonlm.data.tokenizers import load as load_tokenizer
 from canonlm.errors import expected, unknown
 from canonlm.models import CanonLMConfig
@@ -138,17 +138,6 @@ def fingerprint(model: PreTrainedModel) -> str:
     return digest.hexdigest()[:16]
 
 
-def arch_name(config: CanonLMConfig) -> str:
-    """`gla5+canon=ACD`: the bases and the Canon sites, as in `canonlm archs`; other options stay unsaid."""
-    bases = {base.mixer: (name, base.short_conv) for name, base in reversed(BASES.items())}
-    layers = []
-    for layer_idx in range(config.num_hidden_layers):
-        name, short_conv = bases[config.mixer(layer_idx)]
-        layers.append(f"{name}-conv" if short_conv and "b" not in config.sites(layer_idx) else name)
-    canon = config.sites(0).replace("b", "")
-    return ".".join(dict.fromkeys(layers)) + (f"+canon={canon}" if canon else "")
-
-
 def tokenizer_of_run(run: Path) -> Path | None:
     """Where the tokenizer.json of the text is that a run was trained on, which may have been moved away since; None of
     a run on a task. All its texts have the same one."""
@@ -219,7 +208,7 @@ def _of_files(source: str, variant: str | None, dtype: torch.dtype | None, trust
         model = _from_pretrained(str(path) if path.is_dir() else source, dtype, trust_remote_code)
         own = _saved_tokenizer(root, trust_remote_code)
         kind = "canonlm" if isinstance(model.config, CanonLMConfig) else "transformers"
-    arch = arch_name(model.config) if isinstance(model.config, CanonLMConfig) else model.config.model_type
+    arch = name_of(model.config) if isinstance(model.config, CanonLMConfig) else model.config.model_type
     return model, own, {"kind": kind, "arch": arch}
 
 
