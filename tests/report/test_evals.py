@@ -68,6 +68,21 @@ def test_tables(folder):
     assert "llama+canon" in text
 
 
+def test_other_settings_are_other_rows(tmp_path):
+    """Of one model, or of two: numbers that were asked differently never share a row."""
+    for name, entries in {"a": [(3, 0.5), (5, 0.25)], "b": [(5, 0.75)]}.items():
+        write_results(tmp_path / name, name, [("multihop", "1hop-0k", [("exact", v, None, True)]) for _, v in entries])
+        raw = json.loads((tmp_path / name / "results.json").read_text())
+        for entry, (people, _) in zip(raw["results"], entries, strict=True):
+            entry["settings"] = {"people": people, "n": 500}
+        (tmp_path / name / "results.json").write_text(json.dumps(raw))
+    lines = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in printed(tmp_path).splitlines()]
+    assert [line for line in lines if line[0].startswith("1hop")] == [
+        ["1hop-0k (people=3)", "exact", "50.0%", "–"],
+        ["1hop-0k (people=5)", "exact", "25.0%", "75.0%"],
+    ]
+
+
 def test_page(folder):
     page = render(load_play(folder))
     assert "<h2>Birth years in a text</h2>" in page

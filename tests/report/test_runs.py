@@ -183,7 +183,7 @@ def test_without_a_usable_play_file_there_is_one_section_per_task(tmp_path, text
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="folder: expected a folder with runs in it"):
+    with pytest.raises(ValueError, match="folder: expected a folder with runs or results"):
         load_play(tmp_path)
-    with pytest.raises(ValueError, match="folder: expected a folder with runs in it"):
+    with pytest.raises(ValueError, match="folder: expected a folder with runs or results"):
         load_play(tmp_path / "nowhere")

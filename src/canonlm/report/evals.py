@@ -11,12 +11,12 @@ from rich.table import Table
 
 from .markup import escape
 from .runs import DAMAGE, LeftOut
-from .words import count_of, number, percent
+from .words import count_of, number, percent, shown
 
 SUITES = {
     "multihop": (
         "Birth years in a text",
-        "Share of questions whose birth year was written exactly; <code>1hop-2k</code>: stated directly, behind 2,000 "
+        "Share of questions whose birth year was written exactly; <code>1hop-2k</code>: stated directly, among 2,000 "
         "tokens of other text.",
     ),
     "babilong": (
@@ -30,11 +30,11 @@ SUITES = {
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One `results.json`: a model and its entries, the last of each suite and name."""
+    """One `results.json`: a model and what it was asked."""
 
     label: str
     model: Mapping[str, Any]
-    entries: Mapping[tuple[str, str], Mapping[str, Any]]
+    entries: tuple[Mapping[str, Any], ...]
 
 
 def load_evaluated(folder: str | Path) -> tuple[list[Evaluated], list[LeftOut]]:
@@ -43,7 +43,7 @@ def load_evaluated(folder: str | Path) -> tuple[list[Evaluated], list[LeftOut]]:
     for path in sorted(Path(folder).rglob("results.json")):
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
-            entries = {(e["suite"], e["name"]): e for e in raw["results"] if _whole(e)}
+            entries = tuple(entry for entry in raw["results"] if _whole(entry))
             found.append(Evaluated(_label(path, Path(folder), raw["model"]), raw["model"], entries))
         except (*DAMAGE, OSError) as error:
             left_out.append(LeftOut(str(path.relative_to(folder)), f"not readable: {type(error).__name__}: {error}"))
@@ -62,36 +62,58 @@ def _label(path: Path, folder: Path, model: Mapping[str, Any]) -> str:
 
 
 def value(score: Mapping[str, Any]) -> str:
-    """`93.0% ± 1.1`"""
+    """`93.0% ± 1.1`, `19.8 ± 0.4`"""
+    stderr = score["stderr"]
     if not score["share"]:
-        return number(score["value"])
-    error = "" if score["stderr"] is None else f" ± {100 * score['stderr']:.1f}"
-    return percent(score["value"]) + error
+        return number(score["value"]) + ("" if stderr is None else f" ± {number(stderr)}")
+    return percent(score["value"]) + ("" if stderr is None else f" ± {100 * stderr:.1f}")
+
+
+def suites(evaluated: Sequence[Evaluated]) -> Iterator[tuple[str, list[Evaluated]]]:
+    """Each suite, and the models that were asked it."""
+    for suite in dict.fromkeys(entry["suite"] for one in evaluated for entry in one.entries):
+        yield suite, [one for one in evaluated if any(entry["suite"] == suite for entry in one.entries)]
 
 
 def rows(evaluated: Sequence[Evaluated], suite: str) -> list[tuple[str, str, list[str]]]:
-    """(name, measure, value of each model or "–"): the first measure of a share, every other number too."""
-    names = dict.fromkeys(name for one in evaluated for s, name in one.entries if s == suite)
+    """(name, measure, value of each model or "–"). Where the same name was asked with several settings, by one model or
+    by two, they are rows of their own, and the name tells in what they differ."""
+    asked: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
+    for place, one in enumerate(evaluated):
+        for entry in one.entries:
+            if entry["suite"] == suite:
+                asked.setdefault((entry["name"], _noted(entry)), {})[place] = entry
     found = []
-    for name in names:
-        entries = [one.entries.get((suite, name)) for one in evaluated]
-        measures = dict.fromkeys(s["measure"] for entry in entries if entry for s in entry["scores"] if not s["slice"])
-        for measure in measures:
-            cells = [next((value(s) for s in entry["scores"] if not s["slice"] and s["measure"] == measure), "–")
-                     if entry else "–" for entry in entries]  # fmt: skip
-            found.append((name, measure, cells))
+    for (name, noted), entries in asked.items():
+        others = [json.loads(other) for other_name, other in asked if other_name == name]
+        told = name + _difference(json.loads(noted), others)
+        cells = {
+            place: {score["measure"]: value(score) for score in entry["scores"] if not score["slice"]}
+            for place, entry in entries.items()
+        }
+        for measure in dict.fromkeys(measure for cell in cells.values() for measure in cell):
+            found.append((told, measure, [cells.get(place, {}).get(measure, "–") for place in range(len(evaluated))]))
     return found
+
+
+def _noted(entry: Mapping[str, Any]) -> str:
+    return json.dumps(entry["settings"], sort_keys=True)
+
+
+def _difference(settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+    """` (people=3)`"""
+    keys = [key for key in settings if any(other.get(key) != settings[key] for other in others)]
+    return f" ({', '.join(f'{key}={shown(settings[key])}' for key in keys)})" if keys else ""
 
 
 def evals_tables(evaluated: Sequence[Evaluated]) -> Iterator[Table]:
     """For the terminal: a table per suite, a column per model."""
-    for suite in dict.fromkeys(suite for one in evaluated for suite, _ in one.entries):
-        here = [one for one in evaluated if any(s == suite for s, _ in one.entries)]
+    for suite, here in suites(evaluated):
         table = Table(title=f"\n{SUITES.get(suite, (suite, ''))[0]}", title_justify="left", title_style="bold")
         table.add_column("asked")
         table.add_column("measure")
         for one in here:
-            table.add_column(escape_rich(one.label), justify="right")
+            table.add_column(escape_rich(one.label), justify="right", overflow="fold")
         for name, measure, cells in rows(here, suite):
             table.add_row(escape_rich(name), escape_rich(measure), *cells)
         yield table
@@ -100,8 +122,7 @@ def evals_tables(evaluated: Sequence[Evaluated]) -> Iterator[Table]:
 def evals_html(evaluated: Sequence[Evaluated]) -> str:
     """For the page: a section per suite."""
     sections = []
-    for suite in dict.fromkeys(suite for one in evaluated for suite, _ in one.entries):
-        here = [one for one in evaluated if any(s == suite for s, _ in one.entries)]
+    for suite, here in suites(evaluated):
         title, about = SUITES.get(suite, (escape(suite), ""))
         head = "".join(f"<th>{escape(one.label)}</th>" for one in here)
         body = "".join(
@@ -110,7 +131,7 @@ def evals_html(evaluated: Sequence[Evaluated]) -> str:
         )
         sections.append(
             f"<section><h2>{title}</h2><p class=sub>{count_of(len(here), 'model')} · {about} ± is one standard error."
-            f"</p><div class=scroll><table><thead><tr><th>asked</th><th>measure</th>{head}</tr></thead><tbody>{body}"
-            "</tbody></table></div></section>"
+            f"</p><div class=scroll><table class=models><thead><tr><th>asked</th><th>measure</th>{head}</tr></thead>"
+            f"<tbody>{body}</tbody></table></div></section>"
         )
     return "\n".join(sections)

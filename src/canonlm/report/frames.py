@@ -178,7 +178,8 @@ def _of_evaluation(run: Run, row: Evaluation) -> Iterator[Row]:
 
 def _of_evaluated(one: Evaluated, folder: Path) -> Iterator[Row]:
     about = _of_model(one, folder)
-    for (suite, name), entry in one.entries.items():
+    for entry in one.entries:
+        suite, name = entry["suite"], entry["name"]
         for score in entry["scores"]:
             share = bool(score["share"])
             scale = 100 if share else 1
@@ -217,7 +218,9 @@ def _asked_with(suite: str, settings: Mapping[str, Any]) -> str | None:
     the published law, in which the place in the text gives answers away."""
     if suite == "playground" and isinstance(task := settings.get("task"), dict):
         return setting_of(task)
-    return "fair" if suite == "multihop" and settings.get("published") is False else None
+    if suite == "multihop" and settings.get("published") is False:
+        return f"fair, {people} people" if (people := settings.get("people")) else "fair"
+    return None
 
 
 def _of_model(one: Evaluated, folder: Path) -> Row:

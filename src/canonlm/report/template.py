@@ -33,7 +33,8 @@ th {{ color: var(--muted); font-weight: 500; white-space: nowrap; overflow-wrap:
 tbody th {{ color: var(--ink); font-weight: 600; }}
 td {{ overflow-wrap: normal; }}
 tbody th {{ vertical-align: top; white-space: normal; min-width: 110px; }}
-th:first-child, td:first-child, .text td, .text th {{ text-align: left; }}
+th:first-child, td:first-child, .text td, .text th, .models :nth-child(2) {{ text-align: left; }}
+.models th {{ white-space: normal; overflow-wrap: anywhere; min-width: 84px; max-width: 200px; }}
 th:first-child, td:first-child {{ padding-left: 0; }}
 td small {{ display: block; color: var(--muted); font-size: 12px; white-space: nowrap; }}
 td.share {{ background: linear-gradient(to right, var(--bar) var(--share), transparent var(--share)) no-repeat
