@@ -1,6 +1,7 @@
 """`canonlm data multihop`: texts to train on."""
 
 import json
+import re
 
 import pytest
 
@@ -32,7 +33,8 @@ def test_every_line_is_a_question_with_its_answer(capsys, here):
     assert printed.out == "hops.jsonl: 12 texts of 2hop-0.04k, split train, seed 5\n"
     assert printed.err == ""
     expected = questions("train", k=2, people=3, background=40, n=12, seed=5)
-    assert texts(here / "hops.jsonl") == [f"{q.prompt} {q.answer}." for q in expected]
+    for text, question in zip(texts(here / "hops.jsonl"), expected, strict=True):
+        assert text.startswith(f"{question.prompt} {question.answer}. The birth year of ")
     assert [path.name for path in here.iterdir()] == ["hops.jsonl"]
 
 
@@ -40,7 +42,26 @@ def test_training_texts_are_not_the_test(here):
     for split in ("train", "test"):
         assert multihop(f"{split}.jsonl", "--n", "50", "--split", split) == 0
     assert not set(texts(here / "train.jsonl")) & set(texts(here / "test.jsonl"))
-    assert texts(here / "test.jsonl") == [f"{q.prompt} {q.answer}." for q in questions("test", n=50)]
+    for text, question in zip(texts(here / "test.jsonl"), questions("test", n=50), strict=True):
+        assert text.startswith(f"{question.prompt} {question.answer}.")
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_everybody_of_the_last_group_is_asked_about_once(here, k):
+    """Read off the text alone: whose year is told, who shares it with whom, and what is said at the end."""
+    assert multihop("hops.jsonl", f"k={k}", "people=4", "background=30", "--n", "40") == 0
+    for text in texts(here / "hops.jsonl"):
+        told, _, said = text.rpartition("\n\n")
+        years = dict(re.findall(r"(\w+ \w+ \w+) was born in (\d{4})\.", told))
+        links = dict(re.findall(r"(\w+ \w+ \w+) was born in the same year as (\w+ \w+ \w+)\.", told))
+        answers = re.findall(r"The birth year of (\w+ \w+ \w+) is (\d{4})\.", said)
+        last = ({*links} or {*years}) - {*links.values()}
+        assert len(answers) == 4
+        assert {name for name, _ in answers} == last
+        for name, year in answers:
+            while name in links:
+                name = links[name]
+            assert years[name] == year
 
 
 @pytest.mark.parametrize(

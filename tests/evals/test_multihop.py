@@ -168,6 +168,7 @@ def test_backward_counts_the_links_that_are_told_too_early(k):
         told = [name for name, _, _ in TOLD.findall(question.prompt)]
         value = {name: other for name, _, other in TOLD.findall(question.prompt)}
         name, backward = ASKED.search(question.prompt)[1], 0
+        assert question.slice["asked"] == told.index(name) + 1
         while value[name]:
             backward += told.index(name) < told.index(value[name])
             name = value[name]
@@ -278,7 +279,7 @@ def test_a_question_stays_what_it_was():
     question = suite(k=2, people=2, background=8)[0]
     assert sentences(question.prompt) == PINNED
     assert ASKED.search(question.prompt)[1] == "Milivan Wyneny Vanaker"
-    assert (question.answer, question.slice) == ("1963", {"position": 3, "quarter": 4, "backward": 1})
+    assert (question.answer, question.slice) == ("1963", {"position": 3, "quarter": 4, "asked": 1, "backward": 1})
 
 
 PINNED = [

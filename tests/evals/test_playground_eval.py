@@ -145,6 +145,11 @@ def test_what_cannot_be_asked(run, knows, settings, message):
         ask(run, knows(24, lambda row: np.zeros((len(row), 24))), **settings)
 
 
+def test_a_length_that_holds_no_further_answer(run, knows):
+    with pytest.raises(ValueError, match="lengths: expected longer ones: no answer is complete beyond"):
+        ask(run, knows(24, lambda row: np.zeros((len(row), 24))), lengths=[1.02])
+
+
 def test_a_model_that_is_no_run_needs_its_task(knows, tmp_path):
     subject = Subject(knows(24, lambda row: np.zeros((len(row), 24))), None, {"source": str(tmp_path)})
     with pytest.raises(ValueError, match=r"task\.name: expected one of .*depo"):

@@ -7,7 +7,7 @@ import pytest
 from canonlm.evals.questions import Question, Score, scores, share_right
 from canonlm.evals.results import Results
 
-ABOUT = {"source": "a/run", "fingerprint": "f1"}
+ABOUT = {"source": "a/run", "fingerprint": "f1", "tokenizer": "t1"}
 
 
 class Sums:
@@ -61,10 +61,10 @@ def test_answers_survive_and_are_not_asked_again(tmp_path):
     first = Calculator(dies_after=4)
     with pytest.raises(KeyboardInterrupt):
         Results(tmp_path, ABOUT).ask("sums", Sums(), {}, first)
-    (path,) = (tmp_path / "answers").iterdir()
+    (path,) = (tmp_path / "answers").glob("*.jsonl")
     assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == [5, 4, 3, 2]
-    with path.open("a") as file:
-        file.write('{"index": 1, "sli')  # as a killed process leaves it
+    with path.open("ab") as file:
+        file.write('{"index": 1, "said": "ü'.encode()[:-1])  # as a killed process leaves it
     second, counted = Calculator(), []
     found = Results(tmp_path, ABOUT).ask("sums", Sums(), {}, second, counted.append)
     assert sorted(second.asked) == [0, 1]
@@ -81,7 +81,7 @@ def test_other_settings_are_other_questions(tmp_path):
     results.ask("sums", Sums(), {"seed": 0}, Calculator())
     results.ask("sums", Sums(), {"seed": 1}, again)
     assert len(again.asked) == 6
-    assert len(list((tmp_path / "answers").iterdir())) == 2
+    assert len(list((tmp_path / "answers").glob("*.jsonl"))) == 2
 
 
 def test_entries(tmp_path):
@@ -101,13 +101,72 @@ def test_entries(tmp_path):
     assert {"canonlm", "torch", "transformers"} <= kept["versions"].keys()
 
 
+@pytest.mark.parametrize("other", [{"fingerprint": "f2"}, {"tokenizer": "t2"}])
+def test_answers_of_another_model_are_never_taken(tmp_path, other):
+    """Not even of one that was stopped before it had a result."""
+    with pytest.raises(KeyboardInterrupt):
+        Results(tmp_path, ABOUT).ask("sums", Sums(), {}, Calculator(dies_after=4))
+    calculator = Calculator()
+    Results(tmp_path, {**ABOUT, **other}).ask("sums", Sums(), {}, calculator)
+    assert len(calculator.asked) == 6
+
+
+def test_more_questions_take_up_the_answers_to_fewer(tmp_path):
+    results, calculator = Results(tmp_path, ABOUT), Calculator()
+    results.ask("sums", Sums(4), {"n": 4}, Calculator())
+    found = results.ask("sums", Sums(6), {"n": 6}, calculator)
+    assert sorted(calculator.asked) == [4, 5]
+    assert found[0].n == 6
+    assert results.ask("sums", Sums(4), {"n": 4}, calculator)[0].n == 4
+    assert len(calculator.asked) == 2
+
+
+def test_what_a_model_writes_may_be_anything(tmp_path):
+    def write(prompts, most, stop):
+        yield from enumerate(["a\u2028b", "c\x85d\n", "\ud83d\ude00", "", "\x00", '"'][: len(prompts)])
+
+    results = Results(tmp_path, ABOUT)
+    found = results.ask("sums", Sums(), {}, write)
+    calculator = Calculator()
+    assert results.ask("sums", Sums(), {}, calculator) == found
+    assert calculator.asked == []
+
+
+def test_two_at_once(tmp_path):
+    """They do not ask the same, and neither loses what the other found."""
+    first, second = Results(tmp_path, ABOUT), Results(tmp_path, ABOUT)
+
+    def write(prompts, most, stop):
+        with pytest.raises(ValueError, match="another process is asking sums"):
+            second.ask("sums", Sums(), {}, Calculator())
+        return Calculator()(prompts, most, stop)
+
+    first.ask("sums", Sums(), {}, write)
+    first.add("a", "a", {}, [], 0)
+    second.add("b", "b", {}, [], 0)
+    first.add("a", "a", {}, [], 1)
+    found = json.loads((tmp_path / "results.json").read_text())["results"]
+    assert [(entry["suite"], entry["seconds"]) for entry in found] == [("b", 0), ("a", 1)]
+
+
 def test_another_model_and_a_damaged_file_are_refused(tmp_path):
     Results(tmp_path, ABOUT).add("sums", "sums", {}, [], 0)
-    with pytest.raises(ValueError, match=r"--out: expected a folder without results.* it has those of a/run, got"):
-        Results(tmp_path, {**ABOUT, "fingerprint": "f2"})
-    (tmp_path / "results.json").write_text('{"model": ')
-    with pytest.raises(ValueError, match=r"--out: expected a folder whose results\.json can be read"):
-        Results(tmp_path, ABOUT)
+    for other in ({"fingerprint": "f2"}, {"tokenizer": "t2"}):
+        with pytest.raises(ValueError, match=r"--out: expected a folder without results.* it has those of a/run, got"):
+            Results(tmp_path, {**ABOUT, **other})
+    for text in ('{"model": ', "[]", '{"accuracy": 1}'):
+        (tmp_path / "results.json").write_text(text)
+        with pytest.raises(ValueError, match=r"--out: expected a folder whose results\.json can be read \(it cannot"):
+            Results(tmp_path, ABOUT)
+        assert (tmp_path / "results.json").read_text() == text
+
+
+def test_a_damaged_answer_is_said(tmp_path):
+    Results(tmp_path, ABOUT).ask("sums", Sums(), {}, Calculator())
+    (path,) = (tmp_path / "answers").glob("*.jsonl")
+    path.write_text(path.read_text().replace('"index"', '"index', 1))
+    with pytest.raises(ValueError, match="a damaged line"):
+        Results(tmp_path, ABOUT).ask("sums", Sums(), {}, Calculator())
 
 
 def test_a_slice_that_only_some_rows_have():

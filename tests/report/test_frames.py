@@ -140,7 +140,7 @@ def evaluated(tmp_path):
             ("multihop", "1hop-2k", {"published": True}, [("exact", 0.5, 0.02, 500, {}, True),
                                                          ("exact", 0.25, 0.04, 100, {"position": 3}, True)]),
             ("multihop", "2hop-2k", {"published": False}, [("exact", 0.5, 0.02, 500, {}, True)]),
-            ("babilong", "babilong-qa1-4k", {}, [("correct", 0.75, 0.01, 100, {}, True)]),
+            ("babilong", "babilong-qa1-4k", {"facts": "hub", "text": "dataset"}, [("correct", 0.75, 0.01, 100, {}, True)]),
             ("harness", "hellaswag", {}, [("acc", 0.25, 0.01, 10, {}, True), ("acc_norm", 0.5, 0.01, 10, {}, True)]),
             ("harness", "wikitext", {}, [("word_perplexity", 13.5, None, 62, {}, False)]),
             ("harness", "niah_single_2", {}, [("512", 1.0, 0.0, 500, {}, True), ("4096", 0.5, 0.1, 500, {}, True)]),

@@ -1,5 +1,6 @@
 """`canonlm eval`: a saved model through a suite of questions, into one results.json."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,8 +33,10 @@ OUT = typer.Option(
 PUBLISHED = typer.Option("--published", help="The settings behind the published results.")
 STEP = typer.Option(help="Which checkpoint of a run. Default: the newest whole one.", show_default=False)
 VARIANT = typer.Option(help="Which sub-folder, where a published checkpoint has several.", show_default=False)
-TOKENIZER = typer.Option(help="A folder or a name on the Hub. Default: the model's own.", show_default=False)
-DTYPE = typer.Option(help="fp32 or bf16. Default: as stored.", show_default=False)
+TOKENIZER = typer.Option(
+    help="A file, a folder, a name on the Hub, or bytes. Default: the model's own.", show_default=False
+)
+DTYPE = typer.Option(help="fp32, bf16 or fp16. Default: as stored.", show_default=False)
 DEVICE = typer.Option(help="auto, cpu, cuda, …")
 BATCH_SIZE = typer.Option(help="Default: found automatically.", min=1, show_default=False)
 BOS = typer.Option("--bos", help="Begin every prompt with the tokenizer's BOS token.")
@@ -70,12 +73,14 @@ def evaluate(
     from canonlm.errors import expected
     from canonlm.evals import suites
 
-    pairs = list(settings or [])
+    named: dict[str, Any] = {}
     if tasks is not None:
         if suite != "harness":
             raise expected("--tasks", "nothing: only --suite harness has tasks", tasks)
-        pairs.append(f"tasks=[{tasks}]")
-    planned = suites.plan(suite, pairs, published)
+        named["tasks"] = [name.strip() for name in tasks.split(",") if name.strip()]
+    elif suite == "harness" and not published and not any(pair.startswith("tasks=") for pair in settings or []):
+        raise expected("--tasks", "names of tasks or groups, such as piqa,arc_easy (or --published)", tasks)
+    planned = suites.plan(suite, settings or [], published, **named)
 
     from transformers.utils.logging import disable_progress_bar
 
@@ -93,8 +98,12 @@ def evaluate(
     )
     folder = out or _folder(model, subject.about)
     asking = suites.Asking(batch_size, bos, beyond_context or published)
-    with _watch() as watch:
-        suites.run(suite, planned, subject, asking, folder, watch)
+    try:
+        with _watch() as watch:
+            suites.run(suite, planned, subject, asking, folder, watch)
+    except KeyboardInterrupt:
+        print(f"canonlm: interrupted; what was answered is in {folder}, the same command goes on", file=sys.stderr)
+        return 130
     print(f"results: {folder / 'results.json'}")
     return 0
 

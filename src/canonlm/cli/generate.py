@@ -88,6 +88,8 @@ def generate(
         raise expected("--out", "a file beside --prompts, and only there", None if out is None else str(out))
     if out is not None and out.exists():
         raise expected("--out", "a file that does not exist yet", str(out))
+    if "" in (stop or []):
+        raise expected("--stop", "some text", "")
     if temperature == 0 and (top_k, top_p) != (None, None):
         key, value = ("--top-k", top_k) if top_k is not None else ("--top-p", top_p)
         raise expected(key, "a --temperature above 0 beside it", value)

@@ -6,7 +6,7 @@ not: of two tokenizers, or two lengths, one text is the beginning of the other.
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Protocol
@@ -242,3 +242,20 @@ def _compiled(template: str) -> tuple[str, tuple[tuple[str, bool], ...]]:
 
 
 _TEMPLATES = tuple(map(_compiled, TEMPLATES))
+
+
+def scatter(facts: Sequence[str], places: Sequence[float], background: Sequence[str]) -> tuple[list[str], list[int]]:
+    """All sentences, and where the facts are among them.
+
+    places: for each fact, in [0, 1) and rising, how far into the background it stands: before its sentence
+    floor(place * (sentences + 1)), or at its end.
+    """
+    sentences: list[str] = []
+    where, used = [], 0
+    for fact, place in zip(facts, places, strict=True):
+        slot = int(place * (len(background) + 1))
+        sentences += background[used:slot]
+        where.append(len(sentences))
+        sentences.append(fact)
+        used = slot
+    return [*sentences, *background[used:]], where

@@ -214,7 +214,7 @@ def _of_files(source: str, variant: str | None, dtype: torch.dtype | None, trust
 
 def _from_pretrained(name: str, dtype: torch.dtype | None, trust_remote_code: bool) -> PreTrainedModel:
     try:
-        with _quiet():
+        with quiet():
             opened: Any = AutoModelForCausalLM.from_pretrained(
                 name, dtype=dtype or "auto", trust_remote_code=trust_remote_code, output_loading_info=True
             )
@@ -247,7 +247,7 @@ def _saved_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokeniz
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         return None
     try:
-        with _quiet():
+        with quiet():
             return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     except Exception as error:  # of the folder's model, which the library may not know, or of the file
         try:
@@ -319,7 +319,7 @@ def _sha256(text: str) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the library's progress bars and reports of loading: what matters of them is raised."""
     verbosity, bars = library_logging.get_verbosity(), library_logging.is_progress_bar_enabled()
     library_logging.set_verbosity_error()

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from canonlm.errors import expected, refused
-from canonlm.evals.background import fill, open_background
+from canonlm.evals.background import fill, open_background, scatter
 from canonlm.evals.questions import Question, Tokens
 from canonlm.tasks.capo.people import check_people
 from canonlm.tasks.capo.pools import Pools, load
@@ -90,14 +90,15 @@ class Story:
     chain: tuple[int, ...]
     asked: str
     answer: str
+    others: tuple[tuple[str, str], ...]  # (name, year) of those in the last group who are not asked about
 
 
 class MultiHop:
     """The questions of one setting, as `canonlm.evals.questions.Questions` wants them.
 
     Slices: `position` of the direct fact among all facts, from 1; with a background, the `quarter` of the text (1 to 4)
-    in which it stands; for k > 1, unless `published`, how many links of the chain are told `backward`: before the fact
-    that they lead to.
+    in which it stands; for k > 1, unless `published`, the position of the fact about the person `asked` for, and how many
+    links of the chain are told `backward`: before the fact that they lead to.
     """
 
     # "exact": what was written begins, after blanks, with the year, and no digit follows. "year": the first number of
@@ -123,7 +124,7 @@ class MultiHop:
         index = range(len(self))[index]
         story = self.story(index)
         background = self._sentences(index)
-        text = " ".join(_interleaved(story, background))
+        text = " ".join(scatter(story.facts, story.places, background)[0])
         beginning = BEGINNING.format(name=story.asked)
         if self.settings.k == 1:
             prompt = f"{text}\n\n{beginning}"
@@ -146,15 +147,18 @@ class MultiHop:
             facts += [LINK.format(name=name, other=names[other]) for name, other in pairs]
         asked = (k - 1) * n + (0 if published else rng.randrange(n))
         order = list(range(k * n)) if published else rng.sample(range(k * n), k * n)
-        needed = [asked]
-        while needed[0] >= n:
-            needed.insert(0, told_by[needed[0]])
+        needed = _chain(asked, n, told_by)
         return Story(
             facts=tuple(facts[fact] for fact in order),
             places=tuple(sorted(rng.random() for _ in facts)),
             chain=tuple(map(order.index, needed)),
             asked=names[asked],
             answer=str(years[needed[0]]),
+            others=tuple(
+                (names[other], str(years[_chain(other, n, told_by)[0]]))
+                for other in range((k - 1) * n, k * n)
+                if other != asked
+            ),
         )
 
     def grade(self, question: Question, said: str) -> dict[str, bool]:
@@ -179,12 +183,22 @@ class MultiHop:
             found["quarter"] = int(4 * story.places[story.chain[0]]) + 1
         if self.settings.k > 1 and not self.settings.published:
             links = zip(story.chain, story.chain[1:], strict=False)
-            found["backward"] = sum(later < earlier for earlier, later in links)
+            found |= {"asked": story.chain[-1] + 1, "backward": sum(later < earlier for earlier, later in links)}
         return found
 
 
+def _chain(person: int, n: int, told_by: Sequence[int]) -> list[int]:
+    """The people over whom the year of `person` is found, from the one of whom it is told."""
+    chain = [person]
+    while chain[0] >= n:
+        chain.insert(0, told_by[chain[0]])
+    return chain
+
+
 def write_texts(questions: MultiHop, out: Path, on_progress: Callable[[int], None] = lambda done: None) -> None:
-    """Write every prompt with its answer and a full stop as a line `{"text": …}`: what `canonlm data prepare` reads.
+    """Write texts to train on as lines `{"text": …}`, which `canonlm data prepare` reads: every prompt with its answer,
+    after which the others of the last group are asked about, too. (Few tokens of such a text can be known, and these
+    are what a model learns from.)
 
     `out` is whole or not there. ValueError: it is there already, is not named .jsonl, or cannot be written.
     """
@@ -197,7 +211,11 @@ def write_texts(questions: MultiHop, out: Path, on_progress: Callable[[int], Non
         with temporary.open("w", encoding="utf-8") as file:
             for index in range(len(questions)):
                 question = questions[index]
-                file.write(json.dumps({"text": f"{question.prompt} {question.answer}."}, ensure_ascii=False) + "\n")
+                more = "".join(
+                    f" {BEGINNING.format(name=name)} {year}." for name, year in questions.story(index).others
+                )
+                text = f"{question.prompt} {question.answer}.{more}"
+                file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
                 on_progress(index + 1)
             file.flush()
             os.fsync(file.fileno())
@@ -206,16 +224,6 @@ def write_texts(questions: MultiHop, out: Path, on_progress: Callable[[int], Non
         raise expected("OUT", f"a file that can be written ({error.strerror})", str(out)) from None
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _interleaved(story: Story, background: Sequence[str]) -> list[str]:
-    """All sentences: a fact stands before sentence floor(place * (sentences + 1)) of the background, or at its end."""
-    sentences, used = [], 0
-    for fact, place in zip(story.facts, story.places, strict=True):
-        slot = int(place * (len(background) + 1))
-        sentences += [*background[used:slot], fact]
-        used = slot
-    return [*sentences, *background[used:]]
 
 
 @cache

@@ -19,7 +19,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from canonlm import evals, tasks
 from canonlm.errors import InvalidSetting, expected
-from canonlm.evals.model import Subject
+from canonlm.evals.model import Subject, context_length
 from canonlm.evals.questions import Score, share_right
 from canonlm.evals.windows import WindowEval
 from canonlm.train.config import RunConfig, Settings
@@ -27,6 +27,7 @@ from canonlm.train.recipe import load
 from canonlm.windows import WindowStream
 
 BATCH_SIZE = 32
+DEFAULT_LENGTH = 2048  # tokens of a window, where neither a run nor the model says
 
 
 class PlaygroundSettings(Settings):
@@ -61,7 +62,7 @@ def evaluations(subject: Subject, settings: PlaygroundSettings, batch_size: int 
     if lengths[0] < 1 or (lengths != [1] and task.evaluation != "windows"):
         allowed = "numbers >= 1" if task.evaluation == "windows" else f"[1]: in {task.name} every question stands alone"
         raise expected("lengths", allowed, settings.lengths)
-    trained = run.data.seq_len if run else subject.model.config.max_position_embeddings
+    trained = run.data.seq_len if run else context_length(subject.model) or DEFAULT_LENGTH
     stream = WindowStream(
         task,
         settings.split,
@@ -73,7 +74,7 @@ def evaluations(subject: Subject, settings: PlaygroundSettings, batch_size: int 
     batch = batch_size or (run.train.batch_size if run else BATCH_SIZE)
     found = []
     for length in lengths:
-        longer = replace(stream, seq_len=math.ceil(length * trained))
+        longer = replace(stream, seq_len=math.ceil(round(length * trained, 6)))
         if longer.seq_len < task.least_seq_len:
             what = f"numbers >= {task.least_seq_len / trained:.3g}, or the questions of {task!r} do not fit"
             raise expected("lengths", what, settings.lengths)
@@ -83,7 +84,7 @@ def evaluations(subject: Subject, settings: PlaygroundSettings, batch_size: int 
             else WindowEval(longer, settings.n, batch, after=trained)
         )
         noted = {"task": {"name": task.name, **task.spec.model_dump()}, "seq_len": longer.seq_len}
-        noted |= {"n": settings.n, "seed": stream.seed, "split": settings.split}
+        noted |= {"n": settings.n, "seed": stream.seed, "split": settings.split, "batch_size": batch}
         name = task.name if length == 1 else f"{task.name} x{length:g}"
         found.append(Asked(name, noted, partial(_scores_of, evaluation, subject)))
     return found
@@ -112,6 +113,9 @@ def _task(subject: Subject, run: RunConfig | None, settings: PlaygroundSettings)
 
 def _scores_of(evaluation: evals.Evaluation, subject: Subject) -> list[Score]:
     found = evaluation.run(subject.model, subject.model.device)
+    if not any(row["total"] for row in found["slices"]) and not found.get("measures"):
+        seq_len = evaluation.stream.seq_len  # type: ignore[attr-defined]  # of windows alone nothing may be complete
+        raise expected("lengths", "longer ones: no answer is complete beyond the training length", f"{seq_len} tokens")
     each = [
         share_right("accuracy", row["correct"], row["total"], row["slice"]) for row in found["slices"] if row["total"]
     ]

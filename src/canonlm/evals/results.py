@@ -4,20 +4,24 @@
     OUT/answers/multihop-1hop-2k-….jsonl   one line per question: index, slice, answer, said, right
 
 An entry is known by its suite, name and settings. What is there is not asked again; half a line, which a killed process
-leaves, is.
+leaves, is. Several processes may write to one OUT, each to its own entries.
 """
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from canonlm.errors import expected
-from canonlm.evals.questions import Questions, Score, scores
+from canonlm.evals.questions import Question, Questions, Score, scores
 from canonlm.train.files import write_json
 
 PACKAGES = ("canonlm", "torch", "transformers", "lm_eval")
@@ -27,16 +31,12 @@ Write = Callable[[Sequence[str], int, Sequence[str]], Iterator[tuple[int, str]]]
 
 
 class Results:
-    """The folder OUT of one model. ValueError when it holds those of another."""
+    """The folder OUT of one model. ValueError when it holds those of another: other weights, or another tokenizer."""
 
     def __init__(self, out: Path, model: Mapping[str, Any]) -> None:
         self.out, self.path = out, out / "results.json"
-        found = _read(self.path)
-        if found and found["model"].get("fingerprint") != model.get("fingerprint"):
-            what = f"a folder without results, or with those of this model; it has those of {found['model']['source']}"
-            raise expected("--out", what, str(out))
-        self._entries: list[dict[str, Any]] = found.get("results", [])
         self._model = dict(model)
+        self._read()
 
     def find(self, suite: str, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """The finished entry, if there is one."""
@@ -44,12 +44,12 @@ class Results:
 
     def entries(self, suite: str, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         """All finished entries of a suite with these settings."""
-        return [entry for entry in self._entries if (entry["suite"], entry["settings"]) == (suite, dict(settings))]
+        return [entry for entry in self._read() if (entry["suite"], entry["settings"]) == (suite, dict(settings))]
 
     def add(
         self, suite: str, name: str, settings: Mapping[str, Any], found: Sequence[Score], seconds: float
     ) -> dict[str, Any]:
-        """Keep an entry; the file is whole at any time."""
+        """Keep an entry, in place of an older one of the same name and settings; the file is whole at any time."""
         entry = {
             "suite": suite,
             "name": name,
@@ -59,9 +59,11 @@ class Results:
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": {package: number for package in PACKAGES if (number := _version(package))},
         }
-        self._entries.append(entry)
-        self.out.mkdir(parents=True, exist_ok=True)
-        write_json(self.path, {"model": self._model, "results": self._entries})
+        with _writing(self.out), FileLock(self.out / ".results.lock"):
+            others = [
+                e for e in self._read() if (e["suite"], e["name"], e["settings"]) != (suite, name, dict(settings))
+            ]
+            write_json(self.path, {"model": self._model, "results": [*others, entry]})
         return entry
 
     def ask(
@@ -72,51 +74,100 @@ class Results:
         write: Write,
         on_answer: Callable[[int], None] = lambda answered: None,
     ) -> list[Score]:
-        """Ask what has no answer yet; each answer is on disk before the next batch is asked."""
-        path = self.out / "answers" / f"{suite}-{questions.name}-{_key(suite, questions.name, settings)[:8]}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        rows = _rows(path)
-        left = [index for index in range(len(questions)) if index not in rows]
+        """Ask what has no answer yet; each answer is on disk before the next batch is asked.
+
+        A question is a function of its number, so more of them (`n`) take up the answers to fewer. ValueError: another
+        process is asking the same.
+        """
+        whose = {key: self._model.get(key) for key in _IDENTITY}
+        key = _key(suite, questions.name, {**settings, "n": None}, whose)
+        path = self.out / "answers" / f"{suite}-{questions.name}-{key[:8]}.jsonl"
+        with _writing(path.parent):
+            path.touch()
+        try:
+            with FileLock(path.with_name(f".{path.stem}.lock"), blocking=False):
+                return self._ask(path, questions, write, on_answer)
+        except Timeout:
+            raise ValueError(f"{path}: another process is asking {questions.name}") from None
+
+    def _ask(self, path: Path, questions: Questions, write: Write, on_answer: Callable[[int], None]) -> list[Score]:
+        rows = {index: row for index, row in _rows(path).items() if index < len(questions)}
+        left = {index: questions[index] for index in range(len(questions)) if index not in rows}
+        numbers = list(left)
         on_answer(len(rows))
         with path.open("a", encoding="utf-8") as file:
-            prompts = [questions[index].prompt for index in left]
-            for place, said in write(prompts, questions.most, questions.stop) if left else ():
-                index = left[place]
-                question = questions[index]
+            for place, said in self._written(questions, left, write):
+                index, question = numbers[place], left[numbers[place]]
                 row = {"index": index, "slice": dict(question.slice), "answer": question.answer, "said": said}
                 row["right"] = questions.grade(question, said)
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                file.flush()
+                with _writing(path.parent):
+                    file.write(json.dumps(row) + "\n")
+                    file.flush()
                 rows[index] = row
                 on_answer(len(rows))
         return scores([rows[index] for index in sorted(rows)], questions.measures)
 
+    @staticmethod
+    def _written(questions: Questions, left: Mapping[int, Question], write: Write) -> Iterator[tuple[int, str]]:
+        try:
+            prompts = [question.prompt for question in left.values()]
+            yield from write(prompts, questions.most, questions.stop) if left else ()
+        except ValueError as error:
+            raise ValueError(f"{questions.name}: {error}") from None
 
-def _key(suite: str, name: str, settings: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps([suite, name, settings], sort_keys=True).encode()).hexdigest()
+    def _read(self) -> list[dict[str, Any]]:
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            model, entries = found["model"], list(found["results"])
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError:
+            raise expected("--out", "a folder", str(self.out)) from None
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            what = (
+                f"a folder whose results.json can be read (it cannot: {error}; without it, the answers are still there)"
+            )
+            raise expected("--out", what, str(self.out)) from None
+        for key in _IDENTITY:
+            if model.get(key) != self._model.get(key):
+                what = "a folder without results, or with those of this model and tokenizer; it has those of "
+                what += str(model.get("source"))
+                raise expected("--out", what, str(self.out))
+        return entries
 
 
-def _read(path: Path) -> dict[str, Any]:
+_IDENTITY = ("fingerprint", "tokenizer")
+"""What of a model tells it from another."""
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Into the folder, which is made where it is not there."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return found if {"model", "results"} <= found.keys() else {}
-    except FileNotFoundError:
-        return {}
-    except (ValueError, AttributeError, OSError) as error:
-        raise expected("--out", f"a folder whose results.json can be read ({error})", str(path.parent)) from None
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise expected("--out", f"a folder that can be written ({error.strerror})", str(folder)) from None
+
+
+def _key(*what: Any) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
 def _rows(path: Path) -> dict[int, dict[str, Any]]:
     """The answers that are there; a line that was cut is removed."""
     if not path.exists():
         return {}
-    whole = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-    rows = [json.loads(line) for line in whole]
-    size = sum(len(line.encode()) for line in whole)
-    if size < path.stat().st_size:
-        with path.open("r+b") as file:
-            file.truncate(size)
-    return {row["index"]: row for row in rows}
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    try:
+        rows = [json.loads(line) for line in whole.split(b"\n") if line]
+        found = {row["index"]: row for row in rows}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: a damaged line ({error}); remove it to ask these questions again") from None
+    if len(whole) < len(data):
+        os.truncate(path, len(whole))
+    return found
 
 
 def _version(package: str) -> str | None:

@@ -1,5 +1,6 @@
 """The suites of `canonlm eval`: what each asks a saved model, from settings to entries of results.json."""
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -14,6 +15,7 @@ from canonlm.errors import expected, refused, unknown
 from canonlm.evals.model import Subject
 from canonlm.evals.questions import Score
 from canonlm.evals.results import Results
+from canonlm.train.files import Stamp
 from canonlm.train.recipe import override
 
 SUITES = {
@@ -48,16 +50,21 @@ class Watch(Protocol):
         ...
 
 
-def plan(suite: str, pairs: Iterable[str], published: bool = False) -> list[BaseModel]:
+def plan(suite: str, pairs: Iterable[str], published: bool = False, **given: Any) -> list[BaseModel]:
     """The settings that a suite is run with: one, or one for every combination where a setting is given as a list.
 
-    pairs: `key=value`. published: the settings of the published results, changed by `pairs`.
+    pairs: `key=value`. published: the settings of the published results, changed by `pairs`. given: more settings, which
+    are no text any more.
 
     ValueError for an unknown suite, setting or value.
     """
     if suite not in SUITES:
         raise unknown("suite", suite, SUITES)
-    raw: dict[str, Any] = {}
+    raw: dict[str, Any] = dict(given)
+    pairs = list(pairs)
+    for pair in pairs:
+        if "=" not in pair:
+            raise expected("setting", "key=value, such as n=100", pair)
     override(raw, pairs)
     model, defaults = _settings(suite, published)
     lists = {name for name, field in model.model_fields.items() if get_origin(field.annotation) is list}
@@ -69,9 +76,9 @@ def plan(suite: str, pairs: Iterable[str], published: bool = False) -> list[Base
     chosen = []
     for default in defaults:
         for values in product(*swept.values()):
-            given = {**default, **fixed, **dict(zip(swept, values, strict=True))}
-            if given not in chosen:
-                chosen.append(given)
+            settings = {**default, **fixed, **dict(zip(swept, values, strict=True))}
+            if settings not in chosen:
+                chosen.append(settings)
     return [_checked(model, given) for given in chosen]
 
 
@@ -117,13 +124,19 @@ def _retrieval(
     from canonlm.evals.writing import Writer
 
     if subject.tokenizer is None:
-        what = f"a model with a tokenizer (--tokenizer names one); {suite} asks in words"
+        what = f"a model with a tokenizer (--tokenizer names one: a folder, a file or bytes), as {suite} asks in words"
+        if subject.about["kind"] == "run":
+            what = f"a model of text, as {suite} asks in words; a run on a task knows that task's alone (--suite playground)"
         raise expected("MODEL", what, subject.about["source"])
+    noted = {**settings.model_dump(mode="json"), **_contents(settings, ("text", "facts")), "bos": asking.bos}
+    if (entry := results.find(suite, settings.name, noted)) is not None:
+        watch.end(entry, again=True)
+        yield entry
+        return
     writer = Writer(
         subject.model, subject.tokenizer, batch_size=asking.batch_size, bos=asking.bos, beyond=asking.beyond
     )
     questions = getattr(import_module(_RETRIEVAL[suite][0]), _RETRIEVAL[suite][2])(settings, writer.tokens)
-    noted = {**settings.model_dump(mode="json"), "bos": asking.bos}
     ask = partial(results.ask, suite, questions, noted, writer.write, watch.advance)
     watch.begin(questions.name, len(questions))
     yield _entry(results, watch, suite, questions.name, noted, ask)
@@ -145,7 +158,8 @@ def _harness(
     """The harness says only while it goes on which tasks there are: those of groups and patterns too."""
     from canonlm.evals.harness.run import run_harness
 
-    noted = {**settings.model_dump(mode="json", exclude={"tasks"}), "bos": asking.bos}
+    noted = {**settings.model_dump(mode="json", exclude={"tasks"}), **_contents(settings, ("include",))}
+    noted |= {"bos": asking.bos, "beyond": asking.beyond}
     kept = {entry["name"]: entry for entry in results.entries(suite, noted)}
     entries, begun = [], time.perf_counter()
 
@@ -156,8 +170,22 @@ def _harness(
         entries.append(entry)
         watch.end(entry, again=name in kept)
 
-    run_harness(subject, settings, on_task, done=kept, bos=asking.bos, batch_size=asking.batch_size)
+    run_harness(
+        subject, settings, on_task, done=kept, bos=asking.bos, batch_size=asking.batch_size, beyond=asking.beyond
+    )
     yield from entries
+
+
+def _contents(settings: BaseModel, keys: Iterable[str]) -> dict[str, str]:
+    """`{"text_sha256": …}` for settings that name a file or a folder here: what is in them decides results."""
+    found = {}
+    for key in keys:
+        path = Path(str(getattr(settings, key, None) or "")).expanduser()
+        files = [path] if path.is_file() else sorted(path.rglob("*")) if path.name and path.is_dir() else []
+        stamps = [f"{file.relative_to(path)} {Stamp.of(file).sha256}" for file in files if file.is_file()]
+        if stamps:
+            found[f"{key}_sha256"] = hashlib.sha256("\n".join(stamps).encode()).hexdigest()
+    return found
 
 
 def _entry(

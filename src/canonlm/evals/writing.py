@@ -12,7 +12,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from canonlm.errors import expected
 from canonlm.evals.generate import generate
-from canonlm.evals.model import context_length
+from canonlm.evals.model import context_length, quiet
 from canonlm.evals.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ class Writer:
         if self._sampling is not None:
             options["logits_processor"] = self._sampling.processors(indices)
         try:
-            rows = generate(self._model, prompts, most, ends, self._model.device, **options)
+            with quiet():  # the library warns of contexts that were asked for
+                rows = generate(self._model, prompts, most, ends, self._model.device, **options)
         except (RuntimeError, MemoryError) as error:
             if not _out_of_memory(error):
                 raise

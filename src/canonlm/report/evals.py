@@ -66,7 +66,7 @@ def value(score: Mapping[str, Any]) -> str:
     stderr = score["stderr"]
     if not score["share"]:
         return number(score["value"]) + ("" if stderr is None else f" ± {number(stderr)}")
-    return percent(score["value"]) + ("" if stderr is None else f" ± {100 * stderr:.1f}")
+    return percent(score["value"]) + (f" ± {100 * stderr:.1f}" if stderr else "")  # 0: all answers were alike
 
 
 def suites(evaluated: Sequence[Evaluated]) -> Iterator[tuple[str, list[Evaluated]]]:

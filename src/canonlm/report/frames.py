@@ -218,9 +218,16 @@ def _asked_with(suite: str, settings: Mapping[str, Any]) -> str | None:
     the published law, in which the place in the text gives answers away."""
     if suite == "playground" and isinstance(task := settings.get("task"), dict):
         return setting_of(task)
+    told = []
     if suite == "multihop" and settings.get("published") is False:
-        return f"fair, {people} people" if (people := settings.get("people")) else "fair"
-    return None
+        told = ["fair", *([f"{settings['people']} people"] if "people" in settings else [])]
+    if suite == "babilong" and settings.get("text") != "dataset":
+        told = [str(settings.get("facts", "simulator"))]
+    told += [
+        f"{key}={settings[key]}" for key in ("limit", "num_fewshot", "max_length") if settings.get(key) is not None
+    ]
+    told += ["bos"] if settings.get("bos") else []
+    return ", ".join(told) or None
 
 
 def _of_model(one: Evaluated, folder: Path) -> Row:

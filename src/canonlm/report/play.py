@@ -45,9 +45,8 @@ def run_folders(folder: str | Path) -> list[Path]:
     results = {path.parent for path in folder.rglob("results.json")}
     if not found and not results:
         raise expected("folder", "a folder with runs or results of `canonlm eval` in it", str(folder))
-    return [
-        path for path in found if (path / "config.yaml").is_file() or not any(path in (r, *r.parents) for r in results)
-    ]
+    of_results = {path for each in results for path in (each, each / "answers", *each.parents)}
+    return [path for path in found if (path / "config.yaml").is_file() or path not in of_results]
 
 
 def load_play(folder: str | Path) -> Play:

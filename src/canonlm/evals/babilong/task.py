@@ -15,11 +15,12 @@ from canonlm.evals.babilong import facts, world
 from canonlm.evals.babilong.prompts import prompt, question_of
 from canonlm.evals.babilong.scoring import TAGS, right
 from canonlm.evals.babilong.world import LABELS, Story
-from canonlm.evals.background import fill, open_background
+from canonlm.evals.background import fill, open_background, scatter
 from canonlm.evals.questions import Question, Tokens
 from canonlm.tasks.random import check_split
 
 PUBLISHED_LENGTHS = (0, 1000, 2000, 4000)  # tokens
+PUBLISHED_QUESTIONS = 1000  # of the dataset that has so many
 LATER = 4  # so many later facts, or more
 
 
@@ -57,7 +58,9 @@ class BabilongSettings(BaseModel):
 
 
 def published_settings(**settings: Any) -> list[BabilongSettings]:
-    """The published grid: five tasks, each in four lengths. `settings`: `facts`, `text`, `n`, `seed`."""
+    """The published grid: five tasks, each in four lengths, of the public dataset's own contexts. `settings`: `facts`
+    (a folder with a copy of it, say), `text`, `n`, `seed`."""
+    settings = {"facts": "hub", "text": "dataset", "n": PUBLISHED_QUESTIONS, **settings}
     return [
         BabilongSettings(task=task, length=length, **settings) for task in world.TASKS for length in PUBLISHED_LENGTHS
     ]
@@ -100,7 +103,7 @@ class Babilong:
         story = self.story(index)
         slots = self._rng("slots", index)
         places = sorted(slots.random() for _ in story.facts)
-        sentences, where = _scattered(story.facts, places, self._filling(index, story, places))
+        sentences, where = scatter(story.facts, places, self._filling(index, story, places))
         return Question(
             prompt(self.settings.task, sentences, story.question),
             story.answer,
@@ -127,7 +130,7 @@ class Babilong:
             return [next(stream) for _ in range(self._sentences[index])]
 
         def total(filling: Sequence[str]) -> int:
-            return self._tokens(prompt(task, _scattered(story.facts, places, filling)[0], story.question))
+            return self._tokens(prompt(task, scatter(story.facts, places, filling)[0], story.question))
 
         # A sentence counts as what it adds where it follows another: the blank before it may be a token.
         full_stop = self._tokens(".")
@@ -146,20 +149,6 @@ class Babilong:
         return random.Random(
             " ".join(map(str, ("babilong", self.split, self.settings.seed, self.settings.task, *what)))
         )
-
-
-def _scattered(told: Sequence[str], places: Sequence[float], filling: Sequence[str]) -> tuple[list[str], list[int]]:
-    """All sentences, and where the facts are: before sentence floor(place * (sentences + 1)) of the filling, or at its
-    end. `places` rise."""
-    sentences: list[str] = []
-    where, used = [], 0
-    for fact, place in zip(told, places, strict=True):
-        slot = int(place * (len(filling) + 1))
-        sentences += filling[used:slot]
-        where.append(len(sentences))
-        sentences.append(fact)
-        used = slot
-    return [*sentences, *filling[used:]], where
 
 
 def _slice(story: Story, where: Sequence[int], sentences: int) -> dict[str, int]:
