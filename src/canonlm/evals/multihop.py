@@ -97,8 +97,8 @@ class MultiHop:
     """The questions of one setting, as `canonlm.evals.questions.Questions` wants them.
 
     Slices: `position` of the direct fact among all facts, from 1; with a background, the `quarter` of the text (1 to 4)
-    in which it stands; for k > 1, unless `published`, the position of the fact about the person `asked` for, and how many
-    links of the chain are told `backward`: before the fact that they lead to.
+    in which it stands; for k > 1, unless `published`, the position of the fact about the person `asked` for, and how
+    many links of the chain are told `backward`: before the fact that they lead to.
     """
 
     # "exact": what was written begins, after blanks, with the year, and no digit follows. "year": the first number of

@@ -53,8 +53,8 @@ class Watch(Protocol):
 def plan(suite: str, pairs: Iterable[str], published: bool = False, **given: Any) -> list[BaseModel]:
     """The settings that a suite is run with: one, or one for every combination where a setting is given as a list.
 
-    pairs: `key=value`. published: the settings of the published results, changed by `pairs`. given: more settings, which
-    are no text any more.
+    pairs: `key=value`. published: the settings of the published results, changed by `pairs`. given: more settings, no
+    longer as text.
 
     ValueError for an unknown suite, setting or value.
     """
@@ -126,7 +126,7 @@ def _retrieval(
     if subject.tokenizer is None:
         what = f"a model with a tokenizer (--tokenizer names one: a folder, a file or bytes), as {suite} asks in words"
         if subject.about["kind"] == "run":
-            what = f"a model of text, as {suite} asks in words; a run on a task knows that task's alone (--suite playground)"
+            what = f"a model of text, as {suite} asks in words; a run on a task knows its own (--suite playground)"
         raise expected("MODEL", what, subject.about["source"])
     noted = {**settings.model_dump(mode="json"), **_contents(settings, ("text", "facts")), "bos": asking.bos}
     if (entry := results.find(suite, settings.name, noted)) is not None:
