@@ -1,7 +1,10 @@
 """A model of ours in the lm-evaluation-harness scores and writes as the harness's own class does with a Llama of
 transformers; and what that class computes is what the definition says."""
 
+import json
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +15,11 @@ pytest.importorskip("lm_eval")
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import model_registry
 from lm_eval.models.huggingface import HFLM
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from canonlm.evals.harness.lm import CanonLM
-from canonlm.evals.model import Subject, open_model
+from canonlm.evals.model import Subject, context_length, open_model
+from canonlm.models.published import load_published
 
 LONG = " ".join(SENTENCES)
 LETTERS = (" A", " B", " C")
@@ -77,10 +82,31 @@ def reference(llama):
     return {bos: said(bos) for bos in (False, True)}
 
 
-@pytest.fixture(params=["transformers", "ours"])
-def opened(request, llama):
-    """The same Llama, as transformers' class and as our decoder."""
-    return open_model(llama, device="cpu") if request.param == "transformers" else subject("llama")
+@pytest.fixture(scope="module")
+def converted(llama, tmp_path_factory):
+    """The saved Llama's files, read as our decoder and saved as such: its tensors under the published format's names,
+    which are the same, and its configuration in that format."""
+    said = json.loads(Path(llama, "config.json").read_text())
+    assert (said["model_type"], said["architectures"]) == ("llama", ["LlamaForCausalLM"])
+    published, ours = (tmp_path_factory.mktemp(name) for name in ("published", "ours"))
+    shapes = "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
+    shapes += " intermediate_size hidden_act rms_norm_eps max_position_embeddings tie_word_embeddings"
+    params = {key: said[key] for key in (*shapes.split(), "bos_token_id", "eos_token_id")}
+    params |= {"model_type": "LlamaCanon", "rope_version": "huggingface", "canon_set": ""}
+    params["rope_theta"] = said["rope_parameters"]["rope_theta"]
+    (published / "config.json").write_text(json.dumps(params))
+    shutil.copy(Path(llama, "model.safetensors"), published)
+    load_published(published).save_pretrained(ours)
+    AutoTokenizer.from_pretrained(llama).save_pretrained(ours)
+    return str(ours)
+
+
+@pytest.fixture(params=["transformers", "canonlm"])
+def opened(request, llama, converted):
+    """One Llama, saved by transformers, and opened from there as its class and, converted, as our decoder."""
+    found = open_model(llama if request.param == "transformers" else converted, device="cpu")
+    assert found.about["kind"] == request.param
+    return found
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, "auto"])
@@ -247,6 +273,62 @@ def test_texts_that_lost_their_beginning_are_counted():
     assert lm.cut == 3 + 1
 
 
+def greedily(model, ids, most):
+    """Token by token, without a cache: the whole text is read each time."""
+    ids, written = list(ids), []
+    for _ in range(most):
+        with torch.no_grad():
+            written.append(model(torch.tensor([ids])).logits[0, -1].argmax().item())
+        ids.append(written[-1])
+        if written[-1] == 1:
+            break
+    return make_tokenizer().decode(written, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("batch_size", [1, "auto"])
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize(
+    ("arch", "beyond", "whole"),
+    [("llama", False, False), ("llama", True, True), ("gdn2", False, True), ("gdn2+canon", True, True)],
+)
+def test_prompts_are_read_whole_beyond_the_context(arch, beyond, whole, bos, batch_size):
+    opened, most = subject(arch, torch.float64), 9
+    assert (context_length(opened.model) is None) == ("gdn2" in arch)
+    lm = CanonLM(opened, bos=bos, beyond=beyond, batch_size=batch_size)
+    prompts = [LONG, "Snow fell on", LONG + LONG]
+    stop = {"until": [], "max_gen_toks": most}
+    texts = lm.generate_until([Instance("generate_until", {}, (prompt, stop), i) for i, prompt in enumerate(prompts)])
+    all_ids = [[0] * bos + make_tokenizer().encode(prompt, add_special_tokens=False) for prompt in prompts]
+    cut = [greedily(opened.model, ids[-(CONTEXT - most) :], most) for ids in all_ids]
+    uncut = [greedily(opened.model, ids, most) for ids in all_ids]
+    assert [a == b for a, b in zip(cut, uncut, strict=True)] == [False, True, False]
+    assert texts == (uncut if whole else cut)
+    assert lm.cut == (0 if whole else 2)
+    # What is scored is cut all the same, as the answer would be a different one in windows of another length.
+    assert lm.max_length == CONTEXT
+    assert scores(lm) == scores(CanonLM(opened, bos=bos, batch_size=batch_size))
+    assert lm.cut == (0 if whole else 2) + 3
+
+
+def test_a_length_that_was_asked_for_cuts_what_a_recurrent_model_reads():
+    opened, prompt = subject("gdn2", torch.float64), (LONG, {"until": [], "max_gen_toks": 9})
+    lm = CanonLM(opened, max_length=20)
+    [text] = lm.generate_until([Instance("generate_until", {}, prompt, 0)], True)
+    assert text == greedily(opened.model, make_tokenizer().encode(LONG)[-11:], 9)
+    assert lm.cut == 1
+
+
+def test_learned_positions_end_where_they_end():
+    ends = {"bos_token_id": 0, "eos_token_id": 1}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=340, n_positions=CONTEXT, n_embd=8, n_layer=1, n_head=1, **ends))
+    lm = CanonLM(Subject(model.eval(), make_tokenizer(), {}), beyond=True)
+    asked = [Instance("generate_until", {}, prompt, i) for i, prompt in enumerate(PROMPTS)]
+    lm.generate_until(asked[:1], True)
+    with pytest.raises(ValueError, match="prompt: expected at most 36 tokens, as the model has learned no positions"):
+        lm.generate_until(asked, True)
+    assert lm.max_length == CONTEXT
+
+
 def test_half_precision_is_scored_in_full():
     lm = CanonLM(subject("llama", torch.bfloat16))
     exact = [score for score, _ in scores(CanonLM(subject("llama", torch.float64)))]
@@ -267,6 +349,7 @@ def test_the_subject_stays_as_it_is():
     ("arguments", "complaint"),
     [
         ({"bos": "yes"}, 'bos: expected true or false, got "yes"'),
+        ({"beyond": 1}, "beyond: expected true or false, got 1"),
         ({"boss": True}, 'unknown model argument "boss". Did you mean "bos"?'),
     ],
 )
@@ -294,7 +377,7 @@ def test_too_short_a_context_is_said():
 
 
 def test_arguments_of_the_command_line_open_the_model(llama):
-    arguments = f"pretrained={llama},bos=true,dtype=float32,max_length=32"
+    arguments = f"pretrained={llama},bos=true,beyond=true,dtype=float32,max_length=32"
     lm = CanonLM.create_from_arg_string(arguments, {"batch_size": "auto", "max_batch_size": None, "device": "cpu"})
     assert (lm.bos, lm.max_length, lm.batch_size, lm.model.dtype) == (True, 32, "auto", torch.float32)
     assert lm.get_model_info()["canonlm"]["source"] == llama

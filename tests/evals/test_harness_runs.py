@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import SENTENCES, make_decoder, make_tokenizer, save_llama
+from tiny_models import CONTEXT, SENTENCES, make_decoder, make_tokenizer, save_llama
 from typer.testing import CliRunner
 
 pytest.importorskip("lm_eval")
@@ -26,6 +26,7 @@ from canonlm.evals.harness import TASKS, run
 from canonlm.evals.harness.lm import CanonLM
 from canonlm.evals.harness.run import HarnessSettings, run_harness
 from canonlm.evals.model import Subject, open_model
+from canonlm.evals.questions import Score
 
 STOCK = Path(lm_eval.tasks.__file__).parent
 PIQA = [
@@ -242,12 +243,20 @@ def test_what_is_done_is_not_asked_again_and_a_break_keeps_what_was_told(subject
 @pytest.mark.usefixtures("_local_tasks_only")
 def test_what_is_too_long_for_the_model_is_said_once(subjects, include, caplog):
     settings = HarnessSettings(tasks=["local_piqa", "local_trivia"], include=include, num_fewshot=2)
-    run_harness(subjects["a random model of ours"], settings)
+    found = run_harness(subjects["a Llama of transformers"], settings)
+    cut = [[score for score in scores if score.measure == "cut"] for scores in found.values()]
+    whole = {"stderr": None, "n": None, "higher_is_better": False, "share": False}
+    assert cut == [[Score("cut", 10, **whole)], [Score("cut", 4, **whole)]]
+    assert all(scores[0].measure != "cut" for scores in found.values())
     said = [record.getMessage() for record in caplog.records]
     assert said == [
         "local_piqa: 10 texts of more than 48 tokens lost their beginning",
         "local_trivia: 4 texts of more than 48 tokens lost their beginning",
     ]
+    # Prompts that are continued are read whole where that is asked for, or nothing limits the model.
+    for which, beyond in (("a Llama of transformers", True), ("a random model of ours", False)):
+        found = run_harness(subjects[which], settings, beyond=beyond)
+        assert ["cut" in by_measure(scores) for scores in found.values()] == [True, False]
 
 
 @pytest.mark.usefixtures("_local_tasks_only")
@@ -264,11 +273,21 @@ def test_names_patterns_and_files_of_tasks(include):
     file = f"{include}/local_arc.yaml"
     assert found(file) == [file]
     units = {
-        name: [run._name(unit) for unit in run.load(manager, name)] for name in (file, "local_choice", "local_more")
+        name: [[run.name_of(unit) for unit in run.load(manager, part)] for part in run.parts(manager, name)]
+        for name in (file, "local_choice", "local_more")
     }
-    assert units == {file: ["local_arc"], "local_choice": ["local_choice"], "local_more": ["local_piqa", "local_arc"]}
-    more = run.load(manager, "local_more")
+    assert units == {
+        file: [["local_arc"]],
+        "local_choice": [["local_choice"]],
+        "local_more": [["local_piqa"], ["local_arc"]],
+    }
+    more = [task for part in run.parts(manager, "local_more") for task in run.load(manager, part)]
     assert [task.get_config("num_fewshot") for task in more] == [3, None]
+    [[fewer]] = [run.load(manager, part) for part in run.parts(manager, "local_fewer")]
+    assert fewer.get_config("num_fewshot") == 0
+    assert [part.names for part in run.parts(manager, "local_more")] == [["local_piqa"], ["local_arc"]]
+    whole = manager.load(["local_more"])["groups"]["local_more"]
+    assert whole.child_names == ["local_piqa", "local_arc"]  # the index is as it was
 
 
 @pytest.mark.usefixtures("_local_tasks_only")
@@ -279,8 +298,11 @@ def test_names_patterns_and_files_of_tasks(include):
         ({"tasks": ["xyzzy"]}, 'unknown task "xyzzy". `canonlm lm-eval ls tasks` lists all of them.'),
         ({"tasks": ["local_piqa"], "include": "nowhere"}, "include: expected a folder with YAML files of tasks"),
         ({"tasks": ["gone"]}, "gone: "),
-        ({"tasks": ["local_trivia"], "max_length": 15}, "max_length: expected more than the 20 tokens"),
-        ({"tasks": ["canonlm_1hop_2k"], "max_length": 10}, "max_length: expected more than the 16 tokens"),
+        ({"tasks": ["local_trivia"], "max_length": 15}, "local_trivia: max_length: expected more than the 20 tokens"),
+        (
+            {"tasks": ["canonlm_1hop_2k"], "max_length": 10},
+            "canonlm_1hop_2k: max_length: expected more than the 16 tokens",
+        ),
     ],
 )
 def test_bad_input_is_said_in_one_line(subjects, include, settings, complaint, monkeypatch):
@@ -314,11 +336,88 @@ def test_data_that_cannot_be_reached_is_named_and_the_rest_is_asked(subjects, in
             lambda name, scores: told.append((name, len(scores))),
         )
     assert told == [("local_piqa", 2)]
-    assert "far: its data" in caplog.text  # said before anything was asked
+    assert "far: its data" in caplog.text
     assert re.match(
         r"far: its data .*someone/far.*canonlm lm-eval --model dummy --tasks far .*HF_HOME", str(error.value)
     )
     assert str(error.value).endswith("; nor were these asked: farther")
+
+
+ERRORS = {
+    "script": (RuntimeError, "Dataset scripts are no longer supported, but found script.py"),
+    "punkt": (LookupError, "\n*****\n  Resource \x1b[93mpunkt_tab\x1b[0m not found.\n*****\n"),
+    "disk": (OSError, "[Errno 5] Input/output error"),
+    "broken": (datasets.exceptions.DatasetsError, "no such split"),
+}
+
+
+@pytest.mark.usefixtures("_local_tasks_only")
+def test_a_task_that_cannot_be_opened_or_asked_ends_no_other(subjects, include, tmp_path, monkeypatch, caplog):
+    real = datasets.load_dataset
+
+    def load_dataset(path, *args, **kwargs):
+        if path in ERRORS:
+            error, said = ERRORS[path]
+            raise error(said)
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    for name in ERRORS:
+        Path(include, f"{name}.yaml").write_text(json.dumps({"task": name, "dataset_path": name}))
+    long = {"task": "long", "include": f"{include}/local_trivia.yaml", "generation_kwargs": {"max_gen_toks": 99}}
+    Path(include, "long.yaml").write_text(json.dumps(long))
+    told = []
+    with pytest.raises(ValueError) as error:
+        run_harness(
+            subjects["a Llama of transformers"],
+            HarnessSettings(tasks=[*ERRORS, "long", "local_piqa"], include=include),
+            lambda name, scores: told.append(name),
+        )
+    assert told == ["local_piqa"]
+    script = "script: Dataset scripts are no longer supported, but found script.py (RuntimeError)"
+    assert str(error.value) == f"{script}; nor were these asked: punkt, disk, broken, long"
+    said = [record.getMessage().removeprefix("left out: ") for record in caplog.records if "left out" in record.message]
+    assert said[:4] == [
+        script,
+        "punkt: Resource punkt_tab not found. (LookupError)",
+        "disk: [Errno 5] Input/output error (OSError)",
+        "broken: no such split (DatasetsError)",
+    ]
+    assert said[4].startswith("long: max_length: expected more than the 99 tokens")
+
+
+@pytest.mark.usefixtures("_local_tasks_only")
+def test_of_a_group_only_what_is_left_is_opened_one_at_a_time(subjects, include, monkeypatch):
+    happened = []
+    real = run.load
+    monkeypatch.setattr(run, "load", lambda manager, part: happened.append(f"open {part.names}") or real(manager, part))
+    subject, told = subjects["a random model of ours"], []
+    settings = HarnessSettings(tasks=["local_more"], include=include)
+    with pytest.raises(ValueError, match="unknown task"):
+        run_harness(subject, HarnessSettings(tasks=["local_more", "local_pika"], include=include))
+    assert happened == []
+    first = run_harness(subject, settings, lambda name, _: happened.append(f"asked {name}"))
+    assert happened == ["open ['local_piqa']", "asked local_piqa", "open ['local_arc']", "asked local_arc"]
+    happened.clear()
+    rest = run_harness(subject, settings, lambda name, scores: told.append((name, scores)), done=["local_piqa"])
+    assert happened == ["open ['local_arc']"]
+    assert rest == {"local_arc": first["local_arc"]}
+    assert told == [("local_piqa", []), *rest.items()]
+    happened.clear()
+    assert run_harness(subject, settings, done=first) == {}
+    assert happened == []
+
+
+def test_the_unit_of_a_measure_is_told_by_its_name():
+    def told(task, **numbers):
+        results = {task: {f"{measure},none": value for measure, value in numbers.items()}}
+        return {score.measure: score.share for score in run._scores({"results": results, "higher_is_better": {}}, task)}
+
+    assert told("a", acc=0.0, mcc=0.5, bleu=0.9, word_perplexity=0.7, **{"512": 1.0, "2048": -1}) == {
+        **{"acc": True, "mcc": False, "bleu": False, "word_perplexity": False},
+        "512": True,  # and of a length that was not asked nothing
+    }
+    assert told("squadv2", exact=0.8, f1=61.0) == {"exact": False, "f1": False}
 
 
 def test_without_the_harness_the_way_to_get_it_is_said(subjects, monkeypatch):
@@ -447,10 +546,11 @@ def test_a_self_contained_folder_runs_in_the_stock_harness(arch, include, tmp_pa
     )
     assert done.returncode == 0, done.stderr
     theirs = saved_results(tmp_path / "out")
-    # There the tokenizer decides: ours adds a BOS token.
+    # There the tokenizer decides: ours adds a BOS token. And prompts of recurrent models are cut as others are.
     subject = Subject(model, make_tokenizer(), {"source": arch})
-    settings = HarnessSettings(tasks=["local_piqa", "local_trivia"], include=include)
+    settings = HarnessSettings(tasks=["local_piqa", "local_trivia"], include=include, max_length=CONTEXT)
     for name, scores in run_harness(subject, settings, bos=True).items():
-        for score in scores:
+        assert (scores[-1].measure == "cut") == (name == "local_trivia")
+        for score in scores[:-1] if name == "local_trivia" else scores:
             [key] = [key for key in theirs[name] if key.split(",")[0] == score.measure]
             assert theirs[name][key] == pytest.approx(score.value), (name, score)

@@ -15,7 +15,7 @@ from lm_eval.evaluator import evaluate
 
 from canonlm.evals.babilong import Babilong, BabilongSettings
 from canonlm.evals.babilong import published_settings as babilong_settings
-from canonlm.evals.harness import TASKS, run
+from canonlm.evals.harness import TASKS, opening, run
 from canonlm.evals.harness.questions import grade_needle
 from canonlm.evals.harness.run import PUBLISHED
 from canonlm.evals.multihop import MultiHop, MultiHopSettings
@@ -71,6 +71,21 @@ def test_groups_hold_a_task_of_the_harness_for_each_published_column(manager):
     assert found == [*grouped[:-3], "canonlm_needle"]  # which changes its tasks' lengths, and is opened as a whole
 
 
+def test_needles_are_opened_one_by_one_as_the_group_says(manager):
+    parts, entry = run.parts(manager, "canonlm_needle"), manager.task_index["canonlm_needle"]
+    assert [part.names for part in parts] == [["niah_single_1"], ["niah_single_2"], ["niah_single_3"]]
+    for part in parts:
+        with opening._alone(manager, part):
+            config = manager.task_index["canonlm_needle"].cfg
+            [member] = config["task"]
+            assert (config["group"], [member["task"]]) == ("canonlm_needle", part.names)
+            assert member["process_results"] is grade_needle
+            assert len(member["metric_list"]) == len(member["metadata"]["max_seq_lengths"]) == 7
+        assert manager.task_index["canonlm_needle"] is entry
+    [mmlu] = run.parts(manager, "mmlu")  # which has a mean
+    assert (mmlu.member, mmlu.names) == (None, ["mmlu"])
+
+
 def test_our_suites_have_a_task_for_each_published_setting(manager):
     names = {s.name.replace("-", "_"): s for s in (*multihop_settings(), *babilong_settings())}
     names = {f"canonlm_{name}": settings for name, settings in names.items()}
@@ -81,7 +96,8 @@ def test_our_suites_have_a_task_for_each_published_setting(manager):
         assert {key: getattr(settings, key) for key in said} == said
         # What a task's YAML leaves unsaid is the suite's default, not what was published.
         mine = type(settings)(**said)
-        assert mine.model_dump() == {**settings.model_dump(), **({"published": False} if "hop" in name else {})}
+        unsaid = {"published": False} if "hop" in name else {"facts": "simulator", "text": None, "n": 500}
+        assert mine.model_dump() == {**settings.model_dump(), **unsaid}
 
 
 def test_every_yaml_of_ours_is_found(manager):

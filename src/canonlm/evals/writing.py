@@ -52,7 +52,7 @@ class Writer:
             raise expected("--bos", "a tokenizer with a token that begins a text", True)
         self._model, self._bos, self._sampling = model, bos, sampling
         self._tokenizer: Any = tokenizer
-        self._context = None if beyond and not _learns_positions(model) else context_length(model)
+        self._context = None if beyond and not learns_positions(model) else context_length(model)
         self._ends = end_tokens(model, tokenizer)
         self._batch_size, self._most_tokens = batch_size, _tokens_at_once(model.device)
 
@@ -176,7 +176,7 @@ def end_tokens(model: PreTrainedModel, tokenizer: "PreTrainedTokenizerBase | Tas
     return list(dict.fromkeys(kept))
 
 
-def _learns_positions(model: PreTrainedModel) -> bool:
+def learns_positions(model: PreTrainedModel) -> bool:
     """Has it a table of positions, with nothing to look up behind its end?"""
     tables = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding))
     return any("wpe" in name or "pos" in name for name in tables)

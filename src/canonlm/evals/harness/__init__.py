@@ -1,7 +1,8 @@
 """EleutherAI's lm-evaluation-harness (the extra `eval`) with our models in it, groups of its tasks, and our own tasks.
 
 lm.py          any model that `canonlm eval` opens, as a model of the harness
-run.py         its tasks, one after the other, with standard errors
+opening.py     its tasks, found by name and opened
+run.py         asks them, one after the other, with standard errors
 tasks/         YAML: groups of its tasks, and tasks of ours that it can ask any model
 questions.py   what the YAML of our retrieval suites calls
 twice.py       the retrieval tasks with everything told twice

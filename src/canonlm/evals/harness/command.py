@@ -9,7 +9,7 @@ from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.utils import setup_logging
 
 from canonlm.evals.harness import TASKS
-from canonlm.evals.harness.run import open_tasks, reachable, unknown_task
+from canonlm.evals.harness.opening import open_tasks, reachable, unknown_task
 
 _NOT_FOUND = "Tasks not found: "
 

@@ -14,9 +14,9 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor
 
 from canonlm.errors import expected, unknown
-from canonlm.evals.model import Subject, open_model
+from canonlm.evals.model import Subject, context_length, open_model
+from canonlm.evals.writing import CPU_TOKENS, learns_positions
 
-CPU_TOKENS = 2**13  # of a batch whose size is found automatically where there is no GPU, whose memory could run out
 DTYPES = {"auto": None, "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """What the harness calls them."""
 
@@ -35,11 +35,15 @@ class CanonLM(HFLM):
     - Softmax is computed in at least float32.
     - Without a GPU, an automatic batch size is what makes up `CPU_TOKENS` tokens.
 
-    As in the harness, what is longer than the model loses its beginning, BOS included; an empty context is the BOS
-    token, or else the EOS token.
+    - Prompts to be continued are read whole by a model without a limit (`context_length`), and by any with `beyond`.
+
+    Otherwise, as in the harness, what is longer than the model loses its beginning, BOS included; an empty context is
+    the BOS token, or else the EOS token.
     """
 
     logits_cache: bool
+    _longest: int | None = None  # tokens of a prompt and what is written after it, while that is known
+    _uncut = False  # whether that is what the model reads at once
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class CanonLM(HFLM):
         device: str | None = None,
         trust_remote_code: bool = False,
         max_length: int | None = None,
+        beyond: bool = False,
         batch_size: int | str = 1,
         max_batch_size: int = 64,
         **others: Any,
@@ -62,7 +67,8 @@ class CanonLM(HFLM):
                 `dtype`, `device` and `trust_remote_code`.
             bos: whether texts begin with a BOS token.
             max_length: tokens that are read at once. Default: what the configuration says
-                (`max_position_embeddings`), else 2048; recurrent models read texts of any length.
+                (`max_position_embeddings`), else 2048; and of prompts that a model without a limit continues, all.
+            beyond: prompts that are continued are read whole, even if they are longer than that.
             batch_size: a number, or "auto": found by trying, from `max_batch_size` down.
 
         ValueError: a model without a tokenizer, `bos` without a BOS token, an unknown argument.
@@ -70,8 +76,9 @@ class CanonLM(HFLM):
         for name in others:
             known = set(inspect.signature(type(self).__init__).parameters) - {"self", "others"}
             raise unknown("model argument", name, known)
-        if not isinstance(bos, bool):
-            raise expected("bos", "true or false", bos)
+        for name, value in (("bos", bos), ("beyond", beyond)):
+            if not isinstance(value, bool):
+                raise expected(name, "true or false", value)
         if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
             device = None  # the harness's command line says cuda:0 where nothing was said
         if not isinstance(pretrained, Subject):
@@ -103,7 +110,12 @@ class CanonLM(HFLM):
             )
         self.pretrained, self.bos, self._about = source, bos, subject.about
         self.cut = 0  # texts so far that were longer than the model and lost their beginning
-        self._longest: int | None = None  # tokens of a prompt and what is written after it, while that is known
+        self._beyond = beyond
+        self._unlimited = max_length is None and context_length(subject.model) is None
+
+    @property
+    def max_length(self) -> int:
+        return self._longest if self._uncut and self._longest else super().max_length
 
     @property
     def prefix_token_id(self) -> int:
@@ -155,15 +167,19 @@ class CanonLM(HFLM):
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
         most = max(normalize_gen_kwargs(request.args[1], self.max_gen_toks)["max_gen_toks"] for request in requests)
-        if most >= self.max_length:
+        longest = most + max(1, *(len(self.tok_encode(request.args[0])) for request in requests))
+        if self._beyond and longest > self.max_length and learns_positions(self.model):
+            what = f"at most {self.max_length - most:,} tokens, as the model has learned no positions after those"
+            raise expected("prompt", what, longest - most)
+        uncut = self._beyond or self._unlimited
+        if most >= self.max_length and not uncut:
             what = f"more than the {most} tokens that the task lets a model write"
             raise expected("max_length", what, self.max_length)
-        if self.batch_size == "auto":
-            self._longest = most + max(len(self.tok_encode(request.args[0])) for request in requests)
+        self._longest, self._uncut = longest, uncut
         try:
             return super().generate_until(requests, disable_tqdm=disable_tqdm)
         finally:
-            self._longest = None
+            self._longest, self._uncut = None, False
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         # A context of blanks alone, which belong to the answer's first token, is an empty one.
