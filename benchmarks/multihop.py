@@ -1,0 +1,144 @@
+"""Does a tiny model learn to find a birth year in a text? Llama with and without Canon layers, on the same texts.
+
+    python benchmarks/multihop.py [--out runs/multihop]     about 30 minutes on one core; interrupt and repeat at will
+
+What a user would type, step by step: texts by `canonlm data multihop`, a tokenizer of 300 byte pairs (trained
+here), shards by `canonlm data prepare`, two runs of `canonlm train debug` that differ in `arch` only, `canonlm eval`.
+Writes benchmarks/results/multihop-cpu.json, whose numbers docs/multihop.md tells.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from canonlm.evals.multihop import MultiHop, MultiHopSettings
+from canonlm.train.files import write_json
+
+RESULTS = Path(__file__).parent / "results" / "multihop-cpu.json"
+ARCHS = ("llama", "llama+canon")
+PEOPLE, TEXTS, QUESTIONS = 3, 100_000, 1000
+VOCAB_SIZE = 4096  # every name, year and word is a token then
+TRAINING = {
+    "model.num_hidden_layers": 2,
+    "model.hidden_size": 64,
+    "model.fields.tie_word_embeddings": "true",  # copying is then the same for all names
+    "data.seq_len": 128,
+    "data.isolate_documents": "true",
+    "train.steps": 2000,
+    "train.batch_size": 32,
+    "train.num_threads": 1,
+    "train.eval_every": 250,
+    "train.eval_size": 32,
+    "train.checkpoint_every": 500,
+    "train.optim.lr": "3e-3",
+    "train.optim.warmup_steps": 80,
+}
+
+
+def canonlm(*words: object) -> None:
+    command = [sys.executable, "-m", "canonlm", *map(str, words)]
+    print(f"$ canonlm {shlex.join(command[3:])}", flush=True)
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def train_tokenizer(texts: Path, out: Path) -> None:
+    """Byte pairs on a tenth of the texts. A text begins as if after a space: its first name is then told as it is asked
+    for."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    with texts.open(encoding="utf-8") as lines:
+        read = [json.loads(line)["text"] for line in islice(lines, TEXTS // 10)]
+    trainer = trainers.BpeTrainer(vocab_size=VOCAB_SIZE, special_tokens=["<eos>"], show_progress=False)
+    tokenizer.train_from_iterator(read, trainer)
+    tokenizer.save(str(out))
+
+
+def prepare(out: Path) -> None:
+    texts, tokenizer = out / "texts.jsonl", out / "tokenizer.json"
+    if not texts.exists():
+        canonlm("data", "multihop", texts, f"people={PEOPLE}", "--n", TEXTS)
+    if not tokenizer.exists():
+        train_tokenizer(texts, tokenizer)
+    # Questions are asked without a BOS, so there is none in training.
+    options = ["--tokenizer", tokenizer, "--no-bos", "--validation", 0.01, "--workers", 1]
+    canonlm("data", "prepare", out / "text", "--input", texts, *options)
+
+
+def measure(out: Path, arch: str) -> dict[str, Any]:
+    run, results = out / arch, out / arch / "evals"
+    source = f"text={{sources: {{hops: {{path: {out / 'text'}}}}}}}"
+    overrides = [f"{key}={value}" for key, value in TRAINING.items()]
+    canonlm("train", "debug", f"arch={arch}", source, *overrides, "--out", run)
+    asked = [f"people={PEOPLE}", f"n={QUESTIONS}"]
+    canonlm("eval", run, "--suite", "multihop", *asked, "--out", results)
+    [entry] = json.loads((results / "results.json").read_text("utf-8"))["results"]
+    [file] = (results / "answers").glob("*.jsonl")
+    answers = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    return {
+        "arch": arch,
+        "train_s": round(max(row["elapsed_s"] for row in rows if row["kind"] == "train")),
+        "held_out_loss": {row["step"]: round(row["loss"], 4) for row in rows if row["kind"] == "eval"},
+        "says_a_year_of_the_text": share_stated(answers),
+        "scores": [score for score in entry["scores"] if score["measure"] == "exact"],
+    }
+
+
+def share_stated(answers: list[dict[str, Any]]) -> float:
+    """How many of the answers are, right or wrong, one of the years that the text tells."""
+    questions = MultiHop(MultiHopSettings(people=PEOPLE, n=QUESTIONS), lambda text: 0)
+    stated = [f"born in {row['said'].strip()[:4]}." in questions[row["index"]].prompt for row in answers]
+    return sum(stated) / len(stated)
+
+
+def machine() -> dict[str, Any]:
+    with open("/proc/cpuinfo") as lines:
+        processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
+    return {
+        "processor": processor,
+        "load": round(os.getloadavg()[0], 1),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/multihop"), help="folder of texts, shards and runs")
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    prepare(out)
+    result = {
+        "setting": {
+            "k": 1,
+            "people": PEOPLE,
+            "background": 0,
+            "texts": TEXTS,
+            "vocab_size": VOCAB_SIZE,
+            "questions": QUESTIONS,
+            **TRAINING,
+        },
+        "chance": 1 / PEOPLE,
+        "runs": [measure(out, arch) for arch in ARCHS],
+        "machine": machine(),
+    }
+    write_json(RESULTS, result)
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
