@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, VARIANT
+
 if TYPE_CHECKING:
     from canonlm.evals.suites import Watch
 
-MODEL = typer.Argument(
-    help="A run's folder, a folder of `canonlm export` or of transformers, a published checkpoint, or a name on the "
-    "Hugging Face Hub.",
-    show_default=False,
-)
 SETTINGS = typer.Argument(
     help="Settings of the suite, such as k=2 background=1000. A list, k=[1,2], asks for every combination.",
     show_default=False,
@@ -31,17 +28,9 @@ OUT = typer.Option(
     show_default=False,
 )
 PUBLISHED = typer.Option("--published", help="The settings behind the published results.")
-STEP = typer.Option(help="Which checkpoint of a run. Default: the newest whole one.", show_default=False)
-VARIANT = typer.Option(help="Which sub-folder, where a published checkpoint has several.", show_default=False)
-TOKENIZER = typer.Option(
-    help="A file, a folder, a name on the Hub, or bytes. Default: the model's own.", show_default=False
-)
-DTYPE = typer.Option(help="fp32, bf16 or fp16. Default: as stored.", show_default=False)
-DEVICE = typer.Option(help="auto, cpu, cuda, …")
 BATCH_SIZE = typer.Option(help="Default: found automatically.", min=1, show_default=False)
 BOS = typer.Option("--bos", help="Begin every prompt with the tokenizer's BOS token.")
 BEYOND = typer.Option("--beyond-context", help="Ask prompts, too, that are longer than the model's context.")
-TRUST = typer.Option("--trust-remote-code", help="Run code that comes with a transformers model.")
 
 
 def evaluate(

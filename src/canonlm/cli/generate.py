@@ -6,16 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, VARIANT
+
 if TYPE_CHECKING:
     from canonlm.evals.model import Subject
     from canonlm.evals.task_words import TaskWords
     from canonlm.evals.writing import Writer
 
-MODEL = typer.Argument(
-    help="A run's folder, a folder of `canonlm export` or of transformers, a published checkpoint, or a name on the "
-    "Hugging Face Hub.",
-    show_default=False,
-)
 PROMPT = typer.Argument(
     help="The text to go on from. For a run of `canonlm play`: the task's own words, as `canonlm data show` prints "
     'them, such as "bos x3 x1 x4 ans".',
@@ -42,14 +39,6 @@ OUT = typer.Option(help='With --prompts: the file to make, {"prompt": …, "text
 BATCH_SIZE = typer.Option(
     help="With --prompts: how many at a time. Default: found automatically.", min=1, show_default=False
 )
-STEP = typer.Option(help="Which checkpoint of a run. Default: the newest whole one.", show_default=False)
-VARIANT = typer.Option(help="Which sub-folder, where a published checkpoint has several.", show_default=False)
-TOKENIZER = typer.Option(
-    help="A file, a folder, a name on the Hub, or bytes. Default: the model's own.", show_default=False
-)
-DTYPE = typer.Option(help="fp32, bf16 or fp16. Default: as stored.", show_default=False)
-DEVICE = typer.Option(help="auto, cpu, cuda, …")
-TRUST = typer.Option("--trust-remote-code", help="Run code that comes with the model.")
 
 MOST = 128  # tokens, unless something else is asked for
 
