@@ -3,12 +3,14 @@
     python benchmarks/canon.py [--quick] [--json FILE]
 
 Times are the best of several passes, forward and backward, in milliseconds; ratios are to the fastest eager form.
+Of the decoder: the median over the rounds of what a step took longer than the one without Canon in the same round.
 """
 
 import argparse
 import json
 import os
 import platform
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +28,7 @@ KERNEL = 4
 DECODER = {"layers": 12, "hidden": 512, "time": 512, "batch": 8}
 SMALL_DECODER = {"layers": 4, "hidden": 128, "time": 128, "batch": 8}
 SITES = ["", "AC", "ABCD"]
+DECODER_ROUNDS = 9
 
 
 def conv1d(x_BTC: Tensor, weight_C1K: Tensor) -> Tensor:
@@ -39,16 +42,16 @@ def pad_and_slices(x_BTC: Tensor, weight_C1K: Tensor) -> Tensor:
     return sum(taps[1:], start=taps[0])
 
 
-def best_ms(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The fastest pass of each, taking turns, so that a busy moment of the machine hits them all alike."""
-    best = dict.fromkeys(steps, float("inf"))
+def passes_ms(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """The passes of each, taking turns, so that a busy moment of the machine hits them all alike."""
+    took: dict[str, list[float]] = {name: [] for name in steps}
     for round_idx in range(rounds + 1):
         for name, step in steps.items():
             start = time.perf_counter()
             step()
             if round_idx:  # the first warms up
-                best[name] = min(best[name], 1000 * (time.perf_counter() - start))
-    return best
+                took[name].append(1000 * (time.perf_counter() - start))
+    return took
 
 
 def forwards_and_backwards(form: Callable, x: Tensor, weight: Tensor, dy: Tensor) -> None:
@@ -74,7 +77,7 @@ def convolutions(threads: int, rounds: int) -> list[dict]:
             }
             row: dict = {"threads": threads, "shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}
             steps = {name: partial(forwards_and_backwards, form, x, weight, dy) for name, form in forms.items()}
-            row |= best_ms(steps, rounds)
+            row |= {name: min(took) for name, took in passes_ms(steps, rounds).items()}
             rows.append(row)
             eager = min(row[name] for name in forms if "ours" not in name or name == "ours")
             print(f"{threads:7}  {shape!s:16} {row['dtype']:9}", end="")
@@ -97,10 +100,16 @@ def decoder_steps(sizes: dict[str, int], threads: int, rounds: int, compiled: bo
         )
         model = CanonLMForCausalLM(config).train()
         steps[sites or "none"] = partial(train_step, model, torch.compile(model) if compiled else model, ids_BT)
-    row = {"mode": "compiled" if compiled else "eager", "threads": threads, **best_ms(steps, rounds)}
-    for sites in steps:
-        print(f"{row['mode']:9} {sites:6} {row[sites]:10.1f} ms  {row[sites] / row['none'] - 1:+7.1%}", flush=True)
-    return row
+    mode, took = "compiled" if compiled else "eager", passes_ms(steps, rounds)
+    overhead = {name: statistics.median(paired(took[name], took["none"])) - 1 for name in steps}
+    for name, passes in took.items():
+        spread = ", ".join(f"{ratio - 1:+.1%}" for ratio in sorted(paired(passes, took["none"])))
+        print(f"{mode:9} {name:6} best {min(passes):8.1f} ms  {overhead[name]:+7.1%}  ({spread})", flush=True)
+    return {"mode": mode, "threads": threads, "ms": took, "overhead": overhead}
+
+
+def paired(passes: list[float], others: list[float]) -> list[float]:
+    return [one / other for one, other in zip(passes, others, strict=True)]
 
 
 def train_step(model: CanonLMForCausalLM, forward: Callable, ids_BT: Tensor) -> None:
@@ -149,7 +158,7 @@ def main() -> None:
         "\nOne training step without the optimizer, by Canon sites: " + ", ".join(f"{k} {v}" for k, v in sizes.items())
     )
     for compiled in (False,) if options.quick else (False, True):
-        result["decoder_steps"].append({**decoder_steps(sizes, 2, 3, compiled), "load_after": load()})
+        result["decoder_steps"].append({**decoder_steps(sizes, 2, DECODER_ROUNDS, compiled), "load_after": load()})
         save(result, options.json)
 
 

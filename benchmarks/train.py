@@ -2,8 +2,9 @@
 
     python benchmarks/train.py [--device cuda] [--quick] [--only trainer,canon,loss,models] [--json FILE]
 
-trainer   Tokens per second of both loops, taking turns: the same Llama and tokens, attention (sdpa), dtype, optimizer
-          (fused AdamW, clipping) and logging; no evaluation, no checkpoint in the time. Best and all of the rounds.
+trainer   Tokens per second of both loops, taking turns after every few steps, so that a busy moment of the machine hits
+          both: the same Llama and tokens, attention (sdpa), dtype, optimizer (fused AdamW, clipping) and logging; no
+          evaluation, no checkpoint in the time. The ratio is the median over the turns.
 canon     CPU: one training step by Canon sites, as benchmarks/canon.py measures it.
 loss      Memory of the loss and its gradients, of all logits at once and in chunks, a process each.
 models    GPU: 1B models through our loop in bf16, compiled: tokens per second, MFU, Canon's overhead, peak memory.
@@ -14,9 +15,11 @@ matrix product in the same process.
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from canon import DECODER, SMALL_DECODER, decoder_steps, load, machine, save
+from canon import DECODER, DECODER_ROUNDS, SMALL_DECODER, decoder_steps, load, machine, paired, save
 
 from canonlm import CanonLMConfig
 from canonlm.data import index
@@ -47,6 +50,7 @@ QUICK_LOSS = {"vocab": 16032, "hidden": 64, "tokens": 512}
 MODELS = ["llama", "llama+canon", "gla5", "gla5+canon"]
 OPTIM = {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "decay": "all", "warmup_steps": 10}
 TARGET = 1.1  # times the Trainer's speed
+WARM_UP = 3  # turns
 
 
 def tokens_on_disk(folder: Path, shape: dict) -> None:
@@ -86,33 +90,43 @@ def our_run(arch: str, shape: dict, tokens: Path, device: str, compiled: bool, s
 # -- our loop and the Trainer -----------------------------------------------------------------------------------------
 
 
-class LogTimes:
-    """When a loop logged: the speed between its first row, which ends the warm-up, and its last."""
+class Turns:
+    """One loop works at a time: it hands over whenever it has logged. `seconds` of each turn, by loop."""
 
-    def __init__(self, tokens_per_row: int) -> None:
-        self.tokens_per_row, self.times, self.losses = tokens_per_row, [], []
+    def __init__(self, names: list[str]) -> None:
+        self._may_work = {name: threading.Event() for name in names}
+        self._next = dict(zip(names, names[1:] + names[:1], strict=True))
+        self.seconds: dict[str, list[float]] = {name: [] for name in names}
+        self.losses: dict[str, list[float]] = {name: [] for name in names}
+        self._may_work[names[0]].set()
 
-    def add(self, loss: float) -> None:
-        self.times.append(time.perf_counter())
-        self.losses.append(loss)
+    def begin(self, name: str) -> None:
+        self._may_work[name].wait()
+        self._may_work[name].clear()
+        self._started = time.perf_counter()
 
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens_per_row * (len(self.times) - 1) / (self.times[-1] - self.times[0])
+    def logged(self, name: str, loss: float) -> None:
+        self.seconds[name].append(time.perf_counter() - self._started)
+        self.losses[name].append(loss)
+        self.end(name)
+        self.begin(name)
+
+    def end(self, name: str) -> None:
+        self._may_work[self._next[name]].set()
 
 
-def ours(run: RunConfig, log: LogTimes) -> None:
+def ours(run: RunConfig, log: Callable[[float], None]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        train(run, Path(folder), lambda row: log.add(row["loss"]) if row["kind"] == "train" else None)
+        train(run, Path(folder), lambda row: log(row["loss"]) if row["kind"] == "train" else None)
 
 
-def theirs(run: RunConfig, log: LogTimes) -> None:
+def theirs(run: RunConfig, log: Callable[[float], None]) -> None:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Logged(TrainerCallback):
         def on_log(self, args, state, control, logs, **kwargs):
             if "loss" in logs:
-                log.add(float(logs["loss"]))
+                log(float(logs["loss"]))
 
     config, settings = model_config(run), run.train
     model = transformers.LlamaForCausalLM(llama_config(config))
@@ -171,32 +185,43 @@ def in_memory(run: RunConfig) -> list[dict]:
     return [{"input_ids": row, "labels": row} for row in ids]
 
 
-def against_the_trainer(shape: dict, tokens: Path, device: str, compiled: bool, rounds: int, rows: int) -> dict:
-    log_every = 2
-    loops: dict[str, Callable[[RunConfig, LogTimes], None]] = {"ours": ours, "Trainer": theirs}
-    run = our_run("llama", shape, tokens, device, compiled, steps=log_every * (rows + 2), log_every=log_every)
-    speeds: dict[str, list[float]] = {name: [] for name in loops}
-    for _ in range(rounds):
-        for name, loop in loops.items():
-            torch._dynamo.reset()
-            loop(run, log := LogTimes(log_every * shape["batch"] * shape["time"]))
-            speeds[name].append(log.tokens_per_s)
-            said = f"{log.tokens_per_s:12,.0f} tokens/s   loss {log.losses[0]:.3f} to {log.losses[-1]:.3f}"
-            print(f"{'compiled' if compiled else 'eager':9} {name:8} {said}", flush=True)
-    flops = flops_per_token(model_config(run), shape["time"])
-    peak = peak_of(device, shape["precision"])
-    best = {name: max(found) for name, found in speeds.items()}
+def against_the_trainer(shape: dict, tokens: Path, device: str, compiled: bool, turns: int, log_every: int) -> dict:
+    run = our_run("llama", shape, tokens, device, compiled, steps=log_every * (turns + WARM_UP), log_every=log_every)
+    torch._dynamo.reset()
+    turn = Turns(["ours", "Trainer"])
+
+    def work(name: str, loop: Callable[[RunConfig, Callable[[float], None]], None]) -> None:
+        turn.begin(name)
+        try:
+            loop(run, lambda loss: turn.logged(name, loss))
+        finally:
+            turn.end(name)
+
+    other = threading.Thread(target=work, args=("Trainer", theirs))
+    other.start()
+    work("ours", ours)  # in the main thread, where it handles signals
+    other.join()
+
+    mode, tokens_per_turn = "compiled" if compiled else "eager", log_every * shape["batch"] * shape["time"]
+    speeds = {name: [tokens_per_turn / s for s in seconds[WARM_UP:]] for name, seconds in turn.seconds.items()}
+    medians = {name: statistics.median(found) for name, found in speeds.items()}
+    ratios = sorted(paired(speeds["ours"], speeds["Trainer"]))
+    flops, peak = flops_per_token(model_config(run), shape["time"]), peak_of(device, shape["precision"])
     result = {
-        "mode": "compiled" if compiled else "eager",
+        "mode": mode,
         "tokens_per_s": speeds,
-        "best": best,
-        "mfu": {name: speed * flops / peak for name, speed in best.items()},
+        "median": medians,
+        "losses": turn.losses,
+        "mfu": {name: speed * flops / peak for name, speed in medians.items()},
         "peak_tflops": peak / 1e12,
-        "ratio": best["ours"] / best["Trainer"],
+        "ratio": statistics.median(ratios),
         "load_after": load(),
     }
-    mfu = ", ".join(f"{name} {share:.1%}" for name, share in result["mfu"].items())
-    print(f"{result['mode']:9} ratio {result['ratio']:.3f} (target {TARGET}); MFU {mfu}", flush=True)
+    for name, speed in medians.items():
+        said = f"MFU {result['mfu'][name]:.1%}, loss {turn.losses[name][0]:.3f} to {turn.losses[name][-1]:.3f}"
+        print(f"{mode:9} {name:8} {speed:12,.0f} tokens/s, {said}", flush=True)
+    spread = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    print(f"{mode:9} ratio {result['ratio']:.3f} (target {TARGET}) of {spread}", flush=True)
     return result
 
 
@@ -305,12 +330,12 @@ def main() -> None:
             print("\nOur loop and transformers' Trainer")
             result["trainer"] = []
             for compiled in (False,) if quick else (False, True):
-                rounds, rows = (2, 4) if quick or device == "cuda" else (2, 2)
-                result["trainer"].append(against_the_trainer(shape, tokens, device, compiled, rounds, rows))
+                turns, log_every = (16, 4) if device == "cuda" else (12, 1)
+                result["trainer"].append(against_the_trainer(shape, tokens, device, compiled, turns, log_every))
                 save(result, options.json)
         if "canon" in parts and device == "cpu":
             print("\nOne training step without the optimizer, by Canon sites")
-            sizes, rounds = (SMALL_DECODER, 3) if quick else (DECODER, 3)
+            sizes, rounds = (SMALL_DECODER, 3) if quick else (DECODER, DECODER_ROUNDS)
             modes = (False,) if quick else (False, True)
             result["canon"] = [decoder_steps(sizes, torch.get_num_threads(), rounds, mode) for mode in modes]
             save(result, options.json)
