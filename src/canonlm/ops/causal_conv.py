@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from canonlm.ops.compiled import written_out
+
 BLOCK = 2**19
 """Numbers that a thread works through at once in eager mode on a CPU: 2 MiB of float32, about its cache."""
 
@@ -38,9 +40,9 @@ def causal_conv(
     weight_KC = weight_C1K[:, 0].t().to(compute)
     if not torch.compiler.is_compiling():
         return _InPlace.apply(x_BTC, weight_KC.contiguous(), same_doc, history)
-    if x_BTC.device.type == "cpu":
-        weight_KC = _side_by_side(weight_KC)
-    return _by_slices(x_BTC, weight_KC, same_doc, history)
+    # A compiler would see through `contiguous`, read weights K numbers apart, and for that give up vector instructions
+    # in the whole loop that it fuses the convolution into: three times slower next to an exponential.
+    return _by_slices(x_BTC, written_out(weight_KC), same_doc, history)
 
 
 def conv_state(
@@ -73,18 +75,6 @@ def conv_state(
     return window.transpose(1, 2)
 
 
-# An operator of its own: a compiler would see through `contiguous`, read weights K numbers apart, and for that give up
-# vector instructions in the whole loop that it fuses the convolution into: three times slower next to an exponential.
-@torch.library.custom_op("canonlm::side_by_side", mutates_args=())
-def _side_by_side(weight_KC: Tensor) -> Tensor:
-    """The weights of a tap, which are K apart, side by side in memory."""
-    return weight_KC.clone(memory_format=torch.contiguous_format)
-
-
-_side_by_side.register_fake(lambda weight_KC: weight_KC.new_empty(weight_KC.shape))
-_side_by_side.register_autograd(lambda ctx, dweight_KC: dweight_KC)
-
-
 def _same_document(doc_ids_BT: Tensor, kernel: int, history: int) -> Tensor:
     """`[K, B, T]`: is the token i steps back in the same document? (row i; history counts as the first token's)"""
     time = doc_ids_BT.shape[1]
@@ -98,12 +88,17 @@ def _by_slices(x_BSC: Tensor, weight_KC: Tensor, same_doc: Tensor | None, histor
     taps, time = weight_KC.shape[0], x_BSC.shape[1] - history
     # Cast after padding: what a compiler keeps for the backward is then the padded input as it came, in bfloat16, say.
     padded = torch.nn.functional.pad(x_BSC, (0, 0, taps - 1 - history, 0))
-    y_BTC = padded[:, taps - 1 :].to(weight_KC.dtype) * weight_KC[-1]
+    weights = [weight_KC[j] for j in range(taps)]
+    if x_BSC.device.type == "cpu":
+        # Their gradients are then summed over rows first, and over time last. In one sum, a compiler walks all B * T
+        # tokens for 16 channels at a time, and of every page of memory that it touches it reads one cache line.
+        weights = [weight_C.expand(time, -1) for weight_C in weights]
+    y_BTC = padded[:, taps - 1 :].to(weight_KC.dtype) * weights[-1]
     for i in range(1, taps):
         past = padded[:, taps - 1 - i : taps - 1 - i + time].to(weight_KC.dtype)
         if same_doc is not None:
             past = past * same_doc[i, ..., None]
-        y_BTC = y_BTC + past * weight_KC[taps - 1 - i]
+        y_BTC = y_BTC + past * weights[taps - 1 - i]
     return y_BTC.to(x_BSC.dtype)
 
 
