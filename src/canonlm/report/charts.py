@@ -5,15 +5,15 @@ a chart is handed keys, and asks `quantity` what they are.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 
 from .runs import Evaluation, Run, is_slice
-from .summary import Architecture, Spread, at_most, spread, wilson
+from .summary import Architecture, Spread, at_most, by_seed, spread, spread_of, wilson
 from .theme import INK, MUTED, Look, axes, axis, layout, legend_rows, looks, safe
-from .words import count_of, number, percent, quantity, short, span
+from .words import number, percent, quantity, short
 
 MAX_TRAIN_POINTS = 400
 MAX_BARS_PER_NAME = 5  # a scale with more values than this is drawn as a line over them
@@ -86,8 +86,8 @@ def final_chart(
         assert a.best is not None
         spreads = [a.best.slices.get(key) for key in keys]
         look = styles[a.arch]
-        hover = [f"<b>{safe(a.arch)}</b>, {label}<br>{percent(s.mean)} ({span(s.low, s.high)}, {s.kind})<br>"
-                 f"{count_of(s.runs, 'run')}, learning rate {a.best.lr:g}" if s else ""
+        hover = [f"<b>{safe(a.arch)}</b>, {label}<br>{percent(s.mean)}<br>{_told(s, percent)}<br>"
+                 f"learning rate {a.best.lr:g}" if s else ""
                  for s, label in zip(spreads, labels, strict=True)]  # fmt: skip
         common: dict[str, Any] = {
             "x": labels, "y": [s.mean if s else None for s in spreads], "name": safe(a.arch), "legendgroup": a.arch,
@@ -125,21 +125,22 @@ def size_curves(
         hint = [f"{short(size)} parameters: at most {say(bound)} {label}" for size, bound in bounds]
         sizes, most = zip(*bounds, strict=True)
         figure.add_trace(_level(BOUND, sizes, most, hint, "dash", set(), 1))
-    drawn: list[float] = []
+    # Both axes logarithmic: there, the same bits among more parameters are a straight line. They show all runs; an
+    # interval over two runs can be far longer and then leaves the chart.
+    drawn = [value for a in shown if a.best and a.best.score for value in a.best.score.values]
+    y: dict[str, Any] = _extent(drawn, [bound for _, bound in bounds], True) if score else SHARE_AXIS
+    floor = 10 ** (y["range"][0] - 1) if y.get("type") == "log" else -math.inf
     for family in families:
         members = sorted((a for a in shown if a.family == family), key=lambda a: a.parameters or 0)
         found = [(a, a.best, a.best.score) for a in members if a.best and a.best.score]
-        drawn += [end for _, _, s in found for end in (s.low, s.high)]
-        hover = [f"<b>{safe(a.arch)}</b><br>{say(s.mean)} ({span(s.low, s.high, say)}, {s.kind})<br>"
-                 f"{count_of(s.runs, 'run')}, learning rate {best.lr:g}" for a, best, s in found]  # fmt: skip
+        hover = [f"<b>{safe(a.arch)}</b><br>{say(s.mean)}<br>{_told(s, say)}<br>learning rate {best.lr:g}"
+                 for a, best, s in found]  # fmt: skip
         look = styles[family]
         figure.add_trace(go.Scatter(
             x=[a.parameters for a, _, _ in found], y=[s.mean for _, _, s in found], **_bold(look),
-            error_y=_whiskers([s for _, _, s in found], look.color), name=safe(family),
+            error_y=_whiskers([s for _, _, s in found], look.color, floor), name=safe(family),
             legendgroup=family, hovertext=hover, hovertemplate="%{hovertext}<extra></extra>",
         ))  # fmt: skip
-    # Both axes logarithmic: there, the same bits among more parameters are a straight line.
-    y = _extent(drawn, [bound for _, bound in bounds], True) if score else SHARE_AXIS
     figure.update_layout(
         xaxis=axis("parameters") | {"type": "log", "dtick": "D2", "tickformat": "~s", "domain": [0.0, 1.0]},
         yaxis=axis(label) | y,
@@ -213,14 +214,18 @@ def _hover(run: Run, key: str, a: Architecture, title: str) -> list[str]:
 
 def _mean(runs: Sequence[Run], key: str, a: Architecture, title: str) -> tuple[list[int], list[float], list[str]]:
     """Only at steps at which every run was evaluated: a mean over changing runs would draw jumps that never were."""
-    by_run = [{row.step: value for row, value in _rows(run, key)} for run in runs]
-    steps = sorted(set.intersection(*(set(values) for values in by_run)))
-    means = [sum(values[step] for values in by_run) / len(runs) for step in steps]
+    by_run = [(run.seed, {row.step: value for row, value in _rows(run, key)}) for run in runs]
+    steps = sorted(set.intersection(*(set(values) for _, values in by_run)))
+    seeds = [by_seed((seed, values[step]) for seed, values in by_run) for step in steps]
+    spreads = [spread_of([*values.values()], is_slice(key)) for values in seeds]
     say = quantity(a.task, key).say
-    hover = [f"<b>{safe(a.arch)}</b>, {safe(title)}<br>step {step:,}: {say(mean)}<br>"
-             f"mean of {len(runs)} runs, learning rate {runs[0].lr:g}"
-             for step, mean in zip(steps, means, strict=True)]  # fmt: skip
-    return steps, means, hover
+    hover = [f"<b>{safe(a.arch)}</b>, {safe(title)}<br>step {step:,}: {say(found.mean)}<br>{_told(found, say)}<br>"
+             f"learning rate {runs[0].lr:g}" for step, found in zip(steps, spreads, strict=True)]  # fmt: skip
+    return steps, [found.mean for found in spreads], hover
+
+
+def _told(found: Spread, say: Callable[[float], str]) -> str:
+    return safe(found.about(say)).replace("; ", "<br>")
 
 
 def _bounds(a: Architecture, key: str) -> list[float]:
@@ -237,10 +242,11 @@ def _bold(look: Look) -> dict[str, Any]:
     }
 
 
-def _whiskers(spreads: Sequence[Spread | None], color: str) -> dict[str, Any]:
+def _whiskers(spreads: Sequence[Spread | None], color: str, floor: float = -math.inf) -> dict[str, Any]:
+    """`floor`: a value below the axis; no whisker goes further, as a logarithmic axis has no place for zero."""
     return {"type": "data", "symmetric": False, "color": color, "thickness": 1.2, "width": 4,
             "array": [s.high - s.mean if s else 0 for s in spreads],
-            "arrayminus": [s.mean - s.low if s else 0 for s in spreads]}  # fmt: skip
+            "arrayminus": [s.mean - max(s.low, floor) if s else 0 for s in spreads]}  # fmt: skip
 
 
 def _level(

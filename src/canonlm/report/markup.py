@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from .runs import Evaluation
 from .summary import Difference, Spread, wilson
-from .words import Quantity, percent, span
+from .words import Quantity, count_of, percent, span
 
 
 def inert(text: str) -> str:
@@ -34,26 +34,32 @@ def row_head(text: str) -> str:
     return f"<th scope=row>{escape(text)}</th>"
 
 
-def cell(text: str, small: str = "") -> str:
-    return f"<td>{_with_small(text, small)}</td>"
+def cell(text: str, small: str = "", hint: str = "") -> str:
+    """`hint`: what hovering shows."""
+    return f"<td{_hint(hint)}>{_with_small(text, small)}</td>"
 
 
-def spread_cell(spread: Spread | None, quantity: Quantity) -> str:
-    """A value with its range below; a share is underlined as far as it goes."""
+def spread_cell(spread: Spread | None, quantity: Quantity, runs: int) -> str:
+    """A value with its interval below; a share is underlined as far as it goes. `runs`: how many are said beside it."""
     if spread is None:
         return cell("–")
-    small = span(spread.low, spread.high, quantity.say) if spread.kind != "one run" else ""
+    small, hint = spread.small(quantity.say, runs), spread.about(quantity.say)
     if quantity.say is not percent:
-        return cell(quantity.say(spread.mean), small)
+        return cell(quantity.say(spread.mean), small, hint)
     inner = _with_small(percent(spread.mean), small)
-    return f'<td class=share style="--share:{100 * spread.mean:.1f}%">{inner}</td>'
+    return f'<td class=share style="--share:{100 * spread.mean:.1f}%"{_hint(hint)}>{inner}</td>'
 
 
-def difference_cell(found: Difference | None, quantity: Quantity) -> str:
+def difference_cell(found: Difference | None, quantity: Quantity, pairs: int) -> str:
+    """A difference with its interval below. `pairs`: how many are said beside it."""
     if found is None:
         return cell("–")
-    small = f"{quantity.gap(found.low)} to {quantity.gap(found.high)}" if found.pairs > 1 else ""
-    return cell(quantity.gap(found.mean), small)
+    interval = f"{quantity.gap(found.low)} to {quantity.gap(found.high)}" if found.low < found.high else ""
+    small = interval or ("no interval" if found.pairs == 1 else "all equal")
+    count = count_of(found.pairs, "pair")
+    least, most = quantity.gap(min(found.values)), quantity.gap(max(found.values))
+    hint = f"{count} of runs" + (f", from {least} to {most}" if least != most else "")
+    return cell(quantity.gap(found.mean), f"{small}, {count}" if found.pairs != pairs else small, hint)
 
 
 def value_cell(row: Evaluation | None, key: str, quantity: Quantity) -> str:
@@ -63,6 +69,10 @@ def value_cell(row: Evaluation | None, key: str, quantity: Quantity) -> str:
         return cell("–")
     count = row.slices.get(key)
     return cell(quantity.say(value), f"{count.correct:,} of {count.total:,}, {span(*wilson(count))}" if count else "")
+
+
+def _hint(text: str) -> str:
+    return f' title="{escape(text)}"' if text else ""
 
 
 def _with_small(text: str, small: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .runs import Run
+from .files import Recorded
 from .words import shown
 
 WORDS = {
@@ -37,10 +37,10 @@ class Setting:
         return self.key.startswith(FIRST)
 
 
-def settings(runs: Sequence[Run]) -> tuple[list[str], list[Setting], list[Setting]]:
+def settings(runs: Sequence[Recorded[Any]]) -> tuple[list[str], list[Setting], list[Setting]]:
     """(architectures, equal, differing). The machine and the versions count as settings too."""
     archs = list(dict.fromkeys(run.arch for run in runs))
-    flat = [(run.arch, _flatten(run.config) | _machine(run.env)) for run in runs]
+    flat = [(run.arch, flatten(run.config) | _machine(run.env)) for run in runs]
     keys = list(dict.fromkeys(key for _, values in flat for key in values if key not in BOOKKEEPING))
     equal, differing = [], []
     for key in keys:
@@ -54,7 +54,7 @@ def settings(runs: Sequence[Run]) -> tuple[list[str], list[Setting], list[Settin
     return archs, sorted(equal, key=lambda setting: not setting.main), differing
 
 
-def unplanned(runs: Sequence[Run]) -> list[str]:
+def unplanned(runs: Sequence[Recorded[Any]]) -> list[str]:
     """Names of training and data settings that differ although no comparison asks for it."""
     _, _, differing = settings(runs)
     return [s.label for s in differing if not s.planned and s.key.startswith(("preset", "data.", "train."))]
@@ -70,11 +70,11 @@ def _machine(env: Mapping[str, Any]) -> dict[str, Any]:
     return {key: env[key] for key in ENV if key in env}
 
 
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:
-            flat |= _flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat

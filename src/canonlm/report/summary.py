@@ -1,4 +1,4 @@
-"""Runs grouped by architecture and learning rate, with the spread over seeds. Pure functions of runs, no files.
+"""Runs grouped by architecture and learning rate, with intervals over seeds. Pure functions of runs, no files.
 
 The best learning rate of an architecture is the one with the highest final score (`words.SCORES`: a measure of the
 task, or the accuracy averaged over the slices of its primary scale), averaged over seeds, among the rates with the most
@@ -8,11 +8,12 @@ chosen on the evaluation that is shown, for every architecture alike.
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .runs import Count, Evaluation, Run, in_order, primary, scale_of
-from .words import score_of, short
+from .intervals import ANY, newcombe_interval, t_interval, wilson_interval
+from .runs import Count, Evaluation, Run, in_order, is_slice, primary, scale_of
+from .words import count_of, score_of, short, span
 
 MIN_RATES = 3
 MIN_SEEDS = 3
@@ -21,19 +22,40 @@ AT_MOST = "_at_most"  # ends the name of a measure that bounds another
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean with its range over `runs` runs: smallest and largest. An accuracy of a single run has its 95 % binomial
-    interval, a measure of a single run has no range."""
+    """The mean of `values`, one per run (per seed, where seeds were run more than once), with its 95 % interval.
+
+    Of runs that differ it is the t-interval of the mean, for accuracies cut to [0, 1]. One run, or runs that all score
+    the same, do not tell how far another seed would be off: an accuracy then has the interval of its answers (Wilson),
+    and a measure has none.
+    """
 
     mean: float
     low: float
     high: float
-    runs: int
+    values: tuple[float, ...]
+
+    @property
+    def runs(self) -> int:
+        return len(self.values)
 
     @property
     def kind(self) -> str:
-        if self.runs > 1:
-            return "range over runs"
-        return "95% interval of one run" if self.low < self.high else "one run"
+        """What the interval is, and of how many runs."""
+        if min(self.values) < max(self.values):
+            return f"95% t-interval over {self.runs} runs"
+        over = "one run" if self.runs == 1 else f"{self.runs} equal runs"
+        return f"95% interval of {over}" if self.low < self.high else over
+
+    def small(self, say: Callable[[float], str], runs: int) -> str:
+        """The interval as it is printed small, with the number of runs where it is not the `runs` said beside it."""
+        interval = span(self.low, self.high, say) if self.low < self.high else "all equal" if self.runs > 1 else ""
+        return ", ".join(filter(None, (interval, count_of(self.runs, "run") if self.runs != runs else "")))
+
+    def about(self, say: Callable[[float], str]) -> str:
+        """All there is to say of the interval, and how far apart the runs are."""
+        interval = f": {span(self.low, self.high, say)}" if self.low < self.high else ""
+        least, most = min(self.values), max(self.values)
+        return f"{self.kind}{interval}" + (f"; single runs: {span(least, most, say)}" if least < most else "")
 
 
 @dataclass(frozen=True)
@@ -64,6 +86,11 @@ class Rate:
         return tuple(sorted(run.seed for run in self.runs))
 
     @property
+    def repeats(self) -> int:
+        """Seeds among the finished runs."""
+        return len(set(self.seeds))
+
+    @property
     def finished_of(self) -> str:
         """`3`, or `2 of 3` where a run has not finished."""
         return f"{len(self.runs)} of {len(self.runs) + self.unfinished}" if self.unfinished else str(len(self.runs))
@@ -89,9 +116,11 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Difference:
-    """Accuracy (or measure) of `arch` minus that of `reference`, each at its best rate, on the `pairs` seeds both have.
+    """Accuracy (or measure) of `arch` minus that of `reference`, each at its best rate, on the seeds that both have.
 
-    `key`: the slice, or the name of the measure.
+    `key`: the slice, or the name of the measure. `values`: the differences seed by seed, whose mean has the 95 %
+    t-interval `low` to `high`, for accuracies cut to [−1, 1]. Equal ones have none; of accuracies there is then that of
+    all answers (Newcombe). One pair has none. `means`: of `arch` and of `reference` on these seeds.
     """
 
     arch: str
@@ -100,28 +129,46 @@ class Difference:
     mean: float
     low: float
     high: float
-    pairs: int
+    values: tuple[float, ...]
+    means: tuple[float, float]
+
+    @property
+    def pairs(self) -> int:
+        return len(self.values)
+
+    @property
+    def sure(self) -> bool:
+        """Whether repeats bear out that there is a difference at all."""
+        return self.pairs > 1 and not self.low <= 0 <= self.high
 
 
-def wilson(count: Count, z: float = 1.959964) -> tuple[float, float]:
-    """The 95 % Wilson interval of a proportion (Wilson, 1927): sensible also at 0 and at 1."""
-    n, p = count.total, count.accuracy
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    # at 0 and 1 the bound is exactly p; rounding must not push it past
-    return min(p, max(0.0, centre - half)), max(p, min(1.0, centre + half))
+def wilson(count: Count) -> tuple[float, float]:
+    """The 95 % interval of an accuracy by its answers."""
+    return wilson_interval(count.accuracy, count.total)
 
 
 def spread(counts: Sequence[Count]) -> Spread:
     """Of accuracies, one per run."""
-    if len(counts) > 1:
-        return spread_of([count.accuracy for count in counts])
-    return Spread(counts[0].accuracy, *wilson(counts[0]), 1)
+    return spread_of([count.accuracy for count in counts], True, sum(count.total for count in counts))
 
 
-def spread_of(values: Sequence[float]) -> Spread:
-    """Of any numbers, one per run."""
-    return Spread(statistics.fmean(values), min(values), max(values), len(values))
+def spread_of(values: Sequence[float], share: bool = False, answers: int = 0) -> Spread:
+    """Of any numbers, one per run. `share`: of accuracies; `answers`: how many are behind all of them."""
+    mean = statistics.mean(values)
+    low, high = mean, mean
+    if min(values) < max(values):
+        low, high = t_interval(values, (0.0, 1.0) if share else ANY)
+    elif answers:
+        low, high = wilson_interval(mean, answers)
+    return Spread(mean, low, high, tuple(values))
+
+
+def by_seed(values: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """One number per seed, from (seed, value) of runs: repeats of a seed are no repeats of the experiment."""
+    found: dict[int, list[float]] = {}
+    for seed, value in values:
+        found.setdefault(seed, []).append(value)
+    return {seed: statistics.mean(repeats) for seed, repeats in found.items()}
 
 
 def summarise(runs: Iterable[Run]) -> list[Architecture]:
@@ -189,19 +236,9 @@ def differences(reference: Architecture, other: Architecture) -> list[Difference
     """Per slice and measure, paired by seed; empty where the two best rates share no seed."""
     if reference.best is None or other.best is None:
         return []
-    theirs = {run.seed: run for run in reference.best.runs}
-    ours = {run.seed: run for run in other.best.runs}
-    found = []
-    for key in [*slices_of([reference, other]), *measures_of([reference, other])]:
-        gaps = []
-        for seed in sorted(theirs.keys() & ours.keys()):
-            a, b = _final(ours[seed]).value(key), _final(theirs[seed]).value(key)
-            if a is not None and b is not None:
-                gaps.append(a - b)
-        if gaps:
-            mean = statistics.fmean(gaps)
-            found.append(Difference(other.arch, reference.arch, key, mean, min(gaps), max(gaps), len(gaps)))
-    return found
+    keys = [*slices_of([reference, other]), *measures_of([reference, other])]
+    found = [_difference(key, reference.best, other.best) for key in keys]
+    return [difference for difference in found if difference]
 
 
 def fairness(architectures: Sequence[Architecture]) -> list[str]:
@@ -217,7 +254,7 @@ def fairness(architectures: Sequence[Architecture]) -> list[str]:
     if len({best.seeds for best in bests}) > 1:
         parts = [f"{best.arch} {', '.join(map(str, best.seeds))}" for best in bests]
         notes.append(f"The best rates do not have the same seeds: {'; '.join(parts)}.")
-    elif any(len(set(best.seeds)) < MIN_SEEDS for best in bests):
+    elif any(best.repeats < MIN_SEEDS for best in bests):
         notes.append(f"Fewer than {MIN_SEEDS} seeds: the spread between repeats is not well known.")
     for best in bests:
         rates = tried[best.arch]
@@ -228,7 +265,8 @@ def fairness(architectures: Sequence[Architecture]) -> list[str]:
     for a in architectures:
         twice = sorted({(r.lr, s) for r in a.rates for s in r.seeds if r.seeds.count(s) > 1})
         notes += [
-            f"{a.arch}, learning rate {lr:g}, seed {seed} was run more than once; all count." for lr, seed in twice
+            f"{a.arch}, learning rate {lr:g}, seed {seed} was run more than once: the mean of these counts as one run."
+            for lr, seed in twice
         ]
     return notes
 
@@ -236,6 +274,45 @@ def fairness(architectures: Sequence[Architecture]) -> list[str]:
 def _final(run: Run) -> Evaluation:
     assert run.result is not None
     return run.result.final
+
+
+def _values(runs: Sequence[Run], key: str) -> dict[int, float]:
+    """What each seed scored at last on the slice or measure `key`; "" is the mean accuracy."""
+    finals = [(run.seed, _final(run)) for run in runs]
+    found = [(seed, final.value(key) if key else final.accuracy) for seed, final in finals]
+    return by_seed((seed, value) for seed, value in found if value is not None)
+
+
+def _answers(runs: Sequence[Run], key: str, seeds: Iterable[int]) -> int:
+    """How many answers are behind the accuracies of these seeds on a slice, each seed counted once."""
+    asked = {run.seed: _final(run).slices[key].total for run in runs if key in _final(run).slices}
+    return sum(asked[seed] for seed in seeds)
+
+
+def _spread(runs: Sequence[Run], key: str) -> Spread | None:
+    values = _values(runs, key)
+    if not values:
+        return None
+    answers = _answers(runs, key, values) if is_slice(key) else 0
+    return spread_of([*values.values()], not key or is_slice(key), answers)
+
+
+def _difference(key: str, reference: Rate, other: Rate) -> Difference | None:
+    ours, theirs = _values(other.runs, key), _values(reference.runs, key)
+    seeds = sorted(ours.keys() & theirs.keys())
+    if not seeds:
+        return None
+    # Shares differ by steps far larger than the 1e-12 below which equal differences are made equal.
+    gaps = [round(ours[seed] - theirs[seed], 12) if is_slice(key) else ours[seed] - theirs[seed] for seed in seeds]
+    mean = statistics.mean(gaps)
+    low, high = mean, mean
+    means = (statistics.mean(ours[seed] for seed in seeds), statistics.mean(theirs[seed] for seed in seeds))
+    if min(gaps) < max(gaps):
+        low, high = t_interval(gaps, (-1.0, 1.0) if is_slice(key) else ANY)
+    elif len(gaps) > 1 and is_slice(key):
+        asked = [_answers(rate.runs, key, seeds) for rate in (other, reference)]
+        low, high = newcombe_interval(means[0], asked[0], means[1], asked[1])
+    return Difference(other.arch, reference.arch, key, mean, low, high, tuple(gaps), means)
 
 
 def _score(runs: Sequence[Run]) -> str:
@@ -280,22 +357,14 @@ def _architecture(name: str, runs: list[Run], score: str) -> Architecture:
 def _rate(name: str, runs: list[Run], score: str) -> Rate:
     finished = tuple(run for run in runs if run.result is not None)
     finals = [_final(run) for run in finished]
-    measures = dict.fromkeys(name for final in finals for name in final.measures)
-    scores = [
-        final.measures[score] if score else final.accuracy for final in finals if not score or score in final.measures
-    ]
+    slices = in_order(key for final in finals for key in final.slices)
+    measures = dict.fromkeys(measure for final in finals for measure in final.measures)
     return Rate(
         arch=name,
         lr=runs[0].lr,
         runs=finished,
         unfinished=len(runs) - len(finished),
-        slices={
-            key: spread([final.slices[key] for final in finals if key in final.slices])
-            for key in in_order(key for final in finals for key in final.slices)
-        },
-        measures={
-            measure: spread_of([final.measures[measure] for final in finals if measure in final.measures])
-            for measure in measures
-        },
-        score=spread_of(scores) if scores else None,
+        slices={key: found for key in slices if (found := _spread(finished, key))},
+        measures={measure: found for measure in measures if (found := _spread(finished, measure))},
+        score=_spread(finished, score),
     )

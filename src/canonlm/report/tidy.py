@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from ..errors import expected, unknown
+from .intervals import t_factor
 
 if TYPE_CHECKING:
     import polars as pl
@@ -152,6 +153,48 @@ def paired(numbers: "pl.DataFrame") -> "pl.DataFrame":
     delta = (pl.col("value") - pl.col("base")).round(9)  # what is left of 67.5 - 66.5 beyond the printed digits
     names = ["base_model", "base_canon", "canon_model", "canon", *QUESTION, "base", "value"]
     return both.select(*same[: -len(QUESTION)], *names, delta=delta)
+
+
+def over_seeds(numbers: "pl.DataFrame") -> "pl.DataFrame":
+    """Mean and 95 % t-interval of numbers that differ in the seed alone, as far as the columns know, where there are
+    two seeds or more; of percentages cut to 0 to 100. Equal numbers have an interval without width.
+
+    Columns: source, arch, canon, size, tokens, lr, those of the question, value, low, high, runs.
+    """
+    same = [key for key in MODEL if key not in ("model", "seed")]
+    return _over_seeds(numbers, [*same, *QUESTION], "value", 0.0)
+
+
+def paired_over_seeds(numbers: "pl.DataFrame") -> "pl.DataFrame":
+    """Of `paired`, the mean and the 95 % t-interval of differences at equal settings, where two seeds or more have one;
+    of percentages cut to −100 to 100.
+
+    Columns: source, arch, size, tokens, lr, base_canon, canon, those of the question, delta, low, high, runs.
+    """
+    same = ["source", "arch", "size", "tokens", "lr", "base_canon", "canon"]
+    return _over_seeds(paired(numbers), [*same, *QUESTION], "delta", -100.0)
+
+
+def _over_seeds(numbers: "pl.DataFrame", same: Sequence[str], column: str, least: float) -> "pl.DataFrame":
+    import polars as pl
+
+    known = numbers.filter(pl.col("seed").is_not_null(), pl.col("arch").is_not_null(), pl.col(column).is_finite())
+    by_seed = known.group_by([*same, "seed"], maintain_order=True).agg(pl.col(column).mean())  # one vote per seed
+    found = by_seed.group_by(same, maintain_order=True).agg(
+        pl.col(column).mean(), deviation=pl.col(column).std(), runs=pl.len().cast(pl.Int64)
+    )
+    found = found.filter(pl.col("runs") > 1)
+    factors = pl.Series([t_factor(runs) / math.sqrt(runs) for runs in found["runs"]], dtype=pl.Float64)
+    half = found["deviation"] * factors
+    low, high = pl.col(column) - half, pl.col(column) + half
+    share = pl.col("unit") == "%"
+    return found.select(
+        *same,
+        column,
+        low=pl.when(share).then(low.clip(lower_bound=least)).otherwise(low),
+        high=pl.when(share).then(high.clip(upper_bound=100.0)).otherwise(high),
+        runs="runs",
+    )
 
 
 def short_size(parameters: Any) -> str | None:

@@ -96,8 +96,12 @@ def percent(share: float) -> str:
 
 
 def span(low: float, high: float, say: Callable[[float], str] = percent) -> str:
-    """`91.2–95.0%`, or just the number where both ends read the same."""
-    return say(low) if say(low) == say(high) else f"{say(low).removesuffix('%')}–{say(high)}"
+    """`91.2–95.0%`, `−0.3 to 1.9`, `97.9% to >99.9%`, or just the number where both ends read the same."""
+    ends = say(low), say(high)
+    if ends[0] == ends[1]:
+        return ends[0]
+    signs = any(end.startswith(("−", "<", ">")) for end in ends)
+    return " to ".join(ends) if signs else f"{ends[0].removesuffix('%')}–{ends[1]}"
 
 
 def points(difference: float) -> str:

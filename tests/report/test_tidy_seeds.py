@@ -1,0 +1,137 @@
+"""Means over seeds against numpy and scipy: which rows belong together, and what their interval is."""
+
+import math
+from collections import defaultdict
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from canonlm.report import published, tidy
+
+QUESTION = ("task", "setting", "slice", "metric", "unit")
+
+values = st.one_of(st.sampled_from([0.0, 100.0, None]), st.floats(0, 100).map(lambda x: round(x, 2)))
+few = {  # settings, so that many rows share them
+    "arch": st.sampled_from(["Llama", "Llama", None]),
+    "canon": st.sampled_from(["none", "b", "ABCD", "ABCD"]),
+    "lr": st.sampled_from([0.1, None]),
+    "seed": st.sampled_from([0, 1, 2, None]),
+    "task": st.just("depo"),
+    "unit": st.sampled_from(["%", ""]),
+    "value": values,
+}
+many = few | {
+    "source": st.sampled_from(["yours", "paper"]),
+    "model": st.sampled_from(["a", "b"]),
+    "canon": st.sampled_from(["none", "ABCD", None]),
+    "size": st.sampled_from(["1B", None]),
+    "tokens": st.sampled_from([10, None]),
+    "setting": st.sampled_from(["N=8", None]),
+}
+rows = st.one_of(st.lists(st.fixed_dictionaries(few), max_size=40), st.lists(st.fixed_dictionaries(many), max_size=40))
+
+
+def interval(by_seed, unit, least):
+    """Of the mean of one number per seed, cut to what percentages can be."""
+    values = [np.mean(found) for found in by_seed.values()]
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    low, high = np.mean(values) - half, np.mean(values) + half
+    return np.mean(values), *((max(least, low), min(100.0, high)) if unit == "%" else (low, high)), len(values)
+
+
+def told(frame, keys, column):
+    rows = frame.iter_rows(named=True)
+    found = {tuple(row[key] for key in keys): (row[column], row["low"], row["high"], row["runs"]) for row in rows}
+    assert len(found) == len(frame)
+    return found
+
+
+def same(found, want):
+    assert found.keys() == want.keys()
+    for key, numbers in want.items():
+        assert found[key] == pytest.approx(numbers, abs=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(drawn=rows)
+def test_means_over_seeds(drawn):
+    keys = ("source", "arch", "canon", "size", "tokens", "lr", *QUESTION)
+    groups = defaultdict(lambda: defaultdict(list))
+    for row in drawn:
+        if row["seed"] is not None and row["arch"] is not None and row["value"] is not None:
+            groups[tuple(row.get(key) for key in keys)][row["seed"]].append(row["value"])
+    want = {key: interval(seeds, key[-1], 0.0) for key, seeds in groups.items() if len(seeds) > 1}
+    found = tidy.over_seeds(tidy.frame(drawn))
+    assert found.columns == [*keys, "value", "low", "high", "runs"]
+    same(told(found, keys, "value"), want)
+
+
+@settings(max_examples=40, deadline=None)
+@given(drawn=rows)
+def test_mean_differences_over_seeds(drawn):
+    keys = ("source", "arch", "size", "tokens", "lr", "base_canon", "canon", *QUESTION)
+    groups = defaultdict(lambda: defaultdict(list))
+    for base in drawn:
+        for canon in drawn:
+            alike = all(base.get(key) == canon.get(key) for key in
+                        ("source", "arch", "size", "tokens", "lr", "seed", *QUESTION))  # fmt: skip
+            known = None not in (base["arch"], base["seed"], base["value"], canon["value"])
+            if alike and known and base["canon"] in ("none", "b") and canon["canon"] == "ABCD":
+                asked = tuple(base.get(key) for key in QUESTION)
+                key = (*(base.get(k) for k in keys[:5]), base["canon"], "ABCD", *asked)
+                groups[key][base["seed"]].append(canon["value"] - base["value"])
+    want = {key: interval(seeds, key[-1], -100.0) for key, seeds in groups.items() if len(seeds) > 1}
+    found = tidy.paired_over_seeds(tidy.frame(drawn))
+    assert found.columns == [*keys, "delta", "low", "high", "runs"]
+    same(told(found, keys, "delta"), want)
+
+
+def test_the_difference_is_taken_seed_by_seed():
+    """Seeds 50 points apart and Canon always 2 to 4 points above: sure by pairs, and lost among the seeds."""
+    asked = {"arch": "Llama", "task": "depo", "unit": "%"}
+    both = [asked | {"canon": canon, "seed": seed, "value": 20.0 + 25 * seed + gain}
+            for seed, gains in enumerate(((0, 2), (0, 3), (0, 4)))
+            for canon, gain in zip(("none", "ABCD"), gains, strict=True)]  # fmt: skip
+    (row,) = tidy.paired_over_seeds(tidy.frame(both)).iter_rows(named=True)
+    truth = stats.ttest_rel([22, 48, 74], [20, 45, 70]).confidence_interval(0.95)
+    assert (row["delta"], row["runs"]) == (3.0, 3)
+    assert (row["low"], row["high"]) == (pytest.approx(truth.low), pytest.approx(truth.high))
+    assert row["low"] > 0
+    plain, canon = tidy.over_seeds(tidy.frame(both)).sort("value").iter_rows(named=True)
+    assert canon["low"] < plain["value"] < canon["value"] < plain["high"]
+
+
+def test_intervals_of_percentages_end_where_percentages_do():
+    asked = {"arch": "Llama", "task": "depo", "unit": "%"}
+    losses = [asked | {"canon": canon, "seed": seed, "value": value}
+              for seed, pair in enumerate(((90.0, 10.0), (60.0, 40.0)))
+              for canon, value in zip(("none", "ABCD"), pair, strict=True)]  # fmt: skip
+    ends = tidy.paired_over_seeds(tidy.frame(losses)).select("delta", "low", "high", "runs").rows()
+    assert ends == [(-50.0, -100.0, 100.0, 2)]
+    assert tidy.over_seeds(tidy.frame(losses)).select("low", "high").rows() == [(0.0, 100.0)] * 2
+
+
+def test_numbers_that_are_none_do_not_count_as_runs():
+    values = [1.0, 2.0, math.nan, math.inf, None]
+    asked = [{"arch": "Llama", "seed": seed, "task": "depo", "unit": "", "value": x} for seed, x in enumerate(values)]
+    assert tidy.over_seeds(tidy.frame(asked)).select("value", "runs").rows() == [(1.5, 2)]
+    assert tidy.over_seeds(tidy.frame(asked[1:])).is_empty()
+
+
+def test_the_eight_seeds_of_the_paper():
+    numbers = published.slimpajama()
+    found = tidy.over_seeds(numbers)
+    plain = numbers.filter(pl.col("seed").is_not_null())
+    assert plain.select(QUESTION).unique().height == len(found) == 36
+    assert found["runs"].to_list() == [8] * 36
+    assert set(found.select("arch", "canon", "size", "tokens").rows()) == {("Llama", "none", "1.3B", 100_000_000_000)}
+    lambada = (50.8, 55.0, 52.3, 52.8, 53.1, 50.7, 52.3, 53.3)  # figure 16, column LMB
+    (row,) = found.filter((pl.col("task") == "lambada_openai") & (pl.col("metric") == "acc")).iter_rows(named=True)
+    truth = stats.t.interval(0.95, 7, np.mean(lambada), stats.sem(lambada))
+    assert (row["value"], row["low"], row["high"]) == pytest.approx((np.mean(lambada), *truth))
+    assert found["low"].min() == 0.0  # two hops after 6,000 tokens: 0.0 to 1.2 %, and no less than none
+    assert tidy.paired_over_seeds(numbers).is_empty()  # those with Canon layers have one run
