@@ -1,3 +1,4 @@
+import browsing
 import pytest
 from folders import write_demo, write_every_task, write_run
 
@@ -18,3 +19,10 @@ def demo(tmp_path_factory):
 @pytest.fixture(scope="session")
 def every_task(tmp_path_factory):
     return write_every_task(tmp_path_factory.mktemp("every"))
+
+
+@pytest.fixture(scope="session")
+def browser():
+    driver = browsing.start()
+    yield driver
+    driver.quit()

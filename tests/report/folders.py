@@ -136,3 +136,23 @@ def write_every_task(
         sections.append({"heading": task.capitalize(), "text": "", "runs": names, "chance": {}})
     (folder / "play.json").write_text(json.dumps({"title": "All tasks", "sections": sections, "command": ""}))
     return folder
+
+
+def text_evaluation(step, sets):
+    """`sets`: {name: (loss, bits per byte, tokens)} → one eval row of a run on text."""
+    total = sum(tokens for _, _, tokens in sets.values())
+    loss = sum(loss * tokens for loss, _, tokens in sets.values()) / max(1, total)
+    found = {name: {"loss": loss, "bits_per_byte": bits, "tokens": n} for name, (loss, bits, n) in sets.items()}
+    return {"kind": "eval", "step": step, "loss": loss, "sets": found}
+
+
+def write_text_run(folder: Path, *, sources=None, contents=None, evals=(), config=None, **kwargs):
+    """`sources`: {name: (path, weight)}; `contents`: {name: sha256}, as `data.json` notes them."""
+    sources = sources or {"web": ("data/web", 1.0)}
+    text = {"sources": {name: {"path": path, "weight": weight} for name, (path, weight) in sources.items()}}
+    model = {"num_hidden_layers": 2, "hidden_size": 64}
+    write_run(folder, evals=evals, config={"task": None, "text": text, "model": model} | (config or {}), **kwargs)
+    if contents is not None:
+        noted = {f"text.sources.{name}.path": {"folder": "", "sha256": sha} for name, sha in contents.items()}
+        (folder / "data.json").write_text(json.dumps(noted))
+    return folder

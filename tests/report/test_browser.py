@@ -1,66 +1,27 @@
 """The page in a real browser, from disk. Run by `make test-browser`, which installs chromium."""
 
 import json
-import os
-import shutil
-import time
 
 import pytest
+from browsing import MARKS, errors, load, requested, until
 from folders import evaluation, write_run
 
 from canonlm.report import write_report
 
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-DRIVER = shutil.which("chromedriver") or "/usr/bin/chromedriver"
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        not (os.path.exists(CHROMIUM) and os.path.exists(DRIVER)),
-        reason="chromium and chromedriver are not installed (Debian: apt install chromium chromium-driver)",
-    ),
-]
+pytestmark = MARKS
 
-
-@pytest.fixture(scope="module")
-def browser():
-    webdriver = pytest.importorskip("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
+# Of the explorer's one chart, what Canon layers change, there is nothing to draw without pairs.
+DRAWN = """return [...document.querySelectorAll('section:not([hidden]) .chart')].every(
+  box => box.querySelectorAll('path').length > 3)"""
 
 
 def show(browser, path, width=1440, scheme="light"):
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    browser.get(path.resolve().as_uri())
+    load(browser, path, width, scheme)
     assert until(lambda: paths(browser) > 10)
-
-
-def until(true, seconds=10):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if true():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def paths(browser):
     return browser.execute_script("return document.querySelectorAll('#curves-0 .scatterlayer path').length")
-
-
-def requested(browser):
-    """Addresses the page asked for, except itself and what it carries inside."""
-    sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    urls = [m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"]
-    return [url for url in urls if not url.startswith(("file:", "data:", "blob:"))]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -68,13 +29,12 @@ def requested(browser):
 def test_it_renders_quietly_and_alone(browser, demo, width, scheme):
     show(browser, write_report(demo), width, scheme)
     browser.execute_script("document.querySelectorAll('details').forEach(part => part.open = true)")
-    assert browser.execute_script("return document.querySelectorAll('.chart').length") == 5
-    every = "return [...document.querySelectorAll('.chart')].every(box => box.querySelectorAll('path').length > 3)"
-    assert until(lambda: browser.execute_script(every))
+    assert browser.execute_script("return document.querySelectorAll('.chart').length") == 5 + 1
+    assert until(lambda: browser.execute_script(DRAWN))
     assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     ink = browser.execute_script("return getComputedStyle(document.querySelector('#curves-0 .legendtext')).fill")
     assert ink == {"light": "rgb(27, 31, 36)", "dark": "rgb(232, 234, 237)"}[scheme]
-    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    assert errors(browser) == []
     assert requested(browser) == []
 
 
@@ -82,17 +42,16 @@ def test_it_renders_quietly_and_alone(browser, demo, width, scheme):
 def test_every_task_is_drawn_and_no_legend_covers_a_chart(browser, every_task, width, scheme):
     show(browser, write_report(every_task), width, scheme)
     browser.execute_script("document.querySelectorAll('details').forEach(part => part.open = true)")
-    assert browser.execute_script("return document.querySelectorAll('.chart').length") == 25
-    every = "return [...document.querySelectorAll('.chart')].every(box => box.querySelectorAll('path').length > 3)"
-    assert until(lambda: browser.execute_script(every))
-    covered = """return [...document.querySelectorAll('.chart')].filter(box => {
+    assert browser.execute_script("return document.querySelectorAll('.chart').length") == 25 + 1
+    assert until(lambda: browser.execute_script(DRAWN))
+    covered = """return [...document.querySelectorAll('.chart:not(#overview-chart)')].filter(box => {
       const places = inside => [...box.querySelectorAll(inside)].map(part => part.getBoundingClientRect());
       const bottom = Math.max(...places('.legend .traces').map(place => place.bottom));
       return bottom > Math.min(...places('.annotation-text-g, .plot').map(place => place.top)) + 2;
     }).map(box => box.id)"""
     assert browser.execute_script(covered) == []
     assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    assert errors(browser) == []
 
 
 def test_a_click_on_a_name_acts_on_every_panel(browser, demo):
@@ -110,6 +69,22 @@ def test_a_click_on_a_name_acts_on_every_panel(browser, demo):
                             {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True})  # fmt: skip
     assert until(lambda: browser.execute_script("return document.querySelector('#curves-1').layout.width < 400"))
     assert browser.execute_script(lines) == before - 4 * (3 + 1)
+
+
+def test_a_chart_saves_its_points(browser, demo):
+    show(browser, write_report(demo))
+    rows = browser.execute_script("return document.querySelector('#curves-1 ~ .csv').rows()")
+    points = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+    name = "depo-llama-lr0.01-seed1"
+    lines = (demo / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    evals = [row for row in map(json.loads, lines) if row["kind"] == "eval"]
+    mine = [point for point in points if point["run"] == name]
+    assert {point["series"] for point in mine} == {"llama"}
+    counts = [(row["step"], entry) for row in evals for entry in row["slices"] if entry["slice"] == {"k": 2}]
+    asked = {(step, entry["correct"] / entry["total"]) for step, entry in counts}
+    panel = [(point["x"], point["y"]) for point in mine if "2" in point["panel"]]
+    assert set(panel) == asked
+    assert len(panel) == len(asked)
 
 
 def test_the_page_follows_when_the_scheme_changes(browser, demo):
@@ -139,4 +114,4 @@ def test_hostile_names_stay_text(browser, tmp_path):
     assert nasty in said
     assert "30.0% (6 of 20; 95% interval 14.5% to 51.9%)" in said
     assert browser.execute_script("return document.querySelectorAll('img').length") == 0
-    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    assert errors(browser) == []

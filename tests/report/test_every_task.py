@@ -11,6 +11,7 @@ import statistics
 import pytest
 from folders import EVERY_TASK, evaluation, write_every_task, write_run
 from rich.console import Console
+from scipy import stats
 
 from canonlm.report import load_play, numbers_csv, summarise, tables, wilson, write_report
 from canonlm.report.charts import BOUND, final_chart, learning_curves, size_curves
@@ -116,7 +117,11 @@ def test_final_charts_hold_the_mean_over_seeds_of_the_last_rows(every_task, figu
         values = [[value_in(row, key) for row in last] for key in keys]
         assert trace["y"] == pytest.approx([statistics.fmean(pair) for pair in values])
         whiskers = [y + up for y, up in zip(trace["y"], trace["error_y"]["array"], strict=True)]
-        assert whiskers == pytest.approx([max(pair) for pair in values])
+        ends = [min(1.0, statistics.fmean(pair) + stats.t.ppf(0.975, 1) * stats.sem(pair)) for pair in values]
+        tied = [stats.binomtest(round(500 * a), 500).proportion_ci(0.95, "wilson").high for a, _ in values]
+        assert whiskers == pytest.approx(
+            [end if a != b else tie for (a, b), end, tie in zip(values, ends, tied, strict=True)], abs=1e-6
+        )
 
 
 def test_bits_per_parameter_over_model_sizes_below_what_there_is_to_store(every_task, figures):
@@ -233,6 +238,48 @@ def test_a_size_chart_by_accuracy_where_the_score_is_one(tmp_path):
     assert "sizes-0" in write_report(tmp_path).read_text(encoding="utf-8")
 
 
+def test_a_long_interval_does_not_flatten_the_size_chart(tmp_path):
+    """Bits 1 and 2 over two seeds: from −4.9 to 7.9, on a logarithmic axis from 1 to 2."""
+    for size in (1_000, 4_000):
+        for seed, bits in enumerate((1.0, 2.0)):
+            row = evaluation(5, {("attribute", "field"): (1, 2)}, measures={"bits_per_parameter": bits})
+            write_run(tmp_path / f"{size}-{seed}", seed=seed, evals=[row], params=size, task={"name": "capo"},
+                      config={"model": {"size": size}})  # fmt: skip
+    figure = size_curves(summarise(load_play(tmp_path).sections[0].runs))
+    (trace,) = figure.data
+    low, high = figure.layout.yaxis.range
+    assert figure.layout.yaxis.type == "log"
+    assert -0.1 < low < 0 < high < math.log10(2) + 0.1
+    assert trace.y == (1.5, 1.5)
+    assert [y - down for y, down in zip(trace.y, trace.error_y.arrayminus, strict=True)] == [
+        pytest.approx(10 ** (low - 1))
+    ] * 2  # below the axis and above zero
+    assert trace.error_y.array[0] == pytest.approx(stats.t.ppf(0.975, 1) * 0.5)
+    assert "95% t-interval over 2 runs: −4.85 to 7.85<br>single runs: 1–2" in trace.hovertext[0]
+
+
+def test_every_number_says_how_many_runs_are_behind_it(tmp_path):
+    """Where one of three runs has no bits, and in the tables by scale, which have no column for it."""
+    for arch, right in (("llama", 10), ("llama+canon", 60)):
+        for seed in range(3):
+            slices = {("attribute", "field"): (right + seed, 100), ("question", "field"): (right, 100)}
+            bits = {"bits_per_parameter": float("nan") if seed == 2 and arch == "llama" else right + seed}
+            write_run(tmp_path / "runs" / f"{arch}{seed}", arch=arch, seed=seed, task={"name": "capo"},
+                      evals=[evaluation(5, slices, measures=bits)])  # fmt: skip
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert ">10.5<small>4.15–16.9, 2 runs</small>" in page
+    assert 'title="95% t-interval over 2 runs: 4.15–16.9; single runs: 10–11"' in page
+    assert ">11.0%<small>8.5–13.5%</small>" in page
+    assert ">+50<small>all equal, 2 pairs</small>" in page
+    assert "<th scope=col>llama, 3 runs</th>" in page
+    assert "<th scope=col>llama+canon − llama, 3 pairs</th>" in page
+    assert 'title="95% interval of 3 equal runs: 7.1–13.9%"' in page
+    console = Console(file=io.StringIO(), width=160)
+    console.print(*tables(tmp_path))
+    for words in ("4.15–16.9, 2 runs", "3 runs", "small: 95% interval"):
+        assert words in console.file.getvalue()
+
+
 def test_the_terminal_says_the_same(every_task):
     console = Console(file=io.StringIO(), width=170)
     for part in tables(every_task):
@@ -244,7 +291,8 @@ def test_the_terminal_says_the_same(every_task):
         assert words in text
     last = [rows_of(every_task, f"lano-llama-64000-lr0.003-seed{seed}")[-1]["measures"]["kl"] for seed in (0, 1)]
     assert f"{statistics.fmean(last):.3g}" in text
-    assert f"{min(last):.3g}–{max(last):.3g}" in text
+    half = stats.t.ppf(0.975, 1) * stats.sem(last)
+    assert f"{statistics.fmean(last) - half:.3g}–{statistics.fmean(last) + half:.3g}" in text
 
 
 def test_many_slices_have_rows_and_not_columns_in_a_terminal(run_folder):

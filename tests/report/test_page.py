@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 import pytest
 from folders import evaluation, write_run
 from rich.console import Console
+from scipy import stats
 
 from canonlm.report import best_table, load_play, rate_table, summarise, tables, write_report
 
@@ -100,12 +101,13 @@ def test_the_page_loads_nothing(written):
 def test_the_page_names_what_it_should(written):
     for text in ("Do Canon layers help a small Llama?", "Copying a list", "1 hop", "documents in a window isolated",
                  "window length (tokens)", "a laptop", "canonlm play demo --arch", "1.06 M",
-                 "every llama+canon run beats", "best learning rate"):  # fmt: skip
+                 "llama+canon beats llama", "best learning rate"):  # fmt: skip
         assert text in written
 
 
 @pytest.mark.parametrize("text", [NASTY, ENDING, '"><b>', "'&lt;", "{{title}} %{y} $HOME {0}"])
-def test_text_from_runs_stays_text(tmp_path, text):
+def test_text_from_runs_stays_text(tmp_path, text, written):
+    harmless = Page(written)
     name = text.replace("/", "∕")
     rows = [evaluation(10, {("k", text): (1, 10), ("k", "<i>"): (1, 10), (text, 1): (1, 10)}, measures={text: 0.5})]
     for number, arch in enumerate((text, "llama")):
@@ -115,11 +117,10 @@ def test_text_from_runs_stays_text(tmp_path, text):
     runs = [f"{name}{end}" for end in "01x"] + [text]
     play = {"title": text, "command": text, "sections": [{"heading": text, "text": text, "runs": runs}]}
     (tmp_path / "play.json").write_text(json.dumps(play))
-    written = write_report(tmp_path).read_text(encoding="utf-8")
-    page = Page(written)
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
     assert not [tag for tag, _ in page.tags if tag in ("img", "b", "i")]
     assert not [key for _, attrs in page.tags for key in attrs if key.startswith("on")]
-    assert len(page.scripts) == 4
+    assert page.scripts.keys() == harmless.scripts.keys()
     data = json.loads(page.scripts["report-data"])
     assert data["title"] == text
     figures = json.loads(page.scripts["report-figures"])
@@ -183,7 +184,8 @@ def test_the_terminal_tables(demo):
     final = [metrics(demo / "runs" / f"depo-llama+canon-lr0.003-seed{seed}")[-1]["slices"][0] for seed in range(3)]
     shares = [part["correct"] / part["total"] for part in final]
     assert f"{100 * sum(shares) / 3:.1f}%" in text
-    assert f"{100 * min(shares):.1f}–{100 * max(shares):.1f}%" in text
+    half = stats.t.ppf(0.975, 2) * stats.sem(shares)
+    assert f"{100 * (sum(shares) / 3 - half):.1f}–{100 * (sum(shares) / 3 + half):.1f}%" in text
 
 
 def test_reports_need_no_torch():

@@ -1,5 +1,7 @@
 """The statistics against hand computation and against scipy."""
 
+import statistics
+
 import pytest
 from folders import capo_bits, evaluation, write_run
 from hypothesis import given
@@ -8,7 +10,16 @@ from scipy import stats
 
 from canonlm.report import differences, fairness, load_runs, summarise, wilson
 from canonlm.report.runs import Count
-from canonlm.report.summary import at_most, columns_of, counterpart, measures_of, scales_of, slices_of
+from canonlm.report.summary import (
+    at_most,
+    columns_of,
+    counterpart,
+    measures_of,
+    scales_of,
+    slices_of,
+    spread,
+    spread_of,
+)
 
 
 def grid(tmp_path, cells):
@@ -36,13 +47,20 @@ def test_the_best_rate_and_the_spread_by_hand(tmp_path):
     assert plain.best.lr == 0.1
     assert plain.best.mean == pytest.approx(((20 + 10) + (30 + 10) + (40 + 10)) / 6 / 100)
     one = plain.best.slices["k=1"]
-    assert (one.mean, one.low, one.high, one.runs) == (pytest.approx(0.3), 0.2, 0.4, 3)
+    half = stats.t.ppf(0.975, 2) * stats.sem([0.2, 0.3, 0.4])
+    assert (one.mean, one.low, one.high) == (pytest.approx(0.3), pytest.approx(0.3 - half), pytest.approx(0.3 + half))
+    assert (one.runs, one.values, one.kind) == (3, (0.2, 0.3, 0.4), "95% t-interval over 3 runs")
     assert (plain.parameters, canon.parameters) == (10, 12)
     assert plain.tokens_per_s == 2000.0
     gaps = {d.key: d for d in differences(plain, canon)}
     assert gaps["k=1"].mean == pytest.approx((0.7 + 0.5 + 0.57) / 3)
-    assert (gaps["k=1"].low, gaps["k=1"].high, gaps["k=1"].pairs) == (pytest.approx(0.5), pytest.approx(0.7), 3)
-    assert gaps["k=2"].low == pytest.approx(0.0)
+    truth = stats.ttest_rel([0.9, 0.8, 0.97], [0.2, 0.3, 0.4]).confidence_interval(0.95)
+    assert (gaps["k=1"].low, gaps["k=1"].high) == (pytest.approx(truth.low), pytest.approx(truth.high))
+    assert (gaps["k=1"].values, gaps["k=1"].pairs) == (pytest.approx((0.7, 0.5, 0.57)), 3)
+    assert gaps["k=1"].means == (pytest.approx(0.89), pytest.approx(0.3))
+    truth = stats.ttest_rel([0.5, 0.6, 0.1], [0.1, 0.1, 0.1]).confidence_interval(0.95)
+    assert (gaps["k=2"].low, gaps["k=2"].high) == (pytest.approx(truth.low), pytest.approx(truth.high))
+    assert [gaps[key].sure for key in ("k=1", "k=2")] == [True, False]
     assert slices_of([plain, canon]) == ["k=1", "k=2"]
 
 
@@ -84,7 +102,30 @@ def test_what_is_held_against_an_unfair_grid(tmp_path):
     notes = fairness(summarise(grid(tmp_path, cells)))
     assert "The architectures did not finish the same learning rates: llama 0.1, 0.2, 0.3; llama+canon 0.1." in notes
     assert "The best rate of llama, 0.3, is at the edge of those tried; a larger one might do better." in notes
-    assert "llama+canon, learning rate 0.1, seed 0 was run more than once; all count." in notes
+    assert (
+        "llama+canon, learning rate 0.1, seed 0 was run more than once: the mean of these counts as one run." in notes
+    )
+
+
+def test_a_seed_that_was_run_twice_is_no_second_seed(tmp_path):
+    plain, canon = summarise(grid(tmp_path, [
+        ("llama", 0.1, 0, 10, 7), ("llama", 0.1, 0, 30, 7), ("llama", 0.1, 1, 40, 7),
+        ("llama+canon", 0.1, 0, 50, 7), ("llama+canon", 0.1, 0, 90, 7),
+    ]))  # fmt: skip
+    assert plain.best.slices["k=1"].values == (pytest.approx(0.2), 0.4)
+    assert plain.best.score.runs == plain.best.repeats == 2
+    only = canon.best.slices["k=1"]
+    assert (only.mean, only.runs) == (pytest.approx(0.7), 1)
+    truth = stats.binomtest(70, 100).proportion_ci(0.95, "wilson")  # of 100 answers, and not of 200
+    assert (only.low, only.high) == (pytest.approx(truth.low, abs=1e-6), pytest.approx(truth.high, abs=1e-6))
+    (gap, _) = differences(plain, canon)
+    assert (gap.mean, gap.pairs, gap.sure) == (pytest.approx(0.5), 1, False)
+
+
+def test_a_rate_does_not_win_by_running_one_seed_twice(tmp_path):
+    cells = [("llama", 0.1, 0, 10, 10), ("llama", 0.1, 0, 10, 10), ("llama", 0.2, 0, 50, 50)]
+    (only,) = summarise(grid(tmp_path, cells))
+    assert only.best.lr == 0.2
 
 
 def test_a_single_run_has_a_binomial_interval(tmp_path):
@@ -93,6 +134,56 @@ def test_a_single_run_has_a_binomial_interval(tmp_path):
     assert (half.low, half.high) == (pytest.approx(0.4038, abs=1e-4), pytest.approx(0.5962, abs=1e-4))
     assert (none.low, none.high) == (0.0, pytest.approx(0.0370, abs=1e-4))
     assert half.kind == "95% interval of one run"
+
+
+def test_runs_that_score_the_same_have_the_interval_of_all_their_answers(tmp_path):
+    """And the difference of such runs, worked out by hand: 0 and 1 of 100, twice, may well be luck; 0 and 40 not."""
+    cells = [(arch, 0.1, seed, *right) for arch, right in (("llama", (0, 0)), ("llama+canon", (1, 40)))
+             for seed in (0, 1)]  # fmt: skip
+    plain, canon = summarise(grid(tmp_path, cells))
+    spreads = [*plain.best.slices.values(), *canon.best.slices.values()]
+    for found, correct in zip(spreads, (0, 0, 2, 80), strict=True):
+        truth = stats.binomtest(correct, 200).proportion_ci(0.95, "wilson")
+        assert (found.low, found.high) == (pytest.approx(truth.low, abs=1e-6), pytest.approx(truth.high, abs=1e-6))
+        assert (found.runs, found.kind) == (2, "95% interval of 2 equal runs")
+    luck, none = differences(plain, canon)
+    assert (luck.mean, luck.low, luck.high) == (0.01, pytest.approx(-0.0102, abs=1e-4), pytest.approx(0.0357, abs=1e-4))
+    assert (luck.sure, none.sure) == (False, True)
+    assert none.low > 0.3
+
+
+def test_one_pair_is_never_sure(tmp_path):
+    plain, canon = summarise(grid(tmp_path, [("llama", 0.1, 0, 0, 10), ("llama+canon", 0.1, 0, 100, 10)]))
+    gap = differences(plain, canon)[0]
+    assert (gap.mean, gap.low, gap.high, gap.pairs, gap.sure) == (1.0, 1.0, 1.0, 1, False)
+
+
+scores = st.lists(st.integers(0, 1000), min_size=2, max_size=12)
+
+
+@given(counts=scores)
+def test_intervals_of_accuracies_equal_scipy_inside_what_an_accuracy_can_be(counts):
+    found = spread([Count(count, 1000) for count in counts])
+    shares = [count / 1000 for count in counts]
+    if len(set(counts)) == 1:
+        truth = stats.binomtest(sum(counts), 1000 * len(counts)).proportion_ci(0.95, "wilson")
+        low, high = truth.low, truth.high
+    else:
+        low, high = stats.t.interval(0.95, len(shares) - 1, statistics.fmean(shares), stats.sem(shares))
+    assert found.low == pytest.approx(max(0.0, low), abs=1e-6)
+    assert found.high == pytest.approx(min(1.0, high), abs=1e-6)
+    assert 0 <= found.low <= found.mean <= found.high <= 1
+
+
+@given(values=st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=12))
+def test_intervals_of_measures_are_not_cut(values):
+    found = spread_of(values)
+    if len(set(values)) == 1:
+        assert (found.low, found.high, found.kind) == (values[0], values[0], f"{len(values)} equal runs")
+    else:
+        half = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+        assert found.mean - found.low == pytest.approx(half, rel=1e-6, abs=1e-9)
+        assert found.high - found.mean == pytest.approx(half, rel=1e-6, abs=1e-9)
 
 
 @given(total=st.integers(1, 5000), share=st.floats(0, 1))
@@ -126,7 +217,9 @@ def test_capo_goes_by_bits_per_parameter_and_not_by_accuracy(tmp_path):
     assert only.score == "bits_per_parameter"
     assert (only.best.lr, only.best.mean) == (0.2, 1.5)
     bits = only.best.measures["bits_per_parameter"]
-    assert (bits.mean, bits.low, bits.high, bits.runs, bits.kind) == (1.5, 1.25, 1.75, 2, "range over runs")
+    half = stats.t.ppf(0.975, 1) * stats.sem([1.25, 1.75])
+    assert (bits.mean, bits.low, bits.high) == (1.5, pytest.approx(1.5 - half), pytest.approx(1.5 + half))
+    assert (bits.runs, bits.kind) == (2, "95% t-interval over 2 runs")
 
 
 def test_where_no_run_has_bits_capo_goes_by_accuracy(tmp_path):
@@ -164,7 +257,11 @@ def test_measures_are_paired_by_seed_like_accuracies(tmp_path):
     ]))  # fmt: skip
     gaps = {d.key: d for d in differences(plain, canon)}
     bits = gaps["bits_per_parameter"]
-    assert (bits.mean, bits.low, bits.high, bits.pairs) == (0.625, 0.25, 1.0, 2)
+    truth = stats.ttest_rel([2.0, 2.25], [1.0, 2.0]).confidence_interval(0.95)
+    assert (bits.mean, bits.values, bits.pairs) == (0.625, (1.0, 0.25), 2)
+    assert (bits.low, bits.high) == (pytest.approx(truth.low), pytest.approx(truth.high))
+    assert bits.means == (2.125, 1.5)  # without seed 5, which one of them has
+    assert not bits.sure
     assert gaps["attribute=field"].mean == pytest.approx(0.1)
 
 

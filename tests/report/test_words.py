@@ -29,6 +29,7 @@ def test_measures_in_words_with_a_fallback():
     ]  # fmt: skip
     assert [signed(x) for x in (0.3125, -0.3125, 0.0)] == ["+0.312", "−0.312", "0"]
     assert (span(0.9, 0.95), span(1.0, 1.25, number), span(2.0, 2.0, number)) == ("90.0–95.0%", "1–1.25", "2")
+    assert (span(-0.3, 1.9, number), span(0.979, 0.9999)) == ("−0.3 to 1.9", "97.9% to >99.9%")
     assert (quantity("lano", "kl").label, quantity("lano", "kl").log) == ("divergence (KL)", True)
     assert quantity("mine", "tokens_per_joule").label == "tokens per joule"
     assert quantity("depo", "k=1").say(0.5) == quantity("depo", "").say(0.5) == "50.0%"
@@ -70,29 +71,57 @@ def architectures(tmp_path, scores, total=100):
 @pytest.mark.parametrize(
     ("plain", "canon", "said"),
     [
-        ([(20, 10), (22, 12)], [(90, 80), (92, 82)],
-         "every b run beats every a run on every question type: on average 86.0% against 16.0%."),
-        ([(20, 10), (22, 12)], [(90, 11), (92, 13)],
-         "every b run beats every a run on 1 hop: 91.0% against 21.0%; on 2 hops their ranges overlap."),
-        ([(20, 90), (22, 92)], [(90, 10), (92, 12)],
-         "every b run beats every a run on 1 hop: 91.0% against 21.0%; "
-         "every a run beats every b run on 2 hops: 91.0% against 11.0%."),
-        ([(20, 10), (22, 12)], [(21, 11), (23, 13)],
-         "a and b cannot be told apart, their ranges overlap everywhere."),
-        ([(100, 100), (100, 100)], [(100, 100), (100, 100)], "a and b score exactly the same."),
-        ([(20, 10)], [(90, 12)], "b beats a on 1 hop: 90.0% against 20.0%; on 2 hops their ranges overlap."),
+        ([(20, 10), (22, 12), (24, 14)], [(90, 80), (93, 82), (92, 84)],
+         "b beats a on every question type: on average 86.8% against 17.0% (3 pairs of runs)."),
+        ([(20, 10), (22, 12)], [(90, 11), (92, 15)],
+         "b beats a on 1 hop: 91.0% against 21.0%; on 2 hops they cannot be told apart (2 pairs of runs)."),
+        ([(20, 90), (22, 92)], [(90, 10), (91, 12)],
+         "b beats a on 1 hop: 90.5% against 21.0%; a beats b on 2 hops: 91.0% against 11.0% (2 pairs of runs)."),
+        # every run of b above every run of a, which is what two runs of each do one time in six
+        ([(20, 10), (22, 12)], [(24, 14), (38, 40)], "a and b cannot be told apart by 2 pairs of runs."),
+        # what is equal in two pairs can still be the luck of 200 answers
+        ([(0, 0), (0, 0)], [(1, 1), (1, 1)], "a and b cannot be told apart by 2 pairs of runs."),
+        ([(0, 0), (0, 0)], [(100, 10), (100, 10)],
+         "b beats a on every question type: on average 55.0% against 0% (2 pairs of runs)."),
+        ([(100, 100), (100, 100)], [(100, 100), (100, 100)], "a and b score exactly the same in 2 pairs of runs."),
+        ([(0, 0)], [(0, 0)], "neither a nor b got anything right yet."),
+        ([(20, 10)], [(90, 12)],
+         "in one pair of runs a reaches 15.0% and b 51.0% averaged over question types, which does not say how much of "
+         "that is luck."),
+        ([(20, 10), (22, 12), (24, 14)], [(90, 80)],
+         "in one pair of runs a reaches 15.0% and b 85.0% averaged over question types, which does not say how much of "
+         "that is luck."),
     ],
 )  # fmt: skip
 def test_the_verdict_says_what_the_runs_bear_out(tmp_path, plain, canon, said):
     assert verdict(architectures(tmp_path, {"a": plain, "b": canon})) == f"At the best learning rates, {said}"
 
 
+def test_runs_without_a_common_seed_are_not_compared(tmp_path):
+    folders = [write_run(tmp_path / arch, arch=arch, seed=seed, evals=[evaluation(10, {("k", 1): (right, 100)})])
+               for arch, seed, right in (("a", 0, 10), ("b", 1, 90))]  # fmt: skip
+    assert verdict(summarise(load_runs(folders)[0])) == (
+        "At the best learning rates, a and b have no seed in common, by which they could be compared."
+    )
+
+
+def test_three_architectures_are_compared_two_by_two(tmp_path):
+    archs = architectures(tmp_path, {"a": [(0, 0)] * 2, "b": [(0, 0), (90, 90)], "c": [(0, 0)] * 2})
+    assert verdict(archs) == (
+        "At the best learning rates, a and b cannot be told apart by 2 pairs of runs. "
+        "Neither a nor c got anything right yet. b and c cannot be told apart by 2 pairs of runs."
+    )
+
+
 def test_many_architectures_are_ranked_and_left_to_the_tables(tmp_path):
     archs = architectures(tmp_path, {"a": [(10, 20)], "b": [(90, 80)], "c": [(0, 0)], "d": [(100, 100)]})
     assert verdict(archs) == (
-        "At the best learning rates, averaged over question types: d 100%, b 85.0%, a 15.0% and c 0%."
+        "At the best learning rates, averaged over question types, 1 run each: d 100%, b 85.0%, a 15.0% and c 0%; "
+        "how sure these are, the tables say."
     )
     assert results_sentences(archs, {}) == []
+    archs = architectures(tmp_path / "more", {"a": [(10, 20)] * 2, "b": [(90, 80)], "c": [(0, 0)], "d": [(100, 100)]})
+    assert "question types, d 1 run, b 1 run, a 2 runs and c 1 run: d 100%" in verdict(archs)
 
 
 def test_one_architecture_has_no_verdict(tmp_path):
@@ -101,10 +130,12 @@ def test_one_architecture_has_no_verdict(tmp_path):
 
 def test_the_sentences_give_the_numbers_and_chance(tmp_path):
     archs = architectures(tmp_path, {"a": [(20, 10), (22, 12)], "b": [(90, 80), (90, 82)]})
+    # of two: mean ± 12.706 standard errors, here of 1 point; of equal ones: the Wilson interval of 180 of 200
     assert results_sentences(archs, {"k=1": 0.125, "k=2": 0.125}) == [
-        "After 10 training steps, share answered correctly (guessing scores 12.5%):",
-        "1 hop: a 21.0% (20.0–22.0%) and b 90.0%.",
-        "2 hops: a 11.0% (10.0–12.0%) and b 81.0% (80.0–82.0%).",
+        "After 10 training steps, share answered correctly (guessing scores 12.5%), 2 runs each, 95% intervals in "
+        "brackets:",
+        "1 hop: a 21.0% (8.3–33.7%) and b 90.0% (85.1–93.4%).",
+        "2 hops: a 11.0% (0–23.7%) and b 81.0% (68.3–93.7%).",
     ]
     assert results_sentences(archs, {"k=1": 0.125})[1].endswith("Guessing scores 12.5%.")
 
@@ -123,14 +154,15 @@ def capo(tmp_path, scores):
 @pytest.mark.parametrize(
     ("scores", "said"),
     [
-        ({"a": [1.0, 1.2], "b": [1.5, 1.7]}, "every b run beats every a run: 1.6 against 1.1 bits per parameter."),
-        ({"a": [1.0, 1.2], "b": [0.5, 0.7]}, "every a run beats every b run: 1.1 against 0.6 bits per parameter."),
-        ({"a": [1.0, 1.2], "b": [1.1, 1.7]}, "a and b cannot be told apart, their ranges overlap everywhere."),
-        ({"a": [1.0], "b": [1.5]}, "a reaches 1 and b 1.5 bits per parameter; single runs do not say how much of that "
-                                   "is luck."),
+        ({"a": [1.0, 1.2], "b": [1.5, 1.71]}, "b beats a: 1.6 against 1.1 bits per parameter (2 pairs of runs)."),
+        ({"a": [1.0, 1.2], "b": [0.5, 0.71]}, "a beats b: 1.1 against 0.605 bits per parameter (2 pairs of runs)."),
+        ({"a": [1.0, 1.2], "b": [1.5, 1.9]}, "a and b cannot be told apart by 2 pairs of runs."),
+        ({"a": [1.0], "b": [1.5]}, "in one pair of runs a reaches 1 and b 1.5 bits per parameter, which does not say "
+                                   "how much of that is luck."),
         ({"a": [1.0], "b": [float("nan")]}, "a and b were not asked the same questions."),
-        ({"a": [1.0], "b": [1.5], "c": [2.0], "d": [float("nan")]},
-         "bits per parameter: c 2, b 1.5, a 1 and d –."),
+        ({"a": [1.0, 1.0], "b": [1.5, float("nan")], "c": [2.0], "d": [float("nan")]},
+         "bits per parameter, c 1 run, b 1 run and a 2 runs: c 2, b 1.5, a 1 and d –; how sure these are, the tables "
+         "say."),
     ],
 )  # fmt: skip
 def test_the_verdict_on_capo_is_about_bits(tmp_path, scores, said):
@@ -139,9 +171,9 @@ def test_the_verdict_on_capo_is_about_bits(tmp_path, scores, said):
 
 def test_the_sentences_tell_shares_from_measures(tmp_path):
     assert results_sentences(capo(tmp_path, {"a": [1.0, 1.25], "b": [0.5]}), {}) == [
-        "After 10 training steps:",
-        "Bits per parameter: a 1.12 (1–1.25) and b 0.5.",
-        "Share of people whose fact is known, field: a 50.0% and b 50.0% (23.7–76.3%).",
+        "After 10 training steps, a 2 runs and b 1 run, 95% intervals in brackets:",
+        "Bits per parameter: a 1.12 (−0.463 to 2.71) and b 0.5.",
+        "Share of people whose fact is known, field: a 50.0% (29.9–70.1%) and b 50.0% (23.7–76.3%).",
     ]
 
 
@@ -153,7 +185,7 @@ def test_what_is_sliced_besides_does_not_enter_the_verdict(tmp_path):
             folders.append(write_run(tmp_path / f"{arch}{seed}", arch=arch, seed=seed, evals=[evaluation(10, slices)],
                                      task={"name": "brevo"}))  # fmt: skip
     archs = summarise(load_runs(folders)[0])
-    assert verdict(archs) == "At the best learning rates, a and b score exactly the same."
+    assert verdict(archs) == "At the best learning rates, a and b score exactly the same in 2 pairs of runs."
     assert len(results_sentences(archs, {})) == 2
 
 
@@ -171,3 +203,4 @@ def test_curves_are_one_trace_per_run_and_one_mean(tmp_path):
     assert sorted(trace.name for trace in figure.data if trace.showlegend) == ["a", "b", "guessing"]
     mean = next(trace for trace in figure.data if trace.meta == "mean")
     assert mean.y == (pytest.approx(0.21),)
+    assert "95% t-interval over 2 runs: 8.3–33.7%<br>single runs: 20.0–22.0%" in mean.hovertext[0]

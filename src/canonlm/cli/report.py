@@ -1,34 +1,79 @@
 """`canonlm report`: tables and a page from run folders."""
 
+import io
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-FOLDER = typer.Argument(help="A play folder, or a folder of runs.", show_default=False)
-OUT = typer.Option(help="Where the page goes. Default: report.html in the folder.", show_default=False)
-
-
-def report(folder: Annotated[Path, FOLDER], out: Annotated[Path | None, OUT] = None) -> int:
-    """Write the report of a play folder again: the tables here, and one HTML page that needs no network."""
-    show(folder, out)
-    return 0
-
-
-def show(folder: Path, out: Path | None = None) -> None:
+if TYPE_CHECKING:
     from rich.console import Console
 
-    from canonlm.errors import expected
-    from canonlm.report import tables, write_report
+FOLDERS = typer.Argument(
+    help="Runs, folders of runs, play folders, or folders of results of `canonlm eval`.",
+    metavar="RUN...",
+    show_default=False,
+)
+OUT = typer.Option(
+    help="Where the page goes. Default: report.html in the folder, or here where several are given.", show_default=False
+)
+TABLE = typer.Option("--table", help="Only the tables, here; no page is written.")
+WATCH = typer.Option("--watch", help="Follow runs that are going on, until all have finished; then report.")
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)  # a log has no width of its own, and 80 columns would cut the table
-    for table in tables(folder):
+
+def report(
+    folders: Annotated[list[Path], FOLDERS],
+    out: Annotated[Path | None, OUT] = None,
+    table: Annotated[bool, TABLE] = False,
+    watch: Annotated[bool, WATCH] = False,
+) -> int:
+    """Report runs: tables here, and one HTML page that needs no network.
+
+    Runs from several folders stand side by side; where they were asked the same task with the same settings, they are
+    compared. `--watch` on a terminal is a table that renews itself, in a log a line for every evaluation. Ctrl-C ends
+    it with the report so far.
+    """
+    from canonlm.errors import expected
+
+    if table and out is not None:
+        raise expected("--out", "no --table beside it, which writes no page", str(out))
+    finished = True
+    if watch:
+        from canonlm.cli.watch import follow
+
+        finished = follow(folders, _console())
+    show(folders, out, page=not table)
+    return 0 if finished else 130
+
+
+def show(folders: Path | Sequence[Path], out: Path | None = None, page: bool = True) -> None:
+    from canonlm.errors import expected
+    from canonlm.report import load_play
+    from canonlm.report.page import place_of, write_page
+    from canonlm.report.table import play_tables
+
+    play = load_play(folders)
+    console = _console()
+    for table in play_tables(play):
         console.print(table)
         console.print()
+    if not page:
+        return
+    place = place_of(folders, out)
     try:
-        written = write_report(folder, out)
+        written = write_page(play, place)
     except OSError as error:
-        raise expected("--out", f"a file that can be written ({error.strerror})", str(out or folder)) from None
-    console.print(f"report: {written}", highlight=False, soft_wrap=True)
+        raise expected("--out", f"a file that can be written ({error.strerror})", str(place)) from None
+    console.print(f"report: {written}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a run's text may hold what the terminal has no letters for
+    console = Console()
+    # A log has no width of its own, and 80 columns would cut the tables.
+    return console if console.is_terminal else Console(width=120)

@@ -1,7 +1,7 @@
 """`canonlm results`: the published results, and one's own beside them."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +30,9 @@ GROUP = typer.Option(
 )
 PAIRED = typer.Option("--paired", help="What Canon layers change: each model with them minus the one without.")
 CURVES = typer.Option("--curves", help="Scores and losses during training, for --csv and --json.")
+HTML = typer.Option(
+    "--html", help="Write an interactive page: tables, curves, what Canon layers change.", metavar="FILE"
+)
 CSV = typer.Option("--csv", help="Write a row per number, in place of tables; - for the terminal.", metavar="FILE")
 JSON = typer.Option("--json", help="The same as JSON.", metavar="FILE")
 
@@ -40,13 +43,15 @@ def results(
     group: Annotated[str | None, GROUP] = None,
     paired: Annotated[bool, PAIRED] = False,
     curves: Annotated[bool, CURVES] = False,
+    html: Annotated[Path | None, HTML] = None,
     csv: Annotated[str | None, CSV] = None,
     json: Annotated[str | None, JSON] = None,
 ) -> int:
-    """Show the published results of the 64 models, and your own beside them.
+    """Show the published results of the 64 models, and your own beside them: as tables, as files, as a page.
 
-    Tables show the models of the release and yours; with `source=reference`, `source=best` (of the learning rates) or
-    `source=paper` others. Files have all sources.
+    `canonlm results --html results.html` writes a page that opens in any browser, without a network. Tables show the
+    models of the release and yours; with `source=reference`, `source=best` (of the learning rates) or `source=paper`
+    others. Files have all sources.
     """
     from canonlm.errors import expected
     from canonlm.report import tidy
@@ -60,6 +65,13 @@ def results(
         raise expected("--paired", "final results, not --curves", True)
     if csv == "-" and json == "-":
         raise expected("--json", "a file, where --csv writes to the terminal", json)
+    if html and (curves or paired or group):
+        raise expected("--html", "no --curves, --paired or --group beside it: a page has all of them", str(html))
+    if html:
+        left_out = _page(folders, filters, html)
+        if not (csv or json):
+            _say(left_out)
+            return 0
     numbers, left_out = _read(folders, curves)
     kept = tidy.choose(numbers, filters)
     if group is not None:
@@ -101,6 +113,19 @@ def _read(folders: list[Path], curves: bool) -> "tuple[pl.DataFrame, list[LeftOu
         reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry in left_out[:3]) or "there is nothing in them"
         raise expected("FOLDER", f"runs, or results of `canonlm eval`, that can be read ({reasons})", str(folders[0]))
     return pl.concat([theirs, mine]), left_out
+
+
+def _page(folders: list[Path], filters: list[str], out: Path) -> "Sequence[LeftOut]":
+    from canonlm.errors import expected
+    from canonlm.report import explorer
+    from canonlm.report.gather import gather
+
+    shown = explorer.beside_the_published(gather(folders), filters)
+    try:
+        print(f"written: {explorer.write_results(shown, out)}")
+    except OSError as error:
+        raise expected("--html", f"a file that can be written ({error.strerror})", str(out)) from None
+    return shown.left_out
 
 
 def _show(numbers: "pl.DataFrame", group: str | None, paired: bool, usual: bool) -> None:

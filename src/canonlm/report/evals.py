@@ -9,8 +9,9 @@ from typing import Any
 from rich.markup import escape as escape_rich
 from rich.table import Table
 
+from .files import DAMAGE, LeftOut, writable
 from .markup import escape
-from .runs import DAMAGE, LeftOut
+from .tidy import plain
 from .words import count_of, number, percent, shown
 
 SUITES = {
@@ -35,6 +36,7 @@ class Evaluated:
     label: str
     model: Mapping[str, Any]
     entries: tuple[Mapping[str, Any], ...]
+    path: Path
 
 
 def load_evaluated(folder: str | Path) -> tuple[list[Evaluated], list[LeftOut]]:
@@ -44,9 +46,10 @@ def load_evaluated(folder: str | Path) -> tuple[list[Evaluated], list[LeftOut]]:
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
             entries = tuple(entry for entry in raw["results"] if _whole(entry))
-            found.append(Evaluated(_label(path, Path(folder), raw["model"]), raw["model"], entries))
+            found.append(Evaluated(_label(path, Path(folder), raw["model"]), raw["model"], entries, path))
         except (*DAMAGE, OSError) as error:
-            left_out.append(LeftOut(str(path.relative_to(folder)), f"not readable: {type(error).__name__}: {error}"))
+            name, reason = str(path.relative_to(folder)), f"not readable: {type(error).__name__}: {error}"
+            left_out.append(LeftOut(writable(name), writable(reason)))
     return found, left_out
 
 
@@ -58,7 +61,7 @@ def _whole(entry: Mapping[str, Any]) -> list[float]:
 def _label(path: Path, folder: Path, model: Mapping[str, Any]) -> str:
     """The folder that the file is in, without what all have: `depo-llama+canon`, `step 300 of debug`."""
     parts = [part for part in path.parent.relative_to(folder).parts if part not in ("runs", "evals")]
-    return "/".join(parts) or Path(str(model["source"])).name
+    return writable("/".join(parts) or Path(str(model["source"])).name)
 
 
 def value(score: Mapping[str, Any]) -> str:
@@ -113,9 +116,9 @@ def evals_tables(evaluated: Sequence[Evaluated]) -> Iterator[Table]:
         table.add_column("asked")
         table.add_column("measure")
         for one in here:
-            table.add_column(escape_rich(one.label), justify="right", overflow="fold")
+            table.add_column(escape_rich(plain(one.label)), justify="right", overflow="fold")
         for name, measure, cells in rows(here, suite):
-            table.add_row(escape_rich(name), escape_rich(measure), *cells)
+            table.add_row(escape_rich(plain(name)), escape_rich(plain(measure)), *cells)
         yield table
 
 

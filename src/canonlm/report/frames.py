@@ -4,18 +4,19 @@ Nothing here trusts a file: what cannot be read, or has not finished, is left ou
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from .. import archs
-from .evals import Evaluated, load_evaluated
-from .play import run_folders
+from .evals import Evaluated
+from .files import DAMAGE, LeftOut, read_config
+from .gather import Gathered, gather
 from .published.benchmarks import DIFFICULTIES, LOWER_IS_BETTER, PERCENT
-from .runs import DAMAGE, Evaluation, LeftOut, Run, load_runs, primary, slice_key
+from .runs import Evaluation, Run, TextRun, primary, slice_key
+from .settings import flatten
+from .text import TextEvaluation, mixes, shape_of, tokens_of
 from .tidy import QUESTION, frame, short_size
 
 if TYPE_CHECKING:
@@ -32,79 +33,109 @@ _TWICE = {"canonlm_fda_twice": "fda", "canonlm_swde_twice": "swde", "canonlm_squ
 
 
 def runs_frame(folders: Iterable[str | Path]) -> "tuple[pl.DataFrame, list[LeftOut]]":
-    """Final accuracies and measures of playground runs, and everything that `canonlm eval` has found.
+    """Final accuracies, measures and losses of runs, and everything that `canonlm eval` has found.
 
     folders: runs, folders of runs, play folders, folders of results of `canonlm eval`.
 
     Left out, with a reason: what cannot be read, runs that have not finished (`runs_curves` has them) or saved nothing.
     ValueError: a folder with neither runs nor results in it.
     """
-    found: list[tuple[Path, list[Row]]] = []
-    left_out: list[LeftOut] = []
-    for folder in dict.fromkeys(map(Path, folders)):
-        rows: list[Row] = []
-        found.append((folder, rows))
-        runs, unread = load_runs(run_folders(folder))
-        evaluated, unreadable = load_evaluated(folder)
-        finals: dict[str, set[tuple[Any, ...]]] = {}
-        asked = {part for one in evaluated for part in (folder.name, *one.label.split("/"))}
-        # A run on text has no final accuracy, but what it was asked afterwards is shown.
-        left_out += [entry for entry in unread if not (entry.name in asked and entry.reason.startswith("text:"))]
-        left_out += unreadable
-        for run in runs:
-            if run.result is None:
-                left_out.append(LeftOut(run.name, "; ".join([f"{run.state}: no final result", *run.notes])))
-            else:
-                final = list(_of_evaluation(run, run.result.final))
-                finals[run.name] = {_asked(row) for row in final}
-                rows += final
-                if damage := [*run.notes, *([f"{run.damaged_rows} damaged rows"] if run.damaged_rows else [])]:
-                    left_out.append(LeftOut(f"part of {run.name}", "; ".join(damage)))
-        for one in evaluated:
-            known = set().union(*(finals.get(part, set()) for part in (folder.name, *one.label.split("/"))))
-            try:
-                for row in list(_of_evaluated(one, folder)):
-                    again = {"setting": f"{row['setting']}, asked again"} if _asked(row) in known else {}
-                    rows.append(row | again)  # other questions of the same kind: no second pair of the run
-            except DAMAGE as error:
-                left_out.append(LeftOut(one.label, f"not readable: {type(error).__name__}: {error}"))
-    return frame(_told_apart(found)), left_out
+    return finals(gather(list(folders)))
 
 
 def runs_curves(folders: Iterable[str | Path]) -> "tuple[pl.DataFrame, list[LeftOut]]":
     """Every evaluation during training and every recorded training loss, running and crashed runs included; `tokens` is
     how many had been seen. Otherwise as `runs_frame`."""
-    found: list[tuple[Path, list[Row]]] = []
+    return curves(gather(list(folders)))
+
+
+def runs_settings(folders: Iterable[str | Path]) -> dict[str, dict[str, Any]]:
+    """The configuration of every run with dotted keys (`train.optim.lr`), by the model that the run is in the frames;
+    `parameters` among them once it has finished. ValueError: as `runs_frame`."""
+    return settings(gather(list(folders)))
+
+
+def finals(found: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]":
+    """`runs_frame` of what was read already."""
+    found = list(found)
+    mix_of = _mixes(found)
+    rows: list[Row] = []
     left_out: list[LeftOut] = []
-    for folder in dict.fromkeys(map(Path, folders)):
-        rows: list[Row] = []
-        found.append((folder, rows))
-        runs, unread = load_runs(run_folders(folder))
-        left_out += unread
-        for run in runs:
+    for one in found:
+        finals: dict[str, set[tuple[Any, ...]]] = {}
+        asked = {part for each in one.evaluated.values() for part in _parts(each, one.folder)}
+        # What was asked of a run afterwards is shown, whatever its own files say.
+        left_out += [entry for entry in one.left_out if not (_asked_only(entry) and Path(entry.name).name in asked)]
+        for name, run in one.runs.items():
+            if run.result is None:
+                left_out.append(LeftOut(run.name, "; ".join([f"{run.state}: no final result", *run.notes])))
+            else:
+                final = list(_of_evaluation(run, run.result.final, mix_of))
+                finals[name] = {_asked(row) for row in final}
+                rows += final
+                left_out += _damage(run)
+        for name, each in one.evaluated.items():
+            known = set().union(*(finals.get(part, set()) for part in _parts(each, one.folder)))
+            try:
+                for row in list(_of_evaluated(each, name, one.folder)):
+                    again = {"setting": f"{row['setting']}, asked again"} if _asked(row) in known else {}
+                    rows.append(row | again)  # other questions of the same kind: no second pair of the run
+            except DAMAGE as error:
+                left_out.append(LeftOut(name, f"not readable: {type(error).__name__}: {error}"))
+    return frame(rows), left_out
+
+
+def curves(found: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]":
+    """`runs_curves` of what was read already."""
+    found = list(found)
+    mix_of = _mixes(found)
+    rows: list[Row] = []
+    left_out: list[LeftOut] = []
+    for one in found:
+        left_out += one.left_out
+        for run in one.runs.values():
             about = _of_run(run)
             for row in run.evals:
-                rows += _of_evaluation(run, row)
+                rows += _of_evaluation(run, row, mix_of)
             for train in run.train:
                 if math.isfinite(train.loss):
                     rows.append(about | {"tokens": tokens_of(run.config, train.step), "task": "train", "slice": "all",
                                          "metric": "loss", "unit": "", "value": train.loss})  # fmt: skip
-            if damage := [*run.notes, *([f"{run.damaged_rows} damaged rows"] if run.damaged_rows else [])]:
-                left_out.append(LeftOut(f"part of {run.name}", "; ".join(damage)))
-    return frame(_told_apart(found)), left_out
+            left_out += _damage(run)
+    return frame(rows), left_out
+
+
+def settings(found: Iterable[Gathered]) -> dict[str, dict[str, Any]]:
+    """`runs_settings` of what was read already."""
+    known = {}
+    for run in (run for one in found for run in one.runs.values()):
+        size = run.result.num_parameters if run.result else None
+        known[run.name] = flatten(run.config) | ({} if size is None else {"parameters": size})
+    return known
+
+
+def _asked_only(entry: LeftOut) -> bool:
+    return entry.reason.startswith(("text", "nothing recorded yet"))
+
+
+def _parts(one: Evaluated, folder: Path) -> tuple[str, ...]:
+    """Of which one is the name of the run that was asked."""
+    return folder.name, *one.label.split("/")
+
+
+def _damage(run: Run | TextRun) -> list[LeftOut]:
+    damage = [*run.notes, *([f"{run.damaged_rows} damaged rows"] if run.damaged_rows else [])]
+    return [LeftOut(f"part of {run.name}", "; ".join(damage))] if damage else []
+
+
+def _mixes(found: Iterable[Gathered]) -> dict[str, str]:
+    """What the text of each run is called."""
+    texts = [run for one in found for run in one.runs.values() if isinstance(run, TextRun)]
+    return {run.name: name for name, group in mixes(texts).items() for run in group}
 
 
 def _asked(row: Row) -> tuple[Any, ...]:
     return tuple(row.get(key) for key in QUESTION)
-
-
-def _told_apart(found: Sequence[tuple[Path, list[Row]]]) -> Iterator[Row]:
-    """Models of one name in two folders get the folder before it."""
-    names = [{row["model"] for row in rows} for _, rows in found]
-    for place, (folder, rows) in enumerate(found):
-        others = set().union(*names[:place], *names[place + 1 :])
-        for row in rows:
-            yield row | {"model": f"{folder}/{row['model']}"} if row["model"] in others else row
 
 
 def split_arch(arch: str) -> tuple[str, str | None]:
@@ -121,14 +152,6 @@ def split_arch(arch: str) -> tuple[str, str | None]:
     return name, sites + ("(frozen)" if fields.get("canon_frozen") else "")
 
 
-def tokens_of(config: Mapping[str, Any], step: int) -> int | None:
-    """Tokens that had been read at a step; None where an old configuration does not say."""
-    try:
-        return step * int(config["train"]["batch_size"]) * int(config["data"]["seq_len"])
-    except DAMAGE:
-        return None
-
-
 def setting_of(task: Mapping[str, Any]) -> str:
     """The name of the difficulty, where it is one of the paper's, or else all settings of the task."""
     spec = {key: value for key, value in task.items() if key != "name"}
@@ -138,23 +161,32 @@ def setting_of(task: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in spec.items())
 
 
-def _shape(config: Mapping[str, Any]) -> str | None:
-    """`12L768D`, as the paper calls models of this size: the same with and without Canon layers."""
-    model = config.get("model")
-    layers, width = (
-        (model.get(key) for key in ("num_hidden_layers", "hidden_size")) if isinstance(model, dict) else (0, 0)
-    )
-    return f"{layers}L{width}D" if isinstance(layers, int) and isinstance(width, int) and layers and width else None
-
-
-def _of_run(run: Run) -> Row:
+def _of_run(run: Run | TextRun) -> Row:
     arch, canon = split_arch(run.arch)
-    size = _shape(run.config) or (short_size(run.result.num_parameters) if run.result else None)
+    size = shape_of(run.config) or (short_size(run.result.num_parameters) if run.result else None)
     return {"source": "yours", "model": run.name, "arch": arch, "canon": canon, "size": size, "lr": run.lr,
             "seed": run.seed}  # fmt: skip
 
 
-def _of_evaluation(run: Run, row: Evaluation) -> Iterator[Row]:
+def _of_evaluation(run: Run | TextRun, row: Evaluation | TextEvaluation, mix_of: Mapping[str, str]) -> Iterator[Row]:
+    if isinstance(row, TextEvaluation):
+        yield from _of_text(run, row, mix_of[run.name])
+    elif isinstance(run, Run):
+        yield from _of_answers(run, row)
+
+
+def _of_text(run: Run | TextRun, row: TextEvaluation, mix: str) -> Iterator[Row]:
+    """Each validation set is a slice; with several, the loss on all of them comes first. `setting` is what was read."""
+    about = _of_run(run) | {"tokens": tokens_of(run.config, row.step), "task": "text", "setting": mix, "unit": ""}
+    if len(row.sets) > 1 and row.loss is not None:
+        yield about | {"slice": "all", "metric": "loss", "value": row.loss}
+    for name, found in row.sets.items():
+        for metric, value in (("loss", found.loss), ("bits_per_byte", found.bits_per_byte)):
+            if value is not None:
+                yield about | {"slice": name, "metric": metric, "value": value, "n": found.tokens}
+
+
+def _of_answers(run: Run, row: Evaluation) -> Iterator[Row]:
     """The mean over the slices of the primary scale first, as in the report, then slice by slice, then measures."""
     task = run.config["task"] if isinstance(run.config["task"], dict) else {"name": run.task}
     about = _of_run(run) | {"tokens": tokens_of(run.config, row.step), "task": run.task, "setting": setting_of(task)}
@@ -176,17 +208,17 @@ def _of_evaluation(run: Run, row: Evaluation) -> Iterator[Row]:
         yield about | {"slice": "all", "metric": "loss", "unit": "", "value": row.loss}
 
 
-def _of_evaluated(one: Evaluated, folder: Path) -> Iterator[Row]:
-    about = _of_model(one, folder)
+def _of_evaluated(one: Evaluated, name: str, folder: Path) -> Iterator[Row]:
+    about = _of_model(one, name, folder)
     for entry in one.entries:
-        suite, name = entry["suite"], entry["name"]
+        suite, asked = entry["suite"], entry["name"]
         for score in entry["scores"]:
             share = bool(score["share"])
             scale = 100 if share else 1
             value, stderr, n = float(score["value"]), score.get("stderr"), score.get("n")
             if not math.isfinite(value):
                 continue
-            task, slice, metric = _question(suite, name, score["measure"])
+            task, slice, metric = _question(suite, asked, score["measure"])
             where = slice_key(score["slice"])
             if where != "all":
                 slice = where if suite == "playground" else f"{slice}, {where}"
@@ -230,11 +262,10 @@ def _asked_with(suite: str, settings: Mapping[str, Any]) -> str | None:
     return ", ".join(told) or None
 
 
-def _of_model(one: Evaluated, folder: Path) -> Row:
+def _of_model(one: Evaluated, name: str, folder: Path) -> Row:
     """What is known of an evaluated model: from its run, or because it is a published one, or from its results."""
     source = Path(str(one.model.get("source", "")))
-    label = f"{folder.name}/{one.label}" if (folder / "config.yaml").is_file() else one.label
-    about: Row = {"source": "yours", "model": label, "size": short_size(one.model.get("parameters"))}
+    about: Row = {"source": "yours", "model": name, "size": short_size(one.model.get("parameters"))}
     if source.name in _settings():
         return about | _settings()[source.name]
     arch = one.model.get("arch")
@@ -255,14 +286,14 @@ def _settings() -> dict[str, Row]:
 
 
 def _of_its_run(place: Path, step: Any) -> Row:
-    """From the configuration alone, as the run may be one on text, which `load_run` refuses."""
+    """From the configuration alone, as the run may be damaged otherwise."""
     try:
-        config = yaml.safe_load((place / "config.yaml").read_text(encoding="utf-8"))
+        config = read_config(place)
         train = config["train"]
         arch, canon = split_arch(str(config["arch"]))
         tokens = tokens_of(config, step) if isinstance(step, int) else None
-        size = {"size": shape} if (shape := _shape(config)) else {}
+        size = {"size": shape} if (shape := shape_of(config)) else {}
         return {"arch": arch, "canon": canon, "lr": float(train["optim"]["lr"]), "seed": int(train["seed"]),
                 "tokens": tokens, **size}  # fmt: skip
-    except (*DAMAGE, OSError, yaml.YAMLError):
+    except (*DAMAGE, OSError):
         return {}

@@ -7,6 +7,7 @@ from typing import Any
 
 from .play import Play
 from .runs import Evaluation, Run
+from .text import TextEvaluation, TextRun, tokens_of
 
 CSV_COLUMNS = ("section", "run", "arch", "lr", "seed", "state", "row", "step", "slice", "correct", "total", "accuracy",
                "measure", "value", "parameters")  # fmt: skip
@@ -14,7 +15,8 @@ CSV_COLUMNS = ("section", "run", "arch", "lr", "seed", "state", "row", "step", "
 
 def numbers_csv(play: Play) -> str:
     """Every evaluation of every run, one line per slice and one per measure (`slice` to `accuracy` are empty there,
-    `measure` and `value` elsewhere); `row` is `eval` during training or `final`."""
+    `measure` and `value` elsewhere); `row` is `eval` during training or `final`. Of a run on text `slice` is the
+    validation set."""
     sheet = io.StringIO()
     writer = csv.writer(sheet, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
@@ -27,6 +29,16 @@ def numbers_csv(play: Play) -> str:
                     writer.writerow([*start, key, count.correct, count.total, count.accuracy, "", "", size])
                 for name, value in row.measures.items():
                     writer.writerow([*start, "", "", "", "", name, value, size])
+    for text in play.texts:
+        for trained in text.runs:
+            size = trained.result.num_parameters if trained.result else None
+            about = [text.heading, trained.name, trained.arch, trained.lr, trained.seed, trained.state]
+            for kind, asked in _text_rows(trained):
+                for name, found in asked.sets.items():
+                    for measure, number in (("loss", found.loss), ("bits_per_byte", found.bits_per_byte)):
+                        if number is not None:
+                            told = [kind, asked.step, name, "", found.tokens, "", measure, number]
+                            writer.writerow([*about, *told, size])
     return sheet.getvalue()
 
 
@@ -36,13 +48,40 @@ def numbers_data(play: Play) -> dict[str, Any]:
         {"heading": section.heading, "task": section.task, "runs": [_run(run) for run in section.runs]}
         for section in play.sections
     ]
-    return {"title": play.title, "sections": sections}
+    texts = [
+        {"heading": section.heading, "task": "text", "runs": [_text(run) for run in section.runs]}
+        for section in play.texts
+    ]
+    return {"title": play.title, "sections": [*sections, *texts]}
 
 
 def _rows(run: Run) -> Iterator[tuple[str, Evaluation]]:
     yield from (("eval", row) for row in run.evals)
     if run.result:
         yield "final", run.result.final
+
+
+def _text_rows(run: TextRun) -> Iterator[tuple[str, TextEvaluation]]:
+    yield from (("eval", row) for row in run.evals)
+    if run.result:
+        yield "final", run.result.final
+
+
+def _text(run: TextRun) -> dict[str, Any]:
+    evals = [
+        {"step": row.step, "tokens": tokens_of(run.config, row.step), "loss": row.loss,
+         "sets": {name: {"loss": one.loss, "bits_per_byte": one.bits_per_byte} for name, one in row.sets.items()}}
+        for row in run.evals
+    ]  # fmt: skip
+    return {
+        "name": run.name,
+        "arch": run.arch,
+        "lr": run.lr,
+        "seed": run.seed,
+        "state": run.state,
+        "parameters": run.result.num_parameters if run.result else None,
+        "evals": evals,
+    }
 
 
 def _run(run: Run) -> dict[str, Any]:

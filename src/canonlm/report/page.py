@@ -1,4 +1,4 @@
-"""One self-contained HTML page from a play folder: opens from disk, loads nothing, every number from the run folders.
+"""One self-contained HTML page from folders of runs: opens from disk, loads nothing, every number from the run folders.
 
 Text from runs (names, settings, headings) goes through `html.escape`; JSON inside script elements has its `<` and `>`
 written as escapes, so that no name can end the element.
@@ -12,30 +12,43 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from plotly.offline import get_plotlyjs
-
 from . import template
 from .evals import evals_html
+from .explorer import explorer, of_runs
+from .gather import Folders, as_paths
 from .markup import bullets, escape, inert
 from .numbers import numbers_csv, numbers_data
 from .play import LeftOut, Play, load_play
-from .runs import Run
+from .runs import Run, TextRun
 from .section import section_html
 from .summary import summarise
+from .text_section import text_html
 from .theme import looks
 from .words import count_of
 
+LOOK_INTO = ("overview", "models", "grids", "settings")
+"""Sections of the explorer; what a report draws itself, it leaves out."""
 
-def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write `out` (by default `folder/report.html`) and return its path. Raises ValueError where there are no runs.
 
-    The file appears in one piece: it is written beside its name first and renamed.
-    """
-    out = Path(out) if out is not None else Path(folder) / "report.html"
-    text = render(load_play(folder))
+def write_report(folders: Folders, out: str | Path | None = None) -> Path:
+    """Write the page of one folder or several and return its path: `out`, by default `report.html` in the folder, or in
+    the current one where there are several. Raises ValueError for a folder without runs."""
+    return write_page(load_play(folders), place_of(folders, out))
+
+
+def place_of(folders: Folders, out: str | Path | None) -> Path:
+    if out is not None:
+        return Path(out)
+    paths = as_paths(folders)
+    return (paths[0] if len(paths) == 1 else Path()) / "report.html"
+
+
+def write_page(play: Play, out: Path) -> Path:
+    """The file appears in one piece: it is written beside its name first and renamed."""
+    text = render(play)
     handle, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}-", suffix=".part")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:  # a row may hold half a character
             file.write(text)
         os.chmod(temporary, 0o644)  # a temporary file is private to its owner, a report is not
         os.replace(temporary, out)
@@ -48,19 +61,26 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
 def render(play: Play) -> str:
     """The page as text."""
     figures: list[dict[str, Any]] = []
-    runs = [run for section in play.sections for run in section.runs]
     named = [a.arch for section in play.sections for a in summarise(section.runs)]
-    styles = looks([*(run.arch for run in runs), *named])  # a family at several sizes has a look for each, and its own
-    parts = [_header(play, runs)]
+    # A family at several sizes has a look for each, and its own.
+    styles = looks([*(run.arch for run in play.runs), *named])
+    parts = [_header(play, play.runs)]
     parts += [section_html(section, number, styles, figures) for number, section in enumerate(play.sections)]
-    parts += [evals_html(play.evaluated), _footer(play)]
+    parts += [text_html(section, number, styles, figures) for number, section in enumerate(play.texts)]
+    parts.append(evals_html(play.evaluated))
     figure_text = "[" + ",".join(_figure_json(figure) for figure in figures) + "]"
-    return template.page(
-        escape(play.title), "\n".join(parts), get_plotlyjs(), inert(figure_text), inert(json.dumps(numbers_data(play)))
-    )
+    data = {"report-data": inert(json.dumps(numbers_data(play))), "report-figures": inert(figure_text)}
+    scripts, css = [template.script("figures")], ""
+    shown = of_runs(play.gathered)
+    if len(shown.numbers):
+        looked_into, data["results-data"], script, css = explorer(shown, LOOK_INTO)
+        parts.append(f"<div class=explorer><h2>Look into the numbers</h2>{looked_into}</div>")
+        scripts.append(script)
+    parts.append(_footer(play))
+    return template.page(escape(play.title), "<main>\n" + "\n".join(parts) + "\n</main>", data, scripts, css)
 
 
-def _header(play: Play, runs: Sequence[Run]) -> str:
+def _header(play: Play, runs: Sequence[Run | TextRun]) -> str:
     finished = sum(run.finished for run in runs)
     archs, rates, seeds = (len({getattr(run, name) for run in runs}) for name in ("arch", "lr", "seed"))
     facts = [
@@ -82,9 +102,10 @@ def _header(play: Play, runs: Sequence[Run]) -> str:
 
 
 def _footer(play: Play) -> str:
-    remarks = [LeftOut(run.name, "; ".join(_remarks(run))) for s in play.sections for run in s.runs if _remarks(run)]
+    remarks = [LeftOut(run.name, "; ".join(_remarks(run))) for run in play.runs if _remarks(run)]
     left_out = [f"{entry.name}: {entry.reason}" for entry in (*play.left_out, *remarks)]
-    href = "data:text/csv;charset=utf-8;base64," + base64.b64encode(numbers_csv(play).encode()).decode()
+    sheet = numbers_csv(play).encode("utf-8", "replace")
+    href = "data:text/csv;charset=utf-8;base64," + base64.b64encode(sheet).decode()
     command = f"<pre>{escape(play.command)}</pre>" if play.command else (
         "<p>The command was not recorded; the <code>config.yaml</code> of each run holds all its settings.</p>"
     )  # fmt: skip
@@ -96,8 +117,9 @@ def _footer(play: Play) -> str:
     )  # fmt: skip
 
 
-def _remarks(run: Run) -> list[str]:
-    state = [] if run.finished else [f"{run.state}, not in the averages"]
+def _remarks(run: Run | TextRun) -> list[str]:
+    averaged = ", not in the averages" if isinstance(run, Run) else ""
+    state = [] if run.finished else [f"{run.state}{averaged}"]
     damaged = [f"{count_of(run.damaged_rows, 'damaged row')} of metrics.jsonl skipped"] if run.damaged_rows else []
     return [*state, *damaged, *run.notes]
 

@@ -1,14 +1,19 @@
-"""A play folder in: its sections with their runs. Works without `play.json`, then with one section per task."""
+"""Folders in: the sections of a report with their runs. Works without `play.json`, then with one section per task."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import expected
-from .evals import Evaluated, load_evaluated
-from .runs import LeftOut, Run, load_runs
+from .evals import Evaluated
+from .files import DAMAGE, finite, writable
+from .gather import Folders, Gathered, gather
+from .runs import LeftOut, Run, TextRun
+from .text import mixes
+from .words import listed
+
+MOST_TITLES = 3
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,22 @@ class Section:
     def task(self) -> str:
         return self.runs[0].task
 
+    @property
+    def task_label(self) -> str:
+        return self.runs[0].task_label
+
+
+@dataclass(frozen=True)
+class TextSection:
+    """Runs on the same text. `mix` is what it is called."""
+
+    mix: str
+    runs: tuple[TextRun, ...]
+
+    @property
+    def heading(self) -> str:
+        return f"Pretraining on text: {self.mix}"
+
 
 @dataclass(frozen=True)
 class Play:
@@ -32,43 +53,57 @@ class Play:
     sections: tuple[Section, ...]
     left_out: tuple[LeftOut, ...]
     evaluated: tuple[Evaluated, ...] = ()
+    texts: tuple[TextSection, ...] = ()
+    gathered: tuple[Gathered, ...] = field(default=(), repr=False)  # all of it, as it was read
+
+    @property
+    def runs(self) -> list[Run | TextRun]:
+        return [*(run for part in self.sections for run in part.runs), *(run for t in self.texts for run in t.runs)]
 
 
-def run_folders(folder: str | Path) -> list[Path]:
-    """The run folders of a play folder, of a folder of runs, or the one run folder that it is. None where there are
-    only results of `canonlm eval`; ValueError where there is nothing."""
-    folder = Path(folder)
-    if (folder / "config.yaml").is_file():
-        return [folder]
-    inside = folder / "runs" if (folder / "runs").is_dir() else folder
-    found = sorted(path for path in inside.iterdir() if path.is_dir()) if inside.is_dir() else []
-    results = {path.parent for path in folder.rglob("results.json")}
-    if not found and not results:
-        raise expected("folder", "a folder with runs or results of `canonlm eval` in it", str(folder))
-    of_results = {path for each in results for path in (each, each / "answers", *each.parents)}
-    return [path for path in found if (path / "config.yaml").is_file() or path not in of_results]
-
-
-def load_play(folder: str | Path) -> Play:
-    """Read `play.json` and all runs. Raises ValueError where there is no run folder at all."""
-    folder = Path(folder)
-    runs, left_out = load_runs(run_folders(folder))
-    evaluated, unreadable = load_evaluated(folder)
-    left_out += unreadable
-    play = _read(folder / "play.json", left_out)
-    sections = _listed(play, runs, left_out) if isinstance(play.get("sections"), list) else None
-    if not sections:
-        runs.sort(key=lambda run: (run.task_label, run.arch, run.lr, run.seed))
-        sections = [Section("", "", tuple(runs), _chance(play))] if runs else []
-    title = play.get("title")
-    command = play.get("command")
+def load_play(folders: Folders) -> Play:
+    """Read `play.json` and all runs of a folder, or of several: sections of one task with equal settings, from two
+    folders, become one. Raises ValueError for a folder in which there is no run folder at all."""
+    found = gather(folders)
+    plays, sections, left_out = [], [], []
+    for one in found:
+        before = f"{one.folder}/" if len(found) > 1 else ""
+        left_out += one.left_out
+        play, here, missing = _sections(one)
+        plays.append(play)
+        sections.append(here)
+        left_out += [LeftOut(writable(before + entry.name), entry.reason) for entry in missing]
+    texts = [run for one in found for run in one.runs.values() if isinstance(run, TextRun)]
+    texts.sort(key=lambda run: (run.arch, run.lr, run.seed))
+    titles = list(dict.fromkeys(_said(play, "title") or one.folder.resolve().name
+                                for play, one in zip(plays, found, strict=True)))  # fmt: skip
+    commands = dict.fromkeys(command for play in plays if (command := _said(play, "command")))
     return Play(
-        title=title if isinstance(title, str) and title else folder.resolve().name,
-        command=command if isinstance(command, str) else "",
-        sections=tuple(part for section in sections for part in _by_task(section)),
+        title=listed(titles) if len(titles) <= MOST_TITLES else f"{len(titles)} folders",
+        command="\n".join(commands),
+        sections=_merged(sections),
         left_out=tuple(left_out),
-        evaluated=tuple(evaluated),
+        evaluated=tuple(
+            replace(one, label=name) if len(found) > 1 else one
+            for each in found
+            for name, one in each.evaluated.items()
+        ),
+        texts=tuple(TextSection(name, tuple(group)) for name, group in mixes(texts).items()),
+        gathered=tuple(found),
     )
+
+
+def _sections(one: Gathered) -> tuple[Mapping[str, Any], list[Section], list[LeftOut]]:
+    """(`play.json`, the sections of one folder, what is missing)."""
+    missing: list[LeftOut] = []
+    runs = {name: run for name, run in one.runs.items() if isinstance(run, Run)}
+    play = _read(one.folder / "play.json", missing)
+    known = {*one.runs, *(entry.name.removeprefix(f"{one.folder}/") for entry in one.left_out)}
+    sections = _listed(play, runs, known, missing) if isinstance(play.get("sections"), list) else None
+    if not sections:
+        members = sorted(runs.values(), key=lambda run: (run.task_label, run.arch, run.lr, run.seed))
+        sections = [Section("", "", tuple(members), _chance(play))] if members else []
+    return play, [part for section in sections for part in _by_task(section)], missing
 
 
 def _read(path: Path, left_out: list[LeftOut]) -> dict[str, Any]:
@@ -76,7 +111,7 @@ def _read(path: Path, left_out: list[LeftOut]) -> dict[str, Any]:
         return {}
     try:
         play = json.loads(path.read_bytes())
-    except ValueError:
+    except (*DAMAGE, OSError):
         play = None
     if not isinstance(play, dict):
         left_out.append(LeftOut("play.json", "damaged; the sections below are one per task"))
@@ -84,27 +119,31 @@ def _read(path: Path, left_out: list[LeftOut]) -> dict[str, Any]:
     return play
 
 
+def _said(raw: Mapping[str, Any], key: str) -> str:
+    value = raw.get(key)
+    return writable(value) if isinstance(value, str) else ""
+
+
 def _chance(raw: Mapping[str, Any]) -> dict[str, float]:
     chance = raw.get("chance")
-    return (
-        {str(k): float(v) for k, v in chance.items() if isinstance(v, (int, float))} if isinstance(chance, dict) else {}
-    )
+    return {str(k): float(v) for k, v in chance.items() if finite(v)} if isinstance(chance, dict) else {}
 
 
-def _listed(play: Mapping[str, Any], runs: list[Run], left_out: list[LeftOut]) -> list[Section]:
+def _listed(
+    play: Mapping[str, Any], runs: Mapping[str, Run], known: set[str], left_out: list[LeftOut]
+) -> list[Section]:
     """Names are looked up among the folders that were read, so a name can never lead out of the play folder."""
-    by_name = {run.name: run for run in runs}
-    known = set(by_name) | {entry.name for entry in left_out}
-    listed: set[str] = set()
+    named: set[str] = set()
     sections = []
     for raw in play["sections"]:
-        names = [str(name) for name in raw.get("runs", [])] if isinstance(raw, dict) else []
+        names = raw.get("runs") if isinstance(raw, dict) else None
+        names = [writable(str(name)) for name in names] if isinstance(names, list) else []
         left_out += [LeftOut(name, "not started: no such folder") for name in names if name not in known]
-        listed.update(names)
-        members = tuple(by_name[name] for name in names if name in by_name)
+        named.update(names)
+        members = tuple(runs[name] for name in names if name in runs)
         if members:
-            sections.append(Section(str(raw.get("heading", "")), str(raw.get("text", "")), members, _chance(raw)))
-    left_out += [LeftOut(name, "not listed in play.json") for name in by_name if name not in listed]
+            sections.append(Section(_said(raw, "heading"), _said(raw, "text"), members, _chance(raw)))
+    left_out += [LeftOut(name, "not listed in play.json") for name in runs if name not in named]
     return sections
 
 
@@ -118,3 +157,29 @@ def _by_task(section: Section) -> list[Section]:
         members = tuple(run for run in section.runs if run.task_label == label)
         parts.append(Section(heading or short, section.text, members, section.chance))
     return parts
+
+
+def _merged(folders: Sequence[Sequence[Section]]) -> tuple[Section, ...]:
+    """Each section of a later folder joins the first one, of an earlier folder, that asks exactly the same."""
+    merged: list[Section] = []
+    for sections in folders:
+        earlier = {section.task_label: place for place, section in reversed(list(enumerate(merged)))}
+        for section in sections:
+            if (place := earlier.get(section.task_label)) is None:
+                merged.append(section)
+                continue
+            first = merged[place]
+            chance = {**section.chance, **first.chance}
+            merged[place] = Section(first.heading, first.text or section.text, (*first.runs, *section.runs), chance)
+    labels: dict[str, set[str]] = {}
+    for section in merged:
+        labels.setdefault(section.heading, set()).add(section.task_label)
+    return tuple(  # a heading was clear in its own folder, and need not be beside another folder's
+        replace(section, heading=_with_settings(section)) if len(labels[section.heading]) > 1 else section
+        for section in merged
+    )
+
+
+def _with_settings(section: Section) -> str:
+    short = section.heading == section.task
+    return section.task_label if short else f"{section.heading}: {section.task_label}"

@@ -1,22 +1,38 @@
 """Run folders in: small frozen records out, and a reason for everything that was left out.
 
-Nothing here trusts a file: a run may be running, crashed, half-written or not a run at all. A folder without a readable
-`config.yaml` is left out with a reason; a row of `metrics.jsonl` that does not parse is skipped and counted.
+Nothing here trusts a file: see `files`. A run on text is another record (`text`), with losses and no accuracies.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
-
-import yaml
+from typing import Any
 
 from ..errors import expected
+from .files import DAMAGE, LeftOut, Recorded, Result, TrainRow, finite, read_config, recorded, writable
+from .text import TextRun, load_text
 
-DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError)  # what a row that is no row raises when read
+__all__ = [
+    "DAMAGE",
+    "Count",
+    "Evaluation",
+    "LeftOut",
+    "Result",
+    "Run",
+    "TextRun",
+    "TrainRow",
+    "evaluation",
+    "in_order",
+    "is_slice",
+    "load_run",
+    "load_runs",
+    "primary",
+    "scale_of",
+    "slice_key",
+    "task_of",
+]
 
 
 @dataclass(frozen=True)
@@ -42,6 +58,7 @@ class Evaluation:
     slices: Mapping[str, Count]
     loss: float | None = None
     measures: Mapping[str, float] = field(default_factory=dict)
+    unusable: tuple[str, ...] = ()  # names of measures without a usable number, as a diverged run has them
 
     @property
     def accuracy(self) -> float:
@@ -54,120 +71,50 @@ class Evaluation:
         return self.slices[key].accuracy if key in self.slices else self.measures.get(key)
 
 
-@dataclass(frozen=True)
-class TrainRow:
-    step: int
-    loss: float
+@dataclass(frozen=True, kw_only=True)
+class Run(Recorded[Evaluation]):
+    """A run on a task. `task_label` is the task with its settings."""
 
-
-@dataclass(frozen=True)
-class Result:
-    """`result.json`, which exists once the run has finished."""
-
-    steps: int
-    final: Evaluation
-    num_parameters: int | None = None
-    tokens_per_s: float | None = None
-    train_seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run folder. `steps` is what was planned; `config` and `env` are the files as they are."""
-
-    name: str
-    arch: str
-    lr: float
-    seed: int
     task: str
     task_label: str
-    steps: int | None
-    config: Mapping[str, Any] = field(repr=False)
-    env: Mapping[str, Any] = field(repr=False)
-    evals: tuple[Evaluation, ...] = field(repr=False)
-    train: tuple[TrainRow, ...] = field(repr=False)
-    result: Result | None = None
-    damaged_rows: int = 0
-    notes: tuple[str, ...] = ()
-
-    @property
-    def finished(self) -> bool:
-        return self.result is not None
-
-    @property
-    def last_step(self) -> int:
-        return max([row.step for row in self.train] + [row.step for row in self.evals], default=0)
-
-    @property
-    def state(self) -> str:
-        if self.finished:
-            return "finished"
-        planned = f" of {self.steps}" if self.steps is not None else ""
-        return f"unfinished at step {self.last_step}{planned}"
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """Something that is not in the report's numbers, and why."""
-
-    name: str
-    reason: str
-
-
-def load_run(folder: str | Path) -> Run:
+def load_run(folder: str | Path) -> Run | TextRun:
     """Read one run folder; `ValueError` says in one line why it cannot be read at all."""
     folder = Path(folder)
-    config = _config(folder)
-    task = config.get("task")
-    spec = dict(task) if isinstance(task, dict) else {"name": task}
-    name = spec.pop("name", None)
+    config = read_config(folder)
     if config.get("text") is not None:
-        raise expected("text", "a playground task instead: runs on text are not compared here", "text")
-    if not isinstance(name, str):
-        raise expected("task.name", "a task's name", name)
-    settings = ", ".join(f"{key}={value}" for key, value in spec.items())
-    notes: list[str] = []
-    env = _json(folder / "env.json", notes)
-    rows, damaged = _rows(folder / "metrics.jsonl")
-    evals = {row.step: row for row in rows if isinstance(row, Evaluation)}  # of two rows for a step the last one holds
-    train = {row.step: row for row in rows if isinstance(row, TrainRow)}
-    result = _result(_json(folder / "result.json", notes), notes)
-    if result is not None:
-        evals.setdefault(result.final.step, result.final)
-    steps = _key(config, "train.steps", None)
-    return Run(
-        name=folder.name,
-        arch=str(_key(config, "arch")),
-        lr=_number(config, "train.optim.lr"),
-        seed=int(_number(config, "train.seed")),
-        task=name,
-        task_label=f"{name} ({settings})" if settings else name,
-        steps=steps if isinstance(steps, int) else None,
-        config=config,
-        env=env or {},
-        evals=tuple(evals[step] for step in sorted(evals)),
-        train=tuple(train[step] for step in sorted(train)),
-        result=result,
-        damaged_rows=damaged,
-        notes=tuple(notes),
-    )
+        return load_text(folder, config)
+    task, label = task_of(config)
+    return Run(task=task, task_label=label, **recorded(folder, config, evaluation, []))
 
 
-def load_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[LeftOut]]:
+def load_runs(folders: Iterable[str | Path]) -> tuple[list[Run | TextRun], list[LeftOut]]:
     """Read what can be read. A folder that holds no evaluation and no training row yet is left out too."""
-    runs: list[Run] = []
+    runs: list[Run | TextRun] = []
     left_out: list[LeftOut] = []
     for folder in map(Path, folders):
         try:
             run = load_run(folder)
         except (ValueError, OSError) as error:
-            left_out.append(LeftOut(folder.name, str(error)))
+            left_out.append(LeftOut(writable(folder.name), writable(str(error))))
             continue
         if run.evals or run.train:
             runs.append(run)
         else:
             left_out.append(LeftOut(run.name, "; ".join(("nothing recorded yet", *run.notes))))
     return runs, left_out
+
+
+def task_of(config: Mapping[str, Any]) -> tuple[str, str]:
+    """The name of the task, and with its settings. ValueError: it has none."""
+    task = config.get("task")
+    spec = dict(task) if isinstance(task, dict) else {"name": task}
+    name = spec.pop("name", None)
+    if not isinstance(name, str):
+        raise expected("task.name", "a task's name", name)
+    settings = ", ".join(f"{key}={value}" for key, value in spec.items())
+    return writable(name), writable(f"{name} ({settings})" if settings else name)
 
 
 def slice_key(where: Mapping[str, Any]) -> str:
@@ -199,77 +146,8 @@ def primary(slices: Iterable[str]) -> list[str]:
     return [key for key in keys if scale_of(key) == scale_of(keys[0])]
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise ValueError("no such folder")
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise ValueError("empty folder" if not any(folder.iterdir()) else "no config.yaml: not a run folder")
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise ValueError("config.yaml is damaged: not YAML") from None
-    if not isinstance(config, dict):
-        raise ValueError("config.yaml is damaged: no settings in it")
-    return config
-
-
-_REQUIRED = object()
-
-
-def _key(config: Mapping[str, Any], dotted: str, default: Any = _REQUIRED) -> Any:
-    value: Any = config
-    for part in dotted.split("."):
-        if not isinstance(value, dict) or part not in value:
-            if default is _REQUIRED:
-                raise ValueError(f"config.yaml has no {dotted}")
-            return default
-        value = value[part]
-    return value
-
-
-def _number(config: Mapping[str, Any], dotted: str) -> float:
-    value = _key(config, dotted)
-    try:
-        number = float(value)  # PyYAML reads 3e-3 as text
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise expected(dotted, "a number", value)
-    return number
-
-
-def _json(path: Path, notes: list[str]) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        notes.append(f"{path.name} is damaged")
-        return None
-    return value
-
-
-def _rows(path: Path) -> tuple[list[Evaluation | TrainRow], int]:
-    rows: list[Evaluation | TrainRow] = []
-    damaged = 0
-    for line in path.read_bytes().splitlines() if path.is_file() else []:
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            if row["kind"] == "eval":
-                rows.append(_evaluation(row))
-            elif row["kind"] == "train":
-                rows.append(TrainRow(int(row["step"]), float(row["loss"])))
-        except DAMAGE:
-            damaged += 1
-    return rows, damaged
-
-
-def _evaluation(row: Mapping[str, Any], step: int | None = None) -> Evaluation:
+def evaluation(row: Mapping[str, Any], step: int | None = None) -> Evaluation:
+    """An eval row, at `step` unless it says its own. Raises one of `DAMAGE`."""
     slices = {}
     for entry in row["slices"]:
         count = Count(int(entry["correct"]), int(entry["total"]))
@@ -279,46 +157,17 @@ def _evaluation(row: Mapping[str, Any], step: int | None = None) -> Evaluation:
             slices[slice_key(entry["slice"])] = count
     if not slices:
         raise ValueError("nothing was asked")
-    loss = row.get("loss")
+    loss, measures = row.get("loss"), _measures(row)
     return Evaluation(
         int(row.get("step", step)),
         {key: slices[key] for key in in_order(slices)},
-        float(loss) if _finite(loss) else None,
-        {name: float(value) for name, value in _measures(row).items() if _finite(value)},
+        float(loss) if finite(loss) else None,
+        {name: float(value) for name, value in measures.items() if finite(value)},
+        tuple(name for name, value in measures.items() if not finite(value)),
     )
 
 
 def _measures(row: Mapping[str, Any]) -> dict[str, Any]:
     found = row.get("measures")
-    return (
-        {name: value for name, value in found.items() if name and not is_slice(name)} if isinstance(found, dict) else {}
-    )
-
-
-def _unusable(row: Mapping[str, Any]) -> list[str]:
-    """Measures without a usable number: a diverged run has them, and its absence from a mean must not go unsaid."""
-    return [name for name, value in _measures(row).items() if not _finite(value)]
-
-
-def _finite(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _result(raw: Mapping[str, Any] | None, notes: list[str]) -> Result | None:
-    if raw is None:
-        return None
-    try:
-        steps = int(raw["steps"])
-        final = _evaluation(raw["final"], steps)
-    except DAMAGE:
-        notes.append("result.json is damaged")
-        return None
-    notes += [f"{name} of the final evaluation is no finite number" for name in _unusable(raw["final"])]
-    size, speed, seconds = (raw.get(key) for key in ("num_parameters", "tokens_per_s", "train_seconds"))
-    return Result(
-        steps,
-        final,
-        num_parameters=size if isinstance(size, int) else None,
-        tokens_per_s=speed if isinstance(speed, (int, float)) else None,
-        train_seconds=seconds if isinstance(seconds, (int, float)) else None,
-    )
+    found = found if isinstance(found, dict) else {}
+    return {name: value for name, value in found.items() if name and not is_slice(name)}

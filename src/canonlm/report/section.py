@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from .charts import final_chart, learning_curves, loss_curves, size_curves
 from .markup import bullets, cell, difference_cell, escape, row_head, spread_cell, table, value_cell
 from .play import Section
-from .runs import Run, is_slice, primary
+from .runs import Run, TextRun, is_slice, primary
 from .sentences import results_sentences, verdict
 from .settings import Setting, settings, unplanned
 from .summary import (
@@ -33,10 +33,20 @@ from .theme import Look
 from .words import TASKS, count_of, listed, quantity, scale_words, score_of, sentence, short
 
 Figures = list[dict[str, Any]]
+INTERVALS = (
+    "95% t-intervals of the mean over runs with different seeds; where there is one run, or all score the same, 95% "
+    "intervals by the number of answers (Wilson)"
+)
 NOTE = (
-    "Small: smallest to largest run, or the 95% interval of a single run. The learning rate of each architecture is "
-    "the one with the highest {score}, averaged over {averaged}, among the rates with the most finished runs. It is "
-    "chosen on the evaluation shown here, for all alike."
+    "Small: {intervals}. Two runs have wide ones, as they should. The learning rate of each architecture is the one "
+    "with the highest {score}, averaged over {averaged}, among the rates with the most finished runs. It is chosen on "
+    "the evaluation shown here, for all alike."
+)
+GAPS = (
+    "The mean of the differences between runs with the same seed, each architecture at its best rate; accuracies in "
+    "percentage points. Small: its 95% t-interval; one pair has none, and pairs that are all equal have that of their "
+    "answers (Newcombe). One architecture is said to beat the other only where the interval leaves out zero. Each "
+    "interval is for one column: of twenty columns without any difference, one would seem to have one."
 )
 
 
@@ -66,14 +76,14 @@ def section_html(section: Section, number: int, styles: Mapping[str, Look], figu
         parts.append("<h3>Before you conclude</h3>" + bullets(notes))
     if any(run.train for a in archs if a.best for run in a.best.runs):
         loss = [loss_curves(archs, narrow=narrow, styles=styles) for narrow in (False, True)]
-        chart = _chart(figures, f"loss-{number}", loss, "Loss on training batches, best rates.", "Training loss.")
+        chart = figure_html(figures, f"loss-{number}", loss, "Loss on training batches, best rates.", "Training loss.")
         parts.append(f"<details><summary>Training loss</summary>{chart}</details>")
     total = count_of(len(section.runs), "run")
     parts.append(
         f"<details><summary>Every learning rate, every run ({total})</summary>{_all_tables(archs, section)}</details>"
     )
     parts.append(
-        f"<details><summary>Settings: what was equal, what differed</summary>{_settings(section.runs)}</details>"
+        f"<details><summary>Settings: what was equal, what differed</summary>{settings_html(section.runs)}</details>"
     )
     return f"<section>{''.join(parts)}</section>"
 
@@ -94,23 +104,25 @@ def _pictures(
         caption = (
             f"{sentence(score_of(section.task).share)} while training, each architecture at its best learning "
             "rate. Thin lines are single runs, bold lines their mean."
-            + (" Whiskers are the 95% interval of a single run." if alone else "")
+            + (" Whiskers are the 95% interval of a single run by its number of answers." if alone else "")
             + (" The dotted line is what guessing scores." if section.chance else "")
             + " Click a name to hide or show it in all panels."
         )
-        parts.append(_chart(figures, f"curves-{number}", curves, caption, said))
+        parts.append(figure_html(figures, f"curves-{number}", curves, caption, said))
     if measures:
         curves = [learning_curves(archs, measures, narrow=narrow, styles=styles) for narrow in (False, True)]
         about = [f"{sentence(q.label)}: {q.about}" for q in map(partial(quantity, section.task), measures) if q.about]
         if any(at_most(run, key) is not None for key in measures for a in archs if a.best for run in a.best.runs):
             about.append("The dashed line is the most there is to store; far above the curves it is left out.")
-        chart = _chart(figures, f"measures-{number}", curves, " ".join(about), said)
+        chart = figure_html(figures, f"measures-{number}", curves, " ".join(about), said)
         parts.insert(0 if any(a.score for a in archs) else len(parts), chart)
     if any(a.arch != a.family for a in archs) and any(a.best and a.parameters for a in archs):
         sizes = [size_curves(archs, narrow=narrow, styles=styles) for narrow in (False, True)]
         label = quantity(section.task, archs[0].score).label
-        caption = f"{sentence(label)} at the end of training, by model size, each at its best learning rate."
-        parts.insert(0, _chart(figures, f"sizes-{number}", sizes, caption, caption))
+        caption = f"{sentence(label)} at the end of training, by model size, each at its best learning rate. "
+        caption += "Whiskers: 95% t-intervals of the mean over runs with different seeds; one run has none. "
+        caption += "Where they leave the chart, hovering tells how far they go."
+        parts.insert(0, figure_html(figures, f"sizes-{number}", sizes, caption, caption))
     return "".join(parts) + (f"<p>{escape(sentences[0])}</p>" if sentences else "") + bullets(sentences[1:])
 
 
@@ -119,10 +131,8 @@ def _final(
     figures: Figures,
 ) -> str:  # fmt: skip
     bars = [final_chart(archs, keys, section.chance, narrow=narrow, styles=styles) for narrow in (False, True)]
-    caption = (
-        "Accuracy at the end of training. Whiskers: smallest and largest run, or the 95% interval of a single run."
-    )
-    return _chart(figures, name, bars, caption, "Final accuracy.")
+    caption = f"Accuracy at the end of training. Whiskers: {INTERVALS}."
+    return figure_html(figures, name, bars, caption, "Final accuracy.")
 
 
 def _best_table(archs: Sequence[Architecture]) -> str:
@@ -135,11 +145,12 @@ def _best_table(archs: Sequence[Architecture]) -> str:
         if a.best is None:
             rows.append([row_head(a.arch), *[cell("–")] * (len(keys) + 1), cell("none finished"), *size])
         else:
+            repeats = a.best.repeats
             spreads = map(a.best.spread, keys)
             rows.append(
                 [
                     row_head(a.arch),
-                    *(spread_cell(spread, column) for spread, column in zip(spreads, columns, strict=True)),
+                    *(spread_cell(spread, column, repeats) for spread, column in zip(spreads, columns, strict=True)),
                     cell(f"{a.best.lr:g}"),
                     cell(a.best.finished_of),
                     *size,
@@ -147,7 +158,7 @@ def _best_table(archs: Sequence[Architecture]) -> str:
             )
     score = archs[0].score
     label = quantity(archs[0].task, score).label if score else "final accuracy"
-    note = NOTE.format(score=label, averaged="seeds" if score else "question types and seeds")
+    note = NOTE.format(intervals=INTERVALS, score=label, averaged="seeds" if score else "question types and seeds")
     return table(head, rows) + f"<p class=note>{escape(note)}</p>"
 
 
@@ -168,27 +179,30 @@ def _differences(archs: Sequence[Architecture]) -> str:
     columns = [quantity(archs[0].task, key) for key in keys]
     rows = []
     for title, gaps in found:
-        cells = [difference_cell(gaps.get(key), column) for key, column in zip(keys, columns, strict=True)]
-        rows.append([row_head(title), *cells, cell(str(max((gap.pairs for gap in gaps.values()), default=0)))])
+        pairs = _repeats(gaps)
+        cells = [difference_cell(gaps.get(key), column, pairs) for key, column in zip(keys, columns, strict=True)]
+        rows.append([row_head(title), *cells, cell(str(pairs))])
     head = ["difference", *(column.label for column in columns), "pairs"]
-    note = (
-        "<p class=note>Runs with the same seed, each at its best rate; accuracies in percentage points. Small: "
-        "smallest to largest pair.</p>"
-    )
-    return "<h3>Paired by seed</h3>" + table(head, rows) + note
+    return "<h3>Paired by seed</h3>" + table(head, rows) + f"<p class=note>{GAPS}</p>"
+
+
+def _repeats(gaps: Mapping[str, Difference]) -> int:
+    return max((gap.pairs for gap in gaps.values()), default=0)
 
 
 def _scale_table(archs: Sequence[Architecture], keys: Sequence[str]) -> str:
     """A row per slice: scales count up through many values."""
-    shown, gaps = [a for a in archs if a.best], _gaps(archs)
+    shown, gaps = [a.best for a in archs if a.best], _gaps(archs)
     columns = [quantity(archs[0].task, key) for key in keys]
     rows = [
-        [row_head(column.label), *(spread_cell(a.best.spread(key) if a.best else None, column) for a in shown),
-         *(difference_cell(found.get(key), column) for _, found in gaps)]
+        [row_head(column.label), *(spread_cell(best.spread(key), column, best.repeats) for best in shown),
+         *(difference_cell(found.get(key), column, _repeats(found)) for _, found in gaps)]
         for key, column in zip(keys, columns, strict=True)
     ]  # fmt: skip
-    head = [scale_words(archs[0].task, keys[0]).by, *(a.arch for a in shown), *(title for title, _ in gaps)]
-    note = "<p class=note>Differences in percentage points, paired by seed.</p>" if gaps else ""
+    ran = [f"{best.arch}, {count_of(best.repeats, 'run')}" for best in shown]
+    paired = [f"{title}, {count_of(_repeats(found), 'pair')}" for title, found in gaps]
+    head = [scale_words(archs[0].task, keys[0]).by, *ran, *paired]
+    note = "<p class=note>Differences in percentage points, with intervals as above.</p>" if gaps else ""
     return table(head, rows) + note
 
 
@@ -202,7 +216,9 @@ def _all_tables(archs: Sequence[Architecture], section: Section) -> str:
     for a in archs:
         for rate in a.rates:
             best.append(rate is a.best)
-            spreads = [spread_cell(rate.spread(key), column) for key, column in zip(keys, columns, strict=True)]
+            spreads = [
+                spread_cell(rate.spread(key), column, rate.repeats) for key, column in zip(keys, columns, strict=True)
+            ]
             reached = "–" if rate.mean is None else score.say(rate.mean)
             rates.append([row_head(rate.arch), cell(f"{rate.lr:g}"), cell(rate.finished_of), *spreads,
                           cell(f"{reached} (best)" if best[-1] else reached)])  # fmt: skip
@@ -219,7 +235,7 @@ def _all_tables(archs: Sequence[Architecture], section: Section) -> str:
     )  # fmt: skip
 
 
-def _settings(runs: Sequence[Run]) -> str:
+def settings_html(runs: Sequence[Run] | Sequence[TextRun]) -> str:
     archs, equal, differing = settings(runs)
     rows = [[row_head(setting.label), *map(cell, setting.values)] for setting in differing]
     text = "<h3>Differed</h3>" + (table(["setting", *archs], rows, text=True) if rows else "<p>Nothing differed.</p>")
@@ -231,8 +247,8 @@ def _pairs(found: Iterable[Setting]) -> str:
     return table(["setting", "value"], [[row_head(s.label), cell(s.values[0])] for s in found], text=True)
 
 
-def _chart(figures: Figures, name: str, shapes: Sequence[go.Figure], caption: str, label: str) -> str:
-    """`shapes`: the same traces laid out for a wide page and for a narrow one."""
+def figure_html(figures: Figures, name: str, shapes: Sequence[go.Figure], caption: str, label: str) -> str:
+    """A figure of the page. `shapes`: the same traces laid out for a wide page and for a narrow one."""
     wide, narrow = shapes
     figures.append({"id": name, "wide": wide, "narrow": narrow})
     box = f'<div class=chart id="{name}" role="img" aria-label="{escape(label)}"></div>'

@@ -1,17 +1,19 @@
 """The same numbers in the terminal."""
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 
-from rich.markup import escape
+from rich.markup import escape as escape_rich
 from rich.table import Table
 from rich.text import Text
 
 from .evals import evals_tables
-from .play import load_play
+from .gather import Folders
+from .play import Play, load_play
 from .runs import is_slice
 from .summary import Architecture, Rate, Spread, columns_of, scales_of, summarise
-from .words import quantity, scale_words, short, span
+from .text_section import text_table
+from .tidy import plain
+from .words import count_of, quantity, scale_words, short
 
 
 def best_table(architectures: Sequence[Architecture], title: str = "") -> Table:
@@ -28,6 +30,7 @@ def best_table(architectures: Sequence[Architecture], title: str = "") -> Table:
             table.add_row(escape(a.arch), "–", f"0 of {unfinished}", *("–" for _ in keys), *size)
         else:
             table.add_row(*_row(a.task, a.best, keys), *size)
+    table.caption = "small: 95% interval; over runs (t), or by the answers of one run or of equal ones (Wilson)"
     return table
 
 
@@ -53,15 +56,21 @@ def scale_table(architectures: Sequence[Architecture], keys: Sequence[str], titl
     task, bests = architectures[0].task, [a.best for a in architectures if a.best]
     table.add_column(escape(scale_words(task, keys[0]).by))
     for best in bests:
-        table.add_column(escape(best.arch), justify="right")
+        table.add_column(f"{escape(best.arch)}\n{count_of(best.repeats, 'run')}", justify="right")
     for key in keys:
-        table.add_row(escape(quantity(task, key).label), *(_cell(task, key, best.spread(key)) for best in bests))
+        cells = (_cell(task, key, best.spread(key), best.repeats) for best in bests)
+        table.add_row(escape(quantity(task, key).label), *cells)
     return table
 
 
-def tables(folder: str | Path) -> Iterable[Table | Text]:
-    """Everything to print for a play folder: per section the best rates, then all rates, then what was left out."""
-    play = load_play(folder)
+def tables(folders: Folders) -> Iterable[Table | Text]:
+    """Everything to print for a folder or several: per section the best rates, then all rates, then what was left
+    out."""
+    return play_tables(load_play(folders))
+
+
+def play_tables(play: Play) -> Iterator[Table | Text]:
+    """The same for what has been read."""
     for section in play.sections:
         architectures = summarise(section.runs)
         yield best_table(architectures, f"\n{section.heading}")
@@ -70,15 +79,20 @@ def tables(folder: str | Path) -> Iterable[Table | Text]:
             yield scale_table(architectures, keys, f"\n{section.heading}: by {scale_words(section.task, keys[0]).by}")
         if any(len(a.rates) > 1 for a in architectures):
             yield rate_table(architectures, f"\n{section.heading}: every learning rate")
+    yield from map(text_table, play.texts)
     yield from evals_tables(play.evaluated)
-    for section in play.sections:
-        for run in section.runs:
-            remarks = [run.state] if not run.finished else []
-            remarks += [f"{run.damaged_rows} damaged rows in metrics.jsonl"] if run.damaged_rows else []
-            if remarks or run.notes:
-                yield Text(f"{run.name}: {'; '.join([*remarks, *run.notes])}", style="yellow")
+    for run in play.runs:
+        remarks = [run.state] if not run.finished else []
+        remarks += [f"{run.damaged_rows} damaged rows in metrics.jsonl"] if run.damaged_rows else []
+        if remarks or run.notes:
+            yield Text(plain(f"{run.name}: {'; '.join([*remarks, *run.notes])}"), style="yellow")
     for entry in play.left_out:
-        yield Text(f"{entry.name}: left out, {entry.reason}", style="yellow")
+        yield Text(plain(f"{entry.name}: left out, {entry.reason}"), style="yellow")
+
+
+def escape(text: str) -> str:
+    """What comes from a run is no markup, and no control character that the terminal would obey."""
+    return escape_rich("\n".join(map(plain, text.split("\n"))))
 
 
 def _fits(slices: Sequence[str]) -> bool:
@@ -109,13 +123,13 @@ def _row(task: str, rate: Rate, keys: Sequence[str]) -> list[str]:
         escape(rate.arch),
         f"{rate.lr:g}",
         rate.finished_of,
-        *(_cell(task, key, rate.spread(key) if key else rate.score) for key in keys),
+        *(_cell(task, key, rate.spread(key) if key else rate.score, rate.repeats) for key in keys),
     ]
 
 
-def _cell(task: str, key: str, spread: Spread | None) -> str:
+def _cell(task: str, key: str, spread: Spread | None, runs: int) -> str:
     if spread is None:
         return "–"
     say = quantity(task, key).say
-    small = f"\n[dim]{span(spread.low, spread.high, say)}[/dim]" if spread.kind != "one run" else ""
-    return say(spread.mean) + small
+    small = spread.small(say, runs)
+    return say(spread.mean) + (f"\n[dim]{small}[/dim]" if small else "")

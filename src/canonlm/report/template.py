@@ -1,6 +1,10 @@
-"""The page around the numbers: style and script, as text. Nothing in it is loaded from anywhere."""
+"""The page around the numbers: style and scripts, as text. Nothing in it is loaded from anywhere."""
 
 import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+
+from plotly.offline import get_plotlyjs
 
 from .theme import DARK, FONT, GRID, INK, MUTED, PAPER
 
@@ -41,6 +45,8 @@ td.share {{ background: linear-gradient(to right, var(--bar) var(--share), trans
   0 100% / 100% 4px; min-width: 84px; }}
 tr.best td, tr.best th {{ font-weight: 600; }}
 tr.best td small {{ font-weight: 400; }}
+button.csv {{ border: 0; background: none; padding: 0; font: inherit; font-size: 14px; color: var(--link);
+  cursor: pointer; }}
 details {{ border-top: 1px solid var(--grid); padding: 12px 0; }}
 details:last-of-type {{ border-bottom: 1px solid var(--grid); }}
 summary {{ cursor: pointer; font-weight: 600; }}
@@ -63,53 +69,18 @@ a {{ color: var(--link); }}
 }}
 """
 
-SCRIPT = (
-    f"const DARK = {json.dumps(DARK)};"
-    """
-const figures = JSON.parse(document.getElementById("report-figures").textContent);
-const dark = matchMedia("(prefers-color-scheme: dark)");
-let printing = false;
-
-// A copy of a figure in which every colour is the one for a dark page. Only keys that hold colours are looked at.
-function recolour(value, key) {
-  if (typeof value === "string") return key.endsWith("color") && DARK[value.toLowerCase()] || value;
-  if (Array.isArray(value)) return value.map(item => recolour(item, key));
-  if (value === null || typeof value !== "object") return value;
-  return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, recolour(item, name)]));
-}
-
-function draw(figure) {
-  const box = document.getElementById(figure.id);
-  const width = printing ? 660 : box.clientWidth;
-  if (!width) return;                                     // inside a closed <details>: drawn when it opens
-  const shade = dark.matches && !printing ? recolour : value => value;
-  const phone = width < 560;
-  const layout = {...structuredClone(shade(phone ? figure.narrow : figure.wide, "")), width};
-  if (phone) layout.dragmode = false;                     // a finger scrolls the page and does not zoom the chart
-  const data = structuredClone(shade(figure.data, ""));
-  (box.data || []).forEach((old, i) => { if (old.visible !== undefined) data[i].visible = old.visible; });
-  Plotly.react(box, data, layout, {displaylogo: false, displayModeBar: false});
-}
-
-const redraw = () => figures.forEach(draw);
-let waiting;
-addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(redraw, 100); });
-dark.addEventListener("change", redraw);
-addEventListener("beforeprint", () => { printing = true; redraw(); });
-addEventListener("afterprint", () => { printing = false; redraw(); });
-document.querySelectorAll("details").forEach(part => part.addEventListener("toggle", redraw));
-redraw();
-"""
-)
-
 # The policy lets nothing in from outside, whatever the page may contain.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
 )
 
 
-def page(title: str, body: str, plotly: str, figures: str, data: str) -> str:
-    """`title` and `body` are HTML, `figures` and `data` JSON that is safe inside a script element."""
+def page(title: str, body: str, data: Mapping[str, str], scripts: Sequence[str], css: str = "") -> str:
+    """`title` and `body` are HTML; `data` is JSON by the id of its element, safe inside a script element; `scripts` run
+    after plotly and `draw.js`."""
+    elements = "\n".join(f'<script type="application/json" id="{key}">{text}</script>' for key, text in data.items())
+    drawing = f"const DARK = {json.dumps(DARK)};\n{script('draw')}"
+    run = "\n".join(f"<script>{text}</script>" for text in (get_plotlyjs(), drawing, *scripts))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -119,16 +90,17 @@ def page(title: str, body: str, plotly: str, figures: str, data: str) -> str:
 <meta name="color-scheme" content="light dark">
 <title>{title}</title>
 <link rel="icon" href="data:,">
-<style>{CSS}</style>
+<style>{CSS}{css}</style>
 </head>
 <body>
-<main>
 {body}
-</main>
-<script type="application/json" id="report-data">{data}</script>
-<script type="application/json" id="report-figures">{figures}</script>
-<script>{plotly}</script>
-<script>{SCRIPT}</script>
+{elements}
+{run}
 </body>
 </html>
 """
+
+
+def script(name: str) -> str:
+    """One of the scripts beside this file."""
+    return (files(__package__) / f"{name}.js").read_text("utf-8")

@@ -112,9 +112,9 @@ def delta_tables(pairs: "pl.DataFrame", columns: Sequence[Column], width: int) -
     rows: list[tuple[list[str], Mapping[Question, str]]] = []
     for pair, cells in found.items():
         source, arch, size, tokens, lr, model, before, after = pair[:-1]
-        mark = _mark(model) if source in ("published", "best") else ""
+        sign = mark(model) if source in ("published", "best") else ""
         rate = "best" if source == "best" else "–" if lr is None else f"{lr:g}"
-        rows.append(([arch + mark, size or "–", _tokens(tokens), rate, f"{before} → {after}"], cells))
+        rows.append(([arch + sign, size or "–", _tokens(tokens), rate, f"{before} → {after}"], cells))
     count = len(rows)
     gains = {q: [-x for x in d] if _less_is_better(q) else d for q, d in deltas.items()}
     rows += [
@@ -126,7 +126,7 @@ def delta_tables(pairs: "pl.DataFrame", columns: Sequence[Column], width: int) -
     title = f"{source}: with Canon layers, minus without (points of percent; ppl: perplexity, less is better)"
     yield from _tables(["arch", "size", "tokens", "lr", "canon"], rows, columns, width, title, line_before=count)
     if any(pair[0] in ("published", "best") for pair in found):
-        yield from notes({_mark(pair[5]) for pair in found}, several=len({pair[1] for pair in found}) > 1)
+        yield from notes({mark(pair[5]) for pair in found}, several=len({pair[1] for pair in found}) > 1)
     if any(pair[0] == "yours" for pair in found):
         yield Text("Of yours, pairs are equal in architecture, size, tokens, learning rate and seed; `canonlm report` "
                    "tells in what else they differ.")  # fmt: skip
@@ -165,7 +165,7 @@ def _marks() -> dict[str, str]:
     return {model: {"rope_dim": ROPE, "zeyuan_layernorm": NORM}[setting] for model, setting in found}
 
 
-def _mark(model: str) -> str:
+def mark(model: str) -> str:
     """Of a row of bests, `…-lr(0.002,0.003)`, that of any of its runs."""
     start = model.partition("(")[0] if "(" in model else model
     return next((mark for name, mark in _marks().items() if name.startswith(start)), "")

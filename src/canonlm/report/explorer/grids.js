@@ -1,0 +1,108 @@
+// Synthetic tasks: a row per architecture, a column per difficulty, yours beside the paper's, cell by cell.
+
+function grids() {
+  const isMine = i => models[i].source === "yours";
+  const answered = name => groups[name].questions.flatMap(q => [...(answers.get(q)?.keys() ?? [])]);
+  const isSynthetic = name => groups[name].questions.every(q => ["accuracy", "kl"].includes(questions[q].metric));
+  const ofPaper = i => models[i].source === "paper" && models[i].canon !== null;
+  const names = Object.keys(groups).filter(
+    name => (isSynthetic(name) && answered(name).some(ofPaper)) || answered(name).some(isPlayed(name)),
+  );
+  at("grids").hidden = names.length === 0;
+  if (at("grids").hidden) return;
+  const mine = names.find(name => answered(name).some(isMine));
+  choice(at("grids-task"), Object.fromEntries(names.map(name => [name, name])), mine ?? names[0]);
+
+  // Yours of a task that has difficulties: a benchmark has no setting.
+  function isPlayed(name) {
+    return i =>
+      isMine(i) && groups[name].questions.some(q => questions[q].setting && questions[q].metric === "accuracy");
+  }
+
+  const asked = () => groups[at("grids-task").value].questions;
+  const again = () => {
+    const metrics = [...new Set(asked().map(q => questions[q].metric))];
+    const sizes = [...new Set(answered(at("grids-task").value).map(i => models[i].size ?? "–"))];
+    sizes.sort((a, b) => a.localeCompare(b, undefined, {numeric: true}));
+    choice(at("grids-size"), Object.fromEntries(sizes.map(size => [size, size])), sizes.at(-1));
+    choice(at("grids-metric"), Object.fromEntries(metrics.map(metric => [metric, metric])), metrics[0]);
+    show();
+  };
+
+  // Rows and columns of the table. Yours are there at every size, as they may have no other; their columns, and then
+  // those that most rows have, come first.
+  const grid = () => {
+    const all = asked().filter(q => questions[q].metric === at("grids-metric").value);
+    const ofSize = i => isMine(i) || (models[i].size ?? "–") === at("grids-size").value;
+    const rows = [...models.keys()].filter(
+      i => all.some(q => answer(q, i)) && shown(i, ["source", "size"]) && ofSize(i),
+    );
+    const count = (q, members) => members.filter(i => answer(q, i)).length;
+    const isMyColumn = q => count(q, rows.filter(isMine)) > 0;
+    const columns = all
+      .filter(q => count(q, rows))
+      .sort((a, b) => isMyColumn(b) - isMyColumn(a) || count(b, rows) - count(a, rows));
+    const first = i => columns.findIndex(q => answer(q, i));
+    return [rows.sort((i, j) => isMine(j) - isMine(i) || first(i) - first(j)), columns];
+  };
+
+  // The paper's of the same architecture, Canon layers and size.
+  const counterpart = i => {
+    const same = other => ["arch", "canon", "size"].every(key => other[key] === models[i][key]);
+    return isMine(i) ? models.findIndex(other => other.source === "paper" && same(other)) : -1;
+  };
+
+  const cell = (q, i, most) => {
+    const found = answer(q, i);
+    const question = questions[q];
+    if (!found) return make("td", {}, "");
+    const share = question.unit === "%" ? found.value / 100 : found.value / most;
+    const look = {class: share > 0.55 ? "heat deep" : "heat", style: `--heat:${(100 * share).toFixed(1)}%`};
+    const box = make("td", look, written(found.value, question));
+    const other = answer(q, counterpart(i));
+    if (other) {
+      const delta = difference(found.value, other.value);
+      box.append(make("small", {}, `${signed(delta, question)} to the paper's`));
+    }
+    return box;
+  };
+
+  const show = () => {
+    const [rows, columns] = grid();
+    const {questions: places, labels} = groups[at("grids-task").value];
+    const head = q => make("th", {scope: "col", title: questions[q].full}, labels[places.indexOf(q)]);
+    const name = i => {
+      const box = make("th", {scope: "row", title: about(models[i])}, models[i].model);
+      if (isMine(i)) box.append(make("small", {}, `yours, ${models[i].size ?? "size unknown"}`));
+      return box;
+    };
+    const most = Math.max(1e-9, ...columns.flatMap(q => rows.map(i => answer(q, i)?.value ?? 0)));
+    at("grids-table").replaceChildren(
+      make("thead", {}, make("tr", {}, make("th", {scope: "col"}, "architecture"), ...columns.map(head))),
+      make(
+        "tbody",
+        {},
+        ...rows.map(i =>
+          make("tr", {class: isMine(i) ? "yours" : null}, name(i), ...columns.map(q => cell(q, i, most))),
+        ),
+      ),
+    );
+    at("grids-note").textContent =
+      rows.some(isMine) && !rows.some(i => counterpart(i) >= 0)
+        ? "The paper has no model of the same architecture, Canon layers and size as one of yours, so no cell is compared."
+        : "";
+  };
+
+  exported("grids", () => {
+    const [rows, columns] = grid();
+    const line = (q, i) => [...identity(models[i]), ...ASKED.map(key => questions[q][key]), answer(q, i).value];
+    return [
+      [...IDENTITY, ...ASKED, "value"],
+      ...rows.flatMap(i => columns.filter(q => answer(q, i)).map(q => line(q, i))),
+    ];
+  });
+  at("grids-task").addEventListener("change", again);
+  ["grids-size", "grids-metric"].forEach(id => at(id).addEventListener("change", show));
+  sections.push(show);
+  again();
+}

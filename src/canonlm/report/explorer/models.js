@@ -1,0 +1,143 @@
+// The table of models: sorted by any column, filtered by the bar, columns by group.
+
+function modelTable() {
+  const names = Object.keys(groups);
+  at("models").hidden = names.length === 0;
+  if (at("models").hidden) return;
+  choice(at("models-group"), Object.fromEntries(names.map(name => [name, name])), names[0]);
+  let order = null; // a column, or null: as the data have them
+  let falling = true;
+
+  const ABOUT = {
+    model: model => model.model,
+    size: model => model.size,
+    tokens: model => model.tokens,
+    lr: model => model.lr,
+  };
+  const group = () => groups[at("models-group").value];
+  const rows = () => [...models.keys()].filter(i => shown(i) && group().questions.some(q => answer(q, i)));
+  const cell = (column, i) =>
+    typeof column === "number" ? (answer(column, i)?.value ?? null) : (ABOUT[column](models[i]) ?? null);
+
+  const sorted = () => {
+    if (order === null) return rows();
+    const way = falling ? -1 : 1;
+    return rows().sort((i, j) => {
+      const [a, b] = [cell(order, i), cell(order, j)];
+      if (a === null || b === null) return (a === null) - (b === null); // what has no number is last, either way
+      return way * (typeof a === "string" ? a.localeCompare(b, undefined, {numeric: true}) : a - b);
+    });
+  };
+
+  const header = (column, label, title) => {
+    const here = order === column;
+    const button = make(
+      "button",
+      {
+        type: "button",
+        title,
+        onclick: () => {
+          falling = here ? !falling : typeof column === "number" && !questions[column].less;
+          order = column;
+          show();
+          at("models-table").querySelector("th[aria-sort] button").focus();
+        },
+      },
+      label,
+    );
+    return make("th", {scope: "col", "aria-sort": here ? (falling ? "descending" : "ascending") : null}, button);
+  };
+
+  const score = (q, i) => {
+    const found = answer(q, i),
+      question = questions[q];
+    if (!found) return make("td", {}, "–");
+    const small =
+      found.low !== null
+        ? `${written(found.low, question)} to ${written(found.high, question)}, ${found.runs} runs`
+        : found.stderr
+          ? `± ${written(found.stderr, question)}`
+          : "";
+    const box = make(
+      "td",
+      question.unit === "%" ? {class: "share", style: `--share:${found.value}%`} : {},
+      written(found.value, question),
+    );
+    if (small) box.append(make("small", {}, small));
+    return box;
+  };
+
+  const show = () => {
+    const {questions: columns, labels} = group(),
+      here = sorted();
+    if (order !== null && typeof order === "number" && !columns.includes(order)) order = null;
+    const tick = i =>
+      make("input", {
+        type: "checkbox",
+        checked: true,
+        "aria-label": `show ${models[i].model}`,
+        onchange: () => {
+          unticked.add(i);
+          at("ticked").hidden = false;
+          showAll();
+        },
+      });
+    at("models-table").replaceChildren(
+      make(
+        "thead",
+        {},
+        make(
+          "tr",
+          {},
+          header("model", "model"),
+          header("size", "size"),
+          header("tokens", "tokens"),
+          header("lr", "learning rate"),
+          ...columns.map((q, i) => header(q, labels[i], questions[q].full)),
+        ),
+      ),
+      make(
+        "tbody",
+        {},
+        ...here.map(i => {
+          const model = models[i];
+          const name = make(
+            "th",
+            {scope: "row", title: about(model)},
+            make(
+              "label",
+              {},
+              tick(i),
+              " ",
+              model.model === "mean over seeds" ? `${about(model)}, mean over seeds` : model.model,
+            ),
+          );
+          const numbers = [model.size ?? "–", tokens(model.tokens), model.lr ?? "–"].map(text =>
+            make("td", {}, String(text)),
+          );
+          return make("tr", {}, name, ...numbers, ...columns.map(q => score(q, i)));
+        }),
+      ),
+    );
+    at("models-count").textContent = `${here.length} models`;
+  };
+
+  at("ticked").addEventListener("click", () => {
+    unticked.clear();
+    at("ticked").hidden = true;
+    showAll();
+  });
+  exported("models", () => [
+    [...IDENTITY, ...ASKED, "value", "stderr", "n", "low", "high", "runs"],
+    ...sorted().flatMap(i =>
+      group()
+        .questions.filter(q => answer(q, i))
+        .map(q => {
+          const {value, stderr, n, low, high, runs} = answer(q, i);
+          return [...identity(models[i]), ...asked(questions[q]), value, stderr, n, low, high, runs];
+        }),
+    ),
+  ]);
+  at("models-group").addEventListener("change", show);
+  sections.push(show);
+}

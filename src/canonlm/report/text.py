@@ -1,0 +1,157 @@
+"""Runs on text: losses on text that they have not read, and no accuracies. Runs on the same text are compared."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import expected
+from .files import DAMAGE, Recorded, finite, read_json, recorded, writable
+
+
+@dataclass(frozen=True)
+class SetLoss:
+    """Of one validation set: mean cross-entropy in nats per token, and bits per byte of UTF-8 text; None where it is no
+    finite number. `tokens` is how many were asked."""
+
+    loss: float | None
+    bits_per_byte: float | None
+    tokens: int | None
+
+
+@dataclass(frozen=True)
+class TextEvaluation:
+    """One eval row. `loss` is that of the tokens of all sets together."""
+
+    step: int
+    loss: float | None
+    sets: Mapping[str, SetLoss]
+    unusable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Source:
+    """Text that is read; `content` is the sha256 of what was in the folder, where the run has noted it."""
+
+    name: str
+    path: str
+    weight: float
+    content: str
+
+    @property
+    def key(self) -> tuple[str, str, float]:
+        """The same text at two places is the same."""
+        return self.name, self.content or self.path, self.weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRun(Recorded[TextEvaluation]):
+    sources: tuple[Source, ...]
+
+    @property
+    def tokens(self) -> int | None:
+        """Read so far."""
+        return tokens_of(self.config, self.last_step)
+
+    @property
+    def last(self) -> TextEvaluation | None:
+        """The newest evaluation in which a set was asked."""
+        return next((row for row in reversed(self.evals) if row.sets), None)
+
+
+def load_text(folder: Path, config: Mapping[str, Any]) -> TextRun:
+    """ValueError says in one line why it cannot be read at all."""
+    notes: list[str] = []
+    read = read_json(folder / "data.json", notes) or {}
+    found = []
+    for name, source in named_sources(config).items():
+        source = source if isinstance(source, dict) else {}
+        noted = read.get(f"text.sources.{name}.path")
+        content = noted.get("sha256") if isinstance(noted, dict) else None
+        weight = source.get("weight", 1.0)
+        found.append(Source(writable(name), writable(str(source.get("path", ""))),
+                            float(weight) if finite(weight) else 1.0, str(content or "")))  # fmt: skip
+    return TextRun(sources=tuple(found), **recorded(folder, config, evaluation, notes))
+
+
+def named_sources(config: Mapping[str, Any]) -> dict[str, Any]:
+    text = config.get("text")
+    sources = text.get("sources") if isinstance(text, dict) else None
+    if not isinstance(sources, dict) or not sources:
+        raise expected("text.sources", "the text that is read, by name", sources)
+    return {str(name): source for name, source in sources.items()}
+
+
+def evaluation(row: Mapping[str, Any] | None, step: int | None = None) -> TextEvaluation:
+    """An eval row, at `step` unless it says its own; None where no text is held out, so that nothing was asked."""
+    if row is None and step is not None:
+        return TextEvaluation(step, None, {})
+    assert row is not None
+    sets, unusable = {}, [] if finite(row["loss"]) else ["loss"]
+    for name, found in row["sets"].items():
+        loss, bits, tokens = _number(found["loss"]), _number(found.get("bits_per_byte")), found.get("tokens")
+        sets[writable(name)] = SetLoss(loss, bits, tokens if isinstance(tokens, int) else None)
+        unusable += [f"{key} of {name}" for key, value in (("loss", loss), ("bits per byte", bits)) if value is None]
+    at = row.get("step", step)
+    return TextEvaluation(int(at), _number(row["loss"]), sets, tuple(unusable))
+
+
+def set_names(runs: Sequence[TextRun]) -> list[str]:
+    """The validation sets of any run, in their order."""
+    return list(dict.fromkeys(name for run in runs for row in run.evals for name in row.sets))
+
+
+def tokens_of(config: Mapping[str, Any], step: int) -> int | None:
+    """Tokens that had been read at a step; None where an old configuration does not say."""
+    try:
+        return step * int(config["train"]["batch_size"]) * int(config["data"]["seq_len"])
+    except DAMAGE:
+        return None
+
+
+def shape_of(config: Mapping[str, Any]) -> str | None:
+    """`12L768D`, as the paper calls models of this size: the same with and without Canon layers."""
+    model = config.get("model")
+    layers, width = (
+        (model.get(key) for key in ("num_hidden_layers", "hidden_size")) if isinstance(model, dict) else (0, 0)
+    )
+    return f"{layers}L{width}D" if isinstance(layers, int) and isinstance(width, int) and layers and width else None
+
+
+def mixes(runs: Sequence[TextRun]) -> dict[str, list[TextRun]]:
+    """The runs by what they read: the same text with the same weights, be it in another folder. A mix is named after
+    its sources, and with weights, folders or contents only where two would have one name."""
+    groups: dict[tuple[Any, ...], list[TextRun]] = {}
+    for run in runs:
+        groups.setdefault(tuple(sorted(source.key for source in run.sources)), []).append(run)
+    named: dict[str, list[TextRun]] = {}
+    for group in groups.values():
+        others = [other[0].sources for other in groups.values() if other is not group]
+        tellings = (telling for telling in _TELLINGS if all(telling(group[0].sources) != telling(o) for o in others))
+        named[next(tellings, _TELLINGS[-1])(group[0].sources)] = group
+    return named
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if finite(value) else None
+
+
+def _by_name(sources: Sequence[Source]) -> str:
+    return ", ".join(sorted(source.name for source in sources))
+
+
+def _by_weight(sources: Sequence[Source]) -> str:
+    return ", ".join(sorted(f"{source.name} × {source.weight:g}" for source in sources))
+
+
+def _by_place(sources: Sequence[Source]) -> str:
+    return ", ".join(sorted(f"{source.name} × {source.weight:g} ({source.path})" for source in sources))
+
+
+def _by_content(sources: Sequence[Source]) -> str:
+    return ", ".join(
+        sorted(f"{source.name} × {source.weight!r} ({source.path}, {source.content[:12]})" for source in sources)
+    )
+
+
+_TELLINGS = (_by_name, _by_weight, _by_place, _by_content)

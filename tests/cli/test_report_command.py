@@ -1,0 +1,202 @@
+"""`canonlm report`: what it writes where, and how it follows runs that are going on."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from rich.console import Console
+
+from canonlm.cli import main, watch
+from canonlm.report.watch import Watch
+
+CONFIG = (
+    'arch: "{arch}"\ntask: {{name: depo, N: 8}}\nmodel: {{num_hidden_layers: 2, hidden_size: 64}}\n'
+    "data: {{seq_len: 64}}\ntrain: {{steps: 20, batch_size: 4, seed: {seed}, optim: {{lr: 0.001}}}}\n"
+)
+NASTY = "<img src=x onerror=alert(1)>[red]"
+
+
+def row(step, correct=75):
+    return {
+        "kind": "eval",
+        "step": step,
+        "loss": 1.5,
+        "slices": [{"slice": {"k": 1}, "correct": correct, "total": 100}],
+    }
+
+
+def write(folder, arch="llama", seed=0, steps=20):
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(CONFIG.format(arch=arch, seed=seed))
+    train = {"kind": "train", "step": 5, "loss": 2.5, "tokens_per_s": 1234.5}
+    (folder / "metrics.jsonl").write_text(f"{json.dumps(train)}\n{json.dumps(row(10))}\n")
+    if steps == 20:
+        finish(folder)
+    return folder
+
+
+def finish(folder):
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row(20, 93)) + "\n")
+    (folder / "result.json").write_text(json.dumps({"steps": 20, "num_parameters": 1000, "final": row(20, 93)}))
+
+
+def test_where_the_page_goes(tmp_path, capsys, monkeypatch):
+    one, two = write(tmp_path / "one" / "a"), write(tmp_path / "two" / "a", arch="llama+canon")
+    assert main(["report", str(one.parent)]) == 0
+    assert "report: " in capsys.readouterr().out
+    assert (one.parent / "report.html").is_file()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["report", str(one.parent), str(two.parent)]) == 0
+    told = capsys.readouterr().out
+    assert "llama+canon" in told
+    assert "report: report.html" in told
+    assert "depo (N=8)" in told or "depo" in told
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["report.html"]
+    assert main(["report", str(one), "--out", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").is_file()
+    assert not (one / "report.html").exists()
+
+
+def test_tables_alone_write_nothing(tmp_path, capsys):
+    folder = write(tmp_path / "runs" / "a")
+    assert main(["report", str(tmp_path), "--table"]) == 0
+    told = capsys.readouterr().out
+    assert "93.0%" in told
+    assert "report:" not in told
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    assert not (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], 'folder: expected a folder with runs or results of `canonlm eval` in it, got "nowhere"'),
+        (
+            ["nowhere", "--watch"],
+            'folder: expected a folder with runs or results of `canonlm eval` in it, got "nowhere"',
+        ),
+        (["nowhere", "--table", "--out", "x"], '--out: expected no --table beside it, which writes no page, got "x"'),
+    ],
+)
+def test_refused(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", *arguments]) == 2
+    assert capsys.readouterr().err == f"canonlm: {message}\n"
+
+
+def test_a_page_that_cannot_be_written(tmp_path, capsys):
+    write(tmp_path / "runs" / "a")
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "no" / "page.html")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("canonlm: --out: expected a file that can be written (No such file or directory)")
+
+
+def test_a_log_of_runs_that_go_on(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(watch, "POLL_SECONDS", 0.02)
+    write(tmp_path / "runs" / "done")
+    going = write(tmp_path / "runs" / "going", seed=1, steps=10)
+    timer = threading.Timer(0.3, lambda: finish(going))
+    timer.start()
+    assert main(["report", str(tmp_path), "--watch"]) == 0
+    timer.join()
+    lines = capsys.readouterr().out.splitlines()
+    told = [line for line in lines if re.match(r"(done|going): ", line)]
+    assert told[:2] == [
+        "done: finished, step 20/20  loss 2.500  1 hop 0.93",
+        "going: running, step 10/20  loss 2.500  1,234 tokens/s  1 hop 0.75",
+    ]
+    assert told[-1] == "going: finished, step 20/20  loss 2.500  1 hop 0.93"
+    assert len(told) <= 4  # the row may have been seen before the result
+    assert lines[-1].startswith("report: ")
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_following_what_has_finished_ends_at_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(watch.time, "sleep", None)
+    write(tmp_path / "runs" / "a")
+    assert main(["report", str(tmp_path), "--watch", "--table"]) == 0
+    assert not (tmp_path / "report.html").exists()
+    assert "a: finished" in capsys.readouterr().out
+
+
+def test_a_line_says_when_the_evaluation_was(tmp_path):
+    folder = write(tmp_path / "runs" / "a", steps=10)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "train", "step": 15, "loss": 2.0, "tokens_per_s": None}) + "\n")
+    (run,) = Watch(tmp_path).read((folder / "metrics.jsonl").stat().st_mtime)
+    assert watch.line(run) == "a: running, step 15/20  loss 2.000  at step 10: 1 hop 0.75"
+
+
+def shown(runs, width=140, height=40):
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    console.print(watch.table(runs, height))
+    return console.file.getvalue()
+
+
+def test_the_table(tmp_path):
+    write(tmp_path / "runs" / "done")
+    going = write(tmp_path / "runs" / "going", seed=1, steps=10)
+    following = Watch(tmp_path)
+    following.read((going / "metrics.jsonl").stat().st_mtime)
+    lines = [line.split() for line in shown(following.runs).splitlines()]
+    assert lines[0] == ["architecture", "task", "lr", "seed", "step", "tokens/s", "loss", "on", "the", "test", "state"]
+    assert lines[1] == ["llama", "depo", "0.001", "1", "10/20", "1,234", "2.500", "1", "hop", "0.75", "running"]
+    assert lines[2] == ["llama", "depo", "0.001", "0", "20/20", "2.500", "1", "hop", "0.93", "finished"]
+    assert lines[3][:4] == ["1", "of", "2", "finished."]
+
+
+def test_a_table_that_does_not_fit_says_so_and_alike_runs_have_names(tmp_path):
+    for place in range(30):
+        write(tmp_path / "runs" / f"run{place:02}", arch=NASTY, steps=10 if place == 29 else 20)
+    following = Watch(tmp_path)
+    following.read(time.time())
+    text = shown(following.runs, width=200, height=14)
+    assert "29 of 30 finished, 20 more not shown." in text
+    assert text.splitlines()[1].split()[0] == "run29"  # what goes on comes first
+    assert text.count("\n") <= 13
+    assert NASTY in text
+
+
+def test_names_cannot_command_the_terminal(tmp_path):
+    write(tmp_path / "runs" / "a\x1b[2Jb\n", arch="\\e[2J")
+    following = Watch(tmp_path)
+    (run,) = following.read(0.0)
+    assert "\x1b" not in watch.line(run)
+    assert "\n" not in watch.line(run)
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    console.print(watch.table([run, run], 40))
+    assert "\x1b" not in console.file.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_ctrl_c_ends_it_with_the_report_so_far(tmp_path, terminal):
+    write(tmp_path / "runs" / "going", steps=10)
+    leader, follower = os.openpty()
+    command = [sys.executable, "-m", "canonlm", "report", str(tmp_path), "--watch"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150", "LINES": "40"}
+    with subprocess.Popen(command, stdout=follower if terminal else subprocess.PIPE, stderr=subprocess.PIPE,
+                          start_new_session=True, env=environment) as process:  # fmt: skip
+        os.close(follower)
+        read = (lambda: os.read(leader, 4096)) if terminal else (lambda: os.read(process.stdout.fileno(), 4096))
+        text = b""
+        while b"1 hop 0.75" not in text:
+            text += read()
+        process.send_signal(signal.SIGINT)
+        while b"report: " not in text:
+            text += read()
+        assert process.wait(timeout=30) == 130
+        assert process.stderr.read() == b""
+    os.close(leader)
+    assert (tmp_path / "report.html").is_file()
+    assert b"Traceback" not in text
+    if terminal:
+        assert text.count(b"\x1b[?25l") == text.count(b"\x1b[?25h") == 1  # the cursor is back

@@ -1,0 +1,56 @@
+"""Headless Chromium, and what tests ask of a page in it."""
+
+import json
+import os
+import shutil
+import time
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+DRIVER = shutil.which("chromedriver") or "/usr/bin/chromedriver"
+MARKS = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        not (os.path.exists(CHROMIUM) and os.path.exists(DRIVER)),
+        reason="chromium and chromedriver are not installed (Debian: apt install chromium chromium-driver)",
+    ),
+]
+
+
+def start():
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+
+
+def load(browser, path, width=1440, scheme="light"):
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    browser.get(path.resolve().as_uri())
+
+
+def until(true, seconds=10):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if true():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def errors(browser):
+    return [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def requested(browser):
+    """Addresses the page asked for, except itself and what it carries inside."""
+    sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    urls = [m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"]
+    return [url for url in urls if not url.startswith(("file:", "data:", "blob:"))]

@@ -1,0 +1,202 @@
+"""Several folders at once: each run once, under a name of its own, beside those that were asked the same. And whatever
+lies in a folder, there is a report."""
+
+import io
+import json
+import os
+import shutil
+import time
+
+import pytest
+from folders import evaluation, text_evaluation, write_run, write_text_run
+from rich.console import Console
+from test_page import Page
+
+from canonlm.report import load_play, tables, write_report
+from canonlm.report.frames import runs_curves
+from canonlm.report.gather import gather, run_folders
+
+HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
+OTHER = {"name": "depo", "max_n": 9}
+
+
+def play_folder(folder, runs, heading="Depo", **kwargs):
+    """`runs`: {name: keywords of `write_run`}."""
+    for name, about in runs.items():
+        write_run(folder / "runs" / name, **{"evals": [evaluation(50, HALF)]} | about)
+    section = {"heading": heading, "text": "", "runs": list(runs), "chance": {"k=1": 0.5}}
+    (folder / "play.json").write_text(
+        json.dumps({"title": heading, "sections": [section], "command": heading} | kwargs)
+    )
+    return folder
+
+
+def shape(play):
+    return {section.heading: [run.name for run in section.runs] for section in play.sections}
+
+
+def test_sections_that_ask_the_same_become_one(tmp_path):
+    one = play_folder(tmp_path / "one", {"a": {}, "b": {"seed": 1}}, "Mine")
+    two = play_folder(tmp_path / "two", {"a": {"arch": "llama+canon"}, "c": {"arch": "gla5"}}, "Yours")
+    play = load_play([one, two])
+    assert shape(play) == {"Mine": [f"{one}/a", "b", f"{two}/a", "c"]}
+    assert [run.arch for run in play.sections[0].runs] == ["llama", "llama", "llama+canon", "gla5"]
+    assert play.sections[0].chance == {"k=1": 0.5}
+    assert (play.title, play.command) == ("Mine and Yours", "Mine\nYours")
+    page = write_report([one, two], tmp_path / "both.html").read_text()
+    assert f"{two}/a" in page
+
+
+def test_other_settings_of_a_task_are_another_section(tmp_path):
+    one = play_folder(tmp_path / "one", {"a": {}}, "depo")
+    two = play_folder(tmp_path / "two", {"a2": {"task": OTHER}}, "depo")
+    assert shape(load_play([one, two])) == {"depo (max_n=30, max_k=4)": ["a"], "depo (max_n=9)": ["a2"]}
+    assert shape(load_play(two)) == {"depo": ["a2"]}
+
+
+def test_two_sections_of_one_folder_stay_two(tmp_path):
+    one = tmp_path / "one"
+    for name in ("a", "b"):
+        write_run(one / "runs" / name, evals=[evaluation(50, HALF)])
+    sections = [{"heading": name, "runs": [name]} for name in ("a", "b")]
+    (one / "play.json").write_text(json.dumps({"sections": sections}))
+    two = play_folder(tmp_path / "two", {"c": {}})
+    assert shape(load_play([one, two])) == {"a": ["a", "c"], "b": ["b"]}
+
+
+def test_a_run_that_is_given_twice_counts_once(tmp_path):
+    one = play_folder(tmp_path / "one", {"a": {}, "b": {}})
+    again = [one, one / "runs", one / "runs" / "a", tmp_path / "two" / ".." / "one"]
+    (tmp_path / "two").mkdir()
+    (tmp_path / "link").symlink_to(one / "runs" / "b")
+    assert shape(load_play([*again, tmp_path / "link"])) == {"Depo": ["a", "b"]}
+    numbers, _ = runs_curves(again)
+    assert numbers["model"].unique().sort().to_list() == ["a", "b"]
+    assert numbers.is_duplicated().sum() == 0
+
+
+def test_results_of_one_name_in_two_folders(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name / "mine").mkdir(parents=True)
+        score = {"measure": "exact", "value": 0.5, "stderr": None, "n": 4, "slice": {}, "share": True}
+        entry = {"suite": "multihop", "name": "1hop", "settings": {}, "scores": [score]}
+        results = {"model": {"source": "mine"}, "results": [entry]}
+        (tmp_path / name / "mine" / "results.json").write_text(json.dumps(results))
+    both = [tmp_path / "one", tmp_path / "two"]
+    assert [one.label for one in load_play(both).evaluated] == [f"{folder}/mine" for folder in both]
+    assert [one.label for one in load_play(both[0]).evaluated] == ["mine"]
+    assert [list(one.evaluated) for one in gather(both)] == [[f"{folder}/mine"] for folder in both]
+
+
+def test_text_of_several_folders(tmp_path):
+    rows = [text_evaluation(10, {"web": (2.0, 0.5, 10)})]
+    one = write_text_run(tmp_path / "one", evals=rows, contents={"web": "aa"})
+    two = write_text_run(tmp_path / "two", evals=rows, contents={"web": "aa"}, arch="gla5")
+    play = load_play([one, two, play_folder(tmp_path / "three", {"a": {}})])
+    assert {section.mix: [run.name for run in section.runs] for section in play.texts} == {"web": ["two", "one"]}
+    assert shape(play) == {"Depo": ["a"]}
+
+
+def test_what_is_left_out_says_where(tmp_path):
+    one = play_folder(tmp_path / "one", {"a": {}})
+    two = play_folder(tmp_path / "two", {"b": {}})
+    (two / "runs" / "c").mkdir()
+    play = load_play([one, two])
+    assert {entry.name: entry.reason for entry in play.left_out} == {f"{two}/c": "empty folder"}
+    with pytest.raises(ValueError, match="folder: expected a folder with runs or results"):
+        load_play([one, tmp_path / "nowhere"])
+
+
+GARBAGE = bytes(range(256)) * 40
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "result.json", "env.json", "data.json", "play.json"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(GARBAGE),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.unlink(missing_ok=True),
+        lambda path: path.write_text("[" * 30_000),
+        lambda path: path.write_text('{"sections": [{"runs": 5}, {"runs": null, "heading": 3}, 7], "arch": "\\ud800"}'),
+        lambda path: path.write_text("- " * 30_000),
+        lambda path: path.write_text("&a {arch: *a, model: *a}"),
+        lambda path: (path.unlink(missing_ok=True), path.mkdir()),
+    ],
+    ids=["garbage", "empty", "missing", "deep", "other", "deeper", "endless", "folder"],
+)
+def test_a_damaged_file_leaves_a_page_that_says_so(tmp_path, name, damage):
+    evals = [evaluation(50, HALF)]
+    play_folder(tmp_path, {"whole": {}, "hurt": {"evals": evals}})
+    write_text_run(
+        tmp_path / "runs" / "text", evals=[text_evaluation(5, {"web": (1.0, 0.3, 9)})], contents={"web": "a"}
+    )
+    for folder in [tmp_path] if name == "play.json" else [tmp_path / "runs" / "hurt", tmp_path / "runs" / "text"]:
+        damage(folder / name)
+    page = write_report(tmp_path).read_text()
+    data = json.loads(Page(page).scripts["report-data"])
+    assert "whole" in [run["name"] for section in data["sections"] for run in section["runs"]]
+    if name == "config.yaml":
+        assert "<li>hurt: " in page
+        assert "<li>text: " in page
+    list(tables(tmp_path))
+
+
+def test_names_that_are_no_text(tmp_path):
+    for place, make in enumerate((write_run, write_text_run)):
+        rows = [evaluation(50, HALF)] if place == 0 else [text_evaluation(5, {"a\ud800": (1.0, 0.3, 9)})]
+        folder = tmp_path / "runs" / os.fsdecode(b"n\xff%d" % place)
+        make(folder, evals=rows, arch="llama", losses=[(5, 1.0)])
+        (folder / "config.yaml").write_text(
+            (folder / "config.yaml").read_text().replace("arch: llama", 'arch: "\\ud800"')
+        )
+    page = write_report(tmp_path).read_text()
+    assert "n?0" in page
+    for part in tables(tmp_path):
+        str(part).encode()
+
+
+def test_names_cannot_command_the_terminal(tmp_path):
+    task = {"name": "x\x1b[2J", "n": "\x1b[2J"}
+    write_run(
+        tmp_path / "runs" / "a\x1b[2J", arch="b\x1b[2J", task=task, evals=[evaluation(50, {("k", "\x1b[2J"): (1, 2)})]
+    )
+    write_run(tmp_path / "runs" / "c\x1b[2J", task=task, evals=[evaluation(50, HALF)], finished=False)
+    rows = [text_evaluation(5, {"d\x1b[2J": (1.0, 0.3, 9)})]
+    write_text_run(tmp_path / "runs" / "e\x1b[2J", evals=rows, sources={"f\x1b[2J": ("g", 1.0)})
+    results = tmp_path / "evals" / "h\x1b[2J"
+    results.mkdir(parents=True)
+    score = {"measure": "i\x1b[2J", "value": 0.5, "stderr": None, "n": 4, "slice": {}, "share": True}
+    entry = {"suite": "multihop", "name": "j\x1b[2J", "settings": {}, "scores": [score]}
+    (results / "results.json").write_text(json.dumps({"model": {"source": "k"}, "results": [entry]}))
+    (tmp_path / "runs" / "l\x1b[2J").mkdir()
+    console = Console(file=io.StringIO(), width=250, color_system=None)
+    for part in tables(tmp_path):
+        console.print(part)
+    text = console.file.getvalue()
+    assert all(f"{letter}�[2J" in text for letter in "bcdfhijlx")
+    assert "\x1b" not in text
+
+
+def test_500_runs(tmp_path):
+    """Ten seconds is what it may take on a small machine that does other things besides; here the time of the process
+    alone is measured."""
+    rows = [evaluation(step, {("k", k): (step // 10 + k, 100) for k in (1, 2, 3, 4)}) for step in range(0, 601, 100)]
+    first = write_run(tmp_path / "runs" / "0", arch="llama", evals=rows, losses=[(10, 3.0), (600, 2.0)])
+    config = (first / "config.yaml").read_text()
+    for place in range(1, 500):  # YAML takes its time to be written
+        folder = shutil.copytree(first, tmp_path / "runs" / str(place))
+        arch = ("llama", "llama+canon", "gla5", "gdn2")[place % 4]
+        text = config.replace("arch: llama", f"arch: {arch}").replace("seed: 0", f"seed: {place}")
+        (folder / "config.yaml").write_text(text)
+    start = time.process_time()
+    page = write_report(tmp_path)
+    assert time.process_time() - start < 10
+    data = page.read_text().partition('id="report-data">')[2].partition("</script>")[0]
+    assert len(json.loads(data)["sections"][0]["runs"]) == 500
+
+
+def test_run_folders(tmp_path):
+    folder = play_folder(tmp_path / "one", {"a": {}})
+    assert run_folders(folder) == run_folders(folder / "runs") == [folder / "runs" / "a"]
+    assert run_folders(folder / "runs" / "a") == [folder / "runs" / "a"]

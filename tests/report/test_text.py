@@ -1,0 +1,212 @@
+"""Runs on text: what they wrote, which of them are compared, and that nothing is said of them but losses."""
+
+import csv
+import io
+import json
+import math
+
+import polars as pl
+import pytest
+from folders import evaluation, text_evaluation, write_run, write_text_run
+from rich.console import Console
+from test_page import NASTY, Page
+
+from canonlm.report import load_play, load_run, numbers_csv, tables, write_report
+from canonlm.report.frames import runs_curves, runs_frame, runs_settings
+from canonlm.report.text import SetLoss, mixes
+
+TOKENS = 32 * 512  # a step of `write_run`
+ROWS = [text_evaluation(100, {"web": (3.5, 1.1, 1000)}), text_evaluation(200, {"web": (2.25, 0.7, 1000)})]
+TWO = [text_evaluation(200, {"web": (2.0, 0.5, 3000), "code": (1.0, 0.25, 1000)})]
+
+
+def printed(folders):
+    console = Console(file=io.StringIO(), width=200)
+    for part in tables(folders):
+        console.print(part)
+    return console.file.getvalue()
+
+
+def test_a_run_as_it_was_written(tmp_path):
+    run = load_run(write_text_run(tmp_path / "a", evals=ROWS, losses=[(10, 4.0), (200, 2.5)], arch="llama+canon"))
+    assert [(row.step, row.loss) for row in run.evals] == [(100, 3.5), (200, 2.25)]
+    assert run.evals[1].sets == {"web": SetLoss(2.25, 0.7, 1000)}
+    assert [(row.step, row.loss) for row in run.train] == [(10, 4.0), (200, 2.5)]
+    assert (run.arch, run.lr, run.seed, run.steps, run.tokens) == ("llama+canon", 0.001, 0, 200, 200 * TOKENS)
+    assert run.result.final == run.evals[1]
+    assert (run.damaged_rows, run.notes) == (0, ())
+
+
+def test_a_run_with_nothing_held_out(tmp_path):
+    folder = write_text_run(tmp_path / "a", finished=False, steps=50, losses=[(50, 2.5)])
+    (folder / "result.json").write_text(json.dumps({"steps": 50, "num_parameters": 9, "final": None}))
+    run = load_run(folder)
+    assert (run.finished, run.last, run.notes) == (True, None, ())
+    assert "2.500" in printed(tmp_path)
+    numbers, left_out = runs_frame([tmp_path])
+    assert (len(numbers), left_out) == (0, [])
+    assert "Training loss" in write_report(tmp_path).read_text()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": "eval", "step": 9, "loss": 1.0}',
+        '{"kind": "eval", "step": 9, "loss": 1.0, "sets": [1]}',
+        '{"kind": "eval", "step": 9, "loss": 1.0, "sets": {"web": 3}}',
+        '{"kind": "eval", "loss": 1.0, "sets": {}}',
+        '{"kind": "eval", "st',
+        "[" * 100_000,
+    ],
+    ids=["no-sets", "list", "number", "no-step", "torn", "deep"],
+)
+def test_damaged_rows_are_counted(tmp_path, line):
+    run = load_run(write_text_run(tmp_path / "a", evals=ROWS, tail=line + "\n"))
+    assert (run.damaged_rows, [row.step for row in run.evals]) == (1, [100, 200])
+
+
+def test_a_diverged_run_has_no_number_and_that_is_said(tmp_path):
+    write_text_run(tmp_path / "a", evals=[*ROWS, text_evaluation(300, {"web": (math.nan, math.nan, 10)})])
+    run = load_run(tmp_path / "a")
+    assert run.result.final.sets["web"] == SetLoss(None, None, 10)
+    assert run.notes == tuple(
+        f"{name} of the final evaluation is no finite number"
+        for name in ("loss", "loss of web", "bits per byte of web")
+    )
+    assert "nan" not in printed(tmp_path).lower()
+
+
+@pytest.mark.parametrize("text", [5, {}, {"sources": {}}, {"sources": ["web"]}])
+def test_a_run_that_does_not_say_what_it_read_is_left_out(tmp_path, text):
+    write_text_run(tmp_path / "runs" / "a", evals=ROWS, config={"text": text})
+    play = load_play(tmp_path)
+    assert play.texts == ()
+    (entry,) = play.left_out
+    assert (entry.name, entry.reason[:13]) == ("a", "text.sources:")
+
+
+def test_only_runs_on_the_same_text_are_compared(tmp_path):
+    cases = {
+        "here": ({"web": ("data/web", 1.0)}, {"web": "aa"}),
+        "elsewhere": ({"web": ("/mnt/web", 1.0)}, {"web": "aa"}),
+        "newer": ({"web": ("data/web", 1.0)}, {"web": "bb"}),
+        "mixed": ({"web": ("data/web", 0.5), "code": ("data/code", 0.5)}, {"web": "aa", "code": "cc"}),
+        "turned": ({"code": ("data/code", 0.5), "web": ("data/web", 0.5)}, {"web": "aa", "code": "cc"}),
+        "more code": ({"web": ("data/web", 0.25), "code": ("data/code", 0.75)}, {"web": "aa", "code": "cc"}),
+    }
+    for name, (sources, contents) in cases.items():
+        write_text_run(tmp_path / "runs" / name, sources=sources, contents=contents, evals=ROWS)
+    play = load_play(tmp_path)
+    found = {section.mix: {run.name for run in section.runs} for section in play.texts}
+    assert set(map(frozenset, found.values())) == {
+        frozenset({"here", "elsewhere"}), frozenset({"newer"}), frozenset({"mixed", "turned"}),
+        frozenset({"more code"})}  # fmt: skip
+    assert {name for name, runs in found.items() if runs & {"mixed", "more code"}} == {
+        "code × 0.5, web × 0.5", "code × 0.75, web × 0.25"}  # fmt: skip
+    assert len(found) == 4
+    assert all("aa" in name or "bb" in name or "×" in name for name in found)
+    alone = [run for section in play.texts for run in section.runs if run.name == "mixed"]
+    assert list(mixes(alone)) == ["code, web"]
+
+
+def test_the_tables(tmp_path):
+    write_text_run(tmp_path / "runs" / "done", evals=TWO, params=1_500_000, losses=[(200, 1.875)], seed=3)
+    write_text_run(tmp_path / "runs" / "going", arch="gla5+canon", evals=ROWS, finished=False, steps=900,
+                   losses=[(250, 2.125)])  # fmt: skip
+    text = printed(tmp_path)
+    line = next(line for line in text.splitlines() if "llama" in line)
+    assert [part.strip() for part in line.strip("│ ").split("│")] == [
+        "llama", "1.5 M", "0.001", "3", "3.28 M", "2.000", "0.500", "1.000", "0.250", "1.875", "finished"]  # fmt: skip
+    line = next(line for line in text.splitlines() if "gla5+canon" in line)
+    assert [part.strip() for part in line.strip("│ ").split("│")] == [
+        "gla5+canon", "2L64D", "0.001", "0", "4.1 M", "2.250 at step 200", "0.700 at step 200", "–", "–", "2.125",
+        "unfinished at step 250 of 900"]  # fmt: skip
+    page = write_report(tmp_path).read_text()
+    assert "Pretraining on text: web" in page
+    assert "accuracy" not in page[page.index("<h2>Pretraining") : page.index("Run it again")]
+    assert "going: unfinished at step 250 of 900" in page
+    assert "not in the averages" not in page
+
+
+def test_every_curve_is_the_run_it_names(tmp_path):
+    write_text_run(tmp_path / "runs" / "a", evals=ROWS, losses=[(10, 4.0), (20, math.nan), (30, 3.0)])
+    write_text_run(
+        tmp_path / "runs" / "b", arch="llama+canon", evals=TWO, losses=[(s, 4 - s / 1e5) for s in range(90_000)]
+    )
+    page = Page(write_report(tmp_path).read_text())
+    figures = {figure["id"]: figure for figure in json.loads(page.scripts["report-figures"])}
+    drawn = {(name, trace["meta"]): dict(zip(trace["x"], trace["y"], strict=True))
+             for name, figure in figures.items() for trace in figure["data"]}  # fmt: skip
+    assert drawn["text-0-0", "a"] == {100 * TOKENS: 3.5, 200 * TOKENS: 2.25}
+    assert drawn["text-0-0", "b"] == {200 * TOKENS: 2.0}
+    assert drawn["text-0-1", "b"] == {200 * TOKENS: 1.0}
+    assert drawn["text-loss-0", "a"] == {10 * TOKENS: 4.0, 30 * TOKENS: 3.0}
+    thinned = drawn["text-loss-0", "b"]
+    assert 5_000 < len(thinned) <= 10_000
+    assert all(loss == pytest.approx(4 - tokens / TOKENS / 1e5) for tokens, loss in thinned.items())
+
+
+def test_the_numbers(tmp_path):
+    write_text_run(tmp_path / "runs" / "a", evals=TWO)
+    lines = list(csv.DictReader(io.StringIO(numbers_csv(load_play(tmp_path)))))
+    found = {(line["row"], line["slice"], line["measure"]): (float(line["value"]), line["total"]) for line in lines}
+    want = [("web", "loss", 2.0, "3000"), ("web", "bits_per_byte", 0.5, "3000"),
+            ("code", "loss", 1.0, "1000"), ("code", "bits_per_byte", 0.25, "1000")]  # fmt: skip
+    assert found == {(row, *key): tuple(value) for row in ("eval", "final") for *key, value in
+                     ((name, measure, value) for name, measure, *value in want)}  # fmt: skip
+    data = json.loads(Page(write_report(tmp_path).read_text()).scripts["report-data"])
+    (run,) = data["sections"][0]["runs"]
+    assert run["evals"] == [{"step": 200, "tokens": 200 * TOKENS, "loss": 1.75, "sets": {
+        "web": {"loss": 2.0, "bits_per_byte": 0.5}, "code": {"loss": 1.0, "bits_per_byte": 0.25}}}]  # fmt: skip
+
+
+def test_in_the_frames(tmp_path):
+    write_text_run(tmp_path / "runs" / "one", evals=ROWS, arch="llama+canon", losses=[(10, 4.0)])
+    write_text_run(tmp_path / "runs" / "two", evals=TWO, finished=False, steps=500)
+    write_run(tmp_path / "runs" / "task", evals=[evaluation(50, {("k", 1): (5, 10)})])
+    question = ("task", "setting", "slice", "metric", "unit", "value", "n", "tokens")
+    numbers, left_out = runs_frame([tmp_path])
+    assert [(entry.name, entry.reason) for entry in left_out] == [
+        ("two", "unfinished at step 200 of 500: no final result")]  # fmt: skip
+    mine = numbers.filter(pl.col("model") == "one")
+    assert set(mine.select(question).iter_rows()) == {
+        ("text", "web", "web", "loss", "", 2.25, 1000, 200 * TOKENS),
+        ("text", "web", "web", "bits_per_byte", "", 0.7, 1000, 200 * TOKENS)}  # fmt: skip
+    assert mine.select("arch", "canon", "size", "lr").unique().rows() == [("Llama", "ABCD", "2L64D", 0.001)]
+    along, left_out = runs_curves([tmp_path])
+    assert left_out == []
+    two = along.filter(pl.col("model") == "two")
+    of_sets = {(name, metric) for name in ("web", "code") for metric in ("loss", "bits_per_byte")}
+    assert set(two.select("slice", "metric").iter_rows()) == {("all", "loss"), *of_sets}
+    assert two.filter(pl.col("slice") == "all")["value"].to_list() == [1.75]
+    train = along.filter((pl.col("model") == "one") & (pl.col("task") == "train"))
+    assert train.select("tokens", "value").rows() == [(10 * TOKENS, 4.0)]
+
+
+def test_settings_under_the_names_of_the_frames(tmp_path):
+    write_text_run(tmp_path / "one" / "a", evals=ROWS, params=77)
+    write_run(tmp_path / "one" / "b", evals=[evaluation(50, {("k", 1): (5, 10)})], finished=False, lr=0.5)
+    write_run(tmp_path / "two" / "a", evals=[evaluation(50, {("k", 1): (5, 10)})], finished=False)
+    folders = [tmp_path / "one", tmp_path / "two"]
+    found = runs_settings(folders)
+    assert set(found) == {f"{tmp_path}/one/a", f"{tmp_path}/two/a", "b"} == set(runs_curves(folders)[0]["model"])
+    assert set(runs_frame(folders)[0]["model"]) == {f"{tmp_path}/one/a"}  # the same name, though it alone is finished
+    a, b = found[f"{tmp_path}/one/a"], found["b"]
+    assert (a["parameters"], a["text.sources.web.path"], a["model.hidden_size"]) == (77, "data/web", 64)
+    assert (b["train.optim.lr"], b["task.max_n"], "parameters" in b) == (0.5, 30, False)
+
+
+def test_text_from_runs_stays_text(tmp_path):
+    for place in (0, 1):
+        rows = [text_evaluation(10, {NASTY: (1.0, 1.0, 5), "[red]x[/red]": (1.0, 1.0, 5)})]
+        write_text_run(tmp_path / "runs" / f"{NASTY}{place}", arch=NASTY, evals=rows, losses=[(5, 2.0)],
+                       sources={NASTY: (f"{NASTY}{place}", 1.0)}, finished=place == 0)  # fmt: skip
+    page = Page(write_report(tmp_path).read_text())
+    assert not [tag for tag, _ in page.tags if tag == "img"]
+    figures = json.loads(page.scripts["report-figures"])
+    labels = [str(trace.get(key)) for figure in figures for trace in figure["data"] for key in ("name", "hovertext")]
+    assert labels
+    assert "<img" not in "".join(labels)
+    text = printed(tmp_path)
+    assert "<img" in text
+    assert "[red]x" in text.replace("\n", "")

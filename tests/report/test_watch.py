@@ -1,0 +1,159 @@
+"""Runs that others write: what is new is told once, a file that has not changed is not opened, half a row waits."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from folders import evaluation, text_evaluation, write_run, write_text_run
+
+from canonlm.report.watch import QUIET_SECONDS, Watch
+
+HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
+
+
+def append(folder, *rows, end="\n"):
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("\n".join(map(json.dumps, rows)) + end)
+
+
+def train(step, loss=2.0, speed=None):
+    return {"kind": "train", "step": step, "loss": loss, "tokens_per_s": speed}
+
+
+@pytest.fixture
+def going(tmp_path):
+    return write_run(tmp_path / "runs" / "a", evals=[evaluation(50, HALF)], finished=False, steps=900)
+
+
+def now(folder):
+    return (folder / "metrics.jsonl").stat().st_mtime
+
+
+def test_what_is_new_is_told_once(tmp_path, going):
+    watch = Watch(tmp_path)
+    assert watch.read(now(going)) == watch.runs
+    (run,) = watch.runs
+    assert (run.arch, run.task, run.lr, run.seed, run.step, run.steps) == ("llama", "depo", 0.001, 0, 50, 900)
+    assert (run.state, run.evaluated) == ("running", "1 hop 0.50  2 hops 0.10")
+    assert watch.read(now(going)) == []
+    append(going, train(60, 1.5, 12_345.0))
+    assert watch.read(now(going)) == []
+    assert (run.step, run.train.loss, run.train.tokens_per_s) == (60, 1.5, 12_345.0)
+    append(going, evaluation(100, HALF, measures={"kl": 0.25}))
+    assert watch.read(now(going)) == [run]
+    assert run.evaluated == "1 hop 0.50  2 hops 0.10  divergence (KL) 0.25"
+    assert not watch.done
+    (going / "result.json").write_text(json.dumps({"steps": 900, "final": evaluation(900, HALF)}))
+    assert watch.read(now(going)) == [run]
+    assert (run.state, watch.done) == ("finished", True)
+
+
+def test_a_file_that_has_not_changed_is_not_opened(tmp_path, going, monkeypatch):
+    append(going, *(train(step) for step in range(1000)))
+    watch = Watch(tmp_path)
+    opened = []
+    plain = Path.open
+    monkeypatch.setattr(
+        Path, "open", lambda path, *given, **more: opened.append(path.name) or plain(path, *given, **more)
+    )
+    watch.read(now(going))
+    assert opened.count("metrics.jsonl") == 1
+    opened.clear()
+    watch.read(now(going))
+    assert opened == []
+    append(going, train(2000))
+    opened.clear()
+    read = []
+    monkeypatch.setattr("canonlm.report.watch.row_of", lambda line, _: read.append(line))
+    watch.read(now(going))
+    assert [json.loads(line)["step"] for line in read] == [2000]  # the new end alone
+
+
+def test_half_a_row_waits_for_the_other_half(tmp_path, going):
+    watch = Watch(tmp_path)
+    watch.read(now(going))
+    (run,) = watch.runs
+    row = json.dumps(evaluation(800, HALF))
+    for part in (row[:30], row[30:]):
+        with (going / "metrics.jsonl").open("a") as file:
+            file.write(part)
+        assert watch.read(now(going)) == []
+    append(going, end="\n")
+    assert watch.read(now(going)) == [run]
+    assert run.step == 800
+
+
+def test_garbage_is_passed_over(tmp_path, going):
+    with (going / "metrics.jsonl").open("ab") as file:
+        file.write(bytes(range(256)) + b'\r{"kind": 3}\n[1]\n' + json.dumps(train(70)).encode() + b"\n\xff\r")
+    watch = Watch(tmp_path)
+    watch.read(now(going))
+    assert watch.runs[0].step == 70
+    append(going, end="\n")
+    append(going, train(80))
+    watch.read(now(going))
+    assert watch.runs[0].step == 80
+
+
+def test_a_resume_that_cut_the_rows_back(tmp_path, going):
+    append(going, train(300), train(310))
+    watch = Watch(tmp_path)
+    watch.read(now(going))
+    path = going / "metrics.jsonl"
+    (going / "new").write_text("".join(path.read_text().splitlines(keepends=True)[:-1]) + json.dumps(train(305)) + "\n")
+    os.replace(going / "new", path)
+    watch.read(now(going))
+    (run,) = watch.runs
+    assert (run.step, run.evaluation.step) == (305, 50)
+
+
+def test_without_rows_for_long_it_is_not_running(tmp_path, going):
+    watch = Watch(tmp_path)
+    watch.read(now(going) + QUIET_SECONDS - 1)
+    (run,) = watch.runs
+    assert run.state == "running"
+    assert watch.read(now(going) + 12.4 * 60) == [run]
+    assert (run.state, run.told) == ("unfinished", "unfinished, no row for 12 min")
+    assert watch.read(now(going) + 13.4 * 60) == []
+    append(going, train(60))
+    assert watch.read(now(going)) == [run]
+    assert run.state == "running"
+    assert not watch.done
+
+
+def test_runs_that_come_later_and_what_is_no_run(tmp_path, going):
+    (tmp_path / "runs" / "empty").mkdir()
+    (tmp_path / "runs" / "stray.txt").write_text("")
+    watch = Watch(tmp_path)
+    watch.read(now(going))
+    assert [run.name for run in watch.runs] == ["a"]
+    later = write_run(tmp_path / "runs" / "b", finished=False)
+    (later / "metrics.jsonl").unlink()
+    assert watch.read(now(going)) == []  # there is nothing to tell of it yet
+    assert (watch.runs[1].name, watch.runs[1].state, watch.done) == ("b", "waiting", False)
+    (later / "config.yaml").write_text("{")
+    watch.read(0.0)
+    assert watch.runs[1].state == "damaged"
+
+
+def test_a_damaged_configuration_is_not_waited_for(tmp_path):
+    write_run(tmp_path / "runs" / "a", evals=[evaluation(50, HALF)])
+    write_run(tmp_path / "runs" / "b", evals=[evaluation(50, HALF)], finished=False)
+    (tmp_path / "runs" / "b" / "config.yaml").write_bytes(bytes(range(256)))
+    watch = Watch(tmp_path)
+    watch.read(0.0)
+    assert {run.name: run.state for run in watch.runs} == {"a": "finished", "b": "damaged"}
+    assert watch.done
+
+
+def test_runs_on_text_and_several_folders(tmp_path):
+    rows = [text_evaluation(10, {"web": (2.25, 0.5, 10), "code": (1.0, 0.25, 10)})]
+    one = write_text_run(tmp_path / "one" / "a", evals=rows, finished=False)
+    write_run(tmp_path / "two" / "a", evals=[evaluation(50, HALF)])
+    watch = Watch([tmp_path / "one", tmp_path / "two", one])
+    watch.read(now(one))
+    assert {run.name: (run.task, run.evaluated) for run in watch.runs} == {
+        f"{tmp_path}/one/a": ("web", "loss web 2.250, code 1.000"),
+        f"{tmp_path}/two/a": ("depo", "1 hop 0.50  2 hops 0.10"),
+    }
