@@ -8,6 +8,7 @@ import pytest
 from browsing import MARKS, errors, load, requested, until
 
 from canonlm.report import explorer, published, tidy
+from canonlm.report.gather import gather
 
 pytestmark = MARKS
 
@@ -195,4 +196,21 @@ def test_your_runs_stand_beside_the_paper_cell_by_cell(browser, tmp_path):
         cell.split() == ["90.0", f"{90 - theirs:+.1f}".replace("-", "−"), "to", "the", "paper's"] for cell in cells
     )
     assert browser.execute_script("return document.querySelectorAll('img').length") == 0
+    assert errors(browser) == []
+
+
+def test_your_pairs_come_first_and_have_groups_of_their_own(browser, demo, tmp_path):
+    path = explorer.write_results(explorer.beside_the_published(gather(demo)), tmp_path / "mine.html")
+    load(browser, path)
+    assert until(lambda: browser.execute_script(DRAWN))
+    rows = saved(browser, "overview")
+    assert {row["source"] for row in rows} == {"yours"}
+    assert len(rows) > 0
+    assert {row["source"] for row in saved(browser, "models")} >= {"yours"}
+    choose(browser, "overview-whose", "published")
+    assert {row["source"] for row in saved(browser, "overview")} == {"published"}
+    assert len(browser.execute_script(CELLS, "overview-seeds")) == 0
+    choose(browser, "overview-whose", "yours")
+    seeds = browser.execute_script(CELLS, "overview-seeds")
+    assert {row[-1] for row in seeds} == {"3"}
     assert errors(browser) == []

@@ -27,6 +27,7 @@ const SOURCES = {
   paper: "the paper's own tables",
 };
 const LATER = ["reference", "best", "paper"]; // sources that are not shown until asked for
+const isMine = i => models[i].source === "yours";
 const CANON = {yes: "with Canon", no: "without"};
 
 // -- elements ---------------------------------------------------------------------------------------------------------
@@ -52,6 +53,8 @@ function choice(select, entries, chosen) {
     ),
   );
 }
+
+const asIs = names => Object.fromEntries(names.map(name => [name, name]));
 
 // -- words ------------------------------------------------------------------------------------------------------------
 

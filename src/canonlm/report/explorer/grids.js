@@ -1,7 +1,6 @@
 // Synthetic tasks: a row per architecture, a column per difficulty, yours beside the paper's, cell by cell.
 
 function grids() {
-  const isMine = i => models[i].source === "yours";
   const answered = name => groups[name].questions.flatMap(q => [...(answers.get(q)?.keys() ?? [])]);
   const isSynthetic = name => groups[name].questions.every(q => ["accuracy", "kl"].includes(questions[q].metric));
   const ofPaper = i => models[i].source === "paper" && models[i].canon !== null;
@@ -11,7 +10,7 @@ function grids() {
   at("grids").hidden = names.length === 0;
   if (at("grids").hidden) return;
   const mine = names.find(name => answered(name).some(isMine));
-  choice(at("grids-task"), Object.fromEntries(names.map(name => [name, name])), mine ?? names[0]);
+  choice(at("grids-task"), asIs(names), mine ?? names[0]);
 
   // Yours of a task that has difficulties: a benchmark has no setting.
   function isPlayed(name) {
@@ -24,8 +23,8 @@ function grids() {
     const metrics = [...new Set(asked().map(q => questions[q].metric))];
     const sizes = [...new Set(answered(at("grids-task").value).map(i => models[i].size ?? "–"))];
     sizes.sort((a, b) => a.localeCompare(b, undefined, {numeric: true}));
-    choice(at("grids-size"), Object.fromEntries(sizes.map(size => [size, size])), sizes.at(-1));
-    choice(at("grids-metric"), Object.fromEntries(metrics.map(metric => [metric, metric])), metrics[0]);
+    choice(at("grids-size"), asIs(sizes), sizes.at(-1));
+    choice(at("grids-metric"), asIs(metrics), metrics[0]);
     show();
   };
 

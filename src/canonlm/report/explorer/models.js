@@ -4,7 +4,8 @@ function modelTable() {
   const names = Object.keys(groups);
   at("models").hidden = names.length === 0;
   if (at("models").hidden) return;
-  choice(at("models-group"), Object.fromEntries(names.map(name => [name, name])), names[0]);
+  const mine = name => groups[name].questions.some(q => [...(answers.get(q)?.keys() ?? [])].some(isMine));
+  choice(at("models-group"), asIs(names), names.find(mine) ?? names[0]);
   let order = null; // a column, or null: as the data have them
   let falling = true;
 

@@ -1,32 +1,32 @@
 // What Canon layers change: each model with them minus the one without, at equal settings.
 
 function overview() {
-  const entries = Object.fromEntries(Object.keys(groups).map(name => [name, name]));
-  const withPairs = name =>
-    groups[name].questions.some(q => results.pairs.some(p => answer(q, p.base) && answer(q, p.canon)));
-  for (const name of Object.keys(entries)) if (!withPairs(name)) delete entries[name];
-  const whose = Object.fromEntries(
-    Object.keys(SOURCES)
-      .filter(source => results.pairs.some(pair => models[pair.base].source === source))
-      .map(source => [
-        source,
-        {
-          best: "the best learning rate of each, benchmark by benchmark",
-          published: "every learning rate",
-          yours: "your runs",
-          paper: "the paper's own tables",
-        }[source],
-      ]),
-  );
-  at("overview").hidden = Object.keys(entries).length === 0;
+  const named = {
+    yours: "your runs",
+    published: "every learning rate",
+    best: "the best learning rate of each, benchmark by benchmark",
+    paper: "the paper's own tables",
+  };
+  const isOf = (pair, source) => models[pair.base].source === source;
+  const whose = Object.keys(named).filter(source => results.pairs.some(pair => isOf(pair, source)));
+  at("overview").hidden = whose.length === 0;
   if (at("overview").hidden) return;
-  choice(at("overview-group"), entries, "short" in entries ? "short" : Object.keys(entries)[0]);
-  choice(at("overview-whose"), whose, "yours" in whose ? "yours" : "published");
+  choice(at("overview-whose"), Object.fromEntries(whose.map(source => [source, named[source]])), whose[0]);
+
+  // The groups in which such a pair has both numbers.
+  const fill = () => {
+    const here = results.pairs.filter(pair => isOf(pair, at("overview-whose").value));
+    const both = q => here.some(({base, canon}) => answer(q, base) && answer(q, canon));
+    const names = Object.keys(groups).filter(name => groups[name].questions.some(both));
+    const before = at("overview-group").value;
+    choice(at("overview-group"), asIs(names), names.includes(before) ? before : names[0]);
+  };
+  fill();
 
   const pairs = () =>
     results.pairs.filter(
       ({base, canon}) =>
-        models[base].source === at("overview-whose").value &&
+        isOf({base}, at("overview-whose").value) &&
         shown(base, ["source", "canon"]) &&
         shown(canon, ["source", "canon"]),
     );
@@ -190,7 +190,11 @@ function overview() {
       ]),
     ),
   ]);
-  ["overview-group", "overview-whose"].forEach(id => at(id).addEventListener("change", show));
+  at("overview-group").addEventListener("change", show);
+  at("overview-whose").addEventListener("change", () => {
+    fill();
+    show();
+  });
   sections.push(show);
   onRedraw(() => chart(found()));
 }
