@@ -4,7 +4,7 @@ BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all test-browser test-slurm checks bench clean
+.PHONY: demo test test-all test-browser test-slurm checks bench pictures clean
 
 demo: .venv/installed  ## two small comparisons, minutes on two cores; ends with a table and runs/demo/report.html
 	$(BIN)/canonlm play copying --arch llama,llama+canon=A --out runs/demo
@@ -40,6 +40,11 @@ bench: .venv/installed-dev  ## the numbers that README and docs quote
 	$(BIN)/python benchmarks/multihop.py
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/train.py
+
+pictures: .venv/installed  ## docs/images/results.png, by Debian's chromium
+	$(BIN)/canonlm results --html runs/results.html
+	chromium --headless --no-sandbox --hide-scrollbars --virtual-time-budget=8000 --window-size=1280,1010 \
+	  --screenshot=docs/images/results.png runs/results.html
 
 .venv/installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

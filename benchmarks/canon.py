@@ -1,16 +1,15 @@
-"""What a Canon layer costs: ways to write its convolution, side by side, and its share of a small decoder's step.
+"""What a Canon layer costs: ways to write its convolution, side by side.
 
     python benchmarks/canon.py [--quick] [--json FILE]
 
 Times are the best of several passes, forward and backward, in milliseconds; ratios are to the fastest eager form.
-Of the decoder: the median over the rounds of what a step took longer than the one without Canon in the same round.
+Its share of a training step: `benchmarks/train.py --only canon`.
 """
 
 import argparse
 import json
 import os
 import platform
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,15 +19,10 @@ import torch
 import transformers
 from torch import Tensor
 
-from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.ops.causal_conv import causal_conv
 
 SHAPES = [(64, 64, 128), (8, 512, 512), (8, 512, 1365)]
 KERNEL = 4
-DECODER = {"layers": 12, "hidden": 512, "time": 512, "batch": 8}
-SMALL_DECODER = {"layers": 4, "hidden": 128, "time": 128, "batch": 8}
-SITES = ["", "AC", "ABCD"]
-DECODER_ROUNDS = 9
 
 
 def conv1d(x_BTC: Tensor, weight_C1K: Tensor) -> Tensor:
@@ -85,38 +79,6 @@ def convolutions(threads: int, rounds: int) -> list[dict]:
     return rows
 
 
-def decoder_steps(sizes: dict[str, int], threads: int, rounds: int, compiled: bool) -> dict:
-    torch.set_num_threads(threads)
-    torch._dynamo.reset()
-    ids_BT = torch.randint(0, 512, (sizes["batch"], sizes["time"]))
-    steps = {}
-    for sites in SITES:
-        config = CanonLMConfig(
-            vocab_size=512,
-            hidden_size=sizes["hidden"],
-            num_hidden_layers=sizes["layers"],
-            num_attention_heads=8,
-            canon_set=sites,
-        )
-        model = CanonLMForCausalLM(config).train()
-        steps[sites or "none"] = partial(train_step, model, torch.compile(model) if compiled else model, ids_BT)
-    mode, took = "compiled" if compiled else "eager", passes_ms(steps, rounds)
-    overhead = {name: statistics.median(paired(took[name], took["none"])) - 1 for name in steps}
-    for name, passes in took.items():
-        spread = ", ".join(f"{ratio - 1:+.1%}" for ratio in sorted(paired(passes, took["none"])))
-        print(f"{mode:9} {name:6} best {min(passes):8.1f} ms  {overhead[name]:+7.1%}  ({spread})", flush=True)
-    return {"mode": mode, "threads": threads, "ms": took, "overhead": overhead}
-
-
-def paired(passes: list[float], others: list[float]) -> list[float]:
-    return [one / other for one, other in zip(passes, others, strict=True)]
-
-
-def train_step(model: CanonLMForCausalLM, forward: Callable, ids_BT: Tensor) -> None:
-    model.zero_grad()
-    forward(input_ids=ids_BT, labels=ids_BT, use_cache=False).loss.backward()
-
-
 def load() -> float:
     """How busy the machine is (processes wanting a core): above its cores, times say little and ratios a bit more."""
     return round(os.getloadavg()[0], 1)
@@ -139,12 +101,12 @@ def machine() -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer passes, a smaller decoder, eager only")
+    parser.add_argument("--quick", action="store_true", help="fewer passes")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
     torch.manual_seed(0)
-    rounds, sizes = (7, SMALL_DECODER) if options.quick else (30, DECODER)
-    result: dict = {"machine": machine(), "decoder": sizes, "convolutions": [], "decoder_steps": []}
+    rounds = 7 if options.quick else 30
+    result: dict = {"machine": machine(), "convolutions": []}
     print(", ".join(f"{key} {value}" for key, value in result["machine"].items()))
 
     print("\nCausal convolution, K = 4, forward + backward, ms (ratio to the fastest plain eager form)")
@@ -154,16 +116,9 @@ def main() -> None:
         result["convolutions"] += convolutions(threads, rounds)
         save(result, options.json)
 
-    print(
-        "\nOne training step without the optimizer, by Canon sites: " + ", ".join(f"{k} {v}" for k, v in sizes.items())
-    )
-    for compiled in (False,) if options.quick else (False, True):
-        result["decoder_steps"].append({**decoder_steps(sizes, 2, DECODER_ROUNDS, compiled), "load_after": load()})
-        save(result, options.json)
-
 
 def save(result: dict, path: Path | None) -> None:
-    """After every part: the decoder takes minutes."""
+    """After every part: the whole takes minutes."""
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n")

@@ -5,7 +5,8 @@
 trainer   Tokens per second of both loops, taking turns after every few steps, so that a busy moment of the machine hits
           both: the same Llama and tokens, attention (sdpa), dtype, optimizer (fused AdamW, clipping) and logging; no
           evaluation, no checkpoint in the time. The ratio is the median over the turns.
-canon     CPU: one training step by Canon sites, as benchmarks/canon.py measures it.
+canon     CPU: one training step without the optimizer, by Canon sites, taking turns: the median over the rounds of what
+          it took longer than the one without Canon in the same round.
 loss      Memory of the loss and its gradients, of all logits at once and in chunks, a process each.
 models    GPU: 1B models through our loop in bf16, compiled: tokens per second, MFU, Canon's overhead, peak memory.
 
@@ -22,15 +23,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from canon import DECODER, DECODER_ROUNDS, SMALL_DECODER, decoder_steps, load, machine, paired, save
+from canon import load, machine, passes_ms, save
 
-from canonlm import CanonLMConfig
+from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.data import index
 from canonlm.data.shards import Dataset
 from canonlm.data.text import TextStream
@@ -45,6 +47,9 @@ from canonlm.train.machine import memory_gb
 CPU = {"layers": 12, "hidden": 512, "heads": 8, "time": 512, "batch": 8, "vocab": 4096, "precision": "fp32"}
 GPU = {"layers": 24, "hidden": 2048, "heads": 16, "time": 4096, "batch": 8, "vocab": 32000, "precision": "bf16"}
 QUICK = {"layers": 2, "hidden": 64, "heads": 2, "time": 64, "batch": 4, "vocab": 512, "precision": "fp32"}
+DECODER = {"layers": 12, "hidden": 512, "time": 512, "batch": 8}
+QUICK_DECODER = {"layers": 4, "hidden": 128, "time": 128, "batch": 8}
+SITES = ["", "AC", "ABCD"]
 LOSS = {"vocab": 128256, "hidden": 512, "tokens": 4096}
 QUICK_LOSS = {"vocab": 16032, "hidden": 64, "tokens": 512}
 MODELS = ["llama", "llama+canon", "gla5", "gla5+canon"]
@@ -239,6 +244,41 @@ def peak_of(device: str, precision: str) -> float:
     return 2 * n**3 / best
 
 
+# -- Canon's share ----------------------------------------------------------------------------------------------------
+
+
+def decoder_steps(sizes: dict[str, int], threads: int, rounds: int, compiled: bool) -> dict:
+    torch.set_num_threads(threads)
+    torch._dynamo.reset()
+    ids_BT = torch.randint(0, 512, (sizes["batch"], sizes["time"]))
+    steps = {}
+    for sites in SITES:
+        config = CanonLMConfig(
+            vocab_size=512,
+            hidden_size=sizes["hidden"],
+            num_hidden_layers=sizes["layers"],
+            num_attention_heads=8,
+            canon_set=sites,
+        )
+        model = CanonLMForCausalLM(config).train()
+        steps[sites or "none"] = partial(train_step, model, torch.compile(model) if compiled else model, ids_BT)
+    mode, took = "compiled" if compiled else "eager", passes_ms(steps, rounds)
+    overhead = {name: statistics.median(paired(took[name], took["none"])) - 1 for name in steps}
+    for name, passes in took.items():
+        spread = ", ".join(f"{ratio - 1:+.1%}" for ratio in sorted(paired(passes, took["none"])))
+        print(f"{mode:9} {name:6} best {min(passes):8.1f} ms  {overhead[name]:+7.1%}  ({spread})", flush=True)
+    return {"mode": mode, "threads": threads, "ms": took, "overhead": overhead}
+
+
+def paired(passes: list[float], others: list[float]) -> list[float]:
+    return [one / other for one, other in zip(passes, others, strict=True)]
+
+
+def train_step(model: CanonLMForCausalLM, forward: Callable, ids_BT: torch.Tensor) -> None:
+    model.zero_grad()
+    forward(input_ids=ids_BT, labels=ids_BT, use_cache=False).loss.backward()
+
+
 # -- the loss ---------------------------------------------------------------------------------------------------------
 
 
@@ -335,7 +375,7 @@ def main() -> None:
                 save(result, options.json)
         if "canon" in parts and device == "cpu":
             print("\nOne training step without the optimizer, by Canon sites")
-            sizes, rounds = (SMALL_DECODER, 3) if quick else (DECODER, DECODER_ROUNDS)
+            sizes, rounds = (QUICK_DECODER, 3) if quick else (DECODER, 9)
             modes = (False,) if quick else (False, True)
             result["canon"] = [decoder_steps(sizes, torch.get_num_threads(), rounds, mode) for mode in modes]
             save(result, options.json)

@@ -61,7 +61,7 @@ function overview() {
         all = deltas.map(([, delta]) => delta);
       const count = sign => gains.filter(x => sign * x > 0).length;
       return [
-        make("th", {scope: "row", title: question.full}, label),
+        make("th", {scope: "row"}, label, ...(question.full === label ? [] : [make("small", {}, question.full)])),
         signed(meanOf(all), question),
         signed(Math.min(...all), question),
         signed(Math.max(...all), question),
