@@ -43,7 +43,7 @@ def test_commands_are_accepted(command, tmp_path, monkeypatch):
     asked = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("canonlm.cli.progress.follow", lambda runs, jobs: asked.extend(runs) or [])
-    monkeypatch.setattr("canonlm.cli.report.show", lambda folder: None)
+    monkeypatch.setattr("canonlm.cli.report.show", lambda *arguments, **options: None)
     arguments = shlex.split(command)[1:]
     if any("…" in argument for argument in arguments):
         pytest.skip("a pattern, not a command")

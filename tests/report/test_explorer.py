@@ -1,6 +1,7 @@
 """The page of results: what it holds is what the files say."""
 
 import csv
+import datetime
 import json
 import math
 import re
@@ -9,8 +10,10 @@ from importlib.resources import files
 
 import polars as pl
 import pytest
+from folders import evaluation, write_run
 
 from canonlm.report import explorer, published, tidy
+from canonlm.report.gather import gather
 from canonlm.report.runs import LeftOut
 
 RELEASE = files("canonlm.report.published")
@@ -145,3 +148,70 @@ def test_a_hostile_name_is_text_and_what_was_left_out_is_said():
 def test_a_page_of_nothing_is_still_a_page():
     data = read_back(explorer.render(shown(tidy.frame()), "Nothing"))
     assert (data["models"], data["pairs"], data["curves"]) == ([], [], [])
+
+
+def mine(folder, name="mine", **others):
+    evals = [evaluation(step, {("k", 1): (step, 40)}) for step in (10, 20)]
+    write_run(folder / "runs" / name, evals=evals, **others)
+    return folder
+
+
+def test_what_yaml_can_say_and_json_cannot_becomes_text(tmp_path):
+    odd = {"note": {"day": datetime.date(2026, 1, 2), "raw": b"x", "some": {1, 2}, "far": math.inf, "not": math.nan}}
+    data = read_back(explorer.render(explorer.of_runs(gather(mine(tmp_path, config=odd))), "Odd"))
+    settings = data["settings"]["mine"]
+    assert settings["note.day"] == "2026-01-02"
+    assert (settings["note.far"], settings["note.not"]) == ("inf", "nan")
+
+
+def test_numbers_that_are_none_do_not_break_the_page():
+    row = {
+        "source": "yours",
+        "model": "m",
+        "task": "t",
+        "slice": "all",
+        "metric": "accuracy",
+        "unit": "%",
+        "value": 50.0,
+    }
+    data = read_back(explorer.render(shown(tidy.frame([row | {"stderr": math.nan}])), "NaN"))
+    assert data["scores"]["stderr"] == [None]
+
+
+def test_long_curves_are_thinned_and_end_where_they_end():
+    about = {"source": "yours", "model": "m", "task": "train", "slice": "all", "metric": "loss", "unit": ""}
+    curve = tidy.frame([about | {"tokens": step, "value": 1.0 / step} for step in range(1, 5002)])
+    [thin] = read_back(explorer.render(explorer.Shown(tidy.frame(), curve), "Long"))["curves"]
+    assert len(thin["tokens"]) <= 400
+    assert thin["tokens"][-1] == 5001
+    assert all(value == 1.0 / step for step, value in zip(thin["tokens"], thin["values"], strict=True))
+
+
+def test_runs_that_were_trained_otherwise_are_no_pair(tmp_path):
+    for arch in ("llama", "llama+canon"):
+        mine(tmp_path, arch, arch=arch, lr=0.001)
+    mine(tmp_path, "other data", arch="llama", lr=0.001, config={"data": {"seq_len": 512, "loss_on": "all"}})
+    data = read_back(explorer.render(explorer.of_runs(gather(tmp_path)), "Pairs"))
+    sides = [[data["models"][pair[side]] for side in ("base", "canon")] for pair in data["pairs"]]
+    here = [(base["model"], canon["model"]) for base, canon in sides if base["source"] == "yours"]
+    assert here == [("llama", "llama+canon")]
+
+
+def test_saved_models_of_unknown_training_are_no_pair():
+    about = {"source": "yours", "arch": "Llama", "task": "piqa", "slice": "all", "metric": "acc", "unit": "%"}
+    rows = [about | {"model": canon, "canon": canon, "value": 50.0} for canon in ("none", "ABCD")]
+    assert len(tidy.paired(tidy.frame(rows))) == 0
+    trained = [row | {"tokens": 10, "lr": 0.1, "seed": 0} for row in rows]
+    assert len(tidy.paired(tidy.frame(trained))) == 1
+
+
+def test_a_mean_over_seeds_knows_its_size_and_equal_runs_have_no_interval(tmp_path):
+    for seed in (0, 1):
+        mine(tmp_path, f"seed{seed}", seed=seed, params=1234)
+    data = read_back(explorer.render(explorer.of_runs(gather(tmp_path)), "Seeds"))
+    [mean] = [i for i, model in enumerate(data["models"]) if model["mean"]]
+    assert data["models"][mean]["parameters"] == 1234
+    scores = data["scores"]
+    lows = [low for low, model in zip(scores["low"], scores["model"], strict=True) if model == mean]
+    assert lows
+    assert set(lows) == {None}

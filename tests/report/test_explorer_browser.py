@@ -121,7 +121,7 @@ def test_filters_and_ticks_act_on_every_section(browser, page):
     assert len(browser.execute_script(CELLS, "models")) == len(left)
     box = browser.find_element("id", "named")
     box.send_keys("mamba2canon-3b")
-    assert len(browser.execute_script(CELLS, "models")) == 3
+    assert until(lambda: len(browser.execute_script(CELLS, "models")) == 3)
     assert errors(browser) == []
 
 

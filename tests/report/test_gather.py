@@ -15,6 +15,7 @@ from test_page import Page
 from canonlm.report import load_play, tables, write_report
 from canonlm.report.frames import runs_curves
 from canonlm.report.gather import gather, run_folders
+from canonlm.report.settings import unplanned
 
 HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
 OTHER = {"name": "depo", "max_n": 9}
@@ -200,3 +201,21 @@ def test_run_folders(tmp_path):
     folder = play_folder(tmp_path / "one", {"a": {}})
     assert run_folders(folder) == run_folders(folder / "runs") == [folder / "runs" / "a"]
     assert run_folders(folder / "runs" / "a") == [folder / "runs" / "a"]
+
+
+def test_a_folder_of_play_folders_is_all_of_them(tmp_path):
+    play_folder(tmp_path / "one", {"a": {}, "b": {"seed": 1}}, "Mine")
+    play_folder(tmp_path / "two", {"a": {"arch": "llama+canon"}}, "Yours")
+    assert {name for found in gather(tmp_path) for name in found.runs} == {"a", "b"}
+    play = load_play(tmp_path)
+    assert sorted(run.name for run in play.runs) == [f"{tmp_path}/one/a", f"{tmp_path}/two/a", "b"]
+    assert play.left_out == ()
+    assert play.title == "Mine and Yours"
+
+
+def test_a_size_that_differs_is_said(tmp_path):
+    for width in (128, 256):
+        model = {"num_hidden_layers": 4, "hidden_size": width}
+        write_run(tmp_path / "runs" / f"wide{width}", evals=[evaluation(50, HALF)], config={"model": model})
+    (section,) = load_play(tmp_path).sections
+    assert unplanned(section.runs) == ["model.hidden_size"]

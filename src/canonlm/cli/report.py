@@ -20,7 +20,7 @@ OUT = typer.Option(
     help="Where the page goes. Default: report.html in the folder, or here where several are given.", show_default=False
 )
 TABLE = typer.Option("--table", help="Only the tables, here; no page is written.")
-WATCH = typer.Option("--watch", help="Follow runs that are going on, until all have finished; then report.")
+WATCH = typer.Option("--watch", help="Follow runs until none goes on; then report.")
 
 
 def report(
@@ -39,6 +39,8 @@ def report(
 
     if table and out is not None:
         raise expected("--out", "no --table beside it, which writes no page", str(out))
+    if out is not None and not out.parent.is_dir():
+        raise expected("--out", "a file in a folder that exists", str(out))
     finished = True
     if watch:
         from canonlm.cli.watch import follow
@@ -55,18 +57,18 @@ def show(folders: Path | Sequence[Path], out: Path | None = None, page: bool = T
     from canonlm.report.table import play_tables
 
     play = load_play(folders)
+    place = place_of(folders, out)
+    if page:  # before anything is printed: whoever reads the tables may close the pipe
+        try:
+            write_page(play, place)
+        except OSError as error:
+            raise expected("--out", f"a file that can be written ({error.strerror})", str(place)) from None
     console = _console()
     for table in play_tables(play):
         console.print(table)
         console.print()
-    if not page:
-        return
-    place = place_of(folders, out)
-    try:
-        written = write_page(play, place)
-    except OSError as error:
-        raise expected("--out", f"a file that can be written ({error.strerror})", str(place)) from None
-    console.print(f"report: {written}", highlight=False, soft_wrap=True, markup=False)
+    if page:
+        console.print(f"report: {place}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _console() -> "Console":

@@ -49,7 +49,7 @@ def results(
 ) -> int:
     """Show the published results of the 64 models, and your own beside them: as tables, as files, as a page.
 
-    `canonlm results --html results.html` writes a page that opens in any browser, without a network. Tables show the
+    `canonlm results --html results.html` writes a page that opens in a browser, without a network. Tables show the
     models of the release and yours; with `source=reference`, `source=best` (of the learning rates) or `source=paper`
     others. Files have all sources.
     """
@@ -153,7 +153,7 @@ def _show(numbers: "pl.DataFrame", group: str | None, paired: bool, usual: bool)
             for source in rows["source"].unique(maintain_order=True):  # means are over pairs of one source
                 _print(console, tables.delta_tables(rows.filter(pl.col("source") == source), columns, console.width))
         else:
-            heading = f"{title} (percent; ppl: perplexity)"
+            heading = f"{title} (percent, but for losses, bits and perplexities; ± one standard error)"
             _print(console, tables.score_tables(rows, columns, console.width, heading))
     if not groups:
         console.print("nothing: no results are left" + (", or no two that differ in Canon alone" if paired else ""))

@@ -21,7 +21,7 @@ Show = Callable[[Sequence[Watched]], None]
 
 
 def follow(folders: Sequence[Path], console: Console) -> bool:
-    """Whether every run has finished; False after Ctrl-C. ValueError: a folder in which there is nothing."""
+    """Until no run goes on; False after Ctrl-C. ValueError: a folder in which there is nothing."""
     for folder in folders:
         run_folders(folder)
     watch = Watch(folders)
@@ -64,7 +64,14 @@ def table(runs: Sequence[Watched], height: int) -> Table:
     for place, name in enumerate(head):
         found.columns[place].justify = "right" if name in ("lr", "seed", "step", "tokens/s", "loss") else "left"
         found.columns[place].no_wrap = True
-    found.columns[-1].min_width = len("finished")
+    for name, width in (
+        ("step", 9),
+        ("loss", 6),
+        ("state", len("unfinished")),
+        ("on the test", 8),
+        ("architecture", 11),
+    ):
+        found.columns[head.index(name)].min_width = width
     runs = sorted(runs, key=lambda run: ORDER.index(run.state))
     most = max(1, height - ROWS_AROUND)
     for run in runs[:most]:

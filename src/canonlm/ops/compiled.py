@@ -7,7 +7,8 @@ from torch import Tensor
 def written_out(x: Tensor) -> Tensor:
     """The same numbers, once, side by side in memory: a compiler for a CPU may not compute them again in every loop
     that reads them, nor read them where they lay before. In eager mode, and on a GPU, `x` itself."""
-    return _written_out(x) if torch.compiler.is_compiling() and x.device.type == "cpu" else x
+    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return _written_out(x) if compiling and x.device.type == "cpu" else x
 
 
 # An operator of its own is what a compiler does not look into.

@@ -46,6 +46,12 @@ def run_folders(folder: str | Path) -> list[Path]:
     return [path for path in found if _is_run(path) or path not in of_results]
 
 
+def _plays_in(folder: Path) -> list[Path]:
+    """The play folders in a folder of them."""
+    inside = sorted(path.parent for path in folder.glob("*/runs") if not _is_run(path.parent))
+    return [path for path in inside if configured(path)]
+
+
 def configured(folder: Path) -> list[Path]:
     """The run folders that have a configuration, without a look at anything else: cheap enough to be asked often."""
     return [folder] if _is_run(folder) else sorted(filter(_is_run, _folders_in(folder)))
@@ -53,17 +59,20 @@ def configured(folder: Path) -> list[Path]:
 
 def gather(folders: Folders) -> list[Gathered]:
     """A run that lies in two of the folders counts for the first. Runs, and results, of one name in two folders get the
-    folder before it. ValueError: a folder with neither."""
+    folder before it; the play folders in a folder are folders of their own. ValueError: a folder with neither."""
     found: list[Gathered] = []
     seen: set[Path] = set()
-    for folder in as_paths(folders):
+    plays = {each: _plays_in(each) for each in as_paths(folders)}
+    for folder in dict.fromkeys(part for each, inside in plays.items() for part in (*inside, each)):
+        seen.update(play.resolve() for play in plays.get(folder, ()))  # they are no runs of this folder
         fresh = [path for path in run_folders(folder) if _first(path, seen)]
         runs, left_out = load_runs(fresh)
         evaluated, unreadable = load_evaluated(folder)
         asked = [one for one in evaluated if _first(one.path, seen)]
         itself = f"{folder.absolute().name}/" if _is_run(folder) else ""
         here = {writable(f"{itself}{one.label}"): one for one in asked}
-        found.append(Gathered(folder, {run.name: run for run in runs}, here, [*left_out, *unreadable]))
+        if fresh or here or not plays.get(folder):
+            found.append(Gathered(folder, {run.name: run for run in runs}, here, [*left_out, *unreadable]))
     return [_told_apart(one, [other for other in found if other is not one]) for one in found]
 
 

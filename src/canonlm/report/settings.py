@@ -20,6 +20,14 @@ WORDS = {
 PLANNED = ("arch", "train.optim.lr", "train.seed")  # what a grid varies on purpose
 FIRST = ("preset", "data.", "train.steps", "train.batch_size", "task.")  # what is shown without asking
 BOOKKEEPING = ("name", "out", "folder", "run")  # where a run was written says nothing about it
+COMPARED = ("preset", "data.", "train.", "model.num_hidden_layers", "model.hidden_size", "model.num_attention_heads")
+WITHOUT_EFFECT = (
+    "train.checkpoint_every",
+    "train.log_every",
+    "train.keep_checkpoints",
+    "train.keep_every",
+    "train.num_threads",
+)
 ENV = ("machine", "cores", "python", "torch", "canonlm")
 
 
@@ -55,9 +63,9 @@ def settings(runs: Sequence[Recorded[Any]]) -> tuple[list[str], list[Setting], l
 
 
 def unplanned(runs: Sequence[Recorded[Any]]) -> list[str]:
-    """Names of training and data settings that differ although no comparison asks for it."""
+    """Names of settings of data, training and size that differ although no comparison asks for it."""
     _, _, differing = settings(runs)
-    return [s.label for s in differing if not s.planned and s.key.startswith(("preset", "data.", "train."))]
+    return [s.label for s in differing if not s.planned and s.key.startswith(COMPARED) and s.key not in WITHOUT_EFFECT]
 
 
 def _values(values: Sequence[Any]) -> str:

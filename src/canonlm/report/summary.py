@@ -139,7 +139,7 @@ class Difference:
     @property
     def sure(self) -> bool:
         """Whether repeats bear out that there is a difference at all."""
-        return self.pairs > 1 and not self.low <= 0 <= self.high
+        return self.pairs > 1 and self.low < self.high and not self.low <= 0 <= self.high
 
 
 def wilson(count: Count) -> tuple[float, float]:

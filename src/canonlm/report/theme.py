@@ -14,7 +14,7 @@ INK, MUTED, GRID, PAPER = "#1b1f24", "#59636e", "#e4e7eb", "#ffffff"
 DARK = {  # every colour used in a figure → the same colour on a dark page
     INK: "#e8eaed", MUTED: "#9aa4af", GRID: "#2c3238", PAPER: "#14171a",
     "#0072b2": "#4fa8e8", "#d55e00": "#ff8f52", "#009e73": "#2fc99b", "#b8588f": "#eaa0cc",
-    "#2f93cc": "#8fd3ff", "#b27a00": "#ffc24d", "#4b3fa7": "#a79bff", "#666666": "#bdbdbd",
+    "#b27a00": "#ffc24d", "#4b3fa7": "#a79bff", "#666666": "#bdbdbd",
 }  # fmt: skip
 FONT = '-apple-system, BlinkMacSystemFont, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", Arial, sans-serif'
 
@@ -35,7 +35,7 @@ LOOKS = {
     "gdn2": Look("#b8588f", "longdash", "triangle-up-open", "x"),
     "gdn2+canon": Look("#009e73", "solid", "triangle-up", ""),
     "mamba2": Look("#666666", "dashdot", "cross-open", "-"),
-    "mamba2+canon": Look("#2f93cc", "solid", "cross", ""),
+    "mamba2+canon": Look(INK, "solid", "cross", ""),
 }
 
 

@@ -58,6 +58,8 @@ def _fitting(value: Any) -> Any:
     """What a column can hold of anything that a file may say."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()  # names of folders need not be text
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     return None if isinstance(value, int) and abs(value) >= 2**63 else value
 
 
@@ -147,6 +149,9 @@ def paired(numbers: "pl.DataFrame") -> "pl.DataFrame":
     same = ["source", "arch", "size", "tokens", "lr", "seed", *QUESTION]
     layers = ~pl.col("canon").is_in(["none", "b"])
     known = numbers.filter(pl.col("canon").is_not_null() & pl.col("arch").is_not_null())
+    # Of one's own, those whose training is not known may differ in anything; published ones leave out what none has.
+    trained = pl.all_horizontal(pl.col("lr", "seed").is_not_null())
+    known = known.filter(pl.col("source").ne_missing("yours") | trained)
     base = known.filter(~layers).select(*same, base_model="model", base_canon="canon", base="value")
     canon = known.filter(layers).select(*same, "canon", "value", canon_model="model")
     both = canon.join(base, on=same, nulls_equal=True, how="inner", maintain_order="left")
@@ -157,7 +162,7 @@ def paired(numbers: "pl.DataFrame") -> "pl.DataFrame":
 
 def over_seeds(numbers: "pl.DataFrame") -> "pl.DataFrame":
     """Mean and 95 % t-interval of numbers that differ in the seed alone, as far as the columns know, where there are
-    two seeds or more; of percentages cut to 0 to 100. Equal numbers have an interval without width.
+    two seeds or more; of percentages cut to 0 to 100. Equal numbers have none.
 
     Columns: source, arch, canon, size, tokens, lr, those of the question, value, low, high, runs.
     """
@@ -181,18 +186,21 @@ def _over_seeds(numbers: "pl.DataFrame", same: Sequence[str], column: str, least
     known = numbers.filter(pl.col("seed").is_not_null(), pl.col("arch").is_not_null(), pl.col(column).is_finite())
     by_seed = known.group_by([*same, "seed"], maintain_order=True).agg(pl.col(column).mean())  # one vote per seed
     found = by_seed.group_by(same, maintain_order=True).agg(
-        pl.col(column).mean(), deviation=pl.col(column).std(), runs=pl.len().cast(pl.Int64)
+        pl.col(column).mean(),
+        deviation=pl.col(column).std(),
+        unlike=pl.col(column).max() > pl.col(column).min(),
+        runs=pl.len().cast(pl.Int64),
     )
     found = found.filter(pl.col("runs") > 1)
     factors = pl.Series([t_factor(runs) / math.sqrt(runs) for runs in found["runs"]], dtype=pl.Float64)
     half = found["deviation"] * factors
     low, high = pl.col(column) - half, pl.col(column) + half
-    share = pl.col("unit") == "%"
+    share, unlike = pl.col("unit") == "%", pl.col("unlike")
     return found.select(
         *same,
         column,
-        low=pl.when(share).then(low.clip(lower_bound=least)).otherwise(low),
-        high=pl.when(share).then(high.clip(upper_bound=100.0)).otherwise(high),
+        low=pl.when(unlike).then(pl.when(share).then(low.clip(lower_bound=least)).otherwise(low)),
+        high=pl.when(unlike).then(pl.when(share).then(high.clip(upper_bound=100.0)).otherwise(high)),
         runs="runs",
     )
 

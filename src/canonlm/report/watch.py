@@ -157,8 +157,8 @@ class Watch:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is to come: a run whose configuration cannot be read will not finish."""
-        return all(run.state in ("finished", "damaged") for run in self.runs)
+        """Whether nothing is to come, as far as can be seen: runs that are unfinished may be dead."""
+        return bool(self.runs) and not any(run.state in ("waiting", "running") for run in self.runs)
 
 
 def _stamp(path: Path) -> Stamp | None:

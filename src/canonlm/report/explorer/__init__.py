@@ -51,7 +51,7 @@ def explorer(shown: Shown, sections: Sequence[str] = SECTIONS) -> tuple[str, str
     told = "".join(f"<p>{escape(str(note))}</p>" for note in notes({ROPE, NORM}, several=True))
     body = "\n".join(read[f"{name}.html"] for name in ("bar", *sections)).replace("{notes}", told)
     script = "\n".join(read[f"{name}.js"] for name in ("core", *SECTIONS, "start"))
-    return body, inert(json.dumps(payload(shown))), script, _css(read)
+    return body, inert(json.dumps(payload(shown), allow_nan=False)), script, _css(read)
 
 
 def _css(read: dict[str, str]) -> str:

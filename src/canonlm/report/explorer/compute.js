@@ -11,14 +11,14 @@ function compute() {
   );
   at("compute").hidden = Object.keys(places).length === 0;
   if (at("compute").hidden) return;
-  const most = Object.keys(places).sort(
-    (a, b) => usable(Number(b.slice(1))).length - usable(Number(a.slice(1))).length,
-  )[0];
-  choice(at("compute-question"), places, most);
+  const count = place => usable(Number(place.slice(1))).length;
+  choice(at("compute-question"), places, Object.keys(places).sort((a, b) => count(b) - count(a))[0]);
   const chosen = () => Number(at("compute-question").value.slice(1));
   const here = () =>
-    usable(chosen()).filter(i =>
-      shown(i, at("compute-others").checked && models[i].source === "reference" ? ["source"] : []),
+    usable(chosen()).filter(
+      i =>
+        standing(chosen(), i) &&
+        shown(i, at("compute-others").checked && models[i].source === "reference" ? ["source"] : []),
     );
 
   const draw = () => {
@@ -36,8 +36,8 @@ function compute() {
       ),
       hovertemplate: "%{hovertext}<br>%{x:.2e} operations<extra></extra>",
     }));
-    const operations = all.map(i => flops(models[i])),
-      ticks = all.length ? roundBetween(Math.min(...operations) / 2, 2 * Math.max(...operations)) : [];
+    const [least, most] = extent(all.map(i => flops(models[i])));
+    const ticks = all.length ? roundBetween(least / 2, 2 * most) : [];
     const layout = {
       ...structuredClone(style.layout),
       height: 420,

@@ -28,7 +28,7 @@ const SOURCES = {
 };
 const LATER = ["reference", "best", "paper"]; // sources that are not shown until asked for
 const isMine = i => models[i].source === "yours";
-const CANON = {yes: "with Canon", no: "without"};
+const CANON = {true: "with Canon", false: "without", null: "unknown"};
 
 // -- elements ---------------------------------------------------------------------------------------------------------
 
@@ -100,27 +100,37 @@ function about(model) {
 
 // -- which models -----------------------------------------------------------------------------------------------------
 
-const means = new Set([...models.keys()].filter(i => models[i].model === "mean over seeds"));
+// setting → the mean over its seeds, which is among the models
 const settingOf = model => JSON.stringify([model.source, model.arch, model.canon, model.size, model.tokens, model.lr]);
-const averaged = new Set([...means].map(i => settingOf(models[i])));
+const means = new Map([...models.keys()].filter(i => models[i].mean).map(i => [settingOf(models[i]), i]));
+const nameOf = model => (model.mean ? `${about(model)}, ${model.model}` : model.model);
 const FILTERS = {
   source: {title: "whose", of: model => model.source, say: value => SOURCES[value]},
   arch: {title: "architecture", of: model => model.arch ?? "other", say: value => value},
-  canon: {title: "Canon layers", of: model => (model.has_canon ? "yes" : "no"), say: value => CANON[value]},
+  canon: {title: "Canon layers", of: model => String(model.has_canon), say: value => CANON[value]},
   size: {title: "size", of: model => model.size ?? "–", say: value => value},
   tokens: {title: "training tokens", of: model => tokens(model.tokens), say: value => value},
 };
 const off = Object.fromEntries(Object.keys(FILTERS).map(key => [key, new Set()]));
 const unticked = new Set(); // single models
-let named = "",
-  overSeeds = false;
+// By parameters where they are known, or else as `12L768D` reads.
+const bySize = (a, b) =>
+  (a.parameters ?? 0) - (b.parameters ?? 0) || (a.size ?? "").localeCompare(b.size ?? "", undefined, {numeric: true});
+let part = ""; // of a name
+let overSeeds = false;
 
 // skip: filters that do not count here, such as whose, where a section shows the models of one source.
-function shown(index, skip = []) {
-  const model = models[index];
-  if (unticked.has(index) || means.has(index) !== (overSeeds && averaged.has(settingOf(model)))) return false;
-  if (named && !`${model.model} ${about(model)}`.toLowerCase().includes(named)) return false;
+function passes(model, skip = []) {
+  if (part && !`${model.model ?? ""} ${about(model)}`.toLowerCase().includes(part)) return false;
   return Object.entries(FILTERS).every(([key, filter]) => skip.includes(key) || !off[key].has(filter.of(model)));
+}
+const shown = (i, skip = []) => !unticked.has(i) && passes(models[i], skip);
+
+// The answer, unless another stands for it: the mean over seeds for those of single seeds, or the other way round.
+function standing(q, i) {
+  const mean = means.get(settingOf(models[i]));
+  const averaged = mean !== undefined && models[i].seed !== null && answer(q, mean);
+  return (models[i].mean ? overSeeds : !(overSeeds && averaged)) ? answer(q, i) : undefined;
 }
 
 const sections = []; // functions that show a section anew
@@ -130,9 +140,11 @@ const showAll = () => sections.forEach(show => show());
 function filterBar() {
   const sources = [...new Set(models.map(FILTERS.source.of))];
   if (sources.some(source => !LATER.includes(source))) LATER.forEach(source => off.source.add(source));
+  let typing;
   at("named").addEventListener("input", event => {
-    named = event.target.value.trim().toLowerCase();
-    showAll();
+    part = event.target.value.trim().toLowerCase();
+    clearTimeout(typing);
+    typing = setTimeout(showAll, 150);
   });
   at("over-seeds").addEventListener("change", event => {
     overSeeds = event.target.checked;
@@ -146,12 +158,11 @@ function filterBar() {
     ]),
   );
   at("filters").replaceChildren(...Object.values(boxes));
-  const bySize = (a, b) => (parseFloat(a) || 0) - (parseFloat(b) || 0) || a.localeCompare(b);
+  const inOrder = {size: (a, b) => bySize(a, b), tokens: (a, b) => (a.tokens ?? 0) - (b.tokens ?? 0)};
   const fill = key => {
     const here = key === "source" ? models : models.filter(model => !off.source.has(model.source));
-    const values = [...new Set(here.map(FILTERS[key].of))];
-    if (key === "size") values.sort(bySize);
-    boxes[key].hidden = values.length < 2;
+    const values = [...new Set((inOrder[key] ? here.toSorted(inOrder[key]) : here).map(FILTERS[key].of))];
+    boxes[key].hidden = values.length < 2 && !values.some(value => off[key].has(value));
     boxes[key].lastChild.replaceChildren(
       ...values.map(value =>
         make(
@@ -195,16 +206,18 @@ const asked = question => ASKED.map(key => question[key]);
 // -- charts -----------------------------------------------------------------------------------------------------------
 
 const lookOf = model => results.looks[model.look];
-const hoverOf = model => safe(model.model) + "<br>" + safe(about(model));
+const hoverOf = model => safe(nameOf(model)) + "<br>" + safe(about(model));
 
 // Where an axis of tokens or operations has its marks, as plotly writes neither 1T nor 2 × 10²².
 const roundBetween = (low, high) => {
   const found = [];
+  if (!(low > 0)) return found;
   for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10)
     found.push(...[1, 2, 5].map(digit => digit * power).filter(x => low <= x && x <= high));
   return found;
 };
 const evenUpTo = high => {
+  if (!(high > 0)) return [0];
   const step = roundBetween(high / 11, high).find(x => high / x <= 6);
   return Array.from({length: Math.floor(high / step) + 1}, (_, i) => i * step);
 };
@@ -214,7 +227,9 @@ const powerOfTen = x => {
   return `${digit === 1 ? "" : `${digit} × `}10<sup>${power}</sup>`;
 };
 const safe = text => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-const axisWith = extra => ({...structuredClone(style.axis), ...extra});
+// Not Math.min(...values): so many arguments no function takes.
+const extent = values =>
+  values.reduce(([low, high], x) => [Math.min(low, x), Math.max(high, x)], [Infinity, -Infinity]);
 const titled = text => ({
   ...structuredClone(style.axis),
   title: {text, standoff: 8, font: {size: 12, color: style.axis.color}},

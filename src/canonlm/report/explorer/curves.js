@@ -1,12 +1,11 @@
 // Scores and losses during training: a panel for each size and number of tokens, a line per model.
 
 function trainingCurves() {
-  const lines = new Map(); // question → its curves
-  results.curves.forEach(curve => lines.set(curve.question, [...(lines.get(curve.question) ?? []), curve]));
+  const lines = Map.groupBy(results.curves, curve => curve.question);
   at("curves").hidden = lines.size === 0;
   if (lines.size === 0) return;
   const order = [...lines.keys()].sort((a, b) => lines.get(b).length - lines.get(a).length);
-  const mine = order.find(q => lines.get(q).some(curve => models[curve.model].source === "yours"));
+  const mine = order.find(q => lines.get(q).some(curve => isMine(curve.model)));
   const standard = order.find(q => questions[q].task === "hellaswag");
   // Keys that are numbers would come out sorted.
   choice(
@@ -18,8 +17,8 @@ function trainingCurves() {
   const chosen = () => Number(at("curves-question").value.slice(1));
   const here = () => lines.get(chosen()).filter(curve => shown(curve.model));
   const panelOf = curve => {
-    const {size, tokens: count, source} = models[curve.model];
-    return `${size ?? "size unknown"}, ${tokens(count)} tokens` + (source === "yours" ? ", your runs" : "");
+    const {size, tokens: count} = models[curve.model];
+    return `${size ?? "size unknown"}, ${isMine(curve.model) ? "your runs" : `${tokens(count)} tokens`}`;
   };
 
   // The mean of so many neighbours; nearer to an end of as many as there are on both sides.
@@ -36,12 +35,15 @@ function trainingCurves() {
     const all = here(),
       question = questions[chosen()],
       panels = Map.groupBy(all, panelOf);
-    // A loss falls from so high at first that nothing could be told apart later: its beginning leaves the panel.
-    const ends = all.flatMap(curve =>
-      smooth(curve.values).slice(question.less ? Math.floor(curve.values.length / 10) : 0),
-    );
-    const [low, high] = [Math.min(...ends), Math.max(...ends)],
-      room = 0.05 * (high - low || 1);
+    // The same for all published panels, and for all of yours. A loss falls from so high at first that nothing could be told
+    // apart later: its beginning leaves the panel.
+    const rangeOf = members => {
+      const begins = values => (question.less ? Math.floor(values.length / 10) : 0);
+      const [low, high] = extent(members.flatMap(curve => smooth(curve.values).slice(begins(curve.values))));
+      const room = 0.05 * (high - low || 1);
+      return [low - room, high + room];
+    };
+    const ranges = Map.groupBy(all, curve => isMine(curve.model));
     while (at("curves-panels").children.length > panels.size) {
       Plotly.purge(at("curves-panels").lastChild.lastChild);
       at("curves-panels").lastChild.remove();
@@ -63,11 +65,11 @@ function trainingCurves() {
           line: {color: look.color, dash: look.dash, width: 1.8},
           marker: {color: look.color, symbol: look.symbol},
           customdata: curve.tokens.map(tokens),
-          hovertemplate: `%{customdata} tokens: %{y:.4~g}${unit(question)}<br>${hoverOf(model)}<extra></extra>`,
+          meta: hoverOf(model),
+          hovertemplate: `%{customdata} tokens: %{y:.4~g}${unit(question)}<br>%{meta}<extra></extra>`,
         };
       });
-      const most = Math.max(...curves.map(curve => curve.tokens.at(-1))),
-        least = Math.min(...curves.map(curve => curve.tokens[0])) || 1;
+      const [least, most] = extent(curves.flatMap(curve => curve.tokens.filter(count => count > 0)));
       const ticks = at("curves-log").checked ? roundBetween(least, most) : evenUpTo(most);
       const layout = {
         ...structuredClone(style.layout),
@@ -81,7 +83,10 @@ function trainingCurves() {
           ticktext: ticks.map(tokens),
           ...(at("curves-log").checked ? {} : {range: [0, 1.02 * most]}),
         },
-        yaxis: {...titled(question.less ? question.metric : "percent"), range: [low - room, high + room]},
+        yaxis: {
+          ...titled(question.less ? question.metric : "percent"),
+          range: rangeOf(ranges.get(isMine(curves[0].model))),
+        },
       };
       plot(box.lastChild, traces, layout);
     });

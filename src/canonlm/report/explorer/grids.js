@@ -18,11 +18,13 @@ function grids() {
       isMine(i) && groups[name].questions.some(q => questions[q].setting && questions[q].metric === "accuracy");
   }
 
-  const asked = () => groups[at("grids-task").value].questions;
+  const all = () => groups[at("grids-task").value].questions;
   const again = () => {
-    const metrics = [...new Set(asked().map(q => questions[q].metric))];
-    const sizes = [...new Set(answered(at("grids-task").value).map(i => models[i].size ?? "–"))];
+    const metrics = [...new Set(all().map(q => questions[q].metric))];
+    const theirs = answered(at("grids-task").value).filter(i => !isMine(i));
+    const sizes = [...new Set(theirs.map(i => models[i].size ?? "–"))];
     sizes.sort((a, b) => a.localeCompare(b, undefined, {numeric: true}));
+    at("grids-size").parentElement.hidden = sizes.length === 0;
     choice(at("grids-size"), asIs(sizes), sizes.at(-1));
     choice(at("grids-metric"), asIs(metrics), metrics[0]);
     show();
@@ -31,18 +33,18 @@ function grids() {
   // Rows and columns of the table. Yours are there at every size, as they may have no other; their columns, and then
   // those that most rows have, come first.
   const grid = () => {
-    const all = asked().filter(q => questions[q].metric === at("grids-metric").value);
+    const places = all().filter(q => questions[q].metric === at("grids-metric").value);
     const ofSize = i => isMine(i) || (models[i].size ?? "–") === at("grids-size").value;
     const rows = [...models.keys()].filter(
-      i => all.some(q => answer(q, i)) && shown(i, ["source", "size"]) && ofSize(i),
+      i => places.some(q => standing(q, i)) && shown(i, ["source", "size"]) && ofSize(i),
     );
-    const count = (q, members) => members.filter(i => answer(q, i)).length;
-    const isMyColumn = q => count(q, rows.filter(isMine)) > 0;
-    const columns = all
-      .filter(q => count(q, rows))
-      .sort((a, b) => isMyColumn(b) - isMyColumn(a) || count(b, rows) - count(a, rows));
-    const first = i => columns.findIndex(q => answer(q, i));
-    return [rows.sort((i, j) => isMine(j) - isMine(i) || first(i) - first(j)), columns];
+    const count = members => new Map(places.map(q => [q, members.filter(i => standing(q, i)).length]));
+    const [filled, mine] = [count(rows), count(rows.filter(isMine))];
+    const columns = places
+      .filter(q => filled.get(q))
+      .sort((a, b) => (mine.get(b) > 0) - (mine.get(a) > 0) || filled.get(b) - filled.get(a));
+    const first = new Map(rows.map(i => [i, columns.findIndex(q => standing(q, i))]));
+    return [rows.sort((i, j) => isMine(j) - isMine(i) || first.get(i) - first.get(j)), columns];
   };
 
   // The paper's of the same architecture, Canon layers and size.
@@ -51,14 +53,14 @@ function grids() {
     return isMine(i) ? models.findIndex(other => other.source === "paper" && same(other)) : -1;
   };
 
-  const cell = (q, i, most) => {
-    const found = answer(q, i);
+  const cell = (q, i, most, beside) => {
+    const found = standing(q, i);
     const question = questions[q];
     if (!found) return make("td", {}, "");
     const share = question.unit === "%" ? found.value / 100 : found.value / most;
     const look = {class: share > 0.55 ? "heat deep" : "heat", style: `--heat:${(100 * share).toFixed(1)}%`};
     const box = make("td", look, written(found.value, question));
-    const other = answer(q, counterpart(i));
+    const other = answer(q, beside);
     if (other) {
       const delta = difference(found.value, other.value);
       box.append(make("small", {}, `${signed(delta, question)} to the paper's`));
@@ -71,19 +73,25 @@ function grids() {
     const {questions: places, labels} = groups[at("grids-task").value];
     const head = q => make("th", {scope: "col", title: questions[q].full}, labels[places.indexOf(q)]);
     const name = i => {
-      const box = make("th", {scope: "row", title: about(models[i])}, models[i].model);
+      const box = make("th", {scope: "row", title: about(models[i])}, nameOf(models[i]));
       if (isMine(i)) box.append(make("small", {}, `yours, ${models[i].size ?? "size unknown"}`));
       return box;
     };
-    const most = Math.max(1e-9, ...columns.flatMap(q => rows.map(i => answer(q, i)?.value ?? 0)));
+    const most = extent(columns.flatMap(q => rows.map(i => standing(q, i)?.value ?? 0)))[1] || 1;
     at("grids-table").replaceChildren(
       make("thead", {}, make("tr", {}, make("th", {scope: "col"}, "architecture"), ...columns.map(head))),
       make(
         "tbody",
         {},
-        ...rows.map(i =>
-          make("tr", {class: isMine(i) ? "yours" : null}, name(i), ...columns.map(q => cell(q, i, most))),
-        ),
+        ...rows.map(i => {
+          const beside = counterpart(i);
+          return make(
+            "tr",
+            {class: isMine(i) ? "yours" : null},
+            name(i),
+            ...columns.map(q => cell(q, i, most, beside)),
+          );
+        }),
       ),
     );
     at("grids-note").textContent =
@@ -94,10 +102,13 @@ function grids() {
 
   exported("grids", () => {
     const [rows, columns] = grid();
-    const line = (q, i) => [...identity(models[i]), ...ASKED.map(key => questions[q][key]), answer(q, i).value];
     return [
       [...IDENTITY, ...ASKED, "value"],
-      ...rows.flatMap(i => columns.filter(q => answer(q, i)).map(q => line(q, i))),
+      ...rows.flatMap(i =>
+        columns
+          .filter(q => standing(q, i))
+          .map(q => [...identity(models[i]), ...asked(questions[q]), standing(q, i).value]),
+      ),
     ];
   });
   at("grids-task").addEventListener("change", again);

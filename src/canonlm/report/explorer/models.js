@@ -11,20 +11,21 @@ function modelTable() {
 
   const ABOUT = {
     model: model => model.model,
-    size: model => model.size,
+    size: model => model,
     tokens: model => model.tokens,
     lr: model => model.lr,
   };
   const group = () => groups[at("models-group").value];
-  const rows = () => [...models.keys()].filter(i => shown(i) && group().questions.some(q => answer(q, i)));
+  const rows = () => [...models.keys()].filter(i => shown(i) && group().questions.some(q => standing(q, i)));
   const cell = (column, i) =>
-    typeof column === "number" ? (answer(column, i)?.value ?? null) : (ABOUT[column](models[i]) ?? null);
+    typeof column === "number" ? (standing(column, i)?.value ?? null) : (ABOUT[column](models[i]) ?? null);
 
   const sorted = () => {
-    if (order === null) return rows();
+    if (order === null) return rows().sort((i, j) => isMine(j) - isMine(i));
     const way = falling ? -1 : 1;
     return rows().sort((i, j) => {
       const [a, b] = [cell(order, i), cell(order, j)];
+      if (order === "size") return way * bySize(a, b);
       if (a === null || b === null) return (a === null) - (b === null); // what has no number is last, either way
       return way * (typeof a === "string" ? a.localeCompare(b, undefined, {numeric: true}) : a - b);
     });
@@ -50,15 +51,13 @@ function modelTable() {
   };
 
   const score = (q, i) => {
-    const found = answer(q, i),
+    const found = standing(q, i),
       question = questions[q];
     if (!found) return make("td", {}, "–");
-    const small =
-      found.low !== null
-        ? `${written(found.low, question)} to ${written(found.high, question)}, ${found.runs} runs`
-        : found.stderr
-          ? `± ${written(found.stderr, question)}`
-          : "";
+    const span =
+      found.low === null ? "all equal" : `${written(found.low, question)} to ${written(found.high, question)}`;
+    const error = found.stderr ? `± ${written(found.stderr, question)}` : "";
+    const small = found.runs > 1 ? `${span}, ${found.runs} runs` : error;
     const box = make(
       "td",
       question.unit === "%" ? {class: "share", style: `--share:${found.value}%`} : {},
@@ -76,7 +75,7 @@ function modelTable() {
       make("input", {
         type: "checkbox",
         checked: true,
-        "aria-label": `show ${models[i].model}`,
+        "aria-label": `show ${nameOf(models[i])}`,
         onchange: () => {
           unticked.add(i);
           at("ticked").hidden = false;
@@ -102,17 +101,7 @@ function modelTable() {
         {},
         ...here.map(i => {
           const model = models[i];
-          const name = make(
-            "th",
-            {scope: "row", title: about(model)},
-            make(
-              "label",
-              {},
-              tick(i),
-              " ",
-              model.model === "mean over seeds" ? `${about(model)}, mean over seeds` : model.model,
-            ),
-          );
+          const name = make("th", {scope: "row", title: about(model)}, make("label", {}, tick(i), " ", nameOf(model)));
           const numbers = [model.size ?? "–", tokens(model.tokens), model.lr ?? "–"].map(text =>
             make("td", {}, String(text)),
           );
@@ -132,9 +121,9 @@ function modelTable() {
     [...IDENTITY, ...ASKED, "value", "stderr", "n", "low", "high", "runs"],
     ...sorted().flatMap(i =>
       group()
-        .questions.filter(q => answer(q, i))
+        .questions.filter(q => standing(q, i))
         .map(q => {
-          const {value, stderr, n, low, high, runs} = answer(q, i);
+          const {value, stderr, n, low, high, runs} = standing(q, i);
           return [...identity(models[i]), ...asked(questions[q]), value, stderr, n, low, high, runs];
         }),
     ),

@@ -1,25 +1,31 @@
 // What Canon layers change: each model with them minus the one without, at equal settings.
 
 function overview() {
-  const named = {
+  const names = {
     yours: "your runs",
     published: "every learning rate",
     best: "the best learning rate of each, benchmark by benchmark",
     paper: "the paper's own tables",
   };
   const isOf = (pair, source) => models[pair.base].source === source;
-  const whose = Object.keys(named).filter(source => results.pairs.some(pair => isOf(pair, source)));
+  // The groups in which such a pair has both numbers.
+  const groupsOf = source => {
+    const here = results.pairs.filter(pair => isOf(pair, source));
+    const both = (q, some) => some.some(({base, canon}) => answer(q, base) && answer(q, canon));
+    const count = name => here.filter(pair => groups[name].questions.some(q => both(q, [pair]))).length;
+    return Object.keys(groups)
+      .filter(name => groups[name].questions.some(q => both(q, here)))
+      .sort((a, b) => count(b) - count(a));
+  };
+  const whose = Object.keys(names).filter(source => groupsOf(source).length);
   at("overview").hidden = whose.length === 0;
   if (at("overview").hidden) return;
-  choice(at("overview-whose"), Object.fromEntries(whose.map(source => [source, named[source]])), whose[0]);
+  choice(at("overview-whose"), Object.fromEntries(whose.map(source => [source, names[source]])), whose[0]);
 
-  // The groups in which such a pair has both numbers.
   const fill = () => {
-    const here = results.pairs.filter(pair => isOf(pair, at("overview-whose").value));
-    const both = q => here.some(({base, canon}) => answer(q, base) && answer(q, canon));
-    const names = Object.keys(groups).filter(name => groups[name].questions.some(both));
+    const there = groupsOf(at("overview-whose").value);
     const before = at("overview-group").value;
-    choice(at("overview-group"), asIs(names), names.includes(before) ? before : names[0]);
+    choice(at("overview-group"), asIs(there), there.includes(before) ? before : there[0]);
   };
   fill();
 
@@ -156,7 +162,9 @@ function overview() {
   const seeds = () => {
     const whose = at("overview-whose").value,
       group = groups[at("overview-group").value];
-    const rows = results.pairs_over_seeds.filter(row => row.source === whose && group.questions.includes(row.question));
+    const rows = results.pairs_over_seeds.filter(
+      row => row.source === whose && group.questions.includes(row.question) && passes(row, ["source", "canon"]),
+    );
     at("overview-seeds").hidden = rows.length === 0;
     table(
       at("overview-seeds-table"),
@@ -170,7 +178,7 @@ function overview() {
           `${row.base_canon} → ${row.canon}`,
           row.lr ?? "–",
           signed(row.delta, question) + unit(question),
-          `${signed(row.low, question)} to ${signed(row.high, question)}`,
+          row.low === null ? "all equal" : `${signed(row.low, question)} to ${signed(row.high, question)}`,
           row.runs,
         ];
       }),

@@ -3,11 +3,13 @@
 Numbers stand in it as they stand in the frames of `canonlm.report.tidy`; only differences are taken in the browser.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ...errors import expected
 from .. import frames, published, tidy
 from ..files import LeftOut
 from ..gather import Gathered
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 OVER_SEEDS = "mean over seeds"
 OTHER = "other"
+MOST_POINTS = 200_000  # of all curves together: 6 MB
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,16 @@ def beside_the_published(found: Sequence[Gathered], filters: Sequence[str] = ())
 
     mine, left_out = frames.finals(found)
     curves, unread = frames.curves(found)
+    if found and not len(mine) and not len(curves):
+        reasons = (
+            "; ".join(f"{entry.name}: {entry.reason}" for entry in [*left_out, *unread][:3]) or "nothing is in them"
+        )
+        raise expected(
+            "FOLDER", f"runs, or results of `canonlm eval`, that can be read ({reasons})", str(found[0].folder)
+        )
     numbers = tidy.choose(pl.concat([published.everything(), mine]), filters)
     curves = pl.concat([published.curves(), curves])
-    if filters:
+    if filters:  # the tokens of a point, or what it answers, are not what a filter on final numbers means
         curves = curves.join(numbers.select("source", "model").unique(), on=["source", "model"], how="semi")
     names = {*numbers["model"], *curves["model"]}
     known = {row["model"]: row for row in published.settings().iter_rows(named=True)} | frames.settings(found)
@@ -67,24 +77,29 @@ def payload(shown: Shown) -> dict[str, Any]:
     for row in shown.numbers.iter_rows(named=True):
         found = (row["value"], row["stderr"], row["n"], None, None, 1)
         scores.append((models.of(row, MODEL), questions.of(row, QUESTION), *found))
+    single = set(range(len(models)))
     for row in tidy.over_seeds(shown.numbers).iter_rows(named=True):
         found = (row["value"], None, None, row["low"], row["high"], row["runs"])
         scores.append((models.of(row | {"model": OVER_SEEDS}, MODEL), questions.of(row, QUESTION), *found))
     curves = list(_curves(shown.curves, models, questions))
     told = [_model(row, shown.settings) for row in models.rows(MODEL)]
+    sizes = {_setting(model): model["parameters"] for model in told if model["parameters"]}
+    for place, model in enumerate(told):
+        if model["model"] == OVER_SEEDS and place not in single:
+            model |= {"mean": True, "parameters": sizes.get(_setting(model))}
     columns = ("model", "question", "value", "stderr", "n", "low", "high", "runs")
     return {
         "models": told,
         "questions": [_question(row) for row in questions.rows(QUESTION)],
         "groups": _groups(shown.numbers, questions),
         "scores": dict(zip(columns, map(list, zip(*scores, strict=True)), strict=True)) if scores else {},
-        "pairs": list(_pairs(shown.numbers, models)),
+        "pairs": list(_pairs(shown, models)),
         "pairs_over_seeds": [
             {key: row[key] for key in row if key not in QUESTION} | {"question": questions.of(row, QUESTION)}
             for row in tidy.paired_over_seeds(shown.numbers).iter_rows(named=True)
         ],
         "curves": curves,
-        "settings": {name: dict(values) for name, values in shown.settings.items()},
+        "settings": {name: _plain(values) for name, values in shown.settings.items()},
         "looks": {name: asdict(look) for name, look in _looks(told).items()},
         "style": {"layout": layout(320), "axis": axis()},
     }
@@ -99,6 +114,9 @@ class _Places:
     def of(self, row: Row, keys: Sequence[str]) -> int:
         return self._found.setdefault(tuple(row.get(key) for key in keys), len(self._found))
 
+    def __len__(self) -> int:
+        return len(self._found)
+
     def rows(self, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
         return (dict(zip(keys, found, strict=True)) for found in self._found)
 
@@ -110,7 +128,8 @@ def _model(row: Row, settings: Mapping[str, Row]) -> dict[str, Any]:
     known = settings.get(row["model"], {}).get("parameters")
     return {
         **row,
-        "has_canon": canon,
+        "mean": False,
+        "has_canon": canon if row["canon"] is not None else None,
         "look": arch.lower() + ("+canon" if canon else ""),
         "parameters": known if isinstance(known, int) else _parameters(row["size"]),
         "mark": mark(row["model"]) if row["source"] in ("published", "best") else "",
@@ -151,17 +170,43 @@ def _groups(numbers: "pl.DataFrame", questions: _Places) -> dict[str, dict[str, 
     return found
 
 
-def _pairs(numbers: "pl.DataFrame", models: _Places) -> Iterator[dict[str, Any]]:
-    """Two models that differ in Canon layers; which questions both answered, the page sees."""
+def _setting(model: Row) -> tuple[Any, ...]:
+    return tuple(model[key] for key in MODEL if key not in ("model", "seed"))
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can say it: a date, a set or an infinity of a configuration becomes text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    known = value is None or isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
+    return value if known else str(value)
+
+
+def _pairs(shown: Shown, models: _Places) -> Iterator[dict[str, Any]]:
+    """Two models that differ in Canon layers; which questions both answered, the page sees. Of one's own, no two of
+    which the settings of data or training are known to differ."""
     shared = ("source", "arch", "size", "tokens", "lr", "seed")
     sides = ("base_model", "base_canon", "canon_model", "canon")
-    pairs = tidy.paired(numbers).select(*shared, *sides).unique(maintain_order=True)
+    pairs = tidy.paired(shown.numbers).select(*shared, *sides).unique(maintain_order=True)
     for row in pairs.iter_rows(named=True):
+        if row["source"] == "yours" and not _alike(
+            *(shown.settings.get(row[f"{side}_model"]) for side in ("base", "canon"))
+        ):
+            continue
         same = {key: row[key] for key in shared}
         yield {
             "base": models.of(same | {"model": row["base_model"], "canon": row["base_canon"]}, MODEL),
             "canon": models.of(same | {"model": row["canon_model"], "canon": row["canon"]}, MODEL),
         }
+
+
+def _alike(base: Row | None, canon: Row | None) -> bool:
+    if base is None or canon is None:
+        return True
+    keys = {key for key in (*base, *canon) if key.startswith(("task", "text", "data.", "train.", "preset"))}
+    return all(base.get(key) == canon.get(key) for key in keys)
 
 
 def _curves(curves: "pl.DataFrame", models: _Places, questions: _Places) -> Iterator[dict[str, Any]]:
@@ -171,12 +216,20 @@ def _curves(curves: "pl.DataFrame", models: _Places, questions: _Places) -> Iter
     but_tokens = [key for key in MODEL if key != "tokens"]
     at_the_end = {tuple(row[key] for key in but_tokens): row["tokens"] for row in models.rows(MODEL)}
     grouped = curves.filter(pl.col("tokens").is_not_null()).group_by([*but_tokens, *QUESTION], maintain_order=True)
-    for row in grouped.agg("tokens", "value").iter_rows(named=True):
+    rows = grouped.agg("tokens", "value")
+    most = max(50, min(400, MOST_POINTS // max(1, len(rows))))
+    for row in rows.iter_rows(named=True):
         key = tuple(row[key] for key in but_tokens)
         end = at_the_end.setdefault(key, row["tokens"][-1])
         yield {
             "model": models.of(row | {"tokens": end}, MODEL),
             "question": questions.of(row, QUESTION),
-            "tokens": row["tokens"],
-            "values": row["value"],
+            "tokens": _thinned(row["tokens"], most),
+            "values": _thinned(row["value"], most),
         }
+
+
+def _thinned(values: list[Any], most: int) -> list[Any]:
+    """Evenly, the last one among them."""
+    step = math.ceil(len(values) / most)
+    return values[(len(values) - 1) % step :: step]

@@ -5,15 +5,17 @@ function settingsOfTwo() {
   at("settings").hidden = names.length < 2;
   if (at("settings").hidden) return;
   at("settings-names").replaceChildren(...names.map(value => make("option", {value})));
-  const pair = results.pairs
+  const two = results.pairs
+    .toSorted((a, b) => isMine(b.base) - isMine(a.base))
     .map(({base, canon}) => [models[base].model, models[canon].model])
-    .find(two => two.every(name => name in results.settings));
-  [at("settings-a").value, at("settings-b").value] = pair ?? names.slice(0, 2);
+    .find(two => two.every(name => Object.hasOwn(results.settings, name)));
+  [at("settings-a").value, at("settings-b").value] = two ?? names.slice(0, 2);
 
+  const settingsOf = name => (Object.hasOwn(results.settings, name) ? results.settings[name] : null);
   const text = value =>
     value === null || value === undefined ? "–" : typeof value === "object" ? JSON.stringify(value) : String(value);
   const rows = () => {
-    const [a, b] = ["settings-a", "settings-b"].map(id => results.settings[at(id).value]);
+    const [a, b] = ["settings-a", "settings-b"].map(id => settingsOf(at(id).value));
     if (!a || !b) return null;
     const keys = [...new Set([...Object.keys(a), ...Object.keys(b)])].filter(key => key !== "model");
     return keys
