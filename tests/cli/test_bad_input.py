@@ -154,7 +154,7 @@ def test_a_report_that_cannot_be_written(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert main(["report", "runs", "--out", "file/report.html"]) == 2
     error = capsys.readouterr().err
-    assert error == 'canonlm: --out: expected a file that can be written (Not a directory), got "file/report.html"\n'
+    assert error == 'canonlm: --out: expected a file in a folder that exists, got "file/report.html"\n'
     assert main(["report", "runs"]) == 0
     assert (tmp_path / "runs" / "report.html").exists()
 

@@ -123,8 +123,8 @@ function overview() {
       marker: {
         symbol: "line-ns",
         size: 18,
-        color: style.layout.font.color,
-        line: {width: 2.5, color: style.layout.font.color},
+        color: "#d55e00",
+        line: {width: 2.5, color: "#d55e00"},
       },
     };
     rows.forEach(([q, , deltas], row) => {
