@@ -46,14 +46,18 @@ pictures: .venv/installed  ## docs/images/results.png, by Debian's chromium
 	chromium --headless --no-sandbox --hide-scrollbars --virtual-time-budget=8000 --window-size=1280,1010 \
 	  --screenshot=docs/images/results.png runs/results.html
 
+# What is imported is compiled then; compiling all that is installed takes a minute.
+INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt -e
+
 .venv/installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt -e .
+	$(INSTALL) .
 	touch $@
 
-.venv/installed-dev: .venv/installed
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
-	touch $@
+.venv/installed-dev: $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) '.[dev]'
+	touch .venv/installed $@
 
 clean:  ## caches, and the samplers' compiled code
 	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
