@@ -46,8 +46,7 @@ pictures: .venv/installed  ## docs/images/results.png, by Debian's chromium
 	chromium --headless --no-sandbox --hide-scrollbars --virtual-time-budget=8000 --window-size=1280,1010 \
 	  --screenshot=docs/images/results.png runs/results.html
 
-# What is imported is compiled then; compiling all that is installed takes a minute.
-INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt -e
+INSTALL := $(BIN)/pip install -q -c constraints.txt -e
 
 .venv/installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
