@@ -5,9 +5,10 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+from .files import E, Recorded
 from .play import Play
 from .runs import Evaluation, Run
-from .text import TextEvaluation, TextRun, tokens_of
+from .text import TextRun, tokens_of
 
 CSV_COLUMNS = ("section", "run", "arch", "lr", "seed", "state", "row", "step", "slice", "correct", "total", "accuracy",
                "measure", "value", "parameters")  # fmt: skip
@@ -33,7 +34,7 @@ def numbers_csv(play: Play) -> str:
         for trained in text.runs:
             size = trained.result.num_parameters if trained.result else None
             about = [text.heading, trained.name, trained.arch, trained.lr, trained.seed, trained.state]
-            for kind, asked in _text_rows(trained):
+            for kind, asked in _rows(trained):
                 for name, found in asked.sets.items():
                     for measure, number in (("loss", found.loss), ("bits_per_byte", found.bits_per_byte)):
                         if number is not None:
@@ -55,13 +56,7 @@ def numbers_data(play: Play) -> dict[str, Any]:
     return {"title": play.title, "sections": [*sections, *texts]}
 
 
-def _rows(run: Run) -> Iterator[tuple[str, Evaluation]]:
-    yield from (("eval", row) for row in run.evals)
-    if run.result:
-        yield "final", run.result.final
-
-
-def _text_rows(run: TextRun) -> Iterator[tuple[str, TextEvaluation]]:
+def _rows(run: Recorded[E]) -> Iterator[tuple[str, E]]:
     yield from (("eval", row) for row in run.evals)
     if run.result:
         yield "final", run.result.final
@@ -73,22 +68,17 @@ def _text(run: TextRun) -> dict[str, Any]:
          "sets": {name: {"loss": one.loss, "bits_per_byte": one.bits_per_byte} for name, one in row.sets.items()}}
         for row in run.evals
     ]  # fmt: skip
-    return {
-        "name": run.name,
-        "arch": run.arch,
-        "lr": run.lr,
-        "seed": run.seed,
-        "state": run.state,
-        "parameters": run.result.num_parameters if run.result else None,
-        "evals": evals,
-    }
+    return _about(run) | {"evals": evals}
 
 
 def _run(run: Run) -> dict[str, Any]:
+    final = _evaluation(run.result.final) if run.result else None
+    return _about(run) | {"evals": [_evaluation(row) for row in run.evals], "final": final}
+
+
+def _about(run: Recorded[Any]) -> dict[str, Any]:
     return {"name": run.name, "arch": run.arch, "lr": run.lr, "seed": run.seed, "state": run.state,
-            "parameters": run.result.num_parameters if run.result else None,
-            "evals": [_evaluation(row) for row in run.evals],
-            "final": _evaluation(run.result.final) if run.result else None}  # fmt: skip
+            "parameters": run.result.num_parameters if run.result else None}  # fmt: skip
 
 
 def _evaluation(row: Evaluation) -> dict[str, Any]:

@@ -6,12 +6,11 @@ written as escapes, so that no name can end the element.
 
 import base64
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..train.files import write_text
 from . import template
 from .evals import evals_html
 from .explorer import explorer, of_runs
@@ -44,17 +43,7 @@ def place_of(folders: Folders, out: str | Path | None) -> Path:
 
 
 def write_page(play: Play, out: Path) -> Path:
-    """The file appears in one piece: it is written beside its name first and renamed."""
-    text = render(play)
-    handle, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}-", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:  # a row may hold half a character
-            file.write(text)
-        os.chmod(temporary, 0o644)  # a temporary file is private to its owner, a report is not
-        os.replace(temporary, out)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_text(out, render(play).encode("utf-8", "replace").decode())  # a row may hold half a character
     return out
 
 

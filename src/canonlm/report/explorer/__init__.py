@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from ...train.files import write_text
 from .. import template
 from ..markup import bullets, escape, inert
 from ..published.tables import NORM, ROPE, notes
@@ -27,8 +28,6 @@ SECTIONS = ("overview", "models", "curves", "compute", "grids", "settings")
 
 def write_results(shown: Shown, out: str | Path, title: str = "Published results") -> Path:
     """Write the page; it appears in one piece. OSError where the file cannot be written."""
-    from ...train.files import write_text
-
     out = Path(out)
     write_text(out, render(shown, title))
     return out
