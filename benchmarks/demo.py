@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from canonlm.cli import main
+from canonlm.files import write_text
 from canonlm.report import load_play, numbers_csv
-from canonlm.train.files import write_text
 
 RESULTS = Path(__file__).parent / "results"
 GRIDS = [

@@ -25,8 +25,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from canonlm.evals.multihop import MultiHop, MultiHopSettings
-from canonlm.train.files import write_json
+from canonlm.files import write_json
+from canonlm.suites.multihop import MultiHop, MultiHopSettings
 
 RESULTS = Path(__file__).parent / "results" / "multihop-cpu.json"
 ARCHS = ("llama", "llama+canon")

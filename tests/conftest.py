@@ -6,8 +6,8 @@ import shutil
 import pytest
 import yaml
 
+from canonlm.runs.metrics import TIMINGS
 from canonlm.train.config import resolve
-from canonlm.train.metrics import TIMINGS
 from canonlm.train.recipe import merge
 
 SETTINGS = {
@@ -80,3 +80,10 @@ class Tiny:
 @pytest.fixture(scope="session")
 def tiny():
     return Tiny()
+
+
+@pytest.fixture(scope="session")
+def knows():
+    from known_model import Knows
+
+    return Knows

@@ -22,7 +22,9 @@ _HOMES = {
     "CanonLMForCausalLM": "canonlm.models",
     "load_published": "canonlm.models.published",
 }
-_ROOMS = {"archs", "canon", "data", "evals", "launch", "models", "ops", "recipes", "report", "tasks", "train"}
+_ROOMS = {
+    *("canon", "data", "evals", "launch", "models", "ops", "recipes", "report", "runs", "suites", "tasks", "train"),
+}
 
 __all__ = ["CanonLMConfig", "CanonLMForCausalLM", "CanonLayer", "__version__", "load_published"]
 

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from canonlm import CanonLMForCausalLM
 from canonlm.cli import main
 from canonlm.data.tokenizers import load
+from canonlm.files import write_json, write_text
 from canonlm.train.build import model_config
 from canonlm.train.checkpoint import Checkpoints
 from canonlm.train.config import resolve
-from canonlm.train.files import write_json, write_text
-from canonlm.train.parallel import World
+from canonlm.world import World
 
 SETTINGS = {
     "arch": "gla5+canon",

@@ -8,13 +8,13 @@ import torch
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.cli import main
 from canonlm.data.tokenizers import load
-from canonlm.evals.model import as_in_training, open_model
-from canonlm.evals.writing import Writer
+from canonlm.files import write_text
+from canonlm.suites.opening import as_in_training, open_model
+from canonlm.suites.writing import Writer
 from canonlm.train.build import model_config
 from canonlm.train.checkpoint import Checkpoints
 from canonlm.train.config import resolve
-from canonlm.train.files import write_text
-from canonlm.train.parallel import World
+from canonlm.world import World
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 

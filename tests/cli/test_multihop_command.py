@@ -6,7 +6,7 @@ import re
 import pytest
 
 from canonlm.cli import main
-from canonlm.evals.multihop import MultiHop, MultiHopSettings
+from canonlm.suites.multihop import MultiHop, MultiHopSettings
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from canonlm.cli import main
+from canonlm.runs.metrics import TIMINGS
 from canonlm.train.loop import train
-from canonlm.train.metrics import TIMINGS
 from canonlm.train.recipe import load
 
 SMALL = [

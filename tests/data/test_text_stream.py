@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from canonlm.data import index
 from canonlm.data.shards import Dataset
 from canonlm.data.text import Mix, TextStream, TextWindows
-from canonlm.windows import batches
+from canonlm.data.windows import batches
 
 documents = st.lists(st.integers(0, 999), min_size=1, max_size=12)
 shards = st.lists(st.lists(documents, min_size=1, max_size=6), min_size=1, max_size=4)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from canonlm import evals, tasks
+from canonlm.data.windows import WindowStream
 from canonlm.evals.facts import FactEval
-from canonlm.windows import WindowStream
 
 CPU = torch.device("cpu")
 N = 24

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, evals, tasks
+from canonlm.data.windows import WindowStream
 from canonlm.evals.generate import GenerateEval, generate
-from canonlm.windows import WindowStream
 
 CPU = torch.device("cpu")
 TASK = tasks.get("brevo", N=9)

@@ -8,9 +8,9 @@ import torch
 from scipy import stats
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, evals, tasks
+from canonlm.data.windows import WindowStream
 from canonlm.evals.sentences import SentenceEval
 from canonlm.tasks.lano import Grammar
-from canonlm.windows import WindowStream
 
 CPU = torch.device("cpu")
 SMALL = "s = a b | b a b\na = 1 2 | 2 1 1\nb = 1 1 | 2 2 1 | 1 2\n"

@@ -11,7 +11,7 @@ from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.data import index
 from canonlm.data.shards import Dataset
 from canonlm.evals.text import TextEval
-from canonlm.train.parallel import World
+from canonlm.world import World
 
 CPU = torch.device("cpu")
 SEQ_LEN, VOCAB_SIZE = 8, 40

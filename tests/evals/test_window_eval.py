@@ -9,8 +9,8 @@ from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, tasks
+from canonlm.data.windows import WindowStream
 from canonlm.evals.windows import WindowEval, read_off
-from canonlm.windows import WindowStream
 
 TASKS = {
     "copying": (tasks.get("copying", N=8), 50, "answer"),

@@ -16,7 +16,7 @@ from canonlm.launch.play import PlannedRun, plan, write_plan
 from canonlm.recipes import load_preset
 from canonlm.train.config import differences
 from canonlm.train.loop import _Run
-from canonlm.train.parallel import World
+from canonlm.world import World
 
 SMALL = ["task.N=8", "data.seq_len=18", "task.min_items=2", "model.hidden_size=16", "train.batch_size=4"]
 

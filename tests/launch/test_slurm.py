@@ -20,8 +20,8 @@ from slurm_cluster import cluster, missing
 import canonlm
 from canonlm.launch import slurm
 from canonlm.launch.slurm import Job, parse, split
+from canonlm.runs.metrics import TIMINGS
 from canonlm.train.config import resolve
-from canonlm.train.metrics import TIMINGS
 
 # Saved only because somebody asked.
 TRAIN = {"device": "cpu", "log_every": 1, "eval_every": 500, "checkpoint_every": 1_000_000}

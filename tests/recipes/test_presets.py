@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from canonlm import tasks
-from canonlm.archs import BASES
 from canonlm.launch.play import plan
 from canonlm.models import CanonLMForCausalLM
+from canonlm.models.archs import BASES
 from canonlm.recipes import PLAYGROUND, load_preset, presets
 from canonlm.train.build import model_config
 from canonlm.train.config import resolve

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from folders import evaluation, write_run
 
-from canonlm import archs
+from canonlm.models import archs
 from canonlm.report.frames import runs_curves, runs_frame, setting_of, split_arch, tokens_of
 from canonlm.report.published import curves, everything, published
 from canonlm.report.tidy import SCHEMA, choose, frame, has_canon, paired, told

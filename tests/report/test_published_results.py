@@ -7,7 +7,8 @@ import sys
 import polars as pl
 import pytest
 
-from canonlm import archs, tasks
+from canonlm import tasks
+from canonlm.models import archs
 from canonlm.recipes import find
 from canonlm.report import published as package
 from canonlm.report.published import AVERAGES, BENCHMARKS, GROUPS, LOWER_IS_BETTER, table

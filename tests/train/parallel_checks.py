@@ -19,10 +19,13 @@ import torch
 import torch.distributed as dist
 
 from canonlm import CanonLMConfig
-from canonlm.train import parallel
+from canonlm.train import mesh
+from canonlm.train.clipping import clip_grad_norm
 from canonlm.train.config import resolve
+from canonlm.train.mesh import world_of
 from canonlm.train.optim import build_optimizer
-from canonlm.train.parallel import World, clip_grad_norm, last_micro_batch, parallelize, world_of
+from canonlm.train.sharding import last_micro_batch, parallelize
+from canonlm.world import World
 
 SIZES = {"vocab_size": 62, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 MAMBA = {"mixers": ["mamba2"], "mamba_state_size": 8, "mamba_n_groups": 2, "initializer": "normal"}
@@ -255,13 +258,13 @@ def talks(world):
     assert world.sum([float(world.dp_rank), 1.0]) == [sum(range(world.dp_size)), world.dp_size]
     assert world.any(world.rank == world.size - 1)
     assert not world.any(False)
-    assert world.share(f"from {world.rank}") == "from 0"
+    assert world.broadcast(f"from {world.rank}") == "from 0"
     assert (world.dp_rank, world.tp_rank) == divmod(world.rank, world.tp)
     for failing in range(world.size):
         told = pytest.raises(ValueError, match="model: missing")
-        with told, world.together():
+        with told, world.all_or_none():
             resolve(RUN if world.rank != failing else {"arch": "llama"})
-    with world.together():
+    with world.all_or_none():
         pass
 
 
@@ -349,7 +352,7 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
 
 def main(results: Path, group: str, ports: list[str]) -> None:
     """Every layout joins and leaves a process group of its own."""
-    parallel.TIMEOUT = timedelta(seconds=180)  # compiling on a busy machine takes a minute
+    mesh.TIMEOUT = timedelta(seconds=180)  # compiling on a busy machine takes a minute
     torch.set_num_threads(1)
     found = {}
     for port, ((tp, dp_replicate), checks) in zip(ports, GROUPS[group][1].items(), strict=True):

@@ -20,11 +20,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.files import Stamp, remove_leftovers, write_text
 from canonlm.train import checkpoint
 from canonlm.train.checkpoint import Checkpoints, load_model, steps
 from canonlm.train.config import resolve
-from canonlm.train.files import Stamp, remove_leftovers, write_text
-from canonlm.train.parallel import World
+from canonlm.world import World
 
 SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 FORMS = {

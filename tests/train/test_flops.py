@@ -8,7 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from canonlm import CanonLMConfig, CanonLMForCausalLM, archs
+from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.models import archs
 from canonlm.models.cache import Layout
 from canonlm.models.modeling import DecoderLayer
 from canonlm.models.positions import rotary_table
@@ -17,7 +18,7 @@ from canonlm.ops import gated_linear_attention as gla
 from canonlm.ops import ssd
 from canonlm.train import flops, memory
 from canonlm.train.config import resolve
-from canonlm.train.parallel import recomputed
+from canonlm.train.recompute import recomputed
 
 NAMES = ["llama", "llama+canon+qknorm", "gla5+canon", "gdn2+canon", "mamba2+canon", "retention", "gdn2.llama+canon"]
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from canonlm.cli import main
 from canonlm.data.prepare import prepare
 from canonlm.data.shards import Dataset
-from canonlm.train import data, loop
+from canonlm.train import loop, reading
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint import load_model
 from canonlm.train.config import resolve
@@ -61,7 +61,7 @@ def rows(folder, kind="train"):
 def windows_of(text, run, first, last):
     """The tokens of windows, read from the files as anybody could."""
     for window in range(first, last + 1):
-        source, _, position = data.stream(run).describe(window)
+        source, _, position = reading.stream(run).describe(window)
         index = json.loads((text / source / "index.json").read_text())
         parts = [np.fromfile(text / source / s["name"], index["dtype"]) for s in index["splits"]["train"]]
         tokens = np.concatenate(parts).astype(np.int64)
@@ -69,7 +69,7 @@ def windows_of(text, run, first, last):
 
 
 def test_the_first_loss_is_that_of_the_windows_it_names(text, settings, tmp_path):
-    run = data.complete(settings())
+    run = reading.complete(settings())
     train(run, tmp_path)
     row = rows(tmp_path)[0]
     assert row["windows"] == [0, BATCH - 1]
@@ -84,7 +84,7 @@ def test_the_first_loss_is_that_of_the_windows_it_names(text, settings, tmp_path
 
 
 def test_the_mix_is_as_weighted(text, settings):
-    names = [source for source, _ in windows_of(text, data.complete(settings()), 0, 399)]
+    names = [source for source, _ in windows_of(text, reading.complete(settings()), 0, 399)]
     assert abs(names.count("letters") - 300) <= 1
 
 
@@ -114,8 +114,8 @@ def test_isolated_documents_see_nothing_of_each_other(text, settings, tmp_path):
     train(run, tmp_path / "isolated")
     train(settings(train={"steps": 2}), tmp_path / "crossing")
     alone, together = (rows(tmp_path / name)[0]["loss"] for name in ("isolated", "crossing"))
-    model, losses = build_model(data.complete(run)).train(), []
-    for _, tokens in windows_of(text, data.complete(run), 0, BATCH - 1):
+    model, losses = build_model(reading.complete(run)).train(), []
+    for _, tokens in windows_of(text, reading.complete(run), 0, BATCH - 1):
         starts = [0, *(i for i in range(1, SEQ_LEN) if tokens[i] == 256), SEQ_LEN]  # <bos>
         for start, stop in pairwise(starts):
             inputs, targets = tokens[start:stop], tokens[start + 1 : stop + 1]
@@ -254,22 +254,22 @@ def test_another_tokenizer_is_refused(text, settings, tmp_path):
     (tmp_path / "no-eos" / "index.json").write_text(json.dumps(index))
     run = settings(text={"validation": {"other": str(tmp_path / "no-eos")}})
     with pytest.raises(ValueError, match=r"text\.validation\.other: expected text with the tokens of text"):
-        data.complete(run)
+        reading.complete(run)
 
 
 def test_the_standard_library_is_text(tmp_path, monkeypatch, settings):
     prepared: list[int] = []
-    data._stdlib.cache_clear()
+    reading._stdlib.cache_clear()
     monkeypatch.setattr("canonlm.data.prepare.prepare_stdlib", lambda: prepared.append(0) or (tmp_path, ""))
     with pytest.raises(ValueError, match=r"text\.sources\.letters\.path"):
-        data.complete(settings(text={"sources": {"letters": {"path": "python-stdlib"}}}))
-    data._stdlib.cache_clear()
+        reading.complete(settings(text={"sources": {"letters": {"path": "python-stdlib"}}}))
+    reading._stdlib.cache_clear()
     assert prepared == [0]
 
 
 def test_epochs_never_end(text, settings):
     windows = (Dataset(text / "digits").num_tokens("train") - 1) // SEQ_LEN
-    stream = data.stream(data.complete(settings()))
+    stream = reading.stream(reading.complete(settings()))
     epochs = {stream.describe(w).epoch for w in range(16 * windows) if stream.describe(w).source == "digits"}
     assert epochs >= {0, 1, 2, 3}
 

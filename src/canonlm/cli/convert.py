@@ -46,9 +46,9 @@ def convert(
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from canonlm.archs import name_of
+    from canonlm.files import write_folder
+    from canonlm.models.archs import name_of
     from canonlm.models.published import TARGETS, load_published, save_published
-    from canonlm.train.files import write_folder
 
     if to not in TARGETS:
         raise unknown("target", to, TARGETS)

@@ -11,7 +11,7 @@ import typer
 from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, VARIANT
 
 if TYPE_CHECKING:
-    from canonlm.evals.suites import Watch
+    from canonlm.suites.run import Watch
 
 SETTINGS = typer.Argument(
     help="Settings of the suite, such as k=2 background=1000. A list, k=[1,2], asks for every combination.",
@@ -60,7 +60,7 @@ def evaluate(
     Stop it whenever you like: the same command goes on where it stopped. `canonlm report` shows what was found.
     """
     from canonlm.errors import expected
-    from canonlm.evals import suites
+    from canonlm.suites import run as suites
 
     named: dict[str, Any] = {}
     if tasks is not None:
@@ -73,7 +73,7 @@ def evaluate(
 
     from transformers.utils.logging import disable_progress_bar
 
-    from canonlm.evals.model import open_model
+    from canonlm.suites.opening import open_model
 
     disable_progress_bar()
     subject = open_model(

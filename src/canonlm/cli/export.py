@@ -40,9 +40,9 @@ def export(
     from tokenizers import Tokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from canonlm.evals.model import as_in_training, tokenizer_of_run
+    from canonlm.files import write_folder
+    from canonlm.suites.opening import as_in_training, tokenizer_of_run
     from canonlm.train.checkpoint import load_model
-    from canonlm.train.files import write_folder
 
     disable_progress_bar()
     model = load_model(run, step).to(getattr(torch, DTYPES[dtype]))

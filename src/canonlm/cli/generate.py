@@ -9,9 +9,9 @@ import typer
 from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, VARIANT
 
 if TYPE_CHECKING:
-    from canonlm.evals.model import Subject
-    from canonlm.evals.task_words import TaskWords
-    from canonlm.evals.writing import Writer
+    from canonlm.suites.opening import Subject
+    from canonlm.suites.task_words import TaskWords
+    from canonlm.suites.writing import Writer
 
 PROMPT = typer.Argument(
     help="The text to go on from. For a run of `canonlm play`: the task's own words, as `canonlm data show` prints "
@@ -86,9 +86,9 @@ def generate(
 
     from transformers.utils.logging import disable_progress_bar
 
-    from canonlm.evals.model import context_length, open_model
-    from canonlm.evals.sampling import Sampling
-    from canonlm.evals.writing import Writer
+    from canonlm.suites.opening import context_length, open_model
+    from canonlm.suites.sampling import Sampling
+    from canonlm.suites.writing import Writer
 
     disable_progress_bar()
     sampling = Sampling(temperature, top_k, top_p, seed) if temperature > 0 else None
@@ -122,7 +122,7 @@ def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop:
     """Everything, into a file that is whole or not there, in the order of the prompts."""
     from canonlm.cli.count import Count
     from canonlm.errors import expected
-    from canonlm.train.files import write_text
+    from canonlm.files import write_text
 
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +170,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
 
 def _words_of_task(model: str, subject: "Subject") -> "TaskWords | None":
     """What a run of `canonlm play` reads and writes."""
-    from canonlm.evals.task_words import TaskWords
+    from canonlm.suites.task_words import TaskWords
     from canonlm.train.recipe import load
 
     if subject.about["kind"] != "run":

@@ -53,20 +53,20 @@ def _local(path: Path, folder: Path, overrides: list[str], count: int) -> int:
     load(path, overrides)  # a mistake in the file is told before torch is loaded
     from canonlm.launch import processes
     from canonlm.launch.local import gpus
-    from canonlm.train import data
-    from canonlm.train import folder as run_folder
+    from canonlm.runs import folder as run_folder
+    from canonlm.train import reading
     from canonlm.train.build import check, pick_device
-    from canonlm.train.parallel import check_layout
+    from canonlm.train.mesh import check_layout
 
     def check_all(run):
-        check(data.complete(run))
+        check(reading.complete(run))
         check_layout(run, count)
 
     run = load(path, overrides, check_all)
     if pick_device(run.train.device) == "cuda" and count > len(gpus()):
         raise expected("--local", f"at most {len(gpus())}, the GPUs of this machine", count)
-    run_folder.check(folder, data.complete(run))
-    data.check_unchanged(run, folder)
+    run_folder.check(folder, reading.complete(run))
+    reading.check_unchanged(run, folder)
     command = [sys.executable, "-m", "canonlm", "train", str(path), *overrides, "--out", str(folder)]
     outcome = processes.run(command, count, folder / "logs")
     if outcome.message:
@@ -82,20 +82,20 @@ def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool) -> int:
     of_the_job, overrides = split(pairs)
     settings = parse(of_the_job)
     load(path, overrides)  # a mistake in the file is told before torch is loaded
-    from canonlm.train import data
-    from canonlm.train import folder as run_folder
+    from canonlm.runs import folder as run_folder
+    from canonlm.train import reading
     from canonlm.train.build import model_config
-    from canonlm.train.parallel import check_layout
+    from canonlm.train.mesh import check_layout
 
     def check_all(run):
-        model_config(data.complete(run))  # the device is the nodes' affair
+        model_config(reading.complete(run))  # the device is the nodes' affair
         if "gpus" in settings and run.train.device == "cpu":
             raise expected("train.device", f"auto or cuda, with gpus={settings['gpus']}", run.train.device)
         check_layout(run, settings["nodes"] * settings["tasks"])
 
     run = load(path, overrides, check_all)
-    run_folder.check(folder, data.complete(run))
-    data.check_unchanged(run, folder)
+    run_folder.check(folder, reading.complete(run))
+    reading.check_unchanged(run, folder)
     job = Job(run, folder, settings)
     if dry_run:
         print(job.script)

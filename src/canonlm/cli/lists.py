@@ -21,7 +21,7 @@ def tasks() -> None:
 
 def archs() -> None:
     """List the architectures and what can be added to them."""
-    from canonlm.archs import BASES, MODIFIERS
+    from canonlm.models.archs import BASES, MODIFIERS
 
     table = Table("name", "what it is", box=None, padding=(0, 2, 0, 0))
     for name, base in BASES.items():

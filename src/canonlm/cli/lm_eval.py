@@ -18,15 +18,15 @@ def lm_eval(context: typer.Context, tasks_folder: Annotated[bool, TASKS_FOLDER] 
     texts with a BOS token. All other arguments are the harness's: `canonlm lm-eval run -h` explains them, `canonlm
     lm-eval ls groups` lists what there is; `--model hf` and the rest of its models work too.
     """
-    from canonlm.evals.harness import TASKS, require
+    from canonlm.suites.harness import TASKS, require
 
     if tasks_folder:
         print(TASKS)
         return 0
     require()
 
-    import canonlm.evals.harness.lm  # noqa: F401  # the harness knows our models from here on
-    from canonlm.evals.harness.command import run
+    import canonlm.suites.harness.lm  # noqa: F401  # the harness knows our models from here on
+    from canonlm.suites.harness.command import run
 
     run(context.args)
     return 0

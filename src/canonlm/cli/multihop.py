@@ -28,7 +28,7 @@ def multihop(
     """
     from canonlm.cli.count import Count
     from canonlm.errors import expected
-    from canonlm.evals.multihop import MultiHop, MultiHopSettings, write_texts
+    from canonlm.suites.multihop import MultiHop, MultiHopSettings, write_texts
     from canonlm.train.recipe import override
 
     given: dict = {}

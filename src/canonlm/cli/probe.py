@@ -27,8 +27,8 @@ def probe(
     from rich.table import Table
 
     from canonlm.errors import expected
+    from canonlm.files import write_json
     from canonlm.tasks import Lano
-    from canonlm.train.files import write_json
     from canonlm.train.recipe import load
 
     if not (run / "config.yaml").is_file():
@@ -42,7 +42,7 @@ def probe(
     if not -layers - 1 <= layer <= layers:
         raise expected("--layer", f"0 to {layers}, or -1 for the last", layer)
 
-    from canonlm.evals.probe import probe as fit_and_score
+    from canonlm.suites.probe import probe as fit_and_score
     from canonlm.train.build import pick_device
     from canonlm.train.checkpoint import load_model
 

@@ -191,7 +191,7 @@ def _print(console: "Console", parts: "Iterable[RenderableType]") -> None:
 
 def _write(path: str, text: str, option: str) -> None:
     from canonlm.errors import expected
-    from canonlm.train.files import write_text
+    from canonlm.files import write_text
 
     if path == "-":
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")

@@ -29,12 +29,12 @@ def train(
     path = find(recipe)
     load(path, overrides or [])  # a mistake in the file is told before torch is loaded
     from canonlm.cli.live import follow
-    from canonlm.train import data
+    from canonlm.train import reading
     from canonlm.train.build import check
     from canonlm.train.loop import Interrupted
     from canonlm.train.loop import train as run_to_the_end
 
-    run = load(path, overrides or [], lambda run: check(data.complete(run)))
+    run = load(path, overrides or [], lambda run: check(reading.complete(run)))
     folder = out or Path("runs") / path.stem
     try:
         with follow(run, folder) as on_row:

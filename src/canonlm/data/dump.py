@@ -31,9 +31,9 @@ from filelock import FileLock, Timeout
 from canonlm import __version__
 from canonlm.data.rows import draw
 from canonlm.errors import expected
+from canonlm.files import remove_leftovers, write_json
 from canonlm.tasks import Task
 from canonlm.tasks.random import check_count
-from canonlm.train.files import remove_leftovers, write_json
 
 PART_TOKENS = 2**21  # room for so many tokens in a part: some 30 MB while it is made
 SPAN = pa.struct([pa.field("start", pa.int32(), False), pa.field("stop", pa.int32(), False)])

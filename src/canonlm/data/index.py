@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from canonlm.train.files import write_json
+from canonlm.files import write_json
 
 NAME = "index.json"
 FORMAT = "canonlm tokens"

@@ -30,8 +30,8 @@ from canonlm.data.index import Index, Shard
 from canonlm.data.reading import Bad, Input, find, listed, total
 from canonlm.data.steps import Places, Reader, TooManyBadLines, Writer
 from canonlm.errors import expected
+from canonlm.files import remove_folder, remove_leftovers, write_text
 from canonlm.tasks.random import check_count
-from canonlm.train.files import remove_folder, remove_leftovers, write_text
 
 TASK_SIZE = 2**25  # bytes of input per task
 MOST_TASKS = 1000  # of which each then gets more: SLURM's arrays commonly end here

@@ -28,7 +28,7 @@ from datatrove.pipeline.tokens.tokenizer import TokenizedFile
 from canonlm.data import tokenizers
 from canonlm.data.index import Shard, file_sha256
 from canonlm.data.reading import Bad, Input, read, total
-from canonlm.train.files import write_json
+from canonlm.files import write_json
 
 BATCH = 2**20  # characters that are encoded at once: up to some 130 MB while it lasts, as the library keeps a token
 MOST_LISTED = 1000  # bad lines above those allowed that a task lists before it gives up

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
-from canonlm.windows import WindowStream
+from canonlm.data.windows import WindowStream
 
 KINDS = {
     "windows": ("canonlm.evals.windows", "WindowEval"),

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from canonlm.data.windows import WindowStream
 from canonlm.evals.windows import window_loss
 from canonlm.tasks.capo import Capo
 from canonlm.tasks.capo.pools import ATTRIBUTES
 from canonlm.tasks.tally import Tally
-from canonlm.windows import WindowStream
 
 NAME, PRONOUN, VALUE = 1, 2, 3  # roles of `Capo.test_batch`
 

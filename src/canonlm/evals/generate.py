@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from canonlm.data.windows import WindowStream
 from canonlm.evals.windows import window_loss
 from canonlm.tasks.tally import Tally
-from canonlm.windows import WindowStream
 
 
 class GenerateEval:

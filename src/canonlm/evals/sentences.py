@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from canonlm.data.windows import WindowStream
 from canonlm.evals.generate import generate
 from canonlm.evals.windows import window_loss
 from canonlm.models.initialize import generator_for
@@ -13,7 +14,6 @@ from canonlm.tasks.lano import Lano
 from canonlm.tasks.lano.parse import kl
 from canonlm.tasks.lano.sampling import BOS
 from canonlm.tasks.tally import Tally
-from canonlm.windows import WindowStream
 
 UNFINISHED = -1  # no terminal
 

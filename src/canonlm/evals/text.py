@@ -9,11 +9,11 @@ from torch.nn.functional import pad
 
 from canonlm.data.shards import Dataset
 from canonlm.data.text import TextWindows
+from canonlm.data.windows import Batch
 from canonlm.tasks.windows import IGNORE
-from canonlm.windows import Batch
 
 if TYPE_CHECKING:
-    from canonlm.train.parallel import World
+    from canonlm.world import World
 
 
 class TextEval:

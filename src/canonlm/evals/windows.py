@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from canonlm.data.windows import WindowStream
 from canonlm.tasks import Placed
 from canonlm.tasks.tally import Tally
-from canonlm.windows import WindowStream
 
 
 class WindowEval:

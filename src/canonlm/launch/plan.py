@@ -6,12 +6,12 @@ import torch
 
 from canonlm.errors import expected, unknown
 from canonlm.models import CanonLMForCausalLM
-from canonlm.train import data, tensor_parallel
+from canonlm.train import reading, tensor_parallel
 from canonlm.train.build import model_config
 from canonlm.train.config import RunConfig
 from canonlm.train.flops import GPUS, flops_per_token, peak_flops_of
 from canonlm.train.memory import Device, Memory
-from canonlm.train.parallel import check_layout
+from canonlm.train.mesh import check_layout
 
 USABLE = 0.9
 """Of a GPU's memory; the rest is for what `canonlm.train.memory` leaves out."""
@@ -43,7 +43,7 @@ class Plan:
 
 def with_vocabulary(run: RunConfig) -> RunConfig:
     """The run as it is if it says how large its vocabulary is; else its text is asked."""
-    return data.complete(run) if run.model.vocab_size is None else run
+    return reading.complete(run) if run.model.vocab_size is None else run
 
 
 def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = 0.4) -> Plan:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from canonlm.errors import expected
+from canonlm.files import write_json
 from canonlm.recipes import Preset
 from canonlm.report.runs import slice_key
+from canonlm.runs import folder
 from canonlm.tasks import Task
-from canonlm.train import folder
 from canonlm.train.config import RunConfig, resolve
-from canonlm.train.files import write_json
 from canonlm.train.recipe import merge, override
 
 _BY_OPTION = {"arch": "--arch", "train.optim.lr": "--lr", "train.seed": "--seeds"}

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 from canonlm.errors import expected
-from canonlm.train.folder import read_json
+from canonlm.runs.folder import read_json
 from canonlm.train.signals import STOPS
 
 POLL_SECONDS = 0.1

@@ -23,9 +23,9 @@ from submitit.helpers import TorchDistributedEnvironment
 
 import canonlm
 from canonlm.errors import expected, unknown
+from canonlm.files import write_text
+from canonlm.runs.folder import read_json
 from canonlm.train.config import RunConfig
-from canonlm.train.files import write_text
-from canonlm.train.folder import read_json
 
 SIGNAL_DELAY_S = 120
 """Seconds from the signal that announces the time limit to the limit: for the step under way, and for saving."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedConfig
 
-from canonlm.canon import CanonLayer
+from canonlm.canon.layer import CanonLayer
 from canonlm.errors import expected
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization
 
-from canonlm.canon import CanonLayer
+from canonlm.canon.layer import CanonLayer
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.norm import RMSNorm
 

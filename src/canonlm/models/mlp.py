@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import Cache
 from transformers.activations import ACT2FN
 
-from canonlm.canon import CanonLayer
+from canonlm.canon.layer import CanonLayer
 from canonlm.models.cache import Layout, run_site
 from canonlm.models.config import CanonLMConfig
 

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from canonlm.canon import CanonLayer
+from canonlm.canon.layer import CanonLayer
 from canonlm.errors import expected
 from canonlm.models.cache import (
     Layout,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from canonlm.canon import on_this_device
+from canonlm.canon.layer import on_this_device
 
 
 class RMSNorm(nn.Module):

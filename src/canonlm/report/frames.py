@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import archs
 from .evals import Evaluated
 from .files import DAMAGE, LeftOut, read_config
 from .gather import Gathered, gather
@@ -145,6 +144,8 @@ def split_arch(arch: str) -> tuple[str, str | None]:
     others = [part for part in parts if part.partition("=")[0] not in ("canon", "frozen")]
     name = "+".join([_TITLES.get(base.removesuffix("-conv"), base), *others])
     try:
+        from ..models import archs
+
         fields = archs.resolve(arch, head_dim=64, num_heads=16)
     except ValueError:
         return arch, None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..train.files import write_text
+from ..files import write_text
 from . import template
 from .evals import evals_html
 from .explorer import explorer, of_runs

@@ -5,9 +5,8 @@ from typing import Any, ClassVar, get_origin
 import torch
 from pydantic import ValidationError, create_model
 
-from canonlm import archs
 from canonlm.errors import InvalidSetting, expected, refused
-from canonlm.models import CanonLMConfig, CanonLMForCausalLM
+from canonlm.models import CanonLMConfig, CanonLMForCausalLM, archs
 from canonlm.train import trackers
 from canonlm.train.config import RunConfig, Settings
 

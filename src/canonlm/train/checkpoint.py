@@ -27,11 +27,11 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from canonlm.errors import expected
+from canonlm.files import Stamp, put_in_place, remove_folder, write_text
 from canonlm.models import CanonLMForCausalLM
 from canonlm.train.build import model_config
-from canonlm.train.files import Stamp, put_in_place, remove_folder, write_text
-from canonlm.train.parallel import World
 from canonlm.train.recipe import load as load_config
+from canonlm.world import World
 
 T = TypeVar("T")
 State = dict[str, dict[str, Tensor]]

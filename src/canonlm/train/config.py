@@ -300,7 +300,7 @@ def differences(a: RunConfig, b: RunConfig) -> list[tuple[str, Any, Any]]:
 def changes(began: RunConfig, now: RunConfig) -> list[tuple[str, Any, Any]]:
     """The differences that a run cannot be continued with.
 
-    A text may lie elsewhere: which one it is, its sha256 says (`canonlm.train.data.check_unchanged`). And a constant
+    A text may lie elsewhere: which one it is, its sha256 says (`canonlm.train.reading.check_unchanged`). And a constant
     learning rate may go on for longer: with the other schedules, steps that are done would have had other rates.
     """
     free = began.text.folders.keys() & now.text.folders.keys() if began.text and now.text else set()

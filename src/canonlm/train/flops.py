@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from canonlm.canon import CanonLayer
+from canonlm.canon.layer import CanonLayer
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.mlp import Experts
 from canonlm.models.modeling import DecoderLayer

@@ -1,4 +1,4 @@
-"""The training loop: from a configuration to a finished run folder (`canonlm.train.folder`).
+"""The training loop: from a configuration to a finished run folder (`canonlm.runs.folder`).
 
 Interrupt it anywhere and run it again: on the same machine and number of processes it ends as if nothing had happened,
 to the bit; on another number of processes it reads the same windows and differs by rounding.
@@ -16,22 +16,25 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from canonlm.data.windows import Batch, batches
 from canonlm.errors import expected
-from canonlm.train import data, tensor_parallel, trackers
-from canonlm.train import folder as run_folder
+from canonlm.files import remove_leftovers, write_json
+from canonlm.runs import folder as run_folder
+from canonlm.runs.metrics import Metrics
+from canonlm.train import reading, tensor_parallel, trackers
 from canonlm.train.build import check, model_config
 from canonlm.train.checkpoint import Checkpoints
+from canonlm.train.clipping import clip_grad_norm
 from canonlm.train.clock import Clock
 from canonlm.train.config import RunConfig
-from canonlm.train.files import remove_leftovers, write_json
 from canonlm.train.flops import flops_per_token, peak_flops
 from canonlm.train.machine import device_name, environment, memory_gb
-from canonlm.train.metrics import Metrics
+from canonlm.train.mesh import world_of
 from canonlm.train.optim import build_optimizer, learning_rate
-from canonlm.train.parallel import World, clip_grad_norm, last_micro_batch, parallelize, uncompiled, world_of
 from canonlm.train.profile import Profile
+from canonlm.train.sharding import last_micro_batch, parallelize
 from canonlm.train.signals import Interrupted, Signals, noting_why
-from canonlm.windows import Batch, batches
+from canonlm.world import World
 
 _OF_A_PROCESS = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "SLURM_PROCID",
                  "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP")  # fmt: skip
@@ -53,13 +56,13 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
     threads = torch.get_num_threads()
     try:
         with world_of(config) as world, noting_why():
-            with world.together():
-                config = data.complete(config)
+            with world.all_or_none():
+                config = reading.complete(config)
                 check(config)
                 if config.parallel.tp > 1:
                     tensor_parallel.check(model_config(config), config.parallel.tp)
             with _alone_in(folder, config, world):
-                result = world.share(run_folder.read_json(folder / "result.json") if world.main else None)
+                result = world.broadcast(run_folder.read_json(folder / "result.json") if world.main else None)
                 return result or _Run(config, folder, world, on_row).run()
     except OSError as error:
         raise ValueError(f"{error.filename or folder}: {error.strerror or error}; run it again to continue") from error
@@ -71,7 +74,7 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
 def _alone_in(folder: Path, config: RunConfig, world: World):
     lock = FileLock(folder / ".lock", timeout=0)
     try:
-        with world.together():
+        with world.all_or_none():
             if world.main:
                 run_folder.check(folder, config)
                 run_folder.make(folder)
@@ -79,7 +82,7 @@ def _alone_in(folder: Path, config: RunConfig, world: World):
                     lock.acquire()
                 except Timeout:
                     raise expected("--out", "a folder that no other process is training in", str(folder)) from None
-                texts = data.check_unchanged(config, folder)
+                texts = reading.check_unchanged(config, folder)
                 run_folder.create(folder, config)
                 if texts and texts != run_folder.read_json(folder / "data.json"):
                     write_json(folder / "data.json", texts)
@@ -94,11 +97,11 @@ class _Run:
         settings = config.train
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
-        with world.together():
+        with world.all_or_none():
             if world.main:
                 for place in (folder, folder / "checkpoints", folder / "profile"):
                     remove_leftovers(place)
-            self.stream, self.test = data.stream(config), data.evaluation(config, world)
+            self.stream, self.test = reading.stream(config), reading.evaluation(config, world)
         self.model_config = model_config(config)
         self.model = parallelize(self.model_config, config, world)
         self.optimizer = build_optimizer(self.model, settings.optim)
@@ -110,7 +113,7 @@ class _Run:
         config, world, seq_len = self.config, self.world, self.config.data.seq_len
         with Signals() as self.signals, closing(self.checkpoints), ExitStack() as sinks:
             self.sinks: list[Any] = []
-            with world.together():
+            with world.all_or_none():
                 if world.main:
                     write_json(self.folder / "env.json", environment(world.device) | {"processes": world.size})
                     self.metrics = Metrics(self.folder, self.step)
@@ -145,7 +148,7 @@ class _Run:
         for why in notes if world.main else []:
             self.on_row({"kind": "note", "step": self.step, "why": why})
         if self.step and self._evaluates():
-            evaluation = world.share(self.metrics.evaluation(self.step) if world.main else None) or self._evaluate()
+            evaluation = world.broadcast(self.metrics.evaluation(self.step) if world.main else None) or self._evaluate()
         made = batches(
             self.stream,
             self.step,
@@ -177,7 +180,7 @@ class _Run:
                 if stop and not last:
                     self.checkpoints.wait()
                     where = f"stopped after step {self.step} of {settings.steps}"
-                    raise Interrupted(f"{where}; {world.share(self.signals.next_step(world.main))}")
+                    raise Interrupted(f"{where}; {world.broadcast(self.signals.next_step(world.main))}")
         self.checkpoints.wait()
         result = {
             "steps": self.step,
@@ -252,7 +255,8 @@ class _Run:
     def _evaluate(self) -> dict[str, Any]:
         assert self.test is not None
         self.model.eval()
-        with self._autocast(), uncompiled():
+        # Evaluations bring shapes that are not worth compiling for.
+        with self._autocast(), torch.compiler.set_stance("force_eager"):
             row = {"kind": "eval", "step": self.step, **self.test.run(self.model, self.world.device)}
         self._write(row)
         return row

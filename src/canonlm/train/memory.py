@@ -1,6 +1,6 @@
 """Memory of one device at the peak of a training step, by part, before anything is started.
 
-Weights, gradients and optimizer state are counted by what `canonlm.train.parallel` does with them. Activations are not
+Weights, gradients and optimizer state are counted by what `canonlm.train.sharding` does with them. Activations are not
 a formula: one block of every kind runs on tensors without contents, at its full size and, with `train.compile`, cut
 into forward and backward by the compiler; what its graph then holds for the backward is added up.
 
@@ -25,7 +25,7 @@ from canonlm.models.modeling import DecoderLayer
 from canonlm.models.positions import rotary_table
 from canonlm.train.config import RunConfig
 from canonlm.train.flops import CHUNK, kinds_of_layers
-from canonlm.train.parallel import KEPT_BY_SELECTIVE
+from canonlm.train.recompute import KEPT_BY_SELECTIVE
 
 CPU_CHUNK = 32
 """Of the gated delta rule on a CPU, where the blocks are run for this; on a GPU it is CHUNK."""

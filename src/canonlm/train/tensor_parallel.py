@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from canonlm.canon import CanonLayer, on_this_device
+from canonlm.canon.layer import CanonLayer, on_this_device
 from canonlm.errors import expected
 from canonlm.models import CanonLMConfig, CanonLMForCausalLM
 from canonlm.models.norm import RMSNorm

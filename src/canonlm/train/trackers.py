@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from canonlm.errors import InvalidSetting, expected
-from canonlm.train.files import write_text
+from canonlm.files import write_text
 
 
 class Tracker(Protocol):

@@ -5,7 +5,7 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from canonlm.canon import CanonLayer
+from canonlm.canon.layer import CanonLayer
 from canonlm.models.cache import Layout, run_site
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.norm import RMSNorm

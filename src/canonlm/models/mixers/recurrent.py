@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from canonlm.canon import CanonLayer
+from canonlm.canon.layer import CanonLayer
 from canonlm.models.cache import Layout, read_recurrence, run_site, write_recurrence
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.initialize import Fill, normal, start_with

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from ...train.files import write_text
+from ...files import write_text
 from .. import template
 from ..markup import bullets, escape, inert
 from ..published.tables import NORM, ROPE, notes

@@ -1,0 +1,96 @@
+"""Stories from elsewhere: the public Babilong dataset, or a copy of it in local files.
+
+A row has three texts: `input` (the sentences), `question` and `target` (the answer, a word or two).
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from canonlm.data.extras import needed
+from canonlm.errors import expected
+from canonlm.suites.babilong.world import Story
+
+HUB = "RMT-team/babilong-1k-samples"
+SUFFIXES = (".jsonl", ".json", ".parquet")
+FIELDS = ("input", "question", "target")
+
+
+def read(facts: str, task: str, config: str, padded: bool) -> list[Story]:
+    """The stories of a task, in their order.
+
+    facts: "hub", or a folder. config: "0k", "1k", …: the dataset's, which is the length of its texts. padded: the texts
+    hold more than facts, and stay as they are; else each of their sentences is a fact.
+
+    ValueError where there is nothing, or a row without its three texts.
+    """
+    rows = _of_hub(task, config) if facts == "hub" else _of_folder(Path(facts), task, config, padded)
+    stories = []
+    for where, row in rows:
+        given = {key: row.get(key) for key in FIELDS} if isinstance(row, dict) else dict.fromkeys(FIELDS)
+        for key, text in given.items():
+            if not isinstance(text, str) or not text.strip():
+                raise expected("facts", f"a text as {key} in {where}", text)
+        text, question, answer = (str(text).strip() for text in given.values())
+        sentences = (text,) if padded else tuple(re.split(r"(?<=[.!?])\s+", text))
+        stories.append(Story(sentences, " ".join(question.split()), answer))
+    if not stories:
+        raise expected("facts", f"at least one row for {task}", facts)
+    return stories
+
+
+def _of_hub(task: str, config: str) -> Iterator[tuple[str, Any]]:
+    needed("datasets", "facts=hub")
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        rows = list(datasets.load_dataset(HUB, config, split=task))
+    except Exception as error:  # of the Hub, of the network, of what it sent: their kinds are not ours to list
+        reason = " ".join(str(error).split())
+        load = f"load_dataset('{HUB}', '{config}', split='{task}').to_json('babilong/{config}/{task}.jsonl')"
+        what = (
+            f"a dataset that can be reached ({reason}). Where there is a network, `from datasets import load_dataset; "
+            f"{load}` makes a file; with it here, use facts=babilong. Or use facts=simulator, which needs no files"
+        )
+        raise expected("facts", what, "hub") from None
+    return ((f"row {number} of {HUB}, {config}, {task}", row) for number, row in enumerate(rows, 1))
+
+
+def _of_folder(folder: Path, task: str, config: str, padded: bool) -> Iterator[tuple[str, Any]]:
+    if not folder.is_dir():
+        raise expected("facts", "simulator, hub, or a folder", str(folder))
+    for home in (folder / config,) if padded else (folder / config, folder):
+        whole = [file for suffix in SUFFIXES if (file := home / f"{task}{suffix}").is_file()]
+        if files := whole[:1] or sorted(home.glob(f"{task}-*.parquet")):  # the second is how the Hub names them
+            return (row for file in files for row in (_table(file) if file.suffix == ".parquet" else _lines(file)))
+    what = f"a folder with {config}/{task}.jsonl or .parquet"
+    raise expected("facts", what if padded else f"{what}, or {task}.jsonl or .parquet", str(folder))
+
+
+def _lines(file: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise expected("facts", f"a file that can be read ({error.strerror})", str(file)) from None
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield f"{file}, line {number}", json.loads(line.decode("utf-8"))
+            except ValueError as error:  # no UTF-8, or no JSON
+                raise expected("facts", f"a JSON object in UTF-8 as line {number} ({error})", str(file)) from None
+
+
+def _table(file: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(file).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise expected(
+            "facts", f"a Parquet file that can be read ({' '.join(str(error).split())})", str(file)
+        ) from None
+    return ((f"{file}, row {number}", row) for number, row in enumerate(rows, 1))

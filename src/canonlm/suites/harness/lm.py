@@ -1,0 +1,231 @@
+"""A model of ours as the harness knows models: `--model canonlm --model_args pretrained=RUN,bos=true`."""
+
+import copy
+import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM  # after all others, as an empty registry alone is filled with them
+from lm_eval.models.utils import normalize_gen_kwargs
+from torch import Tensor
+
+from canonlm.errors import expected, unknown
+from canonlm.suites.opening import Subject, context_length, open_model
+from canonlm.suites.writing import CPU_TOKENS, learns_positions
+
+DTYPES = {"auto": None, "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""What the harness calls them."""
+
+_log = logging.getLogger("lm_eval.models.huggingface")
+
+
+@register_model("canonlm")
+class CanonLM(HFLM):
+    """What `canonlm.suites.opening.open_model` opens: runs, saved and published checkpoints, models of transformers.
+
+    The scoring is the harness's own for such models. What differs:
+
+    - BOS is a choice, whatever the tokenizer adds by itself: off by default, and with `bos` one BOS token begins every
+      text that does not begin with it. It is never scored: all tokens of an answer count, and of a text whose
+      perplexity is asked, where it is what the first token follows in any case.
+    - Softmax is computed in at least float32.
+    - Without a GPU, an automatic batch size is what makes up `CPU_TOKENS` tokens.
+
+    - Prompts to be continued are read whole by a model without a limit (`context_length`), and by any with `beyond`.
+
+    Otherwise, as in the harness, what is longer than the model loses its beginning, BOS included; an empty context is
+    the BOS token, or else the EOS token.
+    """
+
+    logits_cache: bool
+    _longest: int | None = None  # tokens of a prompt and what is written after it, while that is known
+    _uncut = False  # whether that is what the model reads at once
+
+    def __init__(
+        self,
+        pretrained: str | Subject,
+        bos: bool = False,
+        step: int | None = None,
+        variant: str | None = None,
+        tokenizer: str | None = None,
+        dtype: str | None = None,
+        device: str | None = None,
+        trust_remote_code: bool = False,
+        max_length: int | None = None,
+        beyond: bool = False,
+        batch_size: int | str = 1,
+        max_batch_size: int = 64,
+        **others: Any,
+    ) -> None:
+        """
+        Args:
+            pretrained: an opened model, or what `open_model` takes, as it takes `step`, `variant`, `tokenizer`,
+                `dtype`, `device` and `trust_remote_code`.
+            bos: whether texts begin with a BOS token.
+            max_length: tokens that are read at once. Default: what the configuration says
+                (`max_position_embeddings`), else 2048; and of prompts that a model without a limit continues, all.
+            beyond: prompts that are continued are read whole, even if they are longer than that.
+            batch_size: a number, or "auto": found by trying, from `max_batch_size` down.
+
+        ValueError: a model without a tokenizer, `bos` without a BOS token, an unknown argument.
+        """
+        for name in others:
+            known = set(inspect.signature(type(self).__init__).parameters) - {"self", "others"}
+            raise unknown("model argument", name, known)
+        for name, value in (("bos", bos), ("beyond", beyond)):
+            if not isinstance(value, bool):
+                raise expected(name, "true or false", value)
+        if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
+            device = None  # the harness's command line says cuda:0 where nothing was said
+        if not isinstance(pretrained, Subject):
+            pretrained = open_model(
+                str(pretrained),
+                step=step,
+                variant=None if variant is None else str(variant),
+                tokenizer=tokenizer,
+                dtype=DTYPES.get(dtype, dtype) if dtype else None,
+                device=device or "auto",
+                trust_remote_code=trust_remote_code,
+            )
+        subject = pretrained
+        source = subject.about.get("source", subject.model.name_or_path)
+        if subject.tokenizer is None:
+            raise expected("tokenizer", "a file, a folder or a name on the Hub, as the model brings none", None)
+        if bos and subject.tokenizer.bos_token_id is None:
+            raise expected("bos", f"false, as the tokenizer of {source} has no BOS token", bos)
+        with _without_warnings():  # that an opened model takes no arguments for opening it
+            super().__init__(
+                pretrained=subject.model,
+                backend="causal",
+                tokenizer=copy.deepcopy(subject.tokenizer),  # which gets a padding token
+                max_length=max_length,
+                batch_size=batch_size,
+                max_batch_size=max_batch_size,
+                softmax_dtype=torch.promote_types(subject.model.dtype, torch.float32),
+                add_bos_token=False,
+            )
+        self.pretrained, self.bos, self._about = source, bos, subject.about
+        self.cut = 0  # texts so far that were longer than the model and lost their beginning
+        self._beyond = beyond
+        self._unlimited = max_length is None and context_length(subject.model) is None
+
+    @property
+    def max_length(self) -> int:
+        return self._longest if self._uncut and self._longest else super().max_length
+
+    @property
+    def prefix_token_id(self) -> int:
+        if (prefix := super().prefix_token_id) is None:
+            raise expected("tokenizer", "one with a BOS or an EOS token: an answer without a context follows it", None)
+        return prefix
+
+    def tok_encode(
+        self,
+        string: str,
+        add_special_tokens: bool | None = None,
+        left_truncate_len: int | None = None,
+        **kwargs: Any,
+    ) -> list[int]:
+        """add_special_tokens: False for what follows something else."""
+        ids = self.tokenizer.encode(string, add_special_tokens=False, verbose=False)
+        if self.bos and add_special_tokens is not False and ids[:1] != [self.tokenizer.bos_token_id]:
+            ids = [self.tokenizer.bos_token_id, *ids]
+        return ids[-left_truncate_len:] if left_truncate_len else ids
+
+    def tok_batch_encode(
+        self,
+        strings: list[str],
+        padding_side: str = "left",
+        left_truncate_len: int | None = None,
+        truncation: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Token ids and attention mask, [strings, longest]."""
+        rows = [self.tok_encode(string) or [self.prefix_token_id] for string in strings]
+        if left_truncate_len and (longest := max(map(len, rows))) > left_truncate_len:
+            _log.warning("a prompt of %d tokens loses its beginning: %d fit", longest, left_truncate_len)
+            self.cut += sum(len(row) > left_truncate_len for row in rows)
+            rows = [row[-left_truncate_len:] for row in rows]
+        batch = self.tokenizer.pad({"input_ids": rows}, padding_side=padding_side, return_tensors="pt", verbose=False)
+        return batch["input_ids"], batch["attention_mask"]
+
+    def tok_decode(self, tokens: Any, skip_special_tokens: bool = True) -> Any:
+        """None for the EOS token of a tokenizer that has none, which the harness takes for one that ends nothing."""
+        return None if tokens is None else super().tok_decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+        # The harness puts the prefix token before a text. With a BOS of its own the text would have two, the second
+        # one scored.
+        bos, self.bos = self.bos, False
+        try:
+            return super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
+        finally:
+            self.bos = bos
+
+    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+        most = max(normalize_gen_kwargs(request.args[1], self.max_gen_toks)["max_gen_toks"] for request in requests)
+        longest = most + max(1, *(len(self.tok_encode(request.args[0])) for request in requests))
+        if self._beyond and longest > self.max_length and learns_positions(self.model):
+            what = f"at most {self.max_length - most:,} tokens, as the model has learned no positions after those"
+            raise expected("prompt", what, longest - most)
+        uncut = self._beyond or self._unlimited
+        if most >= self.max_length and not uncut:
+            what = f"more than the {most} tokens that the task lets a model write"
+            raise expected("max_length", what, self.max_length)
+        self._longest, self._uncut = longest, uncut
+        try:
+            return super().generate_until(requests, disable_tqdm=disable_tqdm)
+        finally:
+            self._longest, self._uncut = None, False
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        # A context of blanks alone, which belong to the answer's first token, is an empty one.
+        context_ids, answer_ids = super()._encode_pair(context, continuation)
+        return context_ids or [self.prefix_token_id], answer_ids
+
+    def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> list[tuple[float, bool]]:
+        if (longest := max((len(answer) for _, _, answer in requests), default=0)) > self.max_length:
+            raise expected("max_length", f"at least {longest}, the tokens of the longest answer", self.max_length)
+        self.cut += sum(len(ids) + len(answer) > self.max_length + 1 for _, ids, answer in requests)
+        # The harness reads several answers off one forward pass where they differ in their last token alone, and
+        # takes the wrong positions (of 0.4.13) where one of them also begins earlier.
+        lengths: dict[tuple[int, ...], int] = {}
+        alike = all(lengths.setdefault((*ids, *answer[:-1]), len(answer)) == len(answer) for _, ids, answer in requests)
+        shared, self.logits_cache = self.logits_cache, self.logits_cache and alike
+        try:
+            return super()._loglikelihood_tokens(requests, *args, **kwargs)
+        finally:
+            self.logits_cache = shared
+
+    def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+        with torch.no_grad():
+            return self.model(inps, use_cache=False).logits
+
+    def _detect_batch_size(self, requests: Any = None, pos: int = 0) -> int:
+        if self.device.type != "cpu":
+            return super()._detect_batch_size(requests, pos)
+        length = sum(map(len, requests[pos][1:])) if requests else self._longest or self.max_length
+        return max(1, min(self.max_batch_size, CPU_TOKENS // min(length, self.max_length)))
+
+    def get_model_info(self) -> dict[str, Any]:
+        """For the results: what was opened."""
+        return {
+            "model_num_parameters": self.model.num_parameters(),
+            "model_dtype": str(self.model.dtype),
+            "model_revision": self.revision,
+            "model_sha": "",
+            "canonlm": self._about,
+        }
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    level = _log.level
+    _log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        _log.setLevel(level)

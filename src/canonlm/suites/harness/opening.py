@@ -1,0 +1,184 @@
+"""Tasks of the harness: found by their names, and opened with their data."""
+
+import random
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy
+
+from canonlm.errors import expected
+from canonlm.suites.harness import TASKS
+
+if TYPE_CHECKING:
+    from lm_eval.api.group import Group
+    from lm_eval.api.task import Task
+    from lm_eval.tasks import TaskManager
+
+SEEDS = 0, 1234
+"""Of Python's generator and of the others: the harness's own."""
+
+
+def open_tasks(include: str | None = None, metadata: Mapping[str, Any] | None = None) -> "TaskManager":
+    """All tasks: the harness's, ours, and those of the folder `include`."""
+    from lm_eval.tasks import TaskManager
+
+    if include is not None and not Path(include).is_dir():
+        raise expected("include", "a folder with YAML files of tasks", include)
+    folders = [TASKS, *([Path(include)] if include else [])]
+    return TaskManager(include_path=folders, metadata=dict(metadata or {}))
+
+
+def find(manager: "TaskManager", names: Sequence[str]) -> list[str]:
+    """What is meant by the names, patterns and files, one by one: of a tag, and of a group without a mean, its tasks.
+
+    ValueError, with the closest names, for what is not there.
+    """
+    found: list[str] = []
+    for name in names:
+        if name.endswith(".yaml") and Path(name).is_file():
+            found.append(name)
+        elif matches := manager.match_tasks([name]):
+            found += [single for match in matches for single in _singles(manager, match)]
+        else:
+            raise unknown_task(manager, name)
+    return list(dict.fromkeys(found))
+
+
+def _singles(manager: "TaskManager", name: str) -> list[str]:
+    entry = manager.task_index[name]
+    config = entry.cfg or {"task": sorted(entry.tags)}
+    members = config.get("task")
+    if not isinstance(members, list) or config.keys() - {"group", "group_alias", "task", "metadata"}:
+        return [name]  # a task, a group with a mean, or one that changes its tasks' settings
+    if not all(isinstance(member, str) and member in manager.task_index for member in members):
+        return [name]
+    return [single for member in members for single in _singles(manager, member)]
+
+
+def unknown_task(manager: "TaskManager", name: str) -> ValueError:
+    """Of more than ten thousand names the closest are enough."""
+    close = get_close_matches(name, manager.all_tasks, n=4, cutoff=0.5)
+    guess = f' Did you mean "{close[0]}"?' if close else ""
+    others = f" Also close: {', '.join(close[1:])}." if close[1:] else ""
+    return ValueError(f'unknown task "{name}".{guess}{others} `canonlm lm-eval ls tasks` lists all of them.')
+
+
+class Part(NamedTuple):
+    """What is opened at once: a task, a group with a mean, or the member (by its place) of another group.
+
+    names: of the tasks and groups with a mean in it, as far as they are known before it is opened.
+    """
+
+    source: str
+    member: int | None
+    names: list[str]
+
+
+def parts(manager: "TaskManager", source: str) -> list[Part]:
+    """Of one of those that `find` names."""
+    if (entry := manager.task_index.get(source)) is None:
+        return [Part(source, None, [])]  # a file
+    if (members := _members(entry.cfg)) is None:
+        return [Part(source, None, [source])]
+    return [Part(source, place, _names(manager, source, member)) for place, member in enumerate(members)]
+
+
+def _members(config: Mapping[str, Any] | None) -> list[Any] | None:
+    """Of a group without a mean."""
+    if not config or "group" not in config or config.get("aggregate_metric_list"):
+        return None
+    return config["task"] if isinstance(config.get("task"), list) else None
+
+
+def _names(manager: "TaskManager", group: str, member: Any) -> list[str]:
+    name = member if isinstance(member, str) else member.get("group") or member["task"]
+    if (entry := manager.task_index.get(name)) is None:
+        return [f"{group}::{name}"]  # as the harness calls what is defined within a group
+    if entry.cfg is None:
+        return sorted(entry.tags)
+    members = _members(entry.cfg)
+    return [name] if members is None else [each for inner in members for each in _names(manager, name, inner)]
+
+
+def load(manager: "TaskManager", part: Part) -> "list[Task | Group]":
+    """The tasks of it, with their data; a group that has a mean is one.
+
+    ValueError: a data set, or a package that the task needs, is not there, or cannot be used.
+    """
+    from datasets.exceptions import DatasetsError
+
+    name = ", ".join(part.names) or part.source
+    seed()
+    try:
+        with reachable(name), _alone(manager, part):
+            loaded = manager.load([part.source])
+    except (OSError, ImportError, LookupError, RuntimeError, DatasetsError) as error:
+        said = re.sub(r"\x1b\[[0-9;]*m|\*{3,}", "", str(error))  # NLTK's colours and frames
+        raise ValueError(f"{name}: {textwrap.shorten(said, 400)} ({type(error).__name__})") from None
+    groups: Mapping[str, Group] = loaded.get("groups", {})
+    inside = {child for group in groups.values() for child in group.child_names}
+    roots = [*groups.values(), *loaded["tasks"].values()]
+    return [unit for root in roots if name_of(root) not in inside for unit in _units(root)]
+
+
+@contextmanager
+def _alone(manager: "TaskManager", part: Part) -> Iterator[None]:
+    """The group of the part has this member alone."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    index, entry = manager.task_index, manager.task_index.get(part.source)
+    if part.member is None or entry is None:
+        yield
+        return
+    config = load_yaml(entry.yaml_path) if entry.yaml_path else entry.cfg  # with its functions
+    index[part.source] = replace(entry, yaml_path=None, cfg={**config, "task": [config["task"][part.member]]})
+    try:
+        yield
+    finally:
+        index[part.source] = entry
+
+
+def _units(unit: "Task | Group") -> "Iterator[Task | Group]":
+    from lm_eval.api.group import Group
+
+    if isinstance(unit, Group) and not unit.has_aggregation:
+        for child in unit:
+            yield from _units(child)
+    else:
+        yield unit
+
+
+def seed() -> None:
+    """Global, as in the harness, whose tasks draw from it."""
+    random.seed(SEEDS[0])
+    numpy.random.seed(SEEDS[1])
+
+
+def name_of(unit: "Task | Group") -> str:
+    from lm_eval.api.group import Group
+
+    return unit.name if isinstance(unit, Group) else unit.task_name
+
+
+@contextmanager
+def reachable(name: str = "") -> Iterator[None]:
+    """Say in one ValueError that the data of `name` (or of some task) is neither here nor can be downloaded, and what
+    to do."""
+    from datasets.exceptions import DatasetNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        yield
+    except (ConnectionError, DatasetNotFoundError, HfHubHTTPError) as error:
+        raise ValueError(
+            f"{name or 'a task'}: its data is not on this machine and cannot be downloaded "
+            f"({' '.join(str(error).split())}). Where there is a network, `canonlm lm-eval --model dummy --tasks "
+            f"{name or 'TASK'} --limit 1` downloads it into the folder $HF_HOME (default: ~/.cache/huggingface), which "
+            "can be copied here; or write a YAML file of the task that names local files"
+        ) from None

@@ -1,0 +1,222 @@
+"""Tasks of the harness, asked of an opened model one after the other."""
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+
+from canonlm.suites.harness import require
+from canonlm.suites.harness.opening import SEEDS, Part, find, load, name_of, open_tasks, parts, seed
+from canonlm.suites.opening import Subject
+from canonlm.suites.questions import Score
+
+if TYPE_CHECKING:
+    from lm_eval.api.group import Group
+    from lm_eval.api.task import Task
+    from lm_eval.tasks import TaskManager
+
+    from canonlm.suites.harness.lm import CanonLM
+
+_log = logging.getLogger(__name__)
+
+PUBLISHED = ["canonlm_standard", "canonlm_retrieval", "canonlm_retrieval_twice", "canonlm_needle"]
+"""Groups of the tasks behind the published results."""
+
+BOOTSTRAPS = 1000
+"""Of scores whose standard error has no formula (LAMBADA's perplexity); the harness's 100,000 take minutes."""
+
+SHARES = {
+    *("acc", "acc_norm", "acc_bytes", "acc_all", "accuracy", "partial_accuracy", "non_greedy_accuracy"),
+    *("prompt_level_strict_acc", "prompt_level_loose_acc", "inst_level_strict_acc", "inst_level_loose_acc"),
+    *("exact_match", "em", "f1", "precision", "recall", "contains", "exact", "year", "correct"),
+}
+"""Measures that are shares of 1; so are those of needles, which are called by their lengths."""
+
+_IN_PERCENT = ("squadv2", "scrolls_")
+"""Tasks whose measures by these names are not: how their names begin."""
+
+
+class HarnessSettings(BaseModel):
+    """
+    tasks: names of tasks, groups, tags, patterns of names, or YAML files.
+    num_fewshot: examples before each question; default: the task's own number.
+    limit: questions of each task, the first ones; default: all.
+    include: a folder with YAML of tasks of one's own.
+    max_length: tokens that the model reads at once; default: its context.
+    metadata: for tasks that make their own data, such as `{"max_seq_lengths": [1024]}`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tasks: list[str] = Field(min_length=1)
+    num_fewshot: NonNegativeInt | None = None
+    limit: PositiveInt | None = None
+    include: str | None = None
+    max_length: int | None = Field(None, ge=2)
+    metadata: dict[str, Any] = {}
+
+
+def run_harness(
+    subject: Subject,
+    settings: HarnessSettings,
+    on_task: Callable[[str, list[Score]], None] = lambda name, scores: None,
+    *,
+    done: Collection[str] = (),
+    bos: bool = False,
+    batch_size: int | None = None,
+    beyond: bool = False,
+) -> dict[str, list[Score]]:
+    """Ask every task. Groups without a mean of their own are asked task by task.
+
+    A group with a mean, such as `mmlu`, has its own scores first, then its tasks', with the slice `{"task": name}`.
+    Measures are the harness's: `acc`, `word_perplexity`, …; `exact_match,strict-match` where answers are read in
+    several ways. Standard errors, too; None where it knows none. Where texts were longer than the model, the last score
+    is `cut`: how many lost their beginning.
+
+    Args:
+        on_task: told the name and the scores of each task (or group with a mean), as soon as they are there.
+        done: names that are not asked again: `on_task` gets no scores with them.
+        bos: whether texts begin with a BOS token.
+        batch_size: None: found automatically.
+        beyond: prompts that the model continues are read whole, even if they are longer than its context.
+
+    ValueError: the harness is not installed, an unknown task, a model without a tokenizer; and, when all others have
+    been asked, tasks that could not be: most often as their data cannot be reached.
+    """
+    require()
+    from canonlm.suites.harness.lm import CanonLM
+
+    lm = CanonLM(subject, bos=bos, max_length=settings.max_length, batch_size=batch_size or "auto", beyond=beyond)
+    told: dict[str, list[Score]] = {}
+    missing: dict[str, str] = {}
+
+    def leave_out(name: str, reason: str) -> None:
+        _log.warning("left out: %s", reason)
+        missing[name] = reason
+
+    def ask(part: Part) -> None:
+        """Its data is held no longer than this."""
+        units: dict[str, Task | Group | None] = dict.fromkeys(part.names)
+        if not units or not all(name in done for name in units):
+            try:
+                with _quietly():
+                    units = {name_of(unit): unit for unit in load(manager, part)}
+            except ValueError as error:
+                leave_out(", ".join(part.names) or part.source, str(error))
+                return
+        for name, unit in units.items():
+            if name in told or name in missing:
+                continue
+            found: list[Score] = []
+            if unit is not None and name not in done:
+                try:
+                    found = _ask(lm, manager, unit, settings)
+                except ValueError as error:
+                    leave_out(name, f"{name}: {error}")
+                    continue
+            told[name] = found
+            on_task(name, found)
+
+    with TemporaryDirectory() as folder:
+        # Tasks that make their own data measure it by this.
+        lm.tokenizer.save_pretrained(folder)
+        with _quietly():
+            manager = open_tasks(settings.include, {"tokenizer": folder, **settings.metadata})
+            planned = [part for source in find(manager, settings.tasks) for part in parts(manager, source)]
+        for part in planned:
+            ask(part)
+    if missing:
+        first, *others = missing
+        raise ValueError(missing[first] + (f"; nor were these asked: {', '.join(others)}" if others else ""))
+    return {name: found for name, found in told.items() if name not in done}
+
+
+def _ask(lm: "CanonLM", manager: "TaskManager", unit: "Task | Group", settings: HarnessSettings) -> list[Score]:
+    from lm_eval.evaluator import evaluate
+
+    name, lm.cut = name_of(unit), 0
+    with _quietly():
+        numbers = evaluate(
+            lm=lm,
+            task_dict=_ready(manager.load([unit]), settings.num_fewshot),
+            limit=settings.limit,
+            bootstrap_iters=BOOTSTRAPS,
+            log_samples=_is_rolling(unit),
+        )
+    found = sorted(_scores(numbers, name), key=lambda score: len(score.slice))
+    if lm.cut:
+        _log.warning("%s: %d texts of more than %d tokens lost their beginning", name, lm.cut, lm.max_length)
+        found.append(Score("cut", lm.cut, stderr=None, n=None, higher_is_better=False, share=False))
+    return found
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """What the harness prints goes where its bars are, and its warnings, one for each text that is cut, nowhere."""
+    log = logging.getLogger("lm_eval")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _ready(loaded: Any, num_fewshot: int | None) -> Any:
+    """Examples as the harness's `simple_evaluate` has them. That itself, called for each task, would spend seconds on a
+    description of this machine every time."""
+    for task in loaded["tasks"].values():
+        own = task.get_config("num_fewshot")
+        if own is None or (num_fewshot is not None and own != 0):  # a task that says 0 can have none
+            task.set_config(key="num_fewshot", value=num_fewshot or 0)
+        task.set_fewshot_seed(seed=SEEDS[1])
+    seed()
+    return loaded
+
+
+def _is_rolling(unit: "Task | Group") -> bool:
+    from lm_eval.api.group import Group
+
+    tasks = unit.get_all_tasks() if isinstance(unit, Group) else [unit]
+    return any(task.OUTPUT_TYPE == "loglikelihood_rolling" for task in tasks)
+
+
+def _scores(told: Any, unit: str) -> Iterator[Score]:
+    """Of the harness's numbers by task, such as `{"acc,none": 0.5, "acc_stderr,none": 0.1, …}`."""
+    for name, numbers in told["results"].items():
+        keys = [key for key in numbers if "," in key and "_stderr," not in key]
+        for key in keys:
+            measure, _, filter = key.partition(",")
+            value, stderr = float(numbers[key]), numbers.get(f"{measure}_stderr,{filter}")
+            if measure.isdigit() and value < 0:  # of a needle, a length that was not asked
+                continue
+            if not isinstance(stderr, int | float):  # but "N/A"
+                stderr = _of_texts(measure, [row[measure] for row in told.get("samples", {}).get(name, [])])
+            higher = told["higher_is_better"].get(name, {}).get(measure) is not False
+            yield Score(
+                measure=measure if sum(other.startswith(f"{measure},") for other in keys) == 1 else key,
+                value=value,
+                stderr=None if stderr is None else float(stderr),
+                n=numbers.get("sample_len"),
+                slice={} if name == unit else {"task": name},
+                higher_is_better=higher,
+                share=(measure in SHARES or measure.isdigit()) and not name.startswith(_IN_PERCENT),
+            )
+
+
+def _of_texts(measure: str, texts: Sequence[Any]) -> float | None:
+    """The standard error of a perplexity (or of bits per byte) over `(log-likelihood, words or bytes)` of independent
+    texts, of which the harness has none: that of a ratio of means, to first order."""
+    if len(texts) < 2 or measure not in ("word_perplexity", "byte_perplexity", "bits_per_byte"):
+        return None
+    n, units = len(texts), sum(unit for _, unit in texts)
+    nats = -sum(likelihood for likelihood, _ in texts) / units
+    spread = sum((likelihood + nats * unit) ** 2 for likelihood, unit in texts)
+    stderr = math.sqrt(n / (n - 1) * spread) / units
+    return stderr / math.log(2) if measure == "bits_per_byte" else stderr * math.exp(nats)

@@ -1,0 +1,332 @@
+"""A model to be asked, from wherever it is: a run of ours, a saved or published checkpoint, any causal language model
+of transformers."""
+
+import hashlib
+import json
+import logging
+import pickle
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import torch
+from safetensors import SafetensorError
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils import logging as library_logging
+
+from canonlm.data.tokenizers import load as load_tokenizer
+from canonlm.errors import expected, unknown
+from canonlm.models import CanonLMConfig
+from canonlm.models.archs import name_of
+from canonlm.models.published import load_published
+from canonlm.models.published.checkpoint import RELEASES
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+_CONFIGS = ("config.json", "params.json")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
+_SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.py"]
+"""What is fetched from the Hub before a model is known to be one: everything but weights."""
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
+_SAMPLES = 64  # numbers of every tensor that a fingerprint looks at
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model in evaluation mode on its device; its tokenizer, where it has one.
+
+    about: for people and for `results.json`: `source`, `kind` (run, canonlm, published or transformers), `step` (of a
+    run), `arch`, `parameters`, `dtype`, `tokenizer` (sha256 of its vocabulary, shortened, or None), `fingerprint` (of
+    the configuration and of some numbers of every tensor).
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    about: dict[str, Any]
+
+
+def open_model(
+    source: str,
+    *,
+    step: int | None = None,
+    variant: str | None = None,
+    tokenizer: str | None = None,
+    dtype: str | None = None,
+    device: str = "auto",
+    trust_remote_code: bool = False,
+) -> Subject:
+    """
+    Args:
+        source: the folder of a run, of `canonlm export` or `save_pretrained`, of a published checkpoint; or a name on
+            the Hugging Face Hub.
+        step: of which checkpoint of a run; default: the newest whole one.
+        variant: which sub-folder of a published checkpoint, where it has several.
+        tokenizer: `bytes`, a tokenizer file, a folder with one, a name on the Hub; default: the model's own, if any.
+        dtype: fp32, bf16 or fp16; default: as stored (runs: fp32).
+        device: auto, cpu, cuda, …
+        trust_remote_code: run code that comes with the model.
+
+    ValueError in one line: no such model, a folder that is none, damaged weights or ones that do not fit the
+    configuration, a tokenizer of more tokens than the model knows.
+    """
+    from canonlm.train.build import pick_device  # `canonlm.train` imports the evaluations
+
+    if dtype is not None and dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+    try:
+        place = pick_device(device)
+    except ValueError:
+        raise expected("--device", "auto, cpu or a device that torch sees here", device) from None
+    path = Path(source).expanduser()
+    if (path / "config.yaml").is_file():
+        if variant is not None:
+            raise expected("--variant", "a published checkpoint, and this is the folder of a run", variant)
+        model, own, about = _of_run(path, step)
+    else:
+        if step is not None:
+            raise expected("--step", "the folder of a run (with a config.yaml) as the model", step)
+        model, own, about = _of_files(source, variant, DTYPES.get(dtype or ""), trust_remote_code)
+    if dtype is not None:
+        model = model.to(DTYPES[dtype])  # type: ignore[arg-type]  # the library's wrapper confuses the checker
+    words = own if tokenizer is None else _asked_tokenizer(tokenizer, trust_remote_code)
+    if words is not None and (tokens := max(words.get_vocab().values()) + 1) > (known := _vocab_size(model)):
+        what = f"one of at most {known:,} tokens, as many as {source} knows"
+        raise expected("--tokenizer", what, f"{tokenizer or 'its own'}, of {tokens:,}")
+    about = {
+        "source": source,
+        **about,
+        "parameters": model.num_parameters(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "tokenizer": words and _sha256(json.dumps(sorted(words.get_vocab().items(), key=lambda item: item[1]))),
+        "fingerprint": fingerprint(model),
+    }
+    return Subject(model.to(place).eval(), words, about)  # type: ignore[arg-type]
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """How many tokens the model was made to read at once; None where nothing limits them, as with layers that are all
+    recurrent."""
+    config = model.config.get_text_config()
+    if isinstance(config, CanonLMConfig) and "attention" not in config.mixers:
+        return None
+    limits = (getattr(config, key, None) for key in _LIMITS)
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """By which the same weights in the same configuration are known again. Looks at some numbers of every tensor:
+    training changes them all."""
+    config = {key: value for key, value in model.config.to_dict().items() if not key.startswith(("_", "transformers"))}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        flat = tensor.detach().flatten()
+        some = flat[:: max(1, len(flat) // _SAMPLES)]
+        digest.update(some.double().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def tokenizer_of_run(run: Path) -> Path | None:
+    """Where the tokenizer.json of the text is that a run was trained on, which may have been moved away since; None of
+    a run on a task. All its texts have the same one."""
+    from canonlm.runs.folder import read_json
+
+    files = [Path(text["folder"]) / "tokenizer.json" for text in (read_json(run / "data.json") or {}).values()]
+    return next(filter(Path.is_file, files), files[0] if files else None)
+
+
+def as_in_training(tokenizer: Tokenizer, bos_id: object, eos_id: object) -> PreTrainedTokenizerFast:
+    """As transformers has it, with the special tokens of training texts: what is encoded begins as they did."""
+    ids = {"bos_token": bos_id, "eos_token": eos_id}
+    names = {role: tokenizer.id_to_token(id) for role, id in ids.items() if isinstance(id, int)}
+    if bos := names.get("bos_token"):
+        tokenizer.post_processor = TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, bos_id)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
+Opened = tuple[PreTrainedModel, PreTrainedTokenizerBase | None, dict[str, Any]]
+
+
+def _of_run(path: Path, step: int | None) -> Opened:
+    from canonlm.train.checkpoint import load_model, steps
+    from canonlm.train.recipe import load as load_config
+
+    arch = load_config(path / "config.yaml").arch
+    if not (found := steps(path / "checkpoints")):
+        raise expected("MODEL", "the folder of a run that has saved a checkpoint", str(path))
+    model, damages = None, []
+    for each in reversed(found) if step is None else [step]:
+        try:
+            model, step = load_model(path, each), each
+            break
+        except ValueError as error:
+            damages.append(str(error))
+    if model is None:
+        raise ValueError("; ".join(damages))
+    for line in damages:
+        _log.warning("damaged checkpoint skipped, step %d is used: %s", step, line)
+    file, words = tokenizer_of_run(path), None
+    if file is not None and file.is_file():
+        try:
+            inner = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises no narrower one
+            raise ValueError(f"{file}: not a tokenizer ({_reason(error)})") from None
+        words = as_in_training(inner, model.config.bos_token_id, model.config.eos_token_id)
+    elif file is not None:
+        _log.warning("the run's tokenizer is not there any more: %s", file)
+    return model, words, {"kind": "run", "step": step, "arch": arch}
+
+
+def _of_files(source: str, variant: str | None, dtype: torch.dtype | None, trust_remote_code: bool) -> Opened:
+    path = Path(source).expanduser()
+    if path.is_file():
+        raise expected("MODEL", "a folder, and not a file in it", source)
+    root = path if path.is_dir() else _fetch("MODEL", source)
+    config, variants = _json(root / "config.json"), [file.parent for file in _configs(root, "*/")]
+    if not _configs(root, "") and not variants:
+        raise _no_model(source, root)
+    if variant is not None or config is None or config.get("model_type") in RELEASES:
+        places = [root / variant] if variant is not None else [root, *variants]
+        model: PreTrainedModel = load_published(path if path.is_dir() else source, variant, dtype=dtype)
+        own = next(filter(None, (_saved_tokenizer(place, trust_remote_code) for place in (*places, root))), None)
+        kind = "published"
+    else:
+        if config.get("auto_map") and config.get("model_type") not in CONFIG_MAPPING and not trust_remote_code:
+            raise ValueError(f"{source}: it comes with code of its own, which runs only with --trust-remote-code")
+        model = _from_pretrained(str(path) if path.is_dir() else source, dtype, trust_remote_code)
+        own = _saved_tokenizer(root, trust_remote_code)
+        kind = "canonlm" if isinstance(model.config, CanonLMConfig) else "transformers"
+    arch = name_of(model.config) if isinstance(model.config, CanonLMConfig) else model.config.model_type
+    return model, own, {"kind": kind, "arch": arch}
+
+
+def _from_pretrained(name: str, dtype: torch.dtype | None, trust_remote_code: bool) -> PreTrainedModel:
+    try:
+        with quiet():
+            opened: Any = AutoModelForCausalLM.from_pretrained(
+                name, dtype=dtype or "auto", trust_remote_code=trust_remote_code, output_loading_info=True
+            )
+            model, info = opened
+    except _LOADING_ERRORS as error:
+        raise ValueError(f"{name}: not a causal language model that can be loaded ({_reason(error)})") from None
+    if missing := sorted(info["missing_keys"]):  # the library would go on with random numbers there
+        raise ValueError(f"{name}: its weights lack {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}")
+    return model
+
+
+_LOADING_ERRORS = (
+    *(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError),
+    *(SafetensorError, pickle.UnpicklingError),
+)
+
+
+def _asked_tokenizer(name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    path = Path(name).expanduser()
+    if name == "bytes" or path.is_file():
+        return as_in_training(*load_tokenizer(name if name == "bytes" else path))
+    folder = path if path.is_dir() else _fetch("--tokenizer", name)
+    if (found := _saved_tokenizer(folder, trust_remote_code)) is None:
+        raise expected("--tokenizer", f"a tokenizer ({', '.join(_TOKENIZERS[:2])}, …)", name)
+    return found
+
+
+def _saved_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
+    """None: the folder has no tokenizer. ValueError: it has one that cannot be read."""
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
+        return None
+    try:
+        with quiet():
+            return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+    except Exception as error:  # of the folder's model, which the library may not know, or of the file
+        try:
+            return as_in_training(*load_tokenizer(folder))
+        except ValueError:
+            raise ValueError(f"{folder}: its tokenizer cannot be read ({_reason(error)})") from None
+
+
+def _fetch(key: str, name: str) -> Path:
+    """Where the Hub's small files of that name are on this machine."""
+    reason = ""
+    if _HUB_NAME.fullmatch(name):
+        try:
+            return Path(huggingface_hub.snapshot_download(name, allow_patterns=_SMALL))
+        except (OSError, ValueError) as error:
+            reason = f" ({_reason(error)})"
+    path = Path(name).expanduser()
+    here = [str(path.with_name(other.name)) for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = get_close_matches(str(path), here, n=1, cutoff=0.75)
+    guess = f' Did you mean "{close[0]}"?' if close else ""
+    kind = {"MODEL": "a folder nor a model", "--tokenizer": "a file, a folder nor a tokenizer"}[key]
+    raise ValueError(f'{key}: "{name}" is neither {kind} on the Hub that can be reached{reason}.{guess}')
+
+
+def _configs(folder: Path, below: str) -> list[Path]:
+    return sorted(file for name in _CONFIGS for file in folder.glob(below + name))
+
+
+def _no_model(source: str, folder: Path) -> ValueError:
+    """What a folder is that is no model: it may lie near one."""
+    names = sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))
+    what = "a run (config.yaml), a saved model (config.json) or a published checkpoint (params.json)"
+    run = next((parent for parent in folder.resolve().parents if (parent / "config.yaml").is_file()), None)
+    if match := re.fullmatch(r"step-(\d+)", folder.resolve().name):
+        what = f"the folder of the run, with --step {int(match[1])}"
+    elif run is not None:
+        what = f"the folder of the run, {run}"
+    elif runs := sorted(file.parent for file in folder.glob("*/*/config.yaml")):
+        what = f"one run, such as {runs[0]}"
+    shown = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+    return ValueError(f"{expected('MODEL', what, source)}, a folder with {shown or 'nothing in it'}")
+
+
+def _json(file: Path) -> dict[str, Any] | None:
+    if not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: not JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{file}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _vocab_size(model: PreTrainedModel) -> int:
+    weight: Any = model.get_input_embeddings().weight
+    return weight.shape[0]
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what a library says, as one sentence."""
+    text = " ".join(str(error).strip().partition("\n")[0].split()) or type(error).__name__
+    return re.split(r"(?<=[a-z)])\. ", text, maxsplit=1)[0].rstrip(".")
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the library's progress bars and reports of loading: what matters of them is raised."""
+    verbosity, bars = library_logging.get_verbosity(), library_logging.is_progress_bar_enabled()
+    library_logging.set_verbosity_error()
+    library_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library_logging.set_verbosity(verbosity)
+        if bars:
+            library_logging.enable_progress_bar()

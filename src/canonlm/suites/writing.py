@@ -1,0 +1,256 @@
+"""Text in, text out: generation in batches, for evaluations that read what a model writes, and for people."""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from canonlm.errors import expected
+from canonlm.evals.generate import generate
+from canonlm.suites.opening import context_length, quiet
+from canonlm.suites.sampling import Sampling
+
+if TYPE_CHECKING:
+    from canonlm.suites.task_words import TaskWords
+
+ROWS = {"cuda": 256, "cpu": 32}  # of a batch whose size is found automatically, at most
+CPU_TOKENS = 2**13  # of such a batch, prompts and answers together
+BYTES_PER_TOKEN = 2**18  # of a GPU's free memory, to begin with: the cache of a model of 3B parameters
+BEFORE = 8  # tokens of a prompt that what follows is decoded with
+
+
+class Writer:
+    """Lets a model continue texts: greedily or as `sampling` says, with a cache, in batches of prompts of like length.
+
+    batch_size: prompts at a time; None: found by length and free memory, and halved as often as memory runs out.
+    bos: begin every prompt with the tokenizer's token for that.
+    beyond: prompts may be longer than what the model was made to read, if it can read them at all.
+
+    What is written does not depend on the batches, up to the rounding of the model's dtype.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: "PreTrainedTokenizerBase | TaskWords | None",
+        *,
+        batch_size: int | None = None,
+        bos: bool = False,
+        beyond: bool = False,
+        sampling: Sampling | None = None,
+    ) -> None:
+        if tokenizer is None:
+            raise expected("--tokenizer", "a file, a folder or a name on the Hub, as the model brings none", None)
+        if batch_size is not None and batch_size < 1:
+            raise expected("--batch-size", "an integer >= 1", batch_size)
+        if bos and tokenizer.bos_token_id is None:
+            raise expected("--bos", "a tokenizer with a token that begins a text", True)
+        self._model, self._bos, self._sampling = model, bos, sampling
+        self._tokenizer: Any = tokenizer
+        self._context = None if beyond and not learns_positions(model) else context_length(model)
+        self._ends = end_tokens(model, tokenizer)
+        self._batch_size, self._most_tokens = batch_size, _tokens_at_once(model.device)
+
+    def tokens(self, text: str) -> int:
+        """How many tokens the text has, without special ones."""
+        return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def write(self, prompts: Sequence[str], most: int, stop: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
+        """`(index, text)` for each prompt, as batches finish, the longest first: what the model writes after it, at
+        most `most` tokens, up to its end-of-text token or what comes first of `stop` (neither is part of the text).
+
+        ValueError, before anything is written: a prompt with its answer is longer than the model's context. Later: the
+        memory does not hold the batch (with `batch_size=None`: not even one prompt).
+        """
+        return self._write(self.check(prompts, most), most, [x for x in stop if x])
+
+    def check(self, prompts: Sequence[str], most: int, name: str = "prompt {}") -> list[list[int]]:
+        """The prompts in tokens. ValueError where one with its answer is longer than the model's context."""
+        return [self._ids(name.format(index), prompt, most) for index, prompt in enumerate(prompts)]
+
+    def stream(self, prompt: str, most: int, show: Callable[[str], object], stop: Sequence[str] = ()) -> None:
+        """As `write` of one prompt; `show` gets the text bit by bit, as soon as nothing can change it any more."""
+        (ids,), stop = self.check([prompt], most, "the prompt"), [x for x in stop if x]
+        streamer = _Stream(self, ids, stop, self._all_ends(stop), show)
+        if self._batch([0], [ids], most, stop, streamer=streamer) is None:
+            raise ValueError(f"memory does not hold {len(ids) + most:,} tokens")
+
+    def _write(self, asked: list[list[int]], most: int, stop: Sequence[str]) -> Iterator[tuple[int, str]]:
+        # The longest first: what memory does not hold is found out at once.
+        order = sorted(range(len(asked)), key=lambda index: -len(asked[index]))
+        done = 0
+        while done < len(order):
+            width = len(asked[order[done]]) + most
+            batch = order[done : done + self._rows(width)]
+            texts = self._batch(batch, [asked[index] for index in batch], most, stop)
+            if texts is not None:
+                yield from zip(batch, texts, strict=True)
+                done += len(batch)
+            elif self._batch_size is not None and len(batch) > 1:
+                what = f"fewer than {len(batch)}: memory does not hold so many prompts of {width:,} tokens"
+                raise expected("--batch-size", what, self._batch_size)
+            elif len(batch) == 1:
+                raise ValueError(f"prompt {batch[0]}: memory does not hold its {width:,} tokens")
+            else:
+                self._most_tokens = width * (len(batch) // 2)
+
+    def _rows(self, width: int) -> int:
+        if self._batch_size is not None:
+            return self._batch_size
+        rows = min(ROWS.get(self._model.device.type, ROWS["cpu"]), self._most_tokens // width)
+        return 1 << (max(1, rows).bit_length() - 1)
+
+    def _batch(
+        self, indices: list[int], prompts: list[list[int]], most: int, stop: Sequence[str], **options: Any
+    ) -> list[str] | None:
+        """None: memory does not hold it."""
+        ends = self._all_ends(stop)
+        if stop:
+            options["stopping_criteria"] = [_Stops(self, prompts, stop, ends)]
+        if self._sampling is not None:
+            options["logits_processor"] = self._sampling.processors(indices)
+        try:
+            with quiet():  # the library warns of contexts that were asked for
+                rows = generate(self._model, prompts, most, ends, self._model.device, **options)
+        except (RuntimeError, MemoryError) as error:
+            if not _out_of_memory(error):
+                raise
+            rows = None  # what the failed call held goes with `error`, at the end of this block
+        if rows is None:
+            options.clear()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            return None
+        texts = (self.text(prompt, row, ends) for prompt, row in zip(prompts, rows, strict=True))
+        return [cut(text, stop) for text in texts]
+
+    def _all_ends(self, stop: Sequence[str]) -> list[int]:
+        """A special token is not seen in the text: one that is named as a stop string is an end."""
+        special = [x for x in stop if x in self._tokenizer.all_special_tokens]
+        return [*self._ends, *self._tokenizer.convert_tokens_to_ids(special)]
+
+    def text(self, prompt: list[int], row: list[int], ends: Sequence[int]) -> str:
+        """What the tokens `row` say after `prompt`. Some tokenizers drop a space that begins a text, so they are
+        decoded with what they follow."""
+        row = row[:-1] if row and row[-1] in ends else row
+        before = self.decode(prompt[-BEFORE:])
+        both = self.decode([*prompt[-BEFORE:], *row])
+        return both[len(before) :] if both.startswith(before) else self.decode(row)
+
+    def decode(self, tokens: list[int]) -> str:
+        # The library's clean-up would take spaces away that the model wrote.
+        return self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def _ids(self, name: str, prompt: str, most: int) -> list[int]:
+        ids = self._tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
+        if self._bos or not ids:  # a model must have something to read
+            begins = [self._tokenizer.bos_token_id, *self._ends]
+            if (begin := next((id for id in begins if id is not None), None)) is None:
+                raise ValueError(f"{name}: expected some text, as the tokenizer has no token that begins one")
+            ids = [begin, *ids]
+        if self._context is not None and len(ids) + most > self._context:
+            raise ValueError(
+                f"{name}: {len(ids):,} tokens, and {most:,} to write, are more than the model's context of "
+                f"{self._context:,}"
+            )
+        return ids
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: "PreTrainedTokenizerBase | TaskWords") -> list[int]:
+    """Which tokens end a text: the tokenizer's, and those of the model's generation settings that are special tokens.
+
+    (A configuration may name the end of another tokenizer, whose number is a plain word in this one.)
+    """
+    settings = getattr(model.generation_config, "eos_token_id", None)
+    named = settings if isinstance(settings, list) else [settings]
+    special = {id for id, token in getattr(tokenizer, "added_tokens_decoder", {}).items() if token.special}
+    special.update(tokenizer.all_special_ids)
+    own = tokenizer.eos_token_id
+    kept = [id for id in [own, *named] if isinstance(id, int) and (id == own or id in special)]
+    return list(dict.fromkeys(kept))
+
+
+def learns_positions(model: PreTrainedModel) -> bool:
+    """Has it a table of positions, with nothing to look up behind its end?"""
+    tables = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding))
+    return any("wpe" in name or "pos" in name for name in tables)
+
+
+def cut(text: str, stop: Sequence[str]) -> str:
+    """Up to the first stop string in it."""
+    return text[: min((place for x in stop if (place := text.find(x)) >= 0), default=len(text))]
+
+
+class _Stops(StoppingCriteria):
+    """Ends a row once its text holds a stop string."""
+
+    def __init__(self, writer: Writer, prompts: list[list[int]], stop: Sequence[str], ends: list[int]) -> None:
+        self.writer, self.prompts, self.stop, self.ends = writer, prompts, stop, ends
+        self.width = max(map(len, prompts))
+        self.last = max(len(x.encode()) for x in stop) + 4  # tokens that the strings can lie in: a byte each, and some
+        self.done = [False] * len(prompts)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+        written = input_ids[:, self.width :].tolist()
+        for index, row in enumerate(written):
+            # The last tokens by themselves may read otherwise than after the others: all of them decide.
+            if not self.done[index] and (row[-1] in self.ends or self._in(self.writer.decode(row[-self.last :]))):
+                text = self.writer.text(self.prompts[index], row, self.ends)
+                self.done[index] = row[-1] in self.ends or self._in(text)
+        return torch.tensor(self.done, device=input_ids.device)
+
+    def _in(self, text: str) -> bool:
+        return any(x in text for x in self.stop)
+
+
+class _Stream(BaseStreamer):
+    """Hands on what the tokens say so far, without what a stop string may begin with or half a character."""
+
+    def __init__(
+        self, writer: Writer, prompt: list[int], stop: Sequence[str], ends: list[int], show: Callable[[str], object]
+    ) -> None:
+        self.writer, self.prompt, self.stop, self.ends, self.show = writer, prompt, stop, ends, show
+        self.row: list[int] | None = None  # until the prompt has passed, which comes first
+        self.shown = 0
+
+    def put(self, value: Tensor) -> None:
+        if self.row is None:
+            self.row = []
+            return
+        self.row += value.flatten().tolist()
+        text = self._text()
+        settled = len(text.rstrip("\ufffd"))
+        for x in self.stop:
+            held = (k for k in range(min(len(x), settled), 0, -1) if text[:settled].endswith(x[:k]))
+            settled -= next(held, 0)
+        self._show(text[:settled])
+
+    def end(self) -> None:
+        self._show(self._text())
+
+    def _text(self) -> str:
+        return cut(self.writer.text(self.prompt, self.row or [], self.ends), self.stop)
+
+    def _show(self, text: str) -> None:
+        if len(text) > self.shown:
+            self.show(text[self.shown :])
+            self.shown = len(text)
+
+
+def _tokens_at_once(device: torch.device) -> int:
+    if device.type != "cuda":
+        return CPU_TOKENS
+    return torch.cuda.mem_get_info(device)[0] // BYTES_PER_TOKEN
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    said = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        text in said for text in ("out of memory", "can't allocate memory", "alloc_failed")
+    )

@@ -1,0 +1,91 @@
+"""The processes of a run and the mesh that they form: devices = dp_replicate x dp_shard x tp."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from importlib.util import find_spec
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from canonlm.errors import expected
+from canonlm.train.build import pick_device
+from canonlm.train.config import RunConfig
+from canonlm.world import World
+
+TIMEOUT = timedelta(minutes=30)
+"""For how long a process waits for the others before it gives up."""
+
+
+@contextmanager
+def world_of(config: RunConfig) -> Iterator[World]:
+    """Join the processes that `torchrun`, or whatever sets its variables, has started; leave them at the end.
+
+    ValueError, in every process: the layout does not suit the number of processes, a device is not there or cannot do
+    what is asked.
+    """
+    rank, size, local_rank = (
+        int(os.environ.get(key, default)) for key, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+    )
+    check_layout(config, size)
+    device = torch.device(pick_device(config.train.device))
+    if size == 1:
+        _check_device(device, config)
+        yield World(device)
+        return
+    if device.index is not None:
+        raise expected("train.device", "auto, cuda or cpu, with several processes", config.train.device)
+    dist.init_process_group("cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    try:
+        with World(device, rank, size).all_or_none():  # one machine may have fewer devices than another
+            if device.type == "cuda":
+                device = torch.device(pick_device(f"cuda:{local_rank}"))
+                torch.cuda.set_device(device)
+            _check_device(device, config)
+        tp, copies = config.parallel.tp, config.parallel.dp_replicate
+        names = ("dp_replicate", "dp_shard", "tp")
+        mesh = init_device_mesh(device.type, (copies, size // (tp * copies), tp), mesh_dim_names=names)
+        yield World(device, rank, size, local_rank, tp, mesh)
+    except (RuntimeError, OSError):
+        # This process alone may have failed (memory, a disk), the others are waiting for it within NCCL, and to leave
+        # the group is to wait for them: only the end of this process ends theirs.
+        if device.type != "cuda":
+            dist.destroy_process_group()
+        raise
+    except BaseException:
+        dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def check_layout(config: RunConfig, processes: int) -> None:
+    """InvalidSetting where so many processes cannot share the work as `config.parallel` says."""
+    parallel, batch_size = config.parallel, config.train.batch_size
+    if processes % parallel.tp:
+        what = f"a divisor of {processes}, the number of processes (torchrun starts several)"
+        raise expected("parallel.tp", what, parallel.tp)
+    data_parallel = processes // parallel.tp
+    if data_parallel % parallel.dp_replicate:
+        what = f"a divisor of {data_parallel}, the number of processes / parallel.tp"
+        raise expected("parallel.dp_replicate", what, parallel.dp_replicate)
+    if batch_size % data_parallel:
+        what = f"a multiple of {data_parallel}, the number of processes / parallel.tp"
+        raise expected("train.batch_size", what, batch_size)
+    share, micro = batch_size // data_parallel, parallel.micro_batch_size
+    if micro is not None and share % micro:
+        what = f"a divisor of {share}, a device's share of train.batch_size = {batch_size}"
+        raise expected("parallel.micro_batch_size", what, micro)
+    if parallel.float8 and parallel.tp > 1:
+        raise expected("parallel.float8", "false with parallel.tp > 1", True)
+
+
+def _check_device(device: torch.device, config: RunConfig) -> None:
+    if not config.parallel.float8:
+        return
+    if find_spec("torchao") is None:
+        raise expected("parallel.float8", "false, as torchao is not installed", True)
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
+        what = "false: only GPUs of compute capability 8.9 and later multiply in float8"
+        raise expected("parallel.float8", what, True)

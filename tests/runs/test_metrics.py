@@ -1,0 +1,120 @@
+"""Rows of `metrics.jsonl`, on their own and of a run that was continued."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from canonlm.report.runs import load_run
+from canonlm.runs.metrics import TRAIN_KEYS, Metrics
+from canonlm.train.loop import train
+from canonlm.train.machine import environment
+
+ROWS = [
+    {"kind": "train", "step": 10, "loss": 2.0, "elapsed_s": 5.0},
+    {"kind": "eval", "step": 10, "loss": 1.9, "slices": []},
+    {"kind": "train", "step": 20, "loss": 1.5, "elapsed_s": 9.5},
+    {"kind": "skip", "step": 21, "windows": [80, 83]},
+    {"kind": "train", "step": 30, "loss": 1.0, "elapsed_s": 13.0},
+]
+
+
+def written(folder, rows, last_step=0):
+    metrics = Metrics(folder, last_step)
+    for row in rows:
+        metrics.write(row)
+    metrics.close()
+    return metrics
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("step", "kept", "elapsed"), [(0, 0, 0.0), (10, 2, 5.0), (20, 3, 9.5), (25, 4, 9.5), (30, 5, 13)]
+)
+def test_a_continued_run_keeps_the_rows_up_to_its_checkpoint_and_their_time(tmp_path, step, kept, elapsed):
+    assert written(tmp_path, ROWS).elapsed_s == 0.0
+    again = written(tmp_path, [], last_step=step)
+    assert again.elapsed_s == elapsed
+    assert read(tmp_path / "metrics.jsonl") == ROWS[:kept]
+    assert (again.evaluation(10) or {}).get("loss") == (1.9 if step >= 10 else None)
+    discarded = tmp_path / "metrics.discarded.jsonl"
+    assert (read(discarded) if discarded.exists() else []) == ROWS[kept:]
+
+
+def test_every_key_of_a_row_is_there_and_right(tiny, tmp_path):
+    train(tiny(), tmp_path)
+    rows = [row for row in read(tmp_path / "metrics.jsonl") if row["kind"] == "train"]
+    assert [row["step"] for row in rows] == [*range(3, 40, 3), 40]
+    elapsed = tokens = 0
+    for row in rows:
+        assert list(row) == [key for key in TRAIN_KEYS if key != "z_loss"]
+        assert math.isfinite(row["loss"] + row["lr"] + row["grad_norm"])
+        assert row["tokens"] == row["step"] * 4 * 18
+        assert row["windows"] == [(row["step"] - 1) * 4, row["step"] * 4 - 1]
+        assert row["mfu"] is None  # of a CPU
+        if row["step"] == 3:
+            assert row["tokens_per_s"] is row["data_wait_s"] is row["data_wait_share"] is None
+        else:
+            assert 0 <= row["data_wait_s"] <= row["elapsed_s"] - elapsed
+            assert 0 <= row["data_wait_share"] <= 1
+            assert row["tokens_per_s"] > 0.999 * (row["tokens"] - tokens) / (row["elapsed_s"] - elapsed)
+        assert 0.05 < row["memory_gb"] < 50
+        elapsed, tokens = row["elapsed_s"], row["tokens"]
+    run = load_run(tmp_path)
+    assert run.damaged_rows == 0
+    assert [row.loss for row in run.train] == [row["loss"] for row in rows]
+
+
+def test_the_z_loss_has_a_key_of_its_own(tiny, tmp_path):
+    train(tiny(model={"fields": {"z_loss": "logsumexp"}}), tmp_path)
+    rows = [row for row in read(tmp_path / "metrics.jsonl") if row["kind"] == "train"]
+    assert all(list(row) == list(TRAIN_KEYS) for row in rows)
+    assert all(row["z_loss"] > 0 for row in rows)
+
+
+def test_the_time_of_a_run_survives_its_interruptions(tiny, tmp_path):
+    train(tiny(), tmp_path)
+    tiny.back_to(tmp_path, 30)
+    path = tmp_path / "metrics.jsonl"
+    rows = read(path)
+    for row in rows:  # as if everything had taken a thousand seconds longer
+        if row["kind"] == "train":
+            row["elapsed_s"] += 1000
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    before = next(row["elapsed_s"] for row in rows if row["kind"] == "train" and row["step"] == 30)
+    result = train(tiny(), tmp_path)
+    elapsed = {row["step"]: row["elapsed_s"] for row in read(path) if row["kind"] == "train"}
+    assert before == elapsed[30] < elapsed[33] < elapsed[40] <= result["train_seconds"] < before + 100
+    assert load_run(tmp_path).result.train_seconds == result["train_seconds"]
+
+
+def test_memory_is_the_most_that_a_process_has_had():
+    """In a process of its own: an earlier test may have had more."""
+    script = (
+        "import torch; from canonlm.train.machine import memory_gb as memory; cpu = torch.device('cpu')\n"
+        "print(memory(cpu)); ballast = torch.ones(75_000_000); print(memory(cpu)); del ballast; print(memory(cpu))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=100)
+    before, during, after = map(float, done.stdout.split())
+    assert before + 0.25 < during < before + 0.4
+    assert after == pytest.approx(during, abs=0.02)
+
+
+def test_environment_names_the_machine():
+    found = environment(torch.device("cpu"))
+    assert found["device"] == "cpu"
+    assert "CPU, " in found["machine"]
+    assert found["torch"] == torch.__version__
+
+
+def test_the_page_names_every_key():
+    page = (Path(__file__).parents[2] / "docs" / "watching.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(TRAIN_KEYS)

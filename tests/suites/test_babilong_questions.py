@@ -1,0 +1,483 @@
+"""Prompts: what is asked, how long they are, where facts come from, and what a reader and a guesser score."""
+
+import json
+import re
+import shutil
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from story_reader import answers, parse, split
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from canonlm.suites import background
+from canonlm.suites.babilong import Babilong, BabilongSettings, published_settings
+from canonlm.suites.babilong.facts import HUB
+from canonlm.suites.babilong.prompts import EXAMPLES, INSTRUCTIONS, question_of
+from canonlm.suites.babilong.world import LABELS, OBJECTS, PEOPLE, PLACES, TASKS
+from canonlm.suites.questions import scores
+
+# What the public dataset's answers and people are.
+THEIR_PLACES = {"bathroom", "bedroom", "garden", "hallway", "kitchen", "office"}
+THEIRS = THEIR_PLACES | {"john", "mary", "sandra", "daniel", "fred", "bill", "jeff", "apple", "milk", "football"}
+
+every_task = pytest.mark.parametrize("task", TASKS)
+
+
+def words(text):
+    return len(text.split())
+
+
+def in_bytes(text):
+    return len(text.encode())
+
+
+def with_beginning(text):
+    """As a tokenizer that takes some tokens more for the first word of a text than for that word inside one."""
+    return len(text.split()) + 3
+
+
+@pytest.fixture(scope="module")
+def in_pieces():
+    """Byte-level BPE as GPT-2's: a blank is part of the word after it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    texts = [f"{prompt_of(task, 2000)}" for task in TASKS]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=800, initial_alphabet=alphabet))
+    return lambda text: len(tokenizer.encode(text).ids)
+
+
+def ask(task, length=0, tokens=words, split="test", **more):
+    return Babilong(BabilongSettings(task=task, length=length, **more), tokens, split)
+
+
+def prompt_of(task, length):
+    return ask(task, length)[0].prompt
+
+
+def read(prompt):
+    """(instruction, examples, sentences, question): a prompt taken apart."""
+    instruction, *blocks = prompt.split("\n\n")
+    form = re.compile(r"<context>\n(.*)\n</context>\nQuestion: (.*)\nAnswer:(?: (.*))?")
+    *examples, (text, question, nothing) = [form.fullmatch(block).groups() for block in blocks]
+    assert nothing is None
+    return instruction, examples, split(text), question
+
+
+def told(prompt):
+    """The facts in the text of a prompt."""
+    return [sentence for sentence in read(prompt)[2] if parse([sentence])]
+
+
+def reader(prompts):
+    """Knows the world and reads everything."""
+    for index, prompt in enumerate(prompts):
+        _, examples, sentences, question = read(prompt)
+        (answer,) = answers(sentences, question)
+        example = examples[0][2].rstrip(".")
+        old = answers(split(examples[0][0]), examples[0][1])
+        yield index, " " + example.replace(*old, answer)
+
+
+def asked(questions, said):
+    found = []
+    for index, text in said:
+        found.append({"slice": questions[index].slice, "right": questions.grade(questions[index], text)})
+    return found
+
+
+# -- the prompt -------------------------------------------------------------------------------------------------------
+
+
+@every_task
+@pytest.mark.parametrize("length", [0, 1500])
+def test_a_reader_is_always_right(task, length):
+    questions = ask(task, length, n=100)
+    rows = asked(questions, reader(question.prompt for question in questions))
+    assert len(rows) == 100
+    assert all(row["right"] == {"correct": True} for row in rows)
+    assert scores(rows, questions.measures)[0].value == 1
+
+
+@every_task
+def test_who_says_always_the_same_is_right_by_chance(task):
+    questions = ask(task, n=500)
+    all_of_them = list(questions)
+    for label in LABELS[task]:
+        share = sum(questions.grade(question, f" {label}")["correct"] for question in all_of_them) / 500
+        low, high = (0.03, 0.26) if task == "qa5" else (0.10, 0.24)  # 1/6, or 1/5 for people and 1/15 for things
+        assert low < share < high
+
+
+@every_task
+def test_the_examples_are_right_and_of_another_world(task):
+    _, examples, _, _ = read(ask(task)[0].prompt)
+    assert len(examples) == {"qa5": 3}.get(task, 2)
+    used = set()
+    for text, question, answer in examples:
+        assert len(parse(split(text))) == len(split(text))
+        (right,) = answers(split(text), question)
+        assert (
+            Babilong.grade(ask(task), _question(question, right, task), answer)["correct"] or right not in LABELS[task]
+        )
+        assert right in re.findall(r"\w+", answer)
+        assert answer.endswith(".")
+        used |= {word.lower() for word in re.findall(r"\w+", text + " " + question + " " + answer)}
+    assert not used & ({label.lower() for label in (*PEOPLE, *PLACES, *OBJECTS)} | THEIRS)
+    assert len({text for text, _, _ in examples}) == len(examples)
+
+
+def _question(question, answer, task):
+    found = ask(task)[0]
+    return type(found)(found.prompt.replace(question_of(found.prompt), question), answer, {})
+
+
+def test_the_generated_background_names_no_answer():
+    used = {
+        word.lower() for text in (*background.TEMPLATES, *sum(background.WORDS.values(), ())) for word in text.split()
+    }
+    assert not used & ({label.lower() for label in (*PEOPLE, *PLACES, *OBJECTS)} | THEIRS)
+
+
+@every_task
+def test_form(task):
+    for question in ask(task, 800, n=20):
+        instruction, examples, sentences, asking = read(question.prompt)
+        assert instruction == INSTRUCTIONS[task]
+        assert [tuple(example) for example in examples] == list(EXAMPLES[task])
+        assert question.prompt.endswith(f"{asking}\nAnswer:")
+        assert question_of(question.prompt) == asking
+        assert len(sentences) > len(told(question.prompt))
+
+
+def test_the_word_before_the_cue_in_a_text_does_not_confuse(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("He asked: Question: Where is Irene? Answer: in the museum. " * 100)
+    questions = ask("qa1", 600, text=str(path), n=5)
+    for question, story in zip(questions, map(questions.story, range(5)), strict=True):
+        assert question_of(question.prompt) == story.question
+
+
+# -- length -----------------------------------------------------------------------------------------------------------
+
+
+@every_task
+@pytest.mark.parametrize("count", [words, in_bytes, with_beginning, None], ids=["words", "bytes", "beginning", "bpe"])
+@pytest.mark.parametrize("file", [False, True], ids=["generated", "file"])
+def test_the_prompt_is_as_long_as_it_can_be(task, count, file, in_pieces, tmp_path):
+    count = count or in_pieces
+    more = {}
+    if file:
+        stream = background.Neutral().sentences(5, 0)
+        path = tmp_path / "text.txt"
+        path.write_text("\n\n".join(next(stream) for _ in range(900)))
+        more = {"text": str(path)}
+    length = 8000 if count is in_bytes else 1600
+    longest = 160 if count is in_bytes else 60  # tokens of a sentence
+    for question in ask(task, length, count, n=12, **more):
+        assert length - longest < count(question.prompt) <= length
+
+
+def test_length_0_is_the_facts_alone():
+    for task in TASKS:
+        questions = ask(task, n=10)
+        for index, question in enumerate(questions):
+            assert read(question.prompt)[2] == list(questions.story(index).facts)
+
+
+def test_facts_that_are_longer_stay_as_they_are():
+    questions, bare = ask("qa3", 10), ask("qa3")
+    assert [questions[i].prompt for i in range(5)] == [bare[i].prompt for i in range(5)]
+
+
+def test_a_text_that_is_too_short_is_refused(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("One sentence. Another one.")
+    with pytest.raises(ValueError, match=r"text: expected a text file long enough for length=1000 .*text\.txt"):
+        ask("qa1", 1000, text=str(path))[0]
+    with pytest.raises(ValueError, match="text: expected a text file"):
+        ask("qa1", 1000, text=str(tmp_path / "none"))
+
+
+# -- what is the same -------------------------------------------------------------------------------------------------
+
+
+@every_task
+def test_other_tokenizers_and_lengths_are_asked_the_same(task, in_pieces):
+    first = ask(task, 1200, n=6)
+    others = [ask(task, 3000, n=6), ask(task, 6000, in_bytes, n=6), ask(task, 2000, in_pieces, n=9), ask(task, n=6)]
+    for index in range(6):
+        _, _, sentences, question = read(first[index].prompt)
+        filling = [sentence for sentence in sentences if not parse([sentence])]
+        for other in others:
+            _, _, more, same = read(other[index].prompt)
+            assert same == question
+            assert told(other[index].prompt) == told(first[index].prompt)
+            assert other[index].answer == first[index].answer
+            rest = [sentence for sentence in more if not parse([sentence])]
+            shared = min(len(filling), len(rest))
+            assert rest[:shared] == filling[:shared]
+
+
+def test_facts_stand_anywhere_in_their_order():
+    places, first, last = [], 0, 0
+    for question in (questions := ask("qa1", 700, n=400)):
+        sentences = read(question.prompt)[2]
+        facts = told(question.prompt)
+        first += sentences[0] in facts
+        last += sentences[-1] in facts
+        where = [sentences.index(fact) for fact in dict.fromkeys(facts)]
+        places += [place / (len(sentences) - 1) for place in where]
+    assert [told(questions[i].prompt) for i in range(9)] == [list(questions.story(i).facts) for i in range(9)]
+    assert 0.7 < first / last < 1.4
+    tenths = Counter(min(9, int(10 * place)) for place in places)
+    assert max(tenths.values()) < 1.4 * min(tenths.values())
+
+
+def test_the_same_question_again_is_the_same():
+    questions = ask("qa2", 900, n=3)
+    once = [questions[index] for index in range(3)]
+    assert [questions[index] for index in range(3)] == once
+    assert [ask("qa2", 900, n=3)[index] for index in (2, 1, 0)] == once[::-1]
+
+
+def test_seeds_splits_and_indices_ask_other_things():
+    keys = [{"seed": seed, "split": split} for seed in (0, 1) for split in ("train", "test")]
+    found = {ask("qa2", 900, **key)[index].prompt for key in keys for index in (0, 1)}
+    assert len(found) == 8
+    lines = [tuple(s for s in read(prompt)[2] if not parse([s])) for prompt in found]
+    assert len(set(lines)) == 8
+
+
+def test_slices_say_where_the_last_needed_fact_is():
+    questions = ask("qa2", 700, n=200)
+    rows = asked(questions, reader(question.prompt for question in questions))
+    for index, row in enumerate(rows):
+        story = questions.story(index)
+        sentences = read(questions[index].prompt)[2]
+        after = len(story.facts) - 1 - story.support[-1]
+        assert row["slice"]["later"] == min(after, 4)
+        # counted from the end, where one sentence may be told twice: so many facts are not yet passed
+        where = [place for place, sentence in enumerate(sentences) if parse([sentence])][story.support[-1]]
+        assert row["slice"]["quarter"] == 1 + (where * 2 + 1) * 4 // (len(sentences) * 2)
+    assert {row["slice"]["quarter"] for row in rows} == {1, 2, 3, 4}
+    assert {row["slice"]["later"] for row in rows} == {0, 1, 2, 3, 4}
+
+
+# -- the suite --------------------------------------------------------------------------------------------------------
+
+
+def test_the_published_grid():
+    grid = published_settings(n=7, seed=3)
+    assert [settings.name for settings in grid] == [
+        f"babilong-{task}-{length}k" for task in ("qa1", "qa2", "qa3", "qa4", "qa5") for length in (0, 1, 2, 4)
+    ]
+    assert {(settings.n, settings.seed) for settings in grid} == {(7, 3)}
+    assert BabilongSettings(length=1500).name == "babilong-qa1-1.5k"
+
+
+def test_what_the_suite_says_of_itself():
+    questions = ask("qa3", 1000, n=3)
+    assert (questions.name, len(questions), questions.measures) == ("babilong-qa3-1k", 3, ("correct",))
+    assert questions.stop[0] == "."
+    with pytest.raises(IndexError):
+        questions[3]
+
+
+def test_no_tokenizer_is_needed_for_the_facts_alone():
+    def fail(text):
+        raise AssertionError
+
+    assert ask("qa1", 0, fail)[0].prompt == ask("qa1")[0].prompt
+
+
+@every_task
+def test_an_answer_has_room_even_byte_by_byte(task):
+    questions = ask(task, n=100)
+    for index, said in reader(question.prompt for question in questions):
+        assert questions.grade(questions[index], said[: questions.most])["correct"]
+        assert len(said[: said.index(questions[index].answer)]) < questions.most
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"task": "qa6"}, "task: expected 'qa1', 'qa2', 'qa3', 'qa4' or 'qa5', got \"qa6\""),
+        ({"length": -1}, "length: expected an integer >= 0, got -1"),
+        ({"n": 0}, "n: expected an integer > 0, got 0"),
+        ({"lenght": 5}, 'unknown setting "lenght". Did you mean "length"?'),
+        ({"text": "dataset"}, 'facts: expected hub or a folder, for text=dataset, got "simulator"'),
+        ({"text": "dataset", "facts": "hub", "length": 1500}, "length: expected a multiple of 1000, for text=dataset"),
+    ],
+    ids=["task", "length", "n", "unknown", "no-dataset", "no-such-length"],
+)
+def test_wrong_settings(given, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        BabilongSettings(**given)
+
+
+# -- facts from elsewhere ---------------------------------------------------------------------------------------------
+
+ROWS = [
+    {
+        "input": "John went to the hallway. Mary moved to the bathroom.  John travelled back to the garden.",
+        "question": "Where is John? ",
+        "target": "garden",
+    },
+    {
+        "input": "Sandra got there.\nSandra journeyed to the office.",
+        "question": "Where is Sandra?",
+        "target": " Office",
+    },
+    {"input": "Daniel went to the kitchen.", "question": "Where is Daniel?", "target": "kitchen"},
+]
+
+
+def write_rows(path, rows=ROWS):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["qa1.jsonl", "qa1.json", "qa1.parquet", "0k/qa1.jsonl", "0k/qa1.parquet", "0k/qa1-00000-of-00001.parquet"],
+)
+def test_a_local_copy(name, tmp_path):
+    write_rows(tmp_path / name)
+    write_rows(tmp_path / "qa10.jsonl", [{"input": "x", "question": "y", "target": "z"}])
+    questions = ask("qa1", facts=str(tmp_path))
+    assert len(questions) == 3
+    assert questions.labels == {"garden", "office", "kitchen"}
+    assert [question.answer for question in questions] == ["garden", "Office", "kitchen"]
+    assert read(questions[0].prompt)[2:] == (
+        ["John went to the hallway.", "Mary moved to the bathroom.", "John travelled back to the garden."],
+        "Where is John?",
+    )
+    assert "<context>\nSandra got there. Sandra journeyed to the office.\n</context>" in questions[1].prompt
+    assert questions[0].slice == {}
+    assert questions.grade(questions[1], " in the office")["correct"]
+    assert not questions.grade(questions[1], " in the office or the kitchen")["correct"]
+    assert questions.grade(questions[1], " in the office or the bathroom")["correct"]  # that is no label of these rows
+
+
+def test_shards_of_a_local_copy_follow_each_other(tmp_path):
+    for number, row in enumerate(ROWS):
+        write_rows(tmp_path / f"qa1-0000{number}-of-00003.parquet", [row])
+        write_rows(tmp_path / f"qa1{number}-00000-of-00001.parquet", [row])  # of other tasks
+    assert [question.answer for question in ask("qa1", facts=str(tmp_path))] == ["garden", "Office", "kitchen"]
+
+
+def test_labels_are_those_of_all_rows(tmp_path):
+    write_rows(tmp_path / "qa1.jsonl")
+    questions = ask("qa1", facts=str(tmp_path), n=1)
+    assert (len(questions), questions.labels) == (1, {"garden", "office", "kitchen"})
+
+
+def test_facts_of_a_local_copy_are_scattered_too(tmp_path):
+    write_rows(tmp_path / "qa1.jsonl")
+    for length in (600, 1000):
+        question = ask("qa1", length, facts=str(tmp_path))[0]
+        assert length - 60 < words(question.prompt) <= length
+        sentences = read(question.prompt)[2]
+        facts = [sentence for sentence in sentences if re.match("John|Mary", sentence)]
+        assert facts == re.split(r"(?<=\.)\s+", ROWS[0]["input"])
+
+
+def test_texts_as_the_dataset_has_them(tmp_path):
+    write_rows(tmp_path / "qa1.jsonl")  # of length 0
+    write_rows(tmp_path / "2k" / "qa1.jsonl", [{**ROWS[0], "input": " It was\nlate.  John went to the hallway. "}])
+    questions = ask("qa1", 2000, facts=str(tmp_path), text="dataset")
+    assert (questions.name, len(questions)) == ("babilong-qa1-2k", 1)
+    assert "<context>\nIt was\nlate.  John went to the hallway.\n</context>" in questions[0].prompt
+    with pytest.raises(ValueError, match=re.escape('facts: expected a folder with 1k/qa1.jsonl or .parquet, got "')):
+        ask("qa1", 1000, facts=str(tmp_path), text="dataset")
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: shutil.rmtree(path.parent), "facts: expected simulator, hub, or a folder, got"),
+        (lambda path: None, "facts: expected a folder with 0k/qa1.jsonl or .parquet, or qa1.jsonl or .parquet, got"),
+        (lambda path: path.write_text(""), "facts: expected at least one row for qa1, got"),
+        (lambda path: path.mkdir(), "facts: expected a folder with 0k/qa1.jsonl"),
+        (lambda path: path.write_text(json.dumps(ROWS[0]) + "\n\n{"), "a JSON object in UTF-8 as line 3 ("),
+        (lambda path: path.write_bytes(b'{"input": "\xff"}'), "a JSON object in UTF-8 as line 1 ("),
+        (lambda path: path.write_text("[1]\n"), "facts: expected a text as input in {path}, line 1, got None"),
+        (
+            lambda path: write_rows(path, [*ROWS, {**ROWS[0], "target": 7}]),
+            "facts: expected a text as target in {path}, line 4, got 7",
+        ),
+        (
+            lambda path: write_rows(path, [ROWS[0], {"input": "A. B.", "target": "b"}]),
+            "facts: expected a text as question in {path}, line 2, got None",
+        ),
+        (
+            lambda path: write_rows(path.with_suffix(".parquet"), [{"input": "A.", "question": " ", "target": "b"}]),
+            'facts: expected a text as question in {parquet}, row 1, got " "',
+        ),
+        (lambda path: path.with_suffix(".parquet").write_text("no"), "facts: expected a Parquet file that can be read"),
+    ],
+    ids=["folder", "file", "empty", "a-folder", "json", "utf-8", "no-object", "kind", "missing", "blank", "parquet"],
+)
+def test_what_cannot_be_read_is_said(write, message, tmp_path):
+    path = tmp_path / "copy" / "qa1.jsonl"
+    path.parent.mkdir()
+    write(path)
+    with pytest.raises(ValueError) as error:
+        ask("qa1", facts=str(path.parent))
+    assert message.format(path=path, parquet=path.with_suffix(".parquet")) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_hub_out_of_reach(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+
+    def fail(*args, **more):  # word for word what it does without a network
+        raise ConnectionError(f"Couldn't reach '{HUB}' on the Hub (LocalEntryNotFoundError)")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(ValueError) as error:
+        ask("qa2", facts="hub")
+    said = str(error.value)
+    assert "\n" not in said
+    assert said.startswith(f"facts: expected a dataset that can be reached (Couldn't reach '{HUB}' on the Hub")
+    assert "facts=simulator" in said
+    command = re.search(r"load_dataset\((.*?)\)\.to_json\('(.*?)'\)", said)
+    assert command.groups() == (f"'{HUB}', '0k', split='qa2'", "babilong/0k/qa2.jsonl")
+
+
+def test_what_the_message_says_to_do_helps(monkeypatch, tmp_path):
+    """The file that it makes is one that is read."""
+    datasets = pytest.importorskip("datasets")
+    there = datasets.Dataset.from_list(ROWS)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: there)
+    there.to_json(tmp_path / "babilong" / "0k" / "qa1.jsonl")
+    local, hub = ask("qa1", 900, facts=str(tmp_path / "babilong")), ask("qa1", 900, facts="hub")
+    assert [question.prompt for question in local] == [question.prompt for question in hub]
+    assert local.labels == hub.labels
+
+
+def test_the_hub_is_asked_for_the_right_part(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    wanted = []
+
+    def load(name, config, split):
+        wanted.append((name, config, split))
+        return datasets.Dataset.from_list(ROWS)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    ask("qa1", 4000, facts="hub")
+    ask("qa3", 4000, facts="hub", text="dataset")
+    assert wanted == [(HUB, "0k", "qa1"), (HUB, "4k", "qa3")]
+
+
+def test_without_the_package(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=re.escape('facts=hub needs the package datasets: pip install "canonlm[')):
+        ask("qa1", facts="hub")

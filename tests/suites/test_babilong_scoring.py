@@ -1,0 +1,98 @@
+"""When an answer in free words counts as right."""
+
+import re
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from canonlm.suites.babilong.scoring import right
+
+PLACES = ("bakery", "cinema", "hospital", "library", "museum", "station")
+QUESTION = "Where is Irene?"
+FIXED = settings(derandomize=True, deadline=None, max_examples=60)
+labels = st.sampled_from(PLACES)
+WORDS = ["so", "I", "think", "that", "she", "is", "in", "the", "big", "room", "now", "and", "not", ",", ":", "-", "!"]
+fillers = st.lists(st.sampled_from(WORDS)).map(" ".join)
+anything = st.text(max_size=40)
+
+
+def any_case(text):
+    return st.sampled_from([text, text.upper(), text.capitalize()])
+
+
+def said(text, answer="museum", question=QUESTION, of=PLACES):
+    return right(text, answer, question, of)
+
+
+@FIXED
+@given(before=fillers, after=fillers, answer=labels, data=st.data())
+def test_the_right_label_in_any_sentence_is_right(before, after, answer, data):
+    assert said(f"{before} {data.draw(any_case(answer))} {after}", answer)
+
+
+@FIXED
+@given(before=fillers, between=fillers, answer=labels, other=labels, data=st.data())
+def test_another_label_makes_it_wrong(before, between, answer, other, data):
+    assume(answer != other)
+    both = data.draw(st.permutations([answer, other]))
+    assert not said(f"{before} {both[0]} {between} {both[1]}", answer)
+    assert not said(f"{before} {other}", answer)
+    assert not said(before, answer)
+
+
+@FIXED
+@given(before=fillers, between=fillers, answer=labels, asked=labels, data=st.data())
+def test_a_label_of_the_question_is_passed_over(before, between, answer, asked, data):
+    assume(answer != asked)
+    question = f"Where was the violin before the {asked}?"
+    both = data.draw(st.permutations([answer, asked]))
+    assert said(f"{before} {both[0]} {between} {both[1]}", answer, question)
+    assert not said(f"{before} {asked}", answer, question)
+    assert not said(f"{before} {asked}", asked, question)  # it is never an answer
+
+
+@FIXED
+@given(before=fillers, answer=labels, after=anything, end=st.sampled_from([".", "<context>", "<example>", "<CONTEXT>"]))
+def test_what_comes_after_the_end_does_not_count(before, answer, after, end):
+    assert said(f"{before} {answer}{end}{after} cinema museum", answer)
+    assert not said(f"{before}{end} {answer}", answer)
+
+
+@FIXED
+@given(text=anything, answer=labels)
+def test_line_breaks_do_not_end_an_answer(text, answer):
+    assume("." not in text and "<" not in text and not any(place in text.lower() for place in PLACES))
+    assert said(f"{text}\n\n{answer}", answer)
+    assert said(f"{answer}\n{text}", answer)
+
+
+@pytest.mark.parametrize("text", ["museums", "a museumlike room", "themuseum", "muse um", "", "museum_2"])
+def test_a_label_is_a_whole_word(text):
+    assert not said(text)
+
+
+@pytest.mark.parametrize("text", ["museum", "(museum)", "The MUSEUM!", "museum, museum", "'museum'", "museum-ish"])
+def test_what_stands_beside_it_matters_not(text):
+    assert said(text)
+
+
+def test_labels_of_several_words_and_of_signs():
+    assert said("in the town hall", "Town hall", of=("town hall", "c++ lab"))
+    assert said("in the C++ lab", "c++ lab", of=("town hall", "c++ lab"))
+    assert not said("in the town, hall", "town hall", of=("town hall", "c++ lab"))
+
+
+@FIXED
+@given(
+    words=st.lists(st.sampled_from([*PLACES, "in", "the", "Museum", "cinemas", ".", "\n", "<context>", "Irene"])),
+    answer=labels,
+    asked=st.lists(labels, max_size=2),
+)
+def test_it_is_the_rule(words, answer, asked):
+    """Written again, word by word."""
+    left = words[: next((i for i, word in enumerate(words) if word in (".", "<context>")), len(words))]
+    named = {word.lower() for word in left if word.lower() in PLACES} - set(asked)
+    question = f"Where was it before the {' or the '.join(asked)}?"
+    assert said(" ".join(words), answer, question) == (named == {answer})
+    assert said(re.sub(" ", "  ", " ".join(words)), answer, question) == (named == {answer})

@@ -1,0 +1,387 @@
+"""A model of ours in the lm-evaluation-harness scores and writes as the harness's own class does with a Llama of
+transformers; and what that class computes is what the definition says."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import CONTEXT, SENTENCES, make_decoder, make_tokenizer, save_llama
+
+pytest.importorskip("lm_eval")
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.registry import model_registry
+from lm_eval.models.huggingface import HFLM
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from canonlm.models.published import load_published
+from canonlm.suites.harness.lm import CanonLM
+from canonlm.suites.opening import Subject, context_length, open_model
+
+LONG = " ".join(SENTENCES)
+LETTERS = (" A", " B", " C")
+PAIRS = [
+    ("", "The ferry leaves"),
+    ("", " A"),  # one token after nothing
+    ("Question: which lamp?\nAnswer:", " the left one."),
+    ("Question: which lamp?\nAnswer:", " A"),  # one token each: read off one forward pass
+    ("Question: which lamp?\nAnswer:", " B"),
+    ("Question: which lamp?\nAnswer:", " C"),
+    ("The gulls follow ", "it"),  # the blank belongs to the answer
+    ("He counted\n\n", "the letters"),
+    (LONG, " and rested."),  # longer than the model
+    (LONG, " A"),
+    (SENTENCES[0], " " + SENTENCES[3]),
+    ("Snøfall — 雪", " ünd Eis"),
+    ("<s>He counted", " the letters"),  # begins with a BOS token of its own
+]
+TEXTS = ["", "Snow.", SENTENCES[1], LONG, LONG + "\n" + LONG]
+PROMPTS = [
+    ("The ferry", {"until": ["."], "max_gen_toks": 9}),
+    ("Question: which of the two lamps is brighter?\nAnswer:", {"until": ["\n", "e"], "max_gen_toks": 12}),
+    ("A", {"until": [], "max_gen_toks": 9}),
+    (LONG, {"until": ["."], "max_gen_toks": 9}),  # longer than the model
+    ("Snow fell on", {"until": ["."], "max_gen_toks": 9}),
+]
+
+
+def scores(lm):
+    return lm.loglikelihood([Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(PAIRS)], True)
+
+
+def rolling(lm, texts=TEXTS):
+    return lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts], True)
+
+
+def written(lm):
+    return lm.generate_until([Instance("generate_until", {}, prompt, i) for i, prompt in enumerate(PROMPTS)], True)
+
+
+def subject(arch, dtype=torch.float32, **about):
+    return Subject(make_decoder(arch, dtype), make_tokenizer(), {"source": arch, **about})
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    save_llama(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def reference(llama):
+    """What the harness's own class says, a request at a time: by whether there is a BOS token."""
+
+    def said(bos):
+        lm = HFLM(llama, device="cpu", dtype="float32", add_bos_token=bos, batch_size=1)
+        return {"scores": scores(lm), "rolling": rolling(lm), "written": written(lm)}
+
+    return {bos: said(bos) for bos in (False, True)}
+
+
+@pytest.fixture(scope="module")
+def converted(llama, tmp_path_factory):
+    """The saved Llama's files, read as our decoder and saved as such: its tensors under the published format's names,
+    which are the same, and its configuration in that format."""
+    said = json.loads(Path(llama, "config.json").read_text())
+    assert (said["model_type"], said["architectures"]) == ("llama", ["LlamaForCausalLM"])
+    published, ours = (tmp_path_factory.mktemp(name) for name in ("published", "ours"))
+    shapes = "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
+    shapes += " intermediate_size hidden_act rms_norm_eps max_position_embeddings tie_word_embeddings"
+    params = {key: said[key] for key in (*shapes.split(), "bos_token_id", "eos_token_id")}
+    params |= {"model_type": "LlamaCanon", "rope_version": "huggingface", "canon_set": ""}
+    params["rope_theta"] = said["rope_parameters"]["rope_theta"]
+    (published / "config.json").write_text(json.dumps(params))
+    shutil.copy(Path(llama, "model.safetensors"), published)
+    load_published(published).save_pretrained(ours)
+    AutoTokenizer.from_pretrained(llama).save_pretrained(ours)
+    return str(ours)
+
+
+@pytest.fixture(params=["transformers", "canonlm"])
+def opened(request, llama, converted):
+    """One Llama, saved by transformers, and opened from there as its class and, converted, as our decoder."""
+    found = open_model(llama if request.param == "transformers" else converted, device="cpu")
+    assert found.about["kind"] == request.param
+    return found
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, "auto"])
+@pytest.mark.parametrize("bos", [False, True])
+def test_scores_and_writes_as_the_harness_does_with_a_llama_of_transformers(opened, reference, bos, batch_size):
+    lm = CanonLM(opened, bos=bos, batch_size=batch_size)
+    assert lm.max_length == CONTEXT
+    for pair, (mine, greedy), (theirs, theirs_greedy) in zip(PAIRS, scores(lm), reference[bos]["scores"], strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4), pair
+        assert greedy == theirs_greedy, pair
+    # Their BOS token comes twice in a text whose perplexity is asked, and is scored: see the next test but one.
+    assert rolling(lm) == pytest.approx(reference[False]["rolling"], abs=1e-4)
+    assert written(lm) == reference[bos]["written"]
+
+
+def test_requests_tell_settings_apart(reference):
+    """Otherwise the comparison above would prove less."""
+    without, with_bos = ([score for score, _ in reference[bos]["scores"]] for bos in (False, True))
+    cut = [pair for pair in PAIRS if len(make_tokenizer().encode("".join(pair))) > CONTEXT + 1]
+    assert len(cut) == 3
+    differ = [abs(a - b) > 1e-2 for a, b in zip(without, with_bos, strict=True)]
+    assert differ == [pair not in cut and pair[0] != "" and "<s>" not in pair[0] for pair in PAIRS]
+    assert reference[False]["written"] != reference[True]["written"]
+    assert len(set(reference[True]["written"])) == len(PROMPTS)
+
+
+def by_hand(model, ids, first):
+    """In float64: the log-likelihood of ids[first:] after those before, which the model reads all of."""
+    with torch.no_grad():
+        laws = model.double()(torch.tensor([ids])).logits[0].log_softmax(-1)
+    return sum(laws[place - 1, ids[place]].item() for place in range(first, len(ids)))
+
+
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("arch", ["llama", "gdn2+canon"])
+def test_every_token_of_an_answer_counts(arch, bos):
+    lm, model, tokenizer = CanonLM(subject(arch), bos=bos), make_decoder(arch), make_tokenizer()
+    for (context, answer), (score, _) in zip(PAIRS, scores(lm), strict=True):
+        blanks = len(context) - len(context.rstrip())
+        read = context[: len(context) - blanks]
+        ids = tokenizer.encode(context + answer, add_special_tokens=False)
+        scored = len(ids) - len(tokenizer.encode(read, add_special_tokens=False))
+        assert scored == 1 if answer in LETTERS else scored > 1
+        if not context or (bos and ids[0] != 0):
+            ids = [0, *ids]
+        ids = ids[-(CONTEXT + 1) :]  # the last token is only predicted
+        assert score == pytest.approx(by_hand(model, ids, len(ids) - scored), abs=1e-4), (context, answer)
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_a_text_is_scored_token_by_token_after_one_bos(bos):
+    text, model = SENTENCES[1], make_decoder("llama")
+    ids = make_tokenizer().encode(text)
+    assert ids[0] == 0
+    assert len(ids) < CONTEXT
+    [score] = rolling(CanonLM(subject("llama"), bos=bos), [text])
+    assert score == pytest.approx(by_hand(model, ids, 1), abs=1e-4)
+
+
+def test_the_harness_itself_scores_a_second_bos(llama):
+    """Why, with BOS, perplexities differ from the harness's own class: it predicts one BOS token from another."""
+    theirs = HFLM(llama, device="cpu", dtype="float32", add_bos_token=True, batch_size=1)
+    [score] = rolling(theirs, [SENTENCES[1]])
+    ids = make_tokenizer().encode(SENTENCES[1])
+    assert score == pytest.approx(by_hand(make_decoder("llama"), [0, *ids], 1), abs=1e-4)
+
+
+def test_a_long_text_is_scored_in_windows_that_share_one_token():
+    text, model = LONG + "\n" + LONG, make_decoder("llama")
+    ids = [0, *make_tokenizer().encode(text, add_special_tokens=False)]
+    total, start = 0.0, 1
+    while start < len(ids):
+        end = min(start + CONTEXT, len(ids))
+        begin = max(0, end - 1 - CONTEXT)  # the last window reads as much as any, and scores what is left
+        total += by_hand(model, ids[begin:end], start - begin)
+        start = end
+    [score] = rolling(CanonLM(subject("llama"), batch_size=7), [text])
+    assert len(ids) > 3 * CONTEXT
+    assert score == pytest.approx(total, abs=1e-3)
+
+
+@pytest.mark.parametrize("arch", ["gla5", "gdn2", "mamba2", "llama+canon", "mamba2+canon"])
+def test_batches_change_nothing(arch):
+    """Padding on the right of texts that are scored, on the left of those that are continued."""
+    opened = subject(arch, torch.float64)
+    one, seven = (CanonLM(opened, bos=True, batch_size=size) for size in (1, 7))
+    for (alone, greedy), (together, greedy_together) in zip(scores(one), scores(seven), strict=True):
+        assert alone == pytest.approx(together, abs=1e-5)
+        assert greedy == greedy_together
+    assert rolling(one) == pytest.approx(rolling(seven), abs=1e-4)
+    texts = written(one)
+    assert texts == written(seven)
+    assert len(set(texts)) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("batch_size", [1, "auto"])
+def test_answers_that_end_alike_and_begin_apart(llama, batch_size):
+    """The harness's own class reads the scores of one off the positions of the other."""
+    context, words = "The ferry leaves the", [" harbour", " before", " seven"]
+    pairs = [(context + "".join(words[:cut]), "".join(words[cut:])) for cut in range(3)]
+    asked = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    ids = make_tokenizer().encode(context + "".join(words), add_special_tokens=False)
+    lengths = [len(make_tokenizer().encode(answer, add_special_tokens=False)) for _, answer in pairs]
+    assert len(set(lengths)) == 3
+    right = [by_hand(make_decoder("llama"), ids, len(ids) - length) for length in lengths]
+    mine = [score for score, _ in CanonLM(subject("llama"), batch_size=batch_size).loglikelihood(asked, True)]
+    assert mine == pytest.approx(right, abs=1e-4)
+    theirs = HFLM(llama, device="cpu", dtype="float32", add_bos_token=False, batch_size=batch_size)
+    assert [score for score, _ in theirs.loglikelihood(asked, True)] != pytest.approx(right, abs=1e-1)
+
+
+def test_a_context_of_blanks_is_an_empty_one():
+    lm, ids = CanonLM(subject("llama")), make_tokenizer().encode(" \n Snow fell")
+    [(score, _)] = lm.loglikelihood([Instance("loglikelihood", {}, (" \n", " Snow fell"), 0)], True)
+    assert score == pytest.approx(by_hand(make_decoder("llama"), ids, 1), abs=1e-4)
+
+
+def test_without_a_bos_token_texts_begin_with_eos():
+    opened = subject("llama")
+    opened.tokenizer.bos_token = None
+    lm, ids = CanonLM(opened), make_tokenizer().encode("Snow fell", add_special_tokens=False)
+    [(score, _)] = lm.loglikelihood([Instance("loglikelihood", {}, ("", "Snow fell"), 0)], True)
+    assert score == pytest.approx(by_hand(make_decoder("llama"), [1, *ids], 1), abs=1e-4)
+
+
+def test_without_bos_and_eos_an_empty_context_is_refused_and_texts_are_continued_all_the_same():
+    opened = subject("llama")
+    expected = written(CanonLM(opened))
+    opened.tokenizer.bos_token = opened.tokenizer.eos_token = None
+    lm = CanonLM(opened)
+    assert written(lm) == expected
+    with pytest.raises(ValueError, match="tokenizer: expected one with a BOS or an EOS token"):
+        scores(lm)
+
+
+def test_without_a_gpu_an_automatic_batch_is_bounded(monkeypatch):
+    opened = subject("llama")
+    lm = CanonLM(opened, batch_size="auto", max_length=2**12)
+    asked = [(None, list(range(300)), [1] * 12)]
+    assert lm._detect_batch_size() == 2
+    assert lm._detect_batch_size(asked, 0) == 26
+    assert CanonLM(opened, batch_size="auto", max_length=2**14)._detect_batch_size() == 1
+    assert CanonLM(opened, batch_size="auto", max_batch_size=3)._detect_batch_size(asked, 0) == 3
+
+
+def test_short_prompts_are_written_in_large_batches(monkeypatch):
+    sizes = []
+    detect = CanonLM._detect_batch_size
+    monkeypatch.setattr(
+        CanonLM, "_detect_batch_size", lambda self, *args: sizes.append(detect(self, *args)) or sizes[-1]
+    )
+    lm = CanonLM(subject("gdn2"), batch_size="auto", max_length=2**12)
+    lm.generate_until([Instance("generate_until", {}, PROMPTS[0], 0)], True)
+    assert sizes == [64]
+    assert lm._detect_batch_size() == 2
+
+
+def test_texts_that_lost_their_beginning_are_counted():
+    lm = CanonLM(subject("llama"))
+    scores(lm)
+    rolling(lm)
+    assert lm.cut == 3
+    written(lm)
+    assert lm.cut == 3 + 1
+
+
+def greedily(model, ids, most):
+    """Token by token, without a cache: the whole text is read each time."""
+    ids, written = list(ids), []
+    for _ in range(most):
+        with torch.no_grad():
+            written.append(model(torch.tensor([ids])).logits[0, -1].argmax().item())
+        ids.append(written[-1])
+        if written[-1] == 1:
+            break
+    return make_tokenizer().decode(written, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("batch_size", [1, "auto"])
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize(
+    ("arch", "beyond", "whole"),
+    [("llama", False, False), ("llama", True, True), ("gdn2", False, True), ("gdn2+canon", True, True)],
+)
+def test_prompts_are_read_whole_beyond_the_context(arch, beyond, whole, bos, batch_size):
+    opened, most = subject(arch, torch.float64), 9
+    assert (context_length(opened.model) is None) == ("gdn2" in arch)
+    lm = CanonLM(opened, bos=bos, beyond=beyond, batch_size=batch_size)
+    prompts = [LONG, "Snow fell on", LONG + LONG]
+    stop = {"until": [], "max_gen_toks": most}
+    texts = lm.generate_until([Instance("generate_until", {}, (prompt, stop), i) for i, prompt in enumerate(prompts)])
+    all_ids = [[0] * bos + make_tokenizer().encode(prompt, add_special_tokens=False) for prompt in prompts]
+    cut = [greedily(opened.model, ids[-(CONTEXT - most) :], most) for ids in all_ids]
+    uncut = [greedily(opened.model, ids, most) for ids in all_ids]
+    assert [a == b for a, b in zip(cut, uncut, strict=True)] == [False, True, False]
+    assert texts == (uncut if whole else cut)
+    assert lm.cut == (0 if whole else 2)
+    # What is scored is cut all the same, as the answer would be a different one in windows of another length.
+    assert lm.max_length == CONTEXT
+    assert scores(lm) == scores(CanonLM(opened, bos=bos, batch_size=batch_size))
+    assert lm.cut == (0 if whole else 2) + 3
+
+
+def test_a_length_that_was_asked_for_cuts_what_a_recurrent_model_reads():
+    opened, prompt = subject("gdn2", torch.float64), (LONG, {"until": [], "max_gen_toks": 9})
+    lm = CanonLM(opened, max_length=20)
+    [text] = lm.generate_until([Instance("generate_until", {}, prompt, 0)], True)
+    assert text == greedily(opened.model, make_tokenizer().encode(LONG)[-11:], 9)
+    assert lm.cut == 1
+
+
+def test_learned_positions_end_where_they_end():
+    ends = {"bos_token_id": 0, "eos_token_id": 1}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=340, n_positions=CONTEXT, n_embd=8, n_layer=1, n_head=1, **ends))
+    lm = CanonLM(Subject(model.eval(), make_tokenizer(), {}), beyond=True)
+    asked = [Instance("generate_until", {}, prompt, i) for i, prompt in enumerate(PROMPTS)]
+    lm.generate_until(asked[:1], True)
+    with pytest.raises(ValueError, match="prompt: expected at most 36 tokens, as the model has learned no positions"):
+        lm.generate_until(asked, True)
+    assert lm.max_length == CONTEXT
+
+
+def test_half_precision_is_scored_in_full():
+    lm = CanonLM(subject("llama", torch.bfloat16))
+    exact = [score for score, _ in scores(CanonLM(subject("llama", torch.float64)))]
+    rough = [score for score, _ in scores(lm)]
+    assert lm.softmax_dtype == torch.float32
+    # A score that was rounded to bfloat16 has eight significant bits; sums of such are seen by their trailing zeros.
+    assert any(math.frexp(score)[0] * 2**16 % 1 for score in rough)
+    assert rough == pytest.approx(exact, rel=0.1)
+
+
+def test_the_subject_stays_as_it_is():
+    opened = subject("llama")
+    CanonLM(opened)
+    assert opened.tokenizer.pad_token is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"bos": "yes"}, 'bos: expected true or false, got "yes"'),
+        ({"beyond": 1}, "beyond: expected true or false, got 1"),
+        ({"boss": True}, 'unknown model argument "boss". Did you mean "bos"?'),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, complaint):
+    with pytest.raises(ValueError) as error:
+        CanonLM(subject("llama"), **arguments)
+    assert str(error.value).startswith(complaint)
+
+
+def test_what_a_tokenizer_must_have_is_said():
+    opened = subject("llama")
+    opened.tokenizer.bos_token = None
+    with pytest.raises(ValueError, match="bos: expected false, as the tokenizer of llama has no BOS token"):
+        CanonLM(opened, bos=True)
+    with pytest.raises(ValueError, match="tokenizer: expected a file, a folder or a name on the Hub"):
+        CanonLM(Subject(opened.model, None, {}))
+
+
+def test_too_short_a_context_is_said():
+    lm = CanonLM(subject("llama"), max_length=9)
+    with pytest.raises(ValueError, match="max_length: expected more than the 12 tokens that the task lets"):
+        written(lm)
+    with pytest.raises(ValueError, match=r"max_length: expected at least [0-9]+, the tokens of the longest answer"):
+        scores(lm)
+
+
+def test_arguments_of_the_command_line_open_the_model(llama):
+    arguments = f"pretrained={llama},bos=true,beyond=true,dtype=float32,max_length=32"
+    lm = CanonLM.create_from_arg_string(arguments, {"batch_size": "auto", "max_batch_size": None, "device": "cpu"})
+    assert (lm.bos, lm.max_length, lm.batch_size, lm.model.dtype) == (True, 32, "auto", torch.float32)
+    assert lm.get_model_info()["canonlm"]["source"] == llama
+
+
+def test_the_harness_keeps_its_own_models():
+    assert {"canonlm", "hf", "vllm", "dummy", "local-completions"} <= set(model_registry.keys())

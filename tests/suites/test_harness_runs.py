@@ -1,0 +1,556 @@
+"""Tasks of the lm-evaluation-harness from beginning to end, without a network: real tasks' definitions on small local
+data; our groups, our suites and our command line in it."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import CONTEXT, SENTENCES, make_decoder, make_tokenizer, save_llama
+from typer.testing import CliRunner
+
+pytest.importorskip("lm_eval")
+
+import datasets
+import lm_eval.tasks
+from lm_eval.api.instance import Instance
+from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
+
+from canonlm.cli import app, main
+from canonlm.suites.harness import TASKS, run
+from canonlm.suites.harness.lm import CanonLM
+from canonlm.suites.harness.run import HarnessSettings, run_harness
+from canonlm.suites.opening import Subject, open_model
+from canonlm.suites.questions import Score
+
+STOCK = Path(lm_eval.tasks.__file__).parent
+PIQA = [
+    {"goal": goal, "sol1": first, "sol2": second, "label": label}
+    for goal, first, second, label in [
+        ("To dry a coat,", "hang it by the stove.", "put it in the pond.", 0),
+        ("To find a letter,", "close the drawer.", "open the drawer.", 1),
+        ("To keep bread fresh,", "leave it in the rain.", "wrap it in a cloth.", 1),
+        ("To see at night,", "light a lamp.", "cover a lamp.", 0),
+        ("To cross the harbour,", "take the ferry.", "follow a gull.", 0),
+    ]
+]
+ARC = [
+    {
+        "id": str(number),
+        "question": question,
+        "choices": {"text": texts, "label": labels},
+        "answerKey": answer,
+    }
+    for number, (question, texts, labels, answer) in enumerate(
+        [
+            ("What falls in winter?", ["snow", "bread", "gulls", "lamps"], ["A", "B", "C", "D"], "A"),
+            ("Where do trees grow?", ["drawer", "orchard", "ferry"], ["1", "2", "3"], "2"),
+        ]
+    )
+]
+WIKITEXT = [
+    {"page": f" = Page {number} = \n\n {' '.join(SENTENCES[number:] + SENTENCES[:number])} \n"} for number in range(4)
+]
+QUESTIONS = ["Who leaves before seven", "What is sold across the street", "Which lamp is brighter", "What fell"]
+
+
+def write_task(folder, name, stock, splits, cache):
+    """The harness's own definition of a task, on data of ours."""
+    files = {split: str(folder / f"{name}-{split}.jsonl") for split in splits}
+    for split, rows in splits.items():
+        Path(files[split]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {
+        "include": str(STOCK / stock),
+        "task": name,
+        "tag": "local_tag" if name in ("local_arc", "local_wikitext") else None,
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": files, "cache_dir": str(cache)},
+    }
+    (folder / f"{name}.yaml").write_text(json.dumps(task))  # JSON is YAML
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    save_llama(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def subjects(llama):
+    return {
+        "a Llama of transformers": open_model(llama, device="cpu"),
+        "a random model of ours": Subject(make_decoder("gdn2+canon"), make_tokenizer(), {"source": "random"}),
+    }
+
+
+def first_words(subject):
+    """What a model answers to the first two questions, in the harness's format of TriviaQA."""
+    stop = {"until": ["\n", ".", ","], "max_gen_toks": 20}
+    prompts = [f"Question: {question}?\nAnswer:" for question in QUESTIONS[:2]]
+    asked = [Instance("generate_until", {}, (prompt, stop), i) for i, prompt in enumerate(prompts)]
+    return [answer.strip() for answer in CanonLM(subject).generate_until(asked, True)]
+
+
+@pytest.fixture(scope="module")
+def include(tmp_path_factory, subjects):
+    folder = tmp_path_factory.mktemp("tasks")
+    cache = tmp_path_factory.mktemp("cache")
+    answers = zip(*(first_words(subject) for subject in subjects.values()), strict=True)
+    trivia = [
+        {"question": question, "answer": {"aliases": [*found, "the ferry"]}}
+        for question, found in zip(QUESTIONS, [*answers, (), ()], strict=True)
+    ]
+    write_task(folder, "local_piqa", "piqa/piqa.yaml", {"train": PIQA, "validation": PIQA}, cache)
+    every = dict.fromkeys(("train", "validation", "test"), ARC)
+    write_task(folder, "local_arc", "arc/arc_easy.yaml", every, cache)
+    every = dict.fromkeys(("train", "validation", "test"), WIKITEXT)
+    write_task(folder, "local_wikitext", "wikitext/wikitext.yaml", every, cache)
+    write_task(folder, "local_trivia", "triviaqa/default.yaml", {"train": trivia, "validation": trivia}, cache)
+    trivia_file = folder / "local_trivia.yaml"
+    short = {"until": ["\n", ".", ","], "max_gen_toks": 20}  # the tiny models read 48 tokens
+    trivia_file.write_text(json.dumps({**json.loads(trivia_file.read_text()), "generation_kwargs": short}))
+    (folder / "local_choice.yaml").write_text(
+        "group: local_choice\ntask: [local_piqa, local_arc]\naggregate_metric_list: [{metric: acc}]\n"
+    )
+    (folder / "local_more.yaml").write_text(
+        "group: local_more\ntask: [{task: local_piqa, num_fewshot: 3}, local_arc]\n"
+    )
+    (folder / "local_fewer.yaml").write_text("group: local_fewer\ntask: [local_piqa]\nnum_fewshot: 0\n")
+    (folder / "local_all.yaml").write_text("group: local_all\ntask: [local_choice, local_wikitext, local_trivia]\n")
+    return str(folder)
+
+
+@pytest.fixture
+def _local_tasks_only(monkeypatch):
+    """Reading the harness's thousands of files takes seconds; once in this module is enough."""
+    TaskManager = lm_eval.tasks.TaskManager
+    monkeypatch.setattr(
+        lm_eval.tasks, "TaskManager", lambda **settings: TaskManager(include_defaults=False, **settings)
+    )
+
+
+def by_measure(scores, **slice):
+    return {score.measure: score for score in scores if score.slice == slice}
+
+
+@pytest.mark.usefixtures("_local_tasks_only")
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("which", ["a Llama of transformers", "a random model of ours"])
+def test_multiple_choice_perplexity_and_generation(subjects, include, which, bos):
+    told = []
+    settings = HarnessSettings(tasks=["local_all"], include=include)
+    scores = run_harness(subjects[which], settings, lambda *told_now: told.append(told_now), bos=bos)
+    assert told == list(scores.items())
+    assert list(scores) == ["local_choice", "local_wikitext", "local_trivia"]
+
+    lm = CanonLM(subjects[which], bos=bos)
+    acc = by_measure(scores["local_choice"], task="local_piqa")["acc"]
+    share = sum(piqa_by_hand(lm)) / len(PIQA)
+    assert acc.value == pytest.approx(share)
+    assert acc.stderr == pytest.approx(math.sqrt(share * (1 - share) / (len(PIQA) - 1)))
+    assert (acc.n, acc.higher_is_better, acc.share) == (5, True, True)
+    arc = by_measure(scores["local_choice"], task="local_arc")
+    assert set(arc) == {"acc", "acc_norm"}
+    mean = by_measure(scores["local_choice"])["acc"]
+    assert mean == scores["local_choice"][0]
+    assert mean.value == pytest.approx((5 * share + 2 * arc["acc"].value) / 7)
+    assert (mean.n, mean.stderr is None) == (7, False)
+
+    texts = wikitext_by_hand(lm)
+    perplexity = by_measure(scores["local_wikitext"])["word_perplexity"]
+    assert perplexity.value == pytest.approx(math.exp(-sum(x for x, _ in texts) / sum(w for _, w in texts)))
+    assert perplexity.stderr == pytest.approx(jackknife(texts), rel=0.35)
+    assert (perplexity.n, perplexity.higher_is_better, perplexity.share) == (4, False, False)
+
+    match = by_measure(scores["local_trivia"])["exact_match"]
+    assert (match.n, match.higher_is_better) == (4, True)
+    if not bos:
+        assert match.value == 0.5
+        assert match.stderr == pytest.approx(math.sqrt(0.25 / 3))
+
+
+def piqa_by_hand(lm):
+    for row in PIQA:
+        pairs = [(f"Question: {row['goal']}\nAnswer:", f" {row[key]}") for key in ("sol1", "sol2")]
+        asked = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+        first, second = (score for score, _ in lm.loglikelihood(asked, True))
+        yield int(second > first) == row["label"]
+
+
+def wikitext_by_hand(lm):
+    pages = map(wikitext_detokenizer, WIKITEXT)
+    asked = [Instance("loglikelihood_rolling", {}, (page,), 0) for page in pages]
+    words = [len(re.split(r"\s+", row["page"])) for row in WIKITEXT]
+    return list(zip(lm.loglikelihood_rolling(asked, True), words, strict=True))
+
+
+def jackknife(texts):
+    """The standard error of a perplexity over texts, in another way."""
+    n = len(texts)
+    left_out = [texts[:i] + texts[i + 1 :] for i in range(n)]
+    values = [math.exp(-sum(x for x, _ in some) / sum(w for _, w in some)) for some in left_out]
+    return math.sqrt((n - 1) / n * sum((value - sum(values) / n) ** 2 for value in values))
+
+
+def test_a_standard_error_of_perplexity_covers_what_it_should():
+    """Of texts whose log-likelihoods are drawn: the spread over draws is what the formula says of one."""
+    generator = torch.Generator().manual_seed(0)
+    words = torch.randint(20, 200, (60,), generator=generator).double()
+
+    def draw():
+        noise = torch.randn(60, generator=generator, dtype=torch.float64)
+        return (-3 * words + 4 * words.sqrt() * noise).tolist()
+
+    draws = [list(zip(draw(), words.tolist(), strict=True)) for _ in range(400)]
+    values = torch.tensor([math.exp(-sum(x for x, _ in texts) / words.sum()) for texts in draws])
+    told = torch.tensor([run._of_texts("word_perplexity", texts) for texts in draws])
+    assert told.mean().item() == pytest.approx(values.std().item(), rel=0.15)
+    bits = [run._of_texts("bits_per_byte", texts) for texts in draws]
+    assert (told / values / math.log(2)).tolist() == pytest.approx(bits)
+    assert run._of_texts("word_perplexity", draws[0][:1]) is None
+    assert run._of_texts("acc", draws[0]) is None
+
+
+@pytest.mark.usefixtures("_local_tasks_only")
+def test_what_is_done_is_not_asked_again_and_a_break_keeps_what_was_told(subjects, include):
+    settings = HarnessSettings(tasks=["local_all"], include=include, limit=2, num_fewshot=1)
+    told = []
+
+    def stop_at_the_second(name, scores):
+        told.append((name, scores))
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_harness(subjects["a random model of ours"], settings, stop_at_the_second)
+    assert [name for name, _ in told] == ["local_choice", "local_wikitext"]
+    assert by_measure(told[0][1], task="local_piqa")["acc"].n == 2
+    done, told = dict(told), []
+    rest = run_harness(subjects["a random model of ours"], settings, lambda *now: told.append(now), done=done)
+    assert told == [("local_choice", []), ("local_wikitext", []), *rest.items()]
+    assert list(rest) == ["local_trivia"]
+    again = run_harness(subjects["a random model of ours"], settings, done=rest)
+    assert again == done
+
+
+@pytest.mark.usefixtures("_local_tasks_only")
+def test_what_is_too_long_for_the_model_is_said_once(subjects, include, caplog):
+    settings = HarnessSettings(tasks=["local_piqa", "local_trivia"], include=include, num_fewshot=2)
+    found = run_harness(subjects["a Llama of transformers"], settings)
+    cut = [[score for score in scores if score.measure == "cut"] for scores in found.values()]
+    whole = {"stderr": None, "n": None, "higher_is_better": False, "share": False}
+    assert cut == [[Score("cut", 10, **whole)], [Score("cut", 4, **whole)]]
+    assert all(scores[0].measure != "cut" for scores in found.values())
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "local_piqa: 10 texts of more than 48 tokens lost their beginning",
+        "local_trivia: 4 texts of more than 48 tokens lost their beginning",
+    ]
+    # Prompts that are continued are read whole where that is asked for, or nothing limits the model.
+    for which, beyond in (("a Llama of transformers", True), ("a random model of ours", False)):
+        found = run_harness(subjects[which], settings, beyond=beyond)
+        assert ["cut" in by_measure(scores) for scores in found.values()] == [True, False]
+
+
+@pytest.mark.usefixtures("_local_tasks_only")
+def test_names_patterns_and_files_of_tasks(include):
+    manager = run.open_tasks(include)
+
+    def found(*tasks):
+        return run.find(manager, tasks)
+
+    assert found("local_piqa", "local_w*") == ["local_piqa", "local_wikitext"]
+    assert found("local_wikitext", "local_all") == ["local_wikitext", "local_choice", "local_trivia"]
+    assert found("local_tag") == ["local_arc", "local_wikitext"]
+    assert found("local_more", "local_fewer") == ["local_more", "local_fewer"]  # they change their tasks' settings
+    file = f"{include}/local_arc.yaml"
+    assert found(file) == [file]
+    units = {
+        name: [[run.name_of(unit) for unit in run.load(manager, part)] for part in run.parts(manager, name)]
+        for name in (file, "local_choice", "local_more")
+    }
+    assert units == {
+        file: [["local_arc"]],
+        "local_choice": [["local_choice"]],
+        "local_more": [["local_piqa"], ["local_arc"]],
+    }
+    more = [task for part in run.parts(manager, "local_more") for task in run.load(manager, part)]
+    assert [task.get_config("num_fewshot") for task in more] == [3, None]
+    [[fewer]] = [run.load(manager, part) for part in run.parts(manager, "local_fewer")]
+    assert fewer.get_config("num_fewshot") == 0
+    assert [part.names for part in run.parts(manager, "local_more")] == [["local_piqa"], ["local_arc"]]
+    whole = manager.load(["local_more"])["groups"]["local_more"]
+    assert whole.child_names == ["local_piqa", "local_arc"]  # the index is as it was
+
+
+@pytest.mark.usefixtures("_local_tasks_only")
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"tasks": ["local_pika"]}, 'unknown task "local_pika". Did you mean "local_piqa"?'),
+        ({"tasks": ["xyzzy"]}, 'unknown task "xyzzy". `canonlm lm-eval ls tasks` lists all of them.'),
+        ({"tasks": ["local_piqa"], "include": "nowhere"}, "include: expected a folder with YAML files of tasks"),
+        ({"tasks": ["gone"]}, "gone: "),
+        ({"tasks": ["local_trivia"], "max_length": 15}, "local_trivia: max_length: expected more than the 20 tokens"),
+        (
+            {"tasks": ["canonlm_1hop_2k"], "max_length": 10},
+            "canonlm_1hop_2k: max_length: expected more than the 16 tokens",
+        ),
+    ],
+)
+def test_bad_input_is_said_in_one_line(subjects, include, settings, complaint, monkeypatch):
+    gone = {"task": "gone", "dataset_path": "json", "dataset_kwargs": {"data_files": "/nowhere/gone.jsonl"}}
+    Path(include, "gone.yaml").write_text(json.dumps({**gone, "test_split": "train"}))
+    settings = HarnessSettings(**{"include": include, "limit": 1, "metadata": {"n": 1}, **settings})
+    with pytest.raises(ValueError) as error:
+        run_harness(subjects["a random model of ours"], settings)
+    assert str(error.value).startswith(complaint)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("_local_tasks_only")
+def test_data_that_cannot_be_reached_is_named_and_the_rest_is_asked(subjects, include, monkeypatch, caplog):
+    real = datasets.load_dataset
+
+    def load_dataset(path, *args, **kwargs):
+        if path.startswith("someone/"):
+            raise ConnectionError(f"Couldn't reach '{path}' on the Hub (OfflineModeIsEnabled)")
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    for name in ("far", "farther"):
+        Path(include, f"{name}.yaml").write_text(json.dumps({"task": name, "dataset_path": f"someone/{name}"}))
+    Path(include, "mixed.yaml").write_text(json.dumps({"group": "mixed", "task": ["far", "local_piqa", "farther"]}))
+    told = []
+    with pytest.raises(ValueError) as error:
+        run_harness(
+            subjects["a random model of ours"],
+            HarnessSettings(tasks=["mixed"], include=include),
+            lambda name, scores: told.append((name, len(scores))),
+        )
+    assert told == [("local_piqa", 2)]
+    assert "far: its data" in caplog.text
+    assert re.match(
+        r"far: its data .*someone/far.*canonlm lm-eval --model dummy --tasks far .*HF_HOME", str(error.value)
+    )
+    assert str(error.value).endswith("; nor were these asked: farther")
+
+
+ERRORS = {
+    "script": (RuntimeError, "Dataset scripts are no longer supported, but found script.py"),
+    "punkt": (LookupError, "\n*****\n  Resource \x1b[93mpunkt_tab\x1b[0m not found.\n*****\n"),
+    "disk": (OSError, "[Errno 5] Input/output error"),
+    "broken": (datasets.exceptions.DatasetsError, "no such split"),
+}
+
+
+@pytest.mark.usefixtures("_local_tasks_only")
+def test_a_task_that_cannot_be_opened_or_asked_ends_no_other(subjects, include, tmp_path, monkeypatch, caplog):
+    real = datasets.load_dataset
+
+    def load_dataset(path, *args, **kwargs):
+        if path in ERRORS:
+            error, said = ERRORS[path]
+            raise error(said)
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    for name in ERRORS:
+        Path(include, f"{name}.yaml").write_text(json.dumps({"task": name, "dataset_path": name}))
+    long = {"task": "long", "include": f"{include}/local_trivia.yaml", "generation_kwargs": {"max_gen_toks": 99}}
+    Path(include, "long.yaml").write_text(json.dumps(long))
+    told = []
+    with pytest.raises(ValueError) as error:
+        run_harness(
+            subjects["a Llama of transformers"],
+            HarnessSettings(tasks=[*ERRORS, "long", "local_piqa"], include=include),
+            lambda name, scores: told.append(name),
+        )
+    assert told == ["local_piqa"]
+    script = "script: Dataset scripts are no longer supported, but found script.py (RuntimeError)"
+    assert str(error.value) == f"{script}; nor were these asked: punkt, disk, broken, long"
+    said = [record.getMessage().removeprefix("left out: ") for record in caplog.records if "left out" in record.message]
+    assert said[:4] == [
+        script,
+        "punkt: Resource punkt_tab not found. (LookupError)",
+        "disk: [Errno 5] Input/output error (OSError)",
+        "broken: no such split (DatasetsError)",
+    ]
+    assert said[4].startswith("long: max_length: expected more than the 99 tokens")
+
+
+@pytest.mark.usefixtures("_local_tasks_only")
+def test_of_a_group_only_what_is_left_is_opened_one_at_a_time(subjects, include, monkeypatch):
+    happened = []
+    real = run.load
+    monkeypatch.setattr(run, "load", lambda manager, part: happened.append(f"open {part.names}") or real(manager, part))
+    subject, told = subjects["a random model of ours"], []
+    settings = HarnessSettings(tasks=["local_more"], include=include)
+    with pytest.raises(ValueError, match="unknown task"):
+        run_harness(subject, HarnessSettings(tasks=["local_more", "local_pika"], include=include))
+    assert happened == []
+    first = run_harness(subject, settings, lambda name, _: happened.append(f"asked {name}"))
+    assert happened == ["open ['local_piqa']", "asked local_piqa", "open ['local_arc']", "asked local_arc"]
+    happened.clear()
+    rest = run_harness(subject, settings, lambda name, scores: told.append((name, scores)), done=["local_piqa"])
+    assert happened == ["open ['local_arc']"]
+    assert rest == {"local_arc": first["local_arc"]}
+    assert told == [("local_piqa", []), *rest.items()]
+    happened.clear()
+    assert run_harness(subject, settings, done=first) == {}
+    assert happened == []
+
+
+def test_the_unit_of_a_measure_is_told_by_its_name():
+    def told(task, **numbers):
+        results = {task: {f"{measure},none": value for measure, value in numbers.items()}}
+        return {score.measure: score.share for score in run._scores({"results": results, "higher_is_better": {}}, task)}
+
+    assert told("a", acc=0.0, mcc=0.5, bleu=0.9, word_perplexity=0.7, **{"512": 1.0, "2048": -1}) == {
+        **{"acc": True, "mcc": False, "bleu": False, "word_perplexity": False},
+        "512": True,  # and of a length that was not asked nothing
+    }
+    assert told("squadv2", exact=0.8, f1=61.0) == {"exact": False, "f1": False}
+
+
+def test_without_the_harness_the_way_to_get_it_is_said(subjects, monkeypatch):
+    monkeypatch.setattr("canonlm.suites.harness.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'canonlm\[eval\]'"):
+        run_harness(subjects["a random model of ours"], HarnessSettings(tasks=["piqa"]))
+
+
+@pytest.mark.usefixtures("_local_tasks_only")
+def test_the_evaluation_command_keeps_what_the_harness_found(llama, include, subjects, tmp_path, capsys):
+    def say(tasks, *more):
+        command = ["eval", str(llama), f"include={include}", "--suite", "harness", "--tasks", tasks]
+        code = main([*command, "--out", str(tmp_path), *more])
+        return code, capsys.readouterr()
+
+    code, said = say("local_piqa")
+    assert (code, said.out.splitlines()[-1]) == (0, f"results: {tmp_path / 'results.json'}")
+    assert said.out.startswith("local_piqa  acc ")
+    code, said = say("local_piqa,local_wikitext")
+    assert code == 0
+    first, second, _ = said.out.splitlines()
+    assert first.endswith("(as before)")
+    assert second.startswith("local_wikitext  word_perplexity ")
+    assert "%" not in second
+    code, said = say("local_piqaa")
+    assert code == 2
+    assert said.err.startswith('canonlm: unknown task "local_piqaa". Did you mean "local_piqa"?')
+    piqa, wikitext = json.loads((tmp_path / "results.json").read_text())["results"]
+    assert (piqa["suite"], piqa["name"], wikitext["name"]) == ("harness", "local_piqa", "local_wikitext")
+    model = subjects["a Llama of transformers"]
+    expected = run_harness(model, HarnessSettings(tasks=["local_piqa"], include=include))["local_piqa"]
+    assert [(s["measure"], s["value"], s["stderr"]) for s in piqa["scores"]] == [
+        (score.measure, score.value, score.stderr) for score in expected
+    ]
+
+
+@pytest.fixture
+def canonlm_lm_eval():
+    return lambda *arguments: CliRunner().invoke(app, ["lm-eval", *arguments])
+
+
+def saved_results(folder):
+    [file] = folder.rglob("results_*.json")
+    return json.loads(file.read_text())["results"]
+
+
+@pytest.mark.usefixtures("_local_tasks_only")
+def test_the_harness_s_command_line_has_our_models_and_tasks(llama, include, subjects, tmp_path, canonlm_lm_eval):
+    arguments = ["--tasks", "local_piqa,local_wikitext,local_trivia,canonlm_1hop_0k", "--include_path", include]
+    arguments += ["--device", "cpu", "--batch_size", "7", "--metadata", "n=3"]
+    for model, further in (("canonlm", ""), ("hf", ",dtype=float32,add_bos_token=False")):
+        model_args = ["--model", model, "--model_args", f"pretrained={llama}{further}"]
+        told = canonlm_lm_eval(*model_args, *arguments, "--output_path", str(tmp_path / model))
+        assert told.exception is None, told.output
+        assert "local_wikitext" in told.output
+    ours, theirs = (saved_results(tmp_path / model) for model in ("canonlm", "hf"))
+    assert set(ours) == {"local_piqa", "local_wikitext", "local_trivia", "canonlm_1hop_0k"}
+    for task, numbers in ours.items():
+        for key, number in numbers.items():
+            expected = pytest.approx(theirs[task][key], rel=1e-4) if isinstance(number, float) else theirs[task][key]
+            assert number == expected, (task, key)
+    settings = HarnessSettings(tasks=["local_piqa", "local_wikitext"], include=include)
+    for name, scores in run_harness(subjects["a Llama of transformers"], settings).items():
+        for score in scores:
+            assert ours[name][f"{score.measure},none"] == pytest.approx(score.value, rel=1e-4)
+
+
+@pytest.mark.usefixtures("_local_tasks_only")
+def test_the_command_line_s_answers_to_mistakes(include, canonlm_lm_eval, llama, tmp_path):
+    argv = sys.argv
+    model = ["--model", "canonlm", "--model_args", f"pretrained={llama}"]
+    told = canonlm_lm_eval(*model, "--tasks", "local_pika", "--include_path", include)
+    assert isinstance(told.exception, ValueError)
+    assert str(told.exception).startswith('unknown task "local_pika". Did you mean "local_piqa"?')
+    assert canonlm_lm_eval("run", "--no_such_option").exit_code == 2
+    told = canonlm_lm_eval(
+        "--model", "canonlm", "--model_args", "pretrained=/nowhere/here", "--tasks", "canonlm_1hop_0k"
+    )
+    assert isinstance(told.exception, ValueError)
+    assert "/nowhere/here" in str(told.exception)
+    assert sys.argv is argv
+    config = tmp_path / "settings.yaml"
+    model = {"model": "canonlm", "model_args": {"pretrained": llama}, "device": "cpu"}
+    config.write_text(json.dumps({**model, "tasks": ["local_piqa"], "include_path": include, "limit": 2}))
+    assert canonlm_lm_eval("--config", str(config)).exception is None
+
+
+def test_the_command_line_explains_itself(canonlm_lm_eval):
+    told = canonlm_lm_eval("--help")
+    assert told.exit_code == 0
+    assert "canonlm lm-eval run -h" in " ".join(told.output.split())
+    theirs = canonlm_lm_eval("run", "-h")
+    assert theirs.exit_code == 0
+    assert "--num_fewshot" in theirs.output
+    assert canonlm_lm_eval("--tasks-folder").output.strip() == str(TASKS)
+
+
+STOCK_COMMAND = """
+import sys
+class Nowhere:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "canonlm":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Nowhere())
+import lm_eval.tasks
+index = lm_eval.tasks.TaskManager
+lm_eval.tasks.TaskManager = lambda **settings: index(include_defaults=False, **settings)
+from lm_eval.__main__ import cli_evaluate
+cli_evaluate()
+assert not any(name.startswith("canonlm.") for name in sys.modules)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["llama+canon", "gdn2+canon"])
+def test_a_self_contained_folder_runs_in_the_stock_harness(arch, include, tmp_path):
+    model = make_decoder(arch)
+    model.save_pretrained(tmp_path / "model", self_contained=True)
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    arguments = ["--model", "hf", "--model_args", f"pretrained={tmp_path}/model,trust_remote_code=True,dtype=float32"]
+    arguments += ["--tasks", "local_piqa,local_wikitext,local_trivia", "--include_path", include]
+    arguments += ["--device", "cpu", "--batch_size", "7", "--output_path", str(tmp_path / "out")]
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", STOCK_COMMAND, *arguments], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    theirs = saved_results(tmp_path / "out")
+    # There the tokenizer decides: ours adds a BOS token. And prompts of recurrent models are cut as others are.
+    subject = Subject(model, make_tokenizer(), {"source": arch})
+    settings = HarnessSettings(tasks=["local_piqa", "local_trivia"], include=include, max_length=CONTEXT)
+    for name, scores in run_harness(subject, settings, bos=True).items():
+        assert (scores[-1].measure == "cut") == (name == "local_trivia")
+        for score in scores[:-1] if name == "local_trivia" else scores:
+            [key] = [key for key in theirs[name] if key.split(",")[0] == score.measure]
+            assert theirs[name][key] == pytest.approx(score.value), (name, score)

@@ -1,0 +1,403 @@
+"""`open_model`: a model from wherever it is, computing what it computed there; one line where there is none."""
+
+import json
+import shutil
+
+import huggingface_hub
+import pytest
+import torch
+import transformers
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.cli import main
+from canonlm.data.tokenizers import load
+from canonlm.files import write_json, write_text
+from canonlm.models.published import save_published
+from canonlm.suites.opening import as_in_training, context_length, fingerprint, open_model
+from canonlm.train.build import model_config
+from canonlm.train.checkpoint import Checkpoints, path_of
+from canonlm.train.config import resolve
+from canonlm.world import World
+
+IDS = torch.arange(12)[None]
+SIZES = {"vocab_size": 258, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+RUN = {
+    "arch": "gla5+canon",
+    "model": {**SIZES, "fields": {"bos_token_id": 256, "eos_token_id": 257}},
+    "data": {"seq_len": 18},
+    "train": {
+        "steps": 2,
+        "batch_size": 4,
+        "eval_every": 9,
+        "eval_size": 8,
+        "checkpoint_every": 1,
+        "optim": {"lr": 0.1},
+    },
+}
+
+
+def logits_of(model):
+    with torch.no_grad():
+        return model.eval()(IDS.to(model.device)).logits
+
+
+def save_run(folder, raw, steps):
+    """A run with checkpoints; their logits by step."""
+    folder.mkdir(parents=True)
+    run = resolve(raw)
+    write_text(folder / "config.yaml", run.to_yaml())
+    model, logits = CanonLMForCausalLM(model_config(run)), {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    checkpoints = Checkpoints(folder / "checkpoints", 9, None, World(torch.device("cpu")))
+    for step in steps:
+        ids = IDS % model.config.vocab_size
+        model.train()(ids, labels=ids).loss.backward()
+        optimizer.step()
+        checkpoints.save(step, model, optimizer)
+        logits[step] = logits_of(model)
+    checkpoints.close()
+    return logits
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Models of every kind in one folder; the logits that each should give."""
+    here = tmp_path_factory.mktemp("models")
+    (here / "text").mkdir()
+    load("bytes").tokenizer.save(str(here / "text" / "tokenizer.json"))
+    text = {"sources": {"plain": {"path": str(here / "text")}}}
+    expected = {f"run@{step}": found for step, found in save_run(here / "run", {**RUN, "text": text}, (1, 2)).items()}
+    write_json(here / "run" / "data.json", {"text.sources.plain.path": {"folder": str(here / "text"), "sha256": ""}})
+    played = {
+        "task": {"name": "copying", "N": 40},
+        **RUN,
+        "model": {k: v for k, v in SIZES.items() if k != "vocab_size"},
+    }
+    save_run(
+        here / "played", {**played, "data": {"seq_len": 128, "loss_on": "answer", "isolate_documents": False}}, (5,)
+    )
+    assert main(["export", str(here / "run"), str(here / "exported")]) == 0
+    expected["exported"] = expected["run@2"]
+
+    ours = CanonLMForCausalLM(CanonLMConfig(**SIZES, canon_set="ABCD", qk_norm=True)).eval()
+    ours.save_pretrained(here / "ours")
+    ours.save_pretrained(here / "self-contained", self_contained=True)
+    (here / "sharded").mkdir()
+    ours.save_pretrained(here / "sharded", max_shard_size="5KB")
+    expected |= dict.fromkeys(("ours", "self-contained", "sharded"), logits_of(ours))
+    plain = CanonLMForCausalLM(CanonLMConfig(**SIZES, canon_set="ABCD")).eval()
+    for to in ("hf", "lingua"):
+        (here / to / "Llama-tiny").mkdir(parents=True)
+        save_published(plain, here / to / "Llama-tiny", to)
+        expected[f"{to}/Llama-tiny"] = expected[to] = logits_of(plain)
+    gdn = CanonLMForCausalLM(CanonLMConfig(**SIZES, mixers=["gdn"], canon_set="AbCD")).eval()
+    (here / "hf" / "GDN2-tiny").mkdir()
+    save_published(gdn, here / "hf" / "GDN2-tiny", "hf")
+    expected["hf/GDN2-tiny"] = expected["hf@GDN2-tiny"] = logits_of(gdn)
+    expected["hf@Llama-tiny"] = expected.pop("hf")
+
+    for name, model in {
+        "llama": LlamaForCausalLM(LlamaConfig(**SIZES, intermediate_size=32, max_position_embeddings=77)),
+        "gpt2": GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=16, n_layer=2, n_head=2, n_positions=33)),
+    }.items():
+        model.save_pretrained(here / name)
+        expected[name] = logits_of(model)
+    as_in_training(*load("bytes")).save_pretrained(here / "llama")
+    return here, expected
+
+
+KINDS = {
+    "run@1": ("run", "gla5+canon"),
+    "run@2": ("run", "gla5+canon"),
+    "exported": ("canonlm", "gla5+canon=ACD"),
+    "ours": ("canonlm", "llama+canon=ABCD"),
+    "self-contained": ("canonlm", "llama+canon=ABCD"),
+    "sharded": ("canonlm", "llama+canon=ABCD"),
+    "hf/Llama-tiny": ("published", "llama+canon=ABCD"),
+    "hf/GDN2-tiny": ("published", "gdn2+canon=ACD"),
+    "hf@Llama-tiny": ("published", "llama+canon=ABCD"),
+    "hf@GDN2-tiny": ("published", "gdn2+canon=ACD"),
+    "lingua": ("published", "llama+canon=ABCD"),
+    "lingua/Llama-tiny": ("published", "llama+canon=ABCD"),
+    "llama": ("transformers", "llama"),
+    "gpt2": ("transformers", "gpt2"),
+}
+
+
+def open_named(here, name, **options):
+    """`hf@GDN2-tiny`: a variant; `run@1`: a step."""
+    source, _, part = name.partition("@")
+    if part:
+        options["step" if part.isdigit() else "variant"] = int(part) if part.isdigit() else part
+    return open_model(str(here / source), **options)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind(place, name):
+    here, expected = place
+    subject = open_named(here, name)
+    kind, arch = KINDS[name]
+    assert torch.equal(logits_of(subject.model), expected[name])
+    assert not subject.model.training
+    about = subject.about
+    assert (about["kind"], about["arch"], about["dtype"]) == (kind, arch, "float32")
+    assert about["source"] == str(here / name.partition("@")[0])
+    assert about["parameters"] == sum(p.numel() for p in subject.model.parameters())
+    assert about.get("step") == {"run@1": 1, "run@2": 2}.get(name)
+    json.dumps(about)
+    has_tokenizer = name in ("run@1", "run@2", "exported", "llama")
+    assert (subject.tokenizer is not None) == has_tokenizer == (about["tokenizer"] is not None)
+    if has_tokenizer:
+        assert subject.tokenizer("ab").input_ids == [256, 97, 98]
+        assert subject.tokenizer.eos_token_id == 257
+    assert {e for e in KINDS if e in expected} == set(expected)
+
+
+def test_the_newest_step_is_the_default(place):
+    here, expected = place
+    subject = open_model(str(here / "run"))
+    assert subject.about["step"] == 2
+    assert torch.equal(logits_of(subject.model), expected["run@2"])
+
+
+def test_a_damaged_checkpoint_is_passed_over(place, tmp_path, caplog):
+    shutil.copytree(place[0] / "run", tmp_path / "run")
+    damaged = next(path_of(tmp_path / "run" / "checkpoints", 2).glob("*.distcp"))
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    subject = open_model(str(tmp_path / "run"))
+    assert subject.about["step"] == 1
+    assert torch.equal(logits_of(subject.model), place[1]["run@1"])
+    assert "truncated" in caplog.text
+    with pytest.raises(ValueError, match="is truncated"):
+        open_model(str(tmp_path / "run"), step=2)
+    shutil.rmtree(path_of(tmp_path / "run" / "checkpoints", 1))
+    with pytest.raises(ValueError, match="is truncated"):
+        open_model(str(tmp_path / "run"))
+
+
+def test_a_playground_run_has_no_tokenizer(place):
+    subject = open_model(str(place[0] / "played"))
+    assert subject.tokenizer is None
+    assert subject.about["tokenizer"] is None
+    assert subject.about["step"] == 5
+
+
+def test_a_run_whose_text_was_moved(place, tmp_path, caplog):
+    shutil.copytree(place[0] / "run", tmp_path / "run")
+    gone = {"text.sources.plain.path": {"folder": str(tmp_path / "gone"), "sha256": ""}}
+    write_json(tmp_path / "run" / "data.json", gone)
+    assert open_model(str(tmp_path / "run")).tokenizer is None
+    assert "tokenizer is not there any more" in caplog.text
+    assert open_model(str(tmp_path / "run"), tokenizer="bytes").tokenizer is not None
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "gone" / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"gone/tokenizer.json: not a tokenizer \(.*\)$"):
+        open_model(str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("name", ["run", "ours", "hf@GDN2-tiny", "lingua", "gpt2"])
+def test_dtype(place, name):
+    subject = open_named(place[0], name, dtype="bf16")
+    assert {p.dtype for p in subject.model.parameters()} == {torch.bfloat16}
+    assert subject.about["dtype"] == "bfloat16"
+    stored = open_named(place[0], name)
+    assert stored.about["fingerprint"] != subject.about["fingerprint"]
+
+
+def test_what_is_stored_in_half_precision_stays_so(place, tmp_path):
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, intermediate_size=32)).bfloat16()
+    model.save_pretrained(tmp_path / "half")
+    assert open_model(str(tmp_path / "half")).about["dtype"] == "bfloat16"
+    assert open_model(str(tmp_path / "half"), dtype="fp32").about["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("asked", ["bytes", "text", "text/tokenizer.json", "exported"])
+def test_a_tokenizer_that_is_asked_for(place, asked):
+    here, _ = place
+    subject = open_model(str(here / "ours"), tokenizer=asked if asked == "bytes" else str(here / asked))
+    assert subject.tokenizer("é", add_special_tokens=False).input_ids == [0xC3, 0xA9]
+    assert subject.tokenizer.decode([104, 105]) == "hi"
+    assert subject.about["tokenizer"] == open_model(str(here / "run")).about["tokenizer"]
+
+
+def test_a_published_checkpoint_with_a_tokenizer(place, tmp_path):
+    """The library knows nothing of the release's model type, and asks it before it reads a tokenizer.json."""
+    shutil.copytree(place[0] / "hf" / "GDN2-tiny", tmp_path / "release")
+    shutil.copy(place[0] / "text" / "tokenizer.json", tmp_path / "release")
+    subject = open_model(str(tmp_path / "release"))
+    assert subject.tokenizer("ab", add_special_tokens=False).input_ids == [97, 98]
+
+
+def test_context_length():
+    def of(**fields):
+        return context_length(CanonLMForCausalLM(CanonLMConfig(**SIZES, max_position_embeddings=99, **fields)))
+
+    assert (of(), of(canon_set="ABCD"), of(mixers=["gdn", "attention"])) == (99, 99, 99)
+    assert (of(mixers=["gla"]), of(mixers=["gdn", "mamba2"], mamba_state_size=16)) == (None, None)
+    assert context_length(LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=77))) == 77
+    gpt2 = GPT2Config(vocab_size=9, n_embd=16, n_layer=1, n_head=2, n_positions=33)
+    assert context_length(GPT2LMHeadModel(gpt2)) == 33
+
+
+def test_a_fingerprint_tells_models_apart(place):
+    here, _ = place
+    names = ["run@1", "run@2", "ours", "hf@GDN2-tiny", "llama", "gpt2"]
+    found = [open_named(here, name).about["fingerprint"] for name in names]
+    assert found == [open_named(here, name).about["fingerprint"] for name in names]
+    assert len(set(found)) == len(names)
+    assert open_named(here, "ours").about["fingerprint"] == open_named(here, "sharded").about["fingerprint"]
+    model = CanonLMForCausalLM(CanonLMConfig(**SIZES))
+    before = fingerprint(model)
+    model.config.rope_theta = 5.0
+    assert fingerprint(model) != before
+
+
+@pytest.fixture
+def hub(place, monkeypatch, tmp_path):
+    """The Hub, as far as it was downloaded; nothing else can be reached."""
+    cache = tmp_path / "cache"
+    for name in ("llama", "hf", "lingua"):
+        repository = cache / f"models--someone--{name}"
+        shutil.copytree(place[0] / name, repository / "snapshots" / "abc")
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("abc")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return cache
+
+
+@pytest.mark.parametrize("name", ["llama", "lingua", "hf@GDN2-tiny"])
+def test_the_hub(place, hub, name):
+    source, _, variant = name.partition("@")
+    subject = open_model(f"someone/{source}", variant=variant or None)
+    assert torch.equal(logits_of(subject.model), place[1][name])
+    assert (subject.about["kind"], subject.about["arch"]) == KINDS[name]
+    assert (subject.tokenizer is not None) == (name == "llama")
+    if name == "llama":
+        assert open_model(str(place[0] / "ours"), tokenizer="someone/llama").tokenizer is not None
+
+
+UNREACHED = " is neither a folder nor a model on the Hub that can be reached"
+NO_MODEL = (
+    "MODEL: expected a run (config.yaml), a saved model (config.json) or a published checkpoint (params.json), got "
+)
+
+
+def mistakes(here):
+    """What is asked for, and how the answer begins."""
+    (here / "empty").mkdir()
+    (here / "notes").mkdir()
+    (here / "notes" / "todo.txt").write_text("")
+    shutil.copytree(here / "run", here / "grid" / "runs" / "one")
+    for name in ("half", "lacking", "broken", "strange", "code", "words"):
+        shutil.copytree(here / "llama", here / name)
+    weights = (here / "half" / "model.safetensors").read_bytes()
+    (here / "half" / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    model = LlamaForCausalLM.from_pretrained(here / "llama")
+    state = {k: v for k, v in model.state_dict().items() if "layers.1" not in k}
+    model.save_pretrained(here / "lacking", state_dict=state)
+    (here / "broken" / "config.json").write_text("{")
+    config = json.loads((here / "strange" / "config.json").read_text()) | {"model_type": "nobody-knows"}
+    (here / "strange" / "config.json").write_text(json.dumps(config))
+    config["auto_map"] = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    (here / "code" / "config.json").write_text(json.dumps(config))
+    (here / "words" / "tokenizer.json").write_text("{")
+    t5 = T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    T5ForConditionalGeneration(t5).save_pretrained(here / "t5")
+    small = CanonLMForCausalLM(CanonLMConfig(**{**SIZES, "vocab_size": 100}))
+    small.save_pretrained(here / "small")
+    return {
+        "missing": (("./nothing",), 'MODEL: "./nothing"' + UNREACHED + "."),
+        "misspelt": (("playd",), 'MODEL: "playd"' + UNREACHED + " ("),
+        "guess": (("./playd",), 'MODEL: "./playd"' + UNREACHED + '. Did you mean "played"?'),
+        "hub": (("someone/else",), 'MODEL: "someone/else"' + UNREACHED + " ("),
+        "file": (("notes/todo.txt",), 'MODEL: expected a folder, and not a file in it, got "notes/todo.txt"'),
+        "empty": (("empty",), NO_MODEL + '"empty", a folder with nothing in it'),
+        "other": (("notes",), NO_MODEL + '"notes", a folder with todo.txt'),
+        "grid": (("grid",), "MODEL: expected one run, such as grid/runs/one, got "),
+        "checkpoint": (
+            ("run/checkpoints/step-00000002",),
+            "MODEL: expected the folder of the run, with --step 2, got ",
+        ),
+        "inside": (("run/checkpoints",), "MODEL: expected the folder of the run, "),
+        "half": (("half",), "half: not a causal language model that can be loaded ("),
+        "lacking": (("lacking",), "lacking: its weights lack model.layers.1.input_layernorm.weight, "),
+        "broken": (("broken",), "broken/config.json: not JSON ("),
+        "strange": (("strange",), "strange: not a causal language model that can be loaded ("),
+        "code": (("code",), "code: it comes with code of its own, which runs only with --trust-remote-code"),
+        "t5": (("t5",), "t5: not a causal language model that can be loaded ("),
+        "words": (("words",), "words: its tokenizer cannot be read ("),
+        "variants": (("hf",), "variant: expected one of GDN2-tiny, Llama-tiny  (in hf)"),
+        "variant": (("hf", {"variant": "GDN-tiny"}), 'unknown variant "GDN-tiny". Did you mean "GDN2-tiny"?'),
+        "step": (("run", {"step": 3}), "--step: expected one that has a checkpoint (1, 2), got 3"),
+        "no steps": (
+            ("ours", {"step": 3}),
+            "--step: expected the folder of a run (with a config.yaml) as the model, got",
+        ),
+        "run variant": (
+            ("run", {"variant": "x"}),
+            "--variant: expected a published checkpoint, and this is the folder",
+        ),
+        "dtype": (("ours", {"dtype": "fp8"}), 'unknown dtype "fp8".'),
+        "device": (("ours", {"device": "gpu"}), "--device: expected auto, cpu or a device that torch sees here, got"),
+        "tokenizer": (
+            ("ours", {"tokenizer": "./none"}),
+            '--tokenizer: "./none" is neither a file, a folder nor a tokenizer on the Hub that can be reached.',
+        ),
+        "no tokenizer": (
+            ("ours", {"tokenizer": "gpt2"}),
+            "--tokenizer: expected a tokenizer (tokenizer.json, tokenizer.model, …), got",
+        ),
+        "no words": (("ours", {"tokenizer": "notes/todo.txt"}), "--tokenizer: expected "),
+        "too many": (
+            ("small", {"tokenizer": "bytes"}),
+            "--tokenizer: expected one of at most 100 tokens, as many as small knows, got",
+        ),
+    }
+
+
+MISTAKES = (
+    *("missing", "misspelt", "guess", "hub", "file", "empty", "other", "grid", "checkpoint", "inside"),
+    *("half", "lacking", "broken", "strange", "code", "t5", "words", "variants", "variant", "step", "no steps"),
+    *("run variant", "dtype", "device", "tokenizer", "no tokenizer", "no words", "too many"),
+)
+
+
+@pytest.fixture(scope="module")
+def wrong(place, tmp_path_factory):
+    here = tmp_path_factory.mktemp("wrong") / "models"
+    shutil.copytree(place[0], here)
+    return here, mistakes(here)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_told_in_one_line(wrong, hub, monkeypatch, name):
+    here, found = wrong
+    assert set(found) == set(MISTAKES)
+    monkeypatch.chdir(here)
+    (source, *options), start = found[name]
+    with pytest.raises(ValueError) as caught:
+        open_model(source, **(options[0] if options else {}))
+    assert str(caught.value).startswith(start)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_that_has_saved_nothing(place, tmp_path):
+    shutil.copytree(place[0] / "run", tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    with pytest.raises(ValueError, match="MODEL: expected the folder of a run that has saved a checkpoint"):
+        open_model(str(tmp_path / "run"))
+
+
+def test_the_library_is_as_loud_afterwards_as_before(place):
+    logging = transformers.utils.logging
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    open_model(str(place[0] / "llama"))
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before

@@ -1,0 +1,164 @@
+"""A saved model and its task: as trained, at another difficulty, beyond the length of training."""
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from canonlm import tasks
+from canonlm.cli import main
+from canonlm.data.windows import WindowStream
+from canonlm.evals.windows import WindowEval
+from canonlm.suites.opening import Subject
+from canonlm.suites.playground import PlaygroundSettings, evaluations
+from canonlm.train.recipe import load
+
+DEPO = {"name": "depo", "N": 6, "K": 2, "M": 3, "name_vocab": 10}
+RUN = {
+    "arch": "llama+canon=A",
+    "task": DEPO,
+    "model": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2},
+    "data": {"seq_len": 80, "loss_on": "answer"},
+    "train": {
+        "steps": 2, "batch_size": 4, "num_threads": 1, "eval_every": 2, "eval_size": 8, "checkpoint_every": 2,
+        "optim": {"lr": 1e-3},
+    },
+}  # fmt: skip
+
+
+def oracle(knows, task, right):
+    """A model that follows the ring of the instance it is in; `right(position)` says whether it tells what it found."""
+    vocab = task.vocab
+
+    def law(row):
+        scores, start = np.zeros((len(row), len(vocab))), 0
+        for at in range(len(row)):
+            if row[at] == vocab.ids["bos"]:
+                start = at
+            if row[at] == vocab.ids["ans"] and right(at + 1):
+                answer = _walk(task, row[start : at + 1])
+                for ahead, token in enumerate(answer):
+                    if at + ahead < len(row):
+                        scores[at + ahead, token] = 9
+        return scores
+
+    return knows(len(vocab), law)
+
+
+def _walk(task, tokens):
+    """The answer, read off the edges and the last question: names are tokens up to one with a dot."""
+    names, current, hops = [], [], 0
+    for token in task.vocab.text(tokens).split()[1:]:
+        if token.startswith("q"):
+            hops, names = int(token[1:]), [*names, None]
+        elif token != "ans":
+            current.append(token)
+            if token.endswith("."):
+                names, current = [*names, tuple(current)], []
+    edges = names[: names.index(None)]
+    follows, at = dict(zip(edges[::2], edges[1::2], strict=True)), names[-1]
+    for _ in range(hops):
+        at = follows[at]
+    return [task.vocab.ids[token] for token in at]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "depo"
+    config = folder.with_suffix(".yaml")
+    config.write_text(yaml.safe_dump(RUN))
+    assert main(["train", str(config), "--out", str(folder)]) == 0
+    return folder
+
+
+def ask(run, model, **settings):
+    subject = Subject(model, None, {"source": str(run)})
+    return {asked.name: asked.scores() for asked in evaluations(subject, PlaygroundSettings(n=8, **settings))}
+
+
+def accuracy(scores):
+    assert scores[0].slice == {}
+    return scores[0].value
+
+
+def test_only_answers_beyond_the_training_length_are_graded(run, knows):
+    task = load(run / "config.yaml").built_task
+    found = ask(run, oracle(knows, task, lambda position: position < 80), lengths=[1, 1.5, 2])
+    assert list(found) == ["depo", "depo x1.5", "depo x2"]
+    assert accuracy(found["depo"]) == 1
+    assert accuracy(found["depo x1.5"]) == accuracy(found["depo x2"]) == 0
+    found = ask(run, oracle(knows, task, lambda position: position >= 80), lengths=[1, 1.5, 2])
+    assert accuracy(found["depo"]) == 0
+    assert accuracy(found["depo x1.5"]) == accuracy(found["depo x2"]) == 1
+
+
+def test_more_windows_hold_more_answers(run, knows):
+    task = load(run / "config.yaml").built_task
+    model = oracle(knows, task, lambda position: True)
+    counts = {}
+    for length in (160, 240):
+        stream = WindowStream(task, "test", 0, length, "answer", False)
+        for after in (0, 80):
+            rows = WindowEval(stream, 8, 4, after=after).run(model, torch.device("cpu"))["slices"]
+            counts[length, after] = sum(row["total"] for row in rows)
+    whole = WindowEval(WindowStream(task, "test", 0, 80, "answer", False), 8, 4).run(model, torch.device("cpu"))
+    inside = sum(row["total"] for row in whole["slices"])
+    assert 0 < counts[160, 80] < counts[160, 0] < counts[240, 0]
+    assert counts[160, 0] - counts[160, 80] >= inside  # those cut by the end of the short window are complete here
+
+
+def test_another_difficulty_with_the_same_tokens(run, knows):
+    harder = tasks.get(**{**DEPO, "N": 8})
+    found = ask(run, oracle(knows, harder, lambda position: True), task={"N": 8})
+    assert accuracy(found["depo"]) == 1
+    assert {tuple(score.slice.items()) for score in found["depo"]} >= {(("k", 1),), (("k", 2),)}
+    subject = Subject(oracle(knows, harder, bool), None, {"source": str(run)})
+    (asked,) = evaluations(subject, PlaygroundSettings(task={"N": 8}))
+    assert asked.settings["task"]["N"] == 8
+
+
+def test_as_in_training(run):
+    """The run's own last evaluation, made again by the command."""
+    import json
+
+    assert main(["eval", str(run), "--suite", "playground", "n=8"]) == 0
+    found = json.loads((run / "evals" / "step-00000002" / "results.json").read_text())
+    final = json.loads((run / "result.json").read_text())["final"]
+    scores = {str(s["slice"]): s["value"] for s in found["results"][0]["scores"] if s["measure"] == "accuracy"}
+    assert {str(row["slice"]): row["correct"] / row["total"] for row in final["slices"]}.items() <= scores.items()
+    (loss,) = [s["value"] for s in found["results"][0]["scores"] if s["measure"] == "loss"]
+    assert loss == pytest.approx(final["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": {"K": 3}}, "task: expected a difficulty with the 24 tokens that the model knows"),
+        ({"task": {"name": "mano"}}, "task.name: expected depo, which the run was trained on"),
+        ({"task": {"nodes": 3}}, 'unknown setting "depo.nodes"'),
+        ({"task": {"N": 40}}, r"lengths: expected numbers >= 2\.\d+, or the questions of .* do not fit, got \[1"),
+        ({"lengths": [0.5, 1]}, r"lengths: expected numbers >= 1, got \[0.5, 1"),
+    ],
+)
+def test_what_cannot_be_asked(run, knows, settings, message):
+    with pytest.raises(ValueError, match=message):
+        ask(run, knows(24, lambda row: np.zeros((len(row), 24))), **settings)
+
+
+def test_a_length_that_holds_no_further_answer(run, knows):
+    with pytest.raises(ValueError, match="lengths: expected longer ones: no answer is complete beyond"):
+        ask(run, knows(24, lambda row: np.zeros((len(row), 24))), lengths=[1.02])
+
+
+def test_a_model_that_is_no_run_needs_its_task(knows, tmp_path):
+    subject = Subject(knows(24, lambda row: np.zeros((len(row), 24))), None, {"source": str(tmp_path)})
+    with pytest.raises(ValueError, match=r"task\.name: expected one of .*depo"):
+        evaluations(subject, PlaygroundSettings())
+    assert evaluations(subject, PlaygroundSettings(task=DEPO))[0].settings["seq_len"] == 2048
+
+
+def test_tasks_without_windows_have_one_length(tmp_path, knows):
+    brevo = tasks.get("brevo", N=10)
+    subject = Subject(knows(len(brevo.vocab), None), None, {"source": str(tmp_path)})
+    with pytest.raises(ValueError, match=r"lengths: expected \[1\]: in brevo every question stands alone"):
+        evaluations(subject, PlaygroundSettings(task={"name": "brevo", "N": 10}, lengths=[1, 2]))

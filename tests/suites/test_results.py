@@ -1,0 +1,174 @@
+"""What `canonlm eval` keeps: answers one by one, entries whole, nothing asked twice, nothing of another model."""
+
+import json
+
+import pytest
+
+from canonlm.suites.questions import Question, Score, scores, share_right
+from canonlm.suites.results import Results
+
+ABOUT = {"source": "a/run", "fingerprint": "f1", "tokenizer": "t1"}
+
+
+class Sums:
+    """What is i + i?"""
+
+    name, measures, most, stop = "sums", ("exact", "digit"), 3, ("\n",)
+
+    def __init__(self, n=6):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        return Question(f"{index} + {index} =", str(2 * index), {"parity": index % 2})
+
+    def grade(self, question, said):
+        return {"exact": said == question.answer, "digit": said.isdigit()}
+
+
+class Calculator:
+    """Right on even questions, silent on odd ones; longest prompts first, as a batch writer does."""
+
+    def __init__(self, dies_after=None):
+        self.asked, self.dies_after = [], dies_after
+
+    def __call__(self, prompts, most, stop):
+        assert (most, stop) == (3, ("\n",))
+        for place in reversed(range(len(prompts))):
+            if len(self.asked) == self.dies_after:
+                raise KeyboardInterrupt
+            number = int(prompts[place].split()[0])
+            self.asked.append(number)
+            yield place, str(2 * number) if number % 2 == 0 else ""
+
+
+def test_scores_by_slice(tmp_path):
+    found = Results(tmp_path, ABOUT).ask("sums", Sums(), {}, Calculator())
+    assert [(s.measure, s.value, s.n, s.slice) for s in found] == [
+        ("exact", 0.5, 6, {}),
+        ("exact", 1.0, 3, {"parity": 0}),
+        ("exact", 0.0, 3, {"parity": 1}),
+        ("digit", 0.5, 6, {}),
+        ("digit", 1.0, 3, {"parity": 0}),
+        ("digit", 0.0, 3, {"parity": 1}),
+    ]
+    assert found[0].stderr == pytest.approx((0.25 / 5) ** 0.5)  # the standard error of a mean of six
+
+
+def test_answers_survive_and_are_not_asked_again(tmp_path):
+    first = Calculator(dies_after=4)
+    with pytest.raises(KeyboardInterrupt):
+        Results(tmp_path, ABOUT).ask("sums", Sums(), {}, first)
+    (path,) = (tmp_path / "answers").glob("*.jsonl")
+    assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == [5, 4, 3, 2]
+    with path.open("ab") as file:
+        file.write('{"index": 1, "said": "ü'.encode()[:-1])  # as a killed process leaves it
+    second, counted = Calculator(), []
+    found = Results(tmp_path, ABOUT).ask("sums", Sums(), {}, second, counted.append)
+    assert sorted(second.asked) == [0, 1]
+    assert counted == [4, 5, 6]
+    assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == [5, 4, 3, 2, 1, 0]
+    assert found == Results(tmp_path / "other", ABOUT).ask("sums", Sums(), {}, Calculator())
+    third = Calculator()
+    assert Results(tmp_path, ABOUT).ask("sums", Sums(), {}, third) == found
+    assert third.asked == []
+
+
+def test_other_settings_are_other_questions(tmp_path):
+    results, again = Results(tmp_path, ABOUT), Calculator()
+    results.ask("sums", Sums(), {"seed": 0}, Calculator())
+    results.ask("sums", Sums(), {"seed": 1}, again)
+    assert len(again.asked) == 6
+    assert len(list((tmp_path / "answers").glob("*.jsonl"))) == 2
+
+
+def test_entries(tmp_path):
+    results = Results(tmp_path, ABOUT)
+    assert results.find("sums", "sums", {"seed": 0}) is None
+    entry = results.add("sums", "sums", {"seed": 0}, [Score("exact", 0.5, 0.1, 6)], 1.26)
+    assert results.find("sums", "sums", {"seed": 0}) == entry
+    assert Results(tmp_path, ABOUT).find("sums", "sums", {"seed": 0}) == json.loads(json.dumps(entry))
+    assert results.find("sums", "sums", {"seed": 1}) is None
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["model"] == ABOUT
+    (kept,) = found["results"]
+    assert (kept["suite"], kept["name"], kept["settings"], kept["seconds"]) == ("sums", "sums", {"seed": 0}, 1.3)
+    assert kept["scores"] == [
+        {"measure": "exact", "value": 0.5, "stderr": 0.1, "n": 6, "slice": {}, "higher_is_better": True, "share": True}
+    ]
+    assert {"canonlm", "torch", "transformers"} <= kept["versions"].keys()
+
+
+@pytest.mark.parametrize("other", [{"fingerprint": "f2"}, {"tokenizer": "t2"}])
+def test_answers_of_another_model_are_never_taken(tmp_path, other):
+    """Not even of one that was stopped before it had a result."""
+    with pytest.raises(KeyboardInterrupt):
+        Results(tmp_path, ABOUT).ask("sums", Sums(), {}, Calculator(dies_after=4))
+    calculator = Calculator()
+    Results(tmp_path, {**ABOUT, **other}).ask("sums", Sums(), {}, calculator)
+    assert len(calculator.asked) == 6
+
+
+def test_more_questions_take_up_the_answers_to_fewer(tmp_path):
+    results, calculator = Results(tmp_path, ABOUT), Calculator()
+    results.ask("sums", Sums(4), {"n": 4}, Calculator())
+    found = results.ask("sums", Sums(6), {"n": 6}, calculator)
+    assert sorted(calculator.asked) == [4, 5]
+    assert found[0].n == 6
+    assert results.ask("sums", Sums(4), {"n": 4}, calculator)[0].n == 4
+    assert len(calculator.asked) == 2
+
+
+def test_what_a_model_writes_may_be_anything(tmp_path):
+    def write(prompts, most, stop):
+        yield from enumerate(["a\u2028b", "c\x85d\n", "\ud83d\ude00", "", "\x00", '"'][: len(prompts)])
+
+    results = Results(tmp_path, ABOUT)
+    found = results.ask("sums", Sums(), {}, write)
+    calculator = Calculator()
+    assert results.ask("sums", Sums(), {}, calculator) == found
+    assert calculator.asked == []
+
+
+def test_two_at_once(tmp_path):
+    """They do not ask the same, and neither loses what the other found."""
+    first, second = Results(tmp_path, ABOUT), Results(tmp_path, ABOUT)
+
+    def write(prompts, most, stop):
+        with pytest.raises(ValueError, match="another process is asking sums"):
+            second.ask("sums", Sums(), {}, Calculator())
+        return Calculator()(prompts, most, stop)
+
+    first.ask("sums", Sums(), {}, write)
+    first.add("a", "a", {}, [], 0)
+    second.add("b", "b", {}, [], 0)
+    first.add("a", "a", {}, [], 1)
+    found = json.loads((tmp_path / "results.json").read_text())["results"]
+    assert [(entry["suite"], entry["seconds"]) for entry in found] == [("b", 0), ("a", 1)]
+
+
+def test_another_model_and_a_damaged_file_are_refused(tmp_path):
+    Results(tmp_path, ABOUT).add("sums", "sums", {}, [], 0)
+    for other in ({"fingerprint": "f2"}, {"tokenizer": "t2"}):
+        with pytest.raises(ValueError, match=r"--out: expected a folder without results.* it has those of a/run, got"):
+            Results(tmp_path, {**ABOUT, **other})
+    for text in ('{"model": ', "[]", '{"accuracy": 1}'):
+        (tmp_path / "results.json").write_text(text)
+        with pytest.raises(ValueError, match=r"--out: expected a folder whose results\.json can be read \(it cannot"):
+            Results(tmp_path, ABOUT)
+        assert (tmp_path / "results.json").read_text() == text
+
+
+def test_a_damaged_answer_is_said(tmp_path):
+    Results(tmp_path, ABOUT).ask("sums", Sums(), {}, Calculator())
+    (path,) = (tmp_path / "answers").glob("*.jsonl")
+    path.write_text(path.read_text().replace('"index"', '"index', 1))
+    with pytest.raises(ValueError, match="a damaged line"):
+        Results(tmp_path, ABOUT).ask("sums", Sums(), {}, Calculator())
+
+
+def test_a_slice_that_only_some_rows_have():
+    rows = [{"slice": {"k": 1}, "right": {"m": True}}, {"slice": {}, "right": {"m": False}}]
+    assert scores(rows, ("m",)) == [share_right("m", 1, 2), share_right("m", 1, 1, {"k": 1})]

@@ -1,0 +1,142 @@
+"""From `key=value` to settings; what a suite keeps when it is stopped, and when it is asked again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.suites import run as suites
+from canonlm.suites.multihop import MultiHop
+from canonlm.suites.opening import open_model
+from canonlm.suites.run import Asking, plan, run
+
+
+class Log:
+    def __init__(self):
+        self.said = []
+
+    def begin(self, name, questions):
+        self.said.append(("begin", name, questions))
+
+    def advance(self, answered):
+        pass
+
+    def end(self, entry, again):
+        self.said.append(("again" if again else "end", entry["name"]))
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    config = CanonLMConfig(
+        vocab_size=258, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=1024
+    )
+    CanonLMForCausalLM(config).save_pretrained(folder)
+    return open_model(str(folder), tokenizer="bytes", device="cpu")
+
+
+def test_a_list_asks_for_every_combination():
+    found = plan("multihop", ["k=[1,2]", "background=[0,300]", "people=3", "n=4"])
+    assert [(s.k, s.background, s.people, s.n) for s in found] == [
+        (1, 0, 3, 4),
+        (1, 300, 3, 4),
+        (2, 0, 3, 4),
+        (2, 300, 3, 4),
+    ]
+    assert len(plan("multihop", [])) == 1
+    assert [s.task for s in plan("babilong", ["task=[qa1,qa3]"])] == ["qa1", "qa3"]
+    (playground,) = plan("playground", ["lengths=[1,1.5]", "task.N=40"])  # a setting that is a list is no grid
+    assert playground.lengths == [1, 1.5]
+    assert playground.task == {"N": 40}
+
+
+def test_the_published_grids():
+    columns = [f"{k}hop-{m}k" for k in (1, 2) for m in ("0", "0.5", "1", "2", "3", "4", "5", "6")]
+    found = plan("multihop", ["n=7"], published=True)
+    assert [s.name for s in found] == columns
+    assert {(s.k, s.people, s.published, s.n) for s in found} == {(1, 5, True, 7), (2, 3, True, 7)}
+    assert len(plan("babilong", [], published=True)) == 20
+    assert [s.k for s in plan("multihop", ["k=2", "background=0"], published=True)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("suite", "pairs", "message"),
+    [
+        ("multihops", [], 'unknown suite "multihops". Did you mean "multihop"?'),
+        ("multihop", ["hops=2"], 'unknown setting "hops"'),
+        ("multihop", ["k=0"], "k: expected an integer > 0, got 0"),
+        ("multihop", ["k=[]"], r"k: expected at least one value, got \[\]"),
+        ("multihop", ["k=[1,0]"], "k: expected an integer > 0, got 0"),
+        ("multihop", ["k"], "setting: expected key=value, such as n=100"),
+        ("babilong", ["task=qa9"], "qa9"),
+        ("playground", ["lengths=[]"], "lengths: expected at least 1"),
+    ],
+)
+def test_mistakes(suite, pairs, message):
+    with pytest.raises(ValueError, match=message):
+        plan(suite, pairs)
+
+
+def test_one_file_of_results(subject, tmp_path):
+    planned, log = plan("multihop", ["people=[2,3]", "n=3"]), Log()
+    entries = run("multihop", planned[:1], subject, Asking(), tmp_path, log)
+    entries += run("multihop", planned[1:], subject, Asking(), tmp_path, log)
+    assert log.said == [("begin", "1hop-0k", 3), ("end", "1hop-0k")] * 2
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["results"] == entries
+    assert found["model"]["fingerprint"] == subject.about["fingerprint"]
+    assert [entry["settings"]["people"] for entry in entries] == [2, 3]
+    rows = [json.loads(line) for path in (tmp_path / "answers").iterdir() for line in path.read_text().splitlines()]
+    assert len(rows) == 6
+    before = (tmp_path / "results.json").stat().st_mtime_ns
+    log = Log()
+    assert run("multihop", planned, subject, Asking(), tmp_path, log) == entries
+    assert [kind for kind, *_ in log.said] == ["again"] * 2
+    assert (tmp_path / "results.json").stat().st_mtime_ns == before
+
+
+def test_what_was_asked_before_a_mistake_is_kept(subject, tmp_path):
+    planned = plan("multihop", ["background=[0,2000]", "people=2", "n=2"])  # of 1,024 tokens that fit
+    with pytest.raises(ValueError, match=r"1hop-2k: prompt 0: .* tokens.* context of 1,024"):
+        run("multihop", planned, subject, Asking(), tmp_path, Log())
+    assert [entry["name"] for entry in json.loads((tmp_path / "results.json").read_text())["results"]] == ["1hop-0k"]
+    entries = run("multihop", planned, subject, Asking(beyond=True), tmp_path, Log())
+    assert [entry["name"] for entry in entries] == ["1hop-0k", "1hop-2k"]
+
+
+def test_an_oracle_is_right(subject, tmp_path, monkeypatch):
+    """The scores in the file are those of the answers that were written."""
+
+    class Oracle:
+        tokens = staticmethod(len)
+
+        def __init__(self, *_, **__):
+            pass
+
+        def write(self, prompts, most, stop):
+            (settings,) = plan("multihop", ["people=3", "n=8"])
+            questions = MultiHop(settings, len)
+            for place, _ in enumerate(prompts):
+                yield place, f" {questions[place].answer}" if place < 6 else " no idea"
+
+    monkeypatch.setattr("canonlm.suites.writing.Writer", Oracle)
+    (entry,) = run("multihop", plan("multihop", ["people=3", "n=8"]), subject, Asking(), tmp_path, Log())
+    assert [(s["measure"], s["value"], s["n"]) for s in entry["scores"] if not s["slice"]] == [
+        ("exact", 0.75, 8),
+        ("year", 0.75, 8),
+    ]
+
+
+def test_a_model_without_a_tokenizer(subject, tmp_path):
+    from dataclasses import replace
+
+    with pytest.raises(ValueError, match=r"MODEL: expected a model with a tokenizer \(--tokenizer names one: "):
+        run("multihop", plan("multihop", []), replace(subject, tokenizer=None), Asking(), tmp_path, Log())
+    assert not list(Path(tmp_path).iterdir())
+
+
+def test_every_suite_is_described():
+    from canonlm.report.evals import SUITES
+
+    assert SUITES.keys() == suites.SUITES.keys()

@@ -1,0 +1,410 @@
+"""What models write, in batches: equal to the plain loop that runs everything again for every token."""
+
+import random
+from string import ascii_lowercase
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM, tasks
+from canonlm.data.tokenizers import load
+from canonlm.suites import writing
+from canonlm.suites.opening import as_in_training
+from canonlm.suites.sampling import Sampling
+from canonlm.suites.task_words import TaskWords
+from canonlm.suites.writing import Writer, end_tokens
+
+LETTERS = [*ascii_lowercase, " ", ".", "\n"]
+EOS, BOS = len(LETTERS), len(LETTERS) + 1
+SIZES = {"vocab_size": BOS + 1, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+OURS = {
+    "llama": {},
+    "llama+canon": {"canon_set": "ABCD"},
+    "gla5+canon": {"mixers": ["gla"], "canon_set": "AbCD"},
+    "gdn2+canon": {"mixers": ["gdn"], "canon_set": "AbCD"},
+    "mamba2+canon": {"mixers": ["mamba2"], "canon_set": "AbCD", "mamba_state_size": 16},
+    "retention": {"mixers": ["retention"], "canon_set": "b"},
+    "hybrid": {"mixers": ["gdn", "attention"], "canon_sets": ["AbCD", "ABCD"]},
+}
+THEIRS = {
+    "transformers Llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, intermediate_size=48)),
+    "transformers GPT2": lambda: GPT2LMHeadModel(
+        GPT2Config(vocab_size=BOS + 1, n_embd=32, n_layer=2, n_head=4, n_positions=128)
+    ),
+}
+FAMILIES = [*OURS, *THEIRS]
+MOST = 10
+
+
+def lively(model):
+    """Weights large enough that no choice is a coin flip, in double precision."""
+    model = model.double().eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            if "norm" in name or "ln_" in name:
+                parameter.copy_((0 if "bias" in name else 1) + 0.2 * noise)
+            elif parameter.ndim == 2:
+                parameter.copy_(
+                    noise * (1.0 if any(x in name for x in ("embed", "wte", "wpe")) else parameter.shape[-1] ** -0.5)
+                )
+    return model
+
+
+def build(name):
+    return lively(THEIRS[name]() if name in THEIRS else CanonLMForCausalLM(CanonLMConfig(**SIZES, **OURS[name])))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request):
+    return build(request.param)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return build("llama+canon")
+
+
+@pytest.fixture(scope="module")
+def letters():
+    """A letter is a token."""
+    inner = Tokenizer(models.WordLevel({**{x: i for i, x in enumerate(LETTERS)}, "<eos>": EOS, "<bos>": BOS}))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    inner.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", bos_token="<bos>")
+
+
+def prompts(count=9, longest=30):
+    draw = random.Random("prompts")
+    lengths = [1, 2, longest, *(draw.randint(1, longest) for _ in range(count - 3))]
+    return ["".join(draw.choices(LETTERS, k=length)) for length in lengths]
+
+
+def ids_of(text):
+    return [LETTERS.index(letter) for letter in text]
+
+
+def loop(model, ids, most=MOST):
+    """The truth: what is written after `ids`, one prompt, nothing cached, nothing padded."""
+    written = []
+    while len(written) < most:
+        with torch.no_grad():
+            logits = model(torch.tensor([[*ids, *written]]), use_cache=False).logits[0, -1]
+        first, second = logits.topk(2).values.tolist()
+        assert first - second > 1e-6, "the comparison needs choices that rounding cannot change"
+        written.append(int(logits.argmax()))
+        if written[-1] == EOS:
+            return written[:-1]
+    return written
+
+
+def as_text(tokens):
+    return "".join(LETTERS[token] for token in tokens if token < len(LETTERS))
+
+
+def test_batches_write_what_the_loop_writes(model, letters):
+    asked = prompts()
+    expected = [as_text(loop(model, ids_of(prompt))) for prompt in asked]
+    assert len({len(prompt) for prompt in asked}) > 5
+    assert len(set(expected)) > 4
+    for batch_size in (None, 5, 1):
+        written = dict(Writer(model, letters, batch_size=batch_size).write(asked, MOST))
+        assert [written[index] for index in range(len(asked))] == expected
+
+
+def test_rows_that_end_early_disturb_no_others(model, letters):
+    """Rows stop at different places: at a stop string, which lies across tokens, or at the end token."""
+    asked = prompts(8)
+    texts = [as_text(loop(model, ids_of(prompt))) for prompt in asked]
+    stop = [texts[index][index + 1 : index + 3] for index in (0, 3, 6)] + [""]  # an empty one means nothing
+    stop = list(dict.fromkeys(stop))
+    expected = [text[: min((text.find(x) for x in stop if x and x in text), default=len(text))] for text in texts]
+    assert len({len(text) for text in expected}) > 1
+    written = dict(Writer(model, letters, batch_size=8).write(asked, MOST, stop))
+    assert [written[index] for index in range(len(asked))] == expected
+
+
+def ending(model, at):
+    """The model with the weights of another letter on the end token, so that it says that one sooner."""
+    model = build("llama+canon")
+    text = loop(model, ids_of("abc"), 8)
+    with torch.no_grad():
+        model.lm_head.weight[[EOS, text[at]]] = model.lm_head.weight[[text[at], EOS]]
+    return model
+
+
+def test_the_end_token(letters):
+    model = ending("llama+canon", 4)
+    asked = prompts()
+    expected = [as_text(loop(model, ids_of(prompt))) for prompt in asked]
+    lengths = {len(loop(model, ids_of(prompt))) for prompt in asked}
+    assert min(lengths) < MOST == max(lengths), "some must end and others not"
+    written = dict(Writer(model, letters).write(asked, MOST))
+    assert [written[index] for index in range(len(asked))] == expected
+
+
+def test_bos(plain, letters):
+    asked = prompts(5)
+    for bos, begin in ((False, []), (True, [BOS])):
+        written = dict(Writer(plain, letters, bos=bos).write(asked, MOST))
+        assert [written[i] for i in range(5)] == [as_text(loop(plain, begin + ids_of(prompt))) for prompt in asked]
+    assert dict(Writer(plain, letters).write([""], MOST)) == {0: as_text(loop(plain, [BOS]))}
+
+
+def test_tokens_leave_special_ones_out(plain, letters):
+    assert Writer(plain, letters, bos=True).tokens("two words") == 9
+
+
+def test_a_prompt_that_does_not_fit(letters):
+    for name, fits in (("llama", False), ("hybrid", False), ("gla5+canon", True)):
+        changes = {"max_position_embeddings": 30, **OURS[name]}
+        writer = Writer(lively(CanonLMForCausalLM(CanonLMConfig(**SIZES, **changes))), letters, bos=True)
+        asked = ["a" * 17, "b" * 18]  # with bos and 12 to write: 30 and 31
+        assert writer.check(asked[:1], 12)
+        if fits:
+            assert len(dict(writer.write(asked, 12))) == 2
+            continue
+        with pytest.raises(ValueError, match=r"prompt 1: 19 tokens, and 12 to write, .* model's context of 30"):
+            writer.write(asked, 12)
+        beyond = Writer(writer._model, letters, beyond=True)
+        assert len(dict(beyond.write(["a" * 40], 2))) == 1
+    with pytest.raises(ValueError, match="context of 128"):  # its positions are a table
+        Writer(build("transformers GPT2"), letters, beyond=True).write(["a" * 128], 1)
+
+
+def test_the_models_own_settings_are_not_ours(plain, letters):
+    """A repetition penalty of the model would change what is greedy; a wrong end token would cut the text."""
+    expected = dict(Writer(plain, letters).write(prompts(6), MOST))
+    model = build("llama+canon")
+    frequent = max(range(len(LETTERS)), key=lambda token: "".join(expected.values()).count(LETTERS[token]))
+    model.generation_config.repetition_penalty = 50.0
+    model.generation_config.eos_token_id = frequent  # of another tokenizer: here it is a plain letter
+    settings = model.generation_config
+    assert dict(Writer(model, letters).write(prompts(6), MOST)) == expected
+    assert model.generation_config is settings
+    assert end_tokens(model, letters) == [EOS]
+    model.generation_config.eos_token_id = [frequent, BOS]
+    assert end_tokens(model, letters) == [EOS, BOS]
+
+
+def writes(text, prompt="?"):
+    """The law of a model of bytes that writes `text` and then the end token, once the prompt is over."""
+    data = [*text.encode(), 257]
+
+    def law(tokens):
+        scores = torch.zeros(len(tokens), 258)
+        for i in range(len(tokens)):
+            place = i - (len(prompt.encode()) - 1)
+            scores[i, data[min(max(place, 0), len(data) - 1)]] = 9.0
+        return scores
+
+    return law
+
+
+@pytest.fixture
+def bytes_tokenizer():
+    return as_in_training(*load("bytes"))
+
+
+SAID = "naïve café — fin\nand more"
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ([], SAID),
+        (["\n"], "naïve café — fin"),
+        (["é"], "naïve caf"),  # two tokens, one letter
+        (["more", "café —", "fin"], "naïve "),  # the first in the text counts
+        (["nothing of that"], SAID),
+        (["naïve"], ""),
+    ],
+    ids=["none", "line", "letter", "first", "absent", "at once"],
+)
+def test_stop_strings(knows, bytes_tokenizer, stop, expected):
+    model = knows(258, writes(SAID))
+    writer = Writer(model, bytes_tokenizer)
+    assert dict(writer.write(["?"], 60, stop)) == {0: expected}
+    pieces = []
+    writer.stream("?", 60, pieces.append, stop)
+    assert "".join(pieces) == expected
+    assert not any("\ufffd" in piece for piece in pieces)  # a letter is shown once it is whole
+    if expected == SAID:
+        assert len(pieces) > 10
+
+
+def test_a_stop_string_saves_steps(knows, bytes_tokenizer, monkeypatch):
+    model, calls = knows(258, writes(SAID)), []
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda *args, **kwargs: calls.append(1) or forward(*args, **kwargs))
+    dict(Writer(model, bytes_tokenizer).write(["?", "?", "?"], 60, [" "]))
+    assert len(calls) == len("naïve ".encode())
+
+
+def test_a_special_token_as_stop_string(knows, bytes_tokenizer):
+    """Tokens that are left out of the text end it all the same when they are named."""
+
+    def law(tokens):
+        scores = torch.zeros(len(tokens), 258)
+        scores[range(len(tokens)), [ord("x") if len(tokens) % 4 else 256] * len(tokens)] = 9.0
+        return scores
+
+    writer = Writer(knows(258, law), bytes_tokenizer)
+    assert dict(writer.write(["?"], 9)) == {0: "xxxxxxx"}
+    assert dict(writer.write(["?"], 9, ["<bos>"])) == {0: "xxx"}
+
+
+def test_what_cut_characters_are_shown_as(knows, bytes_tokenizer):
+    writer, pieces = Writer(knows(258, writes("né")), bytes_tokenizer), []
+    assert dict(writer.write(["?"], 2)) == {0: "n\ufffd"}
+    writer.stream("?", 2, pieces.append)
+    assert pieces == ["n", "\ufffd"]
+
+
+def test_a_space_that_begins_the_text_is_kept(plain):
+    """Sentencepiece tokenizers drop it from what they decode alone."""
+    inner = Tokenizer(models.WordLevel({"▁a": 0, "▁b": 1, "c": 2}))
+    inner.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    assert tokenizer.decode([1, 2]) == "bc"
+    writer = Writer(plain, tokenizer)
+    assert writer.text([0, 0], [1, 2], []) == " bc"
+    assert writer.text([0, 0], [2, 1], []) == "c b"
+
+
+def limited(monkeypatch, most):
+    """Memory that holds `most` tokens; the sizes of the batches that were tried."""
+    tried, real = [], writing.generate
+
+    def generate(model, prompts, new, *args, **options):
+        tried.append(len(prompts))
+        if len(prompts) * (max(map(len, prompts)) + new) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return real(model, prompts, new, *args, **options)
+
+    monkeypatch.setattr(writing, "generate", generate)
+    return tried
+
+
+def test_batches_shrink_until_they_fit(plain, letters, monkeypatch):
+    asked = prompts(40, 30)
+    expected = dict(Writer(plain, letters, batch_size=1).write(asked, 6))
+    monkeypatch.setattr(writing, "CPU_TOKENS", 1000)
+    tried = limited(monkeypatch, 150)
+    found = list(Writer(plain, letters).write(asked, 6))
+    assert len(found) == 40  # each once
+    assert dict(found) == expected
+    assert tried[:4] == [16, 8, 4, 4]  # 36 tokens each: the longest come first, and later ones begin with what fitted
+    assert tried.count(16) == 1
+    assert max(tried[3:]) > 4  # shorter ones in larger batches
+    lengths = [len(asked[index]) for index, _ in found]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_what_was_written_before_memory_ran_out_is_kept(plain, letters, monkeypatch):
+    monkeypatch.setattr(writing, "CPU_TOKENS", 100)
+    writer, seen = Writer(plain, letters), []
+    answers = writer.write(prompts(12, 30), 6)
+    seen.append(next(answers))
+    tried = limited(monkeypatch, 60)
+    seen += answers
+    assert sorted(index for index, _ in seen) == list(range(12))
+    assert 1 in tried
+
+
+def test_memory_that_holds_nothing(plain, letters, monkeypatch):
+    limited(monkeypatch, 20)
+    with pytest.raises(ValueError, match="prompt 1: memory does not hold its 36 tokens"):
+        list(Writer(plain, letters).write(["a", "b" * 30], 6))
+    with pytest.raises(ValueError, match=r"--batch-size: expected fewer than 2: .*36 tokens, got 8"):
+        list(Writer(plain, letters, batch_size=8).write(["a", "b" * 30], 6))
+    with pytest.raises(ValueError, match="memory does not hold 36 tokens"):
+        Writer(plain, letters).stream("b" * 30, 6, print)
+
+
+def test_other_errors_are_not_taken_for_memory(plain, letters, monkeypatch):
+    def generate(*_, **__):
+        raise RuntimeError("the sizes of tensors must match")
+
+    monkeypatch.setattr(writing, "generate", generate)
+    with pytest.raises(RuntimeError, match="must match"):
+        list(Writer(plain, letters).write(["a", "b"], 6))
+
+
+def test_sampling_is_the_same_in_any_batch(plain, letters):
+    asked = prompts(9)
+    written = {}
+    for batch_size in (1, 4, None):
+        torch.manual_seed(batch_size or 0)  # nobody's business
+        sampling = Sampling(0.9, top_k=20, seed=3)
+        written[batch_size] = dict(Writer(plain, letters, batch_size=batch_size, sampling=sampling).write(asked, MOST))
+    assert written[1] == written[4] == written[None]
+    greedy = dict(Writer(plain, letters).write(asked, MOST))
+    other = dict(Writer(plain, letters, sampling=Sampling(0.9, top_k=20, seed=4)).write(asked, MOST))
+    assert written[1] != greedy
+    assert written[1] != other
+    same = dict(Writer(plain, letters, sampling=Sampling(0.9, seed=3)).write(["abc", "abc"], MOST))
+    assert same[0] != same[1]  # prompts draw on their own
+
+
+def test_samples_follow_the_probabilities():
+    """Chi-square against softmax, its tokens cut as --top-k and --top-p say."""
+    logits, draws = torch.tensor([2.0, 1.5, 0.3, -0.4, -2.0]), 4000
+    for settings, kept in (((1.0, None, None), 5), ((2.0, 3, None), 3), ((1.0, None, 0.8), 2)):
+        law = torch.softmax(logits[:kept].double() / settings[0], 0)
+        scores = Sampling(*settings, seed=1).processors(range(draws))(None, logits.expand(draws, -1))
+        counts = torch.bincount(scores.argmax(-1), minlength=5)
+        assert counts[kept:].sum() == 0
+        chi_square = float(((counts[:kept] - draws * law) ** 2 / (draws * law)).sum())
+        assert chi_square < 25, (settings, counts)  # of at most 4 degrees of freedom: p = 5e-5
+
+
+def test_a_sampler_draws_anew_for_every_token():
+    processors = Sampling(seed=1).processors([0])
+    logits = torch.zeros(1, 50)
+    assert len({int(processors(None, logits).argmax()) for _ in range(20)}) > 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "start"),
+    [
+        ({"temperature": 0.0}, "--temperature: expected a number > 0, got 0.0"),
+        ({"temperature": float("nan")}, "--temperature: expected a number > 0, got nan"),
+        ({"top_k": 0}, "--top-k: expected an integer >= 1, got 0"),
+        ({"top_p": 1.5}, "--top-p: expected a number > 0 and <= 1, got 1.5"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_settings_that_sample_nothing(settings, start):
+    with pytest.raises(ValueError) as caught:
+        Sampling(**settings)
+    assert str(caught.value) == start
+
+
+def test_a_model_without_a_tokenizer(plain, letters):
+    with pytest.raises(ValueError, match="--tokenizer: expected a file, a folder or a name on the Hub"):
+        Writer(plain, None)
+    with pytest.raises(ValueError, match="--bos: expected a tokenizer with a token that begins a text"):
+        Writer(plain, PreTrainedTokenizerFast(tokenizer_object=letters.backend_tokenizer), bos=True)
+
+
+@pytest.mark.parametrize("name", ["copying", "mano", "capo"])
+def test_a_tasks_own_words(name):
+    """Samples are read as they are printed."""
+    task = tasks.get(name)
+    words = TaskWords(task)
+    sample = task.sample("train", 0, 0)
+    assert words(task.vocab.show(sample))["input_ids"] == sample.tokens.tolist()
+    assert words.decode(sample.tokens.tolist()) == task.vocab.show(sample)
+    assert task.vocab.name(words.eos_token_id) in ("end", "bos", "<bos>")
+
+
+def test_an_unknown_word_of_a_task():
+    words = TaskWords(tasks.get("copying", N=40))
+    with pytest.raises(
+        ValueError, match=r'unknown word "x41" of copying. Did you mean "x4"\? Words: bos, ans, x1, .*…'
+    ):
+        words("bos x1 x41")
