@@ -1,0 +1,266 @@
+"""Models from outside behind the one interface: any causal model of transformers (`hf:qwen3`), of
+flash-linear-attention (`fla:kda`), or a module from a file of the user's.
+
+Nothing here knows one model from another: blocks are found by the library's own `_no_split_modules`, weights are drawn
+by its own `_init_weights`, documents are told by `position_ids` that restart, which is its convention for packed rows.
+What a model makes of them is checked, not believed (`canonlm.models.checks`).
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from canonlm.models import loss as losses
+from canonlm.models.initialize import generator_for
+from canonlm.models.interface import LanguageModel, Loss, Sizes
+from canonlm.models.sizes import causal_config, in_a_line
+
+_PLAIN: Any = SimpleNamespace(z_loss=None, z_loss_weight=0.0)
+"""The loss without z-loss."""
+
+
+def library_model(arch: str, sizes: Sizes, seed: int = 0) -> "ForeignModel":
+    """`hf:qwen3{num_key_value_heads=2}`: a model of transformers with random weights, on torch's default device.
+
+    On the meta device its parts still have to be made (`to_empty`) and initialized. ValueError, in one line: no such
+    type or field, sizes that the type cannot have, a type that cannot be built here.
+    """
+    config = causal_config(arch, sizes)
+    return ForeignModel(arch, _built(arch, lambda: AutoModelForCausalLM.from_config(config), seed), seed)
+
+
+def _built(arch: str, make: Callable[[], PreTrainedModel], seed: int) -> PreTrainedModel:
+    try:
+        with _drawing(generator_for(seed, arch)):
+            return make()
+    except Exception as error:  # the code of others: a package or a GPU that it needs, sizes that it cannot have
+        raise ValueError(f"arch: {arch} cannot be built here: {in_a_line(error)}") from error
+
+
+class ForeignModel(LanguageModel):
+    """A causal model of transformers, or one that is wrapped as such."""
+
+    def __init__(self, arch: str, module: PreTrainedModel, seed: int = 0) -> None:
+        super().__init__(arch, module, seed)
+        self._accepts = set(inspect.signature(module.forward).parameters)
+        self._plain_head: bool | None = None
+        if (table := module.get_input_embeddings()) is not None and getattr(table, "padding_idx", None) is not None:
+            table.padding_idx = None  # a token that would not learn
+        # Found once: what is put around the model later changes neither its parts nor their names.
+        self._paths = {part: name for name, part in module.named_modules()}
+        self._blocks = find_blocks(module)
+        if self.device.type != "meta":
+            for name, part in {"": module, **self._blocks}.items():
+                self.initialize(part, name)
+
+    @property
+    def blocks(self) -> dict[str, nn.Module]:
+        return dict(self._blocks)
+
+    def logits(self, input_ids: Tensor, doc_ids: Tensor | None = None) -> Tensor:
+        return self._forward(input_ids, doc_ids).logits
+
+    def loss(self, input_ids: Tensor, targets: Tensor, doc_ids: Tensor | None, num_targets: float) -> Loss:
+        head = self._head()
+        bytes_of_logits = 4 * targets.numel() * self.module.config.get_text_config().vocab_size
+        if head is not None and bytes_of_logits > losses.CHUNK_BYTES and self._head_is_plain(head):
+            # In the head's own place, inside the model's forward: what is wrapped around the model stays in charge.
+            def sums(h: Tensor) -> Tensor:
+                return losses.loss_of_hidden(_PLAIN, h, head.weight, targets)[0]
+
+            with _replaced_forward(head, sums):
+                outputs = self._forward(input_ids, doc_ids)
+            loss = outputs.logits
+        else:
+            outputs = self._forward(input_ids, doc_ids)
+            loss, _ = losses.loss_of_logits(_PLAIN, outputs.logits, targets)
+        router = getattr(outputs, "aux_loss", None)
+        if isinstance(router, Tensor):  # where the configuration has output_router_logits
+            weight = getattr(self.module.config.get_text_config(), "router_aux_loss_coef", 0.0)
+            loss = loss + weight * router * (targets != -100).sum()
+        return Loss(loss / num_targets)
+
+    def _forward(self, input_ids: Tensor, doc_ids: Tensor | None) -> Any:
+        kwargs: dict[str, Any] = {"use_cache": False} if "use_cache" in self._accepts else {}
+        if doc_ids is not None:
+            if "doc_ids" in self._accepts:
+                kwargs["doc_ids"] = doc_ids
+            elif "position_ids" in self._accepts:
+                kwargs["position_ids"] = positions(doc_ids)
+        return self.module(input_ids=input_ids, **kwargs)
+
+    def _head(self) -> nn.Linear | None:
+        head = self.module.get_output_embeddings()
+        return head if type(head) is nn.Linear and head.bias is None else None
+
+    @torch.no_grad()
+    def _head_is_plain(self, head: nn.Linear) -> bool:
+        """Are the logits what the head makes, not capped or scaled after it? Tried once, on a few tokens."""
+        if self._plain_head is None:
+            products: list[Tensor] = []
+            handle = head.register_forward_hook(lambda _module, _args, out: products.append(out))
+            try:
+                ids = torch.arange(8, device=self.device)[None] % self.module.config.get_text_config().vocab_size
+                logits = self._forward(ids, None).logits
+            finally:
+                handle.remove()
+            same = len(products) == 1 and products[0].shape == logits.shape
+            self._plain_head = same and torch.equal(products[0].float(), logits.float())
+        return self._plain_head
+
+    @torch.no_grad()
+    def initialize(self, part: nn.Module, name: str) -> None:
+        """The library's own `_init_weights`, module by module from the inside out, each with the generator of its name.
+
+        Of a part that holds blocks, what is outside of them; blocks are parts of their own. So it makes no difference
+        in which order and on which device the parts are made.
+        """
+        blocks = set(self._blocks.values()) - {part}
+        modules = list(_inside_out(part, blocks))
+        devices = {tensor.device for module in modules for tensor in _own(module)}
+        # What a module around blocks would do to their weights, it does not.
+        others = [tensor for block in blocks for tensor in block.state_dict(keep_vars=True).values()]
+        with _loaded(others):
+            for device in devices - {torch.device("cpu")}:
+                for module in modules:  # drawn on the CPU, so that a seed means the same on every device
+                    module._apply(lambda tensor: tensor.cpu(), recurse=False)
+            for module in modules:
+                path = self._paths[module]
+                with _drawing(generator_for(self.seed, path)):
+                    self._owner(path)._init_weights(module)
+            for device in devices - {torch.device("cpu")}:
+                for module in modules:
+                    module._apply(lambda tensor, device=device: tensor.to(device), recurse=False)
+
+    def _owner(self, path: str) -> PreTrainedModel:
+        """The innermost model of the library's that holds a module: composite models have several."""
+        owner, module = self.module, self.module
+        for key in path.split(".") if path else []:
+            module = getattr(module, key)
+            owner = module if isinstance(module, PreTrainedModel) else owner
+        return owner
+
+    @property
+    def is_random(self) -> bool:
+        config = self.module.config.get_text_config().to_dict()
+        words = ("dropout", "pdrop", "drop_path", "layerdrop", "jitter")
+        return super().is_random or any(
+            isinstance(value, int | float) and value > 0
+            for key, value in config.items()
+            if any(w in key for w in words)
+        )
+
+    def forward_flops(self, seq_len: int) -> dict[str, float]:
+        """Of a token; of recurrences only their projections, of experts those that a token has."""
+        config = self.module.config.get_text_config()
+        head = self.module.get_output_embeddings()
+        active = _of(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k")
+        experts = _of(config, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+        used = min(1.0, active / experts) if active and experts else 1.0
+        parts = {"linear": 0.0, "attention": 0.0, "recurrence": 0.0, "conv": 0.0}
+        for path, module in self.module.named_modules():
+            if module is head:
+                continue
+            weights = sum(p.numel() for p in module.parameters(recurse=False) if p.ndim > 1)
+            is_expert = ".experts" in path or any(p.ndim == 3 for p in module.parameters(recurse=False))
+            if isinstance(module, nn.Conv1d):
+                parts["conv"] += 2 * weights
+            elif isinstance(module, nn.Linear | Conv1D) or (is_expert and not isinstance(module, nn.Embedding)):
+                parts["linear"] += 2 * weights * (used if is_expert else 1.0)
+        heads, width = _of(config, "num_attention_heads"), _of(config, "hidden_size")
+        head_dim = _of(config, "head_dim") or (width // heads if heads else 0)
+        for reach in self._reaches(seq_len):
+            parts["attention"] += 4 * heads * head_dim * reach
+        vocabulary = head.weight.numel() if head is not None else width * config.vocab_size
+        return {**parts, "head": 2.0 * vocabulary}
+
+    def _reaches(self, seq_len: int) -> Iterator[float]:
+        """How many tokens a token meets in each layer of attention, on average."""
+        config = self.module.config.get_text_config()
+        window = _of(config, "sliding_window", "attention_chunk_size", "attention_window_size") or seq_len
+        types = getattr(config, "layer_types", None) or []
+        for index, block in enumerate(self._blocks.values()):
+            kind = types[index] if len(types) == len(self._blocks) else None
+            attends = any("Attention" in type(m).__name__ for m in block.modules())
+            if kind in ("sliding_attention", "chunked_attention", "hybrid_sliding"):
+                yield min(seq_len / 2, window)
+            elif kind in ("full_attention", "hybrid") or (kind is None and attends):
+                yield seq_len / 2
+
+
+def positions(doc_ids: Tensor) -> Tensor:
+    """Positions that restart with every document: `[B, T]`."""
+    index = torch.arange(doc_ids.shape[1], device=doc_ids.device).expand_as(doc_ids)
+    starts = nn.functional.pad(doc_ids[:, 1:] != doc_ids[:, :-1], (1, 0), value=True)
+    return index - torch.where(starts, index, 0).cummax(dim=1).values
+
+
+def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
+    """What the library says must stay whole (`_no_split_modules`), else the longest list of equal modules, else the
+    model's children."""
+    whole = set(getattr(module, "_no_split_modules", None) or [])
+    for sub in module.modules():
+        whole |= set(getattr(sub, "_no_split_modules", None) or []) if isinstance(sub, PreTrainedModel) else set()
+    lists = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.ModuleList) and len(part)]
+    named = [(name, part) for name, part in lists if {type(block).__name__ for block in part} <= whole]
+    # The longest, and of equals the outermost.
+    name, found = max(named or lists, key=lambda pair: (len(pair[1]), -pair[0].count(".")), default=("", None))
+    if found is None:
+        return dict(module.named_children())
+    return {f"{name}.{index}": block for index, block in enumerate(found)}
+
+
+def _inside_out(part: nn.Module, leaving_out: set[nn.Module]) -> Iterator[nn.Module]:
+    for child in part.children():
+        if child not in leaving_out:
+            yield from _inside_out(child, leaving_out)
+    yield part
+
+
+def _own(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)
+
+
+@contextmanager
+def _loaded(tensors: list[Tensor]) -> Iterator[None]:
+    """The library's functions for initial weights leave these tensors alone, as if they had been loaded."""
+    for tensor in tensors:
+        tensor._is_hf_initialized = True  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for tensor in tensors:
+            del tensor._is_hf_initialized
+
+
+@contextmanager
+def _drawing(generator: torch.Generator) -> Iterator[None]:
+    """torch's own generator of the CPU begins where this one does, and is as before afterwards."""
+    default, state = torch.default_generator, torch.default_generator.get_state()
+    default.set_state(generator.get_state())
+    try:
+        yield
+    finally:
+        default.set_state(state)
+
+
+@contextmanager
+def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    module.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+def _of(config: Any, *names: str) -> int:
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int)), 0)
