@@ -1,7 +1,15 @@
-"""Decoding with a cache, however it is done, gives what one uncached call on the whole gives."""
+"""Decoding with a cache, however it is done, gives what one uncached call on the whole gives.
+
+A case is a test with its arguments. Not every model runs every case: `pairwise.py` chooses pairs in which every two
+features of a model meet every feature of a case.
+"""
+
+import functools
+import itertools
 
 import pytest
 import torch
+from pairwise import fast_and_slow
 from torch.testing import assert_close
 from transformers import DynamicCache, StaticCache
 
@@ -43,33 +51,80 @@ MODELS |= {
     },
     "per-layer": {"num_hidden_layers": 3, "canon_sets": ["A", "ABCD", ""]},
 }
-ALWAYS = {"llama+", "llama+ABCD", "gla+AbBCD", "gdn+AbBCD", "mamba2+AbBCD", "hybrid+", "hybrid+AbBCD", "options"}
 EXACT = {"atol": 1e-10, "rtol": 0}
 ROUNDED = {"atol": 1e-4, "rtol": 0, "check_dtype": False}  # `generate` hands out logits in float32
 NEW = 12
 
 
-def matrix(names):
-    """Models of these names; those not in `ALWAYS` are left to the long matrices."""
-    return [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in names]
+def features_of_model(options):
+    """Mixers and their mix, which layers have each Canon site, and every other option as it is written."""
+    mixers, sets = set(options.get("mixers", ["attention"])), options.get("canon_sets", [options.get("canon_set", "")])
+    mix = "attention only" if mixers == {"attention"} else "hybrid" if "attention" in mixers else "recurrent only"
+    layers = {site: [site in sites for sites in sets] for site in "AbBCD"}
+    found = {f"{site}={'all' if all(has) else 'some' if any(has) else 'none'}" for site, has in layers.items()}
+    apart = {"mixers", "canon_set", "canon_sets", "num_hidden_layers"}
+    found |= {f"{key}={value}" for key, value in options.items() if key not in apart}
+    found |= {f"mixer={mixer}" for mixer in mixers} | {f"mixers={'+'.join(sorted(mixers))}"}
+    canon = "nowhere" if not any(sets) else "everywhere" if all(set("ABCD") <= set(sites) for sites in sets) else "some"
+    return frozenset(found | {f"mix={mix}", f"canon={canon}"})
+
+
+MODEL_FEATURES = {name: features_of_model(options) for name, options in MODELS.items()}
+CASE_FEATURES = {}
+CASE_MODELS = {}  # those that can run the case
+USUAL = {"call": "forward", "cache": "dynamic", "chunks": "whole", "pads": "none", "documents": "one"}
 
 
 def is_recurrent(name):
     return bool(set(MODELS[name].get("mixers", [])) - {"attention"})
 
 
-@pytest.fixture(params=matrix(MODELS))
+def cases(*features, only=None, **arguments):
+    """Declare a test's cases: features that all of them have, and the values of each argument of the test.
+
+    `only`: "attention" or "recurrent" if no other models can run them. Values are a list or, by label, a dictionary.
+    A label is the feature's value (`cache=["static"]`), or the whole feature (`how={"cache=static": {…}}`).
+    """
+    by_label = {name: each if isinstance(each, dict) else {str(v): v for v in each} for name, each in arguments.items()}
+
+    def declare(test):
+        test.arguments, test.cases = ["model", *arguments], {}
+        for labels in itertools.product(*by_label.values()):
+            case = f"{test.__name__}[{'-'.join(labels)}]"
+            own = [label if "=" in label else f"{name}={label}" for name, label in zip(by_label, labels, strict=True)]
+            by_key = USUAL | dict(feature.split("=") for feature in (*features, *own))
+            CASE_FEATURES[case] = frozenset(f"{key}={value}" for key, value in by_key.items())
+            kinds = {name: "recurrent" if is_recurrent(name) else "attention" for name in MODELS}
+            CASE_MODELS[case] = [name for name, kind in kinds.items() if only in (None, kind)]
+            values = [each[label] for each, label in zip(by_label.values(), labels, strict=True)]
+            test.cases[case] = ("-".join(labels), values)
+        return test
+
+    return declare
+
+
+@functools.cache
+def chosen():
+    """The fast and the slow (model, case) pairs."""
+    return fast_and_slow(MODEL_FEATURES, CASE_FEATURES, lambda model, case: model in CASE_MODELS[case])
+
+
+def pytest_generate_tests(metafunc):
+    """Every test that has `cases` runs the pairs chosen for it."""
+    if not hasattr(metafunc.function, "cases"):
+        return
+    parameters = []
+    for runs, marks in zip(chosen(), ((), pytest.mark.slow), strict=True):
+        for model, case in runs:
+            if case in metafunc.function.cases:
+                label, values = metafunc.function.cases[case]
+                name = f"{model}-{label}" if label else model
+                parameters.append(pytest.param(model, *values, id=name, marks=marks))
+    metafunc.parametrize(metafunc.function.arguments, parameters, indirect=["model"])
+
+
+@pytest.fixture
 def model(small_model, request):
-    return small_model(**MODELS[request.param])
-
-
-@pytest.fixture(params=matrix(name for name in MODELS if not is_recurrent(name)))
-def attention_model(small_model, request):
-    return small_model(**MODELS[request.param])
-
-
-@pytest.fixture(params=matrix(name for name in MODELS if is_recurrent(name)))
-def recurrent_model(small_model, request):
     return small_model(**MODELS[request.param])
 
 
@@ -120,14 +175,17 @@ def static(model):
     return StaticCache(config=model.config, max_cache_len=64)
 
 
-@pytest.mark.parametrize("length", [1, 2, 9])
-@pytest.mark.parametrize("cache", ["dynamic", "static", None])
+CACHES = {"dynamic": dynamic, "static": static}
+
+
+@cases("call=generate", length=[1, 2, 9], cache=["dynamic", "static", None])
 def test_greedy(model, length, cache):
     prompt = ids(2, length)
     how = {"use_cache": False} if cache is None else {"cache_implementation": cache}
     assert_close(generate(model, prompt, **how), greedy(model, prompt), **ROUNDED)
 
 
+@cases("call=generate", "dtype=float32")
 def test_greedy_in_float32(model):
     model.float()
     prompt = ids(2, 5)
@@ -137,13 +195,14 @@ def test_greedy_in_float32(model):
     assert_close(logits, expected_logits, **ROUNDED)
 
 
+@cases("call=generate", "choice=beams")
 def test_beams(model):
     prompt = ids(2, 3)
     found = [generate(model, prompt, num_beams=3, use_cache=use_cache)[0] for use_cache in (True, False)]
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@cases("call=generate", "pads=left", cache=["dynamic", "static"])
 def test_left_padded_batch(model, cache):
     lengths = [1, 2, 4, 9]  # shorter than the kernel, too
     prompt = ids(4, 9)
@@ -155,26 +214,25 @@ def test_left_padded_batch(model, cache):
         assert_close(logits[row], alone_logits[0], **ROUNDED)
 
 
-@pytest.mark.parametrize("make_cache", [dynamic, static])
-@pytest.mark.parametrize("chunks", [[9], [2, 1, 4, 2]])
-def test_right_padded_prefill_then_decoding(model, make_cache, chunks):
+@cases("pads=right", cache=CACHES, chunks={"whole": [9], "uneven": [2, 1, 4, 2]})
+def test_right_padded_prefill_then_decoding(model, cache, chunks):
     lengths, new = [1, 2, 4, 9], 6
     tokens = ids(4, 9 + new)
     mask = (torch.arange(9) < torch.tensor(lengths)[:, None]).long()
     mask = torch.cat([mask, torch.ones(4, new, dtype=torch.long)], dim=1)
-    logits = in_chunks(model, tokens, [*chunks, *[1] * new], make_cache(model), mask)
+    logits = in_chunks(model, tokens, [*chunks, *[1] * new], cache(model), mask)
     for row in range(4):
         real = mask[row] != 0
         assert_close(logits[row, real], whole(model, tokens[row : row + 1, real])[0], **EXACT)
 
 
-@pytest.mark.parametrize("make_cache", [dynamic, static])
-def test_prefill_in_uneven_chunks(model, make_cache):
+@cases("pads=left", "chunks=uneven", cache=CACHES)
+def test_prefill_in_uneven_chunks(model, cache):
     tokens = ids(2, 17)
     sizes = [1, 2, 1, 3, 2, 5, 1, 2]
-    assert_close(in_chunks(model, tokens, sizes, make_cache(model)), whole(model, tokens), **EXACT)
+    assert_close(in_chunks(model, tokens, sizes, cache(model)), whole(model, tokens), **EXACT)
     mask = (torch.arange(17) >= torch.tensor([[0], [7]])).long()
-    got = in_chunks(model, tokens, sizes, make_cache(model), mask)
+    got = in_chunks(model, tokens, sizes, cache(model), mask)
     assert_close(got[1, 7:], whole(model, tokens[1:, 7:])[0], **EXACT)
     assert_close(got[0], whole(model, tokens[:1])[0], **EXACT)
 
@@ -191,16 +249,31 @@ def documents_alone(model, tokens, doc_ids):
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("make_cache", [dynamic, static])
-@pytest.mark.parametrize("sizes", [[14], [10] + [1] * 4, [8, 3, 3], [9] + [1] * 5, [1] * 14])
-def test_packed_documents_then_decoding(model, make_cache, sizes):
-    """Chunks end inside documents, between them, and just after one that is shorter than the kernel."""
+CHUNKS = {
+    "whole": [14],
+    "to inside a document": [10, 1, 1, 1, 1],
+    "inside documents": [8, 3, 3],
+    "to the end of a document": [9, 1, 1, 1, 1, 1],  # in the first row one that is shorter than the kernel
+    "single tokens": [1] * 14,
+}
+
+
+@cases("documents=packed", cache=CACHES, chunks=CHUNKS)
+def test_packed_documents_then_decoding(model, cache, chunks):
     tokens = ids(2, 14)
-    logits = in_chunks(model, tokens, sizes, make_cache(model), doc_ids=DOCUMENTS)
+    logits = in_chunks(model, tokens, chunks, cache(model), doc_ids=DOCUMENTS)
     assert_close(logits, documents_alone(model, tokens, DOCUMENTS), **EXACT)
 
 
-@pytest.mark.parametrize("how", [{}, {"cache_implementation": "static"}, {"prefill_chunk_size": 3}, {"num_beams": 2}])
+HOW = {
+    "cache=dynamic": {},
+    "cache=static": {"cache_implementation": "static"},
+    "chunks=of three": {"prefill_chunk_size": 3},
+    "choice=beams": {"num_beams": 2},
+}
+
+
+@cases("call=generate", "documents=packed", how=HOW)
 def test_generation_continues_the_last_document(model, how):
     prompt, doc_ids = ids(2, 11), DOCUMENTS[:, :11]  # two tokens each in the last document
     tokens, _ = generate(model, prompt, doc_ids=doc_ids, **how)
@@ -209,9 +282,8 @@ def test_generation_continues_the_last_document(model, how):
     assert torch.equal(tokens[:, -NEW:], alone[:, -NEW:])
 
 
-@pytest.mark.parametrize("pads", ["left", "middle", "right"])
-@pytest.mark.parametrize("make_cache", [dynamic, static])
-def test_packed_and_padded(model, pads, make_cache):
+@cases("documents=packed", "chunks=uneven", pads=["left", "middle", "right"], cache=CACHES)
+def test_packed_and_padded(model, pads, cache):
     """Padding counts with what precedes it, whatever id it carries, and takes no position."""
     tokens, doc_ids = ids(1, 12), torch.tensor([[0, 0, 0, 5, 5, 5, 5, 5, 5, 5, 5, 5]])
     at, pad = {"left": 0, "middle": 4, "right": 8}[pads], torch.full((1, 3), 7)
@@ -219,23 +291,24 @@ def test_packed_and_padded(model, pads, make_cache):
     padded, padded_ids = (torch.cat([x[:, :at], pad, x[:, at:]], dim=1) for x in (tokens, doc_ids))
     # A state cannot skip pads between two real tokens of one call, so such a call ends there.
     sizes = {"left": [5, 6, 4], "middle": [7, 4, 4], "right": [11, 1, 1, 1, 1]}[pads]
-    logits = in_chunks(model, padded, sizes, make_cache(model), mask, padded_ids)
+    logits = in_chunks(model, padded, sizes, cache(model), mask, padded_ids)
     assert_close(logits[mask != 0], documents_alone(model, tokens, doc_ids)[0], **EXACT)
 
 
-def test_prompt_lookup_equals_greedy(attention_model):
-    model, prompt = attention_model, ids(1, 6).repeat(1, 3)  # repeats itself: there is something to look up
+@cases("call=generate", "documents=packed", "choice=lookup", only="attention")
+def test_prompt_lookup_equals_greedy(model):
+    prompt = ids(1, 6).repeat(1, 3)  # repeats itself: there is something to look up
     assert torch.equal(generate(model, prompt, prompt_lookup_num_tokens=4)[0], greedy(model, prompt)[0])
     doc_ids = torch.tensor([[0] * 16 + [1] * 2])
     found = generate(model, prompt, prompt_lookup_num_tokens=4, doc_ids=doc_ids)[0]
     assert torch.equal(found[:, -NEW:], greedy(model, prompt[:, -2:])[0][:, -NEW:])
 
 
-@pytest.mark.parametrize("removed", [1, 3, 6])
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("recorded_from", [0, 8])
-def test_cropping_is_exact(attention_model, removed, packed, recorded_from):
-    model = attention_model
+PACKED = {"documents=one": False, "documents=packed": True}
+
+
+@cases("chunks=uneven", only="attention", removed=[1, 3, 6], packed=PACKED, recorded_from=[0, 8])
+def test_cropping_is_exact(model, removed, packed, recorded_from):
     tokens, doc_ids = ids(2, 14), DOCUMENTS if packed else None
     expected = documents_alone(model, tokens, DOCUMENTS) if packed else whole(model, tokens)
     cache = dynamic(model)
@@ -252,9 +325,10 @@ def test_cropping_is_exact(attention_model, removed, packed, recorded_from):
     assert_close(got, expected[:, 14 - removed :], **EXACT)
 
 
-def test_a_recurrent_state_refuses_to_rewind(recurrent_model):
+@cases("choice=lookup", only="recurrent")
+def test_a_recurrent_state_refuses_to_rewind(model):
     """The library alone would crop the convolutions, keep the recurrent state, and go on with wrong tokens."""
-    model, tokens = recurrent_model, ids(2, 14)
+    tokens = ids(2, 14)
     filled = dynamic(model)
     in_chunks(model, tokens[:, :8], [8], filled)
     with pytest.raises(RuntimeError, match="Call `activate_past_recording`"):
@@ -267,9 +341,9 @@ def test_a_recurrent_state_refuses_to_rewind(recurrent_model):
         generate(model, ids(1, 6), prompt_lookup_num_tokens=4)
 
 
-@pytest.mark.parametrize("make_cache", [dynamic, static])
-def test_reset(model, make_cache):
-    cache = make_cache(model)
+@cases("chunks=uneven", cache=CACHES)
+def test_reset(model, cache):
+    cache = cache(model)
     in_chunks(model, ids(2, 8), [5, 3], cache)
     cache.reset()
     if cache.get_seq_length() != 0:
@@ -278,6 +352,7 @@ def test_reset(model, make_cache):
     assert_close(in_chunks(model, tokens, [2, 1, 4], cache), whole(model, tokens), **EXACT)
 
 
+@cases("cache=without configuration")
 def test_a_cache_without_configuration_is_refused_before_it_is_used(model):
     cache = DynamicCache()
     if set(model.config.layer_types) == {"full_attention"}:
@@ -288,6 +363,7 @@ def test_a_cache_without_configuration_is_refused_before_it_is_used(model):
     assert cache.get_seq_length() == 0
 
 
+@cases("documents=too few ids")
 def test_doc_ids_must_cover_the_cache(model):
     cache = dynamic(model)
     in_chunks(model, ids(2, 4), [4], cache)
