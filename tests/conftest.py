@@ -6,7 +6,7 @@ import shutil
 import pytest
 import yaml
 
-from canonlm.runs.metrics import TIMINGS
+from canonlm.runs.rows import TIMINGS
 from canonlm.train.config import resolve
 from canonlm.train.recipe import merge
 

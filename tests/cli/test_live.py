@@ -71,7 +71,7 @@ def shown(view, width, **options):
 def view_of(*rows, settings=SETTINGS):
     view = View(resolve(settings), Path("runs/demo"))
     for row in rows:
-        view.take(row)
+        view.show(row)
     return view
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from canonlm.cli import main
-from canonlm.runs.metrics import TIMINGS
+from canonlm.runs.rows import TIMINGS
 from canonlm.train.loop import train
 from canonlm.train.recipe import load
 

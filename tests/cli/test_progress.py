@@ -1,6 +1,11 @@
 """One line for an evaluation, whatever the task."""
 
-from canonlm.cli.progress import scores
+from canonlm.report.watch import in_words
+from canonlm.runs.rows import evaluation
+
+
+def scores(task, row):
+    return in_words(task, evaluation(row, 0))
 
 
 def entry(where, correct, total=10):

@@ -197,20 +197,22 @@ def test_an_error_of_ours_leaves_no_process_behind(grid):
 
 def test_progress_follows_a_file_that_a_resume_cuts(tmp_path):
     def row(step, kind="train"):
-        return json.dumps({"kind": kind, "step": step, "loss": step / 10, "tokens_per_s": 36.0}) + "\n"
+        slices = [{"slice": {"first": 1}, "correct": 3, "total": 4}]
+        row = {"kind": kind, "step": step, "loss": step / 10, "tokens_per_s": 36.0, "slices": slices}
+        return json.dumps(row) + "\n"
 
     path = tmp_path / "metrics.jsonl"
     progress = Progress(PlannedRun("run", tmp_path, copying(tmp_path / "none")[0].config))
     assert not progress.read()
     path.write_text(row(10) + row(20) + row(20, "eval") + row(30)[:9])
     assert progress.read()
-    assert (progress.step, progress.train_row["step"], progress.eval_row["step"]) == (20, 20, 20)
+    assert (progress.step, progress.train.step, progress.evaluation.step) == (20, 20, 20)
     assert not progress.read()
     with path.open("a") as file:
         file.write(row(30)[9:] + "damaged\n[]\n" + row(40))
     assert progress.read()
     assert progress.step == 40
-    assert progress.seconds_left == (1000 - 40) * 4 * 18 / 36
+    assert progress.time_left == (1000 - 40) * 4 * 18 / 36
     (tmp_path / "cut").write_text(row(10) + row(20) + row(200) * 20)  # longer already than what was read before
     (tmp_path / "cut").replace(path)
     assert progress.read()

@@ -20,7 +20,7 @@ from slurm_cluster import cluster, missing
 import canonlm
 from canonlm.launch import slurm
 from canonlm.launch.slurm import Job, parse, split
-from canonlm.runs.metrics import TIMINGS
+from canonlm.runs.rows import TIMINGS
 from canonlm.train.config import resolve
 
 # Saved only because somebody asked.
@@ -113,7 +113,7 @@ def options(script):
 def test_the_script(config, tmp_path):
     """In sbatch's words, and submitit's own defaults where nothing was said."""
     given = ["nodes=16", "gpus=8", "cpus_per_task=12", "account=7", "qos=long", "time=24:00:00", "reservation=r"]
-    script = Job(config, tmp_path / "a run", parse(given)).script
+    script = Job(config, tmp_path / "a run", parse(given), main).script
     launch = tmp_path / "a run" / "launch" / "1"
     assert options(script) == {
         **{"nodes": "16", "gpus-per-node": "8", "ntasks-per-node": "8", "cpus-per-task": "12", "time": "1440"},
@@ -125,7 +125,7 @@ def test_the_script(config, tmp_path):
     [srun] = [line for line in script.splitlines() if line.startswith("srun ")]
     assert "--kill-on-bad-exit=1 --cpus-per-task=12" in srun
     assert list(tmp_path.iterdir()) == []
-    delayed = Job(config, tmp_path, parse(["tasks=2", "time=9", "signal_delay_s=30"])).script
+    delayed = Job(config, tmp_path, parse(["tasks=2", "time=9", "signal_delay_s=30"]), main).script
     assert options(delayed)["signal"] == "USR2@30"
     assert "gpus-per-node" not in options(delayed)
 
@@ -133,7 +133,7 @@ def test_the_script(config, tmp_path):
 @pytest.mark.parametrize(("workers", "threads", "cores"), [(1, None, 2), (0, None, 1), (3, None, 4), (2, 6, 8)])
 def test_cores_for_the_training_and_for_those_who_read_ahead(tiny, tmp_path, workers, threads, cores):
     config = tiny(data={"workers": workers}, train={"num_threads": threads})
-    script = Job(config, tmp_path, parse(["tasks=2", "time=5"])).script
+    script = Job(config, tmp_path, parse(["tasks=2", "time=5"]), main).script
     assert options(script)["cpus-per-task"] == str(cores)
     assert f"export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-{cores}}}" in script
     assert f"--cpus-per-task={cores} " in script
@@ -160,7 +160,7 @@ def test_what_a_launch_leaves(config, tmp_path, sbatch):
     """A task started from it runs the copied code with the whole recipe, wherever the installed code has gone."""
     sbatch("Submitted batch job 12")
     run = tmp_path / "run"
-    job = Job(config, run, parse(["tasks=2", "time=5"]))
+    job = Job(config, run, parse(["tasks=2", "time=5"]), main)
     assert job.submit() == ("12", run / "launch" / "1" / "12_0_log.out")
     launch = run / "launch" / "1"
     assert resolve(yaml.safe_load((launch / "recipe.yaml").read_text())) == config
@@ -193,7 +193,7 @@ def test_what_a_launch_leaves(config, tmp_path, sbatch):
 def test_what_sbatch_refuses_leaves_nothing(config, tmp_path, sbatch, capfd):
     sbatch("sbatch: error: invalid partition specified: nope", code=1)
     with pytest.raises(ValueError, match=r"^sbatch: error: invalid partition specified: nope$"):
-        Job(config, tmp_path / "run", parse(["tasks=2", "time=5", "partition=nope"])).submit()
+        Job(config, tmp_path / "run", parse(["tasks=2", "time=5", "partition=nope"]), main).submit()
     assert list((tmp_path / "run" / "launch").iterdir()) == []
     assert capfd.readouterr() == ("", "")
 
@@ -201,7 +201,7 @@ def test_what_sbatch_refuses_leaves_nothing(config, tmp_path, sbatch, capfd):
 def test_without_slurm(config, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="--slurm: expected a machine from which jobs are submitted"):
-        Job(config, tmp_path / "run", parse(["tasks=2", "time=5"])).submit()
+        Job(config, tmp_path / "run", parse(["tasks=2", "time=5"]), main).submit()
     assert list(tmp_path.iterdir()) == []
 
 

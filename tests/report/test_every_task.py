@@ -15,7 +15,7 @@ from scipy import stats
 
 from canonlm.report import load_play, numbers_csv, summarise, tables, wilson, write_report
 from canonlm.report.charts import BOUND, final_chart, learning_curves, size_curves
-from canonlm.report.runs import Count
+from canonlm.runs.rows import Count
 from canonlm.report.words import slice_label
 
 SECTIONS = list(EVERY_TASK)

@@ -240,7 +240,7 @@ def test_damaged_results_are_left_out(evaluated):
         ("llama", ("Llama", "none")),
         ("llama+canon", ("Llama", "ABCD")),
         ("llama+canon=AC+rope=0.25", ("Llama+rope=0.25", "AC")),
-        ("llama-nope+canon+frozen", ("llama-nope", "ABCD(frozen)")),
+        ("llama-nope+canon+frozen", ("Llama-nope", "ABCD(frozen)")),
         ("gla5", ("GLA5", "b")),
         ("gla5-conv", ("GLA5", "none")),
         ("gdn2+canon", ("GDN2", "AbCD")),
@@ -255,7 +255,7 @@ def test_split_arch(name, split):
 
 def test_sites_are_those_of_the_model():
     for name in ("llama+canon", "gla5+canon=AC", "mamba2", "llama+canon+mlp=moe"):
-        assert split_arch(name)[1] == archs.resolve(name, head_dim=64, num_heads=16)["canon_set"]
+        assert split_arch(name)[1] == archs.resolve(name, hidden_size=1024, num_heads=16)["canon_set"]
 
 
 def test_setting_has_a_short_name_only_where_all_of_it_is_the_same():

@@ -263,7 +263,7 @@ def test_settings_of_the_grids_are_difficulties_of_the_tasks():
 def test_architectures_of_the_paper_are_named_as_ours():
     names = set(package.grids()["arch"]) - {"GLA", "GDN", "Mamba2(mlp)"}
     for name in names:
-        archs.resolve(name.replace("Llama", "llama"), head_dim=64, num_heads=8)
+        archs.resolve(name.replace("Llama", "llama"), hidden_size=512, num_heads=8)
     assert "Llama+rope=0.5x0.5" in names
 
 

@@ -6,7 +6,7 @@ import pytest
 from folders import evaluation, write_run
 
 from canonlm.report import load_play, load_run, load_runs
-from canonlm.report.runs import Count, in_order, slice_key
+from canonlm.runs.rows import Count, in_order, slice_key
 
 HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
 

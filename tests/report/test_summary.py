@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from canonlm.report import differences, fairness, load_runs, summarise, wilson
-from canonlm.report.runs import Count
+from canonlm.runs.rows import Count
 from canonlm.report.summary import (
     at_most,
     columns_of,

@@ -8,6 +8,7 @@ import pytest
 from folders import evaluation, text_evaluation, write_run, write_text_run
 
 from canonlm.report.watch import QUIET_SECONDS, Watch
+from canonlm.runs.rows import parse
 
 HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
 
@@ -64,10 +65,10 @@ def test_a_file_that_has_not_changed_is_not_opened(tmp_path, going, monkeypatch)
     assert opened == []
     append(going, train(2000))
     opened.clear()
-    read = []
-    monkeypatch.setattr("canonlm.report.watch.row_of", lambda line, _: read.append(line))
+    rows = []
+    monkeypatch.setattr("canonlm.runs.follow.parse", lambda row, _: rows.append(row) or parse(row, _))
     watch.read(now(going))
-    assert [json.loads(line)["step"] for line in read] == [2000]  # the new end alone
+    assert [row["step"] for row in rows] == [2000]  # the new end alone
 
 
 def test_half_a_row_waits_for_the_other_half(tmp_path, going):

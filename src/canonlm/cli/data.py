@@ -156,8 +156,8 @@ def _explained(task: "Task", sample: "Sample") -> "Iterator[Text]":
 
 
 def _label(task: "Task", where: "Slice") -> str:
-    from canonlm.report.runs import slice_key
     from canonlm.report.words import slice_label
+    from canonlm.runs.rows import slice_key
 
     return ", ".join(slice_label(task.name, slice_key({key: value})) for key, value in where.items())
 

@@ -48,12 +48,11 @@ def launch(
 
 def _local(path: Path, folder: Path, overrides: list[str], count: int) -> int:
     from canonlm.errors import expected
-    from canonlm.train.recipe import load
+    from canonlm.train.recipe import check_folder, load
 
     load(path, overrides)  # a mistake in the file is told before torch is loaded
     from canonlm.launch import processes
     from canonlm.launch.local import gpus
-    from canonlm.runs import folder as run_folder
     from canonlm.train import reading
     from canonlm.train.build import check, pick_device
     from canonlm.train.mesh import check_layout
@@ -65,7 +64,7 @@ def _local(path: Path, folder: Path, overrides: list[str], count: int) -> int:
     run = load(path, overrides, check_all)
     if pick_device(run.train.device) == "cuda" and count > len(gpus()):
         raise expected("--local", f"at most {len(gpus())}, the GPUs of this machine", count)
-    run_folder.check(folder, reading.complete(run))
+    check_folder(folder, reading.complete(run))
     reading.check_unchanged(run, folder)
     command = [sys.executable, "-m", "canonlm", "train", str(path), *overrides, "--out", str(folder)]
     outcome = processes.run(command, count, folder / "logs")
@@ -75,28 +74,28 @@ def _local(path: Path, folder: Path, overrides: list[str], count: int) -> int:
 
 
 def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool) -> int:
+    from canonlm.cli import main
     from canonlm.errors import expected
     from canonlm.launch.slurm import Job, parse, split
-    from canonlm.train.recipe import load
+    from canonlm.train.recipe import check_folder, load
 
     of_the_job, overrides = split(pairs)
     settings = parse(of_the_job)
     load(path, overrides)  # a mistake in the file is told before torch is loaded
-    from canonlm.runs import folder as run_folder
     from canonlm.train import reading
-    from canonlm.train.build import model_config
+    from canonlm.train.build import build_model
     from canonlm.train.mesh import check_layout
 
     def check_all(run):
-        model_config(reading.complete(run))  # the device is the nodes' affair
+        build_model(reading.complete(run), "meta")  # the device is the nodes' affair
         if "gpus" in settings and run.train.device == "cpu":
             raise expected("train.device", f"auto or cuda, with gpus={settings['gpus']}", run.train.device)
         check_layout(run, settings["nodes"] * settings["tasks"])
 
     run = load(path, overrides, check_all)
-    run_folder.check(folder, reading.complete(run))
+    check_folder(folder, reading.complete(run))
     reading.check_unchanged(run, folder)
-    job = Job(run, folder, settings)
+    job = Job(run, folder, settings, main)
     if dry_run:
         print(job.script)
         return 0

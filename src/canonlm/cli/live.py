@@ -1,5 +1,6 @@
 """Follow one run: a live panel on a terminal, plain lines in a log."""
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -15,12 +16,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from canonlm.cli.progress import duration, scores
+from canonlm.cli.progress import duration
+from canonlm.report.watch import in_words
+from canonlm.runs.follow import Latest
+from canonlm.runs.rows import DAMAGE, Evaluation, Remark, TextEvaluation, TrainRow, evaluation, parse, text_evaluation
 from canonlm.train.config import RunConfig
 
 MOST_MESSAGES = 4
 BARS = "▁▂▃▄▅▆▇█"
 
+Row = TrainRow | Evaluation | TextEvaluation | Remark
 OnRow = Callable[[dict[str, Any]], None]
 
 
@@ -35,50 +40,53 @@ def follow(config: RunConfig, folder: Path) -> Generator[OnRow]:
     else:
         view = View(config, folder)
         with Live(view, console=console, refresh_per_second=4):
-            yield view.take
+            yield view.show
+
+
+def typed(config: RunConfig, row: dict[str, Any]) -> Row:
+    """A row as the loop gives it. What cannot be read is no reason to end a training."""
+    try:
+        return parse(row, evaluation if config.text is None else text_evaluation)
+    except DAMAGE:
+        return Remark(row["kind"], row["step"], "numbers that cannot be read")
 
 
 def line(config: RunConfig, row: dict[str, Any]) -> str:
     """A row for people: `step 100  loss 2.1234  lr 3.00e-04  12,345 tokens/s`."""
-    if row["kind"] == "train":
-        speed = f"{row['tokens_per_s']:,.0f} tokens/s" if row["tokens_per_s"] else ""
-        return f"step {row['step']}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  {speed}".rstrip()
-    return f"step {row['step']}  {_evaluation(config, row) if row['kind'] == 'eval' else _message(row)}"
+    read = typed(config, row)
+    if isinstance(read, TrainRow):
+        speed = f"{read.tokens_per_s:,.0f} tokens/s" if read.tokens_per_s else ""
+        return f"step {read.step}  loss {read.loss:.4f}  lr {read.lr:.2e}  {speed}".rstrip()
+    return f"step {read.step}  {_message(read) if isinstance(read, Remark) else _evaluation(config, read)}"
 
 
-class View:
+class View(Latest):
     """All that is known of a run, as a panel that fits any width. It is drawn in a thread of its own."""
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
-        self.step = 0
-        self.row: dict[str, Any] | None = None
-        self.evaluation: dict[str, Any] | None = None
         self.losses: deque[float] = deque(maxlen=400)  # more than a terminal has columns
-        self.messages: deque[dict[str, Any]] = deque(maxlen=MOST_MESSAGES)
+        self.messages: deque[Remark] = deque(maxlen=MOST_MESSAGES)
 
-    def take(self, row: dict[str, Any]) -> None:
-        self.step = max(self.step, row["step"])
-        if row["kind"] == "train":
-            self.row = row
-            self.losses.append(row["loss"])
-        elif row["kind"] == "eval":
-            self.evaluation = row
-        else:
-            self.messages.append(row)
+    def show(self, row: dict[str, Any]) -> None:
+        self.take(read := typed(self.config, row))
+        if isinstance(read, TrainRow):
+            self.losses.append(read.loss)
+        elif isinstance(read, Remark):
+            self.messages.append(read)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts: list[RenderableType] = [self._progress()]
-        if self.row is not None:
-            parts += ["", Columns(_numbers(self.row), equal=True)]
+        if self.train is not None:
+            parts += ["", Columns(_numbers(self.train), equal=True)]
         width = options.max_width - len("loss ") - 4  # the panel's sides
         if len(self.losses) > 1 and width > 0 and not options.ascii_only:
             parts.append(Text.assemble(("loss ", "dim"), sparkline(list(self.losses)[-width:])))
         if self.evaluation is not None:
-            step = f"step {self.evaluation['step']:,}  "
+            step = f"step {self.evaluation.step:,}  "
             parts += ["", Text.assemble((step, "dim"), _evaluation(self.config, self.evaluation))]
         if self.messages:
-            told = [Text.assemble((f"step {row['step']:,}  ", "dim"), _message(row)) for row in list(self.messages)]
+            told = [Text.assemble((f"step {row.step:,}  ", "dim"), _message(row)) for row in list(self.messages)]
             parts += ["", *told]
         yield Panel(Group(*parts), title=Text(f"{self.folder.name}: {self.config.arch}"), title_align="left")
 
@@ -87,16 +95,10 @@ class View:
         table = Table.grid("", "", "", padding=(0, 2, 0, 0), expand=True)
         table.columns[1].ratio = 1
         table.columns[0].no_wrap = table.columns[2].no_wrap = True
-        left = f"{duration(seconds)} left" if (seconds := self._seconds_left()) is not None else ""
+        seconds = self.seconds_left(steps, self.config.train.batch_size * self.config.data.seq_len)
+        left = f"{duration(seconds)} left" if seconds is not None else ""
         table.add_row(f"step {self.step:,}/{steps:,}", ProgressBar(total=steps, completed=self.step), left)
         return table
-
-    def _seconds_left(self) -> float | None:
-        """At the speed of the last row; evaluations and checkpoints are not counted."""
-        if self.row is None or not self.row["tokens_per_s"]:
-            return None
-        tokens_per_step = self.config.train.batch_size * self.config.data.seq_len
-        return (self.config.train.steps - self.step) * tokens_per_step / self.row["tokens_per_s"]
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -105,31 +107,33 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(BARS[round((len(BARS) - 1) * (value - low) / ((high - low) or 1))] for value in values)
 
 
-def _numbers(row: dict[str, Any]) -> list[Text]:
+def _numbers(row: TrainRow) -> list[Text]:
     """The row's numbers, at least so wide that columns stay where they are from row to row."""
     shown = [
         ("loss", "loss", "{:.4f}"),
         ("z_loss", "z-loss", "{:.2e}"),
         ("lr", "lr", "{:.2e}"),
         ("grad_norm", "gradient", "{:.3g}"),
-        ("tokens", "tokens", "{:,}"),
+        ("tokens", "tokens", "{:,.0f}"),
         ("tokens_per_s", "tokens/s", "{:,.0f}"),
         ("mfu", "MFU", "{:.1%}"),
         ("data_wait_share", "data wait", "{:.1%}"),
         ("memory_gb", "memory", "{:.1f} GB"),
     ]
-    known = [(name, form.format(row[key])) for key, name, form in shown if row.get(key) is not None]
+    known = [(name, form.format(value)) for key, name, form in shown if (value := getattr(row, key)) is not None]
     return [Text.assemble((name, "dim"), " ", value.ljust(15 - len(name))) for name, value in known]
 
 
-def _evaluation(config: RunConfig, row: dict[str, Any]) -> str:
-    if config.task is not None:
-        return f"test loss {row['loss']:.4f}  {scores(config.task['name'], row)}"
-    bits = ", ".join(f"{name} {found['bits_per_byte']:.4f}" for name, found in row["sets"].items())
-    return f"validation loss {row['loss']:.4f}  bits per byte: {bits}"
+def _evaluation(config: RunConfig, row: Evaluation | TextEvaluation) -> str:
+    loss = math.nan if row.loss is None else row.loss
+    if isinstance(row, Evaluation):
+        return f"test loss {loss:.4f}  {in_words(config.built_task.name if config.built_task else '', row)}"
+    each = {name: math.nan if one.bits_per_byte is None else one.bits_per_byte for name, one in row.sets.items()}
+    bits = ", ".join(f"{name} {value:.4f}" for name, value in each.items())
+    return f"validation loss {loss:.4f}  bits per byte: {bits}"
 
 
-def _message(row: dict[str, Any]) -> str:
-    if row["kind"] == "checkpoint":
+def _message(row: Remark) -> str:
+    if row.kind == "checkpoint":
         return "checkpoint"
-    return row["why"] if row["kind"] == "note" else f"skipped: {row['why']}"
+    return row.why if row.kind == "note" else f"skipped: {row.why}"

@@ -38,13 +38,14 @@ def play(
     """
     from canonlm.errors import expected
     from canonlm.launch.play import plan, write_plan
+    from canonlm.models.archs import split_names
     from canonlm.recipes import load_preset
 
     chosen = load_preset(task, preset, difficulty)
     if jobs is not None and jobs < 1:
         raise expected("--jobs", "an integer >= 1", jobs)
     folder = out or Path("runs") / f"{chosen.difficulty or task}-{preset}"
-    runs = plan(chosen, folder, archs=_names(arch), lrs=_rates(lr), seeds=seeds, overrides=overrides or [])
+    runs = plan(chosen, folder, archs=split_names(arch), lrs=_rates(lr), seeds=seeds, overrides=overrides or [])
     write_plan(runs, chosen, folder, shlex.join(["canonlm", *sys.argv[1:]]))
 
     from canonlm.cli.progress import follow
@@ -60,10 +61,6 @@ def play(
     for progress in failed:
         print(f"canonlm: {progress.run.name} failed: {progress.message}", file=sys.stderr)
     return 1 if failed else 0
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
 
 
 def _rates(text: str | None) -> list[float] | None:

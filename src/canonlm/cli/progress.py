@@ -1,8 +1,6 @@
 """Follow a grid of runs: a live table on a terminal, plain lines in a log."""
 
 from collections.abc import Sequence
-from statistics import fmean
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -11,10 +9,7 @@ from rich.table import Table
 
 from canonlm.launch.local import Progress, default_jobs, run_grid
 from canonlm.launch.play import PlannedRun
-from canonlm.report.runs import primary, slice_key
-from canonlm.report.words import quantity, slice_label
-
-MOST_SLICES = 4  # that fit a line
+from canonlm.report.watch import in_words
 
 
 def follow(runs: Sequence[PlannedRun], jobs: int | None) -> list[Progress]:
@@ -36,7 +31,7 @@ class _Lines:
 
     def __call__(self, grid: list[Progress]) -> None:
         for progress in grid:
-            now = progress.state, (progress.eval_row or {"step": -1})["step"]
+            now = progress.state, progress.evaluation.step if progress.evaluation else -1
             if now != self.seen.get(progress.run.name, ("waiting", -1)):
                 self.seen[progress.run.name] = now
                 text = f"{progress.run.name}: {progress.state}, step {progress.step}/{_steps(progress)}"
@@ -46,29 +41,18 @@ class _Lines:
 def _table(grid: list[Progress]) -> Table:
     table = Table("run", "progress", "loss", "on the test", "tokens/s", "left", box=None, padding=(0, 2, 0, 0))
     for progress in grid:
-        row = progress.train_row or {}
+        row = progress.train
         bar = ProgressBar(total=_steps(progress), completed=progress.step, width=20)
-        loss = f"{row['loss']:.3f}" if row else ""
-        speed = f"{row['tokens_per_s']:,.0f}" if row.get("tokens_per_s") else ""
-        seconds = progress.seconds_left if progress.state == "running" else None
+        loss = f"{row.loss:.3f}" if row else ""
+        speed = f"{row.tokens_per_s:,.0f}" if row and row.tokens_per_s else ""
+        seconds = progress.time_left if progress.state == "running" else None
         left = progress.state if seconds is None else duration(seconds)
         table.add_row(progress.run.name, bar, loss, _scores(progress), speed, left)
     return table
 
 
 def _scores(progress: Progress) -> str:
-    return scores(progress.run.task.name, progress.eval_row) if progress.eval_row else ""
-
-
-def scores(task: str, row: dict[str, Any]) -> str:
-    """`1 hop 0.93  2 hops 0.41`: the task's own scale (the mean, of more than four), and the first measure."""
-    shares = {slice_key(s["slice"]): s["correct"] / max(1, s["total"]) for s in row["slices"]}
-    shown = primary(shares)
-    said = [f"{slice_label(task, key)} {shares[key]:.2f}" for key in shown]
-    if len(shown) > MOST_SLICES:
-        said = [f"mean accuracy {fmean(shares[key] for key in shown):.2f}"]
-    said += [f"{quantity(task, key).label} {value:.3g}" for key, value in row.get("measures", {}).items()][:1]
-    return "  ".join(said)
+    return in_words(progress.run.task.name, progress.evaluation)
 
 
 def _steps(progress: Progress) -> int:

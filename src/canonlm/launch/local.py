@@ -1,72 +1,37 @@
 """Run a grid on this machine: one process per run, several at a time, each in its own folder."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from canonlm.launch.play import PlannedRun
+from canonlm.runs.follow import Followed
 
 State = Literal["waiting", "running", "finished", "failed"]
 POLL_SECONDS = 0.3
 _ENDS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
-@dataclass
-class Progress:
+class Progress(Followed):
     """What is known of a run while the grid goes on; read from its folder."""
 
-    run: PlannedRun
-    state: State = "waiting"
-    step: int = 0
-    train_row: dict[str, Any] | None = None
-    eval_row: dict[str, Any] | None = None
-    message: str = ""
-    slot: int = -1
-    process: subprocess.Popen | None = field(default=None, repr=False)
-    _offset: int = 0
-    _file: int = 0  # its inode: a resume may cut the file back, and then it is another one
-
-    def read(self) -> bool:
-        """Take in the rows that the run has written since; True if there were any."""
-        path = self.run.folder / "metrics.jsonl"
-        if not path.exists():
-            return False
-        with path.open("rb") as file:
-            if (inode := os.fstat(file.fileno()).st_ino) != self._file:
-                self._file, self._offset = inode, 0
-            file.seek(self._offset)
-            lines = file.readlines()
-        new = False
-        for line in lines:
-            if not line.endswith(b"\n"):
-                break
-            self._offset += len(line)
-            try:
-                row = json.loads(line)
-                self.step, kind = row["step"], row["kind"]
-            except (ValueError, KeyError, TypeError):
-                continue  # damaged; the run itself discards it
-            if kind == "eval":
-                self.eval_row = row
-            elif kind == "train":
-                self.train_row = row
-            new = True
-        return new
+    def __init__(self, run: PlannedRun) -> None:
+        super().__init__(run.folder / "metrics.jsonl")
+        self.run = run
+        self.state: State = "waiting"
+        self.message = ""
+        self.slot = -1
+        self.process: subprocess.Popen | None = None
 
     @property
-    def seconds_left(self) -> float | None:
-        """At the pace so far; evaluations and checkpoints are not counted."""
-        speed = (self.train_row or {}).get("tokens_per_s")
+    def time_left(self) -> float | None:
+        """In seconds."""
         train = self.run.config.train
-        return (
-            None if not speed else (train.steps - self.step) * train.batch_size * self.run.config.data.seq_len / speed
-        )
+        return self.seconds_left(train.steps, train.batch_size * self.run.config.data.seq_len)
 
 
 def gpus() -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 from canonlm.errors import expected
 from canonlm.files import write_json
 from canonlm.recipes import Preset
-from canonlm.report.runs import slice_key
-from canonlm.runs import folder
+from canonlm.runs.names import run_name, slug
+from canonlm.runs.rows import slice_key
 from canonlm.tasks import Task
-from canonlm.train.config import RunConfig, resolve
-from canonlm.train.recipe import merge, override
+from canonlm.train.config import RunConfig, changes, resolve
+from canonlm.train.recipe import check_folder, create_folder, load, merge, override
 
 _BY_OPTION = {"arch": "--arch", "train.optim.lr": "--lr", "train.seed": "--seeds"}
 
@@ -57,31 +58,52 @@ def plan(
                 point = {"arch": arch, "train": {"seed": seed, "optim": {"lr": lr}}}
                 config = resolve(merge(base, point))
                 check(config)
-                name = f"{preset.difficulty or preset.task}-{arch}-lr{config.train.optim.lr:g}-seed{seed}"
+                name = _name(preset, out, config, resolve(merge(preset.run, point)))
                 runs.append(PlannedRun(name, out / "runs" / name, config))
     # Draw one window: the samplers are compiled and cached before several processes ask for them at once.
     data = runs[0].config.data
     runs[0].task.windows("train", 0, 0, 1, seq_len=data.seq_len, loss_on=data.loss_on)
     for run in runs:
-        folder.check(run.folder, run.config)
+        check_folder(run.folder, run.config)
     return runs
 
 
+def _name(preset: Preset, out: Path, config: RunConfig, usual: RunConfig) -> str:
+    """The run's name, which says what differs from the preset. Earlier versions did not say it: a run of theirs that
+    this one continues keeps its name."""
+    task, arch = preset.difficulty or preset.task, config.arch
+    earlier = f"{task}-{arch}-lr{config.train.optim.lr:g}-seed{config.train.seed}"
+    path = out / "runs" / earlier / "config.yaml"
+    if slug(arch) == arch and path.is_file():
+        with suppress(ValueError):  # what cannot be read is not continued
+            if not changes(load(path), config):
+                return earlier
+    return run_name(task, config.model_dump(), usual.model_dump())
+
+
 def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: str) -> None:
-    """Make the run folders, and note in `play.json` which runs belong together; sections of other tasks stay."""
+    """Make the run folders, and note in `play.json` which runs belong together. A section has all runs of its task
+    that any command has added, and all these commands; sections of other tasks stay."""
     try:
-        others = _sections(out / "play.json")
+        sections = _sections(out / "play.json")
         for run in runs:
-            folder.create(run.folder, run.config)
+            create_folder(run.folder, run.config)
         task = runs[0].task
-        section = {
+        new = {
             "id": f"{preset.name}/{preset.difficulty or preset.task}",
             "heading": preset.difficulty or preset.task,
             "command": command,
             "chance": {slice_key(where): task.chance(where) for where in task.slices()},
             "runs": [run.name for run in runs],
         }
-        sections = [*(other for other in others if other["id"] != section["id"]), section]
+        same = [place for place, old in enumerate(sections) if all(old.get(k) == new[k] for k in ("id", "chance"))]
+        if same:
+            old = sections[same[0]]
+            new["command"] = "\n".join(dict.fromkeys([*old["command"].split("\n"), command]))
+            new["runs"] = list(dict.fromkeys([*old["runs"], *new["runs"]]))
+            sections[same[0]] = new
+        else:
+            sections.append(new)
         play = {"title": "Playground", "sections": sections, "command": "\n".join(s["command"] for s in sections)}
         write_json(out / "play.json", play)
     except OSError as error:
@@ -91,7 +113,7 @@ def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: s
 def _sections(path: Path) -> list[dict[str, Any]]:
     try:
         sections = json.loads(path.read_text(encoding="utf-8"))["sections"]
-        whole = all({"id", "command"} <= section.keys() for section in sections)
+        whole = all(isinstance(s["id"] + s["command"], str) and isinstance(s["runs"], list) for s in sections)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,7 @@ class Job:
     config: RunConfig
     run: Path
     settings: dict[str, Any]
+    main: Callable[[list[str]], int]  # the command line, as a function: `canonlm.cli.main`
 
     @property
     def folder(self) -> Path:
@@ -77,7 +78,7 @@ class Job:
             raise expected("--out", f"a folder that can be written ({error.strerror})", str(self.run)) from None
         try:
             with redirect_stderr(io.StringIO()):  # submitit prints what it then raises
-                job = self._executor(folder).submit(task, str(recipe), str(self.run.absolute()))
+                job = self._executor(folder).submit(task, self.main, str(recipe), str(self.run.absolute()))
         except (FailedJobError, FailedSubmissionError) as error:
             shutil.rmtree(folder)
             raise ValueError(str(error)) from None
@@ -118,14 +119,12 @@ class _Executor(SlurmExecutor):
         return 1
 
 
-def task(recipe: str, run: str) -> None:
+def task(main: Callable[[list[str]], int], recipe: str, run: str) -> None:
     """What every task of the job does, in the process that submitit has started.
 
     The training's signal handlers come after submitit's, which do not save and would requeue a job that is finished.
     """
     TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
-    from canonlm.cli import main
-
     with TemporaryDirectory() as folder:
         note = Path(folder) / "why.json"
         os.environ["TORCHELASTIC_ERROR_FILE"] = str(note)

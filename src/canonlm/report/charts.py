@@ -10,7 +10,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from .runs import Evaluation, Run, is_slice
+from ..runs.rows import Evaluation, is_slice
+from .runs import Run
 from .summary import Architecture, Spread, at_most, by_seed, spread, spread_of, wilson
 from .theme import INK, MUTED, Look, axes, axis, layout, legend_rows, looks, safe
 from .words import number, percent, quantity, short

@@ -9,8 +9,9 @@ from typing import Any
 from rich.markup import escape as escape_rich
 from rich.table import Table
 
-from .files import DAMAGE, LeftOut, writable
+from ..runs.rows import DAMAGE, writable
 from .markup import escape
+from .runs import LeftOut
 from .tidy import plain
 from .words import count_of, number, percent, shown
 

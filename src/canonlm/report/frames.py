@@ -4,27 +4,37 @@ Nothing here trusts a file: what cannot be read, or has not finished, is left ou
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..runs import identity
+from ..runs.folder import read_config
+from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, primary, slice_key
 from .evals import Evaluated
-from .files import DAMAGE, LeftOut, read_config
 from .gather import Gathered, gather
 from .published.benchmarks import DIFFICULTIES, LOWER_IS_BETTER, PERCENT
-from .runs import Evaluation, Run, TextRun, primary, slice_key
-from .settings import flatten
-from .text import TextEvaluation, mixes, shape_of, tokens_of
-from .tidy import QUESTION, frame, short_size
+from .runs import LeftOut, Run, TextRun
+from .text import mixes, shape_of, tokens_of
+from .tidy import QUESTION, frame, has_canon, short_size
 
 if TYPE_CHECKING:
     import polars as pl
 
 Row = dict[str, Any]
 
-_TITLES = {"llama": "Llama", "gla5": "GLA5", "gdn2": "GDN2", "mamba2": "Mamba2"}
-"""Base architectures as the release writes them."""
+_TITLES = {
+    **{"llama": "Llama", "gla5": "GLA5", "gdn2": "GDN2", "mamba2": "Mamba2"},
+    **{"gla": "GLA", "gdn": "GDN", "mamba2-4.1": "Mamba2(mlp)", "llama-nope": "Llama-nope"},
+}
+"""Base architectures as the release and the paper write them."""
+
+_CANON = {"canon_residual": "no-res", "canon_frozen": "frozen", "canon_activation": "silu", "canon_bias": "bias"}
+_USUAL = {"canon_residual": True, "canon_frozen": False, "canon_activation": False, "canon_bias": False,
+          "canon_kernel": 4}  # fmt: skip
+_OF_DATA = ("bos_token_id", "eos_token_id")
 
 _ONCE = ("fda", "swde", "squad_completion")
 _TWICE = {"canonlm_fda_twice": "fda", "canonlm_swde_twice": "swde", "canonlm_squad_twice": "squad_completion"}
@@ -109,7 +119,7 @@ def settings(found: Iterable[Gathered]) -> dict[str, dict[str, Any]]:
     known = {}
     for run in (run for one in found for run in one.runs.values()):
         size = run.result.num_parameters if run.result else None
-        known[run.name] = flatten(run.config) | ({} if size is None else {"parameters": size})
+        known[run.name] = identity.flat(run.config) | ({} if size is None else {"parameters": size})
     return known
 
 
@@ -137,20 +147,27 @@ def _asked(row: Row) -> tuple[Any, ...]:
     return tuple(row.get(key) for key in QUESTION)
 
 
-def split_arch(arch: str) -> tuple[str, str | None]:
-    """(architecture without Canon, sites): `gla5+canon` → `GLA5`, `AbCD`; `llama+canon=AC+rope=0.25` →
-    `Llama+rope=0.25`, `AC`. Sites are None where the name says nothing to us."""
+def split_arch(arch: str, fields: Mapping[str, Any] | None = None) -> tuple[str, str | None]:
+    """(architecture without Canon, sites): `gla5+canon` → `GLA5`, `AbCD`; `llama+canon=AC:nores+rope=0.25` →
+    `Llama+rope=0.25`, `AC(no-res)`. Sites are None where the name says nothing to us.
+
+    fields: what a configuration sets besides the name, as earlier versions did; of Canon it goes to the sites.
+    """
     base, *parts = arch.split("+")
-    others = [part for part in parts if part.partition("=")[0] not in ("canon", "frozen")]
-    name = "+".join([_TITLES.get(base.removesuffix("-conv"), base), *others])
+    others = sorted(part for part in parts if not re.match(r"(canon|frozen)\b", part))
+    fields = {key: value for key, value in (fields or {}).items() if key not in _OF_DATA}
+    others += [f"{key}={identity.write(value)}" for key, value in sorted(fields.items()) if not key.startswith("canon_")]
+    plain = base.removesuffix("-conv")
     try:
         from ..models import archs
 
-        fields = archs.resolve(arch, head_dim=64, num_heads=16)
+        known = archs.resolve(arch, hidden_size=1024, num_heads=16) | fields
     except ValueError:
         return arch, None
-    sites = fields.get("canon_set") or ",".join(dict.fromkeys(s or "none" for s in fields.get("canon_sets", ["none"])))
-    return name, sites + ("(frozen)" if fields.get("canon_frozen") else "")
+    sites = known.get("canon_set") or ",".join(dict.fromkeys(s or "none" for s in known.get("canon_sets") or ["none"]))
+    unusual = {key: known[key] for key, usual in _USUAL.items() if known.get(key, usual) != usual}
+    flags = [_CANON.get(key) or f"k{value}" for key, value in unusual.items()] if has_canon(sites) else []
+    return "+".join([_TITLES.get(plain, plain), *others]), sites + (f"({','.join(flags)})" if flags else "")
 
 
 def setting_of(task: Mapping[str, Any]) -> str:
@@ -162,8 +179,14 @@ def setting_of(task: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in spec.items())
 
 
+def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    model = config.get("model")
+    fields = model.get("fields") if isinstance(model, dict) else None
+    return fields if isinstance(fields, dict) else {}
+
+
 def _of_run(run: Run | TextRun) -> Row:
-    arch, canon = split_arch(run.arch)
+    arch, canon = split_arch(run.arch, _fields(run.config))
     size = shape_of(run.config) or (short_size(run.result.num_parameters) if run.result else None)
     return {"source": "yours", "model": run.name, "arch": arch, "canon": canon, "size": size, "lr": run.lr,
             "seed": run.seed}  # fmt: skip
@@ -291,7 +314,7 @@ def _of_its_run(place: Path, step: Any) -> Row:
     try:
         config = read_config(place)
         train = config["train"]
-        arch, canon = split_arch(str(config["arch"]))
+        arch, canon = split_arch(str(config["arch"]), _fields(config))
         tokens = tokens_of(config, step) if isinstance(step, int) else None
         size = {"size": shape} if (shape := shape_of(config)) else {}
         return {"arch": arch, "canon": canon, "lr": float(train["optim"]["lr"]), "seed": int(train["seed"]),

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import expected
+from ..runs.rows import writable
 from .evals import Evaluated, load_evaluated
-from .files import LeftOut, writable
-from .runs import Run, TextRun, load_runs
+from .runs import LeftOut, Run, TextRun, load_runs
 
 Folders = str | Path | Sequence[str | Path]
 

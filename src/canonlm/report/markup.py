@@ -3,7 +3,7 @@
 import html
 from collections.abc import Iterable, Sequence
 
-from .runs import Evaluation
+from ..runs.rows import Evaluation
 from .summary import Difference, Spread, wilson
 from .words import Quantity, count_of, percent, span
 

@@ -5,9 +5,10 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-from .files import E, Recorded
+from ..runs.folder import Recorded
+from ..runs.rows import E, Evaluation
 from .play import Play
-from .runs import Evaluation, Run
+from .runs import Run
 from .text import TextRun, tokens_of
 
 CSV_COLUMNS = ("section", "run", "arch", "lr", "seed", "state", "row", "step", "slice", "correct", "total", "accuracy",

@@ -15,6 +15,7 @@ from . import template
 from .evals import evals_html
 from .explorer import explorer, of_runs
 from .gather import Folders, as_paths
+from .groups import families
 from .markup import bullets, escape, inert
 from .numbers import numbers_csv, numbers_data
 from .play import LeftOut, Play, load_play
@@ -50,9 +51,10 @@ def write_page(play: Play, out: Path) -> Path:
 def render(play: Play) -> str:
     """The page as text."""
     figures: list[dict[str, Any]] = []
-    named = [a.arch for section in play.sections for a in summarise(section.runs)]
+    archs = [a for section in play.sections for a in summarise(section.runs)]
     # A family at several sizes has a look for each, and its own.
-    styles = looks([*(run.arch for run in play.runs), *named])
+    of_text = [name for section in play.texts for name in families(section.runs)]
+    styles = looks([*(a.family for a in archs), *of_text, *(a.arch for a in archs)])
     parts = [_header(play, play.runs)]
     parts += [section_html(section, number, styles, figures) for number, section in enumerate(play.sections)]
     parts += [text_html(section, number, styles, figures) for number, section in enumerate(play.texts)]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..runs.rows import DAMAGE, finite, writable
 from .evals import Evaluated
-from .files import DAMAGE, finite, writable
 from .gather import Folders, Gathered, gather
 from .runs import LeftOut, Run, TextRun
 from .text import mixes

@@ -10,15 +10,18 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from ..runs.rows import is_slice, primary
 from .charts import final_chart, learning_curves, loss_curves, size_curves
+from .groups import grouped, name_of
 from .markup import bullets, cell, difference_cell, escape, row_head, spread_cell, table, value_cell
 from .play import Section
-from .runs import Run, TextRun, is_slice, primary
+from .runs import Run, TextRun
 from .sentences import results_sentences, verdict
 from .settings import Setting, settings, unplanned
 from .summary import (
     Architecture,
     Difference,
+    adjusted,
     at_most,
     columns_of,
     counterpart,
@@ -156,10 +159,11 @@ def _best_table(archs: Sequence[Architecture]) -> str:
                     *size,
                 ]
             )
-    score = archs[0].score
+    score, adjusting = archs[0].score, adjusted(archs)
     label = quantity(archs[0].task, score).label if score else "final accuracy"
     note = NOTE.format(intervals=INTERVALS, score=label, averaged="seeds" if score else "question types and seeds")
-    return table(head, rows) + f"<p class=note>{escape(note)}</p>"
+    told = f"<p class=note>{escape(adjusting)}</p>" if adjusting else ""
+    return table(head, rows) + f"<p class=note>{escape(note)}</p>{told}"
 
 
 def _gaps(archs: Sequence[Architecture]) -> list[tuple[str, dict[str, Difference]]]:
@@ -223,10 +227,11 @@ def _all_tables(archs: Sequence[Architecture], section: Section) -> str:
             rates.append([row_head(rate.arch), cell(f"{rate.lr:g}"), cell(rate.finished_of), *spreads,
                           cell(f"{reached} (best)" if best[-1] else reached)])  # fmt: skip
     runs = []
+    groups = grouped(section.runs)
     for run in section.runs:
         row = run.result.final if run.result else run.evals[-1] if run.evals else None
         values = [value_cell(row, key, column) for key, column in zip(keys, columns, strict=True)]
-        runs.append([row_head(run.name), cell(run.arch), cell(f"{run.lr:g}"), cell(str(run.seed)), *values,
+        runs.append([row_head(run.name), cell(name_of(groups, run)), cell(f"{run.lr:g}"), cell(str(run.seed)), *values,
                      cell(run.state)])  # fmt: skip
     return (
         "<h3>By learning rate</h3>"

@@ -4,7 +4,7 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
-from .runs import is_slice, primary
+from ..runs.rows import is_slice, primary
 from .summary import Architecture, Difference, Rate, Spread, columns_of, differences
 from .words import count_of, listed, percent, quantity, score_of, sentence, slice_label
 

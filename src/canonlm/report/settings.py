@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .files import Recorded
+from ..runs.folder import Recorded
+from ..runs.identity import flat
+from .groups import grouped
 from .words import shown
 
 WORDS = {
@@ -33,7 +35,7 @@ ENV = ("machine", "cores", "python", "torch", "canonlm")
 
 @dataclass(frozen=True)
 class Setting:
-    """`values`: one text per architecture, or one for all where they agree. `planned`: a grid varies it."""
+    """`values`: one text per group, or one for all where they agree. `planned`: a grid varies it."""
 
     key: str
     label: str
@@ -46,14 +48,15 @@ class Setting:
 
 
 def settings(runs: Sequence[Recorded[Any]]) -> tuple[list[str], list[Setting], list[Setting]]:
-    """(architectures, equal, differing). The machine and the versions count as settings too."""
-    archs = list(dict.fromkeys(run.arch for run in runs))
-    flat = [(run.arch, flatten(run.config) | _machine(run.env)) for run in runs]
-    keys = list(dict.fromkeys(key for _, values in flat for key in values if key not in BOOKKEEPING))
+    """(names of groups, equal, differing). The machine and the versions count as settings too."""
+    groups = grouped(runs)
+    archs = [group.name for group in groups]
+    found = [(group.name, flat(run.config) | _machine(run.env)) for group in groups for run in group.runs]
+    keys = list(dict.fromkeys(key for _, values in found for key in values if key not in BOOKKEEPING))
     equal, differing = [], []
     for key in keys:
-        per_arch = tuple(_values([values.get(key) for arch, values in flat if arch == name]) for name in archs)
-        whole = {shown(values.get(key)) for _, values in flat}
+        per_arch = tuple(_values([values.get(key) for arch, values in found if arch == name]) for name in archs)
+        whole = {shown(values.get(key)) for _, values in found}
         label = WORDS.get(key, key)
         if len(whole) == 1:
             equal.append(Setting(key, label, (per_arch[0],)))
@@ -76,13 +79,3 @@ def _values(values: Sequence[Any]) -> str:
 
 def _machine(env: Mapping[str, Any]) -> dict[str, Any]:
     return {key: env[key] for key in ENV if key in env}
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

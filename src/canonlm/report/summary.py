@@ -11,9 +11,11 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..runs.rows import Count, Evaluation, in_order, is_slice, primary, scale_of
+from .groups import Group, grouped
 from .intervals import ANY, newcombe_interval, t_interval, wilson_interval
-from .runs import Count, Evaluation, Run, in_order, is_slice, primary, scale_of
-from .words import count_of, score_of, short, span
+from .runs import Run
+from .words import count_of, score_of, span
 
 MIN_RATES = 3
 MIN_SEEDS = 3
@@ -98,10 +100,10 @@ class Rate:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything that was run with one architecture, at one size, on one task. `best` is None while nothing finished.
+    """Everything that was run of one group (`canonlm.report.groups`) on one task. `best` is None while nothing finished.
 
-    `arch`: its name here, which says the size where a family was run at several. `score`: the measure that the runs of
-    this task are compared by, "" for accuracy. `tokens_per_s` is the median over all finished runs.
+    `arch`, `family`, `matched`: of the group. `score`: the measure that the runs of this task are compared by, "" for
+    accuracy. `tokens_per_s` is the median over all finished runs.
     """
 
     arch: str
@@ -112,6 +114,7 @@ class Architecture:
     best: Rate | None
     parameters: int | None
     tokens_per_s: float | None
+    matched: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,15 +175,11 @@ def by_seed(values: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 
 def summarise(runs: Iterable[Run]) -> list[Architecture]:
-    """One entry per (task, architecture, size), in the order in which the runs name them, the smaller size first."""
-    tasks: dict[str, dict[str, list[Run]]] = {}
+    """One entry per task and group, in the order in which the runs name architectures, the smaller size first."""
+    tasks: dict[str, list[Run]] = {}
     for run in runs:
-        tasks.setdefault(run.task_label, {}).setdefault(run.arch, []).append(run)
-    found = []
-    for families in tasks.values():
-        score = _score([run for members in families.values() for run in members])
-        found += [_architecture(name, part, score) for members in families.values() for name, part in _sizes(members)]
-    return found
+        tasks.setdefault(run.task_label, []).append(run)
+    return [_architecture(one, _score(members)) for members in tasks.values() for one in grouped(members)]
 
 
 def slices_of(architectures: Iterable[Architecture]) -> list[str]:
@@ -239,6 +238,12 @@ def differences(reference: Architecture, other: Architecture) -> list[Difference
     keys = [*slices_of([reference, other]), *measures_of([reference, other])]
     found = [_difference(key, reference.best, other.best) for key in keys]
     return [difference for difference in found if difference]
+
+
+def adjusted(architectures: Iterable[Architecture]) -> str:
+    """One sentence on what was adjusted to make the numbers of parameters equal; "" where nothing was."""
+    parts = [f"{a.arch} {a.matched}" for a in architectures if a.matched]
+    return f"Adjusted to match parameters: {'; '.join(parts)}." if parts else ""
 
 
 def fairness(architectures: Sequence[Architecture]) -> list[str]:
@@ -321,21 +326,8 @@ def _score(runs: Sequence[Run]) -> str:
     return measure if any(measure in _final(run).measures for run in runs if run.finished) else ""
 
 
-def _sizes(runs: list[Run]) -> list[tuple[str, list[Run]]]:
-    """(name, runs) per size of one family. An unfinished run has the size of the finished ones with its `model`."""
-    alike = {str(run.config.get("model")): run.result.num_parameters for run in runs if run.result}
-    groups: dict[int, list[Run]] = {}
-    for run in runs:
-        size = run.result.num_parameters if run.result else alike.get(str(run.config.get("model")))
-        groups.setdefault(size or 0, []).append(run)
-    if len(groups.keys() - {0}) < 2:  # one size as far as is known
-        return [(runs[0].arch, runs)]
-    digits = len({short(size) for size in groups}) == len(groups)
-    said = {size: short(size) if digits else f"{size:,}" for size in groups} | {0: "size unknown"}
-    return [(f"{runs[0].arch} ({said[size]})", groups[size]) for size in sorted(groups, key=lambda n: n or math.inf)]
-
-
-def _architecture(name: str, runs: list[Run], score: str) -> Architecture:
+def _architecture(group: Group[Run], score: str) -> Architecture:
+    name, runs = group.name, group.runs
     rates = tuple(_rate(name, [run for run in runs if run.lr == lr], score) for lr in sorted({run.lr for run in runs}))
     finished = [rate for rate in rates if rate.runs]
     best = max(finished, key=lambda rate: (rate.score.runs, rate.score.mean) if rate.score else (0, 0.0), default=None)
@@ -344,17 +336,18 @@ def _architecture(name: str, runs: list[Run], score: str) -> Architecture:
     speeds = [result.tokens_per_s for result in results if result.tokens_per_s is not None]
     return Architecture(
         arch=name,
-        family=runs[0].arch,
+        family=group.family,
         task=runs[0].task,
         score=score,
         rates=rates,
         best=best,
         parameters=sizes.pop() if len(sizes) == 1 else None,
         tokens_per_s=statistics.median(speeds) if speeds else None,
+        matched=group.matched,
     )
 
 
-def _rate(name: str, runs: list[Run], score: str) -> Rate:
+def _rate(name: str, runs: Sequence[Run], score: str) -> Rate:
     finished = tuple(run for run in runs if run.result is not None)
     finals = [_final(run) for run in finished]
     slices = in_order(key for final in finals for key in final.slices)

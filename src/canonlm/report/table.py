@@ -6,11 +6,11 @@ from rich.markup import escape as escape_rich
 from rich.table import Table
 from rich.text import Text
 
+from ..runs.rows import is_slice
 from .evals import evals_tables
 from .gather import Folders
 from .play import Play, load_play
-from .runs import is_slice
-from .summary import Architecture, Rate, Spread, columns_of, scales_of, summarise
+from .summary import Architecture, Rate, Spread, adjusted, columns_of, scales_of, summarise
 from .text_section import text_table
 from .tidy import plain
 from .words import count_of, quantity, scale_words, short
@@ -30,7 +30,8 @@ def best_table(architectures: Sequence[Architecture], title: str = "") -> Table:
             table.add_row(escape(a.arch), "–", f"0 of {unfinished}", *("–" for _ in keys), *size)
         else:
             table.add_row(*_row(a.task, a.best, keys), *size)
-    table.caption = "small: 95% interval; over runs (t), or by the answers of one run or of equal ones (Wilson)"
+    small = "small: 95% interval; over runs (t), or by the answers of one run or of equal ones (Wilson)"
+    table.caption = "\n".join(filter(None, (small, escape(adjusted(architectures)))))
     return table
 
 

@@ -6,27 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import expected
-from .files import DAMAGE, Recorded, finite, read_json, recorded, writable
-
-
-@dataclass(frozen=True)
-class SetLoss:
-    """Of one validation set: mean cross-entropy in nats per token, and bits per byte of UTF-8 text; None where it is no
-    finite number. `tokens` is how many were asked."""
-
-    loss: float | None
-    bits_per_byte: float | None
-    tokens: int | None
-
-
-@dataclass(frozen=True)
-class TextEvaluation:
-    """One eval row. `loss` is that of the tokens of all sets together."""
-
-    step: int
-    loss: float | None
-    sets: Mapping[str, SetLoss]
-    unusable: tuple[str, ...] = ()
+from ..runs.folder import Recorded, read_object, recorded
+from ..runs.rows import DAMAGE, TextEvaluation, finite, text_evaluation, writable
 
 
 @dataclass(frozen=True)
@@ -62,7 +43,7 @@ class TextRun(Recorded[TextEvaluation]):
 def load_text(folder: Path, config: Mapping[str, Any]) -> TextRun:
     """ValueError says in one line why it cannot be read at all."""
     notes: list[str] = []
-    read = read_json(folder / "data.json", notes) or {}
+    read = read_object(folder / "data.json", notes) or {}
     found = []
     for name, source in named_sources(config).items():
         source = source if isinstance(source, dict) else {}
@@ -71,7 +52,7 @@ def load_text(folder: Path, config: Mapping[str, Any]) -> TextRun:
         weight = source.get("weight", 1.0)
         found.append(Source(writable(name), writable(str(source.get("path", ""))),
                             float(weight) if finite(weight) else 1.0, str(content or "")))  # fmt: skip
-    return TextRun(sources=tuple(found), **recorded(folder, config, evaluation, notes))
+    return TextRun(sources=tuple(found), **recorded(folder, config, text_evaluation, notes))
 
 
 def named_sources(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,20 +61,6 @@ def named_sources(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(sources, dict) or not sources:
         raise expected("text.sources", "the text that is read, by name", sources)
     return {str(name): source for name, source in sources.items()}
-
-
-def evaluation(row: Mapping[str, Any] | None, step: int | None = None) -> TextEvaluation:
-    """An eval row, at `step` unless it says its own; None where no text is held out, so that nothing was asked."""
-    if row is None and step is not None:
-        return TextEvaluation(step, None, {})
-    assert row is not None
-    sets, unusable = {}, [] if finite(row["loss"]) else ["loss"]
-    for name, found in row["sets"].items():
-        loss, bits, tokens = _number(found["loss"]), _number(found.get("bits_per_byte")), found.get("tokens")
-        sets[writable(name)] = SetLoss(loss, bits, tokens if isinstance(tokens, int) else None)
-        unusable += [f"{key} of {name}" for key, value in (("loss", loss), ("bits per byte", bits)) if value is None]
-    at = row.get("step", step)
-    return TextEvaluation(int(at), _number(row["loss"]), sets, tuple(unusable))
 
 
 def set_names(runs: Sequence[TextRun]) -> list[str]:
@@ -130,10 +97,6 @@ def mixes(runs: Sequence[TextRun]) -> dict[str, list[TextRun]]:
         tellings = (telling for telling in _TELLINGS if all(telling(group[0].sources) != telling(o) for o in others))
         named[next(tellings, _TELLINGS[-1])(group[0].sources)] = group
     return named
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if finite(value) else None
 
 
 def _by_name(sources: Sequence[Source]) -> str:

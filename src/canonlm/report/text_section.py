@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from rich.markup import escape as escape_rich
 from rich.table import Table
 
+from .groups import families
 from .markup import bullets, cell, escape, row_head, table
 from .play import TextSection
 from .section import Figures, figure_html, settings_html
@@ -38,13 +39,13 @@ def columns(runs: Sequence[TextRun]) -> list[str]:
 def rows(runs: Sequence[TextRun]) -> Iterator[list[tuple[str, str]]]:
     """What a run reached last, cells of (text, remark); of one that has not finished, at which step that was."""
     names = set_names(runs)
-    for run in runs:
+    for run, arch in zip(runs, families(runs), strict=True):
         last = run.last
         early = f"at step {last.step:,}" if last and not run.finished else ""
         found = [last.sets.get(name) if last else None for name in names]
         values = [value for one in found for value in ((one.loss, one.bits_per_byte) if one else (None, None))]
         training = f"{run.train[-1].loss:.3f}" if run.train else "–"
-        about = [run.arch, _size(run), f"{run.lr:g}", str(run.seed), short(run.tokens)]
+        about = [arch, _size(run), f"{run.lr:g}", str(run.seed), short(run.tokens)]
         yield [
             *((text, "") for text in about),
             *(("–", "") if value is None else (f"{value:.3f}", early) for value in values),
@@ -121,20 +122,21 @@ def _losses(
 ) -> tuple[go.Figure, go.Figure]:
     """Loss against tokens, a line per run, for a wide page and (the layout alone) for a narrow one. The axis is
     logarithmic: there, a loss that falls by the same share is a straight line."""
-    archs = list(dict.fromkeys(run.arch for run in runs))
+    of_run = families(runs)
+    archs = list(dict.fromkeys(of_run))
     few = max(map(len, curves), default=0) <= FEW_POINTS
     traces, named = [], set()
-    for run, curve in zip(runs, curves, strict=True):
-        look = styles[run.arch]
+    for run, arch, curve in zip(runs, of_run, curves, strict=True):
+        look = styles[arch]
         about = f"seed {run.seed}, learning rate {run.lr:g}<br>{safe(run.name)}"
         traces.append(go.Scatter(
             x=[tokens for tokens, _ in curve], y=[loss for _, loss in curve], mode="lines+markers" if few else "lines",
             line={"color": look.color, "width": 2, "dash": look.dash}, marker={"symbol": look.symbol, "size": 6},
-            opacity=0.85, name=safe(run.arch), legendgroup=run.arch, showlegend=run.arch not in named, meta=run.name,
+            opacity=0.85, name=safe(arch), legendgroup=arch, showlegend=arch not in named, meta=run.name,
             hovertext=about, hovertemplate="<b>%{fullData.name}</b><br>%{x:,} tokens: loss %{y:.4g}<br>%{hovertext}"
             "<extra></extra>",
         ))  # fmt: skip
-        named.add(run.arch)
+        named.add(arch)
     axes = {
         "xaxis": axis("tokens") | {"tickformat": "~s", "rangemode": "tozero", "domain": [0.0, 1.0]},
         "yaxis": axis(title) | {"type": "log", "tickformat": "~g", "nticks": 8},

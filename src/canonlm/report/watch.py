@@ -1,17 +1,18 @@
 """How runs are getting on, read from their folders again and again while others write them.
 
-Cheap: a file that has kept its size and time is not opened, and of one that has grown only the new end is read.
-Tolerant: half a row waits for its other half, and what is damaged is skipped as in the report.
+Cheap: a file that has kept its size and time is not opened, and of one that has grown only the new end is read
+(`canonlm.runs.follow`).
 """
 
 from pathlib import Path
 from typing import NamedTuple
 
-from .files import DAMAGE, TrainRow, identity, read_config, read_json, row_of, writable
+from ..runs.folder import about, read_config, read_object
+from ..runs.follow import Followed
+from ..runs.rows import Evaluation, TextEvaluation, evaluation, primary, text_evaluation, writable
 from .gather import Folders, as_paths, configured
-from .runs import Evaluation, evaluation, primary, task_of
-from .text import TextEvaluation, named_sources
-from .text import evaluation as text_evaluation
+from .runs import task_of
+from .text import named_sources
 from .words import number, quantity, slice_label
 
 QUIET_SECONDS = 300.0  # without a row, after which a run is not said to be running
@@ -26,54 +27,39 @@ class Stamp(NamedTuple):
     seconds: float
 
 
-class Watched:
+class Watched(Followed):
     """One run. `state`: waiting (nothing recorded), running, unfinished (nothing for `QUIET_SECONDS`), finished, or
     damaged (its configuration cannot be read). `quiet`: seconds since the last row."""
 
     def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(folder / "metrics.jsonl")
         self.folder, self.name = folder, name
         self.arch = self.task = "?"
         self.lr: float | None = None
         self.seed: int | None = None
         self.steps: int | None = None
-        self.step = 0
-        self.train: TrainRow | None = None
-        self.evaluation: Evaluation | TextEvaluation | None = None
         self.state = "waiting"
         self.quiet = 0.0
-        self._damaged = self._finished = self._on_text = False
+        self._damaged = self._finished = False
         self._stamps: dict[str, Stamp | None] = {}
-        self._offset = 0
 
-    def read(self, now: float) -> bool:
+    def look(self, now: float) -> bool:
         """Take in what is new at the time `now` (seconds, as of the files). Whether there is something to tell: another
         state, or another evaluation."""
         before = self.state, self.evaluation
         if self._changed("config.yaml"):
             self._configure()
-        old = self._stamps.get("metrics.jsonl")
         if self._changed("metrics.jsonl"):
-            self._follow(old, self._stamps["metrics.jsonl"])
+            self.read()
         if self._changed("result.json"):
-            self._finished = bool(read_json(self.folder / "result.json", []))
+            self._finished = bool(read_object(self.folder / "result.json", []))
         self._judge(now)
         return (self.state, self.evaluation) != before
 
     @property
     def evaluated(self) -> str:
-        """The last evaluation in words: `1 hop 0.93  2 hops 0.41`, `loss hops 2.210`."""
-        row = self.evaluation
-        if row is None:
-            return ""
-        if isinstance(row, TextEvaluation):
-            said = [f"{name} {one.loss:.3f}" for name, one in row.sets.items() if one.loss is not None]
-            return "loss " + ", ".join(said[:MOST_SLICES]) if said else ""
-        keys = primary(row.slices)
-        told = [f"{slice_label(self.task, key)} {row.slices[key].accuracy:.2f}" for key in keys]
-        if len(keys) > MOST_SLICES:
-            told = [f"mean accuracy {row.accuracy:.2f}"]
-        told += [f"{quantity(self.task, key).label} {number(value)}" for key, value in row.measures.items()][:1]
-        return "  ".join(told)
+        """The last evaluation in words."""
+        return in_words(self.task, self.evaluation)
 
     @property
     def told(self) -> str:
@@ -89,39 +75,15 @@ class Watched:
     def _configure(self) -> None:
         try:
             config = read_config(self.folder)
-            known = identity(config)
-            self._on_text = config.get("text") is not None
-            self.task = ", ".join(map(writable, named_sources(config))) if self._on_text else task_of(config)[0]
+            known = about(config)
+            on_text = config.get("text") is not None
+            self.evaluate = text_evaluation if on_text else evaluation
+            self.task = ", ".join(map(writable, named_sources(config))) if on_text else task_of(config)[0]
         except (ValueError, OSError):
             self._damaged = True
         else:
             self._damaged = False
             self.arch, self.lr, self.seed, self.steps = (known[key] for key in ("arch", "lr", "seed", "steps"))
-
-    def _follow(self, old: Stamp | None, new: Stamp | None) -> None:
-        """The new end of `metrics.jsonl`; all of it where it is another file, as a resume that cuts it back makes."""
-        if old is None or new is None or old.file != new.file or new.size < self._offset:
-            self._offset, self.step, self.train, self.evaluation = 0, 0, None, None
-        if new is None:
-            return
-        try:
-            with (self.folder / "metrics.jsonl").open("rb") as file:
-                file.seek(self._offset)
-                written = file.read()
-        except OSError:
-            return
-        whole = written[: written.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            try:
-                row = row_of(line, text_evaluation) if self._on_text else row_of(line, evaluation)
-            except DAMAGE:
-                continue
-            if isinstance(row, TrainRow):
-                self.train = row
-            elif row is not None:
-                self.evaluation = row
-            self.step = max(self.step, row.step if row else 0)
 
     def _judge(self, now: float) -> None:
         stamp = self._stamps["metrics.jsonl"]
@@ -149,7 +111,7 @@ class Watch:
                 name = path.absolute().name
                 name = f"{folder}/{name}" if len(self.folders) > 1 and path != folder else name
                 self._runs[resolved] = Watched(path, writable(name))
-        return [run for run in self.runs if run.read(now)]
+        return [run for run in self.runs if run.look(now)]
 
     @property
     def runs(self) -> list[Watched]:
@@ -159,6 +121,22 @@ class Watch:
     def done(self) -> bool:
         """Whether nothing is to come, as far as can be seen: runs that are unfinished may be dead."""
         return bool(self.runs) and not any(run.state in ("waiting", "running") for run in self.runs)
+
+
+def in_words(task: str, row: Evaluation | TextEvaluation | None) -> str:
+    """`1 hop 0.93  2 hops 0.41`: the task's own scale (the mean, of more than four), and the first measure; of text
+    `loss hops 2.210`."""
+    if row is None:
+        return ""
+    if isinstance(row, TextEvaluation):
+        said = [f"{name} {one.loss:.3f}" for name, one in row.sets.items() if one.loss is not None]
+        return "loss " + ", ".join(said[:MOST_SLICES]) if said else ""
+    keys = primary(row.slices)
+    told = [f"{slice_label(task, key)} {row.slices[key].accuracy:.2f}" for key in keys]
+    if len(keys) > MOST_SLICES:
+        told = [f"mean accuracy {row.accuracy:.2f}"]
+    told += [f"{quantity(task, key).label} {number(value)}" for key, value in row.measures.items()][:1]
+    return "  ".join(told)
 
 
 def _stamp(path: Path) -> Stamp | None:

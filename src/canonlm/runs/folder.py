@@ -3,22 +3,56 @@
 config.yaml     the resolved configuration          metrics.jsonl   a row per logged step and evaluation
 env.json        machines and versions               checkpoints/    the newest states
 data.json       which text was read (of text)       profile/, tensorboard/, on_checkpoint/   where asked for
+code.json       sha256 of files from outside        code/           copies of these files
 result.json     written last: the run is finished   log.txt, logs/  what processes that were launched printed
                                                     launch/         what was submitted to SLURM
+
+`check` and `create` are for whoever runs it. `read_config` and `recorded` are for whoever finds it and trusts nothing:
+the run may be going on, crashed, half-written or not a run at all. A folder without a readable `config.yaml` is refused
+with a reason. A folder is only data: nothing in it is ever executed.
 """
 
+import hashlib
 import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol
 
-from canonlm.errors import expected
-from canonlm.files import write_text
-from canonlm.train.config import RunConfig, changes
-from canonlm.train.recipe import load
+import yaml
+
+from canonlm.errors import InvalidSetting, expected
+from canonlm.files import write_json, write_text
+
+from .identity import Config, changes
+from .rows import DAMAGE, E, Evaluate, TrainRow, finite, read, writable
+
+_MOST_BRACKETS, _MOST_COLUMNS = 1_000, 2_000
 
 
-def check(folder: Path, config: RunConfig) -> None:
-    """ValueError, naming the first difference, if the folder already holds a run that this one does not continue."""
+class Outside(Protocol):
+    """A file from outside that a run uses, as `canonlm.outside.load` gives it."""
+
+    @property
+    def file(self) -> Path: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+
+# -- for whoever runs it ----------------------------------------------------------------------------------------------
+
+
+def check(
+    folder: Path, config: Config, load: Callable[[Path], Config], outside: Mapping[str, Outside] | None = None
+) -> None:
+    """ValueError, naming the first difference, if the folder already holds a run that this one does not continue.
+
+    load: reads a `config.yaml`, with what an earlier version did not write yet. outside: the files from outside by the
+    references that the configuration has.
+    """
     path = folder / "config.yaml"
     if (folder / "index.json").exists():
         raise expected("--out", "a folder for a run, and not one of prepared text", str(folder))
@@ -26,16 +60,27 @@ def check(folder: Path, config: RunConfig) -> None:
         key, there, here = changed[0]
         what = f"{there!r}, as in the run that is already in {folder} (choose another --out to change it)"
         raise expected(key, what, here)
+    began = _outside(folder, notes := [])
+    if notes:
+        raise expected("--out", "a folder whose code.json is whole", str(folder))
+    for reference, one in (outside or {}).items():
+        if (there := began.get(reference, one.sha256)) != one.sha256:
+            what = f"the file that the run in {folder} began with, sha256 {there} (its copy is in {folder / 'code'})"
+            raise InvalidSetting(reference, f"{one.file}: expected {what}, got sha256 {one.sha256}")
 
 
-def create(folder: Path, config: RunConfig) -> None:
+def create(
+    folder: Path, config: Config, load: Callable[[Path], Config], outside: Mapping[str, Outside] | None = None
+) -> None:
     """Make the folder and write its configuration; one that this one continues is checked and replaced."""
-    check(folder, config)
+    check(folder, config, load, outside)
     make(folder)
-    path, text = folder / "config.yaml", config.to_yaml()
+    path, text = folder / "config.yaml", to_yaml(config)
     try:
-        if path.exists() and load(path).train.steps != config.train.steps:
+        if path.exists() and load(path)["train"]["steps"] != config["train"]["steps"]:
             (folder / "result.json").unlink(missing_ok=True)  # it is finished no longer
+        if outside:
+            _keep(folder, outside)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_text(path, text)
     except OSError as error:
@@ -49,6 +94,209 @@ def make(folder: Path) -> None:
         raise expected("--out", f"a folder that can be written ({error.strerror})", str(folder)) from None
 
 
+def _keep(folder: Path, outside: Mapping[str, Outside]) -> None:
+    """Copies under `code/`, then `code.json`, which has their sha256 by reference."""
+    wanted = {reference: one.sha256 for reference, one in outside.items()}
+    if _outside(folder, []) == wanted:
+        return
+    (folder / "code").mkdir(exist_ok=True)
+    names: dict[str, str] = {}  # of the copies: sources in two folders may have one name
+    for one in outside.values():
+        content = one.file.read_bytes()
+        if hashlib.sha256(content).hexdigest() != one.sha256:
+            raise expected(str(one.file), "a file that stays as it is while it is used", "another content")
+        taken = names.setdefault(one.file.name, one.sha256) != one.sha256
+        name = f"{one.file.stem}-{one.sha256[:6]}{one.file.suffix}" if taken else one.file.name
+        (folder / "code" / name).write_bytes(content)
+    write_json(folder / "code.json", {"outside": wanted})
+
+
+def to_yaml(config: Config) -> str:
+    return yaml.dump(dict(config), Dumper=_Dumper, sort_keys=False)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes a text such as 1e3, which `canonlm.train.recipe` would read as a number."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
 def read_json(path: Path) -> Any:
     """Its content; None where there is no such file yet."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+# -- for whoever finds it ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result(Generic[E]):
+    """`result.json`, which exists once the run has finished."""
+
+    steps: int
+    final: E
+    num_parameters: int | None = None
+    tokens_per_s: float | None = None
+    train_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded(Generic[E]):
+    """One run folder. `steps` is what was planned; `config` and `env` are the files as they are, but that `config` has
+    the sha256 of files from outside as `outside`."""
+
+    name: str
+    arch: str
+    lr: float
+    seed: int
+    steps: int | None
+    config: Mapping[str, Any] = field(repr=False)
+    env: Mapping[str, Any] = field(repr=False)
+    evals: tuple[E, ...] = field(repr=False)
+    train: tuple[TrainRow, ...] = field(repr=False)
+    result: Result[E] | None = None
+    damaged_rows: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        return self.result is not None
+
+    @property
+    def last_step(self) -> int:
+        return max([row.step for row in self.train] + [row.step for row in self.evals], default=0)
+
+    @property
+    def state(self) -> str:
+        if self.finished:
+            return "finished"
+        planned = f" of {self.steps}" if self.steps is not None else ""
+        return f"unfinished at step {self.last_step}{planned}"
+
+
+def recorded(folder: Path, config: Mapping[str, Any], evaluate: Evaluate[E], notes: list[str]) -> dict[str, Any]:
+    """The fields of `Recorded`. ValueError says in one line why there is no record."""
+    env = read_object(folder / "env.json", notes)
+    evals, train, damaged = read(folder / "metrics.jsonl", evaluate)
+    result = _result(read_object(folder / "result.json", notes), evaluate, notes)
+    if result is not None and result.final.step not in {row.step for row in evals}:
+        evals = sorted([*evals, result.final], key=lambda row: row.step)
+    outside = _outside(folder, notes)
+    return {
+        "name": writable(folder.absolute().name),
+        **about(config),
+        "config": {**config, "outside": outside} if outside else config,
+        "env": env or {},
+        "evals": tuple(evals),
+        "train": tuple(train),
+        "result": result,
+        "damaged_rows": damaged,
+        "notes": tuple(notes),
+    }
+
+
+def about(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `Recorded` that say which run it is, without its name. ValueError: one is missing."""
+    steps = _key(config, "train.steps", None)
+    return {
+        "arch": writable(str(_key(config, "arch"))),
+        "lr": _number(config, "train.optim.lr"),
+        "seed": int(_number(config, "train.seed")),
+        "steps": steps if isinstance(steps, int) else None,
+    }
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """`config.yaml`; ValueError says in one line why there is none."""
+    if not folder.is_dir():
+        raise ValueError("no such folder")
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise ValueError("empty folder" if not any(folder.iterdir()) else "no config.yaml: not a run folder")
+    try:
+        text = path.read_text(encoding="utf-8")
+        config = yaml.load(text, Loader=_loader(text))
+        json.dumps(config, default=str, skipkeys=True)  # a mapping that contains itself has no end
+    except (yaml.YAMLError, *DAMAGE):
+        raise ValueError("config.yaml is damaged: not YAML") from None
+    if not isinstance(config, dict):
+        raise ValueError("config.yaml is damaged: no settings in it")
+    return config
+
+
+def read_object(path: Path, notes: list[str]) -> dict[str, Any] | None:
+    """None where there is no such file, or, which `notes` are told, a damaged one."""
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_bytes())
+    except DAMAGE:
+        value = None
+    if not isinstance(value, dict):
+        notes.append(f"{path.name} is damaged")
+        return None
+    return value
+
+
+def _outside(folder: Path, notes: list[str]) -> dict[str, str]:
+    """The sha256 by reference, of `code.json`."""
+    found = (read_object(folder / "code.json", notes) or {}).get("outside")
+    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _loader(text: str) -> Any:
+    """libyaml, where there is one: it takes a tenth of the time, and 500 runs are 500 files. Where much is nested it
+    overflows the stack, which ends the process, and Python's own takes minutes or raises. Nesting takes a bracket, or
+    a column of a line."""
+    if text.count("[") + text.count("{") > _MOST_BRACKETS:
+        raise ValueError("brackets without end")
+    narrow = max(map(len, text.splitlines()), default=0) < _MOST_COLUMNS
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader) if narrow else yaml.SafeLoader
+
+
+_REQUIRED = object()
+
+
+def _key(config: Mapping[str, Any], dotted: str, default: Any = _REQUIRED) -> Any:
+    value: Any = config
+    for part in dotted.split("."):
+        if not isinstance(value, dict) or part not in value:
+            if default is _REQUIRED:
+                raise ValueError(f"config.yaml has no {dotted}")
+            return default
+        value = value[part]
+    return value
+
+
+def _number(config: Mapping[str, Any], dotted: str) -> float:
+    value = _key(config, dotted)
+    try:
+        number = float(value)  # PyYAML reads 3e-3 as text
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise expected(dotted, "a number", value)
+    return number
+
+
+def _result(raw: Mapping[str, Any] | None, evaluate: Evaluate[E], notes: list[str]) -> Result[E] | None:
+    if raw is None:
+        return None
+    try:
+        steps = int(raw["steps"])
+        final = evaluate(raw["final"], steps)
+    except DAMAGE:
+        notes.append("result.json is damaged")
+        return None
+    notes += [f"{name} of the final evaluation is no finite number" for name in final.unusable]
+    size, speed, seconds = (raw.get(key) for key in ("num_parameters", "tokens_per_s", "train_seconds"))
+    return Result(
+        steps,
+        final,
+        num_parameters=size if isinstance(size, int) else None,
+        tokens_per_s=speed if finite(speed) else None,
+        train_seconds=seconds if finite(seconds) else None,
+    )

@@ -72,7 +72,7 @@ class Clock:
 
     def reading(self) -> Reading:
         """Since the last reading, or since the warm-up: `tokens_per_s`, `mfu`, `data_wait_s`, `data_wait_share`, all
-        None before its end. And `elapsed_s`. `canonlm.runs.metrics` says what they mean."""
+        None before its end. And `elapsed_s`. `canonlm.runs.rows` says what they mean."""
         now, speed, mfu, waited, wait_share = self._idle_now(), None, None, None, None
         if self._steps > self.WARMUP_STEPS:
             seconds, waited = now - self._mark - self._out, self._waited

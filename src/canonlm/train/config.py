@@ -3,11 +3,9 @@
 The resolved configuration is what a run folder holds; two runs differ only where their `config.yaml` differ.
 """
 
-import re
 from functools import cached_property
 from typing import Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -24,6 +22,7 @@ from pydantic import (
 
 from canonlm import tasks
 from canonlm.errors import InvalidSetting, expected, refused
+from canonlm.runs import folder, identity
 from canonlm.train import profile
 
 
@@ -262,16 +261,7 @@ class RunConfig(Settings):
         return None if self.task is None else tasks.get(**self.task)
 
     def to_yaml(self) -> str:
-        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes a text such as 1e3, which `canonlm.train.recipe` would read as a number."""
-
-
-_Dumper.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+        return folder.to_yaml(self.model_dump(mode="json"))
 
 
 def resolve(raw: dict[str, Any]) -> RunConfig:
@@ -282,36 +272,11 @@ def resolve(raw: dict[str, Any]) -> RunConfig:
         raise refused(error, RunConfig) from None
 
 
-INDIFFERENT: dict[str, Any] = {
-    **dict.fromkeys(("parallel", "profile", "track", "on_checkpoint"), True),
-    "data": {"workers"},
-    "train": {"log_every", "checkpoint_every", "keep_checkpoints", "keep_every"},
-}
-"""What a run may continue with otherwise than it began: it decides where and how the work is done, not its result."""
-
-
-def differences(a: RunConfig, b: RunConfig) -> list[tuple[str, Any, Any]]:
+def differences(a: RunConfig, b: RunConfig) -> list[identity.Difference]:
     """(dotted key, value in a, value in b) wherever two configurations differ in what decides the result."""
-    left, right = (dict(_flat(run.model_dump(exclude=INDIFFERENT), "")) for run in (a, b))
-    keys = dict.fromkeys([*left, *right])
-    return [(key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)]
+    return identity.differences(a.model_dump(), b.model_dump())
 
 
-def changes(began: RunConfig, now: RunConfig) -> list[tuple[str, Any, Any]]:
-    """The differences that a run cannot be continued with.
-
-    A text may lie elsewhere: which one it is, its sha256 says (`canonlm.train.reading.check_unchanged`). And a constant
-    learning rate may go on for longer: with the other schedules, steps that are done would have had other rates.
-    """
-    free = began.text.folders.keys() & now.text.folders.keys() if began.text and now.text else set()
-    if now.train.optim.schedule == "constant" and now.train.steps > began.train.steps:
-        free = {*free, "train.steps"}
-    return [difference for difference in differences(began, now) if difference[0] not in free]
-
-
-def _flat(group: dict[str, Any], prefix: str):
-    for key, value in group.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
+def changes(began: RunConfig, now: RunConfig) -> list[identity.Difference]:
+    """The differences that a run cannot be continued with."""
+    return identity.changes(began.model_dump(), now.model_dump())

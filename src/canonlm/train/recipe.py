@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import yaml
 
 from canonlm.errors import InvalidSetting, expected
+from canonlm.runs import folder
 from canonlm.train.config import RunConfig, resolve
 
 
@@ -35,6 +36,26 @@ def load(
             raise
         place = next((places[key] for key in _up(error.key) if key in places), Place(path, 1))
         raise InvalidSetting(error.key, f"{error}{place}") from None
+
+
+def check_folder(path: Path, run: RunConfig) -> None:
+    """ValueError, naming the first difference, if the folder already holds a run that this one does not continue."""
+    folder.check(path, run.model_dump(), _completed, outside_of(run))
+
+
+def create_folder(path: Path, run: RunConfig) -> None:
+    """Make a run's folder, or take up the one that it continues."""
+    folder.create(path, run.model_dump(), _completed, outside_of(run))
+
+
+def outside_of(run: RunConfig) -> dict[str, folder.Outside]:
+    """The files from outside that a run uses, by the references in its configuration."""
+    return {}
+
+
+def _completed(path: Path) -> dict[str, Any]:
+    """A `config.yaml`, with the settings that an earlier version did not have."""
+    return load(path).model_dump()
 
 
 def _complaint(raw: dict[str, Any], check: Callable[[RunConfig], Any]) -> str | None:

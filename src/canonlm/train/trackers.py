@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from canonlm.errors import InvalidSetting, expected
 from canonlm.files import write_text
+from canonlm.runs.rows import slice_key
 
 
 class Tracker(Protocol):
@@ -103,5 +104,4 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
             if key != "slices":
                 yield from _numbers(f"{name}/{key}", inner)
         for part in value.get("slices", ()):
-            where = ", ".join(f"{key}={value}" for key, value in part["slice"].items()) or "all"
-            yield f"{name}/{where}", part["correct"] / max(1, part["total"])
+            yield f"{name}/{slice_key(part['slice'])}", part["correct"] / max(1, part["total"])

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import expected
 from .. import frames, published, tidy
-from ..files import LeftOut
 from ..gather import Gathered
 from ..published.benchmarks import BENCHMARKS, LOWER_IS_BETTER
 from ..published.tables import groups_of, mark
+from ..runs import LeftOut
 from ..theme import MUTED, Look, axis, layout, looks
 from ..tidy import MODEL, QUESTION, has_canon
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from canonlm.report.runs import load_run
-from canonlm.runs.metrics import TRAIN_KEYS, Metrics
+from canonlm.runs.rows import TRAIN_KEYS, Metrics
 from canonlm.train.loop import train
 from canonlm.train.machine import environment
 

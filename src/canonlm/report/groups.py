@@ -1,0 +1,103 @@
+"""Which runs repeat one experiment, and what to call them where several are shown together.
+
+A group is `canonlm.runs.identity.group`: all runs of one configuration but for the learning rate and the seed. Its name
+is that of the architecture. Where several groups have one architecture, the name says what differs between them.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from ..runs.folder import Recorded
+from ..runs.identity import INDIFFERENT, POOLED, group, settings, what_differs, write
+from .words import short
+
+LONG = 60  # letters of what differs; a hash stands for the rest
+R = TypeVar("R", bound=Recorded[Any])
+
+
+@dataclass(frozen=True)
+class Group(Generic[R]):
+    """`family`: the name without the size. `parameters`: of the finished runs, or None."""
+
+    name: str
+    family: str
+    runs: tuple[R, ...]
+
+    @property
+    def parameters(self) -> int | None:
+        return next((run.result.num_parameters for run in self.runs if run.result), None)
+
+    @property
+    def matched(self) -> str:
+        """`intermediate_size 341 → 352`: what was adjusted so that all architectures have as many parameters."""
+        model = self.runs[0].config.get("model")
+        found = model.get("matched") if isinstance(model, Mapping) else None
+        pairs = found.items() if isinstance(found, Mapping) else ()
+        return ", ".join(f"{key} {' → '.join(map(write, pair))}" for key, pair in pairs if isinstance(pair, list))
+
+
+def grouped(runs: Sequence[R]) -> list[Group[R]]:
+    """The groups in the order in which runs name their architectures, the smaller size first."""
+    archs: dict[str, dict[str, list[R]]] = {}
+    for run in runs:
+        archs.setdefault(run.arch, {}).setdefault(group(run.config), []).append(run)
+    return [one for arch, groups in archs.items() for one in _named(arch, groups)]
+
+
+def name_of(groups: Sequence[Group[R]], run: R) -> str:
+    return next(one.name for one in groups if any(run is other for other in one.runs))
+
+
+def families(runs: Sequence[R]) -> list[str]:
+    """Of every run the name without the size."""
+    by_run = {id(run): one.family for one in grouped(runs) for run in one.runs}
+    return [by_run[id(run)] for run in runs]
+
+
+def _named(arch: str, groups: Mapping[str, list[R]]) -> list[Group[R]]:
+    plain = [Group(arch, arch, tuple(runs)) for runs in groups.values()]
+    if len(plain) == 1:
+        return plain
+    flat = [settings(one.runs[0].config, (*INDIFFERENT, *POOLED, "arch", "task")) for one in plain]
+    sizes = [{key: one[key] for key in one if _is_size(key)} for one in flat]
+    others = [{key: one[key] for key in one if not _is_size(key)} for one in flat]
+    told = [_cut(text, key) for text, key in zip(what_differs(others), groups, strict=True)]
+    said = _sizes(plain, sizes)
+    named = [
+        Group(_with(arch, text, size), _with(arch, text), one.runs)
+        for one, text, size in zip(plain, told, said, strict=True)
+    ]
+    return sorted(named, key=lambda one: math.inf if one.parameters is None else one.parameters)
+
+
+def _is_size(key: str) -> bool:
+    return key.startswith("model.") and not key.startswith("model.fields.")
+
+
+def _sizes(groups: Sequence[Group[R]], sizes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The shortest way to tell the sizes apart: `4L 256d`, parameters, or all that differs. Nothing for equal ones."""
+    distinct = len({write(size) for size in sizes})
+    if distinct == 1:
+        return [""] * len(groups)
+    layers, width = "model.num_hidden_layers", "model.hidden_size"
+    ways: list[Callable[[Group[R], Mapping[str, Any]], str]] = [
+        lambda one, size: f"{write(size[layers])}L {write(size[width])}d" if {layers, width} <= size.keys() else "",
+        lambda one, size: "size unknown" if one.parameters is None else short(one.parameters),
+        lambda one, size: "size unknown" if one.parameters is None else f"{one.parameters:,}",
+    ]
+    for way in ways:
+        texts = [way(one, size) for one, size in zip(groups, sizes, strict=True)]
+        if len({*texts}) == distinct and all(texts):
+            return texts
+    return what_differs(sizes)
+
+
+def _cut(text: str, key: str) -> str:
+    return text if len(text) <= LONG else f"{text[: LONG - 10]}… {key[:6]}"
+
+
+def _with(arch: str, *parts: str) -> str:
+    text = ", ".join(filter(None, parts))
+    return f"{arch} ({text})" if text else arch

@@ -1,0 +1,62 @@
+"""How a run is getting on: its newest rows, from the loop itself or from a `metrics.jsonl` that grows."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from .rows import DAMAGE, Evaluate, Evaluation, Remark, TextEvaluation, TrainRow, evaluation, parse
+
+
+class Latest:
+    """What the rows so far say. `step` is the largest of any row."""
+
+    step = 0
+    train: TrainRow | None = None
+    evaluation: Evaluation | TextEvaluation | None = None
+
+    def take(self, row: TrainRow | Evaluation | TextEvaluation | Remark) -> None:
+        self.step = max(self.step, row.step)
+        if isinstance(row, TrainRow):
+            self.train = row
+        elif not isinstance(row, Remark):
+            self.evaluation = row
+
+    def seconds_left(self, steps: int, tokens_per_step: int) -> float | None:
+        """At the speed of the last row; evaluations and checkpoints are not counted."""
+        speed = self.train and self.train.tokens_per_s
+        return (steps - self.step) * tokens_per_step / speed if speed else None
+
+
+class Followed(Latest):
+    """The same from a file that another process writes. Each call reads only what is new; half a row waits for its
+    other half; a damaged row is skipped. A resume may cut the file back: it is then another file, read from its start.
+    """
+
+    def __init__(self, path: Path, evaluate: Evaluate[Any] = evaluation) -> None:
+        self.path, self.evaluate = path, evaluate
+        self._inode = self._offset = 0
+
+    def read(self) -> bool:
+        """Take in the rows since the last call; True if there were any."""
+        try:
+            with self.path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._inode or found.st_size < self._offset:
+                    self._inode, self._offset = found.st_ino, 0
+                    self.step, self.train, self.evaluation = 0, None, None
+                file.seek(self._offset)
+                written = file.read()
+        except OSError:
+            return False
+        whole = written[: written.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        new = False
+        for line in whole.splitlines():
+            try:
+                row = parse(json.loads(line), self.evaluate)
+            except DAMAGE:
+                continue
+            self.take(row)
+            new = True
+        return new

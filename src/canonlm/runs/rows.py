@@ -1,0 +1,288 @@
+"""`metrics.jsonl`: one row per logged step, evaluation and skipped step, appended as the run goes.
+
+`Metrics` writes rows. Whoever reads them takes `parse`, which trusts no file: a row that is damaged raises one of
+`DAMAGE`, and `read` counts it and goes on.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Protocol, TypeGuard, TypeVar
+
+from canonlm.files import write_text
+
+TRAIN_KEYS = {
+    "kind": '"train"',
+    "step": "optimizer steps done, from 1",
+    "loss": "mean cross-entropy of the step's targets before its update, in nats, plus z-loss and router loss",
+    "z_loss": "the part of the loss that is z-loss; only where the model has one",
+    "lr": "learning rate of the step",
+    "grad_norm": "length of the gradient before clipping",
+    "tokens": "tokens read since the run began, on all devices",
+    "windows": "numbers of the first and the last window of the step",
+    "tokens_per_s": "speed since the last row, of all devices together, without evaluations and checkpoints; "
+    "null while a process warms up (its first 3 steps)",
+    "mfu": "model FLOPs utilisation: the share of the devices' peak that the model's own arithmetic makes up, at this "
+    "speed; null where the peak is not known, as on CPUs",
+    "data_wait_s": "seconds that the loop waited for its data since the last row; null as the speed is",
+    "data_wait_share": "the same as a share of the time for training; null as the speed is",
+    "elapsed_s": "seconds of all processes of the run so far, evaluations and checkpoints included",
+    "memory_gb": "most memory in use, 1e9 bytes, of the first process. GPU: by tensors, since the last row. "
+    "CPU: resident, since the process began",
+}
+"""The keys of a row of a logged step, in order, and what they mean."""
+
+TIMINGS = {"tokens_per_s", "mfu", "data_wait_s", "data_wait_share", "memory_gb", "elapsed_s"}
+"""Those that differ when the same run is done again; `train_seconds` of `result.json` does, too."""
+
+DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""What reading a damaged row raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRow:
+    """A logged step; `TRAIN_KEYS` says what the numbers mean. None: not known."""
+
+    step: int
+    loss: float
+    tokens_per_s: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    z_loss: float | None = None
+    tokens: float | None = None
+    mfu: float | None = None
+    data_wait_share: float | None = None
+    memory_gb: float | None = None
+
+
+_NUMBERS = tuple(each.name for each in fields(TrainRow))[2:]
+
+
+@dataclass(frozen=True)
+class Count:
+    """Answers that were right, of how many."""
+
+    correct: int
+    total: int
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.total
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One eval row: `slices` maps a slice such as `k=1` to its count, `measures` a name such as `kl` to its number.
+
+    A row may slice the same answers by several scales (`n=70`, `depth=1`, …). The first in the row is the primary one.
+    """
+
+    step: int
+    slices: Mapping[str, Count]
+    loss: float | None = None
+    measures: Mapping[str, float] = field(default_factory=dict)
+    unusable: tuple[str, ...] = ()  # names of measures without a usable number, as a diverged run has them
+
+    @property
+    def accuracy(self) -> float:
+        """Mean over the slices of the primary scale, each slice weighing the same."""
+        shares = [self.slices[key].accuracy for key in primary(self.slices)]
+        return sum(shares) / len(shares)
+
+    def value(self, key: str) -> float | None:
+        """The accuracy on a slice or the number of a measure; None where the row has it not."""
+        return self.slices[key].accuracy if key in self.slices else self.measures.get(key)
+
+
+@dataclass(frozen=True)
+class SetLoss:
+    """Of one validation set: mean cross-entropy in nats per token, and bits per byte of UTF-8 text; None where it is no
+    finite number. `tokens` is how many were evaluated."""
+
+    loss: float | None
+    bits_per_byte: float | None
+    tokens: int | None
+
+
+@dataclass(frozen=True)
+class TextEvaluation:
+    """One eval row of a run on text. `loss` is that of the tokens of all sets together."""
+
+    step: int
+    loss: float | None
+    sets: Mapping[str, SetLoss]
+    unusable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A row of another kind: a step that was skipped, a note, a checkpoint."""
+
+    kind: str
+    step: int
+    why: str = ""
+
+
+class Evaluated(Protocol):
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def unusable(self) -> tuple[str, ...]: ...
+
+
+E = TypeVar("E", bound=Evaluated)
+Evaluate = Callable[[Any, int | None], E]
+"""Reads an eval row, at a step unless it has its own: `evaluation` or `text_evaluation`."""
+
+
+def parse(row: Any, evaluate: Evaluate[E]) -> E | TrainRow | Remark:
+    """A row, as the loop has it or as JSON gives it. Raises one of `DAMAGE`."""
+    if row["kind"] == "eval":
+        return evaluate(row, None)
+    if row["kind"] != "train":
+        return Remark(str(row["kind"]), int(row.get("step", 0)), str(row.get("why", "")))
+    return TrainRow(int(row["step"]), float(row["loss"]), *(_number(row.get(name)) for name in _NUMBERS))
+
+
+def read(path: Path, evaluate: Evaluate[E]) -> tuple[list[E], list[TrainRow], int]:
+    """(evaluations, logged steps, the number of damaged rows), in order of steps. Of two rows for a step the last
+    counts. A file that does not exist has no rows."""
+    evals: dict[int, E] = {}
+    train: dict[int, TrainRow] = {}
+    damaged = 0
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
+        if not line.strip():
+            continue
+        try:
+            row = parse(json.loads(line), evaluate)
+        except DAMAGE:
+            damaged += 1
+            continue
+        if isinstance(row, TrainRow):
+            train[row.step] = row
+        elif not isinstance(row, Remark):
+            evals[row.step] = row
+    return [evals[step] for step in sorted(evals)], [train[step] for step in sorted(train)], damaged
+
+
+def evaluation(row: Any, step: int | None = None) -> Evaluation:
+    """The eval row of a run on a task."""
+    slices = {}
+    for entry in row["slices"]:
+        count = Count(int(entry["correct"]), int(entry["total"]))
+        if not 0 <= count.correct <= count.total:
+            raise ValueError("more correct than asked")
+        if count.total:
+            slices[slice_key(entry["slice"])] = count
+    if not slices:
+        raise ValueError("nothing was asked")
+    measures = row.get("measures")
+    measures = measures if isinstance(measures, dict) else {}
+    measures = {name: value for name, value in measures.items() if name and not is_slice(name)}
+    return Evaluation(
+        int(row.get("step", step)),
+        {key: slices[key] for key in in_order(slices)},
+        _number(row.get("loss")),
+        {name: float(value) for name, value in measures.items() if finite(value)},
+        tuple(name for name, value in measures.items() if not finite(value)),
+    )
+
+
+def text_evaluation(row: Any, step: int | None = None) -> TextEvaluation:
+    """The eval row of a run on text; None where no text is held out, so that nothing was evaluated."""
+    if row is None and step is not None:
+        return TextEvaluation(step, None, {})
+    sets, unusable = {}, [] if finite(row["loss"]) else ["loss"]
+    for name, entry in row["sets"].items():
+        loss, bits, tokens = _number(entry["loss"]), _number(entry.get("bits_per_byte")), entry.get("tokens")
+        sets[writable(name)] = SetLoss(loss, bits, tokens if isinstance(tokens, int) else None)
+        unusable += [f"{key} of {name}" for key, value in (("loss", loss), ("bits per byte", bits)) if value is None]
+    return TextEvaluation(int(row.get("step", step)), _number(row["loss"]), sets, tuple(unusable))
+
+
+def slice_key(where: Mapping[str, Any]) -> str:
+    """`{"k": 1}` → `k=1`; the key of a slice everywhere in the report (and in `chance` of `play.json`)."""
+    return ", ".join(f"{key}={value}" for key, value in where.items()) or "all"
+
+
+def is_slice(key: str) -> bool:
+    """Slices and measures share tables and charts; no measure is named like a slice."""
+    return "=" in key or key == "all"
+
+
+def scale_of(key: str) -> str:
+    """`k=1` → `k`: what the slice is one value of."""
+    return key.partition("=")[0]
+
+
+def in_order(keys: Iterable[str]) -> list[str]:
+    """Each slice once, scale by scale as first named; inside a scale `k=2` before `k=10`, words last and as named."""
+    keys = list(dict.fromkeys(keys))
+    scales = list(dict.fromkeys(map(scale_of, keys)))
+    numbers = {key: [float(part) for part in re.findall(r"\d+(?:\.\d+)?", key)] or [math.inf] for key in keys}
+    return sorted(keys, key=lambda key: (scales.index(scale_of(key)), numbers[key]))
+
+
+def primary(slices: Iterable[str]) -> list[str]:
+    """Of slices in order, those of the first scale."""
+    keys = list(slices)
+    return [key for key in keys if scale_of(key) == scale_of(keys[0])]
+
+
+def finite(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def writable(text: str) -> str:
+    """Names of folders and escapes in a file may stand for half a character, which no file can be written with."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if finite(value) else None
+
+
+class Metrics:
+    """The writer. Rows up to `last_step` are kept; later ones, of a run that was cut off, move to
+    `metrics.discarded.jsonl`.
+
+    `elapsed_s` is that of the last row that is kept: the time that earlier processes spent on this run.
+    """
+
+    def __init__(self, folder: Path, last_step: int) -> None:
+        self._path = path = folder / "metrics.jsonl"
+        if path.exists():
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+            kept = [line for line in lines if _step(line) <= last_step]
+            if len(kept) < len(lines):
+                with (folder / "metrics.discarded.jsonl").open("a", encoding="utf-8") as discarded:
+                    discarded.writelines(line.rstrip("\n") + "\n" for line in lines if _step(line) > last_step)
+                write_text(path, "".join(kept))
+        self._file = path.open("a", encoding="utf-8")
+        self.elapsed_s: float = max((row.get("elapsed_s", 0.0) for row in self._rows()), default=0.0)
+
+    def evaluation(self, step: int) -> dict[str, Any] | None:
+        """The evaluation row of a step, if there is one."""
+        return next((row for row in self._rows() if row["kind"] == "eval" and row["step"] == step), None)
+
+    def write(self, row: dict[str, Any]) -> None:
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+
+
+def _step(line: str) -> float:
+    """The step of a row; infinity for half a row, be it only its line end that is missing."""
+    try:
+        return float(json.loads(line)["step"]) if line.endswith("\n") else float("inf")
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
