@@ -43,12 +43,12 @@ from canonlm.models.archs import resolve
     ],
 )
 def test_names(name, fields):
-    assert resolve(name, head_dim=64, num_heads=8) == fields
+    assert resolve(name, hidden_size=512, num_heads=8) == fields
 
 
 def test_resolving_does_not_change_the_table():
-    resolve("llama-nope+rope=1+canon", head_dim=64, num_heads=8)
-    assert resolve("llama-nope", head_dim=64, num_heads=8) == {"rope_dim": 0}
+    resolve("llama-nope+rope=1+canon", hidden_size=512, num_heads=8)
+    assert resolve("llama-nope", hidden_size=512, num_heads=8) == {"rope_dim": 0}
 
 
 @pytest.mark.parametrize(
@@ -83,5 +83,5 @@ def test_resolving_does_not_change_the_table():
 )
 def test_mistakes(name, message):
     with pytest.raises(ValueError) as caught:
-        resolve(name, head_dim=16, num_heads=8)
+        resolve(name, hidden_size=128, num_heads=8)
     assert str(caught.value).startswith(message)

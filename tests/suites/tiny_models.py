@@ -33,7 +33,7 @@ def make_tokenizer():
 
 
 def make_decoder(arch, dtype=torch.float32):
-    fields = resolve(arch, head_dim=8, num_heads=4)
+    fields = resolve(arch, hidden_size=32, num_heads=4)
     config = CanonLMConfig(
         **fields,
         vocab_size=len(make_tokenizer()),

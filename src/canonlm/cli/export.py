@@ -45,7 +45,9 @@ def export(
     from canonlm.train.checkpoint import load_model
 
     disable_progress_bar()
-    model = load_model(run, step).to(getattr(torch, DTYPES[dtype]))
+    model = load_model(run, step).module.to(getattr(torch, DTYPES[dtype]))
+    if self_contained and model.config.model_type != "canonlm":
+        raise expected("--self-contained", "a model of our decoder", model.config.model_type)
     file, tokenizer = tokenizer_of_run(run), None
     if file is not None and file.is_file():
         ids = model.config.bos_token_id, model.config.eos_token_id
@@ -54,7 +56,7 @@ def export(
         print(f"canonlm: the tokenizer is left out: {file} is not there", file=sys.stderr)
 
     def fill(folder: Path) -> None:
-        model.save_pretrained(folder, self_contained=self_contained)
+        model.save_pretrained(folder, **({"self_contained": True} if self_contained else {}))
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         for weights in folder.glob("*.safetensors"):  # written for their owner alone

@@ -86,7 +86,8 @@ def generate(
 
     from transformers.utils.logging import disable_progress_bar
 
-    from canonlm.suites.opening import context_length, open_model
+    from canonlm.models.build import wrap
+    from canonlm.suites.opening import open_model
     from canonlm.suites.sampling import Sampling
     from canonlm.suites.writing import Writer
 
@@ -106,7 +107,7 @@ def generate(
     writer = Writer(subject.model, words, batch_size=batch_size, bos=begin, sampling=sampling)
     if prompt is not None:
         most = max_tokens or MOST
-        if max_tokens is None and (context := context_length(subject.model)) is not None:
+        if max_tokens is None and (context := wrap(subject.model).context_length) is not None:
             most = max(1, min(most, context - begin - writer.tokens(prompt)))
         writer.check([prompt], most, "the prompt")  # before anything is printed
         print(prompt, end="", flush=True)

@@ -32,9 +32,9 @@ def plan(
     path = find(recipe)
     load(path, overrides or [])  # a mistake in the file is told before torch is loaded
     from canonlm.launch.plan import make_plan, readable, with_vocabulary
-    from canonlm.train.build import model_config
+    from canonlm.train.build import build_model
 
-    run = with_vocabulary(load(path, overrides or [], lambda run: model_config(with_vocabulary(run))))
+    run = with_vocabulary(load(path, overrides or [], lambda run: build_model(with_vocabulary(run), "meta")))
     made = make_plan(run, gpus, gpu, mfu)
     train, parallel = run.train, run.parallel
     layout = [f"weights and optimizer over {made.shards}"]

@@ -46,7 +46,7 @@ def probe(
     from canonlm.train.build import pick_device
     from canonlm.train.checkpoint import load_model
 
-    model = load_model(run)
+    model = load_model(run).module
     model.to(pick_device("auto"))  # type: ignore[arg-type]  # the library's wrapper confuses the checker
     levels = fit_and_score(model, task, layer=layer, seed=config.train.seed, fit=fit, test=test)
     write_json(run / "probe.json", {"layer": layer, "fit": fit, "test": test, "levels": [asdict(x) for x in levels]})

@@ -17,11 +17,8 @@ OVERRIDES = typer.Argument(
 @app.command("list")
 def list_() -> None:
     """Name, architecture and sizes of every recipe."""
-    import torch
-
-    from canonlm.models import CanonLMForCausalLM
     from canonlm.recipes import recipes
-    from canonlm.train.build import model_config
+    from canonlm.train.build import build_model
     from canonlm.train.recipe import load
 
     columns = ("recipe", "architecture", "parameters", "tokens", "context", "batch", "lr")
@@ -35,8 +32,7 @@ def list_() -> None:
         if run.model.vocab_size is None:
             parameters[model] = "by its data"  # whose tokenizer says how large the vocabulary is
         elif model not in parameters:
-            with torch.device("meta"):
-                parameters[model] = _short(CanonLMForCausalLM(model_config(run)).num_parameters())
+            parameters[model] = _short(build_model(run, "meta").num_parameters)
         windows, seq_len = run.train.batch_size, run.data.seq_len
         tokens = _short(run.train.steps * windows * seq_len)
         table.add_row(name, run.arch, parameters[model], tokens, str(seq_len), str(windows), f"{run.train.optim.lr:g}")

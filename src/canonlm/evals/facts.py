@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from canonlm.data.windows import WindowStream
 from canonlm.evals.windows import window_loss
+from canonlm.models.interface import LanguageModel
 from canonlm.tasks.capo import Capo
 from canonlm.tasks.capo.pools import ATTRIBUTES
 from canonlm.tasks.tally import Tally
@@ -30,7 +30,7 @@ class FactEval:
         self.held_out = min(size, self.task.spec.N - self.task.asked_in_training) if self.task.spec.questions else 0
 
     @torch.no_grad()
-    def run(self, model: PreTrainedModel, device: torch.device) -> dict[str, Any]:
+    def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "slices", "measures": {"bits_per_parameter", "bits_per_person", "bits_per_person_at_most"}}`:
         cross-entropy (nats) of the labelled tokens in a batch of test windows, attributes and answers known."""
         task, seed = self.task, self.stream.seed
@@ -59,18 +59,18 @@ class FactEval:
             "loss": window_loss(model, self.stream, self.batch_size, device),
             "slices": tally.rows(),
             "measures": {
-                "bits_per_parameter": bits.per_parameter(model.num_parameters()),
+                "bits_per_parameter": bits.per_parameter(model.num_parameters),
                 "bits_per_person": bits.per_person,
                 "bits_per_person_at_most": bits.at_most,
             },
         }
 
 
-def _read_off(model: PreTrainedModel, ids: np.ndarray, device: torch.device) -> tuple[np.ndarray, np.ndarray]:
+def _read_off(model: LanguageModel, ids: np.ndarray, device: torch.device) -> tuple[np.ndarray, np.ndarray]:
     """(first choice, cross-entropy in nats float64) at every position, -1 and 0 at the first. Padding on the right is
     never looked at by what stands before it."""
     tokens = torch.from_numpy(ids).long().to(device)
-    logits = model(tokens, use_cache=False).logits[:, :-1]
+    logits = model.logits(tokens)[:, :-1]
     # In double, a row at a time: the sum over a large vocabulary costs a float32 its sixth digit.
     rows = zip(logits, tokens[:, 1:], strict=True)
     nats = torch.stack([torch.nn.functional.cross_entropy(x.double(), y, reduction="none") for x, y in rows])

@@ -9,12 +9,13 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from canonlm.data.windows import WindowStream
 from canonlm.evals.windows import window_loss
+from canonlm.models.interface import LanguageModel
 from canonlm.tasks.tally import Tally
 
 
 class GenerateEval:
     """The first `size` test instances, each alone: the prompt is what stands before an answer, and the grader reads all
-    that the model writes up to its `end` token.
+    that the model writes up to the task's `end` token, if it has one.
 
     Nothing longer than the longest true answer of a batch is generated: a right answer has exactly the tokens of the
     true one, in another order at most.
@@ -25,18 +26,19 @@ class GenerateEval:
         self.samples = [stream.task.sample(stream.split, stream.seed, index) for index in range(size)]
 
     @torch.no_grad()
-    def run(self, model: PreTrainedModel, device: torch.device) -> dict[str, Any]:
+    def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "slices"}`: cross-entropy (nats) of the labelled tokens in a batch of test windows, and right
         answers per slice."""
         stream, task, samples = self.stream, self.stream.task, self.samples
         asked = [(i, query) for i, sample in enumerate(samples) for query in sample.queries]
         asked.sort(key=lambda pair: pair[1].start)  # prompts of a batch are of like length: little padding
+        end = task.vocab.ids.get("end", ())  # a task without one: as many tokens as the longest answer has
         said: list[list[list[int]]] = [[] for _ in samples]
         for first in range(0, len(asked), self.batch_size):
             batch = asked[first : first + self.batch_size]
             prompts = [samples[i].tokens[: query.start].tolist() for i, query in batch]
             longest = max(query.stop - query.start for _, query in batch)
-            written = generate(model, prompts, longest, task.vocab.ids["end"], device)
+            written = generate(model.module, prompts, longest, end, device)
             for (i, _), answer in zip(batch, written, strict=True):
                 said[i].append(answer)  # the queries of a sample come in their order: sorting by start is stable
         tally = Tally(task.slices())

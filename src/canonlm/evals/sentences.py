@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from canonlm.data.windows import WindowStream
 from canonlm.evals.generate import generate
 from canonlm.evals.windows import window_loss
 from canonlm.models.initialize import generator_for
+from canonlm.models.interface import LanguageModel
 from canonlm.tasks.lano import Lano
 from canonlm.tasks.lano.parse import kl
 from canonlm.tasks.lano.sampling import BOS
@@ -34,7 +35,7 @@ class SentenceEval:
         self._laws: list[np.ndarray] | None = None
 
     @torch.no_grad()
-    def run(self, model: PreTrainedModel, device: torch.device) -> dict[str, Any]:
+    def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "slices", "measures": {"kl"}}`: cross-entropy (nats) of the tokens in a batch of test windows,
         valid sentences per slice, divergence in nats per token."""
         task = self.task
@@ -56,15 +57,15 @@ class SentenceEval:
             "measures": {"kl": self._divergence(model, device)},
         }
 
-    def _write(self, model: PreTrainedModel, batch: list[int], start: int, device: torch.device) -> list[list[int]]:
+    def _write(self, model: LanguageModel, batch: list[int], start: int, device: torch.device) -> list[list[int]]:
         """How the model goes on after the first `start` tokens of these test sentences, at temperature 1."""
         prompts = [self.samples[i].tokens[:start].tolist() for i in batch]
         room = self.stream.seq_len - start
         generators = [generator_for(self.stream.seed, f"sentence {i} after {start} tokens") for i in batch]
         noise = LogitsProcessorList([_Gumbel(generators, room, len(self.task.vocab), device)])
-        return generate(model, prompts, room, BOS, device, logits_processor=noise)
+        return generate(model.module, prompts, room, BOS, device, logits_processor=noise)
 
-    def _divergence(self, model: PreTrainedModel, device: torch.device) -> float:
+    def _divergence(self, model: LanguageModel, device: torch.device) -> float:
         """Mean over all positions of the test sentences, up to the window's length."""
         laws, said = self._next_token_laws(), []
         for first in range(0, self.size, self.batch_size):
@@ -72,7 +73,7 @@ class SentenceEval:
             ids = np.zeros((len(tokens), max(map(len, tokens))), np.int64)  # padding on the right is never looked at
             for row, sentence in zip(ids, tokens, strict=True):
                 row[: len(sentence)] = sentence
-            logits = model(torch.from_numpy(ids).to(device), use_cache=False).logits.float()
+            logits = model.logits(torch.from_numpy(ids).to(device)).float()
             law = logits.softmax(-1).double().cpu().numpy()  # columns: bos, which is the end, and the terminals
             said += [row[: len(sentence)] for row, sentence in zip(law, tokens, strict=True)]
         return kl(np.concatenate(laws), np.concatenate(said))

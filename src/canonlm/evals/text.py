@@ -10,7 +10,8 @@ from torch.nn.functional import pad
 from canonlm.data.shards import Dataset
 from canonlm.data.text import TextWindows
 from canonlm.data.windows import Batch
-from canonlm.tasks.windows import IGNORE
+from canonlm.models.interface import LanguageModel
+from canonlm.tasks.packing import IGNORE
 
 if TYPE_CHECKING:
     from canonlm.world import World
@@ -38,7 +39,7 @@ class TextEval:
         self.size, self.batch_rows, self.world = size, rows, world
 
     @torch.no_grad()
-    def run(self, model: Any, device: torch.device) -> dict[str, Any]:
+    def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "sets": {name: {"loss", "bits_per_byte", "tokens"}}}`, the same in all processes.
 
         Losses are mean cross-entropies of the targets in nats, without what training adds to them (z-loss); the first
@@ -58,7 +59,7 @@ class TextEval:
             totals = [totals[0] + nats, totals[1] + targets]
         return {"loss": totals[0] / max(1.0, totals[1]), "sets": sets}
 
-    def _sum(self, model: Any, windows: TextWindows, count: int, device: torch.device) -> list[float]:
+    def _sum(self, model: LanguageModel, windows: TextWindows, count: int, device: torch.device) -> list[float]:
         """[cross-entropy in nats, number of targets] of the first `count` windows."""
         ranks = self.world.dp_size
         rows = min(self.batch_rows, -(-count // ranks))
@@ -67,15 +68,8 @@ class TextEval:
         for start in range(0, count, rows * ranks):
             first = start + rows * self.world.dp_rank
             batch = _filled(windows.rows(first, max(0, min(rows, count - first))), rows).to(device)
-            output = model(
-                batch.input_ids,
-                doc_ids=batch.doc_ids,
-                shift_labels=batch.targets,
-                loss_only=True,
-                num_items_in_batch=1,
-                use_cache=False,
-            )
-            nats = output.loss if output.z_loss is None else output.loss - output.z_loss
+            loss, z_loss = model.loss(batch.input_ids, batch.targets, batch.doc_ids, 1)
+            nats = loss if z_loss is None else loss - z_loss
             sums = [sums[0] + float(nats), sums[1] + float((batch.targets != IGNORE).sum())]
         return self.world.sum(sums)
 

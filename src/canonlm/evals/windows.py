@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from canonlm.data.windows import WindowStream
+from canonlm.models.interface import LanguageModel
 from canonlm.tasks import Placed
 from canonlm.tasks.tally import Tally
 
@@ -26,7 +27,7 @@ class WindowEval:
         self._placed: list[list[Placed]] | None = None
 
     @torch.no_grad()
-    def run(self, model: torch.nn.Module, device: torch.device) -> dict[str, Any]:
+    def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "token_accuracy", "slices": [{"slice", "correct", "total"}, …]}`: mean cross-entropy (nats) of the
         labelled tokens, share of right tokens in the answers, and right answers per slice."""
         task = self.stream.task
@@ -61,18 +62,18 @@ class WindowEval:
 
 
 def read_off(
-    model: torch.nn.Module, stream: WindowStream, first: int, count: int, device: torch.device
+    model: LanguageModel, stream: WindowStream, first: int, count: int, device: torch.device
 ) -> tuple[np.ndarray, float, float]:
     """Of windows first … first + count - 1: (the model's first choice at every position, -1 at position 0; the summed
     cross-entropy of the labelled tokens in nats; how many these are)."""
     batch = stream.rows(first, count).to(device)
-    logits = model(batch.input_ids, doc_ids=batch.doc_ids, use_cache=False).logits.float()
+    logits = model.logits(batch.input_ids, batch.doc_ids).float()
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum")
     said = torch.nn.functional.pad(logits[:, :-1].argmax(-1), (1, 0), value=-1)
     return said.cpu().numpy(), float(loss), float((batch.targets != -100).sum())
 
 
-def window_loss(model: torch.nn.Module, stream: WindowStream, count: int, device: torch.device) -> float:
+def window_loss(model: LanguageModel, stream: WindowStream, count: int, device: torch.device) -> float:
     """Mean cross-entropy (nats) of the labelled tokens of the first `count` windows."""
     _, loss, labelled = read_off(model, stream, 0, count, device)
     return loss / max(1.0, labelled)

@@ -2,12 +2,9 @@
 
 from dataclasses import asdict, dataclass
 
-import torch
-
 from canonlm.errors import expected, unknown
-from canonlm.models import CanonLMForCausalLM
-from canonlm.train import reading, tensor_parallel
-from canonlm.train.build import model_config
+from canonlm.train import reading
+from canonlm.train.build import build_model
 from canonlm.train.config import RunConfig
 from canonlm.train.flops import GPUS, flops_per_token, peak_flops_of
 from canonlm.train.memory import Device, Memory
@@ -56,21 +53,18 @@ def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = 0.4) -> Plan:
     if not 0 < mfu <= 1:
         raise expected("--mfu", "a number > 0 and <= 1", mfu)
     check_layout(run, gpus)
-    config = model_config(run)
-    if run.parallel.tp > 1:
-        tensor_parallel.check(config, run.parallel.tp)
-    device, usable = Device(config, run, gpus), USABLE * GPUS[gpu].memory * 2**30
+    model = build_model(run, "meta")
+    model.check_tensor_parallel(run.parallel.tp)
+    device, usable = Device(model, run, gpus), USABLE * GPUS[gpu].memory * 2**30
     sizes = [run.parallel.micro_batch_size or n for n in range(device.windows, 0, -1) if device.windows % n == 0]
     plans = [(size, device.memory(size)) for size in sizes]
     micro_batch, memory = next((plan for plan in plans if plan[1].total <= usable), plans[-1])
     if memory.total > usable:
         raise ValueError(_does_not_fit(run, memory, usable, micro_batch, gpu))
-    with torch.device("meta"):
-        parameters = CanonLMForCausalLM(config).num_parameters()
     tokens = run.train.steps * run.train.batch_size * run.data.seq_len
-    per_token, peak = flops_per_token(config, run.data.seq_len), peak_flops_of(gpu, run.train.precision)
+    per_token, peak = flops_per_token(model, run.data.seq_len), peak_flops_of(gpu, run.train.precision)
     return Plan(
-        parameters=parameters,
+        parameters=model.num_parameters,
         tokens=tokens,
         flops_per_token=per_token,
         shards=device.shards,

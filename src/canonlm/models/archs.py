@@ -1,51 +1,113 @@
-"""Architecture names: a base and what is added to it, such as `llama+canon`, `gla5-conv`, `llama-nope+canon=AC`.
+"""Architecture names: complete, so that two models of equal sizes and one name are one architecture.
 
-A name says how a model differs; sizes (layers, width, heads) come from elsewhere. The result is keyword arguments of
-`CanonLMConfig`, so a name can never do what a configuration could not.
+    llama+canon              gla5-conv{num_heads=4}+canon=AC:nores       gdn2.gdn2.gdn2.llama+canon
+    hf:qwen3{num_key_value_heads=2}        fla:kda        mine.py:MyMixer+canon        package.module:Model
+
+A base, or several that take turns over the layers; in braces settings of its mixer or of `CanonLMConfig`; modifiers.
+Sizes (layers, width, heads, vocabulary, context) come from elsewhere. `resolve` gives the configuration fields of a
+name, `name_of` the name of a configuration: each is the inverse of the other.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, get_origin
 
 from canonlm.errors import expected, unknown
+from canonlm.models.config import CanonLMConfig
+from canonlm.models.mixers.base import MIXERS, Architecture, Mixer
 
-if TYPE_CHECKING:
-    from canonlm.models import CanonLMConfig
+SIZES = {
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "init_seed"),
+    *("intermediate_size", "pad_token_id", "bos_token_id", "eos_token_id", "use_cache"),
+}
+"""Fields that no name holds: sizes, the seed, and what belongs to a vocabulary or a cache."""
+
+FIELDS = [
+    name
+    for name, annotation in CanonLMConfig.__annotations__.items()
+    if name not in SIZES and get_origin(annotation) is not ClassVar
+]
+"""The fields of `CanonLMConfig` that a name decides."""
 
 
-@dataclass(frozen=True)
-class Base:
-    """A base architecture: what it is, its mixer, the configuration fields it sets, whether it carries the short
-    convolution (site b), which `-conv` takes away."""
+class Base(NamedTuple):
+    """A base of a name. `short_conv`: with the short convolution (site b); `settings`: what is in its braces."""
 
-    about: str
-    mixer: str = "attention"
-    fields: dict[str, Any] = field(default_factory=dict)
-    short_conv: bool = False
+    name: str
+    mixer: type[Mixer]
+    architecture: Architecture
+    short_conv: bool
+    settings: dict[str, Any]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The settings that are the mixer's own."""
+        return {key: self.settings[key] for key in self.settings if key in self.mixer.Options.__dataclass_fields__}
 
     @property
     def full_canon(self) -> str:
         """What a bare `+canon` means. A short convolution already does what Canon-B would."""
-        return "ACD" if self.mixer != "attention" else "ABCD"
+        return "ACD" if self.mixer.recurrent else "ABCD"
 
 
 @dataclass(frozen=True)
 class Modifier:
-    """`+name` or `+name=value`: `apply(value, head_dim, num_heads)` gives the fields that it sets."""
+    """`+name` or `+name=value`. `read(value, head_dim, num_heads)` gives the fields that it sets; `write(config)` the
+    value that a configuration has: None for a bare modifier, False where there is no need of it."""
 
     about: str
-    apply: Callable[[str | None, int, int], dict[str, Any]]
+    read: Callable[[str | None, int, int], dict[str, Any]]
+    write: Callable[[CanonLMConfig], str | bool | None]
 
 
-BASES = {
-    "llama": Base("Transformer: attention with rotary positions (RoPE), gated MLP"),
-    "llama-nope": Base("the same without any positions (NoPE)", fields={"rope_dim": 0}),
-    "gla5": Base("gated linear attention, with its short convolutions", "gla", short_conv=True),
-    "gdn2": Base("Gated DeltaNet, with its short convolutions", "gdn", short_conv=True),
-    "mamba2": Base("Mamba2 with a gated MLP, with its short convolutions", "mamba2", short_conv=True),
-    "retention": Base("linear attention with fixed decay, with short convolutions", "retention", short_conv=True),
+def bases() -> dict[str, tuple[type[Mixer], Architecture]]:
+    """Every base name, of all registered mixers."""
+    return {name: (mixer, about) for mixer in MIXERS.values() for name, about in mixer.architectures.items()}
+
+
+def split_names(text: str) -> list[str]:
+    """The names in a list such as `llama,hf:qwen3{num_key_value_heads=2,head_dim=16}`: commas in braces separate
+    settings."""
+    return [name.strip() for name in re.split(r",(?![^{}]*\})", text)]
+
+
+# -- Canon: sites and flags -------------------------------------------------------------------------------------------
+
+FLAGS = {
+    "nores": ("canon_residual", False),
+    "silu": ("canon_activation", True),
+    "bias": ("canon_bias", True),
+    "frozen": ("canon_frozen", True),
 }
+"""`+canon=AC:nores:k3`: how Canon layers differ from the paper's; `:k3` is a kernel of three tokens."""
+
+
+def _canon_flags(flags: Iterable[str]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for flag in flags:
+        if re.fullmatch(r"k[1-9]\d*", flag):
+            key, value = "canon_kernel", int(flag[1:])
+        elif flag in FLAGS:
+            key, value = FLAGS[flag]
+        else:
+            raise unknown("Canon flag", f":{flag}", [*(f":{known}" for known in FLAGS), ":k3"])
+        if key in fields:
+            raise expected("+canon", f":{flag} at most once", ":".join(flags))
+        fields[key] = value
+    return fields
+
+
+def _written_flags(config: CanonLMConfig) -> str:
+    flags = [f"k{config.canon_kernel}"] * (config.canon_kernel != 4)
+    flags += [flag for flag, (key, value) in FLAGS.items() if getattr(config, key) == value]
+    return "".join(f":{flag}" for flag in flags)
+
+
+# -- the other modifiers ----------------------------------------------------------------------------------------------
 
 
 def _rope(value: str | None, head_dim: int, num_heads: int) -> dict[str, Any]:
@@ -56,94 +118,157 @@ def _rope(value: str | None, head_dim: int, num_heads: int) -> dict[str, Any]:
         raise expected("+rope", what, value)
     if not times:
         return {"rope_dim": channels}
-    some = _share(heads, num_heads)
-    if not some:
+    rotated = _share(heads, num_heads)
+    if not rotated:
         raise expected("+rope", f"a share of the {num_heads} heads before the x, such as +rope=0.5x0.5", value)
-    return {"rope_dim": channels, "rope_heads": some}
+    return {"rope_dim": channels, "rope_heads": rotated}
 
 
 def _share(text: str, whole: int) -> int | None:
-    """So many of `whole`, or None where the share is no number from 0 to 1 or leaves a fraction."""
+    """That share of `whole`, or None where the text is not a number from 0 to 1 or leaves a fraction."""
     try:
         part = whole * float(text)
-        return int(part) if 0 <= part <= whole and part == int(part) else None
+        return round(part) if 0 <= part <= whole and math.isclose(part, round(part), abs_tol=1e-6) else None
     except (ValueError, OverflowError):
         return None
 
 
-def _one_of(name: str, key: str, meanings: dict[str | None, Any]) -> Callable[[str | None, int, int], dict[str, Any]]:
-    """A modifier that sets one field; None is how a bare one is written."""
+def _written_rope(config: CanonLMConfig) -> str | bool:
+    if config.rope_dim == 0 and config.alibi is not None:
+        return False  # ALiBi takes the place of rotations
+    share, heads = config.rope_dim / config.head_dim, config.rope_heads / config.num_attention_heads
+    if (share, heads) == (1, 1):
+        return "1" if config.alibi is not None else False
+    return f"{share:.9g}" if heads == 1 else f"{heads:.9g}x{share:.9g}"
 
-    def apply(value: str | None, head_dim: int, num_heads: int) -> dict[str, Any]:
+
+def _named(name: str, about: str, key: str, meanings: dict[str | None, Any]) -> Modifier:
+    def read(value: str | None, head_dim: int, num_heads: int) -> dict[str, Any]:
         if value not in meanings:
             what = " or ".join("no value" if choice is None else f"+{name}={choice}" for choice in meanings)
             raise expected(f"+{name}", what, value)
         return {key: meanings[value]}
 
-    return apply
+    def write(config: CanonLMConfig) -> str | bool | None:
+        return next((spelling for spelling, value in meanings.items() if getattr(config, key) == value), False)
+
+    return Modifier(about, read, write)
 
 
 MODIFIERS = {
-    "canon": Modifier("Canon layers at every point of a block (A, B, C, D); +canon=AC at some", lambda *_: {}),
-    "frozen": Modifier("Canon weights stay as they were drawn", _one_of("frozen", "canon_frozen", {None: True})),
-    "rope": Modifier("rotary positions on a share of each head, +rope=0.25; in half the heads, +rope=0.5x0.5", _rope),
-    "alibi": Modifier(
+    "canon": Modifier(
+        "Canon layers at A, B, C and D of a block, +canon=AC at some; flags :nores, :silu, :bias, :frozen, :k3",
+        lambda *_: {},
+        lambda _: False,
+    ),
+    "frozen": _named(
+        "frozen", "the same as +canon=…:frozen: Canon weights keep their initial values", "canon_frozen", {None: True}
+    ),
+    "rope": Modifier(
+        "rotary positions on a share of each head, +rope=0.25; in half the heads, +rope=0.5x0.5", _rope, _written_rope
+    ),
+    "alibi": _named(
+        "alibi",
         "attention fades with distance; +alibi=hard: half of the heads see their neighbourhood only",
-        _one_of("alibi", "alibi", {None: "alibi", "hard": "hard"}),
+        "alibi",
+        {None: "alibi", "hard": "hard"},
     ),
-    "qknorm": Modifier("RMSNorm on queries and keys", _one_of("qknorm", "qk_norm", {None: True})),
-    "mlp": Modifier(
+    "qknorm": _named("qknorm", "RMSNorm on queries and keys", "qk_norm", {None: True}),
+    "mlp": _named(
+        "mlp",
         "another MLP: +mlp=standard (no gate), +mlp=moe (32 experts), +mlp=none",
-        _one_of("mlp", "mlp", {"standard": "standard", "moe": "moe", "none": "none"}),
+        "mlp",
+        {"standard": "standard", "moe": "moe", "none": "none"},
     ),
-    "relu2": Modifier("squared ReLU in the MLP, in place of SiLU", _one_of("relu2", "hidden_act", {None: "relu2"})),
+    "relu2": _named("relu2", "squared ReLU in the MLP, in place of SiLU", "hidden_act", {None: "relu2"}),
 }
 
 
-def resolve(arch: str, *, head_dim: int, num_heads: int) -> dict[str, Any]:
-    """The configuration fields that a name stands for: `resolve("llama+canon=AC", head_dim=64, num_heads=8)`.
+# -- from a name to fields --------------------------------------------------------------------------------------------
 
-    `gdn2.gdn2.gdn2.llama` is a hybrid whose layers take turns. ValueError names an unknown base or modifier, a repeated
-    one, or a value that cannot be.
+
+def resolve(arch: str, *, hidden_size: int, num_heads: int, head_dim: int | None = None) -> dict[str, Any]:
+    """The configuration fields that a name stands for: `resolve("llama+canon=AC", hidden_size=512, num_heads=8)`.
+
+    `gdn2.gdn2.gdn2.llama` is a hybrid whose layers take turns. ValueError names an unknown base, modifier or setting, a
+    repeated one, or a value that cannot be.
     """
-    name, *parts = arch.split("+")
-    layers = [_base(part) for part in name.split(".")]
+    head_dim = head_dim or hidden_size // num_heads
+    layers, modifiers = _split(arch)
     fields: dict[str, Any] = {}
+    options: dict[str, dict[str, Any]] = {}
+    kinds: dict[str, Base] = {}
     for base in layers:
-        if base.mixer == "attention" and base.fields != next(b.fields for b in layers if b.mixer == "attention"):
-            raise expected("arch", "one kind of attention in all layers", arch)
-        fields |= base.fields
+        first = kinds.setdefault(base.mixer.name, base)
+        if first.architecture != base.architecture or first.options != base.options:
+            raise expected("arch", f"one kind of {base.mixer.name} in all layers", arch)
+        for key, value in {**base.architecture.settings(hidden_size), **base.settings}.items():
+            if key in base.mixer.Options.__dataclass_fields__:
+                options.setdefault(base.mixer.name, {})[key] = value
+            else:
+                fields[key] = value
+    if options:
+        fields["mixer_options"] = options
     added: dict[str, str | None] = {}
-    for part in parts:
+    for part in modifiers:
         modifier, equals, value = part.partition("=")
+        modifier, *flags = modifier.split(":") if not equals else [modifier]  # +canon:k3 has no sites
         if modifier not in MODIFIERS:
             raise unknown("architecture modifier", f"+{modifier}", [f"+{known}" for known in MODIFIERS])
         if modifier in added:
             raise expected("arch", f"+{modifier} at most once", arch)
+        if modifier == "canon":
+            value, *flags = value.split(":") if equals else [value, *flags]
+            fields |= _canon_flags(flags)
+        elif flags:
+            raise unknown("architecture modifier", f"+{part}", [f"+{known}" for known in MODIFIERS])
         added[modifier] = value if equals else None
-        fields |= MODIFIERS[modifier].apply(added[modifier], head_dim, num_heads)
-    mixers = [base.mixer for base in layers]
+        fields |= MODIFIERS[modifier].read(added[modifier], head_dim, num_heads)
+    mixers = [base.mixer.name for base in layers]
     if mixers != ["attention"]:
         fields["mixers"] = mixers
-    without = {"moe": "D", "none": "CD"}.get(fields.get("mlp", ""), "")
-    sites = [_sites(base, added, without) for base in layers]
-    if len(set(sites)) > 1:
-        fields["canon_sets"] = sites
-    elif sites[0]:
-        fields["canon_set"] = sites[0]
+    if not {"canon_set", "canon_sets"} & fields.keys():
+        without = {"moe": "D", "none": "CD"}.get(fields.get("mlp", ""), "")
+        sites = [_sites(base, added, without) for base in layers]
+        if len(set(sites)) > 1:
+            fields["canon_sets"] = sites
+        elif sites[0]:
+            fields["canon_set"] = sites[0]
+    elif "canon" in added:
+        raise expected("arch", "either +canon or canon_set in braces", arch)
     return fields
 
 
-def _base(name: str) -> Base:
-    base = BASES.get(name.removesuffix("-conv"))
-    if base is None or (name.endswith("-conv") and not base.short_conv):
-        raise unknown("architecture", name, [*BASES, *(f"{known}-conv" for known in BASES if BASES[known].short_conv)])
-    if name.endswith("-conv"):
-        return replace(base, short_conv=False)
-    return base
+def _split(arch: str) -> tuple[list[Base], list[str]]:
+    """The bases and the modifiers of a name."""
+    known = bases()
+    pattern = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
+    token = re.compile(rf"({pattern})(-conv)?(?:\{{([^{{}}]*)\}})?(?=[.+]|$)")
+    layers, rest = [], arch
+    while True:
+        if (match := token.match(rest)) is None or (match[2] and not known[match[1]][1].short_conv):
+            strange = re.split(r"[.+{]", rest, maxsplit=1)[0]
+            without = [f"{name}-conv" for name, (_, about) in known.items() if about.short_conv]
+            raise unknown("architecture", strange, [*known, *without])
+        mixer, about = known[match[1]]
+        settings = _checked(match[1], mixer, read_settings(match[3] or ""))
+        layers.append(Base(match[1], mixer, about, about.short_conv and not match[2], settings))
+        rest = rest[match.end() :]
+        if not rest.startswith("."):
+            return layers, rest.split("+")[1:]
+        rest = rest[1:]
 
 
-def _sites(base: Base, added: dict[str, str | None], without: str) -> str:
+def _checked(name: str, mixer: type[Mixer], settings: dict[str, Any]) -> dict[str, Any]:
+    own = set(mixer.Options.__dataclass_fields__)
+    choices = {*own, *FIELDS} - {"mixers", "mixer_options"}
+    for key in settings:
+        if key not in choices:
+            raise unknown(f"setting of {name}", key, choices, f"settings of {name}")
+    return settings
+
+
+def _sites(base: Base, added: Mapping[str, str | None], without: str) -> str:
     """`+canon` is about A, B, C and D; the short convolution comes and goes with the base alone."""
     sites = ""
     if "canon" in added:
@@ -154,12 +279,113 @@ def _sites(base: Base, added: dict[str, str | None], without: str) -> str:
     return "".join(sorted({*sites, *("b" if base.short_conv else "")}, key="AbBCD".index))
 
 
-def name_of(config: "CanonLMConfig") -> str:
-    """`gla5+canon=ACD`: the bases and the Canon sites, as in `canonlm archs`; other options stay unsaid."""
-    bases = {base.mixer: (name, base.short_conv) for name, base in reversed(BASES.items())}
-    layers = []
-    for layer_idx in range(config.num_hidden_layers):
-        name, short_conv = bases[config.mixer(layer_idx)]
-        layers.append(f"{name}-conv" if short_conv and "b" not in config.sites(layer_idx) else name)
-    canon = config.sites(0).replace("b", "")
-    return ".".join(dict.fromkeys(layers)) + (f"+canon={canon}" if canon else "")
+# -- settings in braces -----------------------------------------------------------------------------------------------
+
+
+def read_settings(text: str) -> dict[str, Any]:
+    """`a=1,b=[x,y],c=null` → values as in JSON; what is not JSON is a text, or a list of them in brackets."""
+    settings: dict[str, Any] = {}
+    for pair in re.split(r",(?![^\[\]]*\])", text) if text else []:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise expected("arch", "key=value between braces", pair)
+        if key in settings:
+            raise expected("arch", f"{key} at most once", text)
+        settings[key] = _read_value(value)
+    return settings
+
+
+def _read_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        inside = text[1:-1] if text.startswith("[") and text.endswith("]") else None
+        return text if inside is None else [_read_value(part) for part in inside.split(",")]
+
+
+def written_settings(settings: Mapping[str, Any]) -> str:
+    """The inverse of `read_settings`, in braces; "" without any."""
+    pairs = [f"{key}={json.dumps(value, separators=(',', ':'))}" for key, value in sorted(settings.items())]
+    return "{" + ",".join(pairs).replace('"', "") + "}" if pairs else ""
+
+
+# -- from a configuration to its name ---------------------------------------------------------------------------------
+
+
+def name_of(config: CanonLMConfig) -> str:
+    """The complete name of a configuration: `resolve` gives back all its fields that are not sizes."""
+    mixers = list(dict.fromkeys(config.mixers))
+    canon = {config.sites(i).replace("b", "") for i in range(config.num_hidden_layers)}
+    spellings = ["", *(f"+canon={sites}" for sites in canon if sites), *(["+canon"] if canon != {""} else [])]
+    names = []
+    for bases_ in itertools.product(*(MIXERS[mixer].architectures for mixer in mixers)):
+        for spelling in spellings:
+            name = _complete(config, dict(zip(mixers, bases_, strict=True)), spelling)
+            names += [name] if name is not None else []
+    return min(names, key=len)
+
+
+def _complete(config: CanonLMConfig, names: Mapping[str, str], canon: str) -> str | None:
+    """The name that begins with these bases, by mixer; what modifiers cannot say is in braces. None: there is none."""
+    known = bases()
+    layers = [
+        (names[mixer], mixer, known[names[mixer]][1].short_conv and "b" not in config.sites(i))
+        for i, mixer in enumerate(config.mixers)
+    ]
+    lengths = (n for n in range(1, len(layers) + 1) if layers == layers[:n] * (len(layers) // n))
+    pattern = layers[: next(lengths)]
+
+    def written(settings: Mapping[str, Mapping[str, Any]], modifiers: str) -> str:
+        parts = [f"{name}{'-conv' * bare}{written_settings(settings.get(mixer, {}))}" for name, mixer, bare in pattern]
+        return ".".join(parts) + modifiers
+
+    try:
+        plain = _like(config, written({}, canon))
+        modifiers = canon + (_written_flags(config) if canon else "")
+        for name, modifier in MODIFIERS.items():
+            value = False if name == "frozen" else modifier.write(config)
+            if value is not False and value is not True:
+                says = modifier.read(value, config.head_dim, config.num_attention_heads)
+                if any(getattr(plain, key) != said for key, said in says.items()):
+                    modifiers += f"+{name}" + ("" if value is None else f"={value}")
+        near = _like(config, written({}, modifiers))
+        settings = {mixer: _options(config, mixer, near) for mixer in names}
+        different = {key: getattr(config, key) for key in FIELDS if getattr(config, key) != getattr(near, key)}
+        settings[pattern[0][1]] |= {key: _pattern(value) for key, value in different.items() if key not in _IN_BASES}
+        for mixer, key in [(mixer, key) for mixer, each in settings.items() for key in each]:
+            fewer = {**settings, mixer: {k: v for k, v in settings[mixer].items() if k != key}}
+            if _same(config, written(fewer, modifiers)):  # it follows from another setting
+                settings = fewer
+        name = written(settings, modifiers)
+        return name if _same(config, name) else None
+    except ValueError:
+        return None
+
+
+def _same(config: CanonLMConfig, name: str) -> bool:
+    again = _like(config, name)
+    return all(getattr(config, key) == getattr(again, key) for key in FIELDS)
+
+
+def _pattern(value: Any) -> Any:
+    """Of a list with an entry per layer, the part that repeats."""
+    if not isinstance(value, list):
+        return value
+    return next(value[:n] for n in range(1, len(value) + 1) if value == value[:n] * (len(value) // n))
+
+
+_IN_BASES = {"mixers", "mixer_options"}
+
+
+def _options(config: CanonLMConfig, mixer: str, near: CanonLMConfig) -> dict[str, Any]:
+    """The options of a mixer that differ from those in `near`."""
+    other = near.mixer_options.get(mixer, {})
+    return {key: value for key, value in config.mixer_options.get(mixer, {}).items() if value != other.get(key)}
+
+
+def _like(config: CanonLMConfig, name: str) -> CanonLMConfig:
+    """The configuration of that name at the sizes of `config`."""
+    fields = resolve(
+        name, hidden_size=config.hidden_size, num_heads=config.num_attention_heads, head_dim=config.head_dim
+    )
+    return CanonLMConfig(**{**{key: getattr(config, key) for key in SIZES}, **fields})

@@ -1,41 +1,38 @@
 """One configuration for every architecture: which mixer in which layer, which Canon sites, which positions."""
 
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from canonlm.errors import expected, unknown
+from canonlm.errors import InvalidSetting, expected, unknown
+from canonlm.models.mixers import MIXERS
+from canonlm.models.mixers.base import DERIVED, Mixer
 
 SITES = "AbBCD"
 """Canon sites, in the order in which a layer meets them. `b` is the short convolution of the linear mixers."""
 
-
-@dataclass(frozen=True)
-class MixerKind:
-    """A way for a layer to mix tokens: where its class is, whether it keeps a recurrent state and so cannot rewind,
-    whether it can carry the short convolution (site b)."""
-
-    path: str
-    recurrent: bool = True
-    short_conv: bool = True
-
-
-MIXERS = {
-    "attention": MixerKind("canonlm.models.mixers.attention.Attention", recurrent=False, short_conv=False),
-    "gla": MixerKind("canonlm.models.mixers.gla.GatedLinearAttention"),
-    "gdn": MixerKind("canonlm.models.mixers.gdn.GatedDeltaNet"),
-    "mamba2": MixerKind("canonlm.models.mixers.mamba2.Mamba2"),
-    "retention": MixerKind("canonlm.models.mixers.retention.Retention"),
-}
-"""Every mixer: a new one is a file in `models/mixers` and a line here (docs/add-a-mixer.md)."""
 
 MLPS = ("gated", "standard", "moe", "none")
 ALIBI = ("alibi", "hard")
 INITIALIZERS = ("normal", "fan_in", "truncated")
 STD_FACTORS = ("disabled", "current_depth", "global_depth", "dim_ratio")
 Z_LOSSES = ("logsumexp", "squared_nll")
+
+
+FLAT_OPTIONS = {
+    "linear_num_heads": ("num_heads",),
+    "linear_num_key_value_heads": ("num_key_value_heads",),
+    "linear_key_head_dim": ("key_head_dim",),
+    "linear_value_head_dim": ("value_head_dim", "head_dim"),
+    "mamba_state_size": ("state_size",),
+    "mamba_n_groups": ("n_groups",),
+    "output_gate": ("output_gate",),
+    "output_gate_rank": ("output_gate_rank",),
+    "clamp_min": ("clamp_min",),
+}
+"""Names of options in configurations of version 0.1, where they were fields and every recurrent mixer had the same."""
 
 
 class CanonLMConfig(PreTrainedConfig):
@@ -54,15 +51,8 @@ class CanonLMConfig(PreTrainedConfig):
         alibi: "alibi" lowers each head's scores in proportion to distance (arXiv 2108.12409); with "hard", head h of
             the first half sees its nearest h tokens only and the other half all.
 
-        linear_num_heads: heads of the recurrent mixers; default: half of num_attention_heads, at least 1.
-        linear_num_key_value_heads: of GLA, fewer for grouped keys, values and gates; default: as many as heads.
-        linear_key_head_dim: default hidden_size / linear_num_heads (Mamba2 has `mamba_state_size` in its place).
-        linear_value_head_dim: default twice hidden_size / linear_num_heads.
-        mamba_state_size, mamba_n_groups: width of B and C, and how many of them the heads share.
+        mixer_options: {mixer: {option: value}} of the recurrent mixers; the `Options` in each mixer's file lists them.
         conv_kernel: of the short convolutions (site b).
-        output_gate, output_gate_rank: gate the output of GLA and Gated DeltaNet, by a projection of that rank
-            (None: full).
-        clamp_min: smallest log-decay of GLA; None: no bound.
 
         mlp: "gated" (down(act(gate) * up)), "standard" (down(act(up))), "moe" (gated experts, one per token) or "none".
         intermediate_size: width of the MLP or of one expert; default: 8/3 hidden_size rounded down in a Transformer
@@ -94,22 +84,14 @@ class CanonLMConfig(PreTrainedConfig):
 
     vocab_size: int = 32000
     hidden_size: int = 512
-    intermediate_size: int = None  # type: ignore[assignment]  # until __post_init__
+    intermediate_size: int = DERIVED
     num_hidden_layers: int = 8
     num_attention_heads: int = 8
-    num_key_value_heads: int = None  # type: ignore[assignment]  # until __post_init__
-    head_dim: int = None  # type: ignore[assignment]  # until __post_init__
-    mixers: list[str] = None  # type: ignore[assignment]  # until __post_init__
-    linear_num_heads: int = None  # type: ignore[assignment]  # until __post_init__
-    linear_num_key_value_heads: int = None  # type: ignore[assignment]  # until __post_init__
-    linear_key_head_dim: int = None  # type: ignore[assignment]  # until __post_init__
-    linear_value_head_dim: int = None  # type: ignore[assignment]  # until __post_init__
-    mamba_state_size: int = 128
-    mamba_n_groups: int = 1
+    num_key_value_heads: int = DERIVED
+    head_dim: int = DERIVED
+    mixers: list[str] = DERIVED
+    mixer_options: dict[str, dict[str, Any]] = DERIVED
     conv_kernel: int = 4
-    output_gate: bool = True
-    output_gate_rank: int | None = 16
-    clamp_min: float | None = None
     mlp: str = "gated"
     num_experts: int = 32
     expert_capacity: float = 2.0
@@ -123,8 +105,8 @@ class CanonLMConfig(PreTrainedConfig):
     canon_frozen: bool = False
     qk_norm: bool = False
     rope_theta: float = 10000.0
-    rope_dim: int = None  # type: ignore[assignment]  # until __post_init__
-    rope_heads: int = None  # type: ignore[assignment]  # until __post_init__
+    rope_dim: int = DERIVED
+    rope_heads: int = DERIVED
     alibi: str | None = None
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-5
@@ -134,8 +116,8 @@ class CanonLMConfig(PreTrainedConfig):
     max_position_embeddings: int = 2048
     z_loss: str | None = None
     z_loss_weight: float = 1e-4
-    initializer: str = None  # type: ignore[assignment]  # until __post_init__
-    initializer_range: float = None  # type: ignore[assignment]  # until __post_init__
+    initializer: str = DERIVED
+    initializer_range: float = DERIVED
     init_base_std: float | None = None
     init_std_factor: str = "disabled"
     init_seed: int = 0
@@ -151,7 +133,7 @@ class CanonLMConfig(PreTrainedConfig):
             _check_positive(key, getattr(self, key))
         self._settle_mixers()
         self._settle_attention()
-        self._settle_recurrence()
+        self._settle_options(kwargs)
         self._settle_mlp()
         self._settle_canon()
         if self.initializer is None:
@@ -196,25 +178,29 @@ class CanonLMConfig(PreTrainedConfig):
         if not 0 <= self.attention_dropout < 1:
             raise expected("attention_dropout", "a number >= 0 and < 1", self.attention_dropout)
 
-    def _settle_recurrence(self) -> None:
-        if self.linear_num_heads is None:
-            self.linear_num_heads = max(1, self.num_attention_heads // 2)
-        _check_positive("linear_num_heads", self.linear_num_heads)
-        if self.linear_num_key_value_heads is None:
-            self.linear_num_key_value_heads = self.linear_num_heads
-        for key, share in (("linear_key_head_dim", 1), ("linear_value_head_dim", 2)):
-            if getattr(self, key) is None:
-                if self.is_recurrent and share * self.hidden_size % self.linear_num_heads:
-                    what = f"a divisor of hidden_size = {self.hidden_size} (or set {key})"
-                    raise expected("linear_num_heads", what, self.linear_num_heads)
-                setattr(self, key, share * self.hidden_size // self.linear_num_heads)
-        for key in ("linear_key_head_dim", "linear_value_head_dim", "mamba_state_size"):
-            _check_positive(key, getattr(self, key))
+    def _settle_options(self, kwargs: dict[str, Any]) -> None:
+        """Complete the options of the mixers in use. `kwargs` may hold those of earlier versions, which were flat."""
         _check_positive("conv_kernel", self.conv_kernel)
-        if self.output_gate_rank is not None:
-            _check_positive("output_gate_rank", self.output_gate_rank)
-        for key in ("linear_num_key_value_heads", "mamba_n_groups"):
-            _check_divides(key, getattr(self, key), "linear_num_heads", self.linear_num_heads)
+        flat = {FLAT_OPTIONS[key]: kwargs.pop(key) for key in list(kwargs) if key in FLAT_OPTIONS}
+        given, self.mixer_options = self.mixer_options or {}, {}
+        for mixer in given:
+            if mixer not in MIXERS:
+                raise unknown("mixer", mixer, MIXERS)
+        for mixer in dict.fromkeys(self.mixers):
+            of_mixer = MIXERS[mixer].Options
+            known = of_mixer.__dataclass_fields__
+            old = {key: value for keys, value in flat.items() for key in keys if key in known}
+            own = given.get(mixer, {})
+            for key in own:
+                if key not in known:
+                    raise unknown(f"option of {mixer}", key, known, f"options of {mixer}")
+            try:
+                complete = of_mixer(**{**old, **own})
+                complete.complete(self)
+            except InvalidSetting as error:
+                raise InvalidSetting(f"mixer_options.{mixer}.{error.key}", f"mixer_options.{mixer}.{error}") from None
+            if known:
+                self.mixer_options[mixer] = asdict(complete)
 
     def _settle_mlp(self) -> None:
         _check_choice("mlp", self.mlp, MLPS)
@@ -241,7 +227,7 @@ class CanonLMConfig(PreTrainedConfig):
             self.canon_sets = [canonical_sites(key, sites) for sites in self._per_layer(key, self.canon_sets)]
         for layer_idx, mixer in enumerate(self.mixers):
             sites = self.sites(layer_idx)
-            if "b" in sites and not MIXERS[mixer].short_conv:
+            if "b" in sites and not MIXERS[mixer].takes_short_conv:
                 raise expected(key, f"no site b: {mixer} has no short convolution", sites)
             if self.mlp == "none" and set("CD") & set(sites):
                 raise expected(key, 'no sites C and D with mlp = "none"', sites)
@@ -259,6 +245,13 @@ class CanonLMConfig(PreTrainedConfig):
 
     def mixer(self, layer_idx: int) -> str:
         return self.mixers[layer_idx]
+
+    def options(self, layer_idx: int) -> Any:
+        """The options of a layer's mixer."""
+        return self.options_of(MIXERS[self.mixers[layer_idx]])
+
+    def options_of(self, mixer: type[Mixer]) -> Any:
+        return mixer.Options(**self.mixer_options.get(mixer.name, {}))
 
     @property
     def is_recurrent(self) -> bool:

@@ -33,7 +33,7 @@ from canonlm.models.cache import (
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.initialize import init_parameters
 from canonlm.models.loss import loss_of_hidden, loss_of_logits, mean_loss
-from canonlm.models.mixers import build_mixer
+from canonlm.models.mixers import MIXERS
 from canonlm.models.mixers.attention import Attention
 from canonlm.models.mlp import build_mlp
 from canonlm.models.norm import RMSNorm
@@ -46,9 +46,10 @@ class DecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
         super().__init__()
         self.layer_idx, self.sites = layer_idx, config.sites(layer_idx)
-        self.mixer_name = "self_attn" if config.mixer(layer_idx) == "attention" else "mixer"
+        mixer = MIXERS[config.mixer(layer_idx)]
+        self.mixer_name = mixer.attribute
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.add_module(self.mixer_name, build_mixer(config, layer_idx))
+        self.add_module(self.mixer_name, mixer(config, layer_idx))
         self.mlp = build_mlp(config, layer_idx)
         if self.mlp is not None:
             self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)

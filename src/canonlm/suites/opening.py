@@ -25,10 +25,13 @@ from transformers.utils import logging as library_logging
 
 from canonlm.data.tokenizers import load as load_tokenizer
 from canonlm.errors import expected, unknown
-from canonlm.models import CanonLMConfig
-from canonlm.models.archs import name_of
+from canonlm.models.build import wrap
 from canonlm.models.published import load_published
 from canonlm.models.published.checkpoint import RELEASES
+from canonlm.runs.folder import read_json
+from canonlm.train.build import pick_device
+from canonlm.train.checkpoint import load_model, steps
+from canonlm.train.recipe import load as load_config
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -38,7 +41,6 @@ _SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.py"]
 """What is fetched from the Hub before a model is known to be one: everything but weights."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 _SAMPLES = 64  # numbers of every tensor that a fingerprint looks at
 _log = logging.getLogger(__name__)
 
@@ -81,8 +83,6 @@ def open_model(
     ValueError in one line: no such model, a folder that is none, damaged weights or ones that do not fit the
     configuration, a tokenizer of more tokens than the model knows.
     """
-    from canonlm.train.build import pick_device  # `canonlm.train` imports the evaluations
-
     if dtype is not None and dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     try:
@@ -115,16 +115,6 @@ def open_model(
     return Subject(model.to(place).eval(), words, about)  # type: ignore[arg-type]
 
 
-def context_length(model: PreTrainedModel) -> int | None:
-    """How many tokens the model was made to read at once; None where nothing limits them, as with layers that are all
-    recurrent."""
-    config = model.config.get_text_config()
-    if isinstance(config, CanonLMConfig) and "attention" not in config.mixers:
-        return None
-    limits = (getattr(config, key, None) for key in _LIMITS)
-    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
-
-
 def fingerprint(model: PreTrainedModel) -> str:
     """By which the same weights in the same configuration are known again. Looks at some numbers of every tensor:
     training changes them all."""
@@ -141,8 +131,6 @@ def fingerprint(model: PreTrainedModel) -> str:
 def tokenizer_of_run(run: Path) -> Path | None:
     """Where the tokenizer.json of the text is that a run was trained on, which may have been moved away since; None of
     a run on a task. All its texts have the same one."""
-    from canonlm.runs.folder import read_json
-
     files = [Path(text["folder"]) / "tokenizer.json" for text in (read_json(run / "data.json") or {}).values()]
     return next(filter(Path.is_file, files), files[0] if files else None)
 
@@ -160,16 +148,13 @@ Opened = tuple[PreTrainedModel, PreTrainedTokenizerBase | None, dict[str, Any]]
 
 
 def _of_run(path: Path, step: int | None) -> Opened:
-    from canonlm.train.checkpoint import load_model, steps
-    from canonlm.train.recipe import load as load_config
-
     arch = load_config(path / "config.yaml").arch
     if not (found := steps(path / "checkpoints")):
         raise expected("MODEL", "the folder of a run that has saved a checkpoint", str(path))
     model, damages = None, []
     for each in reversed(found) if step is None else [step]:
         try:
-            model, step = load_model(path, each), each
+            model, step = load_model(path, each).module, each
             break
         except ValueError as error:
             damages.append(str(error))
@@ -207,8 +192,8 @@ def _of_files(source: str, variant: str | None, dtype: torch.dtype | None, trust
             raise ValueError(f"{source}: it comes with code of its own, which runs only with --trust-remote-code")
         model = _from_pretrained(str(path) if path.is_dir() else source, dtype, trust_remote_code)
         own = _saved_tokenizer(root, trust_remote_code)
-        kind = "canonlm" if isinstance(model.config, CanonLMConfig) else "transformers"
-    arch = name_of(model.config) if isinstance(model.config, CanonLMConfig) else model.config.model_type
+        kind = "canonlm" if model.config.model_type == "canonlm" else "transformers"
+    arch = wrap(model).arch
     return model, own, {"kind": kind, "arch": arch}
 
 

@@ -21,7 +21,8 @@ from canonlm import evals, tasks
 from canonlm.data.windows import WindowStream
 from canonlm.errors import InvalidSetting, expected
 from canonlm.evals.windows import WindowEval
-from canonlm.suites.opening import Subject, context_length
+from canonlm.models.build import wrap
+from canonlm.suites.opening import Subject
 from canonlm.suites.questions import Score, share_right
 from canonlm.train.config import RunConfig, Settings
 from canonlm.train.recipe import load
@@ -62,7 +63,7 @@ def evaluations(subject: Subject, settings: PlaygroundSettings, batch_size: int 
     if lengths[0] < 1 or (lengths != [1] and task.evaluation != "windows"):
         allowed = "numbers >= 1" if task.evaluation == "windows" else f"[1]: in {task.name} every question stands alone"
         raise expected("lengths", allowed, settings.lengths)
-    trained = run.data.seq_len if run else context_length(subject.model) or DEFAULT_LENGTH
+    trained = run.data.seq_len if run else wrap(subject.model).context_length or DEFAULT_LENGTH
     stream = WindowStream(
         task,
         settings.split,
@@ -101,7 +102,7 @@ def _task(subject: Subject, run: RunConfig | None, settings: PlaygroundSettings)
     try:
         task = tasks.get(**chosen)
     except InvalidSetting as error:  # "depo.N": was written as task.N
-        raise InvalidSetting(f"task.{error.key.partition('.')[2]}", error) from None
+        raise InvalidSetting(f"task.{error.key.partition('.')[2] or 'name'}", error) from None
     known = run.built_task.vocab.names if run and run.built_task else None
     if len(task.vocab) != subject.model.config.vocab_size or (
         known is not None and list(task.vocab.names) != list(known)
@@ -112,7 +113,7 @@ def _task(subject: Subject, run: RunConfig | None, settings: PlaygroundSettings)
 
 
 def _scores_of(evaluation: evals.Evaluation, subject: Subject) -> list[Score]:
-    found = evaluation.run(subject.model, subject.model.device)
+    found = evaluation.run(wrap(subject.model), subject.model.device)
     if not any(row["total"] for row in found["slices"]) and not found.get("measures"):
         seq_len = evaluation.stream.seq_len  # type: ignore[attr-defined]  # of windows alone nothing may be complete
         raise expected("lengths", "longer ones: no answer is complete beyond the training length", f"{seq_len} tokens")

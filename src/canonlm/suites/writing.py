@@ -12,7 +12,8 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from canonlm.errors import expected
 from canonlm.evals.generate import generate
-from canonlm.suites.opening import context_length, quiet
+from canonlm.models.build import wrap
+from canonlm.suites.opening import quiet
 from canonlm.suites.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Writer:
             raise expected("--bos", "a tokenizer with a token that begins a text", True)
         self._model, self._bos, self._sampling = model, bos, sampling
         self._tokenizer: Any = tokenizer
-        self._context = None if beyond and not learns_positions(model) else context_length(model)
+        self._context = None if beyond and not learns_positions(model) else wrap(model).context_length
         self._ends = end_tokens(model, tokenizer)
         self._batch_size, self._most_tokens = batch_size, _tokens_at_once(model.device)
 

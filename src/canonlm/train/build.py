@@ -1,34 +1,15 @@
 """From a run's configuration to its model and its device."""
 
-from typing import Any, ClassVar, get_origin
-
 import torch
-from pydantic import ValidationError, create_model
 
-from canonlm.errors import InvalidSetting, expected, refused
-from canonlm.models import CanonLMConfig, CanonLMForCausalLM, archs
+from canonlm.errors import InvalidSetting, expected
+from canonlm.models.build import build, complete_name
+from canonlm.models.interface import LanguageModel, Sizes
 from canonlm.train import trackers
-from canonlm.train.config import RunConfig, Settings
-
-_SET_ELSEWHERE = {
-    "vocab_size",
-    "max_position_embeddings",
-    "init_seed",
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-}
-_FIELDS: dict[str, Any] = {
-    name: (annotation, None)
-    for name, annotation in CanonLMConfig.__annotations__.items()
-    if name not in _SET_ELSEWHERE and get_origin(annotation) is not ClassVar
-}
-Fields = create_model("Fields", __base__=Settings, **_FIELDS)
-"""`model.fields`: any field of `CanonLMConfig` that nothing else decides."""
+from canonlm.train.config import RunConfig
 
 
-def model_config(run: RunConfig) -> CanonLMConfig:
-    """The decoder that `run` asks for. InvalidSetting where arch, sizes and fields do not fit together."""
+def sizes_of(run: RunConfig) -> Sizes:
     sizes = run.model
     if run.built_task is not None:
         vocab_size = len(run.built_task.vocab)
@@ -36,39 +17,32 @@ def model_config(run: RunConfig) -> CanonLMConfig:
         vocab_size = sizes.vocab_size
     else:
         raise InvalidSetting("model.vocab_size", "model.vocab_size: missing; expected an integer > 0")
-    try:
-        Fields.model_validate(sizes.fields)
-    except ValidationError as error:
-        raise refused(error, Fields, "model.fields.") from None
-    if sizes.hidden_size % sizes.num_attention_heads:
-        what = f"a divisor of model.hidden_size = {sizes.hidden_size}"
-        raise expected("model.num_attention_heads", what, sizes.num_attention_heads)
-    head_dim = sizes.fields.get("head_dim") or sizes.hidden_size // sizes.num_attention_heads
-    try:
-        named = archs.resolve(run.arch, head_dim=head_dim, num_heads=sizes.num_attention_heads)
-    except ValueError as error:
-        raise InvalidSetting("arch", error) from None
-    try:
-        return CanonLMConfig(
-            vocab_size=vocab_size,
-            max_position_embeddings=run.data.seq_len,
-            num_hidden_layers=sizes.num_hidden_layers,
-            hidden_size=sizes.hidden_size,
-            num_attention_heads=sizes.num_attention_heads,
-            init_seed=run.train.seed,
-            **{**named, **sizes.fields},
-        )
-    except InvalidSetting as error:
-        raise InvalidSetting(f"model.fields.{error.key}", f"model.fields.{error}") from None
+    return Sizes(
+        num_hidden_layers=sizes.num_hidden_layers,
+        hidden_size=sizes.hidden_size,
+        num_attention_heads=sizes.num_attention_heads,
+        vocab_size=vocab_size,
+        seq_len=run.data.seq_len,
+        fields=sizes.fields,
+    )
 
 
-def build_model(run: RunConfig) -> CanonLMForCausalLM:
-    return CanonLMForCausalLM(model_config(run))
+def build_model(run: RunConfig, device: str = "cpu") -> LanguageModel:
+    """The model of a run with its initial weights; on "meta" without values. InvalidSetting where architecture, sizes
+    and fields do not fit together."""
+    with torch.device(device):
+        return build(run.arch, sizes_of(run), run.train.seed)
+
+
+def with_complete_name(run: RunConfig) -> RunConfig:
+    """The run with the complete name of its architecture: fields that the name can say move into it."""
+    name, fields = complete_name(run.arch, sizes_of(run))
+    return run.model_copy(update={"arch": name, "model": run.model.model_copy(update={"fields": fields})})
 
 
 def check(run: RunConfig) -> None:
-    """InvalidSetting for what a run cannot be started with; nothing is built or written yet."""
-    model_config(run)
+    """InvalidSetting for what a run cannot be started with; nothing is written yet."""
+    build_model(run, "meta").check_tensor_parallel(run.parallel.tp)
     pick_device(run.train.device)
     trackers.check(run.track)
 

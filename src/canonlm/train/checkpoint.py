@@ -28,8 +28,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from canonlm.errors import expected
 from canonlm.files import Stamp, put_in_place, remove_folder, write_text
-from canonlm.models import CanonLMForCausalLM
-from canonlm.train.build import model_config
+from canonlm.models.interface import LanguageModel
+from canonlm.train.build import build_model
 from canonlm.train.recipe import load as load_config
 from canonlm.world import World
 
@@ -173,7 +173,7 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def load_model(run: Path, step: int | None = None) -> CanonLMForCausalLM:
+def load_model(run: Path, step: int | None = None) -> LanguageModel:
     """The model of a run, as of its newest whole checkpoint or of `step`: in float32, on the CPU, in evaluation mode.
 
     For one process, whatever number of them wrote it. The optimizer's part is not read.
@@ -190,13 +190,13 @@ def load_model(run: Path, step: int | None = None) -> CanonLMForCausalLM:
         raise expected("--step", f"one that has a checkpoint ({', '.join(map(str, found))})", step)
     elif (damage := _damage(folder, step, _ALONE)) is not None:
         raise ValueError(f"{path_of(folder, step)}: {damage}")
-    with torch.device("meta"):
-        model = CanonLMForCausalLM(model_config(load_config(run / "config.yaml")))
-    values = {name: torch.empty_like(tensor, device="cpu") for name, tensor in model.state_dict().items()}
+    model = build_model(load_config(run / "config.yaml"))
+    values = {name: torch.empty_like(tensor, device="cpu") for name, tensor in model.module.state_dict().items()}
     _read(path_of(folder, step), {"model": values}, _ALONE)
-    model.load_state_dict(values, assign=True)
-    model.tie_weights()
-    return model.eval()
+    model.module.load_state_dict(values, assign=True)
+    model.module.tie_weights()
+    model.module.eval()
+    return model
 
 
 def _parts(model: dict[str, Any], optimizer: Any) -> State:

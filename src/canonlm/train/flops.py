@@ -1,94 +1,22 @@
-"""Floating-point operations of training, counted from the model's own layers, and what devices can do at most.
+"""Floating-point operations of training, and what devices can do at most.
 
-What counts: matrix products and convolutions, a multiply-add as two operations, the backward as twice the forward.
-What does not: what is computed again (activation checkpointing, the backward of a recurrence), element-wise work
-(norms, activations, decays, softmax, rotation) and the look-up of embeddings.
-
-* Attention is causal: a token meets half of the T tokens of its window on average, 4 * heads * head_dim * T / 2
-  operations. (A count of the whole square, as torch's `FlopCounterMode` makes it, has twice that.) Documents that are
-  isolated in a window make it less; that is not counted.
-* A recurrence costs what its chunked form (`canonlm.ops`) computes, with the chunks of CHUNK tokens that run on a GPU.
-* Of experts, a token has one.
+A model counts its own (`LanguageModel.forward_flops`): matrix products and convolutions, a multiply-add as two
+operations. The backward counts as twice the forward. What is computed again (activation checkpointing, the backward of
+a recurrence), element-wise work (norms, activations, decays, softmax, rotation) and the look-up of embeddings do not
+count.
 """
 
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
-from canonlm.canon.layer import CanonLayer
-from canonlm.models.config import CanonLMConfig
-from canonlm.models.mlp import Experts
-from canonlm.models.modeling import DecoderLayer
-
-CHUNK = 64
+from canonlm.models.interface import LanguageModel
 
 
-def flops_per_token(config: CanonLMConfig, seq_len: int) -> float:
+def flops_per_token(model: LanguageModel, seq_len: int) -> float:
     """Forward and backward of one token, in a window of `seq_len`."""
-    return 3 * sum(forward_flops(config, seq_len).values())
-
-
-def forward_flops(config: CanonLMConfig, seq_len: int) -> dict[str, float]:
-    """Of one token, by part: `linear` (all projections), `attention` or `recurrence` (what mixes tokens), `conv` (Canon
-    and short convolutions), `head`."""
-    parts: dict[str, float] = {"linear": 0, "attention": 0, "recurrence": 0, "conv": 0}
-    for layer_idx, layers in kinds_of_layers(config).items():
-        with torch.device("meta"):
-            layer = DecoderLayer(config, layer_idx)
-        for module in layer.modules():
-            weights = sum(p.numel() for name, p in module.named_parameters(recurse=False) if name != "bias")
-            if isinstance(module, nn.Linear):
-                parts["linear"] += layers * 2 * weights
-            elif isinstance(module, Experts):
-                parts["linear"] += layers * 2 * weights / config.num_experts
-            elif isinstance(module, CanonLayer):
-                parts["conv"] += layers * 2 * weights
-        mixer = config.mixer(layer_idx)
-        if mixer == "attention":
-            parts["attention"] += layers * 4 * config.num_attention_heads * config.head_dim * seq_len / 2
-        elif mixer in _RECURRENCES:  # of one that somebody added, the projections are all we know
-            parts["recurrence"] += layers * _RECURRENCES[mixer](config, min(CHUNK, seq_len))
-    return {**parts, "head": 2 * config.hidden_size * config.vocab_size}
-
-
-def kinds_of_layers(config: CanonLMConfig) -> dict[int, int]:
-    """The first layer of every kind, and how many there are of it."""
-    kinds = [(config.mixer(i), config.sites(i)) for i in range(config.num_hidden_layers)]
-    return {kinds.index(kind): kinds.count(kind) for kind in kinds}
-
-
-def gla_flops(heads: int, key_dim: int, value_dim: int, chunk: int) -> float:
-    """Into the state and out of it; the scores of a chunk, which are made for earlier keys only, times its values."""
-    return heads * (4 * key_dim * value_dim + (chunk + 1) * key_dim + 2 * chunk * value_dim)
-
-
-def gated_delta_flops(heads: int, key_dim: int, value_dim: int, chunk: int) -> float:
-    """The state is read twice and written once; scores of queries and of keys; the triangular system solved for its
-    inverse, and that times values and times keys; the scores times the errors."""
-    within = 4 * key_dim + chunk + 2 * value_dim + 2 * key_dim + 2 * value_dim
-    return heads * (6 * key_dim * value_dim + chunk * within)
-
-
-def ssd_flops(heads: int, groups: int, state_dim: int, value_dim: int, chunk: int) -> float:
-    """Into the state and out of it; the scores of a chunk, which the heads of a group share, times its values."""
-    return 4 * heads * state_dim * value_dim + 2 * chunk * (groups * state_dim + heads * value_dim)
-
-
-_RECURRENCES: dict[str, Callable[[CanonLMConfig, int], float]] = {
-    "gla": lambda c, chunk: gla_flops(c.linear_num_heads, c.linear_key_head_dim, c.linear_value_head_dim, chunk),
-    "gdn": lambda c, chunk: gated_delta_flops(
-        c.linear_num_heads, c.linear_key_head_dim, c.linear_value_head_dim, chunk
-    ),
-    "mamba2": lambda c, chunk: ssd_flops(
-        c.linear_num_heads, c.mamba_n_groups, c.mamba_state_size, c.linear_value_head_dim, chunk
-    ),
-    "retention": lambda c, chunk: ssd_flops(
-        c.linear_num_heads, c.linear_num_heads, c.linear_key_head_dim, c.linear_value_head_dim, chunk
-    ),
-}
+    return 3 * sum(model.forward_flops(seq_len).values())
 
 
 class Gpu(NamedTuple):

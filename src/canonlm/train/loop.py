@@ -19,10 +19,11 @@ from filelock import FileLock, Timeout
 from canonlm.data.windows import Batch, batches
 from canonlm.errors import expected
 from canonlm.files import remove_leftovers, write_json
+from canonlm.models import checks
 from canonlm.runs import folder as run_folder
-from canonlm.runs.metrics import Metrics
-from canonlm.train import reading, tensor_parallel, trackers
-from canonlm.train.build import check, model_config
+from canonlm.runs.rows import Metrics
+from canonlm.train import reading, trackers
+from canonlm.train.build import check
 from canonlm.train.checkpoint import Checkpoints
 from canonlm.train.clipping import clip_grad_norm
 from canonlm.train.clock import Clock
@@ -32,6 +33,7 @@ from canonlm.train.machine import device_name, environment, memory_gb
 from canonlm.train.mesh import world_of
 from canonlm.train.optim import build_optimizer, learning_rate
 from canonlm.train.profile import Profile
+from canonlm.train.recipe import check_folder, create_folder
 from canonlm.train.sharding import last_micro_batch, parallelize
 from canonlm.train.signals import Interrupted, Signals, noting_why
 from canonlm.world import World
@@ -59,8 +61,6 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
             with world.all_or_none():
                 config = reading.complete(config)
                 check(config)
-                if config.parallel.tp > 1:
-                    tensor_parallel.check(model_config(config), config.parallel.tp)
             with _alone_in(folder, config, world):
                 result = world.broadcast(run_folder.read_json(folder / "result.json") if world.main else None)
                 return result or _Run(config, folder, world, on_row).run()
@@ -76,14 +76,14 @@ def _alone_in(folder: Path, config: RunConfig, world: World):
     try:
         with world.all_or_none():
             if world.main:
-                run_folder.check(folder, config)
+                check_folder(folder, config)
                 run_folder.make(folder)
                 try:
                     lock.acquire()
                 except Timeout:
                     raise expected("--out", "a folder that no other process is training in", str(folder)) from None
                 texts = reading.check_unchanged(config, folder)
-                run_folder.create(folder, config)
+                create_folder(folder, config)
                 if texts and texts != run_folder.read_json(folder / "data.json"):
                     write_json(folder / "data.json", texts)
         yield
@@ -102,11 +102,12 @@ class _Run:
                 for place in (folder, folder / "checkpoints", folder / "profile"):
                     remove_leftovers(place)
             self.stream, self.test = reading.stream(config), reading.evaluation(config, world)
-        self.model_config = model_config(config)
-        self.model = parallelize(self.model_config, config, world)
-        self.optimizer = build_optimizer(self.model, settings.optim)
+        self.model = parallelize(config, world)
+        self.module, self.is_random = self.model.module, self.model.is_random
+        checks.check(self.model, isolated=config.data.isolate_documents)
+        self.optimizer = build_optimizer(self.module, settings.optim)
         self.checkpoints = Checkpoints(folder / "checkpoints", settings.keep_checkpoints, settings.keep_every, world)
-        self.step = self.checkpoints.load_latest(self.model, self.optimizer)
+        self.step = self.checkpoints.load_latest(self.module, self.optimizer)
         self.first_bad = torch.full((), -1, device=world.device)  # step: on the device, so that no step waits for it
 
     def run(self) -> dict[str, Any]:
@@ -123,7 +124,7 @@ class _Run:
             self.clock = Clock(
                 config.train.batch_size * seq_len,
                 before_s=self.metrics.elapsed_s if world.main else 0.0,
-                flops_per_token=flops_per_token(self.model_config, seq_len),
+                flops_per_token=flops_per_token(self.model, seq_len),
                 peak_flops=peak_flops(device_name(world.device), dtype),
                 devices=world.size,
                 device=world.device,
@@ -176,7 +177,7 @@ class _Run:
                 if self.step % settings.checkpoint_every == 0 or last or stop:
                     with self.clock.paused():
                         self._check_weights(numbers)
-                        self.checkpoints.save(self.step, self.model, self.optimizer, self._on_checkpoint)
+                        self.checkpoints.save(self.step, self.module, self.optimizer, self._on_checkpoint)
                 if stop and not last:
                     self.checkpoints.wait()
                     where = f"stopped after step {self.step} of {settings.steps}"
@@ -185,7 +186,7 @@ class _Run:
         result = {
             "steps": self.step,
             "tokens": self.step * self.clock.tokens_per_step,
-            "num_parameters": self.model.num_parameters(),
+            "num_parameters": self.model.num_parameters,
             **self.clock.result(),
             "final": evaluation,
         }
@@ -199,30 +200,23 @@ class _Run:
         lr = learning_rate(self.step, config.train.steps, config.train.optim)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        if self.model_config.attention_dropout:
+        if self.is_random:
             torch.manual_seed(_dropout_seed(config.train.seed, self.step, world.rank))
-        self.model.train()
+        self.module.train()
         # The loss of the global batch is the mean over its targets; gradients are averaged over processes.
         targets = world.sum([float((batch.targets != -100).sum())])[0] / world.dp_size
         losses, z_losses = [], []
         micro_batches = batch.split(config.parallel.micro_batch_size or len(batch.input_ids))
         for index, part in enumerate(micro_batches):
-            last_micro_batch(self.model, index == len(micro_batches) - 1)
+            last_micro_batch(self.module, index == len(micro_batches) - 1)
             here = part.to(world.device)
             with self._autocast():
-                output = self.model(
-                    here.input_ids,
-                    shift_labels=here.targets,
-                    doc_ids=here.doc_ids,
-                    use_cache=False,
-                    loss_only=True,
-                    num_items_in_batch=targets,
-                )
-            output.loss.backward()
-            losses.append(output.loss.detach())
-            if output.z_loss is not None:
-                z_losses.append(output.z_loss)
-        grad_norm = clip_grad_norm(self.model, config.train.optim.grad_clip or math.inf, world)
+                loss, z_loss = self.model.loss(here.input_ids, here.targets, here.doc_ids, targets)
+            loss.backward()
+            losses.append(loss.detach())
+            if z_loss is not None:
+                z_losses.append(z_loss)
+        grad_norm = clip_grad_norm(self.module, config.train.optim.grad_clip or math.inf, world)
         loss = torch.stack(losses).sum()
         finite = loss.isfinite() & grad_norm.isfinite()
         skipped = config.train.on_nonfinite == "skip" and world.any(not finite)
@@ -254,7 +248,7 @@ class _Run:
 
     def _evaluate(self) -> dict[str, Any]:
         assert self.test is not None
-        self.model.eval()
+        self.module.eval()
         # Evaluations bring shapes that are not worth compiling for.
         with self._autocast(), torch.compiler.set_stance("force_eager"):
             row = {"kind": "eval", "step": self.step, **self.test.run(self.model, self.world.device)}
@@ -266,7 +260,7 @@ class _Run:
         if not numbers["skipped"]:
             [loss] = self.world.sum([float(numbers["loss"])])
             self._check_finite({"loss": loss, "grad_norm": float(numbers["grad_norm"])})
-        bad = [name for name, p in self.model.named_parameters() if not _local(p).isfinite().all()]
+        bad = [name for name, p in self.module.named_parameters() if not _local(p).isfinite().all()]
         if self.world.any(bool(bad)):
             self._diverged(f"{bad[0] if bad else 'a weight'} not finite")
 

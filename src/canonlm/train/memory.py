@@ -10,25 +10,20 @@ which keeps a state for every chunk; the kernels of flash-linear-attention make 
 """
 
 import copy
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from canonlm.models.cache import Layout
-from canonlm.models.config import CanonLMConfig
+from canonlm.models.interface import LanguageModel
 from canonlm.models.loss import CHUNK_BYTES
-from canonlm.models.modeling import DecoderLayer
-from canonlm.models.positions import rotary_table
 from canonlm.train.config import RunConfig
-from canonlm.train.flops import CHUNK, kinds_of_layers
 from canonlm.train.recompute import KEPT_BY_SELECTIVE
-
-CPU_CHUNK = 32
-"""Of the gated delta rule on a CPU, where the blocks are run for this; on a GPU it is CHUNK."""
 
 
 @dataclass(frozen=True)
@@ -48,84 +43,126 @@ class Memory:
 
 
 class Device:
-    """One of `devices` that train a model: `Device(config, run, devices).memory(micro_batch=4)`."""
+    """One of `devices` that train a model: `Device(model, run, devices).memory(micro_batch=4)`.
 
-    def __init__(self, config: CanonLMConfig, run: RunConfig, devices: int) -> None:
-        self.run, self.config, self.alone = run, _part_of(config, run.parallel.tp), devices == 1
+    model: on the meta device."""
+
+    def __init__(self, model: LanguageModel, run: RunConfig, devices: int) -> None:
+        self.run, self.alone = run, devices == 1
+        self.model = model.part_of(run.parallel.tp)
         self.shards = devices // (run.parallel.tp * run.parallel.dp_replicate)
         self.windows = run.train.batch_size * run.parallel.tp // devices  # per step
         self.itemsize = 2 if run.train.precision == "bf16" else 4
-        with torch.device("meta"):
-            blocks = {i: DecoderLayer(self.config, i) for i in kinds_of_layers(self.config)}
-        self.blocks = {i: sum(p.numel() for p in block.parameters()) for i, block in blocks.items()}
-        self.kept: dict[int, tuple[int, int]] = {}
+        self.kept: dict[str, tuple[float, float]] = {}
 
     def memory(self, micro_batch: int) -> Memory:
-        """With so many windows at a time."""
-        c, layers = self.config, kinds_of_layers(self.config)
-        head = c.hidden_size * c.vocab_size
-        ends = head * (1 if c.tie_word_embeddings else 2) + c.hidden_size
-        parameters = ends + sum(layers[i] * self.blocks[i] for i in layers)
+        """With that number of windows at a time."""
+        kinds, blocks = kinds_of_blocks(self.model), self.model.blocks
+        sizes = {name: sum(p.numel() for p in blocks[name].parameters()) for name in kinds}
+        head_weight: Any = self.model.module.get_output_embeddings().weight
+        head, parameters = head_weight.numel(), self.model.num_parameters
+        ends = parameters - sum(kinds[name] * sizes[name] for name in kinds)
         shard = 4 * parameters / self.shards
-        block = max(self.blocks.values())
+        block = max(sizes.values())
         if not self.alone:
             gathered = self.itemsize * (ends + 3 * block) + 4 * block  # a gradient is summed over devices in float32
         else:
             gathered = self.itemsize * parameters if self.itemsize < 4 else 0  # autocast's copies
         summed_up = 4 * parameters if micro_batch < self.windows else shard
         if not self.kept:
-            self.kept = {i: _kept(c, i, self.run, self.alone) for i in layers}
-        activations = sum(layers[i] * kept for i, (kept, _) in self.kept.items())
-        if self.run.parallel.activation_checkpointing != "none":  # one block has made its own anew
+            self.kept = _kept(self.model, list(kinds), self.run, self.alone)
+        activations = sum(kinds[name] * kept for name, (kept, _) in self.kept.items())
+        if self.run.parallel.activation_checkpointing != "none":  # one block has computed its own again
             activations += max(everything for _, everything in self.kept.values())
-        tokens = micro_batch * self.run.data.seq_len
+        tokens, (vocab_size, hidden_size) = micro_batch * self.run.data.seq_len, head_weight.shape
         # Of a chunk both the float32 numbers and, before or after, those that the products read or make.
-        logits = min(tokens * 4 * c.vocab_size, CHUNK_BYTES) * (1 + self.itemsize / 4)
+        logits = min(tokens * 4 * vocab_size, CHUNK_BYTES) * (1 + self.itemsize / 4)
         return Memory(
             parameters=shard,
             gradients=summed_up,
             optimizer=2 * shard,
             gathered=gathered,
             activations=micro_batch * activations,
-            logits=logits + 4 * head + 2 * self.itemsize * tokens * c.hidden_size,
+            logits=logits + 4 * head + 2 * self.itemsize * tokens * hidden_size,
         )
 
 
-def _part_of(config: CanonLMConfig, tp: int) -> CanonLMConfig:
-    """What one of `tp` devices that share every layer has of it."""
-    part = copy.copy(config)
-    for key in ("num_attention_heads", "num_key_value_heads", "rope_heads", "intermediate_size", "vocab_size"):
-        setattr(part, key, getattr(config, key) // tp)
-    part._attn_implementation = "sdpa"
-    return part
+def kinds_of_blocks(model: LanguageModel) -> dict[str, int]:
+    """The first block of every kind, and how many there are of it."""
+    first: dict[Any, str] = {}
+    counts: dict[str, int] = {}
+    for name, block in model.blocks.items():
+        kind = (repr(block), tuple(p.shape for p in block.parameters()))
+        name = first.setdefault(kind, name)
+        counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
-def _kept(config: CanonLMConfig, layer_idx: int, run: RunConfig, alone: bool) -> tuple[int, int]:
-    """Bytes that a block keeps of one window until its backward: with the run's checkpointing, and without."""
-    half, kind = run.train.precision == "bf16", run.parallel.activation_checkpointing
-    # Autocast leaves the embedding in float32, and with it the stream; FSDP gathers it in bfloat16.
-    stream = torch.bfloat16 if half and not alone else torch.float32
-    counted, seq_len = _Counted(), run.data.seq_len
+def _kept(model: LanguageModel, names: list[str], run: RunConfig, alone: bool) -> dict[str, tuple[float, float]]:
+    """Bytes that each of these blocks keeps of one window until its backward: with the run's checkpointing, without."""
+    half, seq_len = run.train.precision == "bf16", run.data.seq_len
     torch.compiler.reset()  # else the ninth kind of block in a process would no longer be compiled
+    kept = {}
     with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=half):
-        default = torch.get_default_dtype()
-        torch.set_default_dtype(torch.bfloat16 if half else torch.float32)
-        try:
-            block = DecoderLayer(config, layer_idx)
-        finally:
-            torch.set_default_dtype(default)
-        h = torch.zeros(1, seq_len, config.hidden_size, dtype=stream, requires_grad=True)
-        rotary = rotary_table(torch.arange(seq_len)[None], config.rope_dim, config.rope_theta, stream)
-        if kind == "selective":
-            with counted:
-                block(h, Layout(), None, rotary if config.rope_dim else None)
-        counted.ignore(*block.parameters(), *rotary)
-        if run.train.compile:
-            block.compile(backend="aot_eager_decomp_partition")  # all of the compiler but its code
-        with torch.autograd.graph.saved_tensors_hooks(counted.save, lambda x: x):
-            block(h, Layout(), None, rotary if config.rope_dim else None)
-    everything = counted.saved + _chunks_of_a_gpu(config, layer_idx, seq_len)
-    return {"none": everything, "full": h.nbytes, "selective": h.nbytes + counted.dear}[kind], everything
+        module = copy.deepcopy(model.module)
+        # Autocast leaves the embedding in float32, and with it the stream; FSDP gathers it in bfloat16.
+        _fill(module, torch.bfloat16 if half and not alone else torch.float32)
+        for name in model.blocks:
+            _fill(module.get_submodule(name), torch.bfloat16 if half else torch.float32)
+        for name, (args, kwargs) in _calls(module, names, seq_len).items():
+            stream, dear, saved = _of_block(module.get_submodule(name), args, kwargs, run)
+            everything = saved + model.extra_memory(model.blocks[name], seq_len)
+            by_checkpointing = {"none": everything, "full": stream, "selective": stream + dear}
+            kept[name] = by_checkpointing[run.parallel.activation_checkpointing], everything
+    return kept
+
+
+def _fill(module: nn.Module, dtype: torch.dtype) -> None:
+    """Tensors without contents (in a FakeTensorMode) in place of those on the meta device."""
+    module._apply(lambda x: torch.empty_like(x, device="cpu", dtype=dtype if x.is_floating_point() else x.dtype))
+
+
+class _AllSeen(Exception):
+    """Raised where the last block that is looked for is called: the rest of the forward is not needed."""
+
+
+@torch.no_grad()
+def _calls(module: nn.Module, names: list[str], seq_len: int) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments that blocks are called with for a window."""
+    calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+
+    def note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls[name] = args, kwargs
+        if len(calls) == len(names):
+            raise _AllSeen
+
+    hooks = [
+        module.get_submodule(name).register_forward_pre_hook(
+            lambda _, args, kwargs, name=name: note(name, args, kwargs), with_kwargs=True
+        )
+        for name in names
+    ]
+    with suppress(_AllSeen):
+        module(torch.zeros(1, seq_len, dtype=torch.long), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return calls
+
+
+def _of_block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], run: RunConfig) -> tuple[int, int, int]:
+    """Bytes: of the stream that comes in, of what selective checkpointing keeps besides, of everything."""
+    counted = _Counted()
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    stream = next(x for x in tensors if x.is_floating_point()).requires_grad_()
+    if run.parallel.activation_checkpointing == "selective":
+        with counted:
+            block(*args, **kwargs)
+    counted.ignore(*block.parameters(), *(x for x in tensors if x is not stream))
+    if run.train.compile:
+        block.compile(backend="aot_eager_decomp_partition")  # all of the compiler but its code
+    with torch.autograd.graph.saved_tensors_hooks(counted.save, lambda x: x):
+        block(*args, **kwargs)
+    return stream.nbytes, counted.dear, counted.saved
 
 
 class _Counted(TorchDispatchMode):
@@ -151,11 +188,3 @@ class _Counted(TorchDispatchMode):
         if func in KEPT_BY_SELECTIVE:
             self.dear += sum(x.nbytes for x in tree_leaves(out) if isinstance(x, Tensor))
         return out
-
-
-def _chunks_of_a_gpu(config: CanonLMConfig, layer_idx: int, seq_len: int) -> int:
-    """What the chunks of a GPU take more than those of a CPU: larger triangles, fewer states."""
-    if config.mixer(layer_idx) != "gdn":
-        return 0
-    state, fewer = config.linear_key_head_dim * config.linear_value_head_dim, seq_len // CPU_CHUNK - seq_len // CHUNK
-    return 4 * config.linear_num_heads * (seq_len * (CHUNK - CPU_CHUNK) - fewer * state)

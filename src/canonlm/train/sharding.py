@@ -12,15 +12,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from canonlm.models import CanonLMConfig, CanonLMForCausalLM
-from canonlm.models.initialize import init_parameters
-from canonlm.train import tensor_parallel
+from canonlm.models.interface import LanguageModel
+from canonlm.train.build import build_model
 from canonlm.train.config import RunConfig
 from canonlm.train.recompute import recomputed
 from canonlm.world import World
 
 
-def parallelize(model_config: CanonLMConfig, config: RunConfig, world: World) -> CanonLMForCausalLM:
+def parallelize(config: RunConfig, world: World) -> LanguageModel:
     """The model of a run, spread over its devices, with the weights that a single process would start from.
 
     Block by block: drawn whole on this device, then cut, so that no device ever holds more than its part and one block
@@ -30,43 +29,44 @@ def parallelize(model_config: CanonLMConfig, config: RunConfig, world: World) ->
     ValueError: the model cannot be cut into `parallel.tp` parts.
     """
     parallel, mesh = config.parallel, world.mesh
-    if parallel.tp > 1:
-        tensor_parallel.check(model_config, parallel.tp)
-    with torch.device("cpu" if mesh is None else "meta"):
-        model = CanonLMForCausalLM(model_config)
-    if mesh is not None:
-        model.initialize_weights()  # which transformers leaves out on the meta device: it freezes what is to be frozen
-    else:
-        model.to(world.device)  # type: ignore[arg-type]  # the library's wrapper confuses the checker
-    for name, layer in model.model.layers.named_children():
+    model = build_model(config, "cpu" if mesh is None else "meta")
+    model.check_tensor_parallel(parallel.tp)
+    if mesh is None:
+        model.module.to(world.device)  # type: ignore[arg-type]  # the library's wrapper confuses the checker
+    for name, block in model.blocks.items():
         if mesh is not None:
-            _draw(layer, f"model.layers.{name}", model_config, world.device)
+            _draw(model, block, name, world.device)
         if parallel.float8:
-            _to_float8(layer)
+            _to_float8(block)
         if mesh is not None and parallel.tp > 1:
-            tensor_parallel.split_layer(layer, mesh["tp"])
+            model.split_block(block, mesh["tp"])
         # Set on the instance: no wrapper that would change the parameters' names, and FSDP's hooks stay outside.
         if parallel.activation_checkpointing != "none":
-            layer.forward = recomputed(layer.forward, selective=parallel.activation_checkpointing == "selective")
+            block.forward = recomputed(block.forward, selective=parallel.activation_checkpointing == "selective")
         if config.train.compile:
-            layer.forward = torch.compile(layer.forward)
+            block.forward = torch.compile(block.forward)
         if mesh is not None:
-            _shard(layer, config, mesh)
+            _shard(block, config, mesh)
     if mesh is not None:
-        for name in ("model.embed_tokens", "model.norm", "lm_head"):
-            _draw(model.get_submodule(name), name, model_config, world.device)
+        _draw(model, model.module, "", world.device)
         if parallel.tp > 1:
-            tensor_parallel.split_ends(model, mesh["tp"])
-        model.tie_weights()
-        _shard(model, config, mesh)
+            model.split_ends(mesh["tp"])
+        model.module.tie_weights()
+        _shard(model.module, config, mesh)
     return model
 
 
-def _draw(module: nn.Module, name: str, model_config: CanonLMConfig, device: torch.device) -> None:
-    """Memory and initial weights for a module on the meta device, whose name in the model is `name`."""
-    module.to_empty(device=device)
-    for path, part in module.named_modules(prefix=name):
-        init_parameters(part, path, model_config)
+def _draw(model: LanguageModel, part: nn.Module, name: str, device: torch.device) -> None:
+    """Memory and initial weights for a part that is on the meta device; blocks in it are parts of their own. What was
+    built on the CPU has its weights already."""
+    inside = {module for block in model.blocks.values() if block is not part for module in block.modules()}
+    modules = [module for module in part.modules() if module not in inside]
+    tensors = [x for module in modules for x in (*module.parameters(recurse=False), *module.buffers(recurse=False))]
+    drawn = any(x.is_meta for x in tensors)
+    for module in modules:
+        module._apply(lambda x: torch.empty_like(x, device=device) if x.is_meta else x.to(device), recurse=False)
+    if drawn:
+        model.initialize(part, name)
 
 
 def _shard(module: nn.Module, config: RunConfig, mesh: DeviceMesh) -> None:

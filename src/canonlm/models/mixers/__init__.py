@@ -1,12 +1,11 @@
-"""Token mixers: one file, one architecture. `MIXERS` in `models/config.py` lists them."""
+"""Token mixers: one file, one mixer, which registers itself. Every file in this folder is imported here."""
 
 import importlib
+import pkgutil
 
-from torch import nn
+from canonlm.models.mixers.base import MIXERS
 
-from canonlm.models.config import MIXERS, CanonLMConfig
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
 
-
-def build_mixer(config: CanonLMConfig, layer_idx: int) -> nn.Module:
-    module, name = MIXERS[config.mixer(layer_idx)].path.rsplit(".", 1)
-    return getattr(importlib.import_module(module), name)(config, layer_idx)
+__all__ = ["MIXERS"]

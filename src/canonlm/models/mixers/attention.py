@@ -1,5 +1,7 @@
 """Softmax attention: grouped queries, QK-norm, Canon-B, rotary positions on part of each head and of the heads."""
 
+from typing import TYPE_CHECKING, ClassVar
+
 from torch import Tensor, nn
 from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -7,19 +9,38 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from canonlm.canon.layer import CanonLayer
 from canonlm.models.cache import Layout, run_site
-from canonlm.models.config import CanonLMConfig
+from canonlm.models.mixers.base import Architecture, Mixer, register
 from canonlm.models.norm import RMSNorm
 from canonlm.models.positions import rotate
 
+if TYPE_CHECKING:
+    from canonlm.models.config import CanonLMConfig
 
-class Attention(nn.Module):
+
+@register("attention")
+class Attention(Mixer):
     """Causal attention; the kernel (sdpa, flash, flex, eager) is transformers' own, chosen by the configuration."""
 
+    attribute = "self_attn"
+    recurrent = False
+    takes_short_conv = False
+    architectures: ClassVar = {
+        "llama": Architecture("Transformer: attention with rotary positions (RoPE), gated MLP"),
+        "llama-nope": Architecture(
+            "the same without any positions (NoPE)", settings=lambda hidden_size: {"rope_dim": 0}
+        ),
+    }
+    tensor_parallel: ClassVar = {
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "columns"),
+        **dict.fromkeys(("canonB_q", "canonB_k", "canonB_v"), "channels"),
+        **dict.fromkeys(("q_norm", "k_norm"), "norm"),
+        "o_proj": "rows",
+    }
+    tensor_parallel_divides = ("num_attention_heads", "num_key_value_heads")
     is_causal = True
 
-    def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.config, self.layer_idx = config, layer_idx
+    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
         self.head_dim, self.scaling = config.head_dim, config.head_dim**-0.5
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         q_size, kv_size = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
@@ -30,11 +51,16 @@ class Attention(nn.Module):
         if config.qk_norm:
             self.q_norm = RMSNorm(q_size, config.rms_norm_eps)
             self.k_norm = RMSNorm(kv_size, config.rms_norm_eps)
-        self.state_idx = config.sites(layer_idx).find("B")
+        self.state_idx = self.sites.find("B")
         if self.state_idx >= 0:
             self.canonB_q = CanonLayer(q_size, **config.canon_kwargs)
             self.canonB_k = CanonLayer(kv_size, **config.canon_kwargs)
             self.canonB_v = CanonLayer(kv_size, **config.canon_kwargs)
+
+    @classmethod
+    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+        """Causal: a token meets half of its window on average. (A count of the whole square has twice that.)"""
+        return 4 * config.num_attention_heads * config.head_dim * seq_len / 2
 
     def forward(
         self,

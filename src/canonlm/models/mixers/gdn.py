@@ -7,25 +7,62 @@ Yang, Kautz and Hatamizadeh 2024 (arXiv 2412.06464), Eq. 10. With a low-rank out
 keys it is the GDN2 of Physics of Language Models, Part 4.2.
 """
 
+from typing import TYPE_CHECKING, ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from canonlm.models.cache import Layout
-from canonlm.models.config import CanonLMConfig
 from canonlm.models.initialize import inverse_softplus_of_log_uniform, log_of_uniform, start_with
+from canonlm.models.mixers.base import CHUNK, Architecture, register
 from canonlm.models.mixers.recurrent import LinearAttention, at_least_float32, mask_out
 from canonlm.ops.gated_delta_rule import gated_delta_rule
 
+if TYPE_CHECKING:
+    from canonlm.models.config import CanonLMConfig
 
+CPU_CHUNK = 32
+"""Tokens of a chunk on a CPU, where blocks are run to count what they keep."""
+
+
+@register("gdn")
 class GatedDeltaNet(LinearAttention):
-    def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
-        heads = config.linear_num_heads
-        super().__init__(config, layer_idx, heads)
+    architectures: ClassVar = {
+        "gdn2": Architecture("Gated DeltaNet of Part 4.2, with its short convolutions", short_conv=True),
+        "gdn": Architecture(
+            "Gated DeltaNet of Part 4.1: key and value heads of 96 and 192 channels, states of 144 d numbers",
+            short_conv=True,
+            settings=lambda hidden_size: {
+                "num_heads": max(1, hidden_size // 128),
+                "key_head_dim": 96,
+                "value_head_dim": 192,
+                "output_gate_rank": None,
+            },
+        ),
+    }
+
+    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        heads = self.options.num_heads
         self.a_proj = nn.Linear(config.hidden_size, heads, bias=False)
         self.b_proj = nn.Linear(config.hidden_size, heads, bias=False)
         self.A_log = nn.Parameter(torch.empty(heads))
         self.dt_bias = nn.Parameter(torch.empty(heads))
         start_with(self, A_log=log_of_uniform(0, 16), dt_bias=inverse_softplus_of_log_uniform(1e-3, 1e-1))
+
+    @classmethod
+    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+        """The state is read twice and written once; scores of queries and of keys; the triangular system solved for its
+        inverse, and that times values and times keys; the scores times the errors."""
+        o, chunk = config.options_of(cls), min(CHUNK, seq_len)
+        within = 4 * o.key_head_dim + chunk + 2 * o.value_head_dim + 2 * o.key_head_dim + 2 * o.value_head_dim
+        return o.num_heads * (6 * o.key_head_dim * o.value_head_dim + chunk * within)
+
+    @classmethod
+    def extra_memory(cls, config: "CanonLMConfig", seq_len: int) -> float:
+        """The chunks of a GPU are larger: larger triangles, fewer states."""
+        o, fewer = config.options_of(cls), seq_len // CPU_CHUNK - seq_len // CHUNK
+        return 4 * o.num_heads * (seq_len * (CHUNK - CPU_CHUNK) - fewer * o.key_head_dim * o.value_head_dim)
 
     def recur(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, layout: Layout, state: Tensor | None

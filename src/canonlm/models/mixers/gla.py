@@ -6,28 +6,73 @@ Yang et al. 2023 (arXiv 2312.06635), Eq. 3-5. With a low-rank output gate, keys 
 the model it is the GLA5 of Physics of Language Models, Part 4.2.
 """
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
 from torch import Tensor, nn
 
 from canonlm.models.cache import Layout
-from canonlm.models.config import CanonLMConfig
-from canonlm.models.mixers.recurrent import LinearAttention, LowRank, at_least_float32, mask_out
+from canonlm.models.mixers.base import CHUNK, DERIVED, Architecture, register
+from canonlm.models.mixers.recurrent import HeadOptions, LinearAttention, LowRank, at_least_float32, mask_out
 from canonlm.ops.gated_linear_attention import gated_linear_attention
+
+if TYPE_CHECKING:
+    from canonlm.models.config import CanonLMConfig
 
 GATE_RANK = 16
 GATE_NORMALIZER = 16  # divides the log-decay, so that a fresh model forgets slowly
 
 
+@dataclass
+class GLAOptions(HeadOptions):
+    """Also `num_key_value_heads`, fewer for grouped keys, values and gates (default: as many as heads), and
+    `clamp_min`, the smallest log-decay (None: no bound)."""
+
+    num_key_value_heads: int = DERIVED
+    clamp_min: float | None = None
+
+    def complete(self, config: "CanonLMConfig") -> None:
+        super().complete(config)
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_heads
+        self.check_divides("num_key_value_heads", "num_heads")
+
+
+@register("gla")
 class GatedLinearAttention(LinearAttention):
-    def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
-        super().__init__(config, layer_idx, config.linear_num_key_value_heads)
+    Options = GLAOptions
+    architectures: ClassVar = {
+        "gla5": Architecture("gated linear attention of Part 4.2, with its short convolutions", short_conv=True),
+        "gla": Architecture(
+            "gated linear attention of Part 4.1: four heads, states of 64 d numbers at d = 512, MLP 8/3 d",
+            short_conv=True,
+            settings=lambda hidden_size: {
+                "num_heads": 4,
+                "key_head_dim": hidden_size // 8,
+                "value_head_dim": hidden_size // 4,
+                "output_gate_rank": None,
+                "intermediate_size": 8 * hidden_size // 3,
+            },
+        ),
+    }
+
+    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
         self.gk_proj = LowRank(config, config.hidden_size, GATE_RANK, self.widths["k"])
+
+    @classmethod
+    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+        """Into the state and out of it; the scores of a chunk, made for earlier keys only, times its values."""
+        o, chunk = config.options_of(cls), min(CHUNK, seq_len)
+        within = (chunk + 1) * o.key_head_dim + 2 * chunk * o.value_head_dim
+        return o.num_heads * (4 * o.key_head_dim * o.value_head_dim + within)
 
     def recur(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTJK: Tensor, v_BTJV: Tensor, layout: Layout, state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         g = nn.functional.logsigmoid(at_least_float32(self.gk_proj(x_BTD))) / GATE_NORMALIZER
-        if self.config.clamp_min is not None:
-            g = g.clamp(min=self.config.clamp_min)
+        if self.options.clamp_min is not None:
+            g = g.clamp(min=self.options.clamp_min)
         g_BTJK = mask_out(g.view_as(k_BTJK), layout)
         k_BTJK = mask_out(k_BTJK, layout)
         return gated_linear_attention(q_BTHK, k_BTJK, v_BTJV, g_BTJK, state_BJKV=state, doc_ids_BT=layout.doc_ids)

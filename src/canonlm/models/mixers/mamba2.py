@@ -6,23 +6,60 @@ Dao and Gu 2024 (arXiv 2405.21060), Sections 6-7. z, x, B, C and dt are projecti
 through the short convolution (site b), which has a bias here. Canon-B is on all five, before it.
 """
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
 import torch
 from torch import Tensor, nn
 from transformers import Cache
 
 from canonlm.models.cache import Layout
-from canonlm.models.config import CanonLMConfig
 from canonlm.models.initialize import inverse_softplus_of_log_uniform, log_of_uniform, ones, start_with
-from canonlm.models.mixers.recurrent import RecurrentMixer, at_least_float32, mask_out
+from canonlm.models.mixers.base import CHUNK, DERIVED, Architecture, Options, register
+from canonlm.models.mixers.recurrent import RecurrentMixer, at_least_float32, derive_heads, mask_out
 from canonlm.models.norm import RMSNorm
 from canonlm.ops.ssd import ssd
 
+if TYPE_CHECKING:
+    from canonlm.models.config import CanonLMConfig
 
+
+@dataclass
+class Mamba2Options(Options):
+    """`num_heads` (default: half of num_attention_heads, at least 1), `head_dim` (default: 2 hidden_size / num_heads);
+    `state_size`: width of B and C; `n_groups`: how many of them the heads share."""
+
+    num_heads: int = DERIVED
+    head_dim: int = DERIVED
+    state_size: int = 128
+    n_groups: int = 1
+
+    def complete(self, config: "CanonLMConfig") -> None:
+        derive_heads(self, config, head_dim=2)
+        self.check_positive("state_size")
+        self.check_divides("n_groups", "num_heads")
+
+
+@register("mamba2")
 class Mamba2(RecurrentMixer):
-    def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
+    Options = Mamba2Options
+    architectures: ClassVar = {
+        "mamba2": Architecture("Mamba2 of Part 4.2 with a gated MLP, with its short convolutions", short_conv=True),
+        "mamba2-4.1": Architecture(
+            "Mamba2 of Part 4.1 with a gated MLP: 16 heads, states of 128 d numbers",
+            short_conv=True,
+            settings=lambda hidden_size: {
+                "num_heads": 16,
+                "head_dim": hidden_size // 8,
+                "state_size": 64,
+            },
+        ),
+    }
+
+    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        heads, inner = config.linear_num_heads, config.linear_num_heads * config.linear_value_head_dim
-        shared = config.mamba_n_groups * config.mamba_state_size
+        heads, inner = self.options.num_heads, self.options.num_heads * self.options.head_dim
+        shared = self.options.n_groups * self.options.state_size
         self.widths = {"z": inner, "x": inner, "B": shared, "C": shared, "dt": heads}
         for name, width in self.widths.items():
             self.add_module(f"{name}_proj", nn.Linear(config.hidden_size, width, bias=False))
@@ -35,13 +72,18 @@ class Mamba2(RecurrentMixer):
         self.norm = RMSNorm(inner, config.rms_norm_eps)
         self.out_proj = nn.Linear(inner, config.hidden_size, bias=False)
 
+    @classmethod
+    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+        o = config.options_of(cls)
+        return ssd_flops(o.num_heads, o.n_groups, o.state_size, o.head_dim, min(CHUNK, seq_len))
+
     def mix(self, x_BTD: Tensor, layout: Layout, cache: Cache | None, state: Tensor | None) -> tuple[Tensor, Tensor]:
         projected = {name: self.get_submodule(f"{name}_proj")(x_BTD) for name in self.widths}
         projected = self.run("B", projected, layout, cache)
         z, dt = projected.pop("z"), projected.pop("dt")
         x, B, C = self.run("b", projected, layout, cache).values()
-        x_BTHP = x.unflatten(-1, (self.config.linear_num_heads, -1))
-        B_BTGN, C_BTGN = (part.unflatten(-1, (self.config.mamba_n_groups, -1)) for part in (B, C))
+        x_BTHP = x.unflatten(-1, (self.options.num_heads, -1))
+        B_BTGN, C_BTGN = (part.unflatten(-1, (self.options.n_groups, -1)) for part in (B, C))
         dt_BTH = nn.functional.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias))
         A_H = -at_least_float32(self.A_log).exp()
         y_BTHP, state = ssd(
@@ -50,3 +92,8 @@ class Mamba2(RecurrentMixer):
         y = (y_BTHP + at_least_float32(self.D)[:, None] * x_BTHP).flatten(-2)
         y = self.norm(y * nn.functional.silu(at_least_float32(z)))
         return self.out_proj(y.to(x_BTD.dtype)), state
+
+
+def ssd_flops(heads: int, groups: int, state_size: int, head_dim: int, chunk: int) -> float:
+    """Into the state and out of it; the scores of a chunk, which the heads of a group share, times its values."""
+    return 4 * heads * state_size * head_dim + 2 * chunk * (groups * state_size + heads * head_dim)

@@ -1,23 +1,61 @@
 """What the recurrent mixers share: their state between calls, their convolution sites, their gates."""
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor, nn
 from transformers import Cache
 
 from canonlm.canon.layer import CanonLayer
+from canonlm.errors import expected
 from canonlm.models.cache import Layout, read_recurrence, run_site, write_recurrence
-from canonlm.models.config import CanonLMConfig
 from canonlm.models.initialize import Fill, normal, start_with
+from canonlm.models.mixers.base import DERIVED, Mixer, Options
 from canonlm.models.norm import RMSNorm
 
+if TYPE_CHECKING:
+    from canonlm.models.config import CanonLMConfig
 
-class RecurrentMixer(nn.Module):
+
+@dataclass
+class HeadOptions(Options):
+    """Of mixers with heads: `num_heads` (default: half of num_attention_heads, at least 1), `key_head_dim` (default:
+    hidden_size / num_heads), `value_head_dim` (default: twice that). `output_gate`: gate the output by a projection of
+    rank `output_gate_rank` (None: of full rank)."""
+
+    num_heads: int = DERIVED
+    key_head_dim: int = DERIVED
+    value_head_dim: int = DERIVED
+    output_gate: bool = True
+    output_gate_rank: int | None = 16
+
+    def complete(self, config: "CanonLMConfig") -> None:
+        derive_heads(self, config, key_head_dim=1, value_head_dim=2)
+        if self.output_gate_rank is not None:
+            self.check_positive("output_gate_rank")
+
+
+def derive_heads(options: Any, config: "CanonLMConfig", **widths: int) -> None:
+    """Fill in `num_heads` and each head dimension, by default `widths[key]` * hidden_size / num_heads."""
+    if options.num_heads is None:
+        options.num_heads = max(1, config.num_attention_heads // 2)
+    options.check_positive("num_heads")
+    for key, times in widths.items():
+        if getattr(options, key) is None:
+            if times * config.hidden_size % options.num_heads:
+                what = f"a divisor of hidden_size = {config.hidden_size} (or set {key})"
+                raise expected("num_heads", what, options.num_heads)
+            setattr(options, key, times * config.hidden_size // options.num_heads)
+    options.check_positive(*widths)
+
+
+class RecurrentMixer(Mixer):
     """A mixer with one recurrent state per row. A subclass says how tokens mix: `mix`."""
 
-    def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.config, self.layer_idx = config, layer_idx
-        self.sites = config.sites(layer_idx)
+    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.options: Any = config.options(layer_idx)
 
     def mix(self, x_BTD: Tensor, layout: Layout, cache: Cache | None, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """The output `[B, T, D]` and the state after the last token; padding must leave the state as it was."""
@@ -69,22 +107,25 @@ class LinearAttention(RecurrentMixer):
     """Queries, keys and values in; each head's output normalised, gated and projected back. A subclass implements
     `recur`: what happens between."""
 
-    def __init__(self, config: CanonLMConfig, layer_idx: int, num_key_value_heads: int) -> None:
+    Options = HeadOptions
+
+    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        hidden, heads, value_dim = config.hidden_size, config.linear_num_heads, config.linear_value_head_dim
-        self.num_key_value_heads = num_key_value_heads
+        options, hidden = self.options, config.hidden_size
+        heads, value_dim = options.num_heads, options.value_head_dim
+        self.num_key_value_heads = getattr(options, "num_key_value_heads", heads)
         self.widths = {
-            "q": heads * config.linear_key_head_dim,
-            "k": num_key_value_heads * config.linear_key_head_dim,
-            "v": num_key_value_heads * value_dim,
+            "q": heads * options.key_head_dim,
+            "k": self.num_key_value_heads * options.key_head_dim,
+            "v": self.num_key_value_heads * value_dim,
         }
         for name, width in self.widths.items():
             self.add_module(f"{name}_proj", nn.Linear(hidden, width, bias=False))
         self.add_short_convs(self.widths, fill=normal(config.initializer_range))
         self.add_canons(self.widths)
         self.g_proj: nn.Module | None = None
-        if config.output_gate:
-            rank, width = config.output_gate_rank, heads * value_dim
+        if options.output_gate:
+            rank, width = options.output_gate_rank, heads * value_dim
             self.g_proj = nn.Linear(hidden, width, bias=False) if rank is None else LowRank(config, hidden, rank, width)
         self.o_norm = RMSNorm(value_dim, config.rms_norm_eps)
         self.o_proj = nn.Linear(heads * value_dim, hidden, bias=False)
@@ -102,7 +143,7 @@ class LinearAttention(RecurrentMixer):
         else:
             projected = {name: nn.functional.silu(x) for name, x in projected.items()}
         q, k, v = self.run("B", projected, layout, cache).values()
-        q_BTHK = q.unflatten(-1, (-1, self.config.linear_key_head_dim))
+        q_BTHK = q.unflatten(-1, (-1, self.options.key_head_dim))
         k_BTJK, v_BTJV = (x.unflatten(-1, (self.num_key_value_heads, -1)) for x in (k, v))
         o_BTHV, state = self.recur(x_BTD, q_BTHK, k_BTJK, v_BTJV, layout, state)
         o = self.o_norm(o_BTHV).flatten(-2)
@@ -114,7 +155,7 @@ class LinearAttention(RecurrentMixer):
 class LowRank(nn.Sequential):
     """A linear map of low rank, with a bias. Both factors start so that the product has the usual variance."""
 
-    def __init__(self, config: CanonLMConfig, in_features: int, rank: int, out_features: int) -> None:
+    def __init__(self, config: "CanonLMConfig", in_features: int, rank: int, out_features: int) -> None:
         super().__init__(nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features))
         for linear in self:
             start_with(linear, weight=normal(config.initializer_range**0.5 / rank**0.25))

@@ -6,18 +6,31 @@ Sun et al. 2023 (arXiv 2307.08621), Eq. 6 and 8; without the rotation of queries
 in its decay alone. docs/add-a-mixer.md builds this file step by step.
 """
 
+from typing import TYPE_CHECKING, ClassVar
+
 import torch
 from torch import Tensor
 
 from canonlm.models.cache import Layout
-from canonlm.models.config import CanonLMConfig
+from canonlm.models.mixers.base import CHUNK, Architecture, register
+from canonlm.models.mixers.mamba2 import ssd_flops
 from canonlm.models.mixers.recurrent import LinearAttention, mask_out
 from canonlm.ops.ssd import ssd
 
+if TYPE_CHECKING:
+    from canonlm.models.config import CanonLMConfig
 
+
+@register("retention")
 class Retention(LinearAttention):
-    def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
-        super().__init__(config, layer_idx, num_key_value_heads=config.linear_num_heads)
+    architectures: ClassVar = {
+        "retention": Architecture("linear attention with fixed decay, with short convolutions", short_conv=True)
+    }
+
+    @classmethod
+    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+        o = config.options_of(cls)
+        return ssd_flops(o.num_heads, o.num_heads, o.key_head_dim, o.value_head_dim, min(CHUNK, seq_len))
 
     def recur(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, layout: Layout, state: Tensor | None

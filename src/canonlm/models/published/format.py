@@ -24,19 +24,11 @@ _NOT_COMPUTED_WITH = {
 }
 """Our fields that an export may lose: initial weights, losses, generation, and what another field decides."""
 
-_ATTENTION = {
+_OF_ATTENTION = {
     *("num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias", "qk_norm"),
     *("rope_theta", "rope_dim", "rope_heads", "alibi"),
 }
-_MAMBA = {"mamba_state_size", "mamba_n_groups"}
-_GATED = {"linear_num_key_value_heads", "linear_key_head_dim", "output_gate", "output_gate_rank", "clamp_min"}
-_OTHERS = {
-    "attention": {"linear_num_heads", "linear_value_head_dim", "conv_kernel", *_MAMBA, *_GATED},
-    "gla": {*_ATTENTION, *_MAMBA},
-    "gdn": {*_ATTENTION, *_MAMBA, "linear_num_key_value_heads", "clamp_min"},
-    "mamba2": {*_ATTENTION, *_GATED},
-}
-"""Our fields about other mixers than this one."""
+"""Our fields that other mixers do not read; `conv_kernel` is one that attention does not."""
 
 
 def check_same(kind: str, config: CanonLMConfig, back: CanonLMConfig) -> None:
@@ -44,7 +36,8 @@ def check_same(kind: str, config: CanonLMConfig, back: CanonLMConfig) -> None:
     keys = {"mixers"}
     if config.mixers == back.mixers:
         keys = {field.name for field in fields(CanonLMConfig)} - {field.name for field in fields(PreTrainedConfig)}
-        keys -= _NOT_COMPUTED_WITH | _OTHERS[config.mixer(0)]
+        keys -= _NOT_COMPUTED_WITH | ({"conv_kernel"} if config.mixer(0) == "attention" else _OF_ATTENTION)
+        keys = (keys - {"mixer_options"}) | {f"mixer.{option}" for option in vars(config.options(0))}
     pairs = {key: (_meaning(config, key), _meaning(back, key)) for key in sorted(keys)}
     lost = [str(expected(key, _shown(held), value)) for key, (value, held) in pairs.items() if value != held]
     if lost:
@@ -53,10 +46,16 @@ def check_same(kind: str, config: CanonLMConfig, back: CanonLMConfig) -> None:
 
 def _meaning(config: CanonLMConfig, key: str) -> Any:
     if key not in ("mixers", "canon_set"):
-        return getattr(config, key)
+        return value_of(config, key)
     ask = config.mixer if key == "mixers" else config.sites
     layers = [ask(layer_idx) for layer_idx in range(config.num_hidden_layers)]
     return layers if len(set(layers)) > 1 else layers[0]
+
+
+def value_of(config: CanonLMConfig, key: str) -> Any:
+    """Of a field of ours; `mixer.num_heads` is an option of its mixer."""
+    group, _, name = key.rpartition(".")
+    return getattr(config.options(0) if group else config, name)
 
 
 def _shown(value: Any) -> str:
@@ -128,7 +127,9 @@ class Release(Published):
     def config(self, **extra: Any) -> CanonLMConfig:
         """With `extra`, fields of ours that the class knows nothing of."""
         same = {ours: getattr(self, theirs) for theirs, ours in self.same.items()}
-        return CanonLMConfig(mixers=[self.mixer], **{**same, **self.derived(), **extra})
+        given = {**same, **self.derived(), **extra}
+        options = {key.removeprefix("mixer."): given.pop(key) for key in list(given) if key.startswith("mixer.")}
+        return CanonLMConfig(mixers=[self.mixer], mixer_options={self.mixer: options} if options else None, **given)
 
     def derived(self) -> dict[str, Any]:
         """Our fields that follow from several of theirs."""
@@ -136,7 +137,7 @@ class Release(Published):
 
     @classmethod
     def of(cls, config: CanonLMConfig) -> dict[str, Any]:
-        same = {theirs: getattr(config, ours) for theirs, ours in cls.same.items()}
+        same = {theirs: value_of(config, ours) for theirs, ours in cls.same.items()}
         return {**same, "canon_set": config.sites(0)}
 
 

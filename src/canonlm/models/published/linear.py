@@ -30,7 +30,8 @@ class LinearAttention(Release):
 
     same: ClassVar[dict[str, str]] = {
         **Release.same,
-        **as_named("output_gate_rank", "max_position_embeddings", "zeyuan_layernorm"),
+        **as_named("max_position_embeddings", "zeyuan_layernorm"),
+        "output_gate_rank": "mixer.output_gate_rank",
         "conv_size": "conv_kernel",
         "norm_eps": "rms_norm_eps",
     }
@@ -61,14 +62,14 @@ class LinearAttention(Release):
         return {
             "canon_set": sites(self.canon_set, self.use_short_conv),
             "intermediate_size": width,
-            "linear_num_heads": self.num_heads,
+            "mixer.num_heads": self.num_heads,
             **_NO_ATTENTION,
         }
 
     @classmethod
     def of(cls, config: CanonLMConfig) -> dict[str, Any]:
         own = {
-            "num_heads": config.linear_num_heads,
+            "num_heads": config.options(0).num_heads,
             "intermediate_size": config.intermediate_size,
             "use_short_conv": "b" in config.sites(0),
         }
@@ -83,8 +84,8 @@ class GLACanon(LinearAttention):
     mixer = "gla"
     same: ClassVar[dict[str, str]] = {
         **LinearAttention.same,
-        "use_output_gate": "output_gate",
-        "clamp_min": "clamp_min",
+        "use_output_gate": "mixer.output_gate",
+        "clamp_min": "mixer.clamp_min",
     }
 
     model_type: Literal["GLACanon"] = "GLACanon"
@@ -109,18 +110,18 @@ class GLACanon(LinearAttention):
     def derived(self) -> dict[str, Any]:
         return {
             **super().derived(),
-            "linear_num_key_value_heads": self.num_kv_heads,
-            "linear_key_head_dim": share_of("num_heads", int(self.hidden_size * self.expand_k), self.num_heads),
-            "linear_value_head_dim": share_of("num_heads", int(self.hidden_size * self.expand_v), self.num_heads),
+            "mixer.num_key_value_heads": self.num_kv_heads,
+            "mixer.key_head_dim": share_of("num_heads", int(self.hidden_size * self.expand_k), self.num_heads),
+            "mixer.value_head_dim": share_of("num_heads", int(self.hidden_size * self.expand_v), self.num_heads),
         }
 
     @classmethod
     def of(cls, config: CanonLMConfig) -> dict[str, Any]:
-        heads = config.linear_num_heads
+        options = config.options(0)
         own = {
-            "expand_k": ratio(heads * config.linear_key_head_dim, config.hidden_size),
-            "expand_v": ratio(heads * config.linear_value_head_dim, config.hidden_size),
-            "num_kv_heads": config.linear_num_key_value_heads,
+            "expand_k": ratio(options.num_heads * options.key_head_dim, config.hidden_size),
+            "expand_v": ratio(options.num_heads * options.value_head_dim, config.hidden_size),
+            "num_kv_heads": options.num_key_value_heads,
         }
         return {**super().of(config), **own}
 
@@ -139,8 +140,8 @@ class GatedDeltaNetCanon(LinearAttention):
     mixer = "gdn"
     same: ClassVar[dict[str, str]] = {
         **LinearAttention.same,
-        "use_gate": "output_gate",
-        "head_dim": "linear_key_head_dim",
+        "use_gate": "mixer.output_gate",
+        "head_dim": "mixer.key_head_dim",
     }
 
     model_type: Literal["GatedDeltaNetCanon"] = "GatedDeltaNetCanon"
@@ -148,11 +149,12 @@ class GatedDeltaNetCanon(LinearAttention):
     use_gate: bool = True
 
     def derived(self) -> dict[str, Any]:
-        return {**super().derived(), "linear_value_head_dim": int(self.head_dim * self.expand_v)}
+        return {**super().derived(), "mixer.value_head_dim": int(self.head_dim * self.expand_v)}
 
     @classmethod
     def of(cls, config: CanonLMConfig) -> dict[str, Any]:
-        expand_v = ratio(config.linear_value_head_dim, config.linear_key_head_dim)
+        options = config.options(0)
+        expand_v = ratio(options.value_head_dim, options.key_head_dim)
         return {**super().of(config), "expand_v": expand_v}
 
     def names(self) -> Names:
@@ -171,9 +173,9 @@ class Mamba2Canon(Release):
     same: ClassVar[dict[str, str]] = {
         **Release.same,
         **as_named("conv_kernel"),
-        "num_heads": "linear_num_heads",
-        "head_dim": "linear_value_head_dim",
-        "state_size": "mamba_state_size",
+        "num_heads": "mixer.num_heads",
+        "head_dim": "mixer.head_dim",
+        "state_size": "mixer.state_size",
         "layer_norm_epsilon": "rms_norm_eps",
     }
 
@@ -231,11 +233,12 @@ class Mamba2Canon(Release):
 
     @classmethod
     def of(cls, config: CanonLMConfig) -> dict[str, Any]:
+        options = config.options(0)
         own = {
-            "expand": ratio(config.linear_num_heads * config.linear_value_head_dim, config.hidden_size),
+            "expand": ratio(options.num_heads * options.head_dim, config.hidden_size),
             "noconv1d": "b" not in config.sites(0),
             "use_conv_bias": "b" in config.sites(0),
-            "n_groups": config.mamba_n_groups,
+            "n_groups": options.n_groups,
             "mlp_type": None if config.mlp == "none" else "mlp10",
             "intermediate_size": config.intermediate_size,
         }

@@ -148,10 +148,10 @@ class Lingua(Published):
         return {
             **params,
             "model_name": next(name for name, mixer in _LINEAR.items() if mixer == config.mixer(0)),
-            "n_heads": config.linear_num_heads,
+            "n_heads": config.options(0).num_heads,
             "zeyuan_layernorm": config.zeyuan_layernorm,
             "mlp_type": "mlp10" if config.mixer(0) == "mamba2" and config.mlp == "gated" else None,
-            "mamba_ssm": config.mamba_state_size if config.mixer(0) == "mamba2" else None,
+            "mamba_ssm": config.options(0).state_size if config.mixer(0) == "mamba2" else None,
         }
 
     def dump(self) -> dict[str, Any]:

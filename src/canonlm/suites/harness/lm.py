@@ -14,7 +14,8 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor
 
 from canonlm.errors import expected, unknown
-from canonlm.suites.opening import Subject, context_length, open_model
+from canonlm.models.build import wrap
+from canonlm.suites.opening import Subject, open_model
 from canonlm.suites.writing import CPU_TOKENS, learns_positions
 
 DTYPES = {"auto": None, "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -35,7 +36,7 @@ class CanonLM(HFLM):
     - Softmax is computed in at least float32.
     - Without a GPU, an automatic batch size is what makes up `CPU_TOKENS` tokens.
 
-    - Prompts to be continued are read whole by a model without a limit (`context_length`), and by any with `beyond`.
+    - Prompts to be continued are read whole by a model without a limit, and by any with `beyond`.
 
     Otherwise, as in the harness, what is longer than the model loses its beginning, BOS included; an empty context is
     the BOS token, or else the EOS token.
@@ -111,7 +112,7 @@ class CanonLM(HFLM):
         self.pretrained, self.bos, self._about = source, bos, subject.about
         self.cut = 0  # texts so far that were longer than the model and lost their beginning
         self._beyond = beyond
-        self._unlimited = max_length is None and context_length(subject.model) is None
+        self._unlimited = max_length is None and wrap(subject.model).context_length is None
 
     @property
     def max_length(self) -> int:

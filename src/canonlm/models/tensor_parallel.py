@@ -6,6 +6,8 @@ channels; A and C sit on the residual stream, which every device has whole, as h
 cut by tokens of the vocabulary.
 """
 
+from typing import cast
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -21,51 +23,62 @@ from torch.distributed.tensor.parallel import (
 
 from canonlm.canon.layer import CanonLayer, on_this_device
 from canonlm.errors import expected
-from canonlm.models import CanonLMConfig, CanonLMForCausalLM
+from canonlm.models.config import CanonLMConfig
+from canonlm.models.mixers.base import MIXERS, Mixer
+from canonlm.models.modeling import CanonLMForCausalLM
 from canonlm.models.norm import RMSNorm
+
+MLP = {
+    **dict.fromkeys(("gate_proj", "up_proj"), "columns"),
+    **dict.fromkeys(("canonD_gate", "canonD_up"), "channels"),
+    "down_proj": "rows",
+}
+"""How each part of an MLP is cut; a mixer says it of its own parts (`Mixer.tensor_parallel`).
+
+columns: by outputs; rows: by inputs, results are summed over the group; channels: with the channels that are cut
+elsewhere; norm: the same, but its mean is over the whole group."""
 
 
 def check(config: CanonLMConfig, tp: int) -> None:
     """InvalidSetting where a model cannot be cut into `tp` parts."""
-    if set(config.mixers) != {"attention"}:
-        raise expected("parallel.tp", "1 with recurrent mixers, which are not cut by heads", tp)
+    if tp == 1:
+        return
+    for mixer in dict.fromkeys(config.mixers):
+        if not MIXERS[mixer].tensor_parallel:
+            raise expected("parallel.tp", f"1 with {mixer}: its layers are not cut by heads", tp)
     if config.mlp == "moe":
         raise expected("parallel.tp", "1 with experts", tp)
     if config.alibi is not None or config.rope_heads != config.num_attention_heads:
         raise expected("parallel.tp", "1 where heads differ (alibi, rope_heads)", tp)
     if config.attention_dropout:
         raise expected("parallel.tp", "1 with attention_dropout", tp)
-    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
+    keys = dict.fromkeys(key for mixer in config.mixers for key in MIXERS[mixer].tensor_parallel_divides)
+    for key in (*keys, "intermediate_size", "vocab_size"):
         if getattr(config, key) % tp:
             raise expected("parallel.tp", f"a divisor of {key} = {getattr(config, key)}", tp)
 
 
 def split_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
     """Cut a decoder layer that is whole, and the same, on every device of `mesh`; nothing is sent."""
-    for path, module in list(layer.named_modules()):
-        parent, _, name = path.rpartition(".")
-        if name in ("q_norm", "k_norm"):
-            layer.get_submodule(parent).add_module(name, ShardedRMSNorm(module, mesh))
-        elif (style := _style(name)) is not None:
-            parallelize_module(module, mesh, style, src_data_rank=None)
-
-
-def _style(name: str) -> ParallelStyle | None:
-    """By the last part of a module's name."""
     whole = Replicate()
-    if name in ("self_attn", "mlp"):
+    for name, part in layer.named_children():
+        if name.startswith("canon") or name.endswith("norm"):
+            parallelize_module(part, mesh, OnThisDevice(whole), src_data_rank=None)
+            continue
+        _split(part, part.tensor_parallel if isinstance(part, Mixer) else MLP, mesh)
         # Once for all projections that read it: so its gradients are summed over the group once, too.
-        arguments = (whole, *[None] * (4 if name == "self_attn" else 2))
-        return PrepareModuleInput(input_layouts=arguments, desired_input_layouts=arguments)
-    if name in ("o_proj", "down_proj"):
-        return RowwiseParallel()
-    if name.endswith("_proj"):
-        return ColwiseParallel()
-    if name.startswith(("canonB", "canonD")):
-        return OnThisDevice(Shard(0))
-    if name.startswith("canon") or name.endswith("norm"):
-        return OnThisDevice(whole)
-    return None
+        arguments = (whole, *[None] * (4 if isinstance(part, Mixer) else 2))
+        reads = PrepareModuleInput(input_layouts=arguments, desired_input_layouts=arguments)
+        parallelize_module(part, mesh, reads, src_data_rank=None)
+
+
+def _split(module: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> None:
+    styles = {"columns": ColwiseParallel, "rows": RowwiseParallel, "channels": lambda: OnThisDevice(Shard(0))}
+    for name, part in list(module.named_children()):
+        if (how := plan.get(name)) == "norm":
+            module.add_module(name, ShardedRMSNorm(cast(RMSNorm, part), mesh))
+        elif how is not None:
+            parallelize_module(part, mesh, styles[how](), src_data_rank=None)
 
 
 def split_ends(model: CanonLMForCausalLM, mesh: DeviceMesh) -> None:

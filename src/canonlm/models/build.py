@@ -1,0 +1,132 @@
+"""From an architecture's name and sizes to a model: the one place where models are made.
+
+llama+canon                    our decoder (`canonlm.models.archs` has the names)
+hf:qwen3{num_key_value_heads=2}, fla:kda     transformers, flash-linear-attention
+mine.py:Name, package.module:Name            a mixer for our decoder, a model or a factory of models from outside
+"""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from canonlm import outside
+from canonlm.errors import InvalidSetting, expected
+from canonlm.models import foreign
+from canonlm.models.archs import name_of
+from canonlm.models.config import CanonLMConfig
+from canonlm.models.decoder import Decoder, config_of
+from canonlm.models.interface import LanguageModel, Sizes
+from canonlm.models.mixers.base import MIXERS, Architecture, Mixer, register
+from canonlm.models.modeling import CanonLMForCausalLM
+
+LIBRARIES = ("hf", "fla")
+MATCHED = 0.01
+"""How far the number of parameters may be from the first architecture's with `--match parameters`."""
+
+SPELLED = {
+    *("mixers", "canon_set", "canon_sets", "canon_kernel", "canon_residual", "canon_activation", "canon_bias"),
+    *("canon_frozen", "qk_norm", "rope_dim", "rope_heads", "alibi", "mlp"),
+}
+"""Fields that modifiers of a name can set."""
+
+_REFERENCE = re.compile(r"([^{}+]*?\.py|[A-Za-z_][\w.]*):([A-Za-z_]\w*)")
+
+
+def reference_of(arch: str) -> str | None:
+    """`mine.py:Block` of `mine.py:Block+canon`: the code from outside that a name needs; None where it needs none."""
+    match = _REFERENCE.match(arch)
+    return match[0] if match and match[1] not in LIBRARIES else None
+
+
+def build(arch: str, sizes: Sizes, seed: int = 0) -> LanguageModel:
+    """The model of that name with its initial weights, a function of (seed, parameter name), on torch's default device
+    (under `torch.device("meta")`: without values).
+
+    ValueError in one line: no such architecture, or sizes that it cannot have.
+    """
+    if arch.partition(":")[0] in LIBRARIES:
+        return foreign.library_model(arch, sizes, seed)
+    if (reference := reference_of(arch)) is not None and not _is_decoder(arch):
+        return foreign.outside_model(arch, _load(reference), sizes, seed)
+    return Decoder(CanonLMForCausalLM(config_of(arch, sizes, seed)))
+
+
+def wrap(module: PreTrainedModel) -> LanguageModel:
+    """The interface of a model that is there already."""
+    if isinstance(module.config, CanonLMConfig):
+        return Decoder(module)  # type: ignore[arg-type]
+    return foreign.ForeignModel(f"hf:{module.config.model_type}", module, has_weights=True)
+
+
+def complete_name(arch: str, sizes: Sizes) -> tuple[str, dict[str, Any]]:
+    """The complete, canonical name of an architecture, and those of `sizes.fields` that it does not hold.
+
+    What modifiers can say becomes part of the name: `llama+canon` with the field canon_residual = false is
+    `llama+canon:nores`. Names of models from outside stay as they are.
+    """
+    if not _is_decoder(arch):
+        return arch, sizes.fields
+    config_of(arch, sizes, 0)  # refuses what cannot be before half of it is looked at
+    spelled = {key: value for key, value in sizes.fields.items() if key in SPELLED}
+    name = name_of(config_of(arch, replace(sizes, fields=spelled), 0))
+    return name, {key: value for key, value in sizes.fields.items() if key not in SPELLED}
+
+
+def match_parameters(arch: str, sizes: Sizes, target: int) -> dict[str, list[int]]:
+    """How the MLP has to change so that the model has `target` parameters within 1 %: `{field: [before, after]}`, empty
+    where it has them already. InvalidSetting where no width does."""
+    before = _on_meta(arch, sizes)
+    widths, count = before.mlp_widths, before.num_parameters
+    if abs(count - target) <= MATCHED * target:
+        return {}
+    what = f"architectures whose MLP can make up the difference: {arch} has {count:,} parameters, the first {target:,}"
+    if not widths:
+        raise expected("--match", what, "parameters")
+
+    def scaled(factor: float) -> dict[str, int]:
+        return {key: max(1, round(width * factor)) for key, width in widths.items()}
+
+    def count_at(factor: float) -> int:
+        return _on_meta(arch, replace(sizes, fields={**sizes.fields, **scaled(factor)})).num_parameters
+
+    # Parameters are linear in the widths: two points tell the factor, but for rounding.
+    factor = 1 + (target - count) / max(1, count_at(2) - count)
+    if factor <= 0 or abs(count_at(factor) - target) > MATCHED * target:
+        raise expected("--match", what, "parameters")
+    return {key: [widths[key], width] for key, width in scaled(factor).items()}
+
+
+def _on_meta(arch: str, sizes: Sizes) -> LanguageModel:
+    with torch.device("meta"):
+        return build(arch, sizes)
+
+
+def _is_decoder(arch: str) -> bool:
+    """Is it our decoder, with a mixer of ours or from outside?"""
+    if arch.partition(":")[0] in LIBRARIES:
+        return False
+    if (reference := reference_of(arch)) is None:
+        return True
+    thing = _load(reference)
+    if isinstance(thing, type) and issubclass(thing, Mixer):
+        _register(reference, thing)
+        return True
+    return False
+
+
+def _load(reference: str) -> Any:
+    try:
+        return outside.load(reference).object
+    except ValueError as error:
+        raise InvalidSetting("arch", f"arch: {error}") from None
+
+
+def _register(reference: str, mixer: type[Mixer]) -> None:
+    """Layers can have a mixer from outside by its reference, which is also the base of its names."""
+    if MIXERS.get(reference) is not mixer:
+        about = next(iter(mixer.architectures.values()), Architecture("a mixer from outside"))
+        mixer.architectures = {reference: about}
+        register(reference)(mixer)

@@ -1,0 +1,155 @@
+"""Our decoder behind the interface that training, planning and evaluating use."""
+
+import copy
+from typing import Any, ClassVar, get_origin
+
+import torch
+from pydantic import ConfigDict, ValidationError, create_model
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from canonlm.canon.layer import CanonLayer
+from canonlm.errors import InvalidSetting, expected, refused
+from canonlm.models import tensor_parallel
+from canonlm.models.archs import name_of, resolve
+from canonlm.models.config import FLAT_OPTIONS, CanonLMConfig
+from canonlm.models.initialize import init_parameters
+from canonlm.models.interface import LanguageModel, Loss, Sizes
+from canonlm.models.mixers import MIXERS
+from canonlm.models.mlp import Experts
+from canonlm.models.modeling import CanonLMForCausalLM, DecoderLayer
+
+_SET_ELSEWHERE = {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"}
+_FIELDS: dict[str, Any] = {
+    name: (annotation, None)
+    for name, annotation in CanonLMConfig.__annotations__.items()
+    if name not in {*_SET_ELSEWHERE, "init_seed"} and get_origin(annotation) is not ClassVar
+}
+Fields = create_model(
+    "Fields",
+    __config__=ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False),
+    **_FIELDS,
+    **dict.fromkeys(FLAT_OPTIONS, (Any, None)),
+)
+"""`model.fields`: any field of `CanonLMConfig` that nothing else decides."""
+
+
+class Decoder(LanguageModel):
+    """`CanonLMForCausalLM` as training, planning and evaluating see it."""
+
+    module: CanonLMForCausalLM
+
+    def __init__(self, module: CanonLMForCausalLM, arch: str | None = None) -> None:
+        super().__init__(arch or name_of(module.config), module, module.config.init_seed)
+        self._config = module.config
+        if self.device.type == "meta":
+            module.initialize_weights()  # which transformers leaves out there: it freezes what is to be frozen
+
+    @property
+    def blocks(self) -> dict[str, nn.Module]:
+        return {f"model.layers.{name}": layer for name, layer in self.module.model.layers.named_children()}
+
+    def loss(self, input_ids: Tensor, targets: Tensor, doc_ids: Tensor | None, num_targets: float) -> Loss:
+        output = self.module(
+            input_ids,
+            shift_labels=targets,
+            doc_ids=doc_ids,
+            use_cache=False,
+            loss_only=True,
+            num_items_in_batch=num_targets,
+        )
+        return Loss(output.loss, output.z_loss)
+
+    def logits(self, input_ids: Tensor, doc_ids: Tensor | None = None) -> Tensor:
+        return self.module(input_ids, doc_ids=doc_ids, use_cache=False).logits
+
+    def initialize(self, part: nn.Module, name: str) -> None:
+        inside = {module for block in self.blocks.values() if block is not part for module in block.modules()}
+        for path, module in part.named_modules(prefix=name):
+            if module not in inside:
+                init_parameters(module, path, self._config)
+
+    def forward_flops(self, seq_len: int) -> dict[str, float]:
+        """Of experts, a token has one. A recurrence costs what its chunked form (`canonlm.ops`) computes, with the
+        chunks that run on a GPU; documents that are isolated in a window cost less, which is not counted."""
+        config, parts = self._config, {"linear": 0.0, "attention": 0.0, "recurrence": 0.0, "conv": 0.0}
+        for layer_idx, layer in enumerate(self.blocks.values()):
+            for module in layer.modules():
+                weights = sum(p.numel() for name, p in module.named_parameters(recurse=False) if name != "bias")
+                if isinstance(module, nn.Linear):
+                    parts["linear"] += 2 * weights
+                elif isinstance(module, Experts):
+                    parts["linear"] += 2 * weights / config.num_experts
+                elif isinstance(module, CanonLayer):
+                    parts["conv"] += 2 * weights
+            mixer = MIXERS[config.mixer(layer_idx)]
+            parts["recurrence" if mixer.recurrent else "attention"] += mixer.flops(config, seq_len)
+        return {**parts, "head": 2 * config.hidden_size * config.vocab_size}
+
+    def extra_memory(self, block: nn.Module, seq_len: int) -> float:
+        assert isinstance(block, DecoderLayer)
+        return MIXERS[self._config.mixer(block.layer_idx)].extra_memory(self._config, seq_len)
+
+    @property
+    def mlp_widths(self) -> dict[str, int]:
+        return {} if self._config.mlp == "none" else super().mlp_widths
+
+    @property
+    def context_length(self) -> int | None:
+        return super().context_length if "attention" in self._config.mixers else None
+
+    @property
+    def is_random(self) -> bool:
+        return self._config.attention_dropout > 0
+
+    def check_tensor_parallel(self, size: int) -> None:
+        tensor_parallel.check(self._config, size)
+
+    def part_of(self, size: int) -> "Decoder":
+        part = copy.copy(self._config)
+        for key in ("num_attention_heads", "num_key_value_heads", "rope_heads", "intermediate_size", "vocab_size"):
+            setattr(part, key, getattr(self._config, key) // size)
+        with torch.device("meta"):
+            return Decoder(CanonLMForCausalLM(part), self.arch)
+
+    def split_block(self, block: nn.Module, mesh: DeviceMesh) -> None:
+        tensor_parallel.split_layer(block, mesh)
+
+    def split_ends(self, mesh: DeviceMesh) -> None:
+        tensor_parallel.split_ends(self.module, mesh)
+
+
+def config_of(arch: str, sizes: Sizes, seed: int) -> CanonLMConfig:
+    """The configuration of an architecture of ours at those sizes. InvalidSetting where they do not fit together."""
+    try:
+        fields = dict(sizes.fields) if Fields.model_validate(sizes.fields) else {}
+    except ValidationError as error:
+        raise refused(error, Fields, "model.fields.") from None
+    if sizes.hidden_size % sizes.num_attention_heads:
+        what = f"a divisor of model.hidden_size = {sizes.hidden_size}"
+        raise expected("model.num_attention_heads", what, sizes.num_attention_heads)
+    try:
+        named = resolve(
+            arch,
+            hidden_size=sizes.hidden_size,
+            num_heads=sizes.num_attention_heads,
+            head_dim=fields.get("head_dim"),
+        )
+    except ValueError as error:
+        raise InvalidSetting("arch", error) from None
+    options = {**named.pop("mixer_options", {})}
+    for mixer, own in (fields.pop("mixer_options", None) or {}).items():
+        options[mixer] = {**options.get(mixer, {}), **own}
+    try:
+        return CanonLMConfig(
+            vocab_size=sizes.vocab_size,
+            max_position_embeddings=sizes.seq_len,
+            num_hidden_layers=sizes.num_hidden_layers,
+            hidden_size=sizes.hidden_size,
+            num_attention_heads=sizes.num_attention_heads,
+            init_seed=seed,
+            mixer_options=options or None,
+            **{**named, **fields},
+        )
+    except InvalidSetting as error:
+        raise InvalidSetting(f"model.fields.{error.key}", f"model.fields.{error}") from None

@@ -1,0 +1,123 @@
+"""All that the rest of canonlm knows of a model: training, sharding, planning, evaluating and saving use nothing else.
+
+`canonlm.models.build` makes these from names; our decoder (`decoder.py`), any causal model of transformers or
+flash-linear-attention and modules from files of the user's (`foreign.py`) implement them.
+
+Shapes: B batch, T time, V vocabulary. Targets are what follows each token (already shifted), or -100.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel
+
+from canonlm.errors import expected
+
+MLP_WIDTHS = ("intermediate_size", "moe_intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size")
+"""What configurations call the width of an MLP."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a model is. An architecture's name says everything else."""
+
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    vocab_size: int
+    seq_len: int  # the longest window that it has to read
+    fields: dict[str, Any] = field(default_factory=dict)  # of the model's own configuration
+
+
+class Loss(NamedTuple):
+    """Scalars, in nats: the loss to differentiate, and how much of it is z-loss (None where the model has none)."""
+
+    total: Tensor
+    z_loss: Tensor | None = None
+
+
+class LanguageModel(ABC):
+    """A causal language model. `module` holds the parameters, whose names are those of checkpoints."""
+
+    def __init__(self, arch: str, module: PreTrainedModel, seed: int = 0) -> None:
+        self.arch, self.module, self.seed = arch, module, seed
+
+    @property
+    @abstractmethod
+    def blocks(self) -> dict[str, nn.Module]:
+        """The blocks by their names in `module`, in order: what is sharded, compiled and recomputed one by one."""
+
+    @abstractmethod
+    def loss(self, input_ids: Tensor, targets: Tensor, doc_ids: Tensor | None, num_targets: float) -> Loss:
+        """The sum of the targets' losses over `num_targets`, without holding all logits where the model can. `[B, T]`;
+        nothing crosses from one document (a run of equal `doc_ids`) to another."""
+
+    @abstractmethod
+    def logits(self, input_ids: Tensor, doc_ids: Tensor | None = None) -> Tensor:
+        """`[B, T, V]`, without a cache."""
+
+    @abstractmethod
+    def initialize(self, part: nn.Module, name: str) -> None:
+        """Write initial weights into a part of `module` of that name: a function of (seed, parameter name) alone.
+        Blocks within it are parts of their own."""
+
+    @abstractmethod
+    def forward_flops(self, seq_len: int) -> dict[str, float]:
+        """Of one token in a window of `seq_len`, by part: `linear`, `attention`, `recurrence`, `conv`, `head`. A
+        multiply-add counts as two operations; element-wise work does not count."""
+
+    def extra_memory(self, block: nn.Module, seq_len: int) -> float:
+        """Bytes that `block` keeps of a window on a GPU beyond what it keeps on a CPU."""
+        return 0.0
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration as data."""
+        return self.module.config.to_dict()
+
+    @property
+    def mlp_widths(self) -> dict[str, int]:
+        """The fields of the configuration that say how wide the MLP is, with their values."""
+        values = {key: getattr(self.module.config.get_text_config(), key, None) for key in MLP_WIDTHS}
+        return {key: value for key, value in values.items() if isinstance(value, int) and value > 0}
+
+    @property
+    def context_length(self) -> int | None:
+        """How many tokens the model is made to read at once; None where nothing limits them."""
+        config = self.module.config.get_text_config()
+        limits = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "max_seq_len"))
+        return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
+
+    @property
+    def is_random(self) -> bool:
+        """Does a training step draw random numbers (dropout)?"""
+        return any(isinstance(part, nn.Dropout) and part.p > 0 for part in self.module.modules())
+
+    def check_tensor_parallel(self, size: int) -> None:
+        """InvalidSetting where `size` devices cannot share every layer."""
+        if size > 1:
+            raise expected("parallel.tp", f"1 with {self.arch}: only our decoder is cut into parts", size)
+
+    def part_of(self, size: int) -> "LanguageModel":
+        """What one of `size` devices that share every layer has of the model, to count its memory."""
+        return self
+
+    def split_block(self, block: nn.Module, mesh: DeviceMesh) -> None:
+        """Cut a block, whole on every device of `mesh`, into the devices' parts."""
+        raise NotImplementedError
+
+    def split_ends(self, mesh: DeviceMesh) -> None:
+        """Cut what is not in a block: the embedding and the head."""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    @property
+    def num_parameters(self) -> int:
+        return self.module.num_parameters()

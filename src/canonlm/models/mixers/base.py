@@ -1,0 +1,93 @@
+"""What every mixer says about itself, and the registry of mixers: a mixer is one file that ends up here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import nn
+
+from canonlm.errors import expected
+
+if TYPE_CHECKING:
+    from canonlm.models.config import CanonLMConfig
+
+CHUNK = 64
+"""Tokens of a chunk in which recurrences are computed on a GPU: what FLOPs and memory are counted with."""
+
+DERIVED: Any = None
+"""The default of a field that is worked out from others."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A name for a mixer with certain settings.
+
+    about: one line for people. short_conv: whether the name includes the short convolution (site b), which `NAME-conv`
+    leaves out. settings(hidden_size): the mixer's own options, and fields of `CanonLMConfig`, that the name stands for.
+    """
+
+    about: str
+    short_conv: bool = False
+    settings: Callable[[int], dict[str, Any]] = lambda hidden_size: {}
+
+
+@dataclass
+class Options:
+    """A mixer's own part of the configuration. A subclass adds fields; `complete` fills in what is None."""
+
+    def complete(self, config: "CanonLMConfig") -> None:
+        """Derive and check, given the general fields. InvalidSetting for what cannot be."""
+
+    def check_positive(self, *keys: str) -> None:
+        for key in keys:
+            value = getattr(self, key)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise expected(key, "an integer >= 1", value)
+
+    def check_divides(self, key: str, whole_key: str) -> None:
+        self.check_positive(key)
+        if (whole := getattr(self, whole_key)) % getattr(self, key):
+            raise expected(key, f"a divisor of {whole_key} = {whole}", getattr(self, key))
+
+
+class Mixer(nn.Module):
+    """A way for a layer to mix tokens. `forward` is documented in `attention.py`; recurrent mixers start from
+    `recurrent.py`."""
+
+    name: ClassVar[str]  # in `CanonLMConfig.mixers`; set by `register`
+    attribute: ClassVar[str] = "mixer"  # what a layer calls its mixer: part of parameters' names
+    recurrent: ClassVar[bool] = True  # keeps a state that cannot be rewound
+    takes_short_conv: ClassVar[bool] = True  # has a place for site b
+    Options: ClassVar[type[Options]] = Options
+    architectures: ClassVar[dict[str, Architecture]] = {}
+    tensor_parallel: ClassVar[dict[str, str]] = {}  # how each part is cut (`models/tensor_parallel.py`); {}: it is not
+    tensor_parallel_divides: ClassVar[tuple[str, ...]] = ()  # configuration fields that the group's size has to divide
+
+    def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx, self.sites = config, layer_idx, config.sites(layer_idx)
+
+    @classmethod
+    def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
+        """Of one token's forward, beyond projections and convolutions; a multiply-add is two operations."""
+        return 0.0
+
+    @classmethod
+    def extra_memory(cls, config: "CanonLMConfig", seq_len: int) -> float:
+        """Bytes that a window keeps for the backward on a GPU beyond what it keeps on a CPU."""
+        return 0.0
+
+
+MIXERS: dict[str, type[Mixer]] = {}
+"""Every mixer by its name in `CanonLMConfig.mixers`."""
+
+
+def register(name: str) -> Callable[[type[Mixer]], type[Mixer]]:
+    """Class decorator: layers can have the mixer of this name."""
+
+    def add(cls: type[Mixer]) -> type[Mixer]:
+        cls.name = name
+        MIXERS[name] = cls
+        return cls
+
+    return add
