@@ -120,4 +120,7 @@ def test_batches_and_padding_change_nothing():
 def test_the_task_chooses_its_evaluation():
     stream = WindowStream(TASK, "test", 0, 64, "answer", False)
     assert isinstance(evals.build(stream, 4, 8), GenerateEval)
-    assert {tasks.get(name).evaluation for name in tasks.names()} == set(evals.KINDS)
+    assert {tasks.get(name).evaluation for name in tasks.names()} > set(evals.KINDS)
+    for task, kind in ((tasks.get("lano"), "SentenceEval"), (tasks.get("capo", N=20, exposures=1), "FactEval")):
+        stream = WindowStream(task, "test", 0, 700, "all", False)
+        assert type(evals.build(stream, 4, 8)).__name__ == kind

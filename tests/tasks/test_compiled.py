@@ -31,8 +31,8 @@ def test_an_edit_in_an_imported_file_is_seen(tmp_path):
 
     before = draw()
     assert draw() == before
-    windows = source / "tasks" / "windows.py"  # `place` is compiled into copying.py's sampler
-    code = windows.read_text()
+    packing = source / "tasks" / "packing.py"  # `place` is compiled into copying.py's sampler
+    code = packing.read_text()
     assert "row_docs[at + i] = doc\n" in code
-    windows.write_text(code.replace("row_docs[at + i] = doc\n", "row_docs[at + i] = doc + 1\n"))
+    packing.write_text(code.replace("row_docs[at + i] = doc\n", "row_docs[at + i] = doc + 1\n"))
     assert draw() == before + 4 * 24

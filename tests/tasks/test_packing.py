@@ -24,6 +24,7 @@ TASKS = [
     tasks.get("mano", L=5, test_lengths=[1, 4]),
     tasks.get("lano", grammar="cfg3h"),
 ]
+TASKS += [tasks.get(name) for name in tasks.names() if name not in {"capo", *(task.name for task in TASKS)}]
 ANY = st.sampled_from(TASKS)
 SPLIT = st.sampled_from(["train", "valid", "test"])
 SEED = st.integers(0, 2**63 - 1)
@@ -89,7 +90,7 @@ def test_labels(task, split, seed, index, j):
     answer = task.sample(split, seed, index, j, loss_on="answer")
     everything = task.sample(split, seed, index, j, loss_on="all")
     np.testing.assert_array_equal(everything.labels, everything.tokens)
-    marker = 0 if task.name in ("copying", "mqar") else 1
+    marker = 1 if task.name in ("depo", "brevo", "mano", "lano") else 0
     targets = {i for query in answer.queries for i in range(query.start - marker, query.stop)}
     wanted = [token if i in targets else -100 for i, token in enumerate(answer.tokens.tolist())]
     assert answer.labels.tolist() == wanted
@@ -189,4 +190,4 @@ def test_specs_are_frozen_and_resolved():
     assert tasks.get("depo", difficulty="depo2-75", M=5).spec.M == 5
     with pytest.raises(ValueError):
         TASKS[0].spec.N = 5
-    assert tasks.names() == ["brevo", "capo", "copying", "depo", "lano", "mano", "mqar"]
+    assert {"brevo", "capo", "copying", "depo", "lano", "mano", "mqar"} <= {*tasks.names()}

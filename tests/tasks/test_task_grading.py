@@ -20,6 +20,7 @@ TASKS = [
     tasks.get("brevo", N=7),
     tasks.get("brevo", N=9, query="last_quarter", name_vocab=3, min_name_len=1, max_name_len=2),
 ]
+TASKS += [tasks.get(name) for name in tasks.names() if name not in {"lano", *(task.name for task in TASKS)}]
 ANY = st.sampled_from(TASKS)
 SEED = st.integers(0, 2**40)
 JUNK = st.one_of(

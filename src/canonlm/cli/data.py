@@ -22,7 +22,7 @@ app.command()(prepare.prepare)
 app.command()(prepare.check)
 app.command()(multihop.multihop)
 
-TASK = typer.Argument(help="A task; `canonlm tasks` lists them.", show_default=False)
+TASK = typer.Argument(help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours.", show_default=False)
 SETTINGS = typer.Argument(help="Settings of the task, such as N=8 K=2.", show_default=False, metavar="[KEY=VALUE]...")
 N = typer.Option("--n", help="How many samples.", min=1)
 DIFFICULTY = typer.Option(help="A named difficulty, such as depo1-225.", show_default=False)
@@ -122,7 +122,7 @@ def _task(name: str, difficulty: str | None, settings: list[str] | None) -> "Tas
 
     spec: dict = {}
     override(spec, settings or [])
-    if difficulty is None and name in tasks.names():
+    if difficulty is None:
         preset = {key: value for key, value in load_preset(name, "tiny").run["task"].items() if key != "name"}
         spec = {**preset, **spec}
     return tasks.get(name, difficulty=difficulty, **spec)

@@ -6,17 +6,19 @@ from rich.table import Table
 
 def tasks() -> None:
     """List the tasks, what each asks, and its presets."""
-    from canonlm.recipes import load_preset, presets
-    from canonlm.tasks import get, names
+    from canonlm.recipes import presets
+    from canonlm.tasks import find, names
 
     table = Table("task", "what it asks", "difficulties (paper preset)", box=None, padding=(0, 2, 0, 0))
     for name in names():
-        about = load_preset(name, "tiny").about
-        table.add_row(name, about, ", ".join(get(name).difficulties) or "one")
+        task = find(name)
+        table.add_row(name, task.about, ", ".join(task.difficulties) or "one")
     console = Console()
     console.print(table)
     console.print(f"\nPresets: {', '.join(presets())}. Run one: canonlm play depo --preset tiny", highlight=False)
-    console.print("See samples: canonlm data show depo --n 2", highlight=False)
+    console.print(
+        "See samples: canonlm data show depo --n 2. A task of yours: canonlm play mine.py:Name", highlight=False
+    )
 
 
 def archs() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-TASK = typer.Argument(help="A task; `canonlm tasks` lists them.", show_default=False)
+TASK = typer.Argument(help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours.", show_default=False)
 OVERRIDES = typer.Argument(
     help="Settings to change in every run, such as train.steps=100.", show_default=False, metavar="[KEY=VALUE]..."
 )
@@ -44,7 +44,7 @@ def play(
     chosen = load_preset(task, preset, difficulty)
     if jobs is not None and jobs < 1:
         raise expected("--jobs", "an integer >= 1", jobs)
-    folder = out or Path("runs") / f"{chosen.difficulty or task}-{preset}"
+    folder = out or Path("runs") / f"{chosen.difficulty or chosen.task}-{preset}"
     runs = plan(chosen, folder, archs=split_names(arch), lrs=_rates(lr), seeds=seeds, overrides=overrides or [])
     write_plan(runs, chosen, folder, shlex.join(["canonlm", *sys.argv[1:]]))
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from canonlm.tasks import Sample, Task
-from canonlm.tasks.windows import IGNORE
+from canonlm.tasks.packing import IGNORE
 
 
 class Rows(NamedTuple):
@@ -31,7 +31,8 @@ def spans(sample: Sample) -> list[tuple[int, int]]:
 
 def draw(task: Task, split: str, seed: int, start: int, count: int, loss_on: str | None = None) -> Rows:
     """`task.sample(split, seed, index)` for index = start … start + count - 1."""
-    if task.evaluation in ("windows", "generate"):  # the others' windows are no plain packing, or not all is labelled
+    # Where a task has an evaluation of its own, windows are no plain packing, or not all is labelled.
+    if task.evaluation in ("windows", "generate") and not task.draws_in_python:
         return _heads(task, split, seed, start, count, loss_on or task.loss_on)
     samples = [task.sample(split, seed, index, loss_on=loss_on) for index in range(start, start + count)]
     found = [spans(sample) for sample in samples]

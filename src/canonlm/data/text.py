@@ -19,7 +19,7 @@ import torch
 from canonlm.data.permutation import key_of, permuted
 from canonlm.data.shards import Dataset, Tokens
 from canonlm.data.windows import Batch
-from canonlm.tasks.windows import IGNORE
+from canonlm.tasks.packing import IGNORE
 
 
 class TextWindows:

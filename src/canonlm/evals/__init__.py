@@ -1,18 +1,16 @@
-"""How a model is asked what a task wants to know: one evaluation per kind of task (`Task.evaluation`)."""
+"""How a model is asked what a task wants to know: `Task.evaluation` says it."""
 
-from importlib import import_module
 from typing import Any, Protocol
 
 import torch
 
+from canonlm import outside
 from canonlm.data.windows import WindowStream
+from canonlm.errors import unknown
+from canonlm.evals.generate import GenerateEval
+from canonlm.evals.windows import WindowEval
 
-KINDS = {
-    "windows": ("canonlm.evals.windows", "WindowEval"),
-    "generate": ("canonlm.evals.generate", "GenerateEval"),
-    "sentences": ("canonlm.evals.sentences", "SentenceEval"),
-    "facts": ("canonlm.evals.facts", "FactEval"),
-}
+KINDS = {"windows": WindowEval, "generate": GenerateEval}  # those that any task can name
 
 
 class Evaluation(Protocol):
@@ -24,6 +22,11 @@ class Evaluation(Protocol):
 
 
 def build(stream: WindowStream, size: int, batch_size: int) -> Evaluation:
-    """The evaluation that the stream's task asks for."""
-    module, name = KINDS[stream.task.evaluation]
-    return getattr(import_module(module), name)(stream, size, batch_size)
+    """The evaluation that the stream's task asks for: a kind, a class (or function) that is called like one of them, or
+    where to find it, as `package.module:Name`."""
+    kind = type(stream.task).evaluation
+    if isinstance(kind, str):
+        if not outside.is_reference(kind) and kind not in KINDS:
+            raise unknown("evaluation", kind, KINDS)
+        kind = KINDS[kind] if kind in KINDS else outside.load(kind).object
+    return kind(stream, size, batch_size)

@@ -3,10 +3,13 @@
 A recipe is a run's configuration (see `canonlm.train.config`): `debug.yaml`, and in `published/` the 64 runs of the
 release. `playground/PRESET/TASK.yaml` is what `canonlm play` starts from:
 
-about: one sentence                      lrs, seeds: what is tried unless the command line says otherwise
+lrs, seeds: what is tried unless the command line says otherwise
 run: a run's configuration without its architecture (see `canonlm.train.config`)
 difficulties: {name: changes to `run`}   for presets that follow the task's named difficulties; `lrs` of its own, too,
                                          and `of: NAME` for a variant of another difficulty
+
+A task without such a file has `presets` of its own in its class, laid out the same way, over `default.yaml`, where its
+windows are long enough for its longest instance; or just that.
 """
 
 import difflib
@@ -20,14 +23,14 @@ from canonlm.train.recipe import merge, read_yaml
 
 HERE = Path(__file__).parent
 PLAYGROUND, PUBLISHED = HERE / "playground", HERE / "published"
+MULTIPLE = 64  # of tokens, for windows of tasks that have no preset
 
 
 @dataclass(frozen=True)
 class Preset:
-    task: str
+    task: str  # its name; of a task from outside, without the place that it comes from
     name: str
     difficulty: str | None
-    about: str
     lrs: tuple[float, ...]
     seeds: int
     run: dict[str, Any]
@@ -39,11 +42,11 @@ def presets() -> list[str]:
 
 def load_preset(task: str, name: str, difficulty: str | None = None) -> Preset:
     """ValueError for an unknown task, preset or difficulty; each names the choices."""
-    if task not in tasks.names():
-        raise unknown("task", task, tasks.names())
+    cls = tasks.find(task)
     if name not in presets():
         raise unknown("preset", name, presets())
-    raw, _ = read_yaml(PLAYGROUND / name / f"{task}.yaml")
+    file = PLAYGROUND / name / f"{task}.yaml"
+    raw = read_yaml(file)[0] if task in tasks.names() and file.is_file() else _default(cls, name, difficulty)
     run = raw["run"]
     difficulties = raw.get("difficulties", {})
     if difficulties:
@@ -58,8 +61,21 @@ def load_preset(task: str, name: str, difficulty: str | None = None) -> Preset:
     elif difficulty is not None:
         raise expected("--difficulty", f"nothing: the {name} preset of {task} has one difficulty", difficulty)
     run = {**run, "preset": name, "task": {"name": task, **run.get("task", {})}}
+    run["data"] = _fitted(run["data"], tasks.get(**run["task"]))
     lrs = tuple(float(lr) for lr in raw.get("lrs") or [run["train"]["optim"]["lr"]])
-    return Preset(task, name, difficulty, raw["about"], lrs, raw.get("seeds", 1), run)
+    return Preset(task.rpartition(":")[2], name, difficulty, lrs, raw.get("seeds", 1), run)
+
+
+def _default(cls: type[tasks.Task], name: str, difficulty: str | None) -> dict[str, Any]:
+    raw = merge(read_yaml(PLAYGROUND / name / "default.yaml")[0], cls.presets.get(name, {}))
+    if difficulty is not None and cls.difficulties:
+        return merge({"difficulties": {key: {} for key in cls.difficulties}}, raw)
+    return raw
+
+
+def _fitted(data: dict[str, Any], task: tasks.Task) -> dict[str, Any]:
+    """With what the task decides, where nobody else has."""
+    return {"seq_len": -(-task.max_len // MULTIPLE) * MULTIPLE, "loss_on": task.loss_on, **data}
 
 
 def recipes() -> dict[str, Path]:

@@ -33,7 +33,7 @@ from .summary import (
     summarise,
 )
 from .theme import Look
-from .words import TASKS, count_of, listed, quantity, scale_words, score_of, sentence, short
+from .words import about_of, count_of, listed, quantity, scale_words, score_of, sentence, short
 
 Figures = list[dict[str, Any]]
 INTERVALS = (
@@ -56,7 +56,7 @@ GAPS = (
 def section_html(section: Section, number: int, styles: Mapping[str, Look], figures: Figures) -> str:
     """The section as HTML; what its charts draw is appended to `figures`."""
     archs = summarise(section.runs)
-    lead = section.text or TASKS.get(section.task, "")
+    lead = section.text or about_of(section.task)
     parts = [f"<h2>{escape(section.heading)}</h2>", f"<p>{escape(lead)}</p>" if lead else ""]
     saying = verdict(archs)
     if saying:

@@ -1,6 +1,6 @@
 """Runs grouped by architecture and learning rate, with intervals over seeds. Pure functions of runs, no files.
 
-The best learning rate of an architecture is the one with the highest final score (`words.SCORES`: a measure of the
+The best learning rate of an architecture is the one with the highest final score (`Task.score`: a measure of the
 task, or the accuracy averaged over the slices of its primary scale), averaged over seeds, among the rates with the most
 runs that have one (so that a rate at which runs crashed does not win by its survivors); of equals the smallest. It is
 chosen on the evaluation that is shown, for every architecture alike.
@@ -100,7 +100,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything that was run of one group (`canonlm.report.groups`) on one task. `best` is None while nothing finished.
+    """What was run of one group (`canonlm.report.groups`) on one task. `best` is None while nothing finished.
 
     `arch`, `family`, `matched`: of the group. `score`: the measure that the runs of this task are compared by, "" for
     accuracy. `tokens_per_s` is the median over all finished runs.

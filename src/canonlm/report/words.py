@@ -1,82 +1,15 @@
-"""The vocabulary of the report: how tasks, slices, measures, scores and numbers are said to people."""
+"""The vocabulary of the report: how slices, measures and numbers are said to people.
+
+What is special to a task it says itself (`canonlm.tasks.describe`). Tasks that are not ours have names and numbers
+only: a report never runs a file of the user's.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..tasks import Scale, Score, registered
 from .runs import is_slice, scale_of
-
-TASKS = {
-    "copying": "The model reads a list of random items and must repeat it, in order and without a mistake.",
-    "depo": (
-        "The model reads the arrows of a ring in shuffled order, then is asked: starting here, where are you after k "
-        "steps along the ring? One hop can be looked up; every further hop has to be worked out without writing down "
-        "the steps in between."
-    ),
-    "brevo": (
-        "The model reads what depends directly on what, and must list everything that one item depends on, in a valid "
-        "order."
-    ),
-    "mano": (
-        "The model reads a nested formula over small numbers and must give its value at once, without writing down "
-        "intermediate results."
-    ),
-    "lano": "The model must write sentences that follow a grammar of nested rules, which it only knows from examples.",
-    "capo": "The model reads short biographies in training and must later recall facts about those people.",
-    "mqar": (
-        "The model reads pairs of a key and a value, then sees the keys again and must give the value that "
-        "came with each."
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Scale:
-    """One way of slicing the answers. `by` ends "accuracy by …", `label` names one slice, `about` explains."""
-
-    by: str
-    label: Callable[[str], str]
-    about: str = ""
-
-
-def _many(singular: str, plural: str = "") -> Callable[[str], str]:
-    return lambda value: f"{value} {singular if value == '1' else plural or singular + 's'}"
-
-
-SLICES = {
-    ("copying", "first"): Scale(
-        "length of the start", lambda v: {"all": "whole list", "1": "first item"}.get(v, f"first {v} items")
-    ),
-    ("depo", "k"): Scale("number of hops", _many("hop")),
-    ("mano", "l"): Scale("length of the formula", _many("operation")),
-    ("mqar", "pairs"): Scale("number of pairs", _many("pair")),
-    ("brevo", "n"): Scale("number of items", _many("item")),
-    ("brevo", "depth"): Scale(
-        "depth of the question",
-        lambda v: f"depth {v}",
-        "Depth: how many steps it takes, at the least, from the item asked about to one that depends on nothing.",
-    ),
-    ("brevo", "nodes"): Scale(
-        "length of the answer",
-        lambda v: f"{v.replace('-', '–')} to list",
-        "How many items the right answer lists: the broader the question, the longer its answer.",
-    ),
-    ("lano", "from"): Scale(
-        "how the sentence starts",
-        lambda v: {"start": "from the start", "cut": "after 50 given tokens"}.get(v, v),
-        "The model writes a whole sentence by itself, or goes on after the beginning of a true one.",
-    ),
-    ("capo", "attribute"): Scale(
-        "fact",
-        lambda v: v,
-        "A fact is known when the model, reading a newly worded biography up to it, would go on with exactly that.",
-    ),
-    ("capo", "question"): Scale(
-        "fact asked for",
-        lambda v: f"{v}, asked",
-        "The same facts as answers to questions, about people whom no question in training was about.",
-    ),
-}
 
 
 def number(value: float) -> str:
@@ -126,57 +59,29 @@ class Quantity:
     log: bool = False  # drawn on a logarithmic axis
 
 
-MEASURES = {
-    "kl": Quantity(
-        "divergence (KL)",
-        about=(
-            "how far the model's guess of the next token is from what the grammar says, averaged over positions "
-            "(Kullback–Leibler divergence, nats per token). Zero is perfect; lower is better."
-        ),
-        log=True,
-    ),
-    "bits_per_parameter": Quantity(
-        "bits per parameter",
-        about="how much the model has stored about the people, in bits, for each of its parameters: higher is better.",
-    ),
-    "bits_per_person": Quantity("bits per person", about="bits stored, for each person."),
-}
-
-
-@dataclass(frozen=True)
-class Score:
-    """What one number stands for a task: a measure (higher is better), or else the mean accuracy (`measure` is "").
-
-    `share`: what the accuracies of the task are shares of.
-    """
-
-    measure: str = ""
-    share: str = "share answered correctly"
-
-
-SCORES = {
-    "capo": Score("bits_per_parameter", "share of people whose fact is known"),
-    "lano": Score(share="share of valid sentences"),
-}
+def about_of(task: str) -> str:
+    """What the model has to do, in a sentence; "" for a task that is not ours."""
+    return registered(task).about
 
 
 def score_of(task: str) -> Score:
-    return SCORES.get(task, Score())
+    return registered(task).score
 
 
 def quantity(task: str, key: str) -> Quantity:
-    """How to say and draw the slice or the measure `key` ("": the mean accuracy); what no dictionary has stays
-    readable."""
+    """How to say and draw the slice or the measure `key` ("": the mean accuracy); what no task
+    describes stays readable."""
     if key == "":
         return Quantity("mean accuracy", percent, points)
     if is_slice(key):
         return Quantity(slice_label(task, key), percent, points)
-    return MEASURES.get(key) or Quantity(key.replace("_", " "))
+    found = registered(task).measures.get(key)
+    return Quantity(found.label, about=found.about, log=found.log) if found else Quantity(key.replace("_", " "))
 
 
 def slice_label(task: str, key: str) -> str:
-    """`k=1` of depo → `1 hop`; what is not in the dictionary stays readable: `k = 1`."""
-    scale = SLICES.get((task, scale_of(key)))
+    """`k=1` of depo → `1 hop`; what the task does not describe stays readable: `k = 1`."""
+    scale = registered(task).scales.get(scale_of(key))
     if scale and "=" in key and "," not in key:
         return scale.label(key.partition("=")[2])
     return "all questions" if key == "all" else key.replace("=", " = ")
@@ -185,7 +90,7 @@ def slice_label(task: str, key: str) -> str:
 def scale_words(task: str, key: str) -> Scale:
     """The scale that the slice `key` is on."""
     name = scale_of(key)
-    return SLICES.get((task, name)) or Scale(name, lambda value: f"{name} = {value}")
+    return registered(task).scales.get(name) or Scale(name, lambda value: f"{name} = {value}")
 
 
 def count_of(number: int, singular: str, plural: str | None = None) -> str:

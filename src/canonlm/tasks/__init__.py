@@ -1,37 +1,62 @@
-"""The synthetic tasks: no torch, every sample a pure function of (seed, split, window, j)."""
+"""The synthetic tasks: no torch, every sample a pure function of (seed, split, window, j).
+
+Every file and package in here is imported, and what registers itself is a task: there is no list to keep.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
 
 from canonlm.tasks.compiled import cache_by_content
 
 with cache_by_content():
-    from canonlm.tasks.base import Placed, Query, Sample, Slice, Task, Verdict, Vocab, get, names, register
-    from canonlm.tasks.brevo import Brevo
-    from canonlm.tasks.capo import Capo
-    from canonlm.tasks.copying import Copying
-    from canonlm.tasks.depo import Depo
-    from canonlm.tasks.lano import Lano
-    from canonlm.tasks.mano import Mano
-    from canonlm.tasks.mqar import Mqar
+    from canonlm.tasks.base import (
+        Instance,
+        Placed,
+        Query,
+        Sample,
+        Slice,
+        Task,
+        Verdict,
+        Vocab,
+        find,
+        get,
+        names,
+        register,
+        registered,
+    )
+    from canonlm.tasks.describe import Measure, Scale, Score
+    from canonlm.tasks.packing import Windows
     from canonlm.tasks.spec import TaskSpec
-    from canonlm.tasks.windows import Windows
+
+    for _module in iter_modules(__path__):
+        import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
-    "Brevo",
-    "Capo",
-    "Copying",
-    "Depo",
-    "Lano",
-    "Mano",
-    "Mqar",
+    "Instance",
+    "Measure",
     "Placed",
     "Query",
     "Sample",
+    "Scale",
+    "Score",
     "Slice",
     "Task",
     "TaskSpec",
     "Verdict",
     "Vocab",
     "Windows",
+    "find",
     "get",
     "names",
     "register",
+    "registered",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The classes of our tasks: `canonlm.tasks.Depo`."""
+    classes = {cls.__name__: cls for cls in map(find, names())}
+    if name not in classes:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return classes[name]

@@ -1,16 +1,19 @@
 """What every task is: `sample` draws, `windows` packs for training, `grade` judges, `show` lets a person read it."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
+from canonlm import outside
 from canonlm.errors import expected, unknown
-from canonlm.tasks.random import check_count, check_split
+from canonlm.tasks.describe import Measure, Scale, Score
+from canonlm.tasks.packing import IGNORE, Windows, empty_windows, python_loop, rng_of
+from canonlm.tasks.random import TEST, check_count, check_split, stream
 from canonlm.tasks.spec import TaskSpec
-from canonlm.tasks.windows import IGNORE, Windows, empty_windows
 
 Slice = dict[str, int | str]
 LONGEST_SHOWN = 60  # characters of a setting in a task's repr: a setting can be a whole grammar
@@ -18,7 +21,7 @@ LONGEST_SHOWN = 60  # characters of a setting in a task's repr: a setting can be
 
 @dataclass(frozen=True)
 class Query:
-    """One graded answer: tokens[start:stop], without its marker. tokens[asked:start] put the question.
+    """One graded answer: tokens[start:stop], without its marker. tokens[asked:start] put the question (-1: nothing).
 
     slice: where the answer counts. Its first key is the task's own scale of difficulty; what more there is ({"n": 70,
     "depth": 2}) is counted apart, once per key.
@@ -27,7 +30,16 @@ class Query:
     start: int
     stop: int
     slice: Slice
-    asked: int
+    asked: int = -1
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What `Task.draw` returns: tokens (names of the vocabulary, or ids), the answers among them, and facts to read."""
+
+    tokens: Sequence[str | int] | np.ndarray
+    queries: Sequence[Query]
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,34 +105,60 @@ class Malformed(ValueError):
         super().__init__(f"position {position}: {what}")
 
 
-class Task:
-    """Base of the tasks. A subclass says its `Spec`, builds `vocab`, fills windows and reads a sample back."""
+Sampler = tuple[Callable[..., None], Any]  # a packing loop and the tables it reads: see `packing.compile_loop`
 
-    name: ClassVar[str]
+
+class Task:
+    """Base of the tasks. A subclass has a `vocab` and a `max_len`, draws an instance, and knows its slices and chance.
+
+    `draw` in plain Python is enough. A task that has to be fast has a compiled `sampler` and `_read` instead.
+    """
+
+    name: str  # under which `get` has it
     Spec: ClassVar[type[TaskSpec]] = TaskSpec
     difficulties: ClassVar[dict[str, dict[str, Any]]] = {}
-    loss_on: ClassVar[str] = "answer"  # what the paper trains this task on: "answer" or "all"
-    marker_is_target: ClassVar[bool] = True  # under loss_on="answer", is the answer's marker a target too?
-    evaluation: ClassVar[str] = "windows"  # how a model is asked: windows, generate, sentences, facts (`canonlm.evals`)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # by size, laid out as the files of `canonlm.recipes`
+    loss_on: ClassVar[str] = "answer"  # what the task is trained on by default: "answer" or "all"
+    marker_is_target: ClassVar[bool] = False  # under loss_on="answer", is the token before an answer a target too?
+    evaluation: ClassVar[Any] = "windows"  # or "generate", or a class: see `canonlm.evals`
     can_isolate: ClassVar[bool] = True  # False: the start of the next instance is something to predict
+
+    about: ClassVar[str] = ""  # for the report: what the model has to do, in a sentence or two
+    scales: ClassVar[dict[str, Scale]] = {}  # by the keys of its slices
+    measures: ClassVar[dict[str, Measure]] = {}  # what its evaluation finds beside accuracies
+    score: ClassVar[Score] = Score()
 
     spec: Any  # the subclass's Spec
     vocab: Vocab
     max_len: int  # no instance is longer (tokens)
     original_ids: np.ndarray | None = None  # [len(vocab)], the ids of the original release, where it has the task
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.name = cls.__name__
+        if "Spec" not in vars(cls):  # its errors begin with the name of its own task
+            cls.Spec = type("Spec", (cls.Spec,), {"__module__": cls.__module__})
+        cls.Spec.task = cls.__name__
+
+    def __init__(self, spec: Any) -> None:
+        self.spec = spec
+
     # -- what a subclass writes ---------------------------------------------------------------------------------------
 
-    def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
-        """Fill the rows of `out`: windows start, start + 1, …, each with its instances first, first + 1, …"""
+    def draw(self, rng: Random, test: bool) -> Instance:
+        """One instance, for tests or for training; all randomness comes from `rng`."""
         raise NotImplementedError
+
+    def sampler(self, test: bool) -> Sampler:
+        """The fast way instead of `draw`: the packing loop around a compiled function, and the tables it reads."""
+        return python_loop, (self, test)
 
     def _read(self, tokens: list[int]) -> tuple[dict[str, Any], tuple[Query, ...]]:
-        """(facts, queries) of a token sequence; raises Malformed where it is no sample of this task."""
-        raise NotImplementedError
+        """(facts, queries) of a token sequence; raises Malformed where it is no sample of this task. With `sampler`."""
+        raise ValueError(f"{self.name}: samples of this task cannot be read back from their tokens")
 
     def slices(self) -> list[Slice]:
-        """The slices that the test law produces, in order."""
+        """The slices of the test samples, in order."""
         raise NotImplementedError
 
     def chance(self, slice: Slice) -> float:
@@ -153,34 +191,62 @@ class Task:
         """
         loss_on_all = self._loss_on(loss_on) == "all"
         out = empty_windows(check_count("count", count), check_count("seq_len", seq_len, least=1))
-        self._fill(check_count("seed", seed), check_split(split), check_count("start", start), 0, loss_on_all, out)
+        key = check_count("seed", seed), check_split(split), check_count("start", start)
+        self._fill(*key, 0, loss_on_all, out)
         return out
+
+    def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
+        """Windows start, start + 1, …, each with its instances first, first + 1, …"""
+        loop, tables = self.sampler(split == TEST)
+        loop(seed, split, start, first, loss_on_all, tables, self.max_len, *out)
 
     def sample(self, split: str, seed: int, index: int, j: int = 0, *, loss_on: str | None = None) -> Sample:
         """Instance j of window `index`, whole."""
         keep = self._loss_on(loss_on)
+        key = check_count("seed", seed), check_split(split), check_count("index", index), check_count("j", j)
+        if self.draws_in_python:
+            return self.draw_sample(*stream(*key), key[1] == TEST, keep)
         row = empty_windows(1, self.max_len)
-        at = check_count("seed", seed), check_split(split), check_count("index", index), check_count("j", j)
-        self._fill(*at, False, row)
+        self._fill(*key, False, row)
         return self.read(row.input_ids[0, row.doc_ids[0] == 0], loss_on=keep)
+
+    @property
+    def draws_in_python(self) -> bool:
+        """Is there no compiled sampler, only `draw`?"""
+        return type(self).sampler is Task.sampler
+
+    def draw_sample(self, state: int, gamma: int, test: bool, loss_on: str) -> Sample:
+        """What `draw` returns, checked. ValueError: it does not fit to `vocab` or `max_len`."""
+        drawn = self.draw(rng_of(state, gamma), test)
+        key, names = f"{self.name}: draw", self.vocab.ids
+        tokens = [names.get(token, -1) if isinstance(token, str) else operator.index(token) for token in drawn.tokens]
+        for token, id in zip(drawn.tokens, tokens, strict=True):
+            if not 0 <= id < len(self.vocab):
+                raise expected(key, f"names or ids of the {len(self.vocab)} tokens of the vocabulary", token)
+        if not 0 < len(tokens) <= self.max_len:
+            raise expected(key, f"1 to max_len = {self.max_len} tokens", len(tokens))
+        for query in drawn.queries:
+            if not 0 < query.start < query.stop <= len(tokens) or query.asked > query.start:
+                raise expected(key, f"answers behind the first and within all {len(tokens)} tokens", query)
+        return self._labelled(np.array(tokens, np.int32), drawn.facts, tuple(drawn.queries), loss_on)
 
     def instances(self, split: str, seed: int, w: int, seq_len: int) -> list[Placed]:
         """The complete instances of window w, in order (a cut one at the end is left out)."""
-        row = self.windows(split, seed, w, 1, seq_len=seq_len)
-        ends = np.flatnonzero(np.diff(row.doc_ids[0])) + 1
-        bounds = [0, *ends.tolist()]
-        placed = [Placed(a, b, self.read(row.input_ids[0, a:b])) for a, b in pairwise(bounds)]
-        last = self.sample(split, seed, w, len(placed))
-        if bounds[-1] + len(last.tokens) <= seq_len:
-            placed.append(Placed(bounds[-1], bounds[-1] + len(last.tokens), last))
+        placed: list[Placed] = []
+        start = 0
+        while (stop := start + len((sample := self.sample(split, seed, w, len(placed))).tokens)) <= seq_len:
+            placed.append(Placed(start, stop, sample))
+            start = stop
         return placed
 
     def read(self, tokens: Sequence[int] | np.ndarray, *, loss_on: str | None = None) -> Sample:
         """The Sample that these tokens (this task's own ids) spell. ValueError says where they spell none."""
         ids = _ids(tokens)
-        facts, queries = self._read(ids.tolist())
+        return self._labelled(ids, *self._read(ids.tolist()), self._loss_on(loss_on))
+
+    def _labelled(self, ids: np.ndarray, facts: Mapping[str, Any], queries: tuple[Query, ...], loss_on: str) -> Sample:
         labels = ids.copy()
-        if self._loss_on(loss_on) == "answer":
+        if loss_on == "answer":
             labels[:] = IGNORE
             for query in queries:
                 target = slice(query.start - self.marker_is_target, query.stop)
@@ -209,7 +275,8 @@ class Task:
         """(token name, role) for every token; roles: marker, context, question, answer."""
         roles = ["context"] * len(sample.tokens)
         for query in sample.queries:
-            roles[query.asked : query.start] = ["question"] * (query.start - query.asked)
+            asked = query.start if query.asked < 0 else query.asked
+            roles[asked : query.start] = ["question"] * (query.start - asked)
             roles[query.start : query.stop] = ["answer"] * (query.stop - query.start)
         tokens = sample.tokens.tolist()
         roles = ["marker" if token in self.vocab.markers else role for token, role in zip(tokens, roles, strict=True)]
@@ -293,8 +360,7 @@ def register(name: str) -> Callable[[T], T]:
     """Class decorator: the task can be had as `get(name)`."""
 
     def add(cls: T) -> T:
-        cls.name = name
-        cls.Spec.task = name
+        cls.name = cls.Spec.task = name
         _TASKS[name] = cls
         return cls
 
@@ -305,12 +371,32 @@ def names() -> list[str]:
     return sorted(_TASKS)
 
 
-def get(name: str, *, difficulty: str | None = None, **spec: Any) -> Task:
-    """`get("depo", difficulty="depo1-225", M=5)`: a named setting, single settings, both, or the defaults."""
-    if name not in _TASKS:
+def registered(name: str) -> type[Task]:
+    """The class of one of our tasks; of any other name `Task` itself, which has no words. Opens no file of a user's."""
+    return _TASKS.get(name, Task)
+
+
+def find(name: str) -> type[Task]:
+    """The class of a task: `depo`, `mine.py:Parity` or `package.module:Parity`. ValueError where there is none."""
+    if name in _TASKS:
+        return _TASKS[name]
+    if not outside.is_reference(name):
         raise unknown("task", name, _TASKS)
-    cls = _TASKS[name]
+    cls = outside.load(name).object
+    if not (isinstance(cls, type) and issubclass(cls, Task)):
+        raise expected("task", "the name of a class that is a canonlm.tasks.Task", name)
+    return cls
+
+
+def get(name: str, *, difficulty: str | None = None, **spec: Any) -> Task:
+    """`get("depo", difficulty="depo1-225", M=5)`: a named setting, single settings, both, or the defaults.
+
+    `get("mine.py:Parity", length=9)`: a task of your own, from a file or an installed package (`canonlm.outside`).
+    """
+    cls = find(name)
     if difficulty is not None and difficulty not in cls.difficulties:
         raise unknown(f"{name} difficulty", difficulty, cls.difficulties, f"{name} difficulties")
     named = cls.difficulties[difficulty] if difficulty is not None else {}
-    return cls(cls.Spec(**{**named, **spec}))  # type: ignore[call-arg]
+    task = cls(cls.Spec(**{**named, **spec}))
+    task.name = name
+    return task

@@ -11,18 +11,19 @@ generator and of the paper (arXiv 2512.17351, App. A).
 from collections.abc import Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numba import njit
 from pydantic import Field, model_validator
 
-from canonlm.tasks.base import Malformed, Query, Sample, Slice, Task, Verdict, Vocab, register
+from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Verdict, Vocab, register
 from canonlm.tasks.depo import size_law
+from canonlm.tasks.describe import Scale, counted
+from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import below, by_law, shuffle, stream, two_below
 from canonlm.tasks.spec import TaskSpec
-from canonlm.tasks.windows import IGNORE, Windows, place
-from canonlm.tasks.words import Names, PlainNames, check_names, draw_names, write_name
+from canonlm.tasks.words import Names, PlainNames, check_names, draw_names, room_for_names, write_name
 
 BOS, QUERY, ANS, END, FIRST_NAME = range(5)
 MOST = 4  # parents of a node, and children
@@ -56,7 +57,26 @@ class Brevo(Task):
         f"brevo2-{N}": {"N": N, "name_vocab": 4, "min_name_len": 2, "max_name_len": 4} for N in (30, 40, 50)
     }
     loss_on = "answer"
+    marker_is_target = True
     evaluation = "generate"
+
+    about = (
+        "The model reads what depends directly on what, and must list everything that one item depends on, in a valid "
+        "order."
+    )
+    scales = {
+        "n": Scale("number of items", counted("item")),
+        "depth": Scale(
+            "depth of the question",
+            lambda v: f"depth {v}",
+            "Depth: how many steps it takes, at the least, from the item asked about to one that depends on nothing.",
+        ),
+        "nodes": Scale(
+            "length of the answer",
+            lambda v: f"{v.replace('-', '–')} to list",
+            "How many items the right answer lists: the broader the question, the longer its answer.",
+        ),
+    }
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -105,10 +125,9 @@ class Brevo(Task):
             tokens.append(ANS if is_marker else ours[original])
         return self.read(tokens)
 
-    def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
-        laws = self.spec.N if split == 3 else 0, self._cumulative, self.spec.query == "last_quarter"
-        sizes = self._most_edges, self.max_len
-        _fill(seed, split, start, first, loss_on_all, *laws, *self.names.tables, *sizes, *out)
+    def sampler(self, test: bool) -> Sampler:
+        sizes = self.spec.N if test else 0, self._cumulative, self.spec.query == "last_quarter", self._most_edges
+        return _loop, Tables(*sizes, *self.names.tables)
 
     # -- reading and judging ------------------------------------------------------------------------------------------
 
@@ -324,58 +343,62 @@ def _simulate(N, from_quarter, graphs, counts):
         counts[min(depth[query], DEEP), _count_children(query, parents, degree, children)] += 1
 
 
-@njit(cache=True, nogil=True)
-def _fill(
-    seed, split, start, first, loss_on_all, n_test, cumulative, from_quarter, cells, names, lengths,
-    most_edges, max_len, ids, labels, docs,
-):  # fmt: skip
-    longest, N = names.shape[1], len(cumulative) + 2
-    tokens, targets = np.empty(max_len + longest, np.int32), np.empty(max_len + longest, np.int32)
-    parents = np.empty((N, MOST), np.int32)
-    degree, children = np.empty(N, np.int32), np.empty(N, np.int32)
-    open_nodes, edges = np.empty(N + MOST, np.int32), np.empty(most_edges + MOST, np.int32)
+class Tables(NamedTuple):
+    n: int  # of test samples; 0: by `cumulative`
+    cumulative: np.ndarray
+    from_quarter: bool
+    most_edges: int
+    cells: np.ndarray  # these three: see `Names`
+    names: np.ndarray
+    lengths: np.ndarray
+
+
+def _make_room(tables):
+    N = len(tables.cumulative) + 2
+    parents, degree, children = np.empty((N, MOST), np.int32), np.empty(N, np.int32), np.empty(N, np.int32)
+    open_nodes, edges = np.empty(N + MOST, np.int32), np.empty(tables.most_edges + MOST, np.int32)
     drawn, name_of = np.empty(N + 2, np.int32), np.empty(N, np.int32)
-    seen, stamp = np.zeros(len(lengths), np.int32), 0  # seen[name] == stamp: the name is in this instance already
-    for row in range(ids.shape[0]):
-        at = 0
-        doc = 0
-        while at < ids.shape[1]:
-            stamp += 1
-            state, gamma = stream(seed, split, start + row, first + doc)
-            n = n_test
-            if n == 0:
-                state, i = by_law(state, gamma, cumulative)
-                n = i + 3
-            state, written, query = _graph(state, gamma, n, from_quarter, parents, degree, children, open_nodes, edges)
-            used = 0
-            for i in range(n):  # a node without edges gets no name
-                used += degree[i] + children[i] > 0
-            state = draw_names(state, gamma, used, cells, seen, stamp, drawn)
-            used = 0
-            for i in range(n):
-                name_of[i] = drawn[used]
-                used += degree[i] + children[i] > 0
-            state = shuffle(state, gamma, edges, written, written)
-            tokens[0] = BOS
-            to = 1
-            for e in range(written):
-                to = write_name(tokens, to, names, lengths, name_of[edges[e] >> 16])
-                to = write_name(tokens, to, names, lengths, name_of[edges[e] & 0xFFFF])
-            tokens[to] = QUERY
-            to = write_name(tokens, to + 1, names, lengths, name_of[query])
-            for i in range(to):
-                targets[i] = IGNORE
-            answer = to
-            tokens[to] = ANS
-            to += 1
-            total = _count_children(query, parents, degree, children)
-            # The edges are in `tokens` by now and their array can hold the order.
-            state = _order(state, gamma, query, total, parents, degree, children, open_nodes, edges)
-            for i in range(total):
-                to = write_name(tokens, to, names, lengths, name_of[edges[i]])
-            tokens[to] = END
-            to += 1
-            for i in range(answer, to):
-                targets[i] = tokens[i]
-            at = place(tokens, targets, to, doc, loss_on_all, ids[row], labels[row], docs[row], at)
-            doc += 1
+    return parents, degree, children, open_nodes, edges, drawn, name_of, *room_for_names(tables.lengths)
+
+
+def _draw(state, gamma, tables, room, tokens, targets):
+    n, cumulative, from_quarter, _, cells, names, lengths = tables
+    parents, degree, children, open_nodes, edges, drawn, name_of, seen, stamp = room
+    if n == 0:
+        state, i = by_law(state, gamma, cumulative)
+        n = i + 3
+    state, written, query = _graph(state, gamma, n, from_quarter, parents, degree, children, open_nodes, edges)
+    used = 0
+    for i in range(n):  # a node without edges gets no name
+        used += degree[i] + children[i] > 0
+    state = draw_names(state, gamma, used, cells, seen, stamp, drawn)
+    used = 0
+    for i in range(n):
+        name_of[i] = drawn[used]
+        used += degree[i] + children[i] > 0
+    state = shuffle(state, gamma, edges, written, written)
+    tokens[0] = BOS
+    to = 1
+    for e in range(written):
+        to = write_name(tokens, to, names, lengths, name_of[edges[e] >> 16])
+        to = write_name(tokens, to, names, lengths, name_of[edges[e] & 0xFFFF])
+    tokens[to] = QUERY
+    to = write_name(tokens, to + 1, names, lengths, name_of[query])
+    for i in range(to):
+        targets[i] = IGNORE
+    answer = to
+    tokens[to] = ANS
+    to += 1
+    total = _count_children(query, parents, degree, children)
+    # The edges are in `tokens` by now and their array can hold the order.
+    state = _order(state, gamma, query, total, parents, degree, children, open_nodes, edges)
+    for i in range(total):
+        to = write_name(tokens, to, names, lengths, name_of[edges[i]])
+    tokens[to] = END
+    to += 1
+    for i in range(answer, to):
+        targets[i] = tokens[i]
+    return to
+
+
+_loop = compile_loop(_draw, _make_room)

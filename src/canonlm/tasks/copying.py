@@ -7,15 +7,16 @@ The x are n different items out of N, in random order. Graded: the first 1, 2 an
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from pydantic import Field, model_validator
 
-from canonlm.tasks.base import Malformed, Query, Sample, Slice, Task, Vocab, register
-from canonlm.tasks.random import below, shuffle, stream
+from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
+from canonlm.tasks.describe import Scale
+from canonlm.tasks.packing import IGNORE, compile_loop
+from canonlm.tasks.random import below, shuffle
 from canonlm.tasks.spec import TaskSpec
-from canonlm.tasks.windows import IGNORE, Windows, place
 
 BOS, ANS, FIRST_ITEM = 0, 1, 2
 PREFIXES = (1, 2, 4)
@@ -43,7 +44,13 @@ class Copying(Task):
 
     difficulties = {"copying-32": {"N": 32}, "copying-500": {"N": 500, "min_items": 500}}
     loss_on = "answer"
-    marker_is_target = False
+
+    about = "The model reads a list of random items and must repeat it, in order and without a mistake."
+    scales = {
+        "first": Scale(
+            "length of the start", lambda v: {"all": "whole list", "1": "first item"}.get(v, f"first {v} items")
+        )
+    }
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -63,9 +70,8 @@ class Copying(Task):
         which = f"all {len(items)} items" if asked == "all" else f"the first {asked} of {len(items)} items"
         return f"{which}, in the order of the list"
 
-    def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
-        least = self.spec.N if split == 3 else self.spec.min_items
-        _fill(seed, split, start, first, loss_on_all, least, self.spec.N, *out)
+    def sampler(self, test: bool) -> Sampler:
+        return _loop, Tables(self.spec.N if test else self.spec.min_items, self.spec.N)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         n, items = len(tokens) // 2 - 1, set()
@@ -90,27 +96,31 @@ def _queries(n: int) -> tuple[Query, ...]:
     return (*prefixes, Query(start, start + n, {"first": "all"}, start - 1))
 
 
-@njit(cache=True, nogil=True)
-def _fill(seed, split, start, first, loss_on_all, least, N, ids, labels, docs):
-    tokens, targets = np.empty(2 * N + 2, np.int32), np.empty(2 * N + 2, np.int32)
-    items = np.empty(N, np.int32)
-    for row in range(ids.shape[0]):
-        at = 0
-        doc = 0
-        while at < ids.shape[1]:
-            state, gamma = stream(seed, split, start + row, first + doc)
-            state, more = below(state, gamma, N - least + 1)
-            n = least + more
-            for i in range(N):
-                items[i] = FIRST_ITEM + i
-            state = shuffle(state, gamma, items, N, n)
-            tokens[0] = BOS
-            tokens[n + 1] = ANS
-            for i in range(n + 2):
-                targets[i] = IGNORE
-            for i in range(n):
-                tokens[1 + i] = items[i]
-                tokens[n + 2 + i] = items[i]
-                targets[n + 2 + i] = items[i]
-            at = place(tokens, targets, 2 * n + 2, doc, loss_on_all, ids[row], labels[row], docs[row], at)
-            doc += 1
+class Tables(NamedTuple):
+    min_items: int
+    N: int
+
+
+def _make_room(tables):
+    return np.empty(tables.N, np.int32)
+
+
+def _draw(state, gamma, tables, items, tokens, targets):
+    least, N = tables
+    state, more = below(state, gamma, N - least + 1)
+    n = least + more
+    for i in range(N):
+        items[i] = FIRST_ITEM + i
+    state = shuffle(state, gamma, items, N, n)
+    tokens[0] = BOS
+    tokens[n + 1] = ANS
+    for i in range(n + 2):
+        targets[i] = IGNORE
+    for i in range(n):
+        tokens[1 + i] = items[i]
+        tokens[n + 2 + i] = items[i]
+        targets[n + 2 + i] = items[i]
+    return 2 * n + 2
+
+
+_loop = compile_loop(_draw, _make_room)

@@ -8,15 +8,17 @@ dot marks a name's last token, so names are never separated. Law: facts of the r
 (arXiv 2512.17351, App. A).
 """
 
+from typing import NamedTuple
+
 import numpy as np
-from numba import njit
 from pydantic import Field, model_validator
 
-from canonlm.tasks.base import Malformed, Query, Sample, Slice, Task, Vocab, register
-from canonlm.tasks.random import by_law, shuffle, stream, two_below
+from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
+from canonlm.tasks.describe import Scale, counted
+from canonlm.tasks.packing import IGNORE, compile_loop
+from canonlm.tasks.random import by_law, shuffle, two_below
 from canonlm.tasks.spec import TaskSpec
-from canonlm.tasks.windows import IGNORE, Windows, place
-from canonlm.tasks.words import Names, check_names, draw_names, write_name
+from canonlm.tasks.words import Names, check_names, draw_names, room_for_names, write_name
 
 BOS, ANS, FIRST_Q = 0, 1, 2
 
@@ -61,6 +63,14 @@ class Depo(Task):
         f"depo2-{N}": {"N": N, "K": 16, "name_vocab": 3, "min_name_len": 5, "max_name_len": 7} for N in (75, 100, 125)
     }
     loss_on = "answer"
+    marker_is_target = True
+
+    about = (
+        "The model reads the arrows of a ring in shuffled order, then is asked: starting here, where are you after k "
+        "steps along the ring? One hop can be looked up; every further hop has to be worked out without writing down "
+        "the steps in between."
+    )
+    scales = {"k": Scale("number of hops", counted("hop"))}
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -88,11 +98,9 @@ class Depo(Task):
         path[3:-2] = ["…"] if k > 8 else path[3:-2]
         return f"{' → '.join(path)}: {k} {'step' if k == 1 else 'steps'}"
 
-    def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
-        test = split == 3
+    def sampler(self, test: bool) -> Sampler:
         sizes = self.spec.N if test else 0, self._cumulative
-        laws = *sizes, self._hops[test], self.spec.M, *self.names.tables
-        _fill(seed, split, start, first, loss_on_all, *laws, self.max_len, *out)
+        return _loop, Tables(*sizes, self._hops[test], self.spec.M, *self.names.tables)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         at = self._marker(tokens, 0, BOS)
@@ -143,35 +151,28 @@ class Depo(Task):
         return cycle
 
 
-@njit(cache=True, nogil=True)
-def _fill(
-    seed, split, start, first, loss_on_all, n_test, cumulative, hops, M, cells, names, lengths, max_len,
-    ids, labels, docs,
-):  # fmt: skip
-    longest = names.shape[1]
-    most = n_test if n_test else len(cumulative) + 2
-    tokens, targets = np.empty(max_len + longest, np.int32), np.empty(max_len + longest, np.int32)
+class Tables(NamedTuple):
+    n: int  # of test samples; 0: by `cumulative`
+    cumulative: np.ndarray
+    hops: np.ndarray  # what k is drawn from
+    M: int
+    cells: np.ndarray  # these three: see `Names`
+    names: np.ndarray
+    lengths: np.ndarray
+
+
+def _make_room(tables):
+    most = tables.n if tables.n else len(tables.cumulative) + 2
     cycle, order = np.empty(most + 2, np.int32), np.empty(most, np.int32)
-    seen, stamp = np.zeros(len(lengths), np.int32), 0  # seen[name] == stamp: the name is in this instance already
-    for row in range(ids.shape[0]):
-        at = 0
-        doc = 0
-        while at < ids.shape[1]:
-            stamp += 1
-            state, gamma = stream(seed, split, start + row, first + doc)
-            n = n_test
-            if n == 0:
-                state, i = by_law(state, gamma, cumulative)
-                n = i + 3
-            length = _instance(
-                state, gamma, n, hops, M, cells, names, lengths, cycle, order, seen, stamp, tokens, targets
-            )
-            at = place(tokens, targets, length, doc, loss_on_all, ids[row], labels[row], docs[row], at)
-            doc += 1
+    return cycle, order, *room_for_names(tables.lengths)
 
 
-@njit(cache=True)
-def _instance(state, gamma, n, hops, M, cells, names, lengths, cycle, order, seen, stamp, tokens, targets):
+def _draw(state, gamma, tables, room, tokens, targets):
+    n, cumulative, hops, M, cells, names, lengths = tables
+    cycle, order, seen, stamp = room
+    if n == 0:
+        state, i = by_law(state, gamma, cumulative)
+        n = i + 3
     state = draw_names(state, gamma, n, cells, seen, stamp, cycle)
     cycle[n] = cycle[0]
     for i in range(n):
@@ -199,3 +200,6 @@ def _instance(state, gamma, n, hops, M, cells, names, lengths, cycle, order, see
         for t in range(answer, at):
             targets[t] = tokens[t]
     return at
+
+
+_loop = compile_loop(_draw, _make_room)

@@ -7,15 +7,17 @@ here the second one carries a prime: bos', +'). The paper's text does not mentio
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from pydantic import Field, model_validator
 
-from canonlm.tasks.base import Malformed, Query, Sample, Slice, Task, Vocab, register
-from canonlm.tasks.random import stream, two_below
+from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
+from canonlm.tasks.describe import Scale, counted
+from canonlm.tasks.packing import IGNORE, compile_loop
+from canonlm.tasks.random import two_below
 from canonlm.tasks.spec import TaskSpec
-from canonlm.tasks.windows import IGNORE, Windows, place
 
 SYMBOLS = {"a": "+", "s": "-", "m": "*", "d": "/"}  # letter -> token; an operator's number is its place here
 SHARE_DEFINED = 1e-3  # with division, at least this share of the drawn expressions must have a value
@@ -48,6 +50,13 @@ class Mano(Task):
 
     difficulties = {f"mano-{L}": {"L": L} for L in (10, 13, 16)}
     loss_on = "all"
+    marker_is_target = True
+
+    about = (
+        "The model reads a nested formula over small numbers and must give its value at once, without writing down "
+        "intermediate results."
+    )
+    scales = {"l": Scale("length of the formula", counted("operation"))}
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -88,9 +97,9 @@ class Mano(Task):
         mass = _value_mass(self._results, length)[length]
         return mass / mass.sum()
 
-    def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
+    def sampler(self, test: bool) -> Sampler:
         layout = (self.forms, self.first_op, self.first_len, self.first_ans, self.first_value)
-        _fill(seed, split, start, first, loss_on_all, self._lengths[split == 3], self._results, *layout, *out)
+        return _loop, Tables(self._lengths[test], self._results, *layout)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         self._expect(tokens, 0, 0, self.forms, "bos")
@@ -170,36 +179,38 @@ def _defined_share(spec: Mano.Spec) -> float:
     return float(_value_mass(_results(spec.ops, spec.modulus), spec.L).sum(1).min())
 
 
-@njit(cache=True, nogil=True)
-def _fill(
-    seed, split, start, first, loss_on_all, op_counts, results,
-    forms, first_op, first_len, first_ans, first_value, ids, labels, docs,
-):  # fmt: skip
-    L = op_counts.max()
-    tokens, targets = np.empty(2 * L + 5, np.int32), np.full(2 * L + 5, IGNORE, np.int32)
-    stack = np.zeros(L + 4, np.int64)
-    for row in range(ids.shape[0]):
-        at = 0
-        doc = 0
-        while at < ids.shape[1]:
-            state, gamma = stream(seed, split, start + row, first + doc)
-            state, which, coins = two_below(state, gamma, len(op_counts), forms * forms * forms)
-            length = op_counts[which]
-            tokens[0] = coins % forms
-            tokens[1] = first_len + forms * (length - 1) + coins // forms % forms
-            stop = 2 * length + 3
-            value = -1
-            while value < 0:  # again if a divisor had no inverse
-                state = _expression(state, gamma, length, forms, first_op, first_value, results, stack, tokens)
-                value = _value(tokens, stop, forms, first_op, first_value, results, stack)
-            tokens[stop] = first_ans + forms * (length - 1) + coins // (forms * forms)
-            tokens[stop + 1] = first_value + value
-            targets[stop] = tokens[stop]
-            targets[stop + 1] = tokens[stop + 1]
-            at = place(tokens, targets, stop + 2, doc, loss_on_all, ids[row], labels[row], docs[row], at)
-            targets[stop] = IGNORE
-            targets[stop + 1] = IGNORE
-            doc += 1
+class Tables(NamedTuple):
+    op_counts: np.ndarray  # what l is drawn from
+    results: np.ndarray
+    forms: int
+    first_op: int
+    first_len: int
+    first_ans: int
+    first_value: int
+
+
+def _make_room(tables):
+    return np.zeros(tables.op_counts.max() + 4, np.int64)
+
+
+def _draw(state, gamma, tables, stack, tokens, targets):
+    op_counts, results, forms, first_op, first_len, first_ans, first_value = tables
+    state, which, coins = two_below(state, gamma, len(op_counts), forms * forms * forms)
+    length = op_counts[which]
+    tokens[0] = coins % forms
+    tokens[1] = first_len + forms * (length - 1) + coins // forms % forms
+    stop = 2 * length + 3
+    value = -1
+    while value < 0:  # again if a divisor had no inverse
+        state = _expression(state, gamma, length, forms, first_op, first_value, results, stack, tokens)
+        value = _value(tokens, stop, forms, first_op, first_value, results, stack)
+    tokens[stop] = first_ans + forms * (length - 1) + coins // (forms * forms)
+    tokens[stop + 1] = first_value + value
+    for i in range(stop):
+        targets[i] = IGNORE
+    targets[stop] = tokens[stop]
+    targets[stop + 1] = tokens[stop + 1]
+    return stop + 2
 
 
 # Whether a token is a value or an operator is a coin toss that no branch predictor can learn, so the next two choose
@@ -238,3 +249,6 @@ def _value(tokens, stop, forms, first_op, first_value, results, stack):
         top += -1 if is_op else 1
         stack[top] = result if is_op else token - first_value
     return -1 if failed else stack[2]
+
+
+_loop = compile_loop(_draw, _make_room)

@@ -6,14 +6,16 @@ n different keys, each followed by a value of its own; then every key once more,
 again. The task of Arora et al. (Zoology, arXiv 2312.04927), without the filler tokens between the questions.
 """
 
+from typing import NamedTuple
+
 import numpy as np
-from numba import njit
 from pydantic import Field, model_validator
 
-from canonlm.tasks.base import Malformed, Query, Sample, Slice, Task, Vocab, register
-from canonlm.tasks.random import below, shuffle, stream
+from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
+from canonlm.tasks.describe import Scale, counted
+from canonlm.tasks.packing import IGNORE, compile_loop
+from canonlm.tasks.random import below, shuffle
 from canonlm.tasks.spec import TaskSpec
-from canonlm.tasks.windows import IGNORE, Windows, place
 
 BOS, ASK, FIRST_KEY = 0, 1, 2
 KINDS = {"b": "bos", "a": "ask", "k": "a key", "v": "a value"}
@@ -41,7 +43,12 @@ class Mqar(Task):
 
     difficulties = {"mqar-16": {"pairs": 16}, "mqar-64": {"pairs": 64, "keys": 1024, "values": 1024}}
     loss_on = "answer"
-    marker_is_target = False  # the token before an answer is the key, which nobody can know
+
+    about = (
+        "The model reads pairs of a key and a value, then sees the keys again and must give the value that "
+        "came with each."
+    )
+    scales = {"pairs": Scale("number of pairs", counted("pair"))}
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -63,9 +70,9 @@ class Mqar(Task):
         key = self.vocab.name(sample.tokens[query.asked])
         return f"{key} came with {sample.meta['pairs'][key]}"
 
-    def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
-        sizes = np.array(self.test_pairs if split == 3 else range(1, self.spec.pairs + 1))
-        _fill(seed, split, start, first, loss_on_all, sizes, self.spec.keys, self.spec.values, *out)
+    def sampler(self, test: bool) -> Sampler:
+        sizes = np.array(self.test_pairs if test else range(1, self.spec.pairs + 1))
+        return _loop, Tables(sizes, self.spec.keys, self.spec.values)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         n = (len(tokens) - 2) // 4
@@ -87,34 +94,43 @@ class Mqar(Task):
         return {"n": n, "pairs": pairs}, tuple(Query(at + 1, at + 2, {"pairs": n}, at) for at in asked)
 
 
-@njit(cache=True, nogil=True)
-def _fill(seed, split, start, first, loss_on_all, sizes, keys, values, ids, labels, docs):
-    longest = 4 * sizes.max() + 2
-    tokens, targets = np.empty(longest, np.int32), np.full(longest, IGNORE, np.int32)
-    key, value, order = np.empty(keys, np.int32), np.empty(values, np.int32), np.empty(sizes.max(), np.int32)
-    for row in range(ids.shape[0]):
-        at = 0
-        doc = 0
-        while at < ids.shape[1]:
-            state, gamma = stream(seed, split, start + row, first + doc)
-            state, which = below(state, gamma, len(sizes))
-            n = sizes[which]
-            key[:] = np.arange(FIRST_KEY, FIRST_KEY + keys)
-            value[:] = np.arange(FIRST_KEY + keys, FIRST_KEY + keys + values)
-            order[:n] = np.arange(n)
-            state = shuffle(state, gamma, key, keys, n)
-            state = shuffle(state, gamma, value, values, n)
-            state = shuffle(state, gamma, order, n, n)
-            tokens[0] = BOS
-            tokens[2 * n + 1] = ASK
-            targets[: 2 * n + 2] = IGNORE
-            for i in range(n):
-                tokens[2 * i + 1] = key[i]
-                tokens[2 * i + 2] = value[i]
-                asked = 2 * (n + i) + 2
-                tokens[asked] = key[order[i]]
-                tokens[asked + 1] = value[order[i]]
-                targets[asked] = IGNORE
-                targets[asked + 1] = tokens[asked + 1]
-            at = place(tokens, targets, 4 * n + 2, doc, loss_on_all, ids[row], labels[row], docs[row], at)
-            doc += 1
+class Tables(NamedTuple):
+    sizes: np.ndarray  # what n is drawn from
+    keys: int
+    values: int
+
+
+def _make_room(tables):
+    """Space for the keys, the values, and the order in which the keys come again."""
+    return np.empty(tables.keys, np.int32), np.empty(tables.values, np.int32), np.empty(tables.sizes.max(), np.int32)
+
+
+def _draw(state, gamma, tables, room, tokens, targets):
+    sizes, keys, values = tables
+    key, value, order = room
+    state, which = below(state, gamma, len(sizes))
+    n = sizes[which]
+    for i in range(keys):
+        key[i] = FIRST_KEY + i
+    for i in range(values):
+        value[i] = FIRST_KEY + keys + i
+    for i in range(n):
+        order[i] = i
+    state = shuffle(state, gamma, key, keys, n)
+    state = shuffle(state, gamma, value, values, n)
+    state = shuffle(state, gamma, order, n, n)
+    tokens[0] = BOS
+    tokens[2 * n + 1] = ASK
+    targets[: 2 * n + 2] = IGNORE
+    for i in range(n):
+        tokens[2 * i + 1] = key[i]
+        tokens[2 * i + 2] = value[i]
+        asked = 2 * (n + i) + 2
+        tokens[asked] = key[order[i]]
+        tokens[asked + 1] = value[order[i]]
+        targets[asked] = IGNORE
+        targets[asked + 1] = tokens[asked + 1]
+    return 4 * n + 2
+
+
+_loop = compile_loop(_draw, _make_room)

@@ -17,7 +17,8 @@ from numba import njit
 
 from canonlm.errors import expected, unknown
 
-SPLITS = {"train": 1, "valid": 2, "test": 3}
+TRAIN, VALID, TEST = 1, 2, 3  # the splits in the key of a stream
+SPLITS = {"train": TRAIN, "valid": VALID, "test": TEST}
 
 _U = np.uint64
 _GOLDEN, _MIX1, _MIX2 = _U(0x9E3779B97F4A7C15), _U(0xBF58476D1CE4E5B9), _U(0x94D049BB133111EB)

@@ -79,9 +79,17 @@ def check_names(spec: TaskSpec, m: int, low: int, high: int, N: int) -> None:
 
 
 @njit(cache=True)
+def room_for_names(lengths):
+    """The arrays `seen` and `stamp` of `draw_names`."""
+    return np.zeros(len(lengths), np.int32), np.zeros(1, np.int32)
+
+
+@njit(cache=True)
 def draw_names(state, gamma, n, cells, seen, stamp, names):
-    """names[:n] = n different names in random order; seen[name] == stamp: it is in already. Needs room for n + 2 names,
-    where there are no cells for all."""
+    """names[:n] = n different names in random order. Needs room for n + 2 names, where there are no cells for all.
+    seen[name] == stamp[0]: the name is in already."""
+    stamp[0] += 1
+    now = stamp[0]
     if len(cells) == 0:
         for name in range(len(seen)):
             names[name] = name
@@ -92,8 +100,8 @@ def draw_names(state, gamma, n, cells, seen, stamp, names):
         for cell in (a, b):
             name = cells[cell]
             names[found] = name
-            found += seen[name] != stamp
-            seen[name] = stamp
+            found += seen[name] != now
+            seen[name] = now
     # Names come in an order that favours the likely (short) ones.
     return shuffle(state, gamma, names, n, n)
 

@@ -187,11 +187,11 @@ class RunConfig(Settings):
         if task is None:
             return None
         if not isinstance(name := task.get("name"), str):
-            raise expected("task.name", f"one of {', '.join(tasks.names())}", name)
+            raise expected("task.name", f"one of {', '.join(tasks.names())}, or FILE.py:NAME", name)
         try:
             return {"name": name, **tasks.get(**task).spec.model_dump()}
         except InvalidSetting as error:  # "depo.N": to be found in a file as task.N
-            raise InvalidSetting(f"task.{error.key.partition('.')[2]}", error) from None
+            raise InvalidSetting(f"task.{error.key.partition('.')[2] or 'name'}", error) from None
 
     @field_validator("profile", mode="before")
     @classmethod

@@ -7,6 +7,9 @@ id of its own.
 
 To find the document with which a window starts, a pass keeps where every EVERY-th of its documents begins. The table is
 made when the pass is first needed, out of lengths alone.
+
+This is not the packing of the other tasks (`tasks.packing`). There a window is made of instances of its own, and the
+end of the last one is lost; here every token of a pass comes up once.
 """
 
 import threading
@@ -27,8 +30,8 @@ from canonlm.tasks.capo.documents import (
 )
 from canonlm.tasks.capo.people import name_index
 from canonlm.tasks.capo.tokens import BOS
+from canonlm.tasks.packing import IGNORE, Windows
 from canonlm.tasks.random import stream
-from canonlm.tasks.windows import IGNORE, Windows
 
 EVERY = 128  # documents between two entries of a pass's table: 63 kB per million documents
 TABLES = 4  # passes whose tables are kept; sampler threads are at most in two at a time

@@ -25,9 +25,10 @@ from canonlm.tasks.capo.pools import ATTRIBUTES, load
 from canonlm.tasks.capo.reading import Reader
 from canonlm.tasks.capo.stream import Stream
 from canonlm.tasks.capo.tokens import BOS, tokenise
-from canonlm.tasks.random import check_count, check_split
+from canonlm.tasks.describe import Measure, Scale, Score
+from canonlm.tasks.packing import IGNORE, Windows, empty_windows
+from canonlm.tasks.random import TRAIN, check_count, check_split
 from canonlm.tasks.spec import TaskSpec
-from canonlm.tasks.windows import IGNORE, Windows, empty_windows
 
 
 @register("capo")
@@ -59,8 +60,29 @@ class Capo(Task):
     difficulties = {f"capo-{name}": {"N": N * 1000} for name, N in {
         "50k": 50, "100k": 100, "200k": 200, "500k": 500, "1m": 1000, "2m": 2000}.items()}  # fmt: skip
     loss_on = "all"
-    marker_is_target = False  # under loss_on="answer" the values are the targets
-    evaluation = "facts"
+    evaluation = "canonlm.evals.facts:FactEval"
+
+    about = "The model reads short biographies in training and must later recall facts about those people."
+    scales = {
+        "attribute": Scale(
+            "fact",
+            str,
+            "A fact is known when the model, reading a newly worded biography up to it, would go on with exactly that.",
+        ),
+        "question": Scale(
+            "fact asked for",
+            lambda v: f"{v}, asked",
+            "The same facts as answers to questions, about people whom no question in training was about.",
+        ),
+    }
+    measures = {
+        "bits_per_parameter": Measure(
+            "bits per parameter",
+            "how much the model has stored about the people, in bits, for each of its parameters: higher is better.",
+        ),
+        "bits_per_person": Measure("bits per person", "bits stored, for each person."),
+    }
+    score = Score("bits_per_parameter", "share of people whose fact is known")
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -92,7 +114,7 @@ class Capo(Task):
 
     def training_windows(self, seed: int, seq_len: int) -> int:
         """The windows that hold all exposures. Those behind them are padding: bos, without a label."""
-        return self._stream.windows(check_count("seed", seed), 1, check_count("seq_len", seq_len, least=1))
+        return self._stream.windows(check_count("seed", seed), TRAIN, check_count("seq_len", seq_len, least=1))
 
     def windows(
         self, split: str, seed: int, start: int, count: int, *, seq_len: int, loss_on: str | None = None
@@ -192,6 +214,6 @@ def _stream(spec: Capo.Spec) -> Stream:
 
 def _text_number(spec: Capo.Spec, split: int, e: int) -> int:
     """Which of a person's texts pass e of a split has; splits share none."""
-    if split != 1 or spec.variant == "fresh":
+    if split != TRAIN or spec.variant == "fresh":
         return e
     return e % spec.texts if spec.variant == "multi" else 0

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from canonlm.tasks.packing import compile_loop
 from canonlm.tasks.random import below, stream
-from canonlm.tasks.windows import place
 
 BOS = 0
 
@@ -22,6 +22,14 @@ class Tables(NamedTuple):
     counts: np.ndarray  # int32 [symbols above the terminals]
     children: np.ndarray  # int32 [alternatives, longest]
     lengths: np.ndarray  # int32 [alternatives]
+
+
+class Packed(NamedTuple):
+    """What the packing loop reads."""
+
+    tables: Tables
+    depth: int  # levels above the terminals
+    max_len: int  # tokens of the longest sentence
 
 
 def tables(sizes: tuple[int, ...], rules: tuple) -> Tables:
@@ -112,19 +120,22 @@ def _derive(state, gamma, first, counts, children, lengths, nodes, chosen, width
     return widths[-1]
 
 
-@njit(cache=True, nogil=True)
-def fill(seed, split, start, first_j, first, counts, children, lengths, depth, max_len, ids, labels, docs):
-    """Fill rows with sentences, each behind a bos; all tokens are targets."""
-    nodes, chosen = _room(children, depth, max_len)
-    widths = np.empty(depth + 1, np.int64)
-    tokens = np.empty(max_len + 1, np.int32)
-    tokens[0] = BOS
-    for row in range(ids.shape[0]):
-        at = 0
-        doc = 0
-        while at < ids.shape[1]:
-            state, gamma = stream(seed, split, start + row, first_j + doc)
-            n = _derive(state, gamma, first, counts, children, lengths, nodes, chosen, widths)
-            tokens[1 : n + 1] = nodes[depth, :n]
-            at = place(tokens, tokens, n + 1, doc, True, ids[row], labels[row], docs[row], at)
-            doc += 1
+def _make_room(packed):
+    tables, depth, max_len = packed
+    nodes, chosen = _room(tables.children, depth, max_len)
+    return nodes, chosen, np.empty(depth + 1, np.int64)
+
+
+def _draw(state, gamma, packed, room, tokens, targets):
+    """A sentence behind a bos; all its tokens are targets."""
+    tables, depth, _ = packed
+    nodes, chosen, widths = room
+    first, counts, children, lengths = tables
+    n = _derive(state, gamma, first, counts, children, lengths, nodes, chosen, widths)
+    tokens[0] = targets[0] = BOS
+    for i in range(n):
+        tokens[i + 1] = targets[i + 1] = nodes[depth, i]
+    return n + 1
+
+
+loop = compile_loop(_draw, _make_room)

@@ -16,13 +16,13 @@ import numpy as np
 from pydantic import field_validator
 
 from canonlm.errors import InvalidSetting
-from canonlm.tasks.base import Malformed, Query, Sample, Slice, Task, Verdict, Vocab, register
+from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Verdict, Vocab, register
+from canonlm.tasks.describe import Measure, Scale, Score
 from canonlm.tasks.lano.exact import random_strings
 from canonlm.tasks.lano.grammar import BUILT_IN, Grammar
-from canonlm.tasks.lano.sampling import BOS, fill
+from canonlm.tasks.lano.sampling import BOS, Packed, loop
 from canonlm.tasks.lano.text import content_of
 from canonlm.tasks.spec import TaskSpec
-from canonlm.tasks.windows import Windows
 
 CUT = 50  # tokens given in the second query
 
@@ -45,8 +45,27 @@ class Lano(Task):
 
     difficulties = {name: {"grammar": name} for name in BUILT_IN}
     loss_on = "all"
-    evaluation = "sentences"
+    marker_is_target = True
+    evaluation = "canonlm.evals.sentences:SentenceEval"
     can_isolate = False
+
+    about = "The model must write sentences that follow a grammar of nested rules, which it only knows from examples."
+    scales = {
+        "from": Scale(
+            "how the sentence starts",
+            lambda v: {"start": "from the start", "cut": "after 50 given tokens"}.get(v, v),
+            "The model writes a whole sentence by itself, or goes on after the beginning of a true one.",
+        )
+    }
+    measures = {
+        "kl": Measure(
+            "divergence (KL)",
+            "how far the model's guess of the next token is from what the grammar says, averaged over positions "
+            "(Kullback–Leibler divergence, nats per token). Zero is perfect; lower is better.",
+            log=True,
+        )
+    }
+    score = Score(share="share of valid sentences")
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -138,9 +157,8 @@ class Lano(Task):
             return len(sentence) + 1, "the sentence is not complete"
         return dead + 1, f"no sentence that starts like this goes on with {sentence[dead]}"
 
-    def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
-        depth = len(self.grammar.rules)
-        fill(seed, split, start, first, *self.grammar.tables, depth, self.grammar.max_len, *out)
+    def sampler(self, test: bool) -> Sampler:
+        return loop, Packed(self.grammar.tables, len(self.grammar.rules), self.grammar.max_len)
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         if not tokens or tokens[0] != BOS:
