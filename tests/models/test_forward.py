@@ -162,7 +162,9 @@ def test_double_stays_double(small_model):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("documents", [{}, {"doc_ids": DOC_IDS}], ids=["plain", "packed"])
+@pytest.mark.parametrize(
+    "documents", [pytest.param({}, id="plain", marks=pytest.mark.slow), pytest.param({"doc_ids": DOC_IDS}, id="packed")]
+)
 def test_compiles_whole_forwards_and_backwards(small_model, documents, backend):
     model = small_model(canon_set="ABCD").train()
     expected = loss_and_gradients(model, use_cache=False, **documents)

@@ -158,10 +158,11 @@ def test_each_input_gets_its_gradient_in_its_own_dtype():
     assert [x.dtype for x in gradients] == [x.dtype for x in tensors]
 
 
-def test_compiles_as_one_graph():
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiles_as_one_graph(backend):
     torch.compiler.reset()
     case = inputs(7, 2, 20, 2, 1, docs=0.1, state=True)
-    got = value_and_gradients(torch.compile(gated_linear_attention, fullgraph=True), *case)
+    got = value_and_gradients(torch.compile(gated_linear_attention, fullgraph=True, backend=backend), *case)
     assert_close(got, value_and_gradients(gated_linear_attention_recurrent, *case), atol=1e-9, rtol=1e-9)
 
 

@@ -154,10 +154,11 @@ def test_each_input_gets_its_gradient_in_its_own_dtype():
     assert [t.dtype for t in gradients] == [t.dtype for t in tensors]
 
 
-def test_compiles_as_one_graph():
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiles_as_one_graph(backend):
     torch.compiler.reset()
     case = inputs(7, 2, 20, 4, 2, docs=0.1, state=True)
-    got = value_and_gradients(torch.compile(ssd, fullgraph=True), *case)
+    got = value_and_gradients(torch.compile(ssd, fullgraph=True, backend=backend), *case)
     assert_close(got, value_and_gradients(ssd_recurrent, *case), atol=1e-9, rtol=1e-9)
 
 

@@ -284,14 +284,12 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
             (1, 1): [
                 *((starts_alike, family) for family in ("llama", "gdn", "hybrid", "moe", "tied")),
                 (follows, "llama"),
-                (accumulates,),
                 (recomputes, "selective"),
                 (computes_in_bf16, "llama"),
                 (talks,),
             ],
             (2, 1): [
                 *tensor_parallel(starts_alike),
-                (follows, "llama", "TENSOR_PARALLEL"),
                 (recomputes, "selective"),
                 (talks,),
             ],
@@ -303,6 +301,7 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
             (1, 1): [
                 *((starts_alike, family) for family in ("gla", "mamba2")),
                 *((follows, family) for family in FAMILIES if family != "llama"),
+                (accumulates,),
                 (repeats,),
                 (recomputes, "full"),
                 *((computes_in_bf16, family) for family in FOUR_FAMILIES[1:]),
@@ -310,7 +309,7 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
             ],
             (1, 2): [(starts_alike, "llama"), (follows, "llama")],
             (2, 1): [
-                *((follows, family, "TENSOR_PARALLEL") for family in TENSOR_PARALLEL if family != "llama"),
+                *tensor_parallel(follows),
                 (repeats,),
                 (recomputes, "full"),
                 (compiles,),

@@ -432,7 +432,7 @@ def _go_on_saving(folder, until, event=0):
     checkpoints.close()
 
 
-@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_before_every_change_to_its_files(stride, tmp_path, start, warnings):
     """While it makes the folder, flushes tensors, their places and the manifest, renames, removes the oldest."""
     deaths, newest = 0, 3

@@ -69,21 +69,24 @@ def windows(tiny, folder):
     return {row["step"]: row["windows"] for row in tiny.rows(folder) if row["kind"] == "train"}
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_several_processes_do_what_one_does_and_continue_each_other(tiny, reference, processes, tmp_path, count):
+@pytest.mark.parametrize(
+    ("count", "later"), [(2, [1]), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, [4]), (4, [1, 2])))]
+)
+def test_several_processes_do_what_one_does_and_continue_each_other(tiny, reference, processes, tmp_path, count, later):
     path, out = tiny.yaml(tmp_path / "run.yaml"), tmp_path / "run"
     assert processes(count, "train", path, "--out", out).join() == [0] * count
     assert losses(tiny, out) == pytest.approx(losses(tiny, reference), rel=1e-4)
     assert windows(tiny, out) == windows(tiny, reference)
     assert json.loads((out / "env.json").read_text())["processes"] == count
-    for others in (1, 6 - count):  # 2 goes on as 1 and as 4; 4 as 1 and as 2
+    for others in later:
         tiny.back_to(out, 30)
         assert processes(others, "train", path, "--out", out).join() == [0] * others
         assert losses(tiny, out) == pytest.approx(losses(tiny, reference), rel=1e-4)
         assert windows(tiny, out) == windows(tiny, reference)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 3))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
 def test_killed_in_pairs_and_one_by_one(tiny, processes, tmp_path, seed):
     """Bit for bit what two undisturbed processes do."""
     changes = {"train": {"steps": 80, "checkpoint_every": 5, "log_every": 1, "eval_every": 40}}
