@@ -29,7 +29,7 @@ def write_run(
         "arch": arch,
         "preset": "tiny",
         "data": {"seq_len": 512, "loss_on": "answer", "isolate_documents": False},
-        "model": {"hidden_size": 128, "num_hidden_layers": 4, "canon_set": "ABCD" if "canon" in arch else ""},
+        "model": {"hidden_size": 128, "num_hidden_layers": 4},
         "train": {"steps": steps, "batch_size": 32, "seed": seed, "optim": {"lr": lr, "weight_decay": 0.1}},
     } | (config or {})
     (folder / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False))

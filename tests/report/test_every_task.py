@@ -224,9 +224,9 @@ def test_old_and_new_rows_and_damaged_measures_side_by_side(tmp_path):
 
 
 def test_sizes_are_compared_with_their_like(page):
-    assert "llama+canon (40.5 k) − llama (40 k)" in page
-    assert "llama+canon (162 k) − llama (160 k)" in page
-    assert "llama+canon (162 k) − llama (40 k)" not in page
+    assert "llama+canon (4L 64d) − llama (4L 64d)" in page
+    assert "llama+canon (4L 128d) − llama (4L 128d)" in page
+    assert "llama+canon (4L 128d) − llama (4L 64d)" not in page
 
 
 def test_a_size_chart_by_accuracy_where_the_score_is_one(tmp_path):
@@ -286,7 +286,7 @@ def test_the_terminal_says_the_same(every_task):
         console.print(part)
     text = console.file.getvalue()
     for words in ("divergence (KL)", "bits per parameter", "after 50 given tokens", "Brevo: by depth of the question",
-                  "9–16 to list", "birth city, asked", "llama+canon (40.5 k)", "8 pairs",
+                  "9–16 to list", "birth city, asked", "llama+canon (4L 64d)", "8 pairs",
                   "* best rate: highest bits per parameter, averaged over seeds"):  # fmt: skip
         assert words in text
     last = [rows_of(every_task, f"lano-llama-64000-lr0.003-seed{seed}")[-1]["measures"]["kl"] for seed in (0, 1)]

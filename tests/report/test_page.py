@@ -135,7 +135,7 @@ def test_text_from_runs_stays_text(tmp_path, text, written):
 
 def test_an_unfinished_run_is_named_and_not_averaged(tmp_path):
     rows = [evaluation(10, {("k", 1): (5, 10)})]
-    write_run(tmp_path / "runs" / "done", evals=rows)
+    write_run(tmp_path / "runs" / "done", evals=rows, steps=40)
     write_run(tmp_path / "runs" / "going", evals=rows, seed=1, steps=40, finished=False, tail="{")
     (tmp_path / "runs" / "nothing").mkdir()
     text = write_report(tmp_path, tmp_path / "out.html").read_text(encoding="utf-8")

@@ -43,7 +43,7 @@ def test_what_is_new_is_told_once(tmp_path, going):
     assert (run.step, run.train.loss, run.train.tokens_per_s) == (60, 1.5, 12_345.0)
     append(going, evaluation(100, HALF, measures={"kl": 0.25}))
     assert watch.read(now(going)) == [run]
-    assert run.evaluated == "1 hop 0.50  2 hops 0.10  divergence (KL) 0.25"
+    assert run.evaluated == "1 hop 0.50  2 hops 0.10  kl 0.25"
     assert not watch.done
     (going / "result.json").write_text(json.dumps({"steps": 900, "final": evaluation(900, HALF)}))
     assert watch.read(now(going)) == [run]

@@ -46,7 +46,7 @@ def follow(config: RunConfig, folder: Path) -> Generator[OnRow]:
 def typed(config: RunConfig, row: dict[str, Any]) -> Row:
     """A row as the loop gives it. What cannot be read is no reason to end a training."""
     try:
-        return parse(row, evaluation if config.text is None else text_evaluation)
+        return parse(row, evaluation) if config.text is None else parse(row, text_evaluation)
     except DAMAGE:
         return Remark(row["kind"], row["step"], "numbers that cannot be read")
 

@@ -10,8 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..runs import identity
 from ..runs.folder import read_config
+from ..runs.identity import INDIFFERENT, POOLED, flat, what_differs, write
+from ..runs.identity import settings as settings_of
 from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, primary, slice_key
 from .evals import Evaluated
 from .gather import Gathered, gather
@@ -34,6 +35,9 @@ _TITLES = {
 _CANON = {"canon_residual": "no-res", "canon_frozen": "frozen", "canon_activation": "silu", "canon_bias": "bias"}
 _USUAL = {"canon_residual": True, "canon_frozen": False, "canon_activation": False, "canon_bias": False,
           "canon_kernel": 4}  # fmt: skip
+_SEEN = (*INDIFFERENT, *POOLED, "arch", "task", "text", "train.steps", "model.fields", "model.matched")
+"""What other columns of the frame tell: `tokens` is the length."""
+
 _OF_DATA = ("bos_token_id", "eos_token_id")
 
 _ONCE = ("fda", "swde", "squad_completion")
@@ -67,7 +71,7 @@ def runs_settings(folders: Iterable[str | Path]) -> dict[str, dict[str, Any]]:
 def finals(found: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]":
     """`runs_frame` of what was read already."""
     found = list(found)
-    mix_of = _mixes(found)
+    about = _about(found)
     rows: list[Row] = []
     left_out: list[LeftOut] = []
     for one in found:
@@ -79,7 +83,7 @@ def finals(found: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]":
             if run.result is None:
                 left_out.append(LeftOut(run.name, "; ".join([f"{run.state}: no final result", *run.notes])))
             else:
-                final = list(_of_evaluation(run, run.result.final, mix_of))
+                final = list(_of_evaluation(run.result.final, run.config, about[run.name]))
                 finals[name] = {_asked(row) for row in final}
                 rows += final
                 left_out += _damage(run)
@@ -97,19 +101,19 @@ def finals(found: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]":
 def curves(found: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]":
     """`runs_curves` of what was read already."""
     found = list(found)
-    mix_of = _mixes(found)
+    about = _about(found)
     rows: list[Row] = []
     left_out: list[LeftOut] = []
     for one in found:
         left_out += one.left_out
         for run in one.runs.values():
-            about = _of_run(run)
             for row in run.evals:
-                rows += _of_evaluation(run, row, mix_of)
+                rows += _of_evaluation(row, run.config, about[run.name])
             for train in run.train:
                 if math.isfinite(train.loss):
-                    rows.append(about | {"tokens": tokens_of(run.config, train.step), "task": "train", "slice": "all",
-                                         "metric": "loss", "unit": "", "value": train.loss})  # fmt: skip
+                    rows.append(about[run.name] | {
+                        "tokens": tokens_of(run.config, train.step), "task": "train", "setting": None, "slice": "all",
+                        "metric": "loss", "unit": "", "value": train.loss})  # fmt: skip
             left_out += _damage(run)
     return frame(rows), left_out
 
@@ -119,7 +123,7 @@ def settings(found: Iterable[Gathered]) -> dict[str, dict[str, Any]]:
     known = {}
     for run in (run for one in found for run in one.runs.values()):
         size = run.result.num_parameters if run.result else None
-        known[run.name] = identity.flat(run.config) | ({} if size is None else {"parameters": size})
+        known[run.name] = flat(run.config) | ({} if size is None else {"parameters": size})
     return known
 
 
@@ -137,10 +141,28 @@ def _damage(run: Run | TextRun) -> list[LeftOut]:
     return [LeftOut(f"part of {run.name}", "; ".join(damage))] if damage else []
 
 
-def _mixes(found: Iterable[Gathered]) -> dict[str, str]:
-    """What the text of each run is called."""
-    texts = [run for one in found for run in one.runs.values() if isinstance(run, TextRun)]
-    return {run.name: name for name, group in mixes(texts).items() for run in group}
+def _about(found: Iterable[Gathered]) -> dict[str, Row]:
+    """By the name of each run whose numbers they are, and the task. Where runs of one architecture, size and task
+    differ in more than Canon layers, length, rate and seed, the architecture says in what."""
+    runs = [run for one in found for run in one.runs.values()]
+    mix_of = {
+        run.name: mix for mix, group in mixes([r for r in runs if isinstance(r, TextRun)]).items() for run in group
+    }
+    rows: dict[str, Row] = {}
+    alike: dict[tuple[Any, ...], list[Run | TextRun]] = {}
+    for run in runs:
+        arch, canon = split_arch(run.arch, _fields(run.config))
+        task = run.config["task"] if isinstance(run.config["task"], dict) else {"name": getattr(run, "task", None)}
+        asked = (run.task, setting_of(task)) if isinstance(run, Run) else ("text", mix_of[run.name])
+        size = shape_of(run.config)
+        alike.setdefault((arch, size, *asked), []).append(run)
+        size = size or (short_size(run.result.num_parameters) if run.result else None)
+        rows[run.name] = {"source": "yours", "model": run.name, "arch": arch, "canon": canon, "size": size,
+                          "lr": run.lr, "seed": run.seed, "task": asked[0], "setting": asked[1]}  # fmt: skip
+    for group in alike.values():
+        for run, text in zip(group, what_differs([settings_of(run.config, _SEEN) for run in group]), strict=True):
+            rows[run.name]["arch"] += f" ({text})" if text else ""
+    return rows
 
 
 def _asked(row: Row) -> tuple[Any, ...]:
@@ -156,7 +178,7 @@ def split_arch(arch: str, fields: Mapping[str, Any] | None = None) -> tuple[str,
     base, *parts = arch.split("+")
     others = sorted(part for part in parts if not re.match(r"(canon|frozen)\b", part))
     fields = {key: value for key, value in (fields or {}).items() if key not in _OF_DATA}
-    others += [f"{key}={identity.write(value)}" for key, value in sorted(fields.items()) if not key.startswith("canon_")]
+    others += [f"{key}={write(value)}" for key, value in sorted(fields.items()) if not key.startswith("canon_")]
     plain = base.removesuffix("-conv")
     try:
         from ..models import archs
@@ -185,23 +207,13 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def _of_run(run: Run | TextRun) -> Row:
-    arch, canon = split_arch(run.arch, _fields(run.config))
-    size = shape_of(run.config) or (short_size(run.result.num_parameters) if run.result else None)
-    return {"source": "yours", "model": run.name, "arch": arch, "canon": canon, "size": size, "lr": run.lr,
-            "seed": run.seed}  # fmt: skip
+def _of_evaluation(row: Evaluation | TextEvaluation, config: Mapping[str, Any], about: Row) -> Iterator[Row]:
+    about = about | {"tokens": tokens_of(config, row.step), "unit": ""}
+    return _of_text(row, about) if isinstance(row, TextEvaluation) else _of_answers(row, about)
 
 
-def _of_evaluation(run: Run | TextRun, row: Evaluation | TextEvaluation, mix_of: Mapping[str, str]) -> Iterator[Row]:
-    if isinstance(row, TextEvaluation):
-        yield from _of_text(run, row, mix_of[run.name])
-    elif isinstance(run, Run):
-        yield from _of_answers(run, row)
-
-
-def _of_text(run: Run | TextRun, row: TextEvaluation, mix: str) -> Iterator[Row]:
+def _of_text(row: TextEvaluation, about: Row) -> Iterator[Row]:
     """Each validation set is a slice; with several, the loss on all of them comes first. `setting` is what was read."""
-    about = _of_run(run) | {"tokens": tokens_of(run.config, row.step), "task": "text", "setting": mix, "unit": ""}
     if len(row.sets) > 1 and row.loss is not None:
         yield about | {"slice": "all", "metric": "loss", "value": row.loss}
     for name, found in row.sets.items():
@@ -210,10 +222,8 @@ def _of_text(run: Run | TextRun, row: TextEvaluation, mix: str) -> Iterator[Row]
                 yield about | {"slice": name, "metric": metric, "value": value, "n": found.tokens}
 
 
-def _of_answers(run: Run, row: Evaluation) -> Iterator[Row]:
+def _of_answers(row: Evaluation, about: Row) -> Iterator[Row]:
     """The mean over the slices of the primary scale first, as in the report, then slice by slice, then measures."""
-    task = run.config["task"] if isinstance(run.config["task"], dict) else {"name": run.task}
-    about = _of_run(run) | {"tokens": tokens_of(run.config, row.step), "task": run.task, "setting": setting_of(task)}
     each = {}
     for key, count in row.slices.items():
         each[key] = math.sqrt(count.accuracy * (1 - count.accuracy) / max(1, count.total - 1))
@@ -227,9 +237,9 @@ def _of_answers(run: Run, row: Evaluation) -> Iterator[Row]:
         yield accuracy | {"slice": key, "value": 100 * count.correct / count.total, "stderr": 100 * each[key],
                           "n": count.total}  # fmt: skip
     for name, value in row.measures.items():
-        yield about | {"slice": "all", "metric": name, "unit": "", "value": value}
+        yield about | {"slice": "all", "metric": name, "value": value}
     if row.loss is not None:
-        yield about | {"slice": "all", "metric": "loss", "unit": "", "value": row.loss}
+        yield about | {"slice": "all", "metric": "loss", "value": row.loss}
 
 
 def _of_evaluated(one: Evaluated, name: str, folder: Path) -> Iterator[Row]:

@@ -13,7 +13,6 @@ from ..runs.folder import Recorded
 from ..runs.identity import INDIFFERENT, POOLED, group, settings, what_differs, write
 from .words import short
 
-LONG = 60  # letters of what differs; a hash stands for the rest
 R = TypeVar("R", bound=Recorded[Any])
 
 
@@ -63,11 +62,9 @@ def _named(arch: str, groups: Mapping[str, list[R]]) -> list[Group[R]]:
     flat = [settings(one.runs[0].config, (*INDIFFERENT, *POOLED, "arch", "task")) for one in plain]
     sizes = [{key: one[key] for key in one if _is_size(key)} for one in flat]
     others = [{key: one[key] for key in one if not _is_size(key)} for one in flat]
-    told = [_cut(text, key) for text, key in zip(what_differs(others), groups, strict=True)]
-    said = _sizes(plain, sizes)
     named = [
-        Group(_with(arch, text, size), _with(arch, text), one.runs)
-        for one, text, size in zip(plain, told, said, strict=True)
+        Group(_with(arch, other, size), _with(arch, other), one.runs)
+        for one, other, size in zip(plain, what_differs(others), _sizes(plain, sizes), strict=True)
     ]
     return sorted(named, key=lambda one: math.inf if one.parameters is None else one.parameters)
 
@@ -92,10 +89,6 @@ def _sizes(groups: Sequence[Group[R]], sizes: Sequence[Mapping[str, Any]]) -> li
         if len({*texts}) == distinct and all(texts):
             return texts
     return what_differs(sizes)
-
-
-def _cut(text: str, key: str) -> str:
-    return text if len(text) <= LONG else f"{text[: LONG - 10]}… {key[:6]}"
 
 
 def _with(arch: str, *parts: str) -> str:

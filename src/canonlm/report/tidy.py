@@ -114,7 +114,8 @@ def _means(key: str, text: str, value: Any) -> bool:
     if key == "canon" and text.lower() in ("yes", "no"):
         return (text.lower() == "yes") == has_canon(value)
     if isinstance(value, str):
-        return value.casefold() == text.casefold()
+        family = value.partition(" (")[0] if key == "arch" else value
+        return text.casefold() in (value.casefold(), family.casefold())
     try:
         return math.isclose(float(text), value)
     except ValueError:

@@ -60,7 +60,8 @@ def check(
         key, there, here = changed[0]
         what = f"{there!r}, as in the run that is already in {folder} (choose another --out to change it)"
         raise expected(key, what, here)
-    began = _outside(folder, notes := [])
+    notes: list[str] = []
+    began = _outside(folder, notes)
     if notes:
         raise expected("--out", "a folder whose code.json is whole", str(folder))
     for reference, one in (outside or {}).items():

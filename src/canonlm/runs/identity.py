@@ -25,6 +25,8 @@ POOLED = (
 )
 """What runs of one group may differ in."""
 
+LONG = 60  # letters of what differs
+
 ABSENT: tuple[Any, ...] = (None, "", {}, [], ())
 """A setting with such a value is as if it was not there: later versions have more settings than earlier ones."""
 
@@ -87,13 +89,13 @@ def changes(began: Config, now: Config) -> list[Difference]:
 
 def what_differs(groups: Sequence[Mapping[str, Any]]) -> list[str]:
     """For each of several flat settings, how it differs from the others: `canon_residual=false, steps=200`. Settings
-    that one of them lacks are not named there."""
+    that one of them lacks are not named there. What is long ends with a hash."""
     written = [{key: write(value) for key, value in one.items()} for one in groups]
-    keys = dict.fromkeys(key for one in written for key in one)
-    keys = [key for key in keys if len({one.get(key) for one in written}) > 1]
+    named = dict.fromkeys(key for one in written for key in one)
+    keys = [key for key in named if len({one.get(key) for one in written}) > 1]
     leaves = Counter(map(leaf, keys))
     names = {key: leaf(key) if leaves[leaf(key)] == 1 else key for key in keys}
-    return [", ".join(f"{names[key]}={one[key]}" for key in keys if key in one) for one in written]
+    return [_cut(", ".join(f"{names[key]}={one[key]}" for key in keys if key in one)) for one in written]
 
 
 def leaf(key: str) -> str:
@@ -106,9 +108,17 @@ def write(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str, skipkeys=True)
 
 
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONG else f"{text[: LONG - 8]}… {digest(text)[:6]}"
+
+
 def _hash(found: Mapping[str, Any]) -> str:
-    text = "\n".join(f"{key}={json.dumps(found[key], default=str, skipkeys=True)}" for key in sorted(found))
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
+    pairs = (f"{key}={json.dumps(found[key], default=str, skipkeys=True)}" for key in sorted(found))
+    return digest("\n".join(pairs))[:12]
 
 
 def _among(key: str, names: Collection[str]) -> bool:

@@ -1,10 +1,9 @@
 """Names of run folders."""
 
-import hashlib
 import re
 from typing import Any
 
-from .identity import Config, differences, leaf, write
+from .identity import Config, differences, digest, leaf, write
 
 LONG = 32  # letters of settings, from which on a hash stands for them
 MOST = 100  # letters of one part of a name: file systems take 255 bytes
@@ -15,7 +14,7 @@ def slug(text: str) -> str:
     """A name that every file system takes. It equals `text` where that is safe already; otherwise it ends with a hash
     of it, so that different texts stay different."""
     safe = re.sub(r"[^A-Za-z0-9._+=-]+", "-", text[:MOST]).strip(".-")
-    return text if safe == text and text else f"{safe}-{digest(text)}".lstrip("-")
+    return text if safe == text and text else f"{safe}-{digest(text)[:6]}".lstrip("-")
 
 
 def run_name(task: str, config: Config, usual: Config) -> str:
@@ -34,12 +33,8 @@ def run_name(task: str, config: Config, usual: Config) -> str:
     return "-".join([*parts, f"lr{optim['lr']:g}", f"seed{config['train']['seed']}"])
 
 
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:6]
-
-
 def _short(changed: dict[str, Any]) -> str:
     texts = {key: write(value) for key, value in sorted(changed.items())}
     said = "-".join(f"{leaf(key)}{'' if text[:1].isdigit() else '='}{text}" for key, text in texts.items())
     clear = len(said) <= LONG and slug(said) == said and len({*map(leaf, texts)}) == len(texts)
-    return said if clear else digest("\n".join(f"{key}={text}" for key, text in texts.items()))
+    return said if clear else digest("\n".join(f"{key}={text}" for key, text in texts.items()))[:6]

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import yaml
 
+from canonlm import outside
 from canonlm.errors import InvalidSetting, expected
 from canonlm.runs import folder
 from canonlm.train.config import RunConfig, resolve
@@ -50,7 +51,10 @@ def create_folder(path: Path, run: RunConfig) -> None:
 
 def outside_of(run: RunConfig) -> dict[str, folder.Outside]:
     """The files from outside that a run uses, by the references in its configuration."""
-    return {}
+    from canonlm.models.build import reference_of
+
+    task = run.task["name"] if run.task is not None and outside.is_reference(run.task["name"]) else None
+    return {reference: outside.load(reference) for reference in (reference_of(run.arch), task) if reference}
 
 
 def _completed(path: Path) -> dict[str, Any]:

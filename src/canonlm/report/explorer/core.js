@@ -264,7 +264,7 @@ function legend(box, indices, markers = false) {
         swatch,
         look === "other"
           ? "others"
-          : (model.arch ?? "") +
+          : (model.family ?? "") +
               (model.has_canon ? " + Canon" : "") +
               [...new Set(indices.filter(i => models[i].look === look).map(i => models[i].mark))].sort().join(""),
       );

@@ -49,7 +49,7 @@ function grids() {
 
   // The paper's of the same architecture, Canon layers and size.
   const counterpart = i => {
-    const same = other => ["arch", "canon", "size"].every(key => other[key] === models[i][key]);
+    const same = other => ["family", "canon", "size"].every(key => other[key] === models[i][key]);
     return isMine(i) ? models.findIndex(other => other.source === "paper" && same(other)) : -1;
   };
 
@@ -61,9 +61,11 @@ function grids() {
     const look = {class: share > 0.55 ? "heat deep" : "heat", style: `--heat:${(100 * share).toFixed(1)}%`};
     const box = make("td", look, written(found.value, question));
     const other = answer(q, beside);
-    if (other) {
+    if (other && models[i].as_in_the_paper) {
       const delta = difference(found.value, other.value);
       box.append(make("small", {}, `${signed(delta, question)} to the paper's`));
+    } else if (other) {
+      box.append(make("small", {}, models[i].as_in_the_paper === null ? "training not known" : "other training"));
     }
     return box;
   };

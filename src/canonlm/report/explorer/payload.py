@@ -17,6 +17,7 @@ from ..published.tables import groups_of, mark
 from ..runs import LeftOut
 from ..theme import MUTED, Look, axis, layout, looks
 from ..tidy import MODEL, QUESTION, has_canon
+from ..training import as_in_the_paper
 
 if TYPE_CHECKING:
     import polars as pl
@@ -86,7 +87,8 @@ def payload(shown: Shown) -> dict[str, Any]:
     sizes = {_setting(model): model["parameters"] for model in told if model["parameters"]}
     for place, model in enumerate(told):
         if model["model"] == OVER_SEEDS and place not in single:
-            model |= {"mean": True, "parameters": sizes.get(_setting(model))}
+            alike = {one["as_in_the_paper"] for one in told if _setting(one) == _setting(model) and one is not model}
+            model |= {"mean": True, "parameters": sizes.get(_setting(model)), "as_in_the_paper": alike == {True}}
     columns = ("model", "question", "value", "stderr", "n", "low", "high", "runs")
     return {
         "models": told,
@@ -123,14 +125,17 @@ class _Places:
 
 def _model(row: Row, settings: Mapping[str, Row]) -> dict[str, Any]:
     """With its parameters, as counted or as the size tells, and the name of its look: an architecture looks the same
-    at all sizes and rates."""
+    at all sizes and rates. `as_in_the_paper`: whether it was trained so; None where that is not known."""
     arch, canon = row["arch"] or OTHER, has_canon(row["canon"])
-    known = settings.get(row["model"], {}).get("parameters")
+    family, run = arch.partition(" (")[0], settings.get(row["model"], {})
+    known = run.get("parameters")
     return {
         **row,
+        "family": family,
+        "as_in_the_paper": as_in_the_paper(run) if row["source"] == "yours" and "arch" in run else None,
         "mean": False,
         "has_canon": canon if row["canon"] is not None else None,
-        "look": arch.lower() + ("+canon" if canon else ""),
+        "look": family.lower() + ("+canon" if canon else ""),
         "parameters": known if isinstance(known, int) else _parameters(row["size"]),
         "mark": mark(row["model"]) if row["source"] in ("published", "best") else "",
     }

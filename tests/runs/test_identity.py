@@ -1,0 +1,212 @@
+"""Which run a configuration is, which runs repeat each other, what their folders are called."""
+
+import copy
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from canonlm.files import Stamp
+from canonlm.runs import folder
+from canonlm.runs.identity import changes, differences, flat, group, identity, settings, what_differs
+from canonlm.runs.names import run_name, slug
+
+CONFIG = {
+    "preset": "tiny",
+    "arch": "llama+canon",
+    "task": {"name": "depo", "N": 30},
+    "model": {"num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 2, "fields": {}},
+    "data": {"seq_len": 512, "workers": 1},
+    "train": {"steps": 600, "seed": 0, "log_every": 10, "optim": {"lr": 0.001, "schedule": "cosine"}},
+    "track": [],
+    "parallel": {"tp": 1},
+}
+
+
+def with_(**changed):
+    config = copy.deepcopy(CONFIG)
+    for key, value in changed.items():
+        *parents, last = key.split("__")
+        place = config
+        for parent in parents:
+            place = place[parent]
+        place[last] = value
+    return config
+
+
+def test_an_identity_is_short_and_does_not_depend_on_order_or_on_what_is_not_set():
+    assert re.fullmatch("[0-9a-f]{12}", identity(CONFIG))
+    assert identity(dict(reversed(CONFIG.items()))) == identity(CONFIG)
+    assert identity({**CONFIG, "later": None, "model": {**CONFIG["model"], "matched": {}}}) == identity(CONFIG)
+
+
+@pytest.mark.parametrize(
+    "same", [{"data__workers": 3}, {"train__log_every": 1}, {"parallel__tp": 2}, {"track": ["wandb"]}, {"profile": "3:4"}]
+)
+def test_what_resume_may_change_is_no_part_of_it(same):
+    assert identity(with_(**same)) == identity(CONFIG)
+    assert changes(CONFIG, with_(**same)) == []
+
+
+@pytest.mark.parametrize(
+    "other", [{"train__steps": 601}, {"task__N": 31}, {"model__fields": {"canon_residual": False}}, {"arch": "llama"}]
+)
+def test_what_decides_the_result_is(other):
+    assert identity(with_(**other)) != identity(CONFIG)
+    assert group(with_(**other)) != group(CONFIG)
+    assert len(changes(CONFIG, with_(**other))) == 1
+
+
+def test_a_group_leaves_out_rate_and_seed_and_what_rounds():
+    for same in ({"train__optim__lr": 3e-3}, {"train__seed": 7}, {"preset": None}, {"train__device": "cuda"}):
+        assert identity(with_(**same)) != identity(CONFIG)
+        assert group(with_(**same)) == group(CONFIG)
+
+
+def test_files_from_outside_are_part_of_it():
+    ones = [identity(CONFIG, {"mine.py:Block": sha}) for sha in ("a", "b")]
+    assert len({identity(CONFIG), *ones}) == 3
+    assert identity({**CONFIG, "outside": {"mine.py:Block": "a"}}) == ones[0]
+    assert identity(CONFIG, {}) == identity(CONFIG)
+
+
+def test_text_may_lie_elsewhere():
+    there, here = (with_(task=None, text={"sources": {"web": {"path": path, "weight": 1.0}}}) for path in "ab")
+    assert [key for key, _, _ in differences(there, here)] == ["text.sources.web.path"]
+    assert changes(there, here) == []
+    assert identity(there) == identity(here)
+
+
+def test_a_constant_rate_may_go_on_for_longer():
+    constant = with_(train__optim__schedule="constant")
+    longer = copy.deepcopy(constant)
+    longer["train"]["steps"] = 900
+    assert changes(constant, longer) == []
+    assert changes(longer, constant) == [("train.steps", 900, 600)]
+
+
+def test_what_differs_names_only_that():
+    ones = [{"train.steps": 100, "a.x": 1}, {"train.steps": 200, "a.x": 1}, {"train.steps": 100, "a.x": 1, "b": False}]
+    assert what_differs(ones) == ["steps=100", "steps=200", "steps=100, b=false"]
+    assert what_differs([{"a.lr": 1}, {"b.lr": 1}]) == ["a.lr=1", "b.lr=1"]
+    long = what_differs([{f"key{i}": j for i in range(20)} for j in (1, 2)])
+    assert all(len(text) <= 60 for text in long)
+    assert len({*long}) == 2
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=3) | st.dates(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(max_size=3), VALUES, max_size=4))
+def test_whatever_a_stranger_wrote_has_a_group(config):
+    assert group(config) == group(copy.deepcopy(config))
+    what_differs([settings(config), {}])
+
+
+def test_nesting_without_end_is_no_trouble():
+    deep = {}
+    for _ in range(50_000):
+        deep = {"a": deep}
+    assert len(flat(deep)) == 1
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "llama+canon=A", "gla5-conv+canon", "llama+rope=0.5x0.5", "depo1-225"])
+def test_safe_names_stay(name):
+    assert slug(name) == name
+
+
+STRANGE = ["hf:qwen3{num_key_value_heads=2}", "mine.py:MyBlock", "lib/mine.py:Block", "lib-mine.py:Block", "..", "", "/",
+           "../../x", "llama+canon=ABCD:nores", "a" * 300, "a" * 301, "é", "a b", "nul\0", "C:\\x", ".hidden"]  # fmt: skip
+
+
+def test_strange_names_become_safe_and_stay_different():
+    slugs = [slug(name) for name in STRANGE]
+    assert len({*slugs}) == len(STRANGE)
+    assert all(re.fullmatch(r"[A-Za-z0-9_+=-][A-Za-z0-9._+=-]{0,110}", text) for text in slugs)
+    assert slug("hf:qwen3{num_key_value_heads=2}").startswith("hf-qwen3-num_key_value_heads=2-")
+
+
+@given(st.text())
+def test_any_text_makes_a_name_for_one_folder(text):
+    assert re.fullmatch(r"[A-Za-z0-9._+=-]{1,110}", slug(text))
+    assert slug(text) not in (".", "..")
+    assert slug(text) == slug(slug(text))
+
+
+def test_names_say_what_differs_from_the_preset():
+    def name(**changed):
+        return run_name("depo", with_(**changed), CONFIG)
+
+    assert name() == "depo-llama+canon-lr0.001-seed0"
+    assert name(model__hidden_size=256) == "depo-llama+canon-4L256d-lr0.001-seed0"
+    assert name(model__num_attention_heads=4) == "depo-llama+canon-4L128d4h-lr0.001-seed0"
+    assert name(train__steps=200) == "depo-llama+canon-steps200-lr0.001-seed0"
+    assert name(model__fields={"canon_residual": False}) == "depo-llama+canon-canon_residual=false-lr0.001-seed0"
+    assert name(train__log_every=1) == name()
+    many = name(model__fields={"a": 1, "b": [1, 2], "c": "x" * 90}, train__steps=200)
+    assert re.fullmatch(r"depo-llama\+canon-[0-9a-f]{6}-lr0\.001-seed0", many)
+    assert many != name(model__fields={"a": 2, "b": [1, 2], "c": "x" * 90}, train__steps=200)
+
+
+# -- files from outside -----------------------------------------------------------------------------------------------
+
+
+def outside(file):
+    return SimpleNamespace(file=file, sha256=Stamp.of(file).sha256)
+
+
+def load(path):
+    return yaml.safe_load(path.read_text())
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "lib").mkdir()
+    for name in ("mine.py", "lib/mine.py"):
+        (tmp_path / name).write_text(f"NAME = {name!r}\n")
+    return tmp_path
+
+
+def test_copies_and_hashes_are_kept_and_the_same_files_go_on(mine):
+    ones = {"mine.py:A": outside(mine / "mine.py"), "mine.py:B": outside(mine / "mine.py"),
+            "lib/mine.py:A": outside(mine / "lib" / "mine.py")}  # fmt: skip
+    run = mine / "run"
+    for _ in range(2):
+        folder.create(run, CONFIG, load, ones)
+    assert json.loads((run / "code.json").read_text())["outside"] == {key: one.sha256 for key, one in ones.items()}
+    copies = {path.read_text() for path in (run / "code").iterdir()}
+    assert copies == {"NAME = 'mine.py'\n", "NAME = 'lib/mine.py'\n"}
+    assert len(list((run / "code").iterdir())) == 2
+    assert folder.recorded(run, {**CONFIG}, lambda row, step: None, [])["config"]["outside"] == {
+        key: one.sha256 for key, one in ones.items()
+    }
+
+
+def test_another_file_is_refused_in_a_line_with_both_hashes(mine):
+    file, run = mine / "mine.py", mine / "run"
+    before = outside(file)
+    folder.create(run, CONFIG, load, {"mine.py:A": before})
+    file.write_text("NAME = 'edited'\n")
+    with pytest.raises(ValueError, match="expected the file that the run in") as error:
+        folder.check(run, CONFIG, load, {"mine.py:A": outside(file)})
+    text = str(error.value)
+    assert text.startswith(f"{file}: ")
+    assert before.sha256 in text
+    assert outside(file).sha256 in text
+    assert "\n" not in text
+    with pytest.raises(ValueError, match="stays as it is"):
+        folder.create(mine / "new", CONFIG, load, {"mine.py:A": before})
+    (run / "code.json").write_text("{")
+    with pytest.raises(ValueError, match=r"whose code\.json is whole"):
+        folder.check(run, CONFIG, load, {"mine.py:A": before})
