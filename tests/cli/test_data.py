@@ -179,7 +179,8 @@ dumping.dump(task, Path("x.parquet"), n=900, on_progress=say)
 """
 
 
-def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(depo, here, monkeypatch):
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(depo, here, monkeypatch, kills):
     monkeypatch.setattr(dumping, "PART_TOKENS", 2000)
     events = []
     dumping.dump(depo, here / "whole" / "x.parquet", n=900, on_progress=lambda *event: events.append(event))
@@ -187,7 +188,8 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(depo, here, monkeypat
     parts = len(events) // 2
     assert parts > 20
     rng = random.Random(1)
-    for moment in (rng.randint(1, parts // 2), parts - 1, parts + rng.randint(1, parts - 1)):
+    moments = [rng.randint(1, parts // 2), parts - 1, parts + rng.randint(1, parts - 1)]
+    for moment in moments[-kills:]:
         with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, cwd=here) as child:
             for _ in range(moment):
                 child.stdout.readline()

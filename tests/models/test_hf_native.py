@@ -205,7 +205,7 @@ def trainer(model, folder, **options):
 
 
 @pytest.mark.parametrize(
-    "family", [name if name in ("llama", "gla") else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+    "family", [name if name == "hybrid" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 )
 def test_trainer(model, tmp_path):
     pytest.importorskip("accelerate")
