@@ -32,7 +32,7 @@ def copying(out, **options):
 def test_every_architecture_at_every_rate_and_seed(tmp_path):
     runs = copying(tmp_path, lrs=[1e-3, 3e-3], seeds=2)
     assert [run.name for run in runs] == [
-        f"copying-{arch}-lr{lr}-seed{seed}"
+        f"copying-{arch}-1L16d-8a7a66-lr{lr}-seed{seed}"
         for arch in ("llama", "llama+canon=A")
         for lr in ("0.001", "0.003")
         for seed in (0, 1)
@@ -40,8 +40,6 @@ def test_every_architecture_at_every_rate_and_seed(tmp_path):
     for run in runs:
         changed = {key for key, _, _ in differences(runs[0].config, run.config)}
         assert changed <= {"arch", "train.optim.lr", "train.seed"}
-        seed = run.config.train.seed
-        assert run.name == f"copying-{run.config.arch}-lr{run.config.train.optim.lr:g}-seed{seed}"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -69,10 +67,48 @@ def test_sections_of_other_tasks_stay(tmp_path):
     write_plan(plan(depo, tmp_path, archs=["llama"]), depo, tmp_path, "canonlm play depo")
     write_plan(runs[:1], preset, tmp_path, "canonlm play copying --arch llama")
     play = json.loads((tmp_path / "play.json").read_text())
-    assert [section["heading"] for section in play["sections"]] == ["depo", "copying"]
-    assert play["sections"][1]["runs"] == [runs[0].name]
-    assert play["command"] == "canonlm play depo\ncanonlm play copying --arch llama"
-    assert play["sections"][1]["chance"]["first=1"] == 1 / 8
+    assert [section["heading"] for section in play["sections"]] == ["copying", "depo"]
+    assert play["sections"][0]["runs"] == [run.name for run in runs]
+    assert play["command"] == "canonlm play copying\ncanonlm play copying --arch llama\ncanonlm play depo"
+    assert play["sections"][0]["chance"]["first=1"] == 1 / 8
+
+
+def test_a_second_play_adds_architectures_sizes_and_settings(tmp_path):
+    """What differs from the preset is in the name, so nothing collides and nothing is refused."""
+    preset, depo = load_preset("copying", "tiny"), load_preset("depo", "tiny")
+    names = []
+    for changed in ([], ["model.hidden_size=64"], ["model.num_hidden_layers=2"], ["model.num_attention_heads=4"],
+                    ["train.steps=200"], ["train.steps=300"], ["train.log_every=7"]):  # fmt: skip
+        runs = copying(tmp_path, archs=["llama"], overrides=changed)
+        write_plan(runs, preset, tmp_path, f"canonlm play copying {' '.join(changed)}".strip())
+        names += [run.name for run in runs]
+    assert names == [f"copying-llama{part}-lr0.003-seed0" for part in
+                     ("", "-1L64d", "-2L32d", "-1L32d4h", "-steps200", "-steps300", "")]  # fmt: skip
+    write_plan(plan(depo, tmp_path, archs=["llama"]), depo, tmp_path, "canonlm play depo")
+    write_plan(copying(tmp_path, archs=["gdn2"], overrides=[]), preset, tmp_path, "canonlm play copying --arch gdn2")
+    sections = json.loads((tmp_path / "play.json").read_text())["sections"]
+    assert sections[0]["runs"] == [*names[:-1], "copying-gdn2-lr0.003-seed0"]
+    assert len(sections) == 2
+    assert preset == load_preset("copying", "tiny")
+
+
+def test_a_run_of_an_earlier_version_goes_on_under_its_name(tmp_path):
+    """Earlier versions did not write into the name what differs from the preset."""
+    (run,) = copying(tmp_path, archs=["llama"])
+    write_plan([run], load_preset("copying", "tiny"), tmp_path, "")
+    run.folder.rename(run.folder.parent / "copying-llama-lr0.003-seed0")
+    assert [run.name for run in copying(tmp_path, archs=["llama"])] == ["copying-llama-lr0.003-seed0"]
+    (other,) = copying(tmp_path, archs=["llama"], overrides=[*SMALL, "train.steps=5"])
+    assert other.name != "copying-llama-lr0.003-seed0"
+    (tmp_path / "runs" / "copying-llama-lr0.003-seed0" / "config.yaml").write_text("{")
+    assert copying(tmp_path, archs=["llama"])[0].name == run.name
+
+
+def test_tasks_of_one_name_with_other_chances_have_sections_of_their_own(tmp_path):
+    preset = load_preset("copying", "tiny")
+    for size in (8, 9):
+        write_plan(copying(tmp_path, overrides=[*SMALL, f"task.N={size}", "data.seq_len=20"]), preset, tmp_path, "")
+    assert len(json.loads((tmp_path / "play.json").read_text())["sections"]) == 2
 
 
 @pytest.mark.parametrize("text", ['{"sections": [', "{}", '{"sections": 5}', '{"sections": [1]}', '{"sections": [{}]}'])

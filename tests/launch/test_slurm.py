@@ -18,6 +18,7 @@ import yaml
 from slurm_cluster import cluster, missing
 
 import canonlm
+from canonlm.cli import main
 from canonlm.launch import slurm
 from canonlm.launch.slurm import Job, parse, split
 from canonlm.runs.rows import TIMINGS

@@ -15,8 +15,8 @@ from scipy import stats
 
 from canonlm.report import load_play, numbers_csv, summarise, tables, wilson, write_report
 from canonlm.report.charts import BOUND, final_chart, learning_curves, size_curves
-from canonlm.runs.rows import Count
 from canonlm.report.words import slice_label
+from canonlm.runs.rows import Count
 
 SECTIONS = list(EVERY_TASK)
 

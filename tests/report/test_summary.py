@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from canonlm.report import differences, fairness, load_runs, summarise, wilson
-from canonlm.runs.rows import Count
 from canonlm.report.summary import (
     at_most,
     columns_of,
@@ -20,6 +19,7 @@ from canonlm.report.summary import (
     spread,
     spread_of,
 )
+from canonlm.runs.rows import Count
 
 
 def grid(tmp_path, cells):

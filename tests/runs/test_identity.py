@@ -45,7 +45,8 @@ def test_an_identity_is_short_and_does_not_depend_on_order_or_on_what_is_not_set
 
 
 @pytest.mark.parametrize(
-    "same", [{"data__workers": 3}, {"train__log_every": 1}, {"parallel__tp": 2}, {"track": ["wandb"]}, {"profile": "3:4"}]
+    "same",
+    [{"data__workers": 3}, {"train__log_every": 1}, {"parallel__tp": 2}, {"track": ["wandb"]}, {"profile": "3:4"}],
 )
 def test_what_resume_may_change_is_no_part_of_it(same):
     assert identity(with_(**same)) == identity(CONFIG)
@@ -126,8 +127,10 @@ def test_safe_names_stay(name):
     assert slug(name) == name
 
 
-STRANGE = ["hf:qwen3{num_key_value_heads=2}", "mine.py:MyBlock", "lib/mine.py:Block", "lib-mine.py:Block", "..", "", "/",
-           "../../x", "llama+canon=ABCD:nores", "a" * 300, "a" * 301, "é", "a b", "nul\0", "C:\\x", ".hidden"]  # fmt: skip
+STRANGE = [
+    *("hf:qwen3{num_key_value_heads=2}", "mine.py:MyBlock", "lib/mine.py:Block", "lib-mine.py:Block", "C:\\x", "é"),
+    *("llama+canon=ABCD:nores", "a" * 300, "a" * 301, "../../x", "..", "", "/", "a b", "nul\0", ".hidden"),
+]
 
 
 def test_strange_names_become_safe_and_stay_different():

@@ -1,5 +1,6 @@
 """What `canonlm play` runs: every architecture at every learning rate and seed, on the same data in the same order."""
 
+import copy
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -47,7 +48,7 @@ def plan(
 
     if seeds is not None and seeds < 1:
         raise expected("--seeds", "an integer >= 1", seeds)
-    base = merge(preset.run, {})
+    base = copy.deepcopy(preset.run)
     for key in override(base, overrides):
         if key in _BY_OPTION:
             raise expected(key, f"nothing here: the option {_BY_OPTION[key]} sets it", key)
