@@ -320,10 +320,10 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
     "four": (
         4,
         {
-            (1, 1): [(check, family) for family in FOUR_FAMILIES for check in (starts_alike, follows)],
+            (1, 1): [*((starts_alike, family) for family in FOUR_FAMILIES), (follows, "llama")],
             (1, 2): [
                 *((starts_alike, family) for family in ("llama", "gdn", "hybrid", "moe", "tied")),
-                *((follows, family) for family in ("llama", "gdn")),
+                (follows, "gdn"),
                 (accumulates,),
                 (repeats,),
                 (computes_in_bf16, "llama"),
