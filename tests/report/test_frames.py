@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from importlib.resources import files
 from pathlib import Path
 
 import polars as pl
@@ -11,9 +12,15 @@ import yaml
 from folders import evaluation, write_run
 
 from canonlm.models import archs
+from canonlm.recipes import load_preset
+from canonlm.report.explorer import of_runs, payload
 from canonlm.report.frames import runs_curves, runs_frame, setting_of, split_arch, tokens_of
-from canonlm.report.published import curves, everything, published
-from canonlm.report.tidy import SCHEMA, choose, frame, has_canon, paired, told
+from canonlm.report.gather import gather
+from canonlm.report.published import curves, everything, grids, published
+from canonlm.report.tidy import SCHEMA, choose, frame, has_canon, over_seeds, paired, told
+from canonlm.report.training import as_in_the_paper
+from canonlm.runs.identity import flat
+from canonlm.train.config import resolve
 
 DEPO1 = {"name": "depo", "N": 225, "K": 8, "M": 10, "name_vocab": 50, "min_name_len": 1, "max_name_len": 2}
 SHAPE = {"model": {"num_hidden_layers": 8, "hidden_size": 512}}
@@ -342,3 +349,100 @@ def test_500_runs(tmp_path):
     numbers, left_out = runs_frame([Path(tmp_path)])
     assert time.process_time() - start < 10
     assert (numbers["model"].n_unique(), left_out) == (500, [])
+
+
+# -- beside the paper's cells -----------------------------------------------------------------------------------------
+
+
+def test_every_cell_of_the_paper_that_we_have_a_name_for_meets_it():
+    """`llama-nope` never met the paper's `Llama-nope`: 396 cells."""
+    spelled = {"none": "", "b": "", "AbCD": "+canon"}
+    bases = {"GLA": "gla", "GDN": "gdn", "Mamba2(mlp)": "mamba2-4.1"}
+    for arch, canon in grids().select("arch", "canon").unique().iter_rows():
+        base, *others = bases.get(arch, arch.lower()).split("+")
+        sites, _, flag = canon.rstrip(")").partition("(")
+        if arch in bases:
+            base += "-conv" if canon == "none" else ""
+            name = base + spelled[canon]
+        else:
+            plain = spelled.get(sites, f"+canon={sites}")
+            name = "+".join([base, *others]) + plain + {"no-res": ":nores", "frozen": ":frozen", "": ""}[flag]
+        assert split_arch(name) == (arch, canon), name
+
+
+@pytest.mark.parametrize("cell", ["B", "B(no-res)", "ABCD", "ABCD(frozen)"])
+def test_canon_meets_cells_of_its_own_kind_and_only_those(tmp_path, cell):
+    """Runs of earlier versions say so in fields; names say so now."""
+    sites, _, flag = cell.rstrip(")").partition("(")
+    fields = {"no-res": {"canon_residual": False}, "frozen": {"canon_frozen": True}, "": {}}[flag]
+    config = {"model": {**SHAPE["model"], "fields": fields}}
+    depo_run(tmp_path / "fields", arch=f"llama+canon={sites}", config=config)
+    depo_run(tmp_path / "name", arch=f"llama+canon={sites}" + {"no-res": ":nores", "frozen": ":frozen", "": ""}[flag])
+    numbers, _ = runs_frame([tmp_path])
+    assert set(rows(numbers, "arch", "canon")) == {("Llama", cell)}
+
+
+def test_other_fields_are_other_architectures(tmp_path):
+    depo_run(tmp_path / "a", config={"model": {**SHAPE["model"], "fields": {"hidden_act": "relu2", "eos_token_id": 3}}})
+    depo_run(tmp_path / "b", arch="llama+canon:k3")
+    numbers, _ = runs_frame([tmp_path])
+    assert set(rows(numbers, "model", "arch", "canon")) == {
+        ("a", "Llama+hidden_act=relu2", "none"),
+        ("b", "Llama", "ABCD(k3)"),
+    }
+
+
+def test_runs_that_differ_are_not_pooled_over_seeds(tmp_path):
+    for seed, decay in ((0, 0.1), (1, 0.1), (2, 0.3), (3, 0.3)):
+        train = {"steps": 800, "batch_size": 32, "seed": seed, "optim": {"lr": 0.001, "weight_decay": decay}}
+        for arch in ("llama", "llama+canon"):
+            depo_run(tmp_path / f"{arch}{seed}", arch=arch, seed=seed, config={**SHAPE, "train": train})
+    numbers, _ = runs_frame([tmp_path])
+    names = {"Llama (weight_decay=0.1)", "Llama (weight_decay=0.3)"}
+    assert set(numbers["arch"]) == names
+    assert set(rows(over_seeds(numbers), "arch", "runs")) == {(name, 2) for name in names}
+    assert len(paired(numbers).select("base_model").unique()) == 4
+    assert len(choose(numbers, ["arch=llama"])) == len(numbers)
+
+
+PAPER = [("depo", "depo1-225"), ("brevo", "brevo2-40"), ("mano", "mano-13"), ("lano", "cfg3j")]
+
+
+@pytest.mark.parametrize(("task", "setting"), PAPER)
+def test_only_training_like_the_papers_is_compared_with_its_numbers(task, setting):
+    run = resolve({**load_preset(task, "paper", setting).run, "arch": "llama"}).model_dump(mode="json")
+    assert as_in_the_paper(flat(run))
+    larger = {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12}
+    for same in ({"model": {**run["model"], **larger}}, {"train": {**run["train"], "seed": 3, "device": "cpu"}},
+                 {"train": {**run["train"], "precision": "fp32", "log_every": 1}}, {"preset": None}):  # fmt: skip
+        assert as_in_the_paper(flat(run | same))
+    optim = {**run["train"]["optim"], "weight_decay": 0.5}
+    for other in (
+        {"train": {**run["train"], "steps": 500}},
+        {"train": {**run["train"], "batch_size": 8}},
+        {"train": {**run["train"], "optim": optim}},
+        {"data": {**run["data"], "seq_len": 4096}},
+        {"data": {**run["data"], "isolate_documents": True}},
+        {"task": {**run["task"], next(iter(run["task"].keys() - {"name"})): 11}},
+        {"model": {**run["model"], "num_attention_heads": 4}},
+        {"model": {**run["model"], "matched": {"intermediate_size": [1365, 1400]}}},
+    ):
+        assert not as_in_the_paper(flat(run | other)), other
+    assert not as_in_the_paper({})
+
+
+def test_the_page_says_other_training_in_place_of_a_difference(tmp_path):
+    run = resolve({**load_preset("depo", "paper", "depo1-225").run, "arch": "llama"}).model_dump(mode="json")
+    optim = {**run["train"]["optim"], "lr": 0.001}
+    for name, steps, seeds in (("long", 87_500, (0, 1)), ("short", 800, (0, 1))):
+        for seed in seeds:
+            train = {**run["train"], "steps": steps, "seed": seed, "optim": optim}
+            row = evaluation(steps, {("k", 8): (50 + seed, 100)})
+            depo_run(tmp_path / f"{name}{seed}", seed=seed, steps=steps, evals=[row], config={**run, "train": train})
+    models = payload(of_runs(gather(tmp_path)))["models"]
+    mine = {(one["model"], one["tokens"] > 10**9): one["as_in_the_paper"] for one in models if one["source"] == "yours"}
+    assert mine == {("long0", True): True, ("long1", True): True, ("short0", False): False, ("short1", False): False,
+                    ("mean over seeds", True): True, ("mean over seeds", False): False}  # fmt: skip
+    assert {one["as_in_the_paper"] for one in models if one["source"] != "yours"} == {None}
+    script = (files("canonlm.report.explorer") / "grids.js").read_text()
+    assert '"training not known" : "other training"' in script
