@@ -20,11 +20,15 @@ def drawings():
         return draw_tasks.DRAWINGS
 
 
-def test_every_task_has_its_picture(drawings):
-    assert sorted(drawings) == tasks.names() == sorted(path.stem for path in (IMAGES / "tasks").iterdir())
+DRAWN = sorted(path.stem for path in (IMAGES / "tasks").iterdir())
 
 
-@pytest.mark.parametrize("name", tasks.names())
+def test_every_picture_is_of_a_task(drawings):
+    assert sorted(drawings) == DRAWN
+    assert {*DRAWN} <= {*tasks.names()}
+
+
+@pytest.mark.parametrize("name", DRAWN)
 def test_the_picture_is_what_the_script_draws(name, drawings):
     drawn = drawings[name]().svg()
     assert drawn == (IMAGES / "tasks" / f"{name}.svg").read_text("utf-8")

@@ -27,12 +27,17 @@ with cache_by_content():
     )
     from canonlm.tasks.describe import Measure, Scale, Score
     from canonlm.tasks.packing import Windows
+    from canonlm.tasks.random import SPLITS, TEST, TRAIN, VALID
     from canonlm.tasks.spec import TaskSpec
 
     for _module in iter_modules(__path__):
         import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
+    "SPLITS",
+    "TEST",
+    "TRAIN",
+    "VALID",
     "Instance",
     "Measure",
     "Placed",

@@ -1,0 +1,41 @@
+"""Samples are forever: runs of years ago can be repeated, and reports compared. A digest that changes is a defect."""
+
+import hashlib
+
+import pytest
+
+from canonlm import tasks
+
+DIGESTS = {
+    "brevo brevo1-70": "ad9d0e31d2cd56e0",
+    "brevo brevo2-30": "f11128945617f82a",
+    "capo": "d17a6bbe7e47fe3a",
+    "copying": "4cea38a34742c002",
+    "copying copying-500": "03813f74220fbb05",
+    "depo depo1-225": "ecdecf11f52cd415",
+    "depo depo2-75": "b4f8d8d06440361f",
+    "lano cfg3f": "2900e054acb27034",
+    "lano cfg3k": "5ba1495c21ad021b",
+    "mano mano-10": "d0602ab250ef14a0",
+    "mqar mqar-16": "da207a4721e07a8f",
+    "mqar mqar-64": "b0ea64f36f5ae09e",
+}
+
+
+def digest(name, spec):
+    task, found = tasks.get(name, **spec), hashlib.sha256()
+    for split in tasks.SPLITS:
+        for seed, start in ((0, 0), (2**63 - 1, 12345)):
+            for loss_on in ("answer", "all"):
+                for part in task.windows(split, seed, start, 3, seq_len=500, loss_on=loss_on):
+                    found.update(part.astype("<i4").tobytes())
+            sample = task.sample(split, seed, start + 1)
+            found.update(repr((sample.tokens.tolist(), sample.labels.tolist(), sample.meta)).encode())
+    return found.hexdigest()[:16]
+
+
+@pytest.mark.parametrize("label", DIGESTS)
+def test_windows_and_samples_are_those_of_before(label):
+    name, _, difficulty = label.partition(" ")
+    spec = {"N": 60, "exposures": 3} if name == "capo" else {"difficulty": difficulty} if difficulty else {}
+    assert digest(name, spec) == DIGESTS[label]

@@ -1,0 +1,196 @@
+"""Tasks from files of the user's: the one in the docs plays; mistakes are one line."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from canonlm import evals, outside, tasks
+from canonlm.cli import main
+from canonlm.data.windows import WindowStream
+from canonlm.recipes import load_preset
+from canonlm.train.config import resolve
+from canonlm.train.recipe import merge
+
+PAGE = Path(__file__).parents[2] / "docs" / "add-a-task.md"
+(MINE,) = [
+    block for block in re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S) if "Mqar" not in block
+]
+HEAD = "from canonlm.tasks import Instance, Query, Task, Vocab\n"
+BARE = (
+    HEAD
+    + """
+class Bare(Task):
+    vocab, max_len = Vocab("abc"), 3
+    def draw(self, rng, test):
+        return Instance({tokens}, [Query({query}, {{"all": 1}})])
+    def slices(self): return [{{"all": 1}}]
+    def chance(self, slice): return 0.0
+"""
+)
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
+    return tmp_path / "mine.py"
+
+
+def test_the_example_is_short():
+    assert len(MINE.splitlines()) <= 45
+
+
+def test_the_task_of_the_docs_plays(tmp_path, capsys):
+    train = {"steps": 2, "eval_every": 2, "eval_size": 8, "checkpoint_every": 2, "batch_size": 4}
+    small = [*(f"train.{key}={value}" for key, value in train.items()), "model.hidden_size=16"]
+    assert main(["play", "mine.py:Parity", "--arch", "llama,gdn2", "--out", "out", *small]) == 0
+    play = json.loads((tmp_path / "out" / "play.json").read_text())
+    assert play["sections"][0]["heading"] == "Parity"
+    assert "16 bits" in capsys.readouterr().out or (tmp_path / "out" / "report.html").is_file()
+
+
+def test_its_windows_are_its_samples():
+    task = tasks.get("mine.py:Parity", bits=9)
+    assert (task.name, task.spec.bits, repr(task)) == ("mine.py:Parity", 9, "mine.py:Parity(bits=9)")
+    for split in tasks.SPLITS:
+        window = task.windows(split, 3, 5, 2, seq_len=100)
+        for row in range(2):
+            parts = [task.sample(split, 3, 5 + row, j) for j in range(40)]
+            for field, wanted in zip(window, ("tokens", "labels"), strict=False):
+                whole = np.concatenate([getattr(part, wanted) for part in parts])
+                np.testing.assert_array_equal(field[row], whole[:100])
+            placed = task.instances(split, 3, 5 + row, 100)
+            assert [p.sample.tokens.tolist() for p in placed] == [p.tokens.tolist() for p in parts[: len(placed)]]
+    lengths = Counter(len(task.sample("test", 0, i).tokens) - 3 for i in range(300))
+    assert sorted(lengths) == [4, 8, 9]
+    assert (
+        len({task.windows("train", *key, 1, seq_len=64).input_ids.tobytes() for key in ((0, 0), (1, 0), (0, 1))}) == 3
+    )
+    sample = task.sample("test", 0, 0)
+    assert all(verdict.correct for verdict in task.grade(sample, sample.tokens))
+    assert not task.grade(sample, sample.tokens ^ 1)[0].correct
+    with pytest.raises(ValueError, match="cannot be read back"):
+        task.read(sample.tokens)
+
+
+def test_settings_are_checked_and_completed_in_a_run(tmp_path):
+    preset = load_preset("mine.py:Parity", "tiny")
+    assert (preset.task, preset.run["data"]) == ("Parity", {"seq_len": 64, "loss_on": "answer", "workers": 1})
+    run = resolve(merge(preset.run, {"arch": "llama"}))
+    assert run.task == {"name": "mine.py:Parity", "bits": 16}
+    for settings, line in (
+        ({"bits": 0}, "Parity.bits: expected an integer >= 1, got 0"),
+        ({"bit": 4}, 'unknown setting "Parity.bit". Did you mean "Parity.bits"?'),
+        (
+            {"name": "mine.py:Parit"},
+            'unknown name in mine.py "Parit". Did you mean "Parity"? Names in mine.py: Parity.',
+        ),
+        ({"name": "mine.py"}, 'reference: expected FILE.py:NAME or package.module:NAME, got "mine.py"'),
+        ({"name": "mine.py:Field"}, "task: expected the name of a class that is a canonlm.tasks.Task"),
+        ({"name": "its.py:Parity"}, f"its.py: No such file or directory ({tmp_path / 'its.py'})"),
+        ({"name": "canonlm.tasks.nowhere:Parity"}, "canonlm.tasks.nowhere: ModuleNotFoundError: No module named"),
+    ):
+        with pytest.raises(ValueError) as error:
+            resolve(merge(preset.run, {"arch": "llama", "task": settings}))
+        assert str(error.value).startswith(line)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError) as error:
+        resolve(merge(preset.run, {"arch": "llama", "task": {"bits": 0}}))
+    assert error.value.key == "task.bits"
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("x = 1\ny = (", "mine.py, line 2: SyntaxError: '(' was never closed"),
+        (
+            "x = 1\n\nimport nothing_like_this",
+            "mine.py, line 3: ModuleNotFoundError: No module named 'nothing_like_this'",
+        ),
+        ("def f():\n    raise KeyError\nf()", "mine.py, line 2: KeyError"),
+        ("raise SystemExit('no')", "mine.py, line 1: SystemExit: no"),
+        ("raise ValueError('two\\nlines')", "mine.py, line 1: ValueError: two lines"),
+    ],
+)
+def test_a_file_that_does_not_run(mine, code, line):
+    mine.write_text(code)
+    with pytest.raises(ValueError) as error:
+        tasks.get("mine.py:Parity")
+    assert str(error.value) == line
+
+
+@pytest.mark.parametrize(
+    ("tokens", "query", "line"),
+    [
+        ("'abx'", "1, 2", 'draw: expected names or ids of the 3 tokens of the vocabulary, got "x"'),
+        ("[0, 3]", "1, 2", "draw: expected names or ids of the 3 tokens of the vocabulary, got 3"),
+        ("'abca'", "1, 2", "draw: expected 1 to max_len = 3 tokens, got 4"),
+        ("'abc'", "2, 4", "draw: expected answers behind the first and within all 3 tokens, got Query(start=2, stop=4"),
+    ],
+)
+def test_an_instance_that_does_not_fit(mine, tokens, query, line):
+    mine.write_text(BARE.format(tokens=tokens, query=query))
+    with pytest.raises(ValueError) as error:
+        tasks.get("mine.py:Bare").windows("train", 0, 0, 1, seq_len=9)
+    assert str(error.value).startswith(f"mine.py:Bare: {line}")
+
+
+def test_files_do_not_meet(tmp_path, mine):
+    """Two files with one name, and a file that changes."""
+    other = tmp_path / "other" / "mine.py"
+    other.parent.mkdir()
+    other.write_text(BARE.format(tokens="'abc'", query="1, 2"))
+    assert tasks.get("other/mine.py:Bare").windows("train", 0, 0, 1, seq_len=6).input_ids.tolist() == [[0, 1, 2] * 2]
+    first = outside.load("mine.py:Parity")
+    assert (first.file, first.name, len(first.sha256)) == (mine, "Parity", 64)
+    assert outside.load("mine.py:Parity").object is first.object
+    with outside.files_in(other.parent):
+        assert tasks.get("mine.py:Bare").name == "mine.py:Bare"
+    assert outside.load("mine.py:Bare", other.parent).file == other
+    mine.write_text(MINE.replace("Field(16", "Field(17"))
+    changed = outside.load("mine.py:Parity")
+    assert changed.sha256 != first.sha256
+    assert (tasks.get("mine.py:Parity").spec.bits, first.object.Spec().bits) == (17, 16)
+
+
+def test_of_an_installed_package():
+    task = tasks.get("canonlm.tasks.depo:Depo", N=9)
+    assert task.name == "canonlm.tasks.depo:Depo"
+    np.testing.assert_array_equal(
+        task.windows("test", 0, 0, 2, seq_len=64).input_ids,
+        tasks.get("depo", N=9).windows("test", 0, 0, 2, seq_len=64).input_ids,
+    )
+
+
+def test_a_task_chooses_or_brings_its_evaluation(mine):
+    code = BARE.format(tokens="'abc'", query="1, 2")
+    mine.write_text(code + "    evaluation = 'generat'\nclass Own(Bare):\n    evaluation = dict\n")
+    with pytest.raises(ValueError, match='^unknown evaluation "generat"'):
+        evals.build(WindowStream(tasks.get("mine.py:Bare"), "test", 0, 9, "all", False), 2, 2)
+    mine.write_text(code + "    evaluation = lambda stream, size, batch_size: (stream.task.name, size)\n")
+    assert evals.build(WindowStream(tasks.get("mine.py:Bare"), "test", 0, 9, "all", False), 2, 2) == ("mine.py:Bare", 2)
+
+
+def test_presets_and_difficulties_of_its_own(mine):
+    own = """
+    difficulties = {"long": {"bits": 99}}
+    presets = {"tiny": {"lrs": [0.5], "run": {"train": {"steps": 7}}}}
+"""
+    mine.write_text(MINE + own)
+    preset = load_preset("mine.py:Parity", "tiny")
+    assert (preset.lrs, preset.run["train"]["steps"], preset.run["train"]["batch_size"]) == ((0.5,), 7, 64)
+    long = load_preset("mine.py:Parity", "paper", "long")
+    assert (long.run["task"]["bits"], long.run["data"]["seq_len"], long.difficulty) == (99, 128, "long")
+    with pytest.raises(ValueError, match='^unknown mine.py:Parity difficulty "lang"'):
+        load_preset("mine.py:Parity", "tiny", "lang")
+
+
+def test_its_samples_are_shown_and_written(capsys, tmp_path):
+    assert main(["data", "show", "mine.py:Parity", "bits=5"]) == 0
+    assert "mine.py:Parity(bits=5)" in capsys.readouterr().out
+    assert main(["data", "dump", "mine.py:Parity", "--n", "5", "--out", "x.parquet"]) == 0
+    assert (tmp_path / "x.parquet").is_file()
