@@ -1,0 +1,103 @@
+"""Parity: is the number of ones odd? Measures state tracking over the number of bits n.
+
+    bos  x_1 … x_n  ans  even | odd
+
+One bit of state is enough, but every bit of the input changes it: no part of the input alone says anything.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
+from canonlm.tasks.describe import Scale, counted
+from canonlm.tasks.packing import IGNORE, compile_loop
+from canonlm.tasks.random import below
+from canonlm.tasks.spec import TaskSpec
+
+BOS, FIRST_BIT, ANS, EVEN = 0, 1, 3, 4
+MAX_BITS = 2**16
+
+
+@register("parity")
+class Parity(Task):
+    """The parity of n random bits. Loss on the answer."""
+
+    class Spec(TaskSpec):
+        N: int = Field(32, ge=1, le=MAX_BITS)  # training: n uniform on 1..N
+        test_lengths: list[int] | None = None  # test: n uniform on these; None: 4, 8, 16, … and N
+
+        @model_validator(mode="after")
+        def _sensible(self) -> "Parity.Spec":
+            lengths, possible = self.test_lengths, range(1, MAX_BITS + 1)
+            if lengths is not None and not 0 < len(lengths) == len({*lengths} & {*possible}):
+                raise self.refuse("test_lengths", f"different integers from 1 to {MAX_BITS}", lengths)
+            return self
+
+    difficulties = {f"parity-{N}": {"N": N} for N in (32, 128)}
+    about = "The model reads a row of zeros and ones and must say whether the number of ones is even or odd."
+    scales = {"n": Scale("number of bits", counted("bit"))}
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.vocab = Vocab(["bos", "0", "1", "ans", "even", "odd"], ["bos", "ans"])
+        powers = {1 << i for i in range(2, spec.N.bit_length())}
+        self.test_lengths = sorted(spec.test_lengths or powers | {spec.N})
+        self.max_len = 3 + max(spec.N, *self.test_lengths)
+
+    def slices(self) -> list[Slice]:
+        return [{"n": n} for n in self.test_lengths]
+
+    def chance(self, slice: Slice) -> float:
+        """Exactly half of all rows of n bits have an odd number of ones, whatever all bits but one are."""
+        return 0.5
+
+    def explain(self, sample: Sample, query: Query) -> str:
+        return counted("one")(str(sample.meta["ones"]))
+
+    def sampler(self, test: bool) -> Sampler:
+        return _loop, Tables(np.array(self.test_lengths if test else range(1, self.spec.N + 1)))
+
+    def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
+        n = len(tokens) - 3
+        if not 1 <= n <= self.max_len - 3:
+            shape = f"bos, 1 to {self.max_len - 3} bits, ans and the answer"
+            raise Malformed(len(tokens), f"expected {shape}, got {len(tokens)} tokens")
+        ones = sum(token == FIRST_BIT + 1 for token in tokens[1 : n + 1])
+        bits, right = {FIRST_BIT, FIRST_BIT + 1}, [{BOS}, *[{FIRST_BIT, FIRST_BIT + 1}] * n, {ANS}, {EVEN + ones % 2}]
+        for at, (token, wanted) in enumerate(zip(tokens, right, strict=True)):
+            if token not in wanted:
+                what = "a bit" if wanted == bits else self.vocab.text(wanted)
+                raise Malformed(at, f"expected {what}, got {self.vocab.name(token)}")
+        return {"n": n, "ones": ones}, (Query(n + 2, n + 3, {"n": n}, n + 1),)
+
+
+class Tables(NamedTuple):
+    lengths: np.ndarray  # what n is drawn from
+
+
+def _make_room(tables):
+    return ()
+
+
+def _draw(state, gamma, tables, room, tokens, targets):
+    state, which = below(state, gamma, len(tables.lengths))
+    n = tables.lengths[which]
+    tokens[0] = BOS
+    bits = ones = 0
+    for i in range(n):
+        if i % 32 == 0:
+            state, bits = below(state, gamma, 1 << 32)
+        tokens[i + 1] = FIRST_BIT + (bits & 1)
+        ones += bits & 1
+        bits >>= 1
+    tokens[n + 1] = ANS
+    tokens[n + 2] = EVEN + ones % 2
+    for i in range(n + 2):
+        targets[i] = IGNORE
+    targets[n + 2] = tokens[n + 2]
+    return n + 3
+
+
+_loop = compile_loop(_draw, _make_room)
