@@ -6,49 +6,77 @@ by its own `_init_weights`, documents are told by `position_ids` that restart, w
 What a model makes of them is checked, not believed (`canonlm.models.checks`).
 """
 
+import copy
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from canonlm.models import loss as losses
+from canonlm.models.generation import Generation
 from canonlm.models.initialize import generator_for
 from canonlm.models.interface import LanguageModel, Loss, Sizes
-from canonlm.models.sizes import causal_config, in_a_line
+from canonlm.models.sizes import causal_config, fla_config, refusal
+from canonlm.models.wrapped import made_outside
 
 _PLAIN: Any = SimpleNamespace(z_loss=None, z_loss_weight=0.0)
 """The loss without z-loss."""
 
 
 def library_model(arch: str, sizes: Sizes, seed: int = 0) -> "ForeignModel":
-    """`hf:qwen3{num_key_value_heads=2}`: a model of transformers with random weights, on torch's default device.
+    """`hf:qwen3{num_key_value_heads=2}`, `fla:kda`: a model with random weights, on torch's default device.
 
-    On the meta device its parts still have to be made (`to_empty`) and initialized. ValueError, in one line: no such
-    type or field, sizes that the type cannot have, a type that cannot be built here.
+    On the meta device its parts still have to be made (`to_empty`) and initialized. InvalidSetting, in one line: no
+    such type or field, sizes that the type cannot have, a type that cannot be built here.
     """
-    config = causal_config(arch, sizes)
-    return ForeignModel(arch, _built(arch, lambda: AutoModelForCausalLM.from_config(config), seed), seed)
+    fla = arch.startswith("fla:")
+    model_class, config = (fla_config if fla else causal_config)(arch, sizes)
 
-
-def _built(arch: str, make: Callable[[], PreTrainedModel], seed: int) -> PreTrainedModel:
-    try:
+    def make() -> PreTrainedModel:
         with _drawing(generator_for(seed, arch)):
-            return make()
+            return model_class._from_config(copy.deepcopy(config), dtype=torch.float32)
+
+    try:
+        module = make()
     except Exception as error:  # the code of others: a package or a GPU that it needs, sizes that it cannot have
-        raise ValueError(f"arch: {arch} cannot be built here: {in_a_line(error)}") from error
+        raise refusal(arch, "cannot be built here", error) from error
+    return (FlaModel if fla else ForeignModel)(arch, module, seed, make=make)
+
+
+def outside_model(arch: str, thing: Callable[..., nn.Module], sizes: Sizes, seed: int = 0) -> "ForeignModel":
+    """`mine.py:Net{depth=3}`: what a class or a factory from outside makes, with the weights that it makes; always on
+    the CPU. A module that maps ids `[B, T]` to logits `[B, T, V]` is wrapped, a model of transformers is not.
+
+    InvalidSetting, in one line: a field that it does not take, what its code raises.
+    """
+    with torch.device("cpu"), _drawing(generator_for(seed, arch)):
+        module = made_outside(arch, thing, sizes)
+    return ForeignModel(arch, module, seed, has_weights=True)
 
 
 class ForeignModel(LanguageModel):
     """A causal model of transformers, or one that is wrapped as such."""
 
-    def __init__(self, arch: str, module: PreTrainedModel, seed: int = 0) -> None:
+    def __init__(
+        self,
+        arch: str,
+        module: PreTrainedModel,
+        seed: int = 0,
+        *,
+        make: Callable[[], PreTrainedModel] | None = None,
+        has_weights: bool = False,
+    ) -> None:
+        """make: builds the module again, on torch's default device. has_weights: the module's are to stay."""
         super().__init__(arch, module, seed)
+        self._make = make
         self._accepts = set(inspect.signature(module.forward).parameters)
         self._plain_head: bool | None = None
         if (table := module.get_input_embeddings()) is not None and getattr(table, "padding_idx", None) is not None:
@@ -56,7 +84,8 @@ class ForeignModel(LanguageModel):
         # Found once: what is put around the model later changes neither its parts nor their names.
         self._paths = {part: name for name, part in module.named_modules()}
         self._blocks = find_blocks(module)
-        if self.device.type != "meta":
+        module.generate = Generation(self, module.generate)  # type: ignore[method-assign]
+        if self.device.type != "meta" and not has_weights:
             for name, part in {"": module, **self._blocks}.items():
                 self.initialize(part, name)
 
@@ -92,7 +121,7 @@ class ForeignModel(LanguageModel):
         if doc_ids is not None:
             if "doc_ids" in self._accepts:
                 kwargs["doc_ids"] = doc_ids
-            elif "position_ids" in self._accepts:
+            if "position_ids" in self._accepts:
                 kwargs["position_ids"] = positions(doc_ids)
         return self.module(input_ids=input_ids, **kwargs)
 
@@ -102,17 +131,17 @@ class ForeignModel(LanguageModel):
 
     @torch.no_grad()
     def _head_is_plain(self, head: nn.Linear) -> bool:
-        """Are the logits what the head makes, not capped or scaled after it? Tried once, on a few tokens."""
+        """Are the logits what the head makes, not capped or scaled after it? Tried once, with any numbers for it."""
         if self._plain_head is None:
-            products: list[Tensor] = []
-            handle = head.register_forward_hook(lambda _module, _args, out: products.append(out))
+            ids = torch.zeros(1, 8, dtype=torch.long, device=self.device)
+            made = 30 * torch.arange(8 * head.out_features, device=self.device).float().sin().view(1, 8, -1)
             try:
-                ids = torch.arange(8, device=self.device)[None] % self.module.config.get_text_config().vocab_size
-                logits = self._forward(ids, None).logits
-            finally:
-                handle.remove()
-            same = len(products) == 1 and products[0].shape == logits.shape
-            self._plain_head = same and torch.equal(products[0].float(), logits.float())
+                with _replaced_forward(head, lambda h: made):
+                    unchanged = torch.equal(self._forward(ids, None).logits, made)
+                with _replaced_forward(head, lambda h: made.sum()):
+                    self._plain_head = unchanged and torch.equal(self._forward(ids, None).logits, made.sum())
+            except Exception:  # the code of others looks at the shape of logits
+                self._plain_head = False
         return self._plain_head
 
     @torch.no_grad()
@@ -124,20 +153,30 @@ class ForeignModel(LanguageModel):
         """
         blocks = set(self._blocks.values()) - {part}
         modules = list(_inside_out(part, blocks))
-        devices = {tensor.device for module in modules for tensor in _own(module)}
+        device = next((tensor.device for module in modules for tensor in _own(module).values()), torch.device("cpu"))
+        for module in modules:  # drawn on the CPU, so that a seed means the same on every device
+            module._apply(lambda tensor: tensor.cpu(), recurse=False)
+            for tensor in _own(module).values():
+                if tensor.is_floating_point():
+                    tensor.fill_(torch.nan)
         # What a module around blocks would do to their weights, it does not.
-        others = [tensor for block in blocks for tensor in block.state_dict(keep_vars=True).values()]
-        with _loaded(others):
-            for device in devices - {torch.device("cpu")}:
-                for module in modules:  # drawn on the CPU, so that a seed means the same on every device
-                    module._apply(lambda tensor: tensor.cpu(), recurse=False)
+        with _loaded([tensor for block in blocks for tensor in block.state_dict(keep_vars=True).values()]):
             for module in modules:
                 path = self._paths[module]
                 with _drawing(generator_for(self.seed, path)):
                     self._owner(path)._init_weights(module)
-            for device in devices - {torch.device("cpu")}:
-                for module in modules:
-                    module._apply(lambda tensor, device=device: tensor.to(device), recurse=False)
+        for module in modules:
+            for key, tensor in _own(module).items():
+                if tensor.isnan().all():  # the library's code leaves it as it is built
+                    tensor.copy_(self._as_built[f"{self._paths[module]}.{key}".lstrip(".")])
+            module._apply(lambda tensor: tensor.to(device), recurse=False)
+
+    @cached_property
+    def _as_built(self) -> dict[str, Tensor]:
+        """Parameters and buffers of the model as its constructor leaves them."""
+        with torch.device("cpu"):
+            module = self._make()
+        return dict([*module.named_parameters(), *module.named_buffers()])
 
     def _owner(self, path: str) -> PreTrainedModel:
         """The innermost model of the library's that holds a module: composite models have several."""
@@ -195,6 +234,20 @@ class ForeignModel(LanguageModel):
                 yield seq_len / 2
 
 
+class FlaModel(ForeignModel):
+    """Of flash-linear-attention: its kernels take documents as the borders of one long row (`cu_seqlens`)."""
+
+    def _forward(self, input_ids: Tensor, doc_ids: Tensor | None) -> Any:
+        if doc_ids is None:
+            return super()._forward(input_ids, None)
+        starts = (positions(doc_ids).flatten() == 0).nonzero()[:, 0]
+        borders = nn.functional.pad(starts, (0, 1), value=input_ids.numel()).int()
+        outputs = self.module(input_ids=input_ids.view(1, -1), cu_seqlens=borders, use_cache=False)
+        if outputs.logits.ndim:  # not the loss in the head's place
+            outputs.logits = outputs.logits.view(*input_ids.shape, -1)
+        return outputs
+
+
 def positions(doc_ids: Tensor) -> Tensor:
     """Positions that restart with every document: `[B, T]`."""
     index = torch.arange(doc_ids.shape[1], device=doc_ids.device).expand_as(doc_ids)
@@ -203,18 +256,21 @@ def positions(doc_ids: Tensor) -> Tensor:
 
 
 def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
-    """What the library says must stay whole (`_no_split_modules`), else the longest list of equal modules, else the
-    model's children."""
-    whole = set(getattr(module, "_no_split_modules", None) or [])
-    for sub in module.modules():
-        whole |= set(getattr(sub, "_no_split_modules", None) or []) if isinstance(sub, PreTrainedModel) else set()
-    lists = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.ModuleList) and len(part)]
-    named = [(name, part) for name, part in lists if {type(block).__name__ for block in part} <= whole]
-    # The longest, and of equals the outermost.
-    name, found = max(named or lists, key=lambda pair: (len(pair[1]), -pair[0].count(".")), default=("", None))
-    if found is None:
-        return dict(module.named_children())
-    return {f"{name}.{index}": block for index, block in enumerate(found)}
+    """The lists of what the library says must stay whole (`_no_split_modules`), else the longest list of equal
+    modules, else the model's children."""
+    models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
+    whole = {name for model in models for name in getattr(model, "_no_split_modules", None) or []}
+    lists = {name: part for name, part in module.named_modules() if isinstance(part, nn.ModuleList) and len(part)}
+    named = {name: part for name, part in lists.items() if {type(block).__name__ for block in part} <= whole}
+    if not named and lists:
+        longest = max(lists, key=lambda name: (len(lists[name]), -name.count(".")))
+        named = {longest: lists[longest]}
+    outermost = [name for name in named if not any(name.startswith(f"{other}.") for other in named)]
+    blocks = {f"{name}.{index}": block for name in outermost for index, block in enumerate(named[name])}
+    owners = Counter(parameter for block in blocks.values() for parameter in set(block.parameters()))
+    if max(owners.values(), default=1) > 1:  # what several blocks share cannot be cut one block at a time
+        return {module.base_model_prefix: module.base_model}
+    return blocks or dict(module.named_children())
 
 
 def _inside_out(part: nn.Module, leaving_out: set[nn.Module]) -> Iterator[nn.Module]:
@@ -224,9 +280,8 @@ def _inside_out(part: nn.Module, leaving_out: set[nn.Module]) -> Iterator[nn.Mod
     yield part
 
 
-def _own(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters(recurse=False)
-    yield from module.buffers(recurse=False)
+def _own(module: nn.Module) -> dict[str, Tensor]:
+    return dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
 
 
 @contextmanager

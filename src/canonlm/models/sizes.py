@@ -6,18 +6,18 @@ the head size; patterns over layers keep all their kinds of layers. State sizes 
 experts is at most MAX_EXPERTS, with as much expert width per token as in the default.
 """
 
-import contextlib
 import dataclasses
+import importlib.util
 import inspect
 import re
-from collections.abc import Iterable
 from typing import Any
 
+import torch
 import yaml
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from canonlm.errors import expected, unknown
+from canonlm.errors import InvalidSetting, expected, unknown
 from canonlm.models.interface import Sizes
 
 MAX_EXPERTS = 16
@@ -34,15 +34,30 @@ _CANONICAL = {
 _TWO_PER_BLOCK = {"nemotron_h"}
 """Types that count a mixer and an MLP as two layers."""
 
-_PATTERNS: dict[str, tuple[str, ...]] = {
-    "lfm2": ("conv", "conv", "full_attention"),
-    "lfm2_moe": ("conv", "conv", "full_attention"),
-    "bamba": (*("linear_attention",) * 8, "full_attention"),
-    "granitemoehybrid": (*("linear_attention",) * 9, "full_attention"),
+_LFM2 = ["conv", "conv", "full_attention"]
+_LEFT_OPEN: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [*["linear_attention"] * 8, "full_attention"]},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
+    "gpt_neo": {"attention_types": ["global", "local"]},
+    "granitemoehybrid": {"layer_types": [*["linear_attention"] * 9, "full_attention"]},
+    "hunyuan_v1_moe": {"num_experts": 64, "moe_topk": 8},
+    "lfm2": {"layer_types": _LFM2},
+    "lfm2_moe": {"layer_types": _LFM2},
+    "mllama": {"cross_attention_layers": [-1]},
+    "rwkv": {"rescale_every": 0},
 }
-"""Types whose default has one kind of layer only: as in their published models (LFM2-1.2B, Bamba-9B, Granite-4.0-H)."""
+"""What a type's default leaves open, or has in one kind of layer only, as in its published models. RWKV would divide
+weights in place whenever it is evaluated."""
 
-_LAYER_LISTS = re.compile(r"layer_types$|block_types?$|indexer_types$")
+_GROUPS = {"attn_config", "ffn_config"}
+"""Groups of fields, not models of their own."""
+
+_ALWAYS = {"tie_word_embeddings", "pad_token_id", "bos_token_id", "eos_token_id"}
+_HOW = "set its fields, as in hf:qwen3{head_dim=16}, or take another model: docs/foreign-models.md"
+
+_LAYER_LISTS = re.compile(r"layer_types$|block_types?$|indexer_types$|^activation_sparsity_pattern$")
 _HEADS = re.compile(r"(^|_)(n_|num_)(\w+_)?heads?$|^(en|de)coder_attention_heads$|num_query_groups$")
 _GROUPED = re.compile(r"kv|key_value|query_groups")
 _HEAD_SIZE = re.compile(r"head_(dim|size)$|headdim$|d_head$|rotary_dim$|kv_channels$|query_pre_attn_scalar$|dim_head$")
@@ -52,7 +67,7 @@ _WIDTH = re.compile(
     r"|(lora|adapter|laurel|norm)_rank$|_ffn_dim$|hidden_size_per_layer_input$|dim_model_base$|backbone_hidden_size$"
 )
 _WINDOW = re.compile(
-    r"(sliding_window|window_size|attention_chunk_size|local_attention|window_len)$|^sliding_window_size$"
+    r"(sliding_window|window_size|attention_chunk_size|local_attention|window_len)$|^(sliding_window_size|index_topk)$"
 )
 _CHUNK = re.compile(r"^(mamba_)?chunk_size$|^block_size$")
 _PERIOD = re.compile(r"(_period|_interval|layer_group_size|sliding_window_pattern|every_n_layers|decoder_sparse_step)$")
@@ -61,8 +76,11 @@ _DENSE_FIRST = re.compile(r"^(first_k_dense_replace|num_dense_layers)$")
 _EXPERTS = re.compile(r"^(num_experts|n_routed_experts|num_local_experts|moe_num_experts|num_moe_experts)$")
 _ACTIVE = re.compile(r"^(num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts|moe_top_k|experts_per_token)$")
 _EXPERT_WIDTH = re.compile(r"^(moe_intermediate_size|expert_ffn_hidden_size)$")
+_MLP_WIDTH = re.compile(r"^intermediate_size$")
+_ZERO_EXPERTS = re.compile(r"^zero_expert_num$")
 _STATE_GROUPS = re.compile(r"^(mamba_)?n_?groups$")
 _ROUTING_GROUPS = re.compile(r"^(n_group|num_expert_group|topk_group)$")
+_VOCABULARY = re.compile(r"^(unpadded_vocab_size|vocab_size_per_layer_input)$")
 _TOKEN = re.compile(r"_token_(id|index)$|^(unk|mask|pad|bos|eos)_index$")
 _DROPOUT = re.compile(r"drop(out)?(_|$)|_pdrop$|layerdrop$|^attn_pdrop$")
 
@@ -70,6 +88,8 @@ _DROPOUT = re.compile(r"drop(out)?(_|$)|_pdrop$|layerdrop$|^attn_pdrop$")
 def parse(arch: str) -> tuple[str, dict[str, Any]]:
     """`hf:qwen3{head_dim=16,layer_types=[a,b]}` is ("qwen3", {"head_dim": 16, "layer_types": ["a", "b"]})."""
     head, brace, rest = arch.partition("{")
+    if "+" in head or "+" in rest.rpartition("}")[2]:
+        raise expected("arch", "no modifiers (+) behind a model that is not our decoder", arch)
     options: dict[str, Any] = {}
     if brace:
         if not rest.endswith("}"):
@@ -89,76 +109,94 @@ def _value(text: str) -> Any:
         return text
 
 
-def causal_config(arch: str, sizes: Sizes) -> PreTrainedConfig:
-    """The configuration of a causal model of transformers: of a composite type its text model's."""
+def causal_config(arch: str, sizes: Sizes) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
+    """The class of a causal model of transformers and its configuration: of a composite type its text model's."""
     model_type, options = parse(arch)
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise unknown("model_type", model_type, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "Causal models of transformers")
     try:
         config_class = CONFIG_MAPPING[model_type]
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
-    except (ImportError, RuntimeError) as error:  # of the model's own file: a package that is missing
-        raise ValueError(f"arch: {arch} cannot be built here: {in_a_line(error)}") from error
-    text = model_class.config_class
-    if text is not None and text is not config_class and text.model_type in CONFIG_MAPPING:
-        model_type = text.model_type
-    reads = getattr(model_class, "input_modalities", "text")
-    if not {reads} & {"text"} if isinstance(reads, str) else set(reads) - {"text"}:
-        near = [t for t in (f"{model_type}_text", f"{model_type.removesuffix('_vl')}_text") if t in CONFIG_MAPPING]
-        raise ValueError(f"arch: {arch} reads more than text; {f'use hf:{near[0]}' if near else 'use a model of text'}")
-    return config_of(arch, model_type, sizes, options)
+    except Exception as error:  # of the model's own file: mostly a package that is missing
+        raise refusal(arch, "cannot be built here", error) from error
+    if model_class.config_class is not config_class and model_class.config_class in CONFIG_MAPPING.values():
+        config_class = model_class.config_class
+    if parts := [part for part in config_class.sub_configs if part not in _GROUPS]:
+        text = f"{model_type}_text" if f"{model_type}_text" in CONFIG_MAPPING else "llama"
+        what = f"is made of several models ({', '.join(parts)})"
+        raise InvalidSetting("arch", f"arch: {arch} {what}; take one of text, such as hf:{text}")
+    return model_class, config_of(arch, config_class, sizes, options)
 
 
-def config_of(arch: str, model_type: str, sizes: Sizes, options: dict[str, Any]) -> PreTrainedConfig:
+def fla_config(arch: str, sizes: Sizes) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
+    """The same of flash-linear-attention, which registers its types with transformers when it is imported."""
+    name, options = parse(arch)
+    if importlib.util.find_spec("fla") is None or not torch.cuda.is_available():
+        what = 'a CUDA device and flash-linear-attention (pip install "canonlm[gpu]", not where there is no GPU)'
+        raise expected("arch", what, arch)
+    try:
+        models = importlib.import_module("fla.models")
+        classes = [c for c in vars(models).values() if isinstance(c, type) and issubclass(c, PreTrainedConfig)]
+        types = {c.model_type: c for c in classes if c in MODEL_FOR_CAUSAL_LM_MAPPING}
+    except Exception as error:
+        raise refusal(arch, "cannot be built here", error) from error
+    if name not in types:
+        raise unknown("model of flash-linear-attention", name, types, "its models")
+    return MODEL_FOR_CAUSAL_LM_MAPPING[types[name]], config_of(arch, types[name], sizes, options)
+
+
+def config_of(
+    arch: str, config_class: type[PreTrainedConfig], sizes: Sizes, options: dict[str, Any]
+) -> PreTrainedConfig:
     """The configuration of a small model of that type; `sizes.fields` and then `options` replace what is derived here.
 
-    ValueError: an unknown field, or the library refuses what they make together.
+    InvalidSetting: an unknown field, or the library refuses what they make together.
     """
-    config_class = CONFIG_MAPPING[model_type]
     given = {"tie_word_embeddings": False, **sizes.fields, **options}
-    _check_names(arch, config_class, given)
+    names = {*names_of(config_class), *config_class.attribute_map}
+    names |= {"rope_theta", "rope_scaling", "partial_rotary_factor"} if "rope_parameters" in names else set()
+    for name in given:
+        if name not in names and name not in _ALWAYS:
+            key = f"{arch.partition('{')[0]}{{{name}}}" if name in options else f"model.fields.{name}"
+            fields = [field for field in names if not field.startswith("_")]
+            raise InvalidSetting("arch", unknown("field", key, fields, f"fields of {arch.partition('{')[0]}"))
     try:
-        default = config_class()
-        sized = _Small(default, model_type, sizes).fields | given
-        config = config_class(**sized)
-        lists = _complete_lists(model_type, config, default, given)
-        return config_class(**sized, **lists) if lists else config
+        config = config_class(**{**_Small(config_class(), sizes).fields, **given})
     except Exception as error:  # whatever the library's code raises on sizes that its authors did not think of
-        raise ValueError(f"arch: {arch} cannot have these sizes: {in_a_line(error)}") from error
+        raise refusal(arch, "cannot have these sizes", error) from error
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        if name not in given:
+            vars(config)[name] = None  # also where the class would not have it
+    return config
 
 
-def in_a_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:300]
+def refusal(arch: str, what: str, error: Exception, place: str = "") -> InvalidSetting:
+    """One line on what the code of others raised."""
+    text = " ".join(str(error).split())[:240]
+    return InvalidSetting("arch", f"arch: {arch} {what} ({type(error).__name__}: {text}{place}); {_HOW}")
 
 
 def names_of(config_class: type) -> dict[str, Any]:
     """The fields that a configuration can be made with, and their defaults."""
-    if dataclasses.is_dataclass(config_class):
-        return {
-            f.name: None if f.default is dataclasses.MISSING else f.default
-            for f in dataclasses.fields(config_class)
-            if f.init
-        }
-    parameters = inspect.signature(config_class).parameters.values()
-    return {p.name: None if p.default is p.empty else p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
-
-
-def _check_names(arch: str, config_class: type[PreTrainedConfig], given: Iterable[str]) -> None:
-    names = {*names_of(config_class), *config_class.attribute_map}
-    if "rope_parameters" in names:
-        names |= {"rope_theta", "rope_scaling", "partial_rotary_factor"}
-    for name in given:
-        if name not in names and name != "tie_word_embeddings":
-            base = arch.partition("{")[0]
-            raise unknown("field", f"{base}{{{name}}}", [n for n in names if not n.startswith("_")], "Fields")
+    # A class that only inherits from data classes has an __init__ of its own.
+    if inspect.unwrap(config_class.__init__).__code__.co_filename == "<string>":  # type: ignore[misc]
+        fields = [field for field in dataclasses.fields(config_class) if field.init]
+        return {f.name: None if f.default is dataclasses.MISSING else f.default for f in fields}
+    parameters = list(inspect.signature(config_class.__init__).parameters.values())[1:]  # type: ignore[misc]
+    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    return {p.name: None if p.default is p.empty else p.default for p in named}
 
 
 class _Small:
     """The fields of `default`, in the proportions of `sizes`."""
 
-    def __init__(self, default: PreTrainedConfig, model_type: str, sizes: Sizes) -> None:
+    def __init__(self, default: PreTrainedConfig, sizes: Sizes) -> None:
+        self.model_type = model_type = default.model_type
         self.default, self.sizes, self.names = default, sizes, names_of(type(default))
+        # As they stand: of fields that differ by layer an attribute would be refused.
+        stored, names = vars(default), type(default).attribute_map
+        self.open = _LEFT_OPEN.get(model_type, {})
+        self.values = {name: stored.get(names.get(name, name)) for name in self.names} | self.open
         self.layers = sizes.num_hidden_layers * (2 if model_type in _TWO_PER_BLOCK else 1)
         width = self._value("hidden_size") or sizes.hidden_size
         heads = self._value("num_attention_heads") or max(1, width // 64)
@@ -166,8 +204,10 @@ class _Small:
         self.by_heads = sizes.num_attention_heads / heads
         self.by_head_size = self.by_width / self.by_heads
         self.by_layers = self.layers / max(1, self._value("num_hidden_layers") or self.layers)
-        experts = next((v for k, v in self._numbers() if _EXPERTS.search(k)), 0)
-        active = next((v for k, v in self._numbers() if _ACTIVE.search(k)), 0)
+        experts = self._first(_EXPERTS) if self.values.get("is_moe", True) else 0
+        # Where experts have no width of their own, it is that of the MLP.
+        self.expert_width = _EXPERT_WIDTH if self._first(_EXPERT_WIDTH) or not experts else _MLP_WIDTH
+        active = self._first(_ACTIVE)
         self.by_experts = min(1.0, MAX_EXPERTS / experts) if experts else 1.0
         self.experts = round(experts * self.by_experts)
         self.active = max(min(2, active), round(active * self.by_experts)) if active else 0
@@ -179,20 +219,19 @@ class _Small:
         return next((name for name in options if name in self.names), None)
 
     def _value(self, canonical: str) -> int | None:
-        name = self._name(canonical)
-        value = None if name is None else getattr(self.default, name, None)
+        value = self.values.get(self._name(canonical) or "")
         return value if isinstance(value, int) else None
 
-    def _numbers(self) -> Iterable[tuple[str, Any]]:
-        for name in self.names:
-            with contextlib.suppress(AttributeError, NotImplementedError):
-                yield name, getattr(self.default, name)
+    def _first(self, pattern: re.Pattern[str]) -> int:
+        return next((value for name, value in self.values.items() if pattern.search(name) and value), 0)
 
     def _fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {}
-        for name, value in self._numbers():
-            new = self._scaled(name, value)
-            if new is not None:
+        for name, value in self.values.items():
+            if name in _GROUPS:
+                scaled = ((key, self._scaled(key, part)) for key, part in vars(value).items())
+                fields[name] = value.to_diff_dict() | {key: new[0] for key, new in scaled if new is not None}
+            elif (new := self._scaled(name, value)) is not None:
                 fields[name] = new[0]
         sizes = self.sizes
         for canonical, size in {
@@ -202,8 +241,31 @@ class _Small:
             "max_position_embeddings": sizes.seq_len,
             "vocab_size": sizes.vocab_size,
         }.items():
-            if (field := self._name(canonical)) is not None:
-                fields[field] = size
+            names = [self._name(canonical), *(name for name in _CANONICAL[canonical] if "decoder" in name)]
+            fields |= {name: size for name in names if name in self.names}
+        for name, size in {
+            "head_dim": sizes.hidden_size // sizes.num_attention_heads,
+            "num_key_value_heads": sizes.num_attention_heads,
+        }.items():
+            if name in self.names and self.values.get(name) is None:
+                fields[name] = size
+        for name in self.open:
+            fields.setdefault(name, self.values[name])
+        match self.model_type:
+            case "bamba":
+                kinds = _turns(fields["attn_layer_indices"], self.layers)
+                fields["attn_layer_indices"] = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
+            case "gpt_neo":
+                fields["attention_types"] = [[_turns(fields["attention_types"], self.layers), 1]]
+            case "gemma4_text" | "gemma4_unified_text":  # a number that the class takes but does not keep
+                fields["global_head_dim"] = 2 * fields["head_dim"]
+            case "dots3_note_text":  # the same
+                fields |= {"sliding_window_size": max(8, sizes.seq_len // 2)}
+                sliding = {"num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 1024}
+                sliding |= {"kv_lora_rank": 1024, "head_dim": 256, "qk_nope_head_dim": 192}
+                fields |= {f"swa_{name}": self._rule(name, value) for name, value in sliding.items()}
+            case "gemma3n_text" if self.layers <= 10:  # layers that share keys need one of each kind before them
+                fields["num_kv_shared_layers"] = 0
         return fields
 
     def _scaled(self, name: str, value: Any) -> tuple[Any] | None:
@@ -213,21 +275,28 @@ class _Small:
             if self._may_be_none(name):
                 return (None,)
             return (value if isinstance(value, int) and 0 <= value < sizes.vocab_size else 0,)
-        if isinstance(value, bool) or value is None or self.names[name] is None:
-            return None  # where the class's own default is None the class derives it
-        if isinstance(value, float | int) and _DROPOUT.search(name):
+        if _LAYER_LISTS.search(name) and isinstance(value, list) and value:
+            derived = self.names[name] is None and name not in self.open and len(value) <= self.layers
+            return None if derived else (_turns(value, self.layers),)
+        if isinstance(value, list) and value and all(type(item) is int for item in value) and _WIDTH.search(name):
+            return ([self._rule(name, value[0])] * self.layers,)
+        if self.names.get(name, value) is None and name not in self.open:
+            return None  # the class derives it
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        if _DROPOUT.search(name):
             return (type(value)(0),)
-        if name == "rope_parameters":
-            return None
-        if not isinstance(value, int):
-            return None
-        if name.endswith("_std"):
-            return None
+        new = self._rule(name, value) if isinstance(value, int) and value > 0 else None
+        return None if new is None else (new,)
+
+    def _rule(self, name: str, value: int) -> int | None:
+        sizes = self.sizes
         rules: tuple[tuple[re.Pattern[str], Any], ...] = (
-            (_EXPERT_WIDTH, lambda: _multiple(value * self.by_expert_width, 8)),
+            (self.expert_width, lambda: _multiple(value * self.by_expert_width, 8)),
             (_HEADS, lambda: self._heads(name, value)),
-            (_HEAD_SIZE, lambda: _multiple(value * self.by_head_size, 2)),
+            (_HEAD_SIZE, lambda: self._head_size(value)),
             (_WIDTH, lambda: _multiple(value * self.by_width, 8)),
+            (_VOCABULARY, lambda: sizes.vocab_size),
             (_WINDOW, lambda: min(value, max(8, sizes.seq_len // 2))),
             (_CHUNK, lambda: min(value, max(16, sizes.seq_len))),
             (_PERIOD, lambda: min(value, self.layers)),
@@ -235,10 +304,15 @@ class _Small:
             (_DENSE_FIRST, lambda: min(self.layers - 1, max(min(1, value), round(value * self.by_layers)))),
             (_EXPERTS, lambda: self.experts),
             (_ACTIVE, lambda: self.active),
+            (_ZERO_EXPERTS, lambda: round(value * self.by_experts)),
             (_STATE_GROUPS, lambda: max(1, round(value * self.by_heads))),
-            (_ROUTING_GROUPS, lambda: min(value, max(1, self.experts // 4))),
+            (_ROUTING_GROUPS, lambda: min(value, max(1, self.experts // 2))),
         )
-        return next(((make(),) for pattern, make in rules if pattern.search(name)), None)
+        return next((make() for pattern, make in rules if pattern.search(name)), None)
+
+    def _head_size(self, value: int) -> int:
+        size = value * self.by_head_size
+        return _multiple(size, 8 if size >= 12 else 2)  # attention kernels read eight numbers at a time
 
     def _may_be_none(self, name: str) -> bool:
         fields = dataclasses.fields(self.default) if dataclasses.is_dataclass(self.default) else ()
@@ -256,26 +330,8 @@ def _multiple(value: float, of: int) -> int:
     return max(of, round(value / of) * of)
 
 
-def _complete_lists(
-    model_type: str, config: PreTrainedConfig, default: PreTrainedConfig, given: dict[str, Any]
-) -> dict[str, Any]:
-    """Lists over layers that lack a kind of layer which the type has: the missing kinds take the last layers."""
-    lists: dict[str, Any] = {}
-    layers = config.num_hidden_layers
-    for name in names_of(type(config)):
-        if not _LAYER_LISTS.search(name) or name in given:
-            continue
-        now, whole = getattr(config, name, None), getattr(default, name, None)
-        if not isinstance(now, list) or not isinstance(whole, list) or not whole:
-            continue
-        pattern = _PATTERNS.get(model_type)
-        whole = list(pattern) if pattern and name == "layer_types" or pattern and name == "layers_block_type" else whole
-        wanted = list(dict.fromkeys(whole))
-        if set(now) >= set(wanted) and len(now) == layers:
-            continue
-        tiled = [whole[i % len(whole)] for i in range(layers)]
-        missing = [kind for kind in wanted if kind not in tiled][: max(0, layers - 1)]
-        if missing:
-            tiled[-len(missing) :] = missing
-        lists[name] = tiled
-    return lists
+def _turns(pattern: list[str], layers: int) -> list[str]:
+    """The kinds of so many layers, taking turns as in `pattern`: kinds that would not occur take the last layers."""
+    kinds = [pattern[i % len(pattern)] for i in range(layers)]
+    missing = [kind for kind in dict.fromkeys(pattern) if kind not in kinds][: layers - 1]
+    return kinds[: layers - len(missing)] + missing

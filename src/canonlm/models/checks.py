@@ -1,0 +1,146 @@
+"""What a model must be before it is trained, tried on the built model with a few tokens; the same for every model.
+
+finite      logits, loss and gradients are numbers
+causality   what follows a token does not change what the model says up to it
+isolation   where a run isolates documents: what one document holds does not change what the model says in another
+
+Causality is tried as in evaluation and, unless a step is random, as in training: routing that lets tokens compete for
+places in an expert is causal in one and not in the other. Every process of a sharded model must call this.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from canonlm.errors import InvalidSetting
+from canonlm.models.interface import LanguageModel
+
+LENGTH = 24
+
+
+def check(model: LanguageModel, *, isolated: bool = False) -> None:
+    """InvalidSetting, in one line that says how to go on. Weights and torch's random state stay as they are.
+
+    isolated: the run isolates the documents of a window.
+    """
+    module, was_training = model.module, model.module.training
+    with _kept(module), torch.compiler.set_stance("force_eager"), torch.random.fork_rng():
+        try:
+            module.eval()
+            _check_finite(model)
+            with torch.no_grad():
+                _check_causality(model)
+                if isolated:
+                    _check_isolation(model)
+                if not model.is_random:
+                    module.train()
+                    _check_causality(model)
+        except InvalidSetting:
+            raise
+        except Exception as error:  # the code of others, on tokens and sizes that it may never have seen
+            text = " ".join(str(error).split())[:300]
+            raise InvalidSetting(
+                "arch", f"arch: {model.arch} does not run here: {type(error).__name__}: {text}"
+            ) from error
+        finally:
+            module.zero_grad(set_to_none=True)
+            module.train(was_training)
+
+
+def _check_finite(model: LanguageModel) -> None:
+    ids, targets = _tokens(model, 2), _tokens(model, 2).roll(-1, dims=1)
+    total = model.loss(ids, targets, None, float(targets.numel())).total
+    total.backward()
+    bad = [
+        name
+        for name, p in model.module.named_parameters()
+        if p.grad is not None and not _local(p.grad).isfinite().all()
+    ]
+    if not total.isfinite() or bad:
+        what = f"the gradient of {bad[0]}" if bad else "the loss"
+        raise InvalidSetting(
+            "arch", f"arch: {model.arch} cannot be trained: {what} is not finite at its initial weights"
+        )
+
+
+def _check_causality(model: LanguageModel) -> None:
+    ids = _tokens(model, 1)
+    length = ids.shape[1]
+    before = model.logits(ids)
+    if not before.isfinite().all():
+        raise InvalidSetting(
+            "arch", f"arch: {model.arch} cannot be trained: its logits are not finite at its initial weights"
+        )
+    for token in sorted({length // 8, length // 2 + 1, length - 1} - {0}):
+        changed = ids.clone()
+        changed[:, token:] = _other(model, ids[:, token:])
+        if (position := _first_change(before[:, :token], model.logits(changed)[:, :token])) is not None:
+            why = f"a change of token {token} changed the output at token {position}"
+            raise InvalidSetting(
+                "arch", f"arch: {model.arch} is not causal ({why}); it cannot be trained as a language model"
+            )
+
+
+def _check_isolation(model: LanguageModel) -> None:
+    ids = _tokens(model, 2)
+    length = ids.shape[1]
+    starts = torch.tensor([length // 3, length // 2 + 1], device=ids.device)  # of the second document of each row
+    doc_ids = (torch.arange(length, device=ids.device) >= starts[:, None]).long()
+    before = model.logits(ids, doc_ids)
+    after = model.logits(torch.where(doc_ids == 0, _other(model, ids), ids), doc_ids)
+    for row, start in enumerate(starts.tolist()):
+        alone = model.logits(ids[row : row + 1, start:], torch.zeros_like(doc_ids[row : row + 1, start:]))
+        for other in (after[row : row + 1, start:], alone):
+            if _first_change(before[row : row + 1, start:], other) is not None:
+                why = f"false with {model.arch}, which lets packed documents see each other"
+                raise InvalidSetting("data.isolate_documents", f"data.isolate_documents: expected {why}")
+
+
+def _tokens(model: LanguageModel, rows: int) -> Tensor:
+    length = min(LENGTH, model.context_length or LENGTH)
+    numbers = torch.randint(0, 2**31, (rows, length), generator=torch.Generator().manual_seed(length))
+    return (numbers % _vocabulary(model)).to(model.device)
+
+
+def _other(model: LanguageModel, ids: Tensor) -> Tensor:
+    """Other tokens, at every place."""
+    return (ids + 1 + ids % 2) % _vocabulary(model)
+
+
+def _vocabulary(model: LanguageModel) -> int:
+    return model.module.config.get_text_config().vocab_size
+
+
+def _first_change(before: Tensor, after: Tensor) -> int | None:
+    """The first position `[1, T, V]` that differs by more than rounding."""
+    tolerance = max(1e-4, 4 * torch.finfo(before.dtype).eps)
+    before, after = before.float(), after.float()
+    changed = ((before - after).abs() > tolerance * before.abs().max()).any(-1).any(0)
+    return int(changed.int().argmax()) if changed.any() else None
+
+
+@contextmanager
+def _kept(module: nn.Module) -> Iterator[None]:
+    """Buffers as they were, afterwards. Weights that begin at zero are not zero meanwhile: what a branch lets through
+    would not be seen behind a projection of zeros."""
+    zeros = [_local(p) for p in module.parameters() if p.ndim > 1 and not _local(p).any()]
+    buffers = [(b, b.clone()) for b in module.buffers()]
+    try:
+        with torch.no_grad():
+            for weight in zeros:
+                waves = torch.arange(weight.numel(), device=weight.device).float().sin()
+                weight.copy_((0.05 * waves).view_as(weight))
+        yield
+    finally:
+        with torch.no_grad():
+            for weight in zeros:
+                weight.zero_()
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,96 @@
+"""Generation that is right with models whose code is not: a cache that gives other logits is left out, and a model that
+reads its padding gets prompts of one length at a time. What a model needs is tried at its first generation.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from canonlm.models.interface import LanguageModel
+
+
+class _Needs(NamedTuple):
+    cache: bool  # may be used
+    padding: bool  # on the left does not change what follows
+
+
+class Generation:
+    """Takes the place of a module's `generate`. Every process of a sharded model calls it with the same prompts."""
+
+    def __init__(self, model: LanguageModel, generate: Callable[..., Any]) -> None:
+        self.model, self.generate = model, generate
+        self.needs: _Needs | None = None
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Any:
+        """ValueError: the model cannot generate."""
+        if self.needs is None:
+            self.needs = self._tried()
+        if not self.needs.cache:
+            options = _without_cache(options)
+        if attention_mask is None or attention_mask.all() or self.needs.padding:
+            return self.generate(input_ids, attention_mask=attention_mask, **options)
+        parts = {}
+        for length in attention_mask.sum(1).unique().tolist():
+            rows = (attention_mask.sum(1) == length).nonzero()[:, 0]
+            prompts = input_ids[rows, -length:]
+            parts[rows] = self.generate(prompts, attention_mask=torch.ones_like(prompts), **options)[:, length:]
+        longest = max(part.shape[1] for part in parts.values())
+        pad = (options.get("generation_config") or self.model.module.generation_config).pad_token_id or 0
+        written = input_ids.new_full((len(input_ids), longest), pad)
+        for rows, part in parts.items():
+            written[rows, : part.shape[1]] = part
+        return torch.cat([input_ids, written], dim=1)
+
+    @torch.no_grad()
+    def _tried(self) -> _Needs:
+        module = self.model.module
+        length = min(8, (self.model.context_length or 8) - 2)
+        ids = torch.arange(1, 2 * length + 1, device=self.model.device).view(2, length)
+        ids = ids % module.config.get_text_config().vocab_size
+        padded = torch.ones_like(ids)
+        padded[1, : length // 2] = 0
+        was_training = module.training
+        module.eval()
+        try:
+            if self._is_right(ids, padded, cache=True):
+                return _Needs(cache=True, padding=True)
+            cache = self._is_right(ids, torch.ones_like(ids), cache=True)
+            needs = _Needs(cache, padding=self._is_right(ids, padded, cache=cache))
+            if not cache and not needs.padding and not self._is_right(ids, torch.ones_like(ids), cache=False):
+                raise ValueError(
+                    f"arch: {self.model.arch} cannot generate: its logits differ from those it is trained on"
+                )
+            return needs
+        finally:
+            module.train(was_training)
+
+    def _is_right(self, ids: Tensor, mask: Tensor, cache: bool) -> bool:
+        """Are the logits of two new tokens those that the model has without a cache and without padding?"""
+        config = GenerationConfig(
+            max_new_tokens=2, do_sample=False, use_cache=cache, pad_token_id=0,
+            output_logits=True, return_dict_in_generate=True,
+        )  # fmt: skip
+        try:
+            with torch.autocast(ids.device.type, enabled=False):
+                written = self.generate(ids, attention_mask=mask, generation_config=config)
+                for row, length in enumerate(mask.sum(1).tolist()):
+                    logits = torch.stack([step[row] for step in written.logits]).float()
+                    tokens = written.sequences[row : row + 1, ids.shape[1] - length :]
+                    expected = self.model.logits(tokens)[0, length - 1 : -1]
+                    tolerance = max(1e-3, 8 * torch.finfo(expected.dtype).eps)
+                    if not (logits - expected.float()).abs().max() <= tolerance * expected.float().abs().max():
+                        return False
+        except Exception:  # the code of others; whatever it is, it cannot be used this way
+            return False
+        return True
+
+
+def _without_cache(options: dict[str, Any]) -> dict[str, Any]:
+    if (config := options.get("generation_config")) is None:
+        return {**options, "use_cache": False}
+    config = GenerationConfig.from_dict(config.to_dict())
+    config.use_cache = False
+    return {**options, "generation_config": config}
