@@ -9,7 +9,7 @@ from canonlm.train.build import check
 from canonlm.train.config import changes, differences, resolve
 from canonlm.train.recipe import load, merge, override
 
-NAMES = "brevo, capo, copying, depo, lano, mano, mqar"
+NAMES = f"{', '.join(tasks.names())}, or FILE.py:NAME"
 FILE = """\
 arch: llama
 task:

@@ -1,4 +1,4 @@
-"""What every task is: `sample` draws, `windows` packs for training, `grade` judges, `show` lets a person read it."""
+"""What every task is: `sample` draws, `windows` packs for training, `grade` judges answers, `show` lets a person read it."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -186,7 +186,7 @@ class Task:
     ) -> Windows:
         """Windows start … start + count - 1 of the stream (seed, split).
 
-        "test" follows the test law, "train" and "valid" the training law. loss_on: "answer", "all", or None for what
+        "train" and "valid" have one distribution of samples, "test" its own. loss_on: "answer", "all", or None for what
         the paper does. A window does not depend on the windows before it, nor on start and count.
         """
         loss_on_all = self._loss_on(loss_on) == "all"
@@ -205,7 +205,8 @@ class Task:
         keep = self._loss_on(loss_on)
         key = check_count("seed", seed), check_split(split), check_count("index", index), check_count("j", j)
         if self.draws_in_python:
-            return self.draw_sample(*stream(*key), key[1] == TEST, keep)
+            state, gamma = stream(*key)
+            return self.draw_sample(state, gamma, split == "test", keep)
         row = empty_windows(1, self.max_len)
         self._fill(*key, False, row)
         return self.read(row.input_ids[0, row.doc_ids[0] == 0], loss_on=keep)

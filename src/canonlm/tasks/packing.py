@@ -82,7 +82,8 @@ def compile_loop(draw: Callable[..., int], make_room: Callable[..., Any]) -> Any
     package are kept on disk; others are compiled in every process, as nothing would notice that they have changed.
     """
     ours = draw.__module__.startswith(f"{__package__}.")
-    inner = njit(forceinline=True, _nrt=False)(draw), njit(forceinline=True)(make_room)
+    jit: Any = njit  # its types do not name the option without reference counts
+    inner = jit(forceinline=True, _nrt=False)(draw), njit(forceinline=True)(make_room)
     return njit(cache=ours, nogil=True)(_loop_around(*inner))
 
 
