@@ -53,7 +53,7 @@ class Tiny:
     def weights(folder):
         from canonlm.train.checkpoint import load_model  # and torch, which many tests can do without
 
-        return {name: tensor.numpy().tobytes() for name, tensor in load_model(folder).state_dict().items()}
+        return {name: tensor.numpy().tobytes() for name, tensor in load_model(folder).module.state_dict().items()}
 
     def same(self, folder, reference):
         """Rows and final weights, to the bit; nothing temporary is left; both kept as many checkpoints."""

@@ -13,7 +13,7 @@ from canonlm import CanonLMForCausalLM
 from canonlm.cli import main
 from canonlm.data.tokenizers import load
 from canonlm.files import write_json, write_text
-from canonlm.train.build import model_config
+from canonlm.train.build import build_model
 from canonlm.train.checkpoint import Checkpoints
 from canonlm.train.config import resolve
 from canonlm.world import World
@@ -52,7 +52,7 @@ def trained(tmp_path_factory):
     write_text(folder / "config.yaml", run.to_yaml())
     found = {f"text.sources.{name}.path": {"folder": str(folder / name), "sha256": ""} for name in ("plain", "text")}
     write_json(folder / "data.json", found)
-    model, logits = CanonLMForCausalLM(model_config(run)), {}
+    model, logits = build_model(run).module, {}
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     checkpoints = Checkpoints(folder / "checkpoints", 2, None, World(torch.device("cpu")))
     for step in (1, 2):

@@ -11,7 +11,7 @@ from canonlm.data.tokenizers import load
 from canonlm.files import write_text
 from canonlm.suites.opening import as_in_training, open_model
 from canonlm.suites.writing import Writer
-from canonlm.train.build import model_config
+from canonlm.train.build import build_model
 from canonlm.train.checkpoint import Checkpoints
 from canonlm.train.config import resolve
 from canonlm.world import World
@@ -53,7 +53,7 @@ def models(tmp_path_factory):
         }
     )
     write_text(here / "played" / "config.yaml", run.to_yaml())
-    model = CanonLMForCausalLM(model_config(run))
+    model = build_model(run).module
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     model(torch.arange(9)[None], labels=torch.arange(9)[None]).loss.backward()
     optimizer.step()

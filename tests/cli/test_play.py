@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from canonlm.cli import main
+from canonlm.launch.play import plan
+from canonlm.recipes import load_preset
 from canonlm.runs.rows import TIMINGS
 from canonlm.train.loop import train
 from canonlm.train.recipe import load
@@ -26,6 +28,12 @@ SMALL = [
     "train.eval_every=10",
     "train.checkpoint_every=1000",
 ]
+
+
+def names(*overrides, archs=("llama", "llama+canon=A"), lrs=(3e-3,)):
+    """Of the runs of `command`."""
+    runs = plan(load_preset("copying", "tiny"), Path(), archs=archs, lrs=lrs, overrides=[*SMALL, *overrides])
+    return [run.name for run in runs]
 
 
 def command(out, *more):
@@ -73,7 +81,7 @@ def test_from_nothing_to_a_report_and_again(tmp_path, capsys, monkeypatch):
     # One more run, and it diverges: named, exit code 1; what is finished stays, and the report is written.
     (tmp_path / "report.html").unlink()
     assert main(command(tmp_path, "train.steps=30", "--arch", "llama", "--lr", "3e-3,1e30")) == 1
-    name = "copying-llama-lr1e+30-seed0"
+    (name,) = names("train.steps=30", archs=["llama"], lrs=[1e30])
     said = f"canonlm: {name} failed: stopped at step 5, the training diverged since step 2: loss nan, grad_norm nan; "
     error = capsys.readouterr().err
     assert error.startswith(said)
@@ -83,20 +91,39 @@ def test_from_nothing_to_a_report_and_again(tmp_path, capsys, monkeypatch):
 
 
 def _is_reported(out, stdout):
-    names = ["copying-llama-lr0.003-seed0", "copying-llama+canon=A-lr0.003-seed0"]
-    for name in names:
+    expected = names("train.steps=30")
+    for name in expected:
         assert f"{name}: finished, step 30/30  first item " in stdout
     assert "whole list" in stdout
     assert "architecture" in stdout
     assert stdout.rstrip().splitlines()[-1] == f"report: {out / 'report.html'}"
     play = json.loads((out / "play.json").read_text())
-    assert [section["runs"] for section in play["sections"]] == [names]
+    assert [section["runs"] for section in play["sections"]] == [expected]
     assert play["command"].startswith("canonlm play copying --arch llama,llama+canon=A ")
     page = (out / "report.html").read_text()
-    assert all(name in page for name in names)
-    for name in names:
+    assert all(name in page for name in expected)
+    for name in expected:
         files = {path.name for path in (out / "runs" / name).iterdir()}
         assert files >= {"config.yaml", "env.json", "metrics.jsonl", "result.json", "checkpoints", "log.txt"}
+
+
+def test_a_second_play_adds_to_the_page(tmp_path, capsys):
+    """It took the earlier architectures off the page once."""
+    quick = ["train.steps=3", "train.num_threads=1"]
+    for arch in ("llama,llama+canon=A", "gdn2"):
+        assert main(["play", "copying", "--arch", arch, "--out", str(tmp_path), *SMALL, *quick]) == 0
+    assert main(["play", "copying", "--arch", "llama", "--out", str(tmp_path), *quick, "train.batch_size=2"]) == 0
+    first, second = names(*quick, archs=["llama", "llama+canon=A", "gdn2"]), results(tmp_path)
+    assert second.keys() > {*first}
+    assert len(second) == 4
+    play = json.loads((tmp_path / "play.json").read_text())
+    listed = [name for section in play["sections"] for name in section["runs"]]
+    assert listed[:3] == first
+    assert {*listed} == second.keys()
+    page = (tmp_path / "report.html").read_text()
+    assert all(name in page for name in listed)
+    assert page.count("canonlm ") >= 3
+    assert "left out" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -117,7 +144,7 @@ def test_two_tasks_in_one_folder(tmp_path, capsys):
 def test_interrupted_and_taken_up_again(tmp_path):
     """Ctrl-C to the parent only: both runs save, none is left behind; then the same command, as if nothing had been."""
     arguments = command(tmp_path, "train.steps=300", "--jobs", "2")
-    folders = [tmp_path / "runs" / f"copying-{arch}-lr0.003-seed0" for arch in ("llama", "llama+canon=A")]
+    folders = [tmp_path / "runs" / name for name in names("train.steps=300")]
     with canonlm(*arguments) as process:
         while not all((folder / "metrics.jsonl").exists() and rows_so_far(folder) for folder in folders):
             assert process.poll() is None, process.communicate()

@@ -46,17 +46,31 @@ def assert_same(got, expected):
         ({"mixers": []}, r"^mixers: expected one entry per layer \(2\), or a pattern that repeats, got \[\]$"),
         (
             {"mixers": ["gla"], "linear_num_heads": 5},
-            r"^linear_num_heads: expected a divisor of hidden_size = 32 .*, got 5$",
+            r"^mixer_options\.gla\.num_heads: expected a divisor of hidden_size = 32 .*, got 5$",
         ),
-        ({"linear_num_heads": 0}, r"^linear_num_heads: expected an integer >= 1, got 0$"),
+        ({"mixers": ["gdn"], "linear_num_heads": 0}, r"^mixer_options\.gdn\.num_heads: expected an integer >= 1, got 0$"),
         ({"mixers": "gdn"}, r'^mixers: expected one entry per layer \(2\), or a pattern that repeats, got "gdn"$'),
         (
             {"canon_sets": "AC"},
             r'^canon_sets: expected one entry per layer \(2\), or a pattern that repeats, got "AC"$',
         ),
-        ({"linear_num_key_value_heads": 3}, r"^linear_num_key_value_heads: expected a divisor of linear_num_heads = 2"),
-        ({"mamba_n_groups": 3}, r"^mamba_n_groups: expected a divisor of linear_num_heads = 2, got 3$"),
-        ({"mamba_state_size": 0}, r"^mamba_state_size: expected an integer >= 1, got 0$"),
+        (
+            {"mixers": ["gla"], "mixer_options": {"gla": {"num_key_value_heads": 3}}},
+            r"^mixer_options\.gla\.num_key_value_heads: expected a divisor of num_heads = 2, got 3$",
+        ),
+        (
+            {"mixers": ["mamba2"], "mixer_options": {"mamba2": {"n_groups": 3}}},
+            r"^mixer_options\.mamba2\.n_groups: expected a divisor of num_heads = 2, got 3$",
+        ),
+        (
+            {"mixers": ["mamba2"], "mamba_state_size": 0},
+            r"^mixer_options\.mamba2\.state_size: expected an integer >= 1, got 0$",
+        ),
+        ({"mixer_options": {"gal": {}}}, r'^unknown mixer "gal"\. Did you mean "gla"\?'),
+        (
+            {"mixers": ["gla"], "mixer_options": {"gla": {"num_head": 3}}},
+            r'^unknown option of gla "num_head"\. Did you mean "num_heads"\? Options of gla: ',
+        ),
         ({"conv_kernel": 0}, r"^conv_kernel: expected an integer >= 1, got 0$"),
         ({"mlp": "gatd"}, r'^mlp: expected "gated" or "standard" or "moe" or "none", got "gatd"$'),
         ({"mlp": "none", "canon_set": "AC"}, r'^canon_set: expected no sites C and D with mlp = "none", got "AC"$'),

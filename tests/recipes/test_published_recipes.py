@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from canonlm import CanonLMForCausalLM
 from canonlm.models.published.checkpoint import parse
 from canonlm.models.published.format import check_same
 from canonlm.recipes import PUBLISHED, find, recipes
-from canonlm.train.build import model_config
+from canonlm.train.build import build_model
 from canonlm.train.recipe import load
 
 ROWS = {
@@ -74,7 +73,7 @@ def test_optimisation_data_and_batch(name):
 @pytest.mark.parametrize("name", ROWS)
 def test_model(name):
     row, run = ROWS[name], load(find(name))
-    config = model_config(run)
+    config = build_model(run, "meta").module.config
     given = {key: value for key, value in row.items() if value}
     dim = int(row["dim"])
     assert (config.hidden_size, config.num_hidden_layers) == (dim, int(row["n_layers"]))
@@ -84,9 +83,9 @@ def test_model(name):
     assert config.zeyuan_layernorm == bool(row["zeyuan_layernorm"])
     assert (config.rms_norm_eps, config.init_seed, config.canon_kernel) == (1e-5, 777, 4)
     if row["model_name"]:
-        assert config.linear_num_heads == int(row["n_heads"])
+        assert config.options(0).num_heads == int(row["n_heads"])
         assert config.intermediate_size == int(given.get("hidden_dim", 2 * dim))
-        assert config.mamba_state_size == int(given.get("mamba_ssm", 128))
+        assert config.options(0).state_size == int(given.get("mamba_ssm", 128))
         assert (config.initializer, config.initializer_range) == (
             ("fan_in", 0.1) if row["model_name"] == "Mamba2" else ("normal", 0.02)
         )
@@ -112,7 +111,7 @@ def test_model(name):
 def test_parameters(name):
     """One recipe of each size; that the others of it have the same layers is tested above."""
     with torch.device("meta"):
-        model = CanonLMForCausalLM(model_config(load(find(name))))
+        model = build_model(load(find(name)), "meta").module
     assert model.num_parameters() == int(ROWS[name]["parameters"])
 
 
@@ -142,7 +141,7 @@ def test_the_loss_at_the_start(name, above):
     sizes = SMALL["llama" if name.startswith("Llama") else "linear"]
     sizes = [*sizes, "model.num_hidden_layers=2", "model.hidden_size=128", "model.fields.intermediate_size=256"]
     run = load(find(name), [*sizes, f"model.vocab_size={vocab}", "data.seq_len=128"])
-    model = CanonLMForCausalLM(model_config(run)).eval()
+    model = build_model(run).module.eval()
     tokens = torch.randint(vocab, (4, 128), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = model(tokens, use_cache=False).logits[:, :-1].flatten(0, 1)

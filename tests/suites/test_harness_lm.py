@@ -17,9 +17,10 @@ from lm_eval.api.registry import model_registry
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+from canonlm.models.build import wrap
 from canonlm.models.published import load_published
 from canonlm.suites.harness.lm import CanonLM
-from canonlm.suites.opening import Subject, context_length, open_model
+from canonlm.suites.opening import Subject, open_model
 
 LONG = " ".join(SENTENCES)
 LETTERS = (" A", " B", " C")
@@ -293,7 +294,7 @@ def greedily(model, ids, most):
 )
 def test_prompts_are_read_whole_beyond_the_context(arch, beyond, whole, bos, batch_size):
     opened, most = subject(arch, torch.float64), 9
-    assert (context_length(opened.model) is None) == ("gdn2" in arch)
+    assert (wrap(opened.model).context_length is None) == ("gdn2" in arch)
     lm = CanonLM(opened, bos=bos, beyond=beyond, batch_size=batch_size)
     prompts = [LONG, "Snow fell on", LONG + LONG]
     stop = {"until": [], "max_gen_toks": most}

@@ -20,9 +20,10 @@ from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.cli import main
 from canonlm.data.tokenizers import load
 from canonlm.files import write_json, write_text
+from canonlm.models.build import wrap
 from canonlm.models.published import save_published
-from canonlm.suites.opening import as_in_training, context_length, fingerprint, open_model
-from canonlm.train.build import model_config
+from canonlm.suites.opening import as_in_training, fingerprint, open_model
+from canonlm.train.build import build_model
 from canonlm.train.checkpoint import Checkpoints, path_of
 from canonlm.train.config import resolve
 from canonlm.world import World
@@ -54,7 +55,7 @@ def save_run(folder, raw, steps):
     folder.mkdir(parents=True)
     run = resolve(raw)
     write_text(folder / "config.yaml", run.to_yaml())
-    model, logits = CanonLMForCausalLM(model_config(run)), {}
+    model, logits = build_model(run).module, {}
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     checkpoints = Checkpoints(folder / "checkpoints", 9, None, World(torch.device("cpu")))
     for step in steps:
@@ -238,13 +239,13 @@ def test_a_published_checkpoint_with_a_tokenizer(place, tmp_path):
 
 def test_context_length():
     def of(**fields):
-        return context_length(CanonLMForCausalLM(CanonLMConfig(**SIZES, max_position_embeddings=99, **fields)))
+        return wrap(CanonLMForCausalLM(CanonLMConfig(**SIZES, max_position_embeddings=99, **fields))).context_length
 
     assert (of(), of(canon_set="ABCD"), of(mixers=["gdn", "attention"])) == (99, 99, 99)
     assert (of(mixers=["gla"]), of(mixers=["gdn", "mamba2"], mamba_state_size=16)) == (None, None)
-    assert context_length(LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=77))) == 77
+    assert wrap(LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=77))).context_length == 77
     gpt2 = GPT2Config(vocab_size=9, n_embd=16, n_layer=1, n_head=2, n_positions=33)
-    assert context_length(GPT2LMHeadModel(gpt2)) == 33
+    assert wrap(GPT2LMHeadModel(gpt2)).context_length == 33
 
 
 def test_a_fingerprint_tells_models_apart(place):

@@ -11,14 +11,15 @@ import sys
 import time
 import traceback
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from canonlm import CanonLMConfig
+from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.models.decoder import Decoder
 from canonlm.train import mesh
 from canonlm.train.clipping import clip_grad_norm
 from canonlm.train.config import resolve
@@ -86,13 +87,19 @@ def batch(step, vocab=SIZES["vocab_size"]):
     return ids, targets, documents
 
 
+def decoder(config, device):
+    with torch.device(device):
+        return Decoder(CanonLMForCausalLM(config))
+
+
 class Trained:
     """A model of one configuration, in training; all numbers are those of the global batch."""
 
     def __init__(self, fields, config, world, dtype=torch.float32):
         torch.set_default_dtype(dtype)
         self.config, self.world = config, world
-        self.model = parallelize(CanonLMConfig(**SIZES | fields), config, world)
+        self.spread = parallelize(partial(decoder, CanonLMConfig(**SIZES | fields)), config, world)
+        self.model = self.spread.module
         torch.set_default_dtype(torch.float32)
         self.optimizer = build_optimizer(self.model, config.train.optim)
 
@@ -109,16 +116,9 @@ class Trained:
         for index, (ids, targets, documents) in enumerate(parts):
             last_micro_batch(self.model, index == len(parts) - 1)
             with torch.autocast("cpu", torch.bfloat16, enabled=self.config.train.precision == "bf16"):
-                output = self.model(
-                    ids,
-                    shift_labels=targets,
-                    doc_ids=documents,
-                    use_cache=False,
-                    loss_only=True,
-                    num_items_in_batch=items,
-                )
-            output.loss.backward()
-            loss += float(output.loss.detach())
+                total = self.spread.loss(ids, targets, documents, items).total
+            total.backward()
+            loss += float(total.detach())
         return world.sum([loss])[0] / world.dp_size
 
     def losses(self, steps=STEPS):

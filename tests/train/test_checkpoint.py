@@ -652,7 +652,7 @@ def a_run(folder, **changes):
     train = {"steps": 9, "batch_size": 4, "eval_every": 9, "eval_size": 8, "checkpoint_every": 1, "optim": {"lr": 0.1}}
     run = resolve({"arch": "llama+canon", **task, "model": sizes, "train": train})
     write_text(folder / "config.yaml", run.to_yaml())
-    model = CanonLMForCausalLM(checkpoint.model_config(run))
+    model = checkpoint.build_model(run).module
     optimizer, checkpoints, models = optimizer_of(model), open_at(folder / "checkpoints"), {}
     for step in (1, 2):
         ids = torch.arange(8)[None] % 7
@@ -667,20 +667,20 @@ def a_run(folder, **changes):
 @pytest.mark.parametrize("tied", [False, True])
 def test_load_model(tied, tmp_path, warnings):
     models = a_run(tmp_path, fields={"tie_word_embeddings": tied})
-    model = load_model(tmp_path)
+    model = load_model(tmp_path).module
     same(dict(model.state_dict()), models[2])
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
     assert not model.training
     assert all(parameter.requires_grad for parameter in model.parameters())
-    same(dict(load_model(tmp_path, 1).state_dict()), models[1])
+    same(dict(load_model(tmp_path, 1).module.state_dict()), models[1])
     ids = torch.arange(6)[None]
     with torch.no_grad():
-        first = load_model(tmp_path, 1)(ids).logits
+        first = load_model(tmp_path, 1).module(ids).logits
         model.load_state_dict(models[1])
         assert torch.equal(model(ids).logits, first)
 
     damage_by("flip", tmp_path / "checkpoints" / "step-00000002")
-    same(dict(load_model(tmp_path).state_dict()), models[1])
+    same(dict(load_model(tmp_path).module.state_dict()), models[1])
     assert "step 1 is used" in warnings()[-1]
     with pytest.raises(ValueError, match=r"step-00000002: sha256 of __0_0.distcp differs"):
         load_model(tmp_path, 2)

@@ -9,8 +9,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
-from canonlm.models import archs
+from canonlm.models import archs, mixers
 from canonlm.models.cache import Layout
+from canonlm.models.decoder import Decoder
+from canonlm.models.mixers.base import CHUNK, MIXERS
 from canonlm.models.modeling import DecoderLayer
 from canonlm.models.positions import rotary_table
 from canonlm.ops import gated_delta_rule as gdn
@@ -25,8 +27,19 @@ NAMES = ["llama", "llama+canon+qknorm", "gla5+canon", "gdn2+canon", "mamba2+cano
 
 def config_of(name, **sizes):
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 97, **sizes}
-    named = archs.resolve(name, head_dim=sizes["hidden_size"] // 4, num_heads=4)
+    named = archs.resolve(name, hidden_size=sizes["hidden_size"], num_heads=4)
     return CanonLMConfig(**sizes, **named)
+
+
+def model_of(config):
+    with torch.device("meta"):
+        return Decoder(CanonLMForCausalLM(config))
+
+
+def recurrence_of(mixer, seq_len=10_000, **options):
+    """The FLOPs of a mixer with these options, per token."""
+    config = CanonLMConfig(mixers=[mixer], num_hidden_layers=1, mixer_options={mixer: options})
+    return MIXERS[mixer].flops(config, seq_len)
 
 
 def counted(run, mapping=None):
@@ -41,7 +54,7 @@ def test_matrix_products_of_the_model(name):
     seq_len, config = 96, config_of(name)
     config._attn_implementation = "eager"
     model, tokens = CanonLMForCausalLM(config), torch.zeros(1, seq_len, dtype=torch.int64)
-    parts = flops.forward_flops(config, seq_len)
+    parts = model_of(config).forward_flops(seq_len)
     whole = parts["linear"] + parts["head"] + 2 * parts["attention"]
 
     def forward():
@@ -60,13 +73,13 @@ def test_a_llama_by_hand():
     scores_and_values = 2 * sum(2 * h * e * (keys + 1) for keys in range(t)) / t  # causal, to the token
     forward = 2 * (layers * (linear + canon) + d * vocab) + layers * scores_and_values
     assert config.intermediate_size == w
-    counted = flops.flops_per_token(config, t)
+    counted = flops.flops_per_token(model_of(config), t)
     assert counted == pytest.approx(3 * forward, rel=2 / t)  # T / 2 keys instead of (T + 1) / 2
     assert counted == 3 * (forward - layers * 2 * h * e)
 
 
 def test_a_token_has_one_expert():
-    experts, plain = (flops.forward_flops(config_of(f"llama{mlp}"), 64)["linear"] for mlp in ("+mlp=moe", ""))
+    experts, plain = (model_of(config_of(f"llama{mlp}")).forward_flops(64)["linear"] for mlp in ("+mlp=moe", ""))
     assert experts == plain + 2 * 2 * 64 * 32  # and the router
 
 
@@ -87,35 +100,34 @@ def test_chunks_of_gated_linear_attention():
     which keeps to the causal half of 8 x 8."""
     inputs = random(1, T, H, K), random(1, T, H, K), random(1, T, H, V), -random(1, T, H, K).abs()
     near = T * H * 2 * 4.5 * K
-    made = counted(lambda: gla._forward._init_fn(*inputs, None, random(1, H, K, V), flops.CHUNK))
-    assert made + near == T * flops.gla_flops(H, K, V, flops.CHUNK)
+    made = counted(lambda: gla._forward._init_fn(*inputs, None, random(1, H, K, V), CHUNK))
+    assert made + near == T * recurrence_of("gla", num_heads=H, key_head_dim=K, value_head_dim=V)
 
 
 def test_chunks_of_the_gated_delta_rule():
     """The counter does not see the triangular system: n^2 multiply-adds, halved, for each of n right-hand sides."""
     inputs = random(1, T, H, K), random(1, T, H, K), random(1, T, H, V), -random(1, T, H, 1).abs()
     docs, beta = torch.zeros(1, T + 1, dtype=torch.int64), random(1, T, H, 1).sigmoid()
-    system = T // flops.CHUNK * H * flops.CHUNK**3
+    system = T // CHUNK * H * CHUNK**3
     made = counted(
-        lambda: gdn._forward._init_fn(*inputs, beta, docs, random(1, H, K, V), 1.0, flops.CHUNK),
+        lambda: gdn._forward._init_fn(*inputs, beta, docs, random(1, H, K, V), 1.0, CHUNK),
         {torch.ops.aten.baddbmm_: in_place},
     )
-    assert made + system == T * flops.gated_delta_flops(H, K, V, flops.CHUNK)
+    assert made + system == T * recurrence_of("gdn", num_heads=H, key_head_dim=K, value_head_dim=V)
 
 
 @pytest.mark.parametrize("groups", [1, 3])
 def test_chunks_of_ssd(groups):
     inputs = random(1, T, groups, K), random(1, T, groups, K), random(1, T, H, V), -random(1, T, H).abs()
-    made = counted(lambda: ssd._forward._init_fn(*inputs, None, random(1, H, V, K), flops.CHUNK))
-    assert made == T * flops.ssd_flops(H, groups, K, V, flops.CHUNK)
+    made = counted(lambda: ssd._forward._init_fn(*inputs, None, random(1, H, V, K), CHUNK))
+    assert made == T * recurrence_of("mamba2", num_heads=H, n_groups=groups, state_size=K, head_dim=V)
 
 
 def test_a_mixer_with_a_recurrence_costs_it():
     config = config_of("gdn2.llama")
-    parts = flops.forward_flops(config, T)
-    keys, values = config.linear_key_head_dim, config.linear_value_head_dim
-    assert parts["recurrence"] == flops.gated_delta_flops(config.linear_num_heads, keys, values, 64)
-    assert flops.forward_flops(config, 16)["recurrence"] < parts["recurrence"]  # one short chunk
+    parts = model_of(config).forward_flops(T)
+    assert parts["recurrence"] == recurrence_of("gdn", **vars(config.options(0)))
+    assert model_of(config).forward_flops(16)["recurrence"] < parts["recurrence"]  # one short chunk
 
 
 @pytest.mark.parametrize(
@@ -196,8 +208,8 @@ def test_activations_are_what_a_block_really_holds(name, checkpointing, monkeypa
         h = torch.randn(2, seq_len, 128, dtype=torch.bfloat16).requires_grad_()
         y, _ = forward(h, Layout(), None, rotary)
     held = alive.bytes() - y.nbytes
-    monkeypatch.setattr(memory, "CPU_CHUNK", memory.CHUNK)  # the real one has run on a CPU, too
-    device = memory.Device(config, run_of(config, seq_len, activation_checkpointing=checkpointing), devices=2)
+    monkeypatch.setattr(mixers.gdn, "CPU_CHUNK", CHUNK)  # the real one has run on a CPU, too
+    device = memory.Device(model_of(config), run_of(config, seq_len, activation_checkpointing=checkpointing), devices=2)
     device.memory(1)
     [(estimate, everything)] = device.kept.values()
     assert 2 * estimate == pytest.approx(held, rel=0.05)
@@ -210,9 +222,10 @@ def test_the_compiler_keeps_less():
     eager = run_of(config, 256)
     kept = []
     for run in (eager, eager.model_copy(update={"train": eager.train.model_copy(update={"compile": True})})):
-        device = memory.Device(config, run, devices=2)
+        device = memory.Device(model_of(config), run, devices=2)
         device.memory(1)
-        kept.append(device.kept[0][0])
+        [(estimate, _)] = device.kept.values()
+        kept.append(estimate)
     assert 0.5 * kept[0] < kept[1] < 0.95 * kept[0]
 
 
@@ -220,14 +233,16 @@ def test_memory_of_a_layout_by_hand():
     config = config_of("llama", num_hidden_layers=3, vocab_size=96)
     run = run_of(config, 64)
     parameters = CanonLMForCausalLM(config).num_parameters()
-    alone, eight = (memory.Device(config, run, devices).memory(1) for devices in (1, 8))
+    alone, eight = (memory.Device(model_of(config), run, devices).memory(1) for devices in (1, 8))
     assert alone.parameters == alone.gradients == alone.optimizer / 2 == 4 * parameters
     assert eight.parameters == eight.gradients == alone.parameters / 8
-    assert memory.Device(config, run, 4).memory(1).gradients == 4 * parameters  # two micro-batches: kept whole
-    assert memory.Device(config, run, 4).memory(2).gradients == parameters
-    replicated = memory.Device(config, run_of(config, 64, dp_replicate=4), 8).memory(1)
+    assert (
+        memory.Device(model_of(config), run, 4).memory(1).gradients == 4 * parameters
+    )  # two micro-batches: kept whole
+    assert memory.Device(model_of(config), run, 4).memory(2).gradients == parameters
+    replicated = memory.Device(model_of(config), run_of(config, 64, dp_replicate=4), 8).memory(1)
     assert replicated.optimizer == alone.optimizer / 2
-    cut = memory.Device(config, run_of(config, 64, tp=2), 8)
+    cut = memory.Device(model_of(config), run_of(config, 64, tp=2), 8)
     norms = 64 * (2 * 3 + 1)  # whole on every device of a tensor-parallel group, then sharded
     assert cut.windows == 2
     assert cut.memory(2).parameters == (4 * (parameters - norms) / 2 + 4 * norms) / 4

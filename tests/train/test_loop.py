@@ -64,7 +64,7 @@ def test_bf16_trains_and_keeps_fp32_weights(tiny, tmp_path):
     train(tiny(train={"precision": "bf16"}), tmp_path)
     rows = [row for row in tiny.rows(tmp_path) if row["kind"] == "train"]
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.05
-    model = load_model(tmp_path)
+    model = load_model(tmp_path).module
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert any((p != p.bfloat16().float()).any() for p in model.parameters()), "the weights were rounded to bf16"
 
@@ -83,7 +83,7 @@ def test_tied_embeddings_resume(tiny, tmp_path):
     tiny.back_to(tmp_path / "b", 30)
     train(config, tmp_path / "b")
     tiny.same(tmp_path / "b", tmp_path / "a")
-    model = load_model(tmp_path / "b")
+    model = load_model(tmp_path / "b").module
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
@@ -105,7 +105,7 @@ def test_a_diverged_run_says_so_and_saves_nothing(tiny, tmp_path, capfd, lr, cli
     assert "diverged" in error
     assert error.count("\n") == 1
     for step in steps(tmp_path / "run" / "checkpoints"):
-        assert all(p.isfinite().all() for p in load_model(tmp_path / "run", step).parameters())
+        assert all(p.isfinite().all() for p in load_model(tmp_path / "run", step).module.parameters())
     assert not (tmp_path / "run" / "result.json").exists()
 
 

@@ -92,7 +92,7 @@ def test_schedules_that_cannot_be(tiny, changes, complaint):
 
 def test_published_runs_decay_everything(tiny):
     config = tiny(train={"optim": {"lr": 0.5, "decay": "all"}})
-    model = build_model(config)
+    model = build_model(config).module
     [group] = build_optimizer(model, config.train.optim).param_groups
     assert group["weight_decay"] == config.train.optim.weight_decay > 0
     assert len(group["params"]) == len(list(model.parameters()))
@@ -101,7 +101,7 @@ def test_published_runs_decay_everything(tiny):
 @pytest.mark.parametrize("mixer", ["gdn", "mamba2"])
 def test_nothing_of_one_dimension_decays(tiny, mixer):
     config = tiny(arch="llama", model={"fields": {"mixers": [mixer]}})
-    model = build_model(config)
+    model = build_model(config).module
     decayed = {id(p) for p in build_optimizer(model, config.train.optim).param_groups[0]["params"]}
     kept = {name.rpartition(".")[2] for name, p in model.named_parameters() if id(p) not in decayed}
     assert {"A_log", "dt_bias"} <= kept
@@ -109,7 +109,7 @@ def test_nothing_of_one_dimension_decays(tiny, mixer):
 
 def test_norms_and_biases_do_not_decay(tiny):
     config = tiny(model={"fields": {"attention_bias": True, "canon_bias": True, "qk_norm": True}})
-    model = build_model(config)
+    model = build_model(config).module
     optimizer = build_optimizer(model, config.train.optim)
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     decays = {name: decay[id(p)] for name, p in model.named_parameters()}
@@ -126,7 +126,7 @@ def test_frozen_canon_layers_stay_as_they_were_drawn(tiny, tmp_path, mixer):
     sites = "ABCD" if mixer == "attention" else "AbBCD"
     fields = {"mixers": [mixer], "canon_set": sites, "canon_frozen": True}
     config = tiny(arch="llama", model={"fields": fields}, train={"steps": 3})
-    model = build_model(config)
+    model = build_model(config).module
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert frozen == {name for name, _ in model.named_parameters() if "canon" in name}
     optimizer = build_optimizer(model, config.train.optim)
@@ -145,5 +145,5 @@ def test_frozen_canon_layers_stay_as_they_were_drawn(tiny, tmp_path, mixer):
 def test_what_adamw_is_told(tiny):
     changes = {"optim": {"lr": 0.5, "betas": [0.8, 0.9], "eps": 1e-3}}
     config = tiny(train=changes)
-    defaults = build_optimizer(build_model(config), config.train.optim).defaults
+    defaults = build_optimizer(build_model(config).module, config.train.optim).defaults
     assert (defaults["lr"], defaults["betas"], defaults["eps"]) == (0.5, (0.8, 0.9), 1e-3)

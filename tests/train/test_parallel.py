@@ -16,7 +16,9 @@ from parallel_checks import ALONE, FAMILIES, GROUPS, SIZES, Trained, close, run_
 from torch.utils.flop_counter import FlopCounterMode
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
-from canonlm.train import tensor_parallel
+from canonlm.models import tensor_parallel
+from canonlm.models.decoder import Decoder
+from canonlm.train import mesh
 from canonlm.train.mesh import check_layout, world_of
 from canonlm.train.sharding import parallelize
 
@@ -101,8 +103,8 @@ def test_layouts_that_divide():
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        (FAMILIES["gdn"], "1 with recurrent mixers"),
-        (FAMILIES["hybrid"], "1 with recurrent mixers"),
+        (FAMILIES["gdn"], "1 with gdn: its layers are not cut by heads"),
+        (FAMILIES["hybrid"], "1 with gdn: its layers are not cut by heads"),
         (FAMILIES["moe"], "1 with experts"),
         ({"alibi": "alibi"}, "1 where heads differ"),
         ({"rope_heads": 2}, "1 where heads differ"),
@@ -135,7 +137,8 @@ def test_one_process_needs_no_group(monkeypatch):
         with pytest.raises(KeyError), world.all_or_none():
             raise KeyError
         config = CanonLMConfig(**SIZES)
-        same(parallelize(config, run_config(), world).state_dict(), CanonLMForCausalLM(config).state_dict())
+        spread = parallelize(lambda device: Decoder(CanonLMForCausalLM(config)), run_config(), world)
+        same(spread.module.state_dict(), CanonLMForCausalLM(config).state_dict())
 
 
 def test_a_wrong_start_is_told_before_anyone_waits(monkeypatch):
@@ -150,7 +153,7 @@ def test_a_wrong_start_is_told_before_anyone_waits(monkeypatch):
 @pytest.mark.parametrize(("installed", "what"), [(False, "torchao is not installed"), (True, "compute capability 8.9")])
 def test_float8_needs_hardware_and_torchao(monkeypatch, installed, what):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(parallel, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(mesh, "find_spec", lambda name: object() if installed else None)
     with pytest.raises(ValueError, match=what), world_of(run_config(float8=True)):
         pass
 

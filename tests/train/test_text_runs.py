@@ -73,7 +73,7 @@ def test_the_first_loss_is_that_of_the_windows_it_names(text, settings, tmp_path
     train(run, tmp_path)
     row = rows(tmp_path)[0]
     assert row["windows"] == [0, BATCH - 1]
-    model = build_model(run).train()
+    model = build_model(run).module.train()
     losses = []
     for _, tokens in windows_of(text, run, *row["windows"]):
         logits = model(tokens[None, :-1], use_cache=False).logits[0]
@@ -90,7 +90,7 @@ def test_the_mix_is_as_weighted(text, settings):
 
 def test_validation_is_the_held_out_part(text, settings, tmp_path):
     result = train(settings(), tmp_path)
-    model, total, tokens_seen, sets = load_model(tmp_path).eval(), 0.0, 0, {}
+    model, total, tokens_seen, sets = load_model(tmp_path).module.eval(), 0.0, 0, {}
     for name in ("digits", "letters"):
         index = json.loads((text / name / "index.json").read_text())
         shards = index["splits"]["valid"]
@@ -114,7 +114,7 @@ def test_isolated_documents_see_nothing_of_each_other(text, settings, tmp_path):
     train(run, tmp_path / "isolated")
     train(settings(train={"steps": 2}), tmp_path / "crossing")
     alone, together = (rows(tmp_path / name)[0]["loss"] for name in ("isolated", "crossing"))
-    model, losses = build_model(reading.complete(run)).train(), []
+    model, losses = build_model(reading.complete(run)).module.train(), []
     for _, tokens in windows_of(text, reading.complete(run), 0, BATCH - 1):
         starts = [0, *(i for i in range(1, SEQ_LEN) if tokens[i] == 256), SEQ_LEN]  # <bos>
         for start, stop in pairwise(starts):
@@ -195,7 +195,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_told(settings, tmp_path, monke
     assert (skip["step"], skip["windows"]) == (4, [12, 15])
     assert "letters epoch 0 window " in skip["why"]
     assert [row["step"] for row in rows(tmp_path / "skip")] == [1, 2, 3, *range(5, 21)]
-    assert all(p.isfinite().all() for p in load_model(tmp_path / "skip").parameters())
+    assert all(p.isfinite().all() for p in load_model(tmp_path / "skip").module.parameters())
     calls.clear()
     with pytest.raises(FloatingPointError, match=r"stopped at step 4, .*windows 12 to 15 \(letters epoch 0"):
         train(settings(), tmp_path / "stop")

@@ -12,12 +12,12 @@ import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
 from canonlm import __version__
-from canonlm.models.config import MIXERS, CanonLMConfig
+from canonlm.models.config import CanonLMConfig
+from canonlm.models.mixers import MIXERS
 
 ENTRIES = {
     "AutoConfig": "canonlm.models.config.CanonLMConfig",
@@ -64,19 +64,15 @@ def flat(path: str) -> str:
 
 
 def _source(home: str, config: CanonLMConfig) -> str:
-    """The source of a module of ours, but for what means nothing in a folder: mixers found by their paths, and the way
-    to make such a folder."""
-    # transformers makes a default configuration, too, to write down what differs: with attention.
-    mixers = {name: kind for name, kind in MIXERS.items() if name in {"attention", *config.mixers}}
+    """The source of a module of ours, but for what means nothing in a folder: the search for mixers, and the way to make
+    such a folder."""
     if home == "canonlm.models.mixers":
-        classes = {name: kind.path.rsplit(".", 1) for name, kind in mixers.items()}
-        imports = "".join(f"from {module} import {class_name}\n" for module, class_name in classes.values())
-        entries = ", ".join(f'"{name}": {class_name}' for name, (_, class_name) in classes.items())
-        return _MIXERS.format(imports=imports, entries=entries)
+        # transformers makes a default configuration, too, to write down what differs: with attention.
+        classes = {name: MIXERS[name] for name in dict.fromkeys(["attention", *config.mixers])}
+        imports = "".join(f"from {mixer.__module__} import {mixer.__name__}\n" for mixer in classes.values())
+        entries = ", ".join(f'"{name}": {mixer.__name__}' for name, mixer in classes.items())
+        return f'"""The token mixers of this model."""\n\n{imports}\nMIXERS = {{{entries}}}\n'
     source = inspect.getsource(importlib.import_module(home))
-    if home == "canonlm.models.config":
-        entries = "".join(f'    "{name}": {replace(kind, path=flat(kind.path))},\n' for name, kind in mixers.items())
-        return _with(source, "MIXERS", "MIXERS = {\n" + entries.replace("'", '"') + "}")
     if home == "canonlm.models.modeling":
         return _with(source, "save_pretrained", "    # save_pretrained is transformers' own, which copies this code.")
     return source
@@ -88,20 +84,6 @@ def _with(source: str, name: str, text: str) -> str:
     [node] = [node for node in nodes if _bound(node) == [name]]
     lines = source.splitlines(keepends=True)
     return "".join([*lines[: node.lineno - 1], f"{text}\n", *lines[node.end_lineno :]])
-
-
-_MIXERS = '''"""The token mixers of this model."""
-
-from torch import nn
-
-from canonlm.models.config import CanonLMConfig
-{imports}
-CLASSES = {{{entries}}}
-
-
-def build_mixer(config: CanonLMConfig, layer_idx: int) -> nn.Module:
-    return CLASSES[config.mixer(layer_idx)](config, layer_idx)
-'''
 
 
 class Module:
@@ -117,7 +99,7 @@ class Module:
             for name in names:
                 self.binders[name].append(node)
         self.used: set[str] = set()
-        imports = [node for node in self.tree.body if isinstance(node, ast.ImportFrom) and _root(node) == "canonlm"]
+        imports = [node for node in _imports_of(self.tree) if _root(node) == "canonlm"]
         self.ours = {_name(alias): f"{node.module}.{alias.name}" for node in imports for alias in node.names}
         # No `from . import fla` in a folder: transformers would not copy fla.py. So `fla.run(x)` becomes `run(x)`.
         # By `fla`: its names that are used.
@@ -132,6 +114,8 @@ class Module:
             return
         self.used.add(name)
         if name in self.ours:
+            if _is_for_types(self.binders[name][0]):
+                yield from self.keep("TYPE_CHECKING")
             yield self.ours[name]
             return
         for node in (node for statement in self.binders[name] for node in ast.walk(statement)):
@@ -140,6 +124,8 @@ class Module:
                     raise self._refused(node)
                 case ast.Attribute(value=ast.Name() as module) if module.id in self.members:
                     yield self._member(module, node.attr)
+                case ast.arg(annotation=ast.Constant(value=str(used))) if used in self.binders:
+                    yield from self.keep(used)
                 case ast.Name(id=used) if used in self.binders:
                     yield from self.keep(used)
                 case ast.Constant(value=str(text)) if text.startswith("canonlm::"):
@@ -174,6 +160,11 @@ class Module:
             if keeping:
                 texts += lines[last : node.lineno - 1]
                 texts += self._imports(node) if isinstance(node, ast.ImportFrom) else own
+                if isinstance(node, ast.If):
+                    texts[-len(own) :] = [
+                        own[0],
+                        *(b"    " + line for i in _imports_of(node) for line in self._imports(i)),
+                    ]
             last = node.lineno - 1 + len(own)
         return b"\n".join([*texts, b""]).decode()
 
@@ -217,7 +208,19 @@ def _bound(node: ast.stmt) -> list[str] | None:
             return [name]
         case ast.Expr(value=ast.Constant()):
             return []
+        case ast.If() if _is_for_types(node):
+            return [_name(alias) for inner in _imports_of(node) for alias in inner.names]
     return None
+
+
+def _is_for_types(node: ast.stmt) -> bool:
+    """`if TYPE_CHECKING:` with imports in it."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def _imports_of(node: ast.Module | ast.If) -> list[ast.ImportFrom]:
+    inside = [inner for part in node.body for inner in (part.body if isinstance(part, ast.If) else [part])]
+    return [part for part in inside if isinstance(part, ast.ImportFrom)]
 
 
 def _is_string(node: ast.stmt) -> bool:

@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from canonlm.models import checks
 from canonlm.runs import folder as run_folder
 from canonlm.runs.rows import Metrics
 from canonlm.train import reading, trackers
-from canonlm.train.build import check
+from canonlm.train.build import build_model, check
 from canonlm.train.checkpoint import Checkpoints
 from canonlm.train.clipping import clip_grad_norm
 from canonlm.train.clock import Clock
@@ -102,7 +103,7 @@ class _Run:
                 for place in (folder, folder / "checkpoints", folder / "profile"):
                     remove_leftovers(place)
             self.stream, self.test = reading.stream(config), reading.evaluation(config, world)
-        self.model = parallelize(config, world)
+        self.model = parallelize(partial(build_model, config), config, world)
         self.module, self.is_random = self.model.module, self.model.is_random
         checks.check(self.model, isolated=config.data.isolate_documents)
         self.optimizer = build_optimizer(self.module, settings.optim)

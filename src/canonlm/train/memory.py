@@ -102,9 +102,8 @@ def _kept(model: LanguageModel, names: list[str], run: RunConfig, alone: bool) -
     """Bytes that each of these blocks keeps of one window until its backward: with the run's checkpointing, without."""
     half, seq_len = run.train.precision == "bf16", run.data.seq_len
     torch.compiler.reset()  # else the ninth kind of block in a process would no longer be compiled
-    kept = {}
+    kept, module = {}, copy.deepcopy(model.module)
     with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=half):
-        module = copy.deepcopy(model.module)
         # Autocast leaves the embedding in float32, and with it the stream; FSDP gathers it in bfloat16.
         _fill(module, torch.bfloat16 if half and not alone else torch.float32)
         for name in model.blocks:
@@ -118,8 +117,16 @@ def _kept(model: LanguageModel, names: list[str], run: RunConfig, alone: bool) -
 
 
 def _fill(module: nn.Module, dtype: torch.dtype) -> None:
-    """Tensors without contents (in a FakeTensorMode) in place of those on the meta device."""
-    module._apply(lambda x: torch.empty_like(x, device="cpu", dtype=dtype if x.is_floating_point() else x.dtype))
+    """Tensors without contents (in a FakeTensorMode) in place of the module's own."""
+
+    def fake(x: Tensor) -> Tensor:
+        return torch.empty(x.shape, dtype=dtype if x.is_floating_point() else x.dtype, device="cpu")
+
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            part._parameters[name] = nn.Parameter(fake(parameter), requires_grad=parameter.requires_grad)
+        for name, buffer in part.named_buffers(recurse=False):
+            part._buffers[name] = fake(buffer)
 
 
 class _AllSeen(Exception):

@@ -7,20 +7,22 @@ storage of the weights, gradients and optimizer state (FSDP); dp_replicate copie
 model keeps its parameters' names whatever is put around it, so a checkpoint fits any layout.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from canonlm.models.interface import LanguageModel
-from canonlm.train.build import build_model
 from canonlm.train.config import RunConfig
 from canonlm.train.recompute import recomputed
 from canonlm.world import World
 
 
-def parallelize(config: RunConfig, world: World) -> LanguageModel:
-    """The model of a run, spread over its devices, with the weights that a single process would start from.
+def parallelize(make: Callable[[str], LanguageModel], config: RunConfig, world: World) -> LanguageModel:
+    """The model that `make(device)` builds ("cpu", or "meta" without values), spread over the devices of a run, with
+    the weights that a single process would start from.
 
     Block by block: drawn whole on this device, then cut, so that no device ever holds more than its part and one block
     (or the embeddings and the head). Gradients are averaged over data-parallel processes. With `train.precision` bf16
@@ -29,7 +31,7 @@ def parallelize(config: RunConfig, world: World) -> LanguageModel:
     ValueError: the model cannot be cut into `parallel.tp` parts.
     """
     parallel, mesh = config.parallel, world.mesh
-    model = build_model(config, "cpu" if mesh is None else "meta")
+    model = make("cpu" if mesh is None else "meta")
     model.check_tensor_parallel(parallel.tp)
     if mesh is None:
         model.module.to(world.device)  # type: ignore[arg-type]  # the library's wrapper confuses the checker
