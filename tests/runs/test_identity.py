@@ -92,7 +92,7 @@ def test_a_constant_rate_may_go_on_for_longer():
 
 def test_what_differs_names_only_that():
     ones = [{"train.steps": 100, "a.x": 1}, {"train.steps": 200, "a.x": 1}, {"train.steps": 100, "a.x": 1, "b": False}]
-    assert what_differs(ones) == ["steps=100", "steps=200", "steps=100, b=false"]
+    assert what_differs(ones) == ["steps=100", "steps=200", "b=false, steps=100"]
     assert what_differs([{"a.lr": 1}, {"b.lr": 1}]) == ["a.lr=1", "b.lr=1"]
     long = what_differs([{f"key{i}": j for i in range(20)} for j in (1, 2)])
     assert all(len(text) <= 60 for text in long)

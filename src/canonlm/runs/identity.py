@@ -26,6 +26,7 @@ POOLED = (
 """What runs of one group may differ in."""
 
 LONG = 60  # letters of what differs
+_OUTSIDE = "outside."
 
 ABSENT: tuple[Any, ...] = (None, "", {}, [], ())
 """A setting with such a value is as if it was not there: later versions have more settings than earlier ones."""
@@ -91,16 +92,15 @@ def what_differs(groups: Sequence[Mapping[str, Any]]) -> list[str]:
     """For each of several flat settings, how it differs from the others: `canon_residual=false, steps=200`. Settings
     that one of them lacks are not named there. What is long ends with a hash."""
     written = [{key: write(value) for key, value in one.items()} for one in groups]
-    named = dict.fromkeys(key for one in written for key in one)
-    keys = [key for key in named if len({one.get(key) for one in written}) > 1]
+    keys = [key for key in sorted(set().union(*written)) if len({one.get(key) for one in written}) > 1]
     leaves = Counter(map(leaf, keys))
     names = {key: leaf(key) if leaves[leaf(key)] == 1 else key for key in keys}
     return [_cut(", ".join(f"{names[key]}={one[key]}" for key in keys if key in one)) for one in written]
 
 
 def leaf(key: str) -> str:
-    """`train.optim.lr` → `lr`"""
-    return key.rpartition(".")[2]
+    """`train.optim.lr` → `lr`; `outside.mine.py:Block` → `mine.py:Block`"""
+    return key.removeprefix(_OUTSIDE) if key.startswith(_OUTSIDE) else key.rpartition(".")[2]
 
 
 def write(value: Any) -> str:

@@ -1,0 +1,129 @@
+"""One page for several plays into one folder: what repeats is pooled, what differs stands apart and says in what."""
+
+import json
+import re
+
+import pytest
+from folders import evaluation, write_run, write_text_run
+from folders import text_evaluation as text_row
+
+from canonlm.report import load_runs, summarise, write_report
+from canonlm.report.groups import families, grouped
+from canonlm.report.settings import settings
+from canonlm.report.table import tables
+
+SIZES = [(2, 64), (2, 128), (4, 128), (4, 256)]
+
+
+def run(folder, arch="llama", seed=0, share=50, params=1_000_000, layers=4, width=128, steps=100, **model):
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": 2, **model}
+    train = {"steps": steps, "batch_size": 32, "seed": seed, "optim": {"lr": 0.001}}
+    return write_run(folder, arch=arch, seed=seed, steps=steps, params=params, config={"model": sizes, "train": train},
+                     evals=[evaluation(steps, {("k", 1): (share, 100), ("k", 2): (share // 2, 100)})])  # fmt: skip
+
+
+def names(tmp_path):
+    runs, left_out = load_runs(sorted((tmp_path / "runs").iterdir()))
+    assert not left_out
+    return [a.arch for a in summarise(runs)]
+
+
+def test_residual_and_no_residual_are_two_groups(tmp_path):
+    """They were pooled as "2 runs" once."""
+    run(tmp_path / "runs" / "a", "llama+canon", fields={})
+    run(tmp_path / "runs" / "b", "llama+canon", fields={"canon_residual": False})
+    run(tmp_path / "runs" / "c", "llama+canon", seed=1, fields={"canon_residual": False})
+    assert names(tmp_path) == ["llama+canon", "llama+canon (canon_residual=false)"]
+    page = write_report(tmp_path).read_text()
+    assert "llama+canon (canon_residual=false) − llama+canon" in page
+    assert "llama+canon (canon_residual=false) − llama+canon</th>" in page
+
+
+def test_different_fields_have_different_names(tmp_path):
+    for place, fields in enumerate([{}, {"canon_kernel": 3}, {"canon_kernel": 5}, {"canon_kernel": 5, "z_loss": "x"}]):
+        run(tmp_path / "runs" / str(place), fields=fields)
+    run(tmp_path / "runs" / "long", fields={}, steps=200)
+    assert names(tmp_path) == [
+        "llama (steps=100)",
+        "llama (canon_kernel=3, steps=100)",
+        "llama (canon_kernel=5, steps=100)",
+        "llama (canon_kernel=5, z_loss=x, steps=100)",
+        "llama (steps=200)",
+    ]
+
+
+def test_what_is_not_shared_is_not_named(tmp_path):
+    run(tmp_path / "runs" / "a", "llama", steps=100)
+    run(tmp_path / "runs" / "b", "gdn2", steps=200)
+    assert names(tmp_path) == ["llama", "gdn2"]
+
+
+def test_four_sizes(tmp_path):
+    for place, (layers, width) in enumerate(reversed(SIZES)):
+        for seed in (0, 1):
+            run(tmp_path / "runs" / f"{place}{seed}", seed=seed, layers=layers, width=width, params=layers * width**2)
+    assert names(tmp_path) == [f"llama ({layers}L {width}d)" for layers, width in SIZES]
+    runs, _ = load_runs((tmp_path / "runs").iterdir())
+    assert {a.family for a in summarise(runs)} == {"llama"}
+    assert all(len(a.best.runs) == 2 for a in summarise(runs))
+
+
+def test_sizes_that_layers_and_width_do_not_tell(tmp_path):
+    for heads in (2, 4):
+        run(tmp_path / "runs" / str(heads), num_attention_heads=heads, params=1_000)
+    assert names(tmp_path) == ["llama (num_attention_heads=2)", "llama (num_attention_heads=4)"]
+
+
+def test_files_from_outside_tell_runs_apart(tmp_path):
+    for name, sha in (("a", "1" * 64), ("b", "2" * 64), ("c", "2" * 64)):
+        folder = run(tmp_path / "runs" / name, "mine.py:Block", seed=int(name, 16))
+        (folder / "code.json").write_text(json.dumps({"outside": {"mine.py:Block": sha}}))
+    runs, _ = load_runs(sorted((tmp_path / "runs").iterdir()))
+    groups = grouped(runs)
+    assert [len(one.runs) for one in groups] == [1, 2]
+    assert all(one.name.startswith("mine.py:Block (mine.py:Block=") for one in groups)
+
+
+def test_two_plays_one_page(tmp_path, capsys):
+    """Different architectures, residual and no residual, four sizes, matched parameters: everything is there."""
+    listed = []
+    for place, (layers, width) in enumerate(SIZES):
+        run(tmp_path / "runs" / f"llama{place}", layers=layers, width=width, params=layers * width**2, share=20)
+        listed.append(f"llama{place}")
+    for arch, fields in (("gdn2", {}), ("llama+canon", {}), ("llama+canon", {"canon_residual": False})):
+        listed.append(f"{arch}{len(fields)}")
+        matched = {"intermediate_size": [341, 352]} if arch == "gdn2" else {}
+        run(tmp_path / "runs" / listed[-1], arch, params=66_000, layers=4, share=90, fields=fields, matched=matched)
+    section = {"id": "tiny/depo", "heading": "depo", "runs": listed, "command": "canonlm play a\ncanonlm play b"}
+    (tmp_path / "play.json").write_text(json.dumps({"sections": [section], "command": section["command"]}))
+    page = write_report(tmp_path).read_text()
+    assert all(name in page for name in listed)
+    shown = {f"llama ({layers}L {width}d)" for layers, width in SIZES} | {
+        "gdn2", "llama+canon", "llama+canon (canon_residual=false)"}  # fmt: skip
+    assert shown <= set(re.findall(r"<th scope=row>([^<]*)</th>", page))
+    assert "Adjusted to match parameters: gdn2 intermediate_size 341 → 352." in page
+    assert "66 k" in page
+    assert "canonlm play a\ncanonlm play b" in page
+    text = [part.caption or "" for part in tables(tmp_path) if hasattr(part, "caption")]
+    assert any("gdn2 intermediate_size 341 → 352" in caption for caption in text)
+
+
+def test_settings_have_a_column_per_group(tmp_path):
+    for residual in (True, False):
+        run(tmp_path / "runs" / str(residual), "llama+canon", fields={"canon_residual": residual})
+    runs, _ = load_runs(sorted((tmp_path / "runs").iterdir()))
+    columns, _, differing = settings(runs)
+    assert len(columns) == 2
+    assert [(one.key, one.values) for one in differing] == [("model.fields.canon_residual", ("no", "yes"))]
+
+
+@pytest.mark.parametrize("decay", [0.1, 0.3])
+def test_runs_on_text_say_what_differs(tmp_path, decay):
+    for name, value in (("a", 0.1), ("b", decay)):
+        train = {"steps": 10, "batch_size": 2, "seed": 0, "optim": {"lr": 0.001, "weight_decay": value}}
+        write_text_run(tmp_path / name, evals=[text_row(10, {"web": (2.0, 0.5, 10)})],
+                       config={"train": train}, contents={"web": "a" * 64})  # fmt: skip
+    runs, _ = load_runs([tmp_path / "a", tmp_path / "b"])
+    said = ["llama", "llama"] if decay == 0.1 else ["llama (weight_decay=0.1)", "llama (weight_decay=0.3)"]
+    assert families(runs) == said
+    assert said[1] in write_report(tmp_path).read_text()
