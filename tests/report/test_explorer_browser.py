@@ -7,8 +7,11 @@ import polars as pl
 import pytest
 from browsing import MARKS, errors, load, requested, until
 
+from canonlm.recipes import load_preset
 from canonlm.report import explorer, published, tidy
 from canonlm.report.gather import gather
+from canonlm.runs.identity import flat
+from canonlm.train.config import resolve
 
 pytestmark = MARKS
 
@@ -181,7 +184,10 @@ def test_your_runs_stand_beside_the_paper_cell_by_cell(browser, tmp_path):
             "unit": "%", "value": 90.0}  # fmt: skip
     numbers = pl.concat([published.grids(), tidy.frame([mine])])
     curve = tidy.frame([mine | {"tokens": 10**8 * step, "value": 10.0 * step} for step in range(1, 10)])
-    path = explorer.write_results(explorer.Shown(numbers, curve), tmp_path / "mine.html")
+    preset = resolve({**load_preset("depo", "paper", "depo1-225").run, "arch": "llama+canon"}).model_dump(mode="json")
+    settings = {nasty: flat(preset), "short": flat(preset) | {"train.steps": 100}}
+    numbers = pl.concat([numbers, tidy.frame([mine | {"model": "short", "seed": 1}])])
+    path = explorer.write_results(explorer.Shown(numbers, curve, settings), tmp_path / "mine.html")
     load(browser, path)
     assert until(
         lambda: browser.execute_script("return document.querySelectorAll('#curves .scatterlayer path').length") > 0
@@ -195,6 +201,9 @@ def test_your_runs_stand_beside_the_paper_cell_by_cell(browser, tmp_path):
     assert any(
         cell.split() == ["90.0", f"{90 - theirs:+.1f}".replace("-", "−"), "to", "the", "paper's"] for cell in cells
     )
+    short = browser.execute_script(CELLS, "grids")[1]
+    assert short[0].startswith("short")
+    assert any(cell.split() == ["90.0", "other", "training"] for cell in short)
     assert browser.execute_script("return document.querySelectorAll('img').length") == 0
     assert errors(browser) == []
 
