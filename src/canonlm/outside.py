@@ -5,6 +5,7 @@ and what it imports must be installed (the folder it lies in is not searched). N
 """
 
 import hashlib
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,10 @@ from typing import Any
 
 from canonlm.errors import expected, unknown
 
+LIBRARIES = ("hf", "fla")
+"""Before a colon these mean a library's models (`canonlm.models.build`)."""
+
+_REFERENCE = re.compile(r"([^{}+]*?\.py|[A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 _FOLDER: ContextVar[Path | None] = ContextVar("folder", default=None)
 
 
@@ -29,6 +34,12 @@ class Outside:
     file: Path
     sha256: str
     name: str
+
+
+def reference_of(arch: str) -> str | None:
+    """`mine.py:Block` of the architecture `mine.py:Block+canon`: the code from outside that it needs, if any."""
+    match = _REFERENCE.match(arch)
+    return match[0] if match and match[1] not in LIBRARIES else None
 
 
 def is_reference(name: str) -> bool:

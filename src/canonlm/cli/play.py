@@ -15,6 +15,10 @@ PRESET = typer.Option(help="tiny: minutes on two CPU cores. small: one GPU. pape
 DIFFICULTY = typer.Option(help="For the paper preset: which of the task's settings.", show_default=False)
 ARCH = typer.Option(help="Architectures, separated by commas; `canonlm archs` lists them.")
 LR = typer.Option(help="Learning rates, separated by commas. Default: the preset's.", show_default=False)
+MATCH = typer.Option(
+    help="parameters: widen or narrow each MLP until all architectures have as many as the first, within 1 %.",
+    show_default=False,
+)
 SEEDS = typer.Option(help="Seeds 0 … N-1 for every learning rate. Default: the preset's.", show_default=False)
 OUT = typer.Option(help="Folder for runs and report. Default: runs/, task and preset.", show_default=False)
 JOBS = typer.Option(help="Runs at a time. Default: one per GPU, or what fits the CPU cores.", show_default=False)
@@ -28,6 +32,7 @@ def play(
     arch: Annotated[str, ARCH] = "llama,llama+canon",
     lr: Annotated[str | None, LR] = None,
     seeds: Annotated[int | None, SEEDS] = None,
+    match: Annotated[str | None, MATCH] = None,
     out: Annotated[Path | None, OUT] = None,
     jobs: Annotated[int | None, JOBS] = None,
 ) -> int:
@@ -45,7 +50,15 @@ def play(
     if jobs is not None and jobs < 1:
         raise expected("--jobs", "an integer >= 1", jobs)
     folder = out or Path("runs") / f"{chosen.difficulty or chosen.task}-{preset}"
-    runs = plan(chosen, folder, archs=split_names(arch), lrs=_rates(lr), seeds=seeds, overrides=overrides or [])
+    runs = plan(
+        chosen,
+        folder,
+        archs=split_names(arch),
+        lrs=_rates(lr),
+        seeds=seeds,
+        overrides=overrides or [],
+        match=match,
+    )
     write_plan(runs, chosen, folder, shlex.join(["canonlm", *sys.argv[1:]]))
 
     from canonlm.cli.progress import follow

@@ -42,9 +42,11 @@ def plan(
     lrs: Sequence[float] | None = None,
     seeds: int | None = None,
     overrides: Sequence[str] = (),
+    match: str | None = None,
 ) -> list[PlannedRun]:
-    """The runs of the grid, all checked. ValueError for settings that cannot be, or that a run in `out` contradicts."""
-    from canonlm.train.build import check
+    """The runs of the grid, all checked. match="parameters": each architecture's MLP is as wide as it takes to have as
+    many parameters as the first. ValueError for settings that cannot be, or that a run in `out` contradicts."""
+    from canonlm.train.build import build_model, check, matched, with_complete_name
 
     if seeds is not None and seeds < 1:
         raise expected("--seeds", "an integer >= 1", seeds)
@@ -52,14 +54,23 @@ def plan(
     for key in override(base, overrides):
         if key in _BY_OPTION:
             raise expected(key, f"nothing here: the option {_BY_OPTION[key]} sets it", key)
-    runs = []
+    if match not in (None, "parameters"):
+        raise expected("--match", "parameters", match)
+    runs: list[PlannedRun] = []
+    parameters = 0
     for arch in dict.fromkeys(archs):
+        width: dict[str, Any] = {}
+        if match is not None:
+            plain = resolve(merge(base, {"arch": arch}))
+            parameters = parameters or build_model(plain, "meta").num_parameters
+            width = {"model": matched(plain, parameters)}
         for lr in dict.fromkeys(lrs or preset.lrs):
             for seed in range(seeds or preset.seeds):
                 point = {"arch": arch, "train": {"seed": seed, "optim": {"lr": lr}}}
-                config = resolve(merge(base, point))
+                config = with_complete_name(resolve(merge(merge(base, width), point)))
                 check(config)
-                name = _name(preset, out, config, resolve(merge(preset.run, point)))
+                usual = resolve(merge(merge(preset.run, width), point)).model_copy(update={"arch": config.arch})
+                name = _name(preset, out, config, usual)
                 runs.append(PlannedRun(name, out / "runs" / name, config))
     # Draw one window: the samplers are compiled and cached before several processes ask for them at once.
     data = runs[0].config.data

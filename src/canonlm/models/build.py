@@ -5,7 +5,6 @@ hf:qwen3{num_key_value_heads=2}, fla:kda     transformers, flash-linear-attentio
 mine.py:Name, package.module:Name            a mixer for our decoder, a model or a factory of models from outside
 """
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +20,8 @@ from canonlm.models.decoder import Decoder, config_of
 from canonlm.models.interface import LanguageModel, Sizes
 from canonlm.models.mixers.base import MIXERS, Architecture, Mixer, register
 from canonlm.models.modeling import CanonLMForCausalLM
+from canonlm.outside import LIBRARIES, reference_of
 
-LIBRARIES = ("hf", "fla")
 MATCHED = 0.01
 """How far the number of parameters may be from the first architecture's with `--match parameters`."""
 
@@ -31,14 +30,6 @@ SPELLED = {
     *("canon_frozen", "qk_norm", "rope_dim", "rope_heads", "alibi", "mlp"),
 }
 """Fields that modifiers of a name can set."""
-
-_REFERENCE = re.compile(r"([^{}+]*?\.py|[A-Za-z_][\w.]*):([A-Za-z_]\w*)")
-
-
-def reference_of(arch: str) -> str | None:
-    """`mine.py:Block` of `mine.py:Block+canon`: the code from outside that a name needs; None where it needs none."""
-    match = _REFERENCE.match(arch)
-    return match[0] if match and match[1] not in LIBRARIES else None
 
 
 def build(arch: str, sizes: Sizes, seed: int = 0) -> LanguageModel:

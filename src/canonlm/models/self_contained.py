@@ -64,8 +64,8 @@ def flat(path: str) -> str:
 
 
 def _source(home: str, config: CanonLMConfig) -> str:
-    """The source of a module of ours, but for what means nothing in a folder: the search for mixers, and the way to make
-    such a folder."""
+    """The source of a module of ours, but for what means nothing in a folder: the search for mixers, and the way to
+    make such a folder."""
     if home == "canonlm.models.mixers":
         # transformers makes a default configuration, too, to write down what differs: with attention.
         classes = {name: MIXERS[name] for name in dict.fromkeys(["attention", *config.mixers])}

@@ -1,9 +1,11 @@
 """From a run's configuration to its model and its device."""
 
+from typing import Any
+
 import torch
 
 from canonlm.errors import InvalidSetting, expected
-from canonlm.models.build import build, complete_name
+from canonlm.models.build import build, complete_name, match_parameters
 from canonlm.models.interface import LanguageModel, Sizes
 from canonlm.train import trackers
 from canonlm.train.config import RunConfig
@@ -38,6 +40,13 @@ def with_complete_name(run: RunConfig) -> RunConfig:
     """The run with the complete name of its architecture: fields that the name can say move into it."""
     name, fields = complete_name(run.arch, sizes_of(run))
     return run.model_copy(update={"arch": name, "model": run.model.model_copy(update={"fields": fields})})
+
+
+def matched(run: RunConfig, parameters: int) -> dict[str, Any]:
+    """What `model` of a run has to be so that it has that number of parameters, within 1 %: its MLP made wider or
+    narrower. InvalidSetting where no width does."""
+    changes = match_parameters(run.arch, sizes_of(run), parameters)
+    return {"fields": {key: after for key, (_, after) in changes.items()}, "matched": changes} if changes else {}
 
 
 def check(run: RunConfig) -> None:

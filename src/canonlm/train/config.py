@@ -40,6 +40,7 @@ class Model(Settings):
     num_attention_heads: PositiveInt
     vocab_size: PositiveInt | None = None  # of text: its tokenizer's size; a task brings its own
     fields: dict[str, Any] = {}
+    matched: dict[str, list[int]] = {}  # fields that `canonlm play --match` changed: before, after
 
 
 _FORMS = {

@@ -9,8 +9,8 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable
-from functools import partial
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from canonlm.models import checks
 from canonlm.runs import folder as run_folder
 from canonlm.runs.rows import Metrics
 from canonlm.train import reading, trackers
-from canonlm.train.build import build_model, check
+from canonlm.train.build import build_model, check, with_complete_name
 from canonlm.train.checkpoint import Checkpoints
 from canonlm.train.clipping import clip_grad_norm
 from canonlm.train.clock import Clock
@@ -60,7 +60,7 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
     try:
         with world_of(config) as world, noting_why():
             with world.all_or_none():
-                config = reading.complete(config)
+                config = with_complete_name(reading.complete(config))
                 check(config)
             with _alone_in(folder, config, world):
                 result = world.broadcast(run_folder.read_json(folder / "result.json") if world.main else None)

@@ -51,15 +51,15 @@ def create_folder(path: Path, run: RunConfig) -> None:
 
 def outside_of(run: RunConfig) -> dict[str, folder.Outside]:
     """The files from outside that a run uses, by the references in its configuration."""
-    from canonlm.models.build import reference_of
-
     task = run.task["name"] if run.task is not None and outside.is_reference(run.task["name"]) else None
-    return {reference: outside.load(reference) for reference in (reference_of(run.arch), task) if reference}
+    return {reference: outside.load(reference) for reference in (outside.reference_of(run.arch), task) if reference}
 
 
 def _completed(path: Path) -> dict[str, Any]:
-    """A `config.yaml`, with the settings that an earlier version did not have."""
-    return load(path).model_dump()
+    """A `config.yaml`, with the settings that an earlier version did not have, and the architecture's complete name."""
+    from canonlm.train.build import with_complete_name  # torch, which not everything that reads recipes needs
+
+    return with_complete_name(load(path)).model_dump()
 
 
 def _complaint(raw: dict[str, Any], check: Callable[[RunConfig], Any]) -> str | None:
