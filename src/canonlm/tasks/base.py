@@ -1,4 +1,4 @@
-"""What every task is: `sample` draws, `windows` packs for training, `grade` judges answers, `show` lets a person read it."""
+"""What every task is: `sample` draws, `windows` packs for training, `grade` judges, `show` lets people read."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
