@@ -127,3 +127,12 @@ def test_runs_on_text_say_what_differs(tmp_path, decay):
     said = ["llama", "llama"] if decay == 0.1 else ["llama (weight_decay=0.1)", "llama (weight_decay=0.3)"]
     assert families(runs) == said
     assert said[1] in write_report(tmp_path).read_text()
+
+
+def test_sizes_with_matched_parameters_are_one_family(tmp_path):
+    for place, (layers, width) in enumerate(SIZES):
+        matched = {"fields": {"intermediate_size": 3 * width}, "matched": {"intermediate_size": [width, 3 * width]}}
+        run(tmp_path / "runs" / str(place), layers=layers, width=width, params=layers * width**2, **matched)
+    runs, _ = load_runs(sorted((tmp_path / "runs").iterdir()))
+    assert {a.family for a in summarise(runs)} == {"llama"}
+    assert names(tmp_path) == [f"llama ({layers}L {width}d)" for layers, width in SIZES]

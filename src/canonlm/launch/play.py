@@ -69,7 +69,7 @@ def plan(
                 point = {"arch": arch, "train": {"seed": seed, "optim": {"lr": lr}}}
                 config = with_complete_name(resolve(merge(merge(base, width), point)))
                 check(config)
-                usual = resolve(merge(merge(preset.run, width), point)).model_copy(update={"arch": config.arch})
+                usual = resolve(merge(preset.run, point)).model_copy(update={"arch": config.arch})
                 name = _name(preset, out, config, usual)
                 runs.append(PlannedRun(name, out / "runs" / name, config))
     # Draw one window: the samplers are compiled and cached before several processes ask for them at once.

@@ -203,8 +203,9 @@ def setting_of(task: Mapping[str, Any]) -> str:
 
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
     model = config.get("model")
-    fields = model.get("fields") if isinstance(model, dict) else None
-    return fields if isinstance(fields, dict) else {}
+    fields, matched = (model.get(key) if isinstance(model, dict) else None for key in ("fields", "matched"))
+    matched = matched if isinstance(matched, dict) else {}  # equal parameters make no other architecture
+    return {k: v for k, v in fields.items() if k not in matched} if isinstance(fields, dict) else {}
 
 
 def _of_evaluation(row: Evaluation | TextEvaluation, config: Mapping[str, Any], about: Row) -> Iterator[Row]:

@@ -5,12 +5,12 @@ is that of the architecture. Where several groups have one architecture, the nam
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ..runs.folder import Recorded
-from ..runs.identity import INDIFFERENT, POOLED, group, settings, what_differs, write
+from ..runs.identity import INDIFFERENT, POOLED, group, leaf, settings, what_differs, write
 from .words import short
 
 R = TypeVar("R", bound=Recorded[Any])
@@ -60,8 +60,9 @@ def _named(arch: str, groups: Mapping[str, list[R]]) -> list[Group[R]]:
     if len(plain) == 1:
         return plain
     flat = [settings(one.runs[0].config, (*INDIFFERENT, *POOLED, "arch", "task")) for one in plain]
-    sizes = [{key: one[key] for key in one if _is_size(key)} for one in flat]
-    others = [{key: one[key] for key in one if not _is_size(key)} for one in flat]
+    matched = {leaf(key) for one in flat for key in one if key.startswith("model.matched.")}
+    sizes = [{key: one[key] for key in one if _is_size(key, matched)} for one in flat]
+    others = [{key: one[key] for key in one if not _is_size(key, matched)} for one in flat]
     named = [
         Group(_with(arch, other, size), _with(arch, other), one.runs)
         for one, other, size in zip(plain, what_differs(others), _sizes(plain, sizes), strict=True)
@@ -69,8 +70,9 @@ def _named(arch: str, groups: Mapping[str, list[R]]) -> list[Group[R]]:
     return sorted(named, key=lambda one: math.inf if one.parameters is None else one.parameters)
 
 
-def _is_size(key: str) -> bool:
-    return key.startswith("model.") and not key.startswith("model.fields.")
+def _is_size(key: str, matched: Collection[str]) -> bool:
+    """A field that was adjusted to match parameters is one, too."""
+    return key.startswith("model.") and not (key.startswith("model.fields.") and leaf(key) not in matched)
 
 
 def _sizes(groups: Sequence[Group[R]], sizes: Sequence[Mapping[str, Any]]) -> list[str]:
