@@ -27,7 +27,8 @@ def check(model: LanguageModel, *, isolated: bool = False) -> None:
     isolated: the run isolates the documents of a window.
     """
     module, was_training = model.module, model.module.training
-    with _kept(module), torch.compiler.set_stance("force_eager"), torch.random.fork_rng():
+    devices = [model.device] if model.device.type == "cuda" else []
+    with _kept(module), torch.compiler.set_stance("force_eager"), torch.random.fork_rng(devices):
         try:
             module.eval()
             _check_finite(model)
@@ -79,9 +80,10 @@ def _check_causality(model: LanguageModel) -> None:
         changed[:, token:] = _other(model, ids[:, token:])
         if (position := _first_change(before[:, :token], model.logits(changed)[:, :token])) is not None:
             why = f"a change of token {token} changed the output at token {position}"
-            raise InvalidSetting(
-                "arch", f"arch: {model.arch} is not causal ({why}); it cannot be trained as a language model"
-            )
+            how = "it cannot be trained as a language model"
+            if getattr(model.module.config, "is_decoder", None) is False:
+                how += f" unless {model.arch.partition('{')[0]}{{is_decoder=true}} is"
+            raise InvalidSetting("arch", f"arch: {model.arch} is not causal ({why}); {how}")
 
 
 def _check_isolation(model: LanguageModel) -> None:

@@ -79,12 +79,12 @@ class ForeignModel(LanguageModel):
         self._make = make
         self._accepts = set(inspect.signature(module.forward).parameters)
         self._plain_head: bool | None = None
-        if (table := module.get_input_embeddings()) is not None and getattr(table, "padding_idx", None) is not None:
+        if isinstance(table := module.get_input_embeddings(), nn.Embedding):
             table.padding_idx = None  # a token that would not learn
         # Found once: what is put around the model later changes neither its parts nor their names.
         self._paths = {part: name for name, part in module.named_modules()}
         self._blocks = find_blocks(module)
-        module.generate = Generation(self, module.generate)  # type: ignore[method-assign]
+        setattr(module, "generate", Generation(self, getattr(module, "generate", None)))  # noqa: B010
         if self.device.type != "meta" and not has_weights:
             for name, part in {"": module, **self._blocks}.items():
                 self.initialize(part, name)
@@ -175,6 +175,7 @@ class ForeignModel(LanguageModel):
     def _as_built(self) -> dict[str, Tensor]:
         """Parameters and buffers of the model as its constructor leaves them."""
         with torch.device("cpu"):
+            assert self._make is not None
             module = self._make()
         return dict([*module.named_parameters(), *module.named_buffers()])
 
@@ -269,7 +270,8 @@ def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
     blocks = {f"{name}.{index}": block for name in outermost for index, block in enumerate(named[name])}
     owners = Counter(parameter for block in blocks.values() for parameter in set(block.parameters()))
     if max(owners.values(), default=1) > 1:  # what several blocks share cannot be cut one block at a time
-        return {module.base_model_prefix: module.base_model}
+        whole_model = str(module.base_model_prefix)
+        return {whole_model: module.get_submodule(whole_model)}
     return blocks or dict(module.named_children())
 
 
@@ -288,12 +290,12 @@ def _own(module: nn.Module) -> dict[str, Tensor]:
 def _loaded(tensors: list[Tensor]) -> Iterator[None]:
     """The library's functions for initial weights leave these tensors alone, as if they had been loaded."""
     for tensor in tensors:
-        tensor._is_hf_initialized = True  # type: ignore[attr-defined]
+        setattr(tensor, "_is_hf_initialized", True)  # noqa: B010
     try:
         yield
     finally:
         for tensor in tensors:
-            del tensor._is_hf_initialized
+            delattr(tensor, "_is_hf_initialized")
 
 
 @contextmanager
@@ -309,7 +311,7 @@ def _drawing(generator: torch.Generator) -> Iterator[None]:
 
 @contextmanager
 def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
     try:
         yield
     finally:

@@ -2,7 +2,6 @@
 reads its padding gets prompts of one length at a time. What a model needs is tried at its first generation.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ class _Needs(NamedTuple):
 class Generation:
     """Takes the place of a module's `generate`. Every process of a sharded model calls it with the same prompts."""
 
-    def __init__(self, model: LanguageModel, generate: Callable[..., Any]) -> None:
+    def __init__(self, model: LanguageModel, generate: Any) -> None:
         self.model, self.generate = model, generate
         self.needs: _Needs | None = None
 

@@ -116,7 +116,7 @@ def causal_config(arch: str, sizes: Sizes) -> tuple[type[PreTrainedModel], PreTr
         raise unknown("model_type", model_type, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "Causal models of transformers")
     try:
         config_class = CONFIG_MAPPING[model_type]
-        model_class = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
     except Exception as error:  # of the model's own file: mostly a package that is missing
         raise refusal(arch, "cannot be built here", error) from error
     if model_class.config_class is not config_class and model_class.config_class in CONFIG_MAPPING.values():
@@ -142,7 +142,8 @@ def fla_config(arch: str, sizes: Sizes) -> tuple[type[PreTrainedModel], PreTrain
         raise refusal(arch, "cannot be built here", error) from error
     if name not in types:
         raise unknown("model of flash-linear-attention", name, types, "its models")
-    return MODEL_FOR_CAUSAL_LM_MAPPING[types[name]], config_of(arch, types[name], sizes, options)
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[types[name]]
+    return model_class, config_of(arch, types[name], sizes, options)
 
 
 def config_of(
@@ -165,7 +166,7 @@ def config_of(
     except Exception as error:  # whatever the library's code raises on sizes that its authors did not think of
         raise refusal(arch, "cannot have these sizes", error) from error
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        if name not in given:
+        if name not in given and _may_be_none(config_class, name):
             vars(config)[name] = None  # also where the class would not have it
     return config
 
@@ -228,7 +229,7 @@ class _Small:
     def _fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {}
         for name, value in self.values.items():
-            if name in _GROUPS:
+            if name in _GROUPS and value is not None:
                 scaled = ((key, self._scaled(key, part)) for key, part in vars(value).items())
                 fields[name] = value.to_diff_dict() | {key: new[0] for key, new in scaled if new is not None}
             elif (new := self._scaled(name, value)) is not None:
@@ -272,11 +273,12 @@ class _Small:
         """The new value of a field, in a tuple; None: the type decides."""
         sizes = self.sizes
         if _TOKEN.search(name):  # no token of ours is one of theirs, and what is padding does not learn
-            if self._may_be_none(name):
+            if _may_be_none(type(self.default), name):
                 return (None,)
             return (value if isinstance(value, int) and 0 <= value < sizes.vocab_size else 0,)
         if _LAYER_LISTS.search(name) and isinstance(value, list) and value:
-            derived = self.names[name] is None and name not in self.open and len(value) <= self.layers
+            fixed = name in self.open or self.names[name] is not None or self.model_type in _TWO_PER_BLOCK
+            derived = not fixed and len(value) <= self.layers
             return None if derived else (_turns(value, self.layers),)
         if isinstance(value, list) and value and all(type(item) is int for item in value) and _WIDTH.search(name):
             return ([self._rule(name, value[0])] * self.layers,)
@@ -314,16 +316,16 @@ class _Small:
         size = value * self.by_head_size
         return _multiple(size, 8 if size >= 12 else 2)  # attention kernels read eight numbers at a time
 
-    def _may_be_none(self, name: str) -> bool:
-        fields = dataclasses.fields(self.default) if dataclasses.is_dataclass(self.default) else ()
-        return all("None" in str(f.type) or "Optional" in str(f.type) for f in fields if f.name == name)
-
     def _heads(self, name: str, value: int) -> int:
         heads = max(1, round(value * self.by_heads))
         if _GROUPED.search(name):
             while self.sizes.num_attention_heads % heads:
                 heads -= 1
         return heads
+
+
+def _may_be_none(config_class: type[PreTrainedConfig], name: str) -> bool:
+    return all("None" in str(f.type) for f in dataclasses.fields(config_class) if f.name == name)
 
 
 def _multiple(value: float, of: int) -> int:

@@ -92,14 +92,14 @@ class Wrapped(PreTrainedModel, GenerationMixin):
             logits = logits[0] if isinstance(logits, tuple | list) else logits.logits
         return CausalLMOutput(logits=logits)
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **_: Any) -> dict[str, Any]:
+    def prepare_inputs_for_generation(self, input_ids: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return {"input_ids": input_ids}  # without a cache: the whole row again for every token
 
-    def get_input_embeddings(self) -> nn.Module | None:
+    def get_input_embeddings(self) -> Any:
         tables = (part for part in self.model.modules() if isinstance(part, nn.Embedding))
         return next((table for table in tables if table.num_embeddings == self.config.vocab_size), None)
 
-    def get_output_embeddings(self) -> nn.Module | None:
+    def get_output_embeddings(self) -> Any:
         linear = [part for part in self.model.modules() if isinstance(part, nn.Linear)]
         return next((part for part in reversed(linear) if part.out_features == self.config.vocab_size), None)
 
