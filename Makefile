@@ -24,10 +24,11 @@ test-slurm: .venv/installed-dev  ## launching on a SLURM cluster of this one mac
 	(command -v slurmctld && command -v munged) >/dev/null || (apt-get update && apt-get install -y slurm-wlm munge)
 	$(BIN)/python -m pytest -q -m slurm
 
-checks: .venv/installed-dev  ## formatting, lint, types
+checks: .venv/installed-dev  ## formatting, lint, types, which room imports which
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 bench: .venv/installed-dev  ## the numbers that README and docs quote
 	$(BIN)/python benchmarks/tasks.py

@@ -1,0 +1,82 @@
+"""Losses, to the bit, of runs of every tiny preset, the demo and `debug`: what a change of structure must not change.
+
+    python tests/train/record_losses.py     # writes recorded_losses.json beside this file
+
+Record with the code before the change; `test_recorded_losses.py` compares.
+"""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from canonlm.recipes import find, load_preset
+from canonlm.train.config import resolve
+from canonlm.train.loop import train
+from canonlm.train.machine import cpu_name
+from canonlm.train.recipe import load, merge
+
+FILE = Path(__file__).with_name("recorded_losses.json")
+SHORT = {
+    "train": {
+        "steps": 60,
+        "log_every": 1,
+        "eval_every": 60,
+        "checkpoint_every": 60,
+        "optim": {"lr": 3e-3, "warmup_steps": 10},
+    }
+}
+TINY = {
+    "copying": "llama+alibi=hard+mlp=standard+relu2",
+    "depo": "gdn2.llama+canon",
+    "brevo": "gla5+canon",
+    "mano": "mamba2+canon=A",
+    "mqar": "llama+rope=0.5x0.5+mlp=moe",
+    "lano": "llama-nope+canon=AC+qknorm",
+    "capo": "retention+canon",
+}
+DEMO = [("copying", "llama+canon=A"), ("depo", "llama"), ("depo", "llama+canon")]
+STEPS = {"tiny": 60, "demo": 100, "debug": 40}
+"""The steps that are compared, of runs that may be longer."""
+
+
+def runs():
+    """Configurations by name."""
+    for task, arch in TINY.items():
+        yield f"tiny {task} {arch}", resolve(merge(merge(load_preset(task, "tiny").run, SHORT), {"arch": arch}))
+    for task, arch in DEMO:
+        yield f"demo {task} {arch}", resolve(merge(load_preset(task, "tiny").run, {"arch": arch}))
+    yield "debug", load(find("debug"), ["train.log_every=1"])
+
+
+class Enough(Exception):
+    pass
+
+
+def losses(name, config):
+    """`{step: [loss, grad_norm]}` of the first steps."""
+    rows, last = {}, STEPS[name.split()[0]]
+
+    def note(row):
+        if row["kind"] == "train":
+            rows[str(row["step"])] = [row["loss"], row["grad_norm"]]
+            if row["step"] >= last:
+                raise Enough
+
+    with TemporaryDirectory() as folder:
+        try:
+            train(config, Path(folder) / "run", note)
+        except Enough:
+            pass
+    return rows
+
+
+def machine():
+    """What decides the last bits of a sum."""
+    return {"cpu": cpu_name(), "vectors": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__}
+
+
+if __name__ == "__main__":
+    recorded = {name: losses(name, config) for name, config in runs()}
+    FILE.write_text(json.dumps({"machine": machine(), "runs": recorded}, indent=1) + "\n")
