@@ -33,7 +33,7 @@ def test_light(code):
 
 
 def test_names_come_on_first_use():
-    assert canonlm.CanonLayer.__module__ == "canonlm.canon"
+    assert canonlm.CanonLayer.__module__ == "canonlm.canon.layer"
     assert canonlm.models.CanonLMConfig is canonlm.CanonLMConfig
     assert set(canonlm.__all__) <= set(dir(canonlm))
     assert len(dir(canonlm)) == len(set(dir(canonlm)))

@@ -5,7 +5,7 @@ import torch
 
 from canonlm import tasks
 from canonlm.launch.play import plan
-from canonlm.models.archs import BASES
+from canonlm.models.archs import bases
 from canonlm.recipes import PLAYGROUND, load_preset, presets
 from canonlm.train.build import build_model
 from canonlm.train.config import resolve
@@ -142,7 +142,7 @@ def test_every_task_has_every_preset():
 def test_every_preset_plans_and_builds(tmp_path, task, name, difficulty):
     preset = load_preset(task, name, difficulty)
     canon = "canon=AC" if (difficulty or "").endswith("moe") else "canon"  # experts have no site D
-    archs = [arch for base in BASES for arch in (base, f"{base}+{canon}")]
+    archs = [arch for base in bases() for arch in (base, f"{base}+{canon}")]
     runs = plan(preset, tmp_path / "out", archs=archs)
     assert len(runs) == len(archs) * len(preset.lrs) * preset.seeds
     assert len({run.folder for run in runs}) == len(runs)

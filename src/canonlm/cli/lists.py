@@ -23,11 +23,11 @@ def tasks() -> None:
 
 def archs() -> None:
     """List the architectures and what can be added to them."""
-    from canonlm.models.archs import BASES, MODIFIERS
+    from canonlm.models.archs import MODIFIERS, bases
 
     table = Table("name", "what it is", box=None, padding=(0, 2, 0, 0))
-    for name, base in BASES.items():
-        table.add_row(name, base.about)
+    for name, (_, architecture) in bases().items():
+        table.add_row(name, architecture.about)
     for name, modifier in MODIFIERS.items():
         table.add_row(f"+{name}", modifier.about)
     console = Console()
@@ -35,5 +35,8 @@ def archs() -> None:
     for examples in (
         "\nPut together: llama+canon, gla5+canon, llama-nope+canon=AC, llama+canon+rope=0.25",
         "Without the short convolutions: gla5-conv. Layers that take turns: gdn2.gdn2.gdn2.llama",
+        "Any setting, in braces: gla5{num_heads=4}+canon, llama{num_key_value_heads=2}",
+        "Models of transformers: hf:qwen3, hf:lfm2{conv_bias=true}; of flash-linear-attention: fla:kda",
+        "From a file of yours, a mixer or a whole model: mine.py:MyBlock",
     ):
         console.print(examples, highlight=False)

@@ -43,13 +43,13 @@ _LEFT_OPEN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": ["global", "local"]},
     "granitemoehybrid": {"layer_types": [*["linear_attention"] * 9, "full_attention"]},
     "hunyuan_v1_moe": {"num_experts": 64, "moe_topk": 8},
-    "lfm2": {"layer_types": _LFM2},
+    "lfm2": {"layer_types": _LFM2, "intermediate_size": 8192, "block_auto_adjust_ff_dim": False},
     "lfm2_moe": {"layer_types": _LFM2},
     "mllama": {"cross_attention_layers": [-1]},
     "rwkv": {"rescale_every": 0},
 }
 """What a type's default leaves open, or has in one kind of layer only, as in its published models. RWKV would divide
-weights in place whenever it is evaluated."""
+weights in place whenever it is evaluated; LFM2 would round the MLP to a multiple of 256."""
 
 _GROUPS = {"attn_config", "ffn_config"}
 """Groups of fields, not models of their own."""
