@@ -25,6 +25,11 @@ def blocks(language: str) -> list:
     ]
 
 
+def files_of(page: Path) -> list[str]:
+    """What a page says is a whole `mine.py`."""
+    return [text for _, text in FENCE.findall(page.read_text()) if text.startswith("# mine.py\n")]
+
+
 def commands() -> list[str]:
     """Of the blocks without a language; those in `sh` take their time, or a cluster."""
     lines = [line for block in blocks("") for line in str(block.values[0]).splitlines()]
@@ -42,6 +47,7 @@ def test_commands_are_accepted(command, tmp_path, monkeypatch):
     """Everything but the training itself."""
     asked = []
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("\n".join(code for page in PAGES for code in files_of(page)))
     monkeypatch.setattr("canonlm.cli.progress.follow", lambda runs, jobs: asked.extend(runs) or [])
     monkeypatch.setattr("canonlm.cli.report.show", lambda *arguments, **options: None)
     arguments = shlex.split(command)[1:]
@@ -66,7 +72,19 @@ def test_make_knows_the_targets_that_we_name():
         assert plan.returncode == 0, plan.stderr
 
 
-def test_the_mixer_that_the_docs_build_is_the_one_that_runs():
-    source = (ROOT / "src/canonlm/models/mixers/retention.py").read_text()
-    code = source.split('"""\n', 1)[1].strip()
-    assert f"```python\n{code}\n```" in (ROOT / "docs/add-a-mixer.md").read_text()
+@pytest.mark.parametrize("page", ["add-a-mixer", "foreign-models"])
+def test_models_from_files_of_the_docs_train(page, tmp_path, monkeypatch):
+    """Beside llama, on the same data; then the model is opened again where its file is not."""
+    [code] = files_of(ROOT / f"docs/{page}.md")
+    (tmp_path / "mine.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    name = re.findall(r"^class (\w+)", code, re.MULTILINE)[-1]
+    short = {"steps": 3, "eval_every": 3, "eval_size": 8, "checkpoint_every": 2, "batch_size": 4}
+    overrides = [f"train.{key}={value}" for key, value in short.items()]
+    assert main(["play", "depo", "--arch", f"llama,mine.py:{name}", "--out", "out", *overrides]) == 0
+    [run] = (tmp_path / "out" / "runs").glob(f"*{name}*")
+    assert (run / "code" / "mine.py").read_text() == code
+    monkeypatch.chdir(run.parent)
+    ask = ["eval", str(run), "--suite", "playground", "n=8", "--out", str(tmp_path / "asked")]
+    assert main(ask) == 2  # a run folder is only data
+    assert main([*ask, "--trust-remote-code"]) == 0

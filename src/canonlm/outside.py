@@ -5,6 +5,7 @@ and what it imports must be installed (the folder it lies in is not searched). N
 """
 
 import hashlib
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -17,13 +18,14 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from canonlm.errors import expected, unknown
+from canonlm.errors import InvalidSetting, expected, unknown
 
 LIBRARIES = ("hf", "fla")
 """Before a colon these mean a library's models (`canonlm.models.build`)."""
 
 _REFERENCE = re.compile(r"([^{}+]*?\.py|[A-Za-z_][\w.]*):([A-Za-z_]\w*)")
-_FOLDER: ContextVar[Path | None] = ContextVar("folder", default=None)
+_RUN: ContextVar[tuple[Path | None, bool]] = ContextVar("run", default=(None, False))
+"""The run whose files are meant, and whether its copies may run."""
 
 
 @dataclass(frozen=True)
@@ -47,25 +49,25 @@ def is_reference(name: str) -> bool:
 
 
 @contextmanager
-def files_in(folder: Path) -> Iterator[None]:
-    """In here relative paths of files start from `folder` and not from the working directory."""
-    token = _FOLDER.set(folder)
+def of_run(run: Path, trust: bool | None = None) -> Iterator[None]:
+    """In here `load` gives the files that a run began with: yours where it is still the same, else, with `trust`, the
+    run's copy. A run folder may be a stranger's, so its copy never runs without trust (None: as in the context around).
+    """
+    token = _RUN.set((run, _RUN.get()[1] if trust is None else trust))
     try:
         yield
     finally:
-        _FOLDER.reset(token)
+        _RUN.reset(token)
 
 
-def load(reference: str, folder: Path | None = None) -> Outside:
-    """Import what a reference names. A relative path starts from `folder` (default: `files_in`, or where we are).
-
-    ValueError, in one line: not a reference, no such file or module or name, code that does not run.
-    """
+def load(reference: str) -> Outside:
+    """Import what a reference names. ValueError, in one line: not a reference, no such file or module or name, code
+    that does not run, another file than the run at hand began with (`of_run`)."""
     place, _, name = reference.rpartition(":")
     if not place or not name.isidentifier():
         raise expected("reference", "FILE.py:NAME or package.module:NAME", reference)
     if place.endswith(".py"):
-        file = ((folder or _FOLDER.get() or Path()) / Path(place).expanduser()).resolve()
+        file = _file(reference, place)
         source = _read(place, file)
         module = _run(place, file, source)
     else:
@@ -76,6 +78,32 @@ def load(reference: str, folder: Path | None = None) -> Outside:
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
         raise unknown(f"name in {place}", name, own, f"names in {place}")
     return Outside(getattr(module, name), file, hashlib.sha256(source).hexdigest(), name)
+
+
+def _file(reference: str, place: str) -> Path:
+    yours, (run, trust) = Path(place).expanduser().resolve(), _RUN.get()
+    began = None if run is None else _kept(run).get(reference)
+    if began is None or run is None or (yours.is_file() and _sha256(yours) == began):
+        return yours
+    for copy in sorted((run / "code").glob("*.py")):
+        if _sha256(copy) == began:
+            if trust:
+                return copy.resolve()
+            what = f"the file that the run began with, sha256 {began}; --trust-remote-code runs its copy, {copy}"
+            raise InvalidSetting(reference, f"{place}: expected {what}")
+    raise InvalidSetting(reference, f"{place}: expected the file that the run began with, sha256 {began}")
+
+
+def _kept(run: Path) -> dict[str, str]:
+    """The sha256 of the files that a run began with, by reference (`canonlm.runs.folder`)."""
+    try:
+        return dict(json.loads((run / "code.json").read_text(encoding="utf-8"))["outside"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _read(place: str, file: Path) -> bytes:

@@ -1,14 +1,12 @@
 """One small model of every kind, for tests that no kind may be missing from."""
 
-from canonlm.models.config import MIXERS
+from canonlm.models.mixers import MIXERS
 
 MAMBA = {"mamba_state_size": 8, "mamba_n_groups": 2}
 FAMILIES = {
     "llama": {"canon_set": "ABCD", "qk_norm": True},
-    "gla": {"mixers": ["gla"], "canon_set": "AbBCD"},
-    "gdn": {"mixers": ["gdn"], "canon_set": "AbBCD"},
+    **{name: {"mixers": [name], "canon_set": "AbBCD"} for name, mixer in MIXERS.items() if mixer.recurrent},
     "mamba2": {"mixers": ["mamba2"], "canon_set": "AbBCD", **MAMBA},
-    "retention": {"mixers": ["retention"], "canon_set": "AbBCD"},
     "hybrid": {"mixers": [*MIXERS], "num_hidden_layers": len(MIXERS), "canon_set": "ABCD", **MAMBA},
     "moe": {"mlp": "moe", "num_experts": 4, "intermediate_size": 24, "canon_set": "ABC"},
 }

@@ -48,7 +48,10 @@ def assert_same(got, expected):
             {"mixers": ["gla"], "linear_num_heads": 5},
             r"^mixer_options\.gla\.num_heads: expected a divisor of hidden_size = 32 .*, got 5$",
         ),
-        ({"mixers": ["gdn"], "linear_num_heads": 0}, r"^mixer_options\.gdn\.num_heads: expected an integer >= 1, got 0$"),
+        (
+            {"mixers": ["gdn"], "linear_num_heads": 0},
+            r"^mixer_options\.gdn\.num_heads: expected an integer >= 1, got 0$",
+        ),
         ({"mixers": "gdn"}, r'^mixers: expected one entry per layer \(2\), or a pattern that repeats, got "gdn"$'),
         (
             {"canon_sets": "AC"},

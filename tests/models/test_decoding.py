@@ -13,19 +13,19 @@ from pairwise import fast_and_slow
 from torch.testing import assert_close
 from transformers import DynamicCache, StaticCache
 
+from canonlm.models.mixers import MIXERS
+
+OPTIONS = {"gla": {"linear_num_key_value_heads": 1, "clamp_min": -0.5}, "mamba2": {"mamba_state_size": 16}}
 RECURRENT = {
-    "gla": {"mixers": ["gla"], "linear_num_key_value_heads": 1, "clamp_min": -0.5},
-    "gdn": {"mixers": ["gdn"]},
-    "mamba2": {"mixers": ["mamba2"], "mamba_state_size": 16},
-    "retention": {"mixers": ["retention"]},
+    **{name: {"mixers": [name], **OPTIONS.get(name, {})} for name, mixer in MIXERS.items() if mixer.recurrent},
     "hybrid": {"mixers": ["gdn", "attention", "mamba2"], "num_hidden_layers": 3, "mamba_state_size": 16},
 }
 SITES = {
+    **{name: ["", "AbBCD"] for name in RECURRENT},
     "llama": ["", "A", "B", "C", "D", "ABCD"],
     "gla": ["", "A", "b", "B", "C", "D", "AbBCD"],
     "gdn": ["", "A", "b", "B", "C", "D", "AbBCD"],
     "mamba2": ["", "A", "b", "B", "C", "D", "AbBCD"],
-    "retention": ["", "AbBCD"],
     "hybrid": ["", "A", "B", "C", "D"],
 }
 MODELS = {

@@ -148,9 +148,6 @@ def test_files_do_not_meet(tmp_path, mine):
     first = outside.load("mine.py:Parity")
     assert (first.file, first.name, len(first.sha256)) == (mine, "Parity", 64)
     assert outside.load("mine.py:Parity").object is first.object
-    with outside.files_in(other.parent):
-        assert tasks.get("mine.py:Bare").name == "mine.py:Bare"
-    assert outside.load("mine.py:Bare", other.parent).file == other
     mine.write_text(MINE.replace("Field(16", "Field(17"))
     changed = outside.load("mine.py:Parity")
     assert changed.sha256 != first.sha256
@@ -194,3 +191,21 @@ def test_its_samples_are_shown_and_written(capsys, tmp_path):
     assert "mine.py:Parity(bits=5)" in capsys.readouterr().out
     assert main(["data", "dump", "mine.py:Parity", "--n", "5", "--out", "x.parquet"]) == 0
     assert (tmp_path / "x.parquet").is_file()
+
+
+def test_a_run_brings_its_file(tmp_path, mine, monkeypatch):
+    """Yours, where it is still the same; else the run's copy, which nobody runs without being asked to."""
+    run, sha256 = tmp_path / "run", outside.load("mine.py:Parity").sha256
+    (run / "code").mkdir(parents=True)
+    (run / "code" / "mine.py").write_bytes(mine.read_bytes())
+    (run / "code.json").write_text(json.dumps({"outside": {"mine.py:Parity": sha256}}))
+    with outside.of_run(run):
+        assert outside.load("mine.py:Parity").file == mine
+    mine.write_text("raise SystemExit('another file')")
+    with outside.of_run(run), pytest.raises(ValueError, match=rf"^mine.py: expected the file .* {sha256}; --trust"):
+        outside.load("mine.py:Parity")
+    with outside.of_run(run, trust=True), outside.of_run(run):  # what is opened in a trusted run is trusted
+        assert outside.load("mine.py:Parity").file == run / "code" / "mine.py"
+    (run / "code" / "mine.py").write_text("raise SystemExit('damaged')")
+    with outside.of_run(run, trust=True), pytest.raises(ValueError, match=rf"^mine.py: expected the file .* {sha256}$"):
+        outside.load("mine.py:Parity")

@@ -22,7 +22,7 @@ from canonlm.train import flops, memory
 from canonlm.train.config import resolve
 from canonlm.train.recompute import recomputed
 
-NAMES = ["llama", "llama+canon+qknorm", "gla5+canon", "gdn2+canon", "mamba2+canon", "retention", "gdn2.llama+canon"]
+NAMES = [*archs.bases(), "llama+canon+qknorm", "gla5+canon", "gdn2.llama+canon"]
 
 
 def config_of(name, **sizes):

@@ -23,6 +23,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as library_logging
 
+from canonlm import outside
 from canonlm.data.tokenizers import load as load_tokenizer
 from canonlm.errors import expected, unknown
 from canonlm.models.build import wrap
@@ -51,12 +52,13 @@ class Subject:
 
     about: for people and for `results.json`: `source`, `kind` (run, canonlm, published or transformers), `step` (of a
     run), `arch`, `parameters`, `dtype`, `tokenizer` (sha256 of its vocabulary, shortened, or None), `fingerprint` (of
-    the configuration and of some numbers of every tensor).
+    the configuration and of some numbers of every tensor). trusted: code that came with the model may run.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
     about: dict[str, Any]
+    trusted: bool = False
 
 
 def open_model(
@@ -78,7 +80,7 @@ def open_model(
         tokenizer: `bytes`, a tokenizer file, a folder with one, a name on the Hub; default: the model's own, if any.
         dtype: fp32, bf16 or fp16; default: as stored (runs: fp32).
         device: auto, cpu, cuda, …
-        trust_remote_code: run code that comes with the model.
+        trust_remote_code: run code that comes with the model, or that a run keeps a copy of.
 
     ValueError in one line: no such model, a folder that is none, damaged weights or ones that do not fit the
     configuration, a tokenizer of more tokens than the model knows.
@@ -93,7 +95,8 @@ def open_model(
     if (path / "config.yaml").is_file():
         if variant is not None:
             raise expected("--variant", "a published checkpoint, and this is the folder of a run", variant)
-        model, own, about = _of_run(path, step)
+        with outside.of_run(path, trust_remote_code):
+            model, own, about = _of_run(path, step)
     else:
         if step is not None:
             raise expected("--step", "the folder of a run (with a config.yaml) as the model", step)
@@ -112,7 +115,7 @@ def open_model(
         "tokenizer": words and _sha256(json.dumps(sorted(words.get_vocab().items(), key=lambda item: item[1]))),
         "fingerprint": fingerprint(model),
     }
-    return Subject(model.to(place).eval(), words, about)  # type: ignore[arg-type]
+    return Subject(model.to(place).eval(), words, about, trust_remote_code)  # type: ignore[arg-type]
 
 
 def fingerprint(model: PreTrainedModel) -> str:

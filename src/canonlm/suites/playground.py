@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from canonlm import evals, tasks
+from canonlm import evals, outside, tasks
 from canonlm.data.windows import WindowStream
 from canonlm.errors import InvalidSetting, expected
 from canonlm.evals.windows import WindowEval
@@ -57,8 +57,9 @@ def evaluations(subject: Subject, settings: PlaygroundSettings, batch_size: int 
     ValueError: no such task, another vocabulary than the model's, lengths that the task cannot be asked at.
     """
     source = Path(subject.about["source"])
-    run = load(source / "config.yaml") if (source / "config.yaml").is_file() else None
-    task = _task(subject, run, settings)
+    with outside.of_run(source, subject.trusted):
+        run = load(source / "config.yaml") if (source / "config.yaml").is_file() else None
+        task = _task(subject, run, settings)
     lengths = sorted(set(settings.lengths))
     if lengths[0] < 1 or (lengths != [1] and task.evaluation != "windows"):
         allowed = "numbers >= 1" if task.evaluation == "windows" else f"[1]: in {task.name} every question stands alone"

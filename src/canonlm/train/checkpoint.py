@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from canonlm import outside
 from canonlm.errors import expected
 from canonlm.files import Stamp, put_in_place, remove_folder, write_text
 from canonlm.models.interface import LanguageModel
@@ -190,7 +191,8 @@ def load_model(run: Path, step: int | None = None) -> LanguageModel:
         raise expected("--step", f"one that has a checkpoint ({', '.join(map(str, found))})", step)
     elif (damage := _damage(folder, step, _ALONE)) is not None:
         raise ValueError(f"{path_of(folder, step)}: {damage}")
-    model = build_model(load_config(run / "config.yaml"))
+    with outside.of_run(run):
+        model = build_model(load_config(run / "config.yaml"))
     values = {name: torch.empty_like(tensor, device="cpu") for name, tensor in model.module.state_dict().items()}
     _read(path_of(folder, step), {"model": values}, _ALONE)
     model.module.load_state_dict(values, assign=True)

@@ -27,9 +27,10 @@ def load(
     written, places = read_yaml(path)
     overridden = override(raw := copy.deepcopy(written), overrides)
     try:
-        run = resolve(raw)
-        check(run)
-        return run
+        with outside.of_run(path.parent):
+            run = resolve(raw)
+            check(run)
+            return run
     except InvalidSetting as error:
         if any(key in overridden for key in _up(error.key)):
             raise

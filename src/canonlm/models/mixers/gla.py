@@ -62,10 +62,7 @@ class GatedLinearAttention(LinearAttention):
 
     @classmethod
     def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
-        """Into the state and out of it; the scores of a chunk, made for earlier keys only, times its values."""
-        o, chunk = config.options_of(cls), min(CHUNK, seq_len)
-        within = (chunk + 1) * o.key_head_dim + 2 * chunk * o.value_head_dim
-        return o.num_heads * (4 * o.key_head_dim * o.value_head_dim + within)
+        return gla_flops(config.options_of(cls), min(CHUNK, seq_len))
 
     def recur(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTJK: Tensor, v_BTJV: Tensor, layout: Layout, state: Tensor | None
@@ -76,3 +73,9 @@ class GatedLinearAttention(LinearAttention):
         g_BTJK = mask_out(g.view_as(k_BTJK), layout)
         k_BTJK = mask_out(k_BTJK, layout)
         return gated_linear_attention(q_BTHK, k_BTJK, v_BTJV, g_BTJK, state_BJKV=state, doc_ids_BT=layout.doc_ids)
+
+
+def gla_flops(options: HeadOptions, chunk: int) -> float:
+    """Into the state and out of it; the scores of a chunk, made for earlier keys only, times its values."""
+    key_dim, value_dim = options.key_head_dim, options.value_head_dim
+    return options.num_heads * (4 * key_dim * value_dim + (chunk + 1) * key_dim + 2 * chunk * value_dim)
