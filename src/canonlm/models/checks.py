@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from canonlm.errors import InvalidSetting
@@ -47,6 +48,9 @@ def check(model: LanguageModel, *, isolated: bool = False) -> None:
                 "arch", f"arch: {model.arch} does not run here: {type(error).__name__}: {text}"
             ) from error
         finally:
+            for part in module.modules():
+                if isinstance(part, FSDPModule):  # a forward leaves the root's weights gathered
+                    part.reshard()
             module.zero_grad(set_to_none=True)
             module.train(was_training)
 
