@@ -351,12 +351,12 @@ def test_torchrun_tells_it_too(broken):
 @pytest.mark.slow
 def test_a_real_run_is_torchruns_to_the_bit_and_survives_ctrl_c(recipe, tmp_path):
     torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "-m", "canonlm", "train"]
-    with start(*torchrun, recipe, "train.steps=200", "--out", str(tmp_path / "torchrun")) as process:
+    with start(*torchrun, recipe, "train.steps=60", "--out", str(tmp_path / "torchrun")) as process:
         said, _ = process.communicate(timeout=200)
         assert process.returncode == 0, said
-    command = ["canonlm", "launch", recipe, "train.steps=200", "--local", "2", "--out", str(tmp_path / "run")]
+    command = ["canonlm", "launch", recipe, "train.steps=60", "--local", "2", "--out", str(tmp_path / "run")]
     with start(*command) as process:
-        while not process.stdout.readline().startswith("step 20 "):
+        while not process.stdout.readline().startswith("step 10 "):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=100)
