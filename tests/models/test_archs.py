@@ -1,8 +1,14 @@
 """Architecture names, each against the configuration fields it stands for."""
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from canonlm.models.archs import resolve
+from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.models.archs import FIELDS, name_of, resolve, split_names
+from canonlm.models.archs import SIZES as SIZE_FIELDS
+from canonlm.models.mixers import MIXERS
 
 
 @pytest.mark.parametrize(
@@ -40,6 +46,10 @@ from canonlm.models.archs import resolve
             {"mixers": ["gdn", "attention"], "rope_dim": 0, "canon_sets": ["AbCD", "ABCD"]},
         ),
         ("gla5-conv.gdn2-conv", {"mixers": ["gla", "gdn"]}),
+        ("llama+canon:nores:k3", {"canon_set": "ABCD", "canon_residual": False, "canon_kernel": 3}),
+        ("llama+canon=AC:silu:bias", {"canon_set": "AC", "canon_activation": True, "canon_bias": True}),
+        ("llama{rope_theta=1e6}", {"rope_theta": 1e6}),
+        ("gla5{num_heads=2}", {"mixers": ["gla"], "mixer_options": {"gla": {"num_heads": 2}}, "canon_set": "b"}),
     ],
 )
 def test_names(name, fields):
@@ -79,9 +89,129 @@ def test_resolving_does_not_change_the_table():
         ("llama-conv", 'unknown architecture "llama-conv". Did you mean'),
         ("gdn2.llama.llama-nope", 'arch: expected one kind of attention in all layers, got "gdn2.llama.llama-nope"'),
         ("gdn2.", 'unknown architecture "". Architectures: '),
+        ("llama+canon:nors", 'unknown Canon flag ":nors". Did you mean ":nores"?'),
+        ("llama+canon:k0", 'unknown Canon flag ":k0".'),
+        ("llama+canon:k3:k3", "+canon: expected :k3 at most once"),
+        ("llama+rope=0.5:nores", "+rope: expected a share from 0 to 1 of each head"),
+        ("gla5{num_head=2}", 'unknown setting of gla5 "num_head". Did you mean "num_heads"?'),
+        ("llama{hidden_size=2}", 'unknown setting of llama "hidden_size".'),
+        ("llama{rope_theta}", 'arch: expected key=value between braces, got "rope_theta"'),
+        ("gla5{num_heads=2}.gla5", "arch: expected one kind of gla in all layers"),
+        ("gla5.gla", "arch: expected one kind of gla in all layers"),
+        ("llama{canon_set=A}+canon", "arch: expected either +canon or canon_set in braces"),
     ],
 )
 def test_mistakes(name, message):
     with pytest.raises(ValueError) as caught:
         resolve(name, hidden_size=128, num_heads=8)
     assert str(caught.value).startswith(message)
+
+
+SITES = st.text("ABCD", max_size=4)
+GENERAL = {
+    "canon_kernel": st.integers(1, 5),
+    "canon_residual": st.booleans(),
+    "canon_activation": st.booleans(),
+    "canon_bias": st.booleans(),
+    "canon_frozen": st.booleans(),
+    "qk_norm": st.booleans(),
+    "rope_dim": st.sampled_from([0, 2, 4, 8, 16]),
+    "rope_heads": st.sampled_from([2, 4]),
+    "rope_theta": st.sampled_from([10000.0, 5e5]),
+    "num_key_value_heads": st.sampled_from([2, 4]),
+    "alibi": st.sampled_from([None, "alibi", "hard"]),
+    "mlp": st.sampled_from(["gated", "standard"]),
+    "hidden_act": st.sampled_from(["silu", "relu2", "gelu"]),
+    "tie_word_embeddings": st.booleans(),
+    "z_loss": st.sampled_from([None, "squared_nll"]),
+    "conv_kernel": st.integers(2, 4),
+    "init_base_std": st.sampled_from([None, 0.02]),
+}
+OPTIONS = {
+    "gla": {"num_heads": st.sampled_from([2, 4]), "clamp_min": st.sampled_from([None, -0.5])},
+    "gdn": {"key_head_dim": st.sampled_from([8, 96]), "output_gate_rank": st.sampled_from([None, 4])},
+    "mamba2": {"state_size": st.sampled_from([64, 128]), "n_groups": st.sampled_from([1, 2])},
+    "retention": {"output_gate": st.booleans()},
+}
+
+
+@st.composite
+def configs(draw):
+    mixers = draw(st.lists(st.sampled_from(sorted(MIXERS)), min_size=1, max_size=3))
+    layers = len(mixers) * draw(st.integers(1, 2))
+    sets = [
+        "".join(sorted({*draw(SITES), *("b" * (mixer != "attention" and draw(st.booleans())))})) for mixer in mixers
+    ]
+    fields = {key: draw(values) for key, values in GENERAL.items() if draw(st.booleans())}
+    options = {mixer: {key: draw(values) for key, values in OPTIONS.get(mixer, {}).items()} for mixer in mixers}
+    same = draw(st.booleans()) and len(set(sets)) == 1
+    return CanonLMConfig(
+        hidden_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        mixers=mixers,
+        mixer_options=options if draw(st.booleans()) else None,
+        **({"canon_set": sets[0]} if same else {"canon_sets": sets}),
+        **fields,
+    )
+
+
+@given(config=configs())
+@settings(deadline=None, max_examples=150)
+def test_a_name_says_all_that_is_no_size(config):
+    """Two configurations of one name and equal sizes are one, field by field."""
+    name = name_of(config)
+    fields = resolve(name, hidden_size=64, num_heads=4, head_dim=config.head_dim)
+    again = CanonLMConfig(hidden_size=64, num_hidden_layers=config.num_hidden_layers, num_attention_heads=4, **fields)
+    layers = range(config.num_hidden_layers)
+    assert [again.sites(i) for i in layers] == [config.sites(i) for i in layers]
+    ignored = {
+        *SIZE_FIELDS,
+        "canon_set",
+        "canon_sets",
+        *([] if "attention" in config.mixers else ["num_key_value_heads"]),
+    }
+    different = {key: (getattr(config, key), getattr(again, key)) for key in FIELDS if key not in ignored
+                 if getattr(config, key) != getattr(again, key)}  # fmt: skip
+    assert not different, name
+    assert name_of(again) == name
+    assert split_names(f"{name},{name}") == [name, name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "llama",
+            "llama-nope",
+            "llama+canon",
+            "llama+canon=A",
+            "llama+rope=0.25",
+            "llama+rope=0.5x0.5",
+            "llama+alibi",
+        ),
+        *("gla5", "gla5-conv+canon", "gla", "gdn+canon", "gdn-conv", "mamba2-4.1+canon", "gdn2.gdn2.llama"),
+        *("llama+canon:k3:nores", "llama+canon=AC:silu:frozen", "gla5{clamp_min=-0.5}+canon"),
+        *("gla5{num_heads=2}.llama", "llama{canon_sets=[A,ABCD]}", "llama{num_key_value_heads=2}+canon+qknorm"),
+    ],
+)
+def test_the_shortest_name(name):
+    fields = resolve(name, hidden_size=768, num_heads=12)
+    sizes = {"hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12}
+    assert name_of(CanonLMConfig(**sizes, **fields)) == name
+
+
+@pytest.mark.parametrize(("hidden_size", "heads"), [(512, 8), (768, 12)])
+def test_the_papers_own_linear_models(hidden_size, heads):
+    """Part 4.1: numbers in a layer's state, and parameters of mixer and MLP, in units of d and d^2."""
+    facts = {"gla": (64 if hidden_size == 512 else 96, 4, 8), "gdn": (144, 6, 6), "mamba2-4.1": (128, 6, 6)}
+    for name, (state, mixer, mlp) in facts.items():
+        fields = resolve(f"{name}-conv", hidden_size=hidden_size, num_heads=heads)
+        config = CanonLMConfig(hidden_size=hidden_size, num_hidden_layers=1, num_attention_heads=heads, **fields)
+        with torch.device("meta"):
+            layer = CanonLMForCausalLM(config).model.layers[0]
+        o = vars(config.options(0))
+        width = o["head_dim"] * o["state_size"] if "state_size" in o else o["key_head_dim"] * o["value_head_dim"]
+        assert o["num_heads"] * width == state * hidden_size
+        sizes = [sum(p.numel() for p in part.parameters()) / hidden_size**2 for part in (layer.mixer, layer.mlp)]
+        assert sizes == pytest.approx([mixer, mlp], rel=0.05)

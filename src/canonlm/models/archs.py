@@ -350,8 +350,11 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str], canon: str) -> st
                     modifiers += f"+{name}" + ("" if value is None else f"={value}")
         near = _like(config, written({}, modifiers))
         settings = {mixer: _options(config, mixer, near) for mixer in names}
-        different = {key: getattr(config, key) for key in FIELDS if getattr(config, key) != getattr(near, key)}
-        settings[pattern[0][1]] |= {key: _pattern(value) for key, value in different.items() if key not in _IN_BASES}
+        different = {key: _value(config, key) for key in FIELDS if _value(config, key) != _value(near, key)}
+        for key in different.keys() - {"mixers", "mixer_options"}:
+            # In the braces of a mixer that has no option of that name.
+            mixer = next(mixer for _, mixer, _ in pattern if key not in MIXERS[mixer].Options.__dataclass_fields__)
+            settings[mixer][key] = _pattern(different[key])
         for mixer, key in [(mixer, key) for mixer, each in settings.items() for key in each]:
             fewer = {**settings, mixer: {k: v for k, v in settings[mixer].items() if k != key}}
             if _same(config, written(fewer, modifiers)):  # it follows from another setting
@@ -364,7 +367,15 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str], canon: str) -> st
 
 def _same(config: CanonLMConfig, name: str) -> bool:
     again = _like(config, name)
-    return all(getattr(config, key) == getattr(again, key) for key in FIELDS)
+    return all(_value(config, key) == _value(again, key) for key in FIELDS)
+
+
+def _value(config: CanonLMConfig, key: str) -> Any:
+    """Of a field; Canon sites are always said layer by layer, in `canon_sets`."""
+    if key == "canon_set" or (key == "num_key_value_heads" and "attention" not in config.mixers):
+        return None  # GLA has an option of that name
+    layers = range(config.num_hidden_layers)
+    return [config.sites(i) for i in layers] if key == "canon_sets" else getattr(config, key)
 
 
 def _pattern(value: Any) -> Any:
@@ -372,9 +383,6 @@ def _pattern(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     return next(value[:n] for n in range(1, len(value) + 1) if value == value[:n] * (len(value) // n))
-
-
-_IN_BASES = {"mixers", "mixer_options"}
 
 
 def _options(config: CanonLMConfig, mixer: str, near: CanonLMConfig) -> dict[str, Any]:
