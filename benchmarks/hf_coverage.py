@@ -22,6 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "results" / "hf-coverage.json", HERE.parent / "docs" / "foreign-models.md"
 LIMIT_S = 60.0
+BEGIN, END = "<!-- table: benchmarks/hf_coverage.py -->", "<!-- end of table -->"
 FACTS = ("isolates", "cache", "padding", "saved")
 
 
@@ -44,6 +45,34 @@ def main() -> None:
 
         data = {"transformers": transformers.__version__, "counts": counts, "types": rows}
         RESULTS.write_text(json.dumps(data, indent=1) + "\n")
+        write_table(data)
+
+
+def write_table(data: dict) -> None:
+    """Into the page, between its two marks."""
+    counts = data["counts"]
+    lines = [
+        f"transformers {data['transformers']}: {counts['works']} of {len(data['types'])} types work, "
+        f"{counts['refused']} are refused in one line. Each was built at the sizes of the tiny Depo preset, trained "
+        "for three steps, resumed, evaluated and asked to generate (`benchmarks/hf_coverage.py`).",
+        "",
+        "| type | isolates documents | generation | transformers loads what it saves |",
+        "|---|---|---|---|",
+    ]
+    for name, row in data["types"].items():
+        if row["outcome"] == "works":
+            how = [
+                word for key, word in {"cache": "no cache", "padding": "one length at a time"}.items() if not row[key]
+            ]
+            cells = ["yes" if row["isolates"] else "no", ", ".join(how), "yes" if row["saved"] else "no"]
+            lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    lines += ["", "| refused | why |", "|---|---|"]
+    for name, row in data["types"].items():
+        if row["outcome"] != "works":
+            why = row["why"].removeprefix(f"arch: hf:{name} ").partition("; set its fields")[0]
+            lines.append(f"| `{name}` | {why.replace('|', ' ')} |")
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + rest.partition(END)[2])
 
 
 def run(types: list[str]) -> dict[str, dict]:

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from canonlm.errors import InvalidSetting
 from canonlm.models.interface import LanguageModel
+from canonlm.models.sizes import refusal
 
 LENGTH = 24
 
@@ -43,10 +44,7 @@ def check(model: LanguageModel, *, isolated: bool = False) -> None:
         except InvalidSetting:
             raise
         except Exception as error:  # the code of others, on tokens and sizes that it may never have seen
-            text = " ".join(str(error).split())[:300]
-            raise InvalidSetting(
-                "arch", f"arch: {model.arch} does not run here: {type(error).__name__}: {text}"
-            ) from error
+            raise refusal(model.arch, "does not run here", error) from error
         finally:
             for part in module.modules():
                 if isinstance(part, FSDPModule):  # a forward leaves the root's weights gathered

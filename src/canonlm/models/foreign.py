@@ -84,7 +84,8 @@ class ForeignModel(LanguageModel):
         # Found once: what is put around the model later changes neither its parts nor their names.
         self._paths = {part: name for name, part in module.named_modules()}
         self._blocks = find_blocks(module)
-        setattr(module, "generate", Generation(self, getattr(module, "generate", None)))  # noqa: B010
+        generate = getattr(module, "generate", None)
+        setattr(module, "generate", Generation(self, getattr(generate, "generate", generate)))  # noqa: B010
         if self.device.type != "meta" and not has_weights:
             for name, part in {"": module, **self._blocks}.items():
                 self.initialize(part, name)
@@ -167,7 +168,7 @@ class ForeignModel(LanguageModel):
                     self._owner(path)._init_weights(module)
         for module in modules:
             for key, tensor in _own(module).items():
-                if tensor.isnan().all():  # the library's code leaves it as it is built
+                if tensor.numel() and tensor.isnan().all():  # the library's code leaves it as it is built
                     tensor.copy_(self._as_built[f"{self._paths[module]}.{key}".lstrip(".")])
             module._apply(lambda tensor: tensor.to(device), recurse=False)
 
