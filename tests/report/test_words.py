@@ -1,13 +1,31 @@
 """What is said must be true of the numbers."""
 
+import json
+import re
+
 import pytest
 from folders import evaluation, write_run
 
-from canonlm.report import load_runs, summarise
+from canonlm.report import load_play, load_runs, render, summarise
 from canonlm.report.charts import learning_curves
+from canonlm.report.frames import runs_frame
 from canonlm.report.sentences import results_sentences, verdict
 from canonlm.report.theme import DARK, LOOKS, looks
-from canonlm.report.words import number, percent, points, quantity, scale_words, short, signed, slice_label, span
+from canonlm.report.watch import Watch
+from canonlm.report.words import (
+    about_of,
+    number,
+    percent,
+    points,
+    quantity,
+    scale_words,
+    score_of,
+    short,
+    signed,
+    slice_label,
+    span,
+)
+from canonlm.runs.words import MOST_BYTES, MOST_LETTERS
 
 
 @pytest.mark.parametrize(
@@ -204,3 +222,53 @@ def test_curves_are_one_trace_per_run_and_one_mean(tmp_path):
     mean = next(trace for trace in figure.data if trace.meta == "mean")
     assert mean.y == (pytest.approx(0.21),)
     assert "95% t-interval over 2 runs: 8.3–33.7%<br>single runs: 20.0–22.0%" in mean.hovertext[0]
+
+
+WORDS = {
+    "about": "Count <b>the bits</b>.",
+    "scales": {"bits": {"by": "length", "about": "Longer is harder.", "labels": {"4": "4 <i>bits</i>", "9": 9}}},
+    "measures": {"kl": {"label": "distance", "about": "", "log": True}},
+    "score": {"measure": "kl", "share": "share of rows"},
+}
+
+
+def of_mine(folder, words):
+    """A run on a task from a file that is not there."""
+    rows = [evaluation(step, {("bits", 4): (step, 8), ("bits", 9): (1, 8)}, measures={"kl": 0.5}) for step in (4, 8)]
+    write_run(folder / "runs" / "one", task={"name": "mine.py:Parity", "bits": 9}, evals=rows)
+    (folder / "runs" / "one" / "task.json").write_bytes(words)
+    return folder
+
+
+def test_a_task_from_outside_brings_its_words(tmp_path):
+    """As text in the run's folder: a report never runs the file of a task."""
+    page = render(load_play(of_mine(tmp_path, json.dumps(WORDS).encode())))
+    assert "Count &lt;b&gt;the bits&lt;/b&gt;." in page
+    assert "4 &lt;i&gt;bits&lt;/i&gt;" in page
+    assert "Longer is harder." in page
+    assert "<i>bits</i>" not in re.sub(r"<script.*?</script>", "", page, flags=re.S)
+    [run] = load_play(tmp_path).runs
+    assert (slice_label(run.task, "bits=9"), slice_label(run.task, "bits=3")) == ("9", "bits = 3")
+    assert (quantity(run.task, "kl").label, score_of(run.task).measure) == ("distance", "kl")
+    [row] = runs_frame([tmp_path])[0].filter(slice="bits=4").iter_rows(named=True)
+    assert row["task"] == "mine.py:Parity"
+    watch = Watch([tmp_path])
+    watch.read(0.0)
+    assert watch.runs[0].evaluated.startswith("4 <i>bits</i> 1.00  9 0.12")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"", b"{", b"[]", b"\xff", b"[" * 9999, json.dumps(WORDS | {"scales": 3}).encode(),
+        json.dumps(WORDS | {"about": "x" * MOST_BYTES}).encode(),
+    ],
+)  # fmt: skip
+def test_words_that_cannot_be_read_are_as_none(tmp_path, words):
+    [run] = load_play(of_mine(tmp_path, words)).runs
+    assert (about_of(run.task), slice_label(run.task, "bits=4")) == ("", "bits = 4")
+
+
+def test_words_have_a_length(tmp_path):
+    [run] = load_play(of_mine(tmp_path, json.dumps(WORDS | {"about": "x" * 9999}).encode())).runs
+    assert len(about_of(run.task)) == MOST_LETTERS

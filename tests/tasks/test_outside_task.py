@@ -50,7 +50,10 @@ def test_the_task_of_the_docs_plays(tmp_path, capsys):
     assert main(["play", "mine.py:Parity", "--arch", "llama,gdn2", "--out", "out", *small]) == 0
     play = json.loads((tmp_path / "out" / "play.json").read_text())
     assert play["sections"][0]["heading"] == "Parity"
-    assert "16 bits" in capsys.readouterr().out or (tmp_path / "out" / "report.html").is_file()
+    said = capsys.readouterr().out
+    assert "16 bits" in said
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert all(words in page for words in (tasks.find("mine.py:Parity").about, "number of bits", "16 bits"))
 
 
 def test_its_windows_are_its_samples():

@@ -158,8 +158,9 @@ def _explained(task: "Task", sample: "Sample") -> "Iterator[Text]":
 def _label(task: "Task", where: "Slice") -> str:
     from canonlm.report.words import slice_label
     from canonlm.runs.rows import slice_key
+    from canonlm.runs.words import named
 
-    return ", ".join(slice_label(task.name, slice_key({key: value})) for key, value in where.items())
+    return ", ".join(slice_label(named(task), slice_key({key: value})) for key, value in where.items())
 
 
 def _clip(text: str) -> str:

@@ -20,6 +20,7 @@ from canonlm.cli.progress import duration
 from canonlm.report.watch import in_words
 from canonlm.runs.follow import Latest
 from canonlm.runs.rows import DAMAGE, Evaluation, Remark, TextEvaluation, TrainRow, evaluation, parse, text_evaluation
+from canonlm.runs.words import named
 from canonlm.train.config import RunConfig
 
 MOST_MESSAGES = 4
@@ -127,7 +128,7 @@ def _numbers(row: TrainRow) -> list[Text]:
 def _evaluation(config: RunConfig, row: Evaluation | TextEvaluation) -> str:
     loss = math.nan if row.loss is None else row.loss
     if isinstance(row, Evaluation):
-        return f"test loss {loss:.4f}  {in_words(config.built_task.name if config.built_task else '', row)}"
+        return f"test loss {loss:.4f}  {in_words(named(config.built_task), row)}"
     each = {name: math.nan if one.bits_per_byte is None else one.bits_per_byte for name, one in row.sets.items()}
     bits = ", ".join(f"{name} {value:.4f}" for name, value in each.items())
     return f"validation loss {loss:.4f}  bits per byte: {bits}"

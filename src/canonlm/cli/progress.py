@@ -10,6 +10,7 @@ from rich.table import Table
 from canonlm.launch.local import Progress, default_jobs, run_grid
 from canonlm.launch.play import PlannedRun
 from canonlm.report.watch import in_words
+from canonlm.runs.words import named
 
 
 def follow(runs: Sequence[PlannedRun], jobs: int | None) -> list[Progress]:
@@ -52,7 +53,7 @@ def _table(grid: list[Progress]) -> Table:
 
 
 def _scores(progress: Progress) -> str:
-    return in_words(progress.run.task.name, progress.evaluation)
+    return in_words(named(progress.run.task), progress.evaluation)
 
 
 def _steps(progress: Progress) -> int:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import expected
-from ..runs.folder import Recorded, read_config, recorded
+from ..outside import is_reference
+from ..runs.folder import TASK, Recorded, read_config, recorded
 from ..runs.rows import Evaluation, evaluation, is_slice, scale_of, slice_key, writable
+from ..runs.words import Named, read
 from .text import TextRun, load_text
 
 __all__ = ["LeftOut", "Run", "TextRun", "is_slice", "load_run", "load_runs", "scale_of", "slice_key", "task_of"]
@@ -38,7 +40,7 @@ def load_run(folder: str | Path) -> Run | TextRun:
     config = read_config(folder)
     if config.get("text") is not None:
         return load_text(folder, config)
-    task, label = task_of(config)
+    task, label = task_of(config, folder)
     return Run(task=task, task_label=label, **recorded(folder, config, evaluation, []))
 
 
@@ -59,12 +61,14 @@ def load_runs(folders: Iterable[str | Path]) -> tuple[list[Run | TextRun], list[
     return runs, left_out
 
 
-def task_of(config: Mapping[str, Any]) -> tuple[str, str]:
-    """The name of the task, and with its settings. ValueError: it has none."""
+def task_of(config: Mapping[str, Any], folder: Path) -> tuple[str, str]:
+    """The name of a run's task, and with its settings. ValueError: it has none."""
     task = config.get("task")
     spec = dict(task) if isinstance(task, dict) else {"name": task}
     name = spec.pop("name", None)
     if not isinstance(name, str):
         raise expected("task.name", "a task's name", name)
     settings = ", ".join(f"{key}={value}" for key, value in spec.items())
-    return writable(name), writable(f"{name} ({settings})" if settings else name)
+    label = writable(f"{name} ({settings})" if settings else name)
+    name = writable(name)
+    return (Named(name, read(folder / TASK)) if is_reference(name) else name), label

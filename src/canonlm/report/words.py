@@ -1,14 +1,15 @@
 """The vocabulary of the report: how slices, measures and numbers are said to people.
 
-What is special to a task it says itself (`canonlm.tasks.describe`). Tasks that are not ours have names and numbers
-only: a report never runs a file of the user's.
+What is special to a task it says itself (`canonlm.tasks.describe`). Of a task that is not ours the run folder has the
+words (`canonlm.runs.words`): a report never runs a file of the user's.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..tasks import Scale, Score, registered
+from ..runs.words import words_of
+from ..tasks import Scale, Score
 from .runs import is_slice, scale_of
 
 
@@ -60,12 +61,12 @@ class Quantity:
 
 
 def about_of(task: str) -> str:
-    """What the model has to do, in a sentence; "" for a task that is not ours."""
-    return registered(task).about
+    """What the model has to do, in a sentence; "" where the task does not say it."""
+    return words_of(task).about
 
 
 def score_of(task: str) -> Score:
-    return registered(task).score
+    return words_of(task).score
 
 
 def quantity(task: str, key: str) -> Quantity:
@@ -75,13 +76,13 @@ def quantity(task: str, key: str) -> Quantity:
         return Quantity("mean accuracy", percent, points)
     if is_slice(key):
         return Quantity(slice_label(task, key), percent, points)
-    found = registered(task).measures.get(key)
+    found = words_of(task).measures.get(key)
     return Quantity(found.label, about=found.about, log=found.log) if found else Quantity(key.replace("_", " "))
 
 
 def slice_label(task: str, key: str) -> str:
     """`k=1` of depo → `1 hop`; what the task does not describe stays readable: `k = 1`."""
-    scale = registered(task).scales.get(scale_of(key))
+    scale = words_of(task).scales.get(scale_of(key))
     if scale and "=" in key and "," not in key:
         return scale.label(key.partition("=")[2])
     return "all questions" if key == "all" else key.replace("=", " = ")
@@ -90,7 +91,7 @@ def slice_label(task: str, key: str) -> str:
 def scale_words(task: str, key: str) -> Scale:
     """The scale that the slice `key` is on."""
     name = scale_of(key)
-    return registered(task).scales.get(name) or Scale(name, lambda value: f"{name} = {value}")
+    return words_of(task).scales.get(name) or Scale(name, lambda value: f"{name} = {value}")
 
 
 def count_of(number: int, singular: str, plural: str | None = None) -> str:

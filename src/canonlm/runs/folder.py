@@ -4,6 +4,7 @@ config.yaml     the resolved configuration          metrics.jsonl   a row per lo
 env.json        machines and versions               checkpoints/    the newest states
 data.json       which text was read (of text)       profile/, tensorboard/, on_checkpoint/   where asked for
 code.json       sha256 of files from outside        code/           copies of these files
+task.json       the words of a task from outside
 result.json     written last: the run is finished   log.txt, logs/  what processes that were launched printed
                                                     launch/         what was submitted to SLURM
 
@@ -29,6 +30,7 @@ from canonlm.files import write_json, write_text
 from .identity import Config, changes
 from .rows import DAMAGE, E, Evaluate, TrainRow, finite, read, writable
 
+TASK = "task.json"
 _MOST_BRACKETS, _MOST_COLUMNS = 1_000, 2_000
 
 
@@ -71,9 +73,14 @@ def check(
 
 
 def create(
-    folder: Path, config: Config, load: Callable[[Path], Config], outside: Mapping[str, Outside] | None = None
+    folder: Path,
+    config: Config,
+    load: Callable[[Path], Config],
+    outside: Mapping[str, Outside] | None = None,
+    words: Mapping[str, Any] | None = None,
 ) -> None:
-    """Make the folder and write its configuration; one that this one continues is checked and replaced."""
+    """Make the folder and write its configuration; one that this one continues is checked and replaced. words: of a
+    task from outside (`canonlm.runs.words`)."""
     check(folder, config, load, outside)
     make(folder)
     path, text = folder / "config.yaml", to_yaml(config)
@@ -82,6 +89,8 @@ def create(
             (folder / "result.json").unlink(missing_ok=True)  # it is finished no longer
         if outside:
             _keep(folder, outside)
+        if words:
+            write_json(folder / TASK, words)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_text(path, text)
     except OSError as error:

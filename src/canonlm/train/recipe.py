@@ -13,7 +13,7 @@ import yaml
 
 from canonlm import outside
 from canonlm.errors import InvalidSetting, expected
-from canonlm.runs import folder
+from canonlm.runs import folder, words
 from canonlm.train.config import RunConfig, resolve
 
 
@@ -47,7 +47,9 @@ def check_folder(path: Path, run: RunConfig) -> None:
 
 def create_folder(path: Path, run: RunConfig) -> None:
     """Make a run's folder, or take up the one that it continues."""
-    folder.create(path, run.model_dump(), _completed, outside_of(run))
+    task = run.built_task
+    told = words.written(task) if task is not None and outside.is_reference(task.name) else None
+    folder.create(path, run.model_dump(), _completed, outside_of(run), told)
 
 
 def outside_of(run: RunConfig) -> dict[str, folder.Outside]:

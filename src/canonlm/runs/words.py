@@ -1,0 +1,81 @@
+"""The words of a task from outside: a run folder has them in `task.json`, as a report never runs a task's file.
+
+What is read may be a stranger's: it is text and nothing else, and never long.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from canonlm.tasks import Measure, Scale, Score, Task, registered
+
+from .rows import DAMAGE, writable
+
+MOST_BYTES = 2**16
+MOST_LETTERS = 500
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a class of task has under the same names."""
+
+    about: str = ""
+    scales: Mapping[str, Scale] = field(default_factory=dict)
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+    score: Score = field(default_factory=Score)
+
+
+class Named(str):
+    """The name of a task that is not ours, with its words."""
+
+    words: Words | Task
+
+    def __new__(cls, name: str, words: Words | Task) -> "Named":
+        named = super().__new__(cls, name)
+        named.words = words
+        return named
+
+
+def named(task: Task | None) -> str:
+    return "" if task is None else Named(task.name, task)
+
+
+def words_of(task: str) -> Words | Task | type[Task]:
+    """Of a task's name; a name that is neither ours nor `Named` has none."""
+    return task.words if isinstance(task, Named) else registered(task)
+
+
+def written(task: Task) -> dict[str, Any]:
+    """The words as JSON: of labels those of the slices that the test has."""
+    labels: dict[str, dict[str, str]] = {name: {} for name in task.scales}
+    for name, value in (pair for where in task.slices() for pair in where.items() if pair[0] in labels):
+        labels[name][str(value)] = task.scales[name].label(str(value))
+    scales = {name: {"by": one.by, "about": one.about, "labels": labels[name]} for name, one in task.scales.items()}
+    return {"about": task.about, "scales": scales, "measures": {k: vars(v) for k, v in task.measures.items()},
+            "score": vars(task.score)}  # fmt: skip
+
+
+def read(path: Path) -> Words:
+    """Without any words where the file is not there, damaged or long."""
+    try:
+        raw = json.loads(path.read_bytes() if path.is_file() and path.stat().st_size <= MOST_BYTES else "{}")
+        return Words(
+            _text(raw, "about"),
+            {key: Scale(_text(one, "by"), _labels(key, one["labels"]), _text(one, "about"))
+             for key, one in raw["scales"].items()},
+            {key: Measure(_text(one, "label"), _text(one, "about"), one["log"] is True)
+             for key, one in raw["measures"].items()},
+            Score(_text(raw["score"], "measure"), _text(raw["score"], "share")),
+        )  # fmt: skip
+    except (*DAMAGE, OSError):
+        return Words()
+
+
+def _text(raw: Mapping[str, Any], key: str) -> str:
+    return writable(str(raw[key]))[:MOST_LETTERS]
+
+
+def _labels(scale: str, labels: Mapping[str, Any]) -> Callable[[str], str]:
+    return lambda value: _text(labels, value) if value in labels else f"{scale} = {value}"
