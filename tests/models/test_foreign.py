@@ -249,6 +249,25 @@ def test_saved_models_are_the_librarys(tmp_path):
     assert equal(tensors(has_weights.module), tensors(model.module))
 
 
+REQUIRED = [
+    *("llama", "mistral", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "gemma2", "gemma3_text", "phi3", "olmo2"),
+    *("olmo3", "olmo_hybrid", "granite", "granitemoehybrid", "smollm3", "gpt2", "gpt_neox", "gpt_oss", "mixtral"),
+    *("deepseek_v3", "cohere2", "mamba2", "falcon_h1", "nemotron_h", "jamba", "bamba", "zamba2", "lfm2", "kimi_linear"),
+    *("recurrent_gemma", "xlstm", "rwkv", "minimax", "inkling_text"),
+]
+
+
+def test_recorded_coverage():
+    """Of `benchmarks/hf_coverage.py`, which takes minutes; the page shows it."""
+    data = json.loads((ROOT / "benchmarks/results/hf-coverage.json").read_text())
+    types, page = data["types"], (ROOT / "docs/foreign-models.md").read_text()
+    assert data["counts"]["works"] >= 110
+    assert data["counts"]["traceback"] == data["counts"]["hang"] == 0
+    assert [name for name in REQUIRED if types[name]["outcome"] != "works"] == []
+    assert all(f"| `{name}` |" in page for name in types)
+    assert not any("\n" in row.get("why", "") for row in types.values())
+
+
 # -- modules from a file ----------------------------------------------------------------------------------------------
 
 

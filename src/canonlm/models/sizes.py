@@ -247,6 +247,7 @@ class _Small:
         for name, size in {
             "head_dim": sizes.hidden_size // sizes.num_attention_heads,
             "num_key_value_heads": sizes.num_attention_heads,
+            "n_inner": 4 * sizes.hidden_size,
         }.items():
             if name in self.names and self.values.get(name) is None:
                 fields[name] = size
