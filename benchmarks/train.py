@@ -37,7 +37,7 @@ from canonlm.data import index
 from canonlm.data.shards import Dataset
 from canonlm.data.text import TextStream
 from canonlm.models.loss import loss_of_hidden, loss_of_logits
-from canonlm.train.build import model_config
+from canonlm.train.build import build_model
 from canonlm.train.config import RunConfig, resolve
 from canonlm.train.flops import flops_per_token, peak_flops
 from canonlm.train.loop import train
@@ -133,7 +133,7 @@ def theirs(run: RunConfig, log: Callable[[float], None]) -> None:
             if "loss" in logs:
                 log(float(logs["loss"]))
 
-    config, settings = model_config(run), run.train
+    config, settings = build_model(run, "meta").module.config, run.train
     model = transformers.LlamaForCausalLM(llama_config(config))
     assert sum(p.numel() for p in model.parameters()) == num_parameters(config), "not the same Llama"
     with tempfile.TemporaryDirectory() as folder:
@@ -211,7 +211,7 @@ def against_the_trainer(shape: dict, tokens: Path, device: str, compiled: bool, 
     speeds = {name: [tokens_per_turn / s for s in seconds[WARM_UP:]] for name, seconds in turn.seconds.items()}
     medians = {name: statistics.median(found) for name, found in speeds.items()}
     ratios = sorted(paired(speeds["ours"], speeds["Trainer"]))
-    flops, peak = flops_per_token(model_config(run), shape["time"]), peak_of(device, shape["precision"])
+    flops, peak = flops_per_token(build_model(run, "meta"), shape["time"]), peak_of(device, shape["precision"])
     result = {
         "mode": mode,
         "tokens_per_s": speeds,
@@ -334,7 +334,7 @@ def models(shape: dict, tokens: Path, device: str, steps: int) -> list[dict]:
             print(json.dumps(rows[-1]), flush=True)
             continue
         best = max((row for row in logged[4:] if row["kind"] == "train"), key=lambda row: row["tokens_per_s"])
-        row = {"arch": arch, "parameters_M": num_parameters(model_config(run)) / 1e6}
+        row = {"arch": arch, "parameters_M": build_model(run, "meta").num_parameters / 1e6}
         row |= {key: best[key] for key in ("tokens_per_s", "mfu", "memory_gb", "data_wait_share")}
         plain = next((r for r in rows if r["arch"] == arch.removesuffix("+canon") and "error" not in r), None)
         if plain is not None:

@@ -10,6 +10,9 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+LISTED = 80
+"""Choices that an error names, of more."""
+
 
 def unknown(kind: str, name: object, choices: Iterable[str], plural: str | None = None) -> ValueError:
     """`unknown task "depoo". Did you mean "depo"? Tasks: copying, depo, mano.`"""
@@ -17,7 +20,9 @@ def unknown(kind: str, name: object, choices: Iterable[str], plural: str | None 
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     guess = f' Did you mean "{close[0]}"?' if close else ""
     listing = plural or kind + "s"
-    return ValueError(f'unknown {kind} "{name}".{guess} {listing[0].upper() + listing[1:]}: {", ".join(names)}.')
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    listed = ", ".join(names[: LISTED if more else None]) + more
+    return ValueError(f'unknown {kind} "{name}".{guess} {listing[0].upper() + listing[1:]}: {listed}.')
 
 
 class InvalidSetting(ValueError):

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from canonlm import outside
-from canonlm.errors import InvalidSetting, expected
+from canonlm.errors import InvalidSetting
 from canonlm.models import foreign
 from canonlm.models.archs import name_of
 from canonlm.models.config import CanonLMConfig
@@ -73,9 +73,9 @@ def match_parameters(arch: str, sizes: Sizes, target: int) -> dict[str, list[int
     widths, count = before.mlp_widths, before.num_parameters
     if abs(count - target) <= MATCHED * target:
         return {}
-    what = f"architectures whose MLP can make up the difference: {arch} has {count:,} parameters, the first {target:,}"
+    why = f"{arch} has {count:,} parameters and the first {target:,}, and no width of its MLP makes up the difference"
     if not widths:
-        raise expected("--match", what, "parameters")
+        raise InvalidSetting("--match", f"--match: {why}")
 
     def scaled(factor: float) -> dict[str, int]:
         return {key: max(1, round(width * factor)) for key, width in widths.items()}
@@ -86,7 +86,7 @@ def match_parameters(arch: str, sizes: Sizes, target: int) -> dict[str, list[int
     # Parameters are linear in the widths: two points tell the factor, but for rounding.
     factor = 1 + (target - count) / max(1, count_at(2) - count)
     if factor <= 0 or abs(count_at(factor) - target) > MATCHED * target:
-        raise expected("--match", what, "parameters")
+        raise InvalidSetting("--match", f"--match: {why}")
     return {key: [widths[key], width] for key, width in scaled(factor).items()}
 
 

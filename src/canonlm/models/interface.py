@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from canonlm.errors import expected
 
-MLP_WIDTHS = ("intermediate_size", "moe_intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size")
+MLP_WIDTHS = ("intermediate_size", "moe_intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size")
 """What configurations call the width of an MLP."""
 
 

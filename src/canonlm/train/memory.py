@@ -10,6 +10,7 @@ which keeps a state for every chunk; the kernels of flash-linear-attention make 
 """
 
 import copy
+import logging
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
@@ -103,13 +104,23 @@ def _kept(model: LanguageModel, names: list[str], run: RunConfig, alone: bool) -
     half, seq_len = run.train.precision == "bf16", run.data.seq_len
     torch.compiler.reset()  # else the ninth kind of block in a process would no longer be compiled
     kept, module = {}, copy.deepcopy(model.module)
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it prints what is raised below
     with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=half):
         # Autocast leaves the embedding in float32, and with it the stream; FSDP gathers it in bfloat16.
         _fill(module, torch.bfloat16 if half and not alone else torch.float32)
         for name in model.blocks:
             _fill(module.get_submodule(name), torch.bfloat16 if half else torch.float32)
-        for name, (args, kwargs) in _calls(module, names, seq_len).items():
-            stream, dear, saved = _of_block(module.get_submodule(name), args, kwargs, run)
+        try:
+            calls = _calls(module, names, seq_len)
+            counts = {name: _of_block(module.get_submodule(name), *calls[name], run) for name in names}
+        except Exception as error:  # code of others, on tensors without contents
+            why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            where = "train.precision=bf16" if not half else "another precision"
+            raise ValueError(
+                f"memory: the blocks of {model.arch} cannot be counted without contents ({why}); try {where}"
+            ) from error
+        for name in names:
+            stream, dear, saved = counts[name]
             everything = saved + model.extra_memory(model.blocks[name], seq_len)
             by_checkpointing = {"none": everything, "full": stream, "selective": stream + dear}
             kept[name] = by_checkpointing[run.parallel.activation_checkpointing], everything
