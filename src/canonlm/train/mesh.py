@@ -1,5 +1,7 @@
 """The processes of a run and the mesh that they form: devices = dp_replicate x dp_shard x tp."""
 
+import atexit
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +10,7 @@ from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from canonlm.errors import expected
 from canonlm.train.build import pick_device
@@ -38,6 +40,7 @@ def world_of(config: RunConfig) -> Iterator[World]:
     if device.index is not None:
         raise expected("train.device", "auto, cuda or cpu, with several processes", config.train.device)
     dist.init_process_group("cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    mesh: DeviceMesh | None = None
     try:
         with World(device, rank, size).all_or_none():  # one machine may have fewer devices than another
             if device.type == "cuda":
@@ -52,12 +55,27 @@ def world_of(config: RunConfig) -> Iterator[World]:
         # This process alone may have failed (memory, a disk), the others are waiting for it within NCCL, and to leave
         # the group is to wait for them: only the end of this process ends theirs.
         if device.type != "cuda":
-            dist.destroy_process_group()
+            _leave(mesh)
         raise
     except BaseException:
-        dist.destroy_process_group()
+        _leave(mesh)
         raise
+    _leave(mesh)
+
+
+def _leave(mesh: DeviceMesh | None) -> None:
+    """Leave all groups and end gloo's threads. A thread holds the tensors of its last collective until it gets to drop
+    them, for which it needs the interpreter: where that has ended meanwhile, the process crashes.
+
+    The threads of a group end with its last reference. DTensor keeps meshes for ever, and a mesh its groups; FSDP's
+    modules, which have groups too, are garbage or, after an error, held by the traceback until that is told.
+    """
     dist.destroy_process_group()
+    if mesh is not None:
+        mesh._pg_registry.clear()
+    gc.collect()
+    atexit.unregister(gc.collect)
+    atexit.register(gc.collect)
 
 
 def check_layout(config: RunConfig, processes: int) -> None:
