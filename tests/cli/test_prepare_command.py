@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from canonlm.cli import main
-from canonlm.cli import prepare as command
+from canonlm.cli import count, main
 from canonlm.data import steps
 from canonlm.data.prepare import Progress
 
@@ -89,8 +88,8 @@ def test_options_reach_the_shards(here):
 
 
 def test_a_log_gets_a_line_now_and_then(capsys, monkeypatch):
-    monkeypatch.setattr(command, "EVERY", 0.0)
-    with command.Bar() as bar:
+    monkeypatch.setattr(count, "EVERY", 0.0)
+    with count.Reading() as bar:
         bar(Progress(read=5_000_000, total=20_000_000, documents=1200, tokens=3_000_000))
     assert capsys.readouterr().err == "5 of 20 MB, 1,200 documents, 3,000,000 tokens\n"
 

@@ -9,6 +9,7 @@ import torch
 from canonlm import evals, tasks
 from canonlm.data.windows import WindowStream
 from canonlm.evals.facts import FactEval
+from canonlm.models.build import wrap
 
 CPU = torch.device("cpu")
 N = 24
@@ -18,7 +19,7 @@ def evaluate(model, task, size=N, batch_size=7):
     stream = WindowStream(task, "test", 0, 128, "all", False)
     evaluation = evals.build(stream, size, batch_size)
     assert isinstance(evaluation, FactEval)
-    return evaluation.run(model, CPU)
+    return evaluation.run(wrap(model), CPU)
 
 
 def gives(task, probability):

@@ -9,6 +9,7 @@ import torch
 from canonlm import CanonLMConfig, CanonLMForCausalLM, evals, tasks
 from canonlm.data.windows import WindowStream
 from canonlm.evals.generate import GenerateEval, generate
+from canonlm.models.build import wrap
 
 CPU = torch.device("cpu")
 TASK = tasks.get("brevo", N=9)
@@ -17,7 +18,7 @@ WORDS = tasks.get("brevo", N=9, name_vocab=3, min_name_len=1, max_name_len=2)
 
 def evaluate(model, task=TASK, size=40, batch_size=16):
     stream = WindowStream(task, "test", 0, task.max_len, "answer", False)
-    return GenerateEval(stream, size, batch_size).run(model, CPU)
+    return GenerateEval(stream, size, batch_size).run(wrap(model), CPU)
 
 
 def another_order(task, prompt):

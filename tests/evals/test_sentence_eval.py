@@ -10,6 +10,7 @@ from scipy import stats
 from canonlm import CanonLMConfig, CanonLMForCausalLM, evals, tasks
 from canonlm.data.windows import WindowStream
 from canonlm.evals.sentences import SentenceEval
+from canonlm.models.build import wrap
 from canonlm.tasks.lano import Grammar
 
 CPU = torch.device("cpu")
@@ -46,7 +47,7 @@ def evaluation(task, size, batch_size=64, seq_len=128):
 
 def test_the_grammar_itself_is_always_right(knows, grammars):
     task = grammars["long"]
-    row = evaluation(task, 30).run(knows(len(task.vocab), truth(task)), CPU)
+    row = evaluation(task, 30).run(wrap(knows(len(task.vocab), truth(task))), CPU)
     start, cut = row["slices"]
     assert start == {"slice": {"from": "start"}, "correct": 30, "total": 30}
     assert cut["slice"] == {"from": "cut"}
@@ -60,7 +61,7 @@ def test_sampling_is_exact(knows, grammars):
     model = knows(len(task.vocab), truth(task))
     asked = evaluation(task, 600, batch_size=600)
     with torch.no_grad():
-        said = asked._write(model, list(range(600)), 1, CPU)
+        said = asked._write(wrap(model), list(range(600)), 1, CPU)
     counts = Counter(tuple(sentence) for sentence in said)
     laws = {s: np.exp(task.grammar.log_probability(s[:-1])) for s in counts}
     assert all(law > 0 and s[-1] == 0 for s, law in laws.items())
@@ -80,7 +81,7 @@ def test_guessing_scores_what_it_must(knows, grammars):
     sentences = {x + y for x in a for y in b} | {y + x + z for y in b for x in a for z in b}
     assert all(task.grammar.contains([*map(int, sentence)]) for sentence in sentences)
     chance = sum(3.0 ** -(len(sentence) + 1) for sentence in sentences)
-    row = evaluation(task, 4000, 2000).run(knows(3, lambda tokens: np.zeros((len(tokens), 3))), CPU)
+    row = evaluation(task, 4000, 2000).run(wrap(knows(3, lambda tokens: np.zeros((len(tokens), 3)))), CPU)
     assert 0.01 < chance < 0.1
     share = row["slices"][0]["correct"] / row["slices"][0]["total"]
     assert abs(share - chance) < 4 * np.sqrt(chance * (1 - chance) / 4000)
@@ -92,11 +93,11 @@ def test_batches_change_nothing(grammars):
     config = CanonLMConfig(vocab_size=len(task.vocab), hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
     model = CanonLMForCausalLM(config).eval()
     with torch.no_grad():
-        whole = evaluation(task, 12)._write(model, list(range(12)), 1, CPU)
-        parts = evaluation(task, 12)._write(model, [7, 3], 1, CPU)
+        whole = evaluation(task, 12)._write(wrap(model), list(range(12)), 1, CPU)
+        parts = evaluation(task, 12)._write(wrap(model), [7, 3], 1, CPU)
     assert parts == [whole[7], whole[3]]
     assert len({tuple(sentence) for sentence in whole}) > 6
-    rows = [evaluation(task, 12, size).run(model, CPU) for size in (12, 5)]
+    rows = [evaluation(task, 12, size).run(wrap(model), CPU) for size in (12, 5)]
     assert rows[0]["slices"] == rows[1]["slices"]
     assert rows[0]["measures"]["kl"] == pytest.approx(rows[1]["measures"]["kl"], rel=1e-6)
 
@@ -105,7 +106,7 @@ def test_divergence_by_hand(knows, grammars):
     """A model that finds everything equally likely: sum p ln p + ln(T + 1), smoothed as in the release."""
     task = grammars["small"]
     columns = len(task.vocab)
-    row = evaluation(task, 20).run(knows(columns, lambda tokens: np.zeros((len(tokens), columns))), CPU)
+    row = evaluation(task, 20).run(wrap(knows(columns, lambda tokens: np.zeros((len(tokens), columns)))), CPU)
     total, count = 0.0, 0
     for i in range(20):
         for p in task.grammar.next_token_probs(task.sample("test", 0, i).tokens[1:]):
@@ -118,7 +119,7 @@ def test_divergence_by_hand(knows, grammars):
 def test_long_sentences_count_as_far_as_the_window_goes(knows, grammars):
     task = grammars["small"]
     assert task.grammar.min_len == 4
-    row = evaluation(task, 10, seq_len=4).run(knows(len(task.vocab), truth(task)), CPU)
+    row = evaluation(task, 10, seq_len=4).run(wrap(knows(len(task.vocab), truth(task))), CPU)
     assert row["slices"][0] == {"slice": {"from": "start"}, "correct": 0, "total": 10}, "none fits"
     assert row["measures"]["kl"] == pytest.approx(0, abs=1e-6)
 

@@ -11,6 +11,7 @@ from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.data import index
 from canonlm.data.shards import Dataset
 from canonlm.evals.text import TextEval
+from canonlm.models.build import wrap
 from canonlm.world import World
 
 CPU = torch.device("cpu")
@@ -33,11 +34,11 @@ class Counting:
     """Passes calls on, and notes their shapes."""
 
     def __init__(self, model):
-        self.model, self.shapes = model, []
+        self.model, self.shapes = wrap(model), []
 
-    def __call__(self, input_ids, **settings):
+    def loss(self, input_ids, targets, doc_ids, num_targets):
         self.shapes.append(tuple(input_ids.shape))
-        return self.model(input_ids, **settings)
+        return self.model.loss(input_ids, targets, doc_ids, num_targets)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def test_equals_documents_read_alone(documents, dataset, isolate, z_loss, size):
     made = model(z_loss=z_loss, z_loss_weight=0.1)
     windows = min(size, (sum(map(len, documents)) - 1) // SEQ_LEN)
     total, count = brute(made, documents, windows, isolate)
-    found = evaluation(dataset, size, isolate=isolate).run(made, CPU)
+    found = evaluation(dataset, size, isolate=isolate).run(wrap(made), CPU)
     assert found["loss"] == pytest.approx(total / count, rel=1e-9)
     assert list(found["sets"]) == ["books", "again"]
     for row in found["sets"].values():
@@ -116,7 +117,7 @@ def test_equals_documents_read_alone(documents, dataset, isolate, z_loss, size):
 @pytest.mark.parametrize("ranks", [2, 3, 4, 16])
 @pytest.mark.parametrize("isolate", [False, True])
 def test_processes_share_the_windows_and_call_equally_often(dataset, ranks, isolate):
-    whole = evaluation(dataset, isolate=isolate).run(made := model(), CPU)["sets"]["books"]
+    whole = evaluation(dataset, isolate=isolate).run(wrap(made := model()), CPU)["sets"]["books"]
     shares = []
     for rank in range(ranks):
         counted = Counting(made)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, tasks
 from canonlm.data.windows import WindowStream
 from canonlm.evals.windows import WindowEval, read_off
+from canonlm.models.build import wrap
 
 TASKS = {
     "copying": (tasks.get("copying", N=8), 50, "answer"),
@@ -20,15 +20,14 @@ TASKS = {
 }
 
 
-class Says(nn.Module):
+class Says:
     """A language model that puts all its weight on `says(input_ids)`, the next token of every position."""
 
     def __init__(self, vocab_size, says):
-        super().__init__()
         self.vocab_size, self.says = vocab_size, says
 
-    def forward(self, input_ids, doc_ids=None, use_cache=None):
-        return CausalLMOutputWithPast(logits=100.0 * nn.functional.one_hot(self.says(input_ids), self.vocab_size))
+    def logits(self, input_ids, doc_ids=None):
+        return 100.0 * nn.functional.one_hot(self.says(input_ids), self.vocab_size)
 
 
 def truth(input_ids):
@@ -119,7 +118,7 @@ def test_the_loss_is_the_mean_over_labels_and_batches_do_not_matter():
     model = CanonLMForCausalLM(CanonLMConfig(**_SIZES, vocab_size=len(task.vocab), canon_set="AC")).eval()
     for isolate in (False, True):
         stream = WindowStream(task, "test", 0, seq_len, "answer", isolate)
-        rows = [WindowEval(stream, 10, size).run(model, torch.device("cpu")) for size in (10, 3)]
+        rows = [WindowEval(stream, 10, size).run(wrap(model), torch.device("cpu")) for size in (10, 3)]
         batch = stream.rows(0, 10)
         whole = model(batch.input_ids, shift_labels=batch.targets, doc_ids=batch.doc_ids)
         assert rows[0]["loss"] == pytest.approx(whole.loss.item(), rel=1e-5)
@@ -149,7 +148,7 @@ def test_a_verdict_is_that_of_greedy_generation():
         sample = task.sample("test", 0, w)
         single = WindowStream(task, "test", 0, len(sample.tokens), "answer", True)
         with torch.no_grad():
-            said, _, _ = read_off(model, single, w, 1, torch.device("cpu"))
+            said, _, _ = read_off(wrap(model), single, w, 1, torch.device("cpu"))
         judged = [verdict.correct for verdict in task.grade(sample, said[0])]
         generated = []
         for query in sample.queries:

@@ -9,6 +9,7 @@ from canonlm import tasks
 from canonlm.cli import main
 from canonlm.data.windows import WindowStream
 from canonlm.evals.windows import WindowEval
+from canonlm.models.build import wrap
 from canonlm.suites.opening import Subject
 from canonlm.suites.playground import PlaygroundSettings, evaluations
 from canonlm.train.recipe import load
@@ -99,9 +100,9 @@ def test_more_windows_hold_more_answers(run, knows):
     for length in (160, 240):
         stream = WindowStream(task, "test", 0, length, "answer", False)
         for after in (0, 80):
-            rows = WindowEval(stream, 8, 4, after=after).run(model, torch.device("cpu"))["slices"]
+            rows = WindowEval(stream, 8, 4, after=after).run(wrap(model), torch.device("cpu"))["slices"]
             counts[length, after] = sum(row["total"] for row in rows)
-    whole = WindowEval(WindowStream(task, "test", 0, 80, "answer", False), 8, 4).run(model, torch.device("cpu"))
+    whole = WindowEval(WindowStream(task, "test", 0, 80, "answer", False), 8, 4).run(wrap(model), torch.device("cpu"))
     inside = sum(row["total"] for row in whole["slices"])
     assert 0 < counts[160, 80] < counts[160, 0] < counts[240, 0]
     assert counts[160, 0] - counts[160, 80] >= inside  # those cut by the end of the short window are complete here

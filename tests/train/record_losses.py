@@ -65,9 +65,8 @@ def losses(name, config):
             if row["step"] >= last:
                 raise Enough
 
-    with TemporaryDirectory() as folder:
-        with suppress(Enough):
-            train(config, Path(folder) / "run", note)
+    with TemporaryDirectory() as folder, suppress(Enough):
+        train(config, Path(folder) / "run", note)
     return rows
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from canonlm.errors import expected
+from canonlm.errors import expected, writing
 from canonlm.files import write_json
 from canonlm.recipes import Preset
 from canonlm.runs.names import run_name, slug
@@ -59,16 +59,17 @@ def plan(
     runs: list[PlannedRun] = []
     parameters = 0
     for arch in dict.fromkeys(archs):
-        width: dict[str, Any] = {}
+        plain, width = resolve(merge(base, {"arch": arch})), dict[str, Any]()
         if match is not None:
-            plain = resolve(merge(base, {"arch": arch}))
             parameters = parameters or build_model(plain, "meta").num_parameters
             width = {"model": matched(plain, parameters)}
+        named = with_complete_name(resolve(merge(merge(base, width), {"arch": arch})))
+        check(named)
+        same = {"arch": named.arch, "model": named.model}  # for all rates and seeds
         for lr in dict.fromkeys(lrs or preset.lrs):
             for seed in range(seeds or preset.seeds):
                 point = {"arch": arch, "train": {"seed": seed, "optim": {"lr": lr}}}
-                config = with_complete_name(resolve(merge(merge(base, width), point)))
-                check(config)
+                config = resolve(merge(merge(base, width), point)).model_copy(update=same)
                 usual = resolve(merge(preset.run, point)).model_copy(update={"arch": config.arch})
                 name = _name(preset, out, config, usual)
                 runs.append(PlannedRun(name, out / "runs" / name, config))
@@ -96,7 +97,7 @@ def _name(preset: Preset, out: Path, config: RunConfig, usual: RunConfig) -> str
 def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: str) -> None:
     """Make the run folders, and note in `play.json` which runs belong together. A section has all runs of its task
     that any command has added, and all these commands; sections of other tasks stay."""
-    try:
+    with writing("--out", out):
         sections = _sections(out / "play.json")
         for run in runs:
             create_folder(run.folder, run.config)
@@ -118,8 +119,6 @@ def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: s
             sections.append(new)
         play = {"title": "Playground", "sections": sections, "command": "\n".join(s["command"] for s in sections)}
         write_json(out / "play.json", play)
-    except OSError as error:
-        raise expected("--out", f"a folder that can be written ({error.strerror})", str(out)) from None
 
 
 def _sections(path: Path) -> list[dict[str, Any]]:

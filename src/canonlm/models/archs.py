@@ -8,6 +8,7 @@ Sizes (layers, width, heads, vocabulary, context) come from elsewhere. `resolve`
 name, `name_of` the name of a configuration: each is the inverse of the other.
 """
 
+import copy
 import itertools
 import json
 import math
@@ -32,6 +33,18 @@ FIELDS = [
     if name not in SIZES and get_origin(annotation) is not ClassVar
 ]
 """The fields of `CanonLMConfig` that a name decides."""
+
+OF_TRAINING = {
+    *("initializer", "initializer_range", "init_base_std", "init_std_factor"),
+    *("z_loss", "z_loss_weight", "router_loss_weight"),
+}
+"""Those that say nothing of a model whose weights are there."""
+
+OF_ATTENTION = {
+    *("num_key_value_heads", "head_dim", "rope_dim", "rope_heads", "rope_theta", "alibi", "qk_norm"),
+    *("attention_bias", "attention_dropout"),
+}
+"""Those that say nothing of a model without attention."""
 
 
 class Base(NamedTuple):
@@ -312,9 +325,14 @@ def written_settings(settings: Mapping[str, Any]) -> str:
 # -- from a configuration to its name ---------------------------------------------------------------------------------
 
 
-def name_of(config: CanonLMConfig) -> str:
-    """The complete name of a configuration: `resolve` gives back all its fields that are not sizes."""
+def name_of(config: CanonLMConfig, *, trained: bool = False) -> str:
+    """The complete name of a configuration: `resolve` gives back all its fields that are not sizes. With `trained`,
+    fields that decided initial weights and the training loss are left out."""
     mixers = list(dict.fromkeys(config.mixers))
+    if trained:
+        config, fresh = copy.copy(config), CanonLMConfig(mixers=mixers, num_hidden_layers=len(mixers))
+        for key in OF_TRAINING:
+            setattr(config, key, getattr(fresh, key))
     canon = {config.sites(i).replace("b", "") for i in range(config.num_hidden_layers)}
     spellings = ["", *(f"+canon={sites}" for sites in canon if sites), *(["+canon"] if canon != {""} else [])]
     names = []
@@ -322,6 +340,8 @@ def name_of(config: CanonLMConfig) -> str:
         for spelling in spellings:
             name = _complete(config, dict(zip(mixers, bases_, strict=True)), spelling)
             names += [name] if name is not None else []
+    if not names:
+        raise ValueError("no name says this configuration")
     return min(names, key=len)
 
 
@@ -346,7 +366,7 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str], canon: str) -> st
             value = False if name == "frozen" else modifier.write(config)
             if value is not False and value is not True:
                 says = modifier.read(value, config.head_dim, config.num_attention_heads)
-                if any(getattr(plain, key) != said for key, said in says.items()):
+                if any(_value(config, key) != _value(plain, key) for key in says):
                     modifiers += f"+{name}" + ("" if value is None else f"={value}")
         near = _like(config, written({}, modifiers))
         settings = {mixer: _options(config, mixer, near) for mixer in names}
@@ -366,14 +386,18 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str], canon: str) -> st
 
 
 def _same(config: CanonLMConfig, name: str) -> bool:
-    again = _like(config, name)
+    """Does the name stand for this configuration?"""
+    try:
+        again = _like(config, name)
+    except ValueError:  # settings that do not fit together
+        return False
     return all(_value(config, key) == _value(again, key) for key in FIELDS)
 
 
 def _value(config: CanonLMConfig, key: str) -> Any:
     """Of a field; Canon sites are always said layer by layer, in `canon_sets`."""
-    if key == "canon_set" or (key == "num_key_value_heads" and "attention" not in config.mixers):
-        return None  # GLA has an option of that name
+    if key == "canon_set" or (key in OF_ATTENTION and "attention" not in config.mixers):
+        return None
     layers = range(config.num_hidden_layers)
     return [config.sites(i) for i in layers] if key == "canon_sets" else getattr(config, key)
 

@@ -48,7 +48,7 @@ def build(arch: str, sizes: Sizes, seed: int = 0) -> LanguageModel:
 def wrap(module: PreTrainedModel) -> LanguageModel:
     """The interface of a model that is there already."""
     if isinstance(module.config, CanonLMConfig):
-        return Decoder(module)  # type: ignore[arg-type]
+        return Decoder(module, trained=True)  # type: ignore[arg-type]
     return foreign.ForeignModel(f"hf:{module.config.model_type}", module, has_weights=True)
 
 

@@ -1,6 +1,7 @@
 """Our decoder behind the interface that training, planning and evaluating use."""
 
 import copy
+from functools import cached_property
 from typing import Any, ClassVar, get_origin
 
 import torch
@@ -25,11 +26,9 @@ _FIELDS: dict[str, Any] = {
     for name, annotation in CanonLMConfig.__annotations__.items()
     if name not in {*_SET_ELSEWHERE, "init_seed"} and get_origin(annotation) is not ClassVar
 }
+_FIELDS |= dict.fromkeys(FLAT_OPTIONS, (Any, None))
 Fields = create_model(
-    "Fields",
-    __config__=ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False),
-    **_FIELDS,
-    **dict.fromkeys(FLAT_OPTIONS, (Any, None)),
+    "Fields", __config__=ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False), **_FIELDS
 )
 """`model.fields`: any field of `CanonLMConfig` that nothing else decides."""
 
@@ -39,11 +38,16 @@ class Decoder(LanguageModel):
 
     module: CanonLMForCausalLM
 
-    def __init__(self, module: CanonLMForCausalLM, arch: str | None = None) -> None:
-        super().__init__(arch or name_of(module.config), module, module.config.init_seed)
+    def __init__(self, module: CanonLMForCausalLM, *, trained: bool = False) -> None:
+        super().__init__(module, module.config.init_seed)
+        self._trained = trained
         self._config = module.config
         if self.device.type == "meta":
             module.initialize_weights()  # which transformers leaves out there: it freezes what is to be frozen
+
+    @cached_property
+    def arch(self) -> str:  # type: ignore[override]  # found when it is asked for: that takes a moment
+        return name_of(self._config, trained=self._trained)
 
     @property
     def blocks(self) -> dict[str, nn.Module]:
@@ -110,7 +114,7 @@ class Decoder(LanguageModel):
         for key in ("num_attention_heads", "num_key_value_heads", "rope_heads", "intermediate_size", "vocab_size"):
             setattr(part, key, getattr(self._config, key) // size)
         with torch.device("meta"):
-            return Decoder(CanonLMForCausalLM(part), self.arch)
+            return Decoder(CanonLMForCausalLM(part))
 
     def split_block(self, block: nn.Module, mesh: DeviceMesh) -> None:
         tensor_parallel.split_layer(block, mesh)
@@ -148,7 +152,7 @@ def config_of(arch: str, sizes: Sizes, seed: int) -> CanonLMConfig:
             hidden_size=sizes.hidden_size,
             num_attention_heads=sizes.num_attention_heads,
             init_seed=seed,
-            mixer_options=options or None,
+            mixer_options=options,
             **{**named, **fields},
         )
     except InvalidSetting as error:

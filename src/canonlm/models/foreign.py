@@ -75,7 +75,8 @@ class ForeignModel(LanguageModel):
         has_weights: bool = False,
     ) -> None:
         """make: builds the module again, on torch's default device. has_weights: the module's are to stay."""
-        super().__init__(arch, module, seed)
+        super().__init__(module, seed)
+        self.arch = arch
         self._make = make
         self._accepts = set(inspect.signature(module.forward).parameters)
         self._plain_head: bool | None = None

@@ -41,10 +41,13 @@ class Loss(NamedTuple):
 
 
 class LanguageModel(ABC):
-    """A causal language model. `module` holds the parameters, whose names are those of checkpoints."""
+    """A causal language model. `module` holds the parameters, whose names are those of checkpoints; `arch` is the
+    complete name of its architecture."""
 
-    def __init__(self, arch: str, module: PreTrainedModel, seed: int = 0) -> None:
-        self.arch, self.module, self.seed = arch, module, seed
+    arch: str
+
+    def __init__(self, module: PreTrainedModel, seed: int = 0) -> None:
+        self.module, self.seed = module, seed
 
     @property
     @abstractmethod

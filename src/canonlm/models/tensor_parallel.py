@@ -6,6 +6,7 @@ channels; A and C sit on the residual stream, which every device has whole, as h
 cut by tokens of the vocabulary.
 """
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -73,7 +74,11 @@ def split_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _split(module: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> None:
-    styles = {"columns": ColwiseParallel, "rows": RowwiseParallel, "channels": lambda: OnThisDevice(Shard(0))}
+    styles: dict[str, Callable[[], ParallelStyle]] = {
+        "columns": ColwiseParallel,
+        "rows": RowwiseParallel,
+        "channels": lambda: OnThisDevice(Shard(0)),
+    }
     for name, part in list(module.named_children()):
         if (how := plan.get(name)) == "norm":
             module.add_module(name, ShardedRMSNorm(cast(RMSNorm, part), mesh))

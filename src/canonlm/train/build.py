@@ -51,7 +51,7 @@ def matched(run: RunConfig, parameters: int) -> dict[str, Any]:
 
 def check(run: RunConfig) -> None:
     """InvalidSetting for what a run cannot be started with; nothing is written yet."""
-    build_model(run, "meta").check_tensor_parallel(run.parallel.tp)
+    build_model(run, "meta")
     pick_device(run.train.device)
     trackers.check(run.track)
 

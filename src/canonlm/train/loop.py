@@ -62,6 +62,8 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
             with world.all_or_none():
                 config = with_complete_name(reading.complete(config))
                 check(config)
+                if config.parallel.tp > 1:
+                    build_model(config, "meta").check_tensor_parallel(config.parallel.tp)
             with _alone_in(folder, config, world):
                 result = world.broadcast(run_folder.read_json(folder / "result.json") if world.main else None)
                 return result or _Run(config, folder, world, on_row).run()

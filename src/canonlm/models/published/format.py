@@ -129,7 +129,7 @@ class Release(Published):
         same = {ours: getattr(self, theirs) for theirs, ours in self.same.items()}
         given = {**same, **self.derived(), **extra}
         options = {key.removeprefix("mixer."): given.pop(key) for key in list(given) if key.startswith("mixer.")}
-        return CanonLMConfig(mixers=[self.mixer], mixer_options={self.mixer: options} if options else None, **given)
+        return CanonLMConfig(mixers=[self.mixer], mixer_options={self.mixer: options}, **given)
 
     def derived(self) -> dict[str, Any]:
         """Our fields that follow from several of theirs."""
