@@ -19,7 +19,9 @@ import torch
 import torch.distributed as dist
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.models.build import build
 from canonlm.models.decoder import Decoder
+from canonlm.models.interface import Sizes
 from canonlm.train import mesh
 from canonlm.train.clipping import clip_grad_norm
 from canonlm.train.config import resolve
@@ -68,6 +70,7 @@ RUN = {
         "optim": {"lr": 1e-2, "warmup_steps": 5},
     },
 }
+FOREIGN = {"qwen3": "hf:qwen3", "mamba2": "hf:mamba2"}
 ALONE = World(torch.device("cpu"))
 
 
@@ -92,13 +95,23 @@ def decoder(config, device):
         return Decoder(CanonLMForCausalLM(config))
 
 
+def foreign(arch, device):
+    sizes = Sizes(2, SIZES["hidden_size"], 4, SIZES["vocab_size"], TIME)
+    with torch.device(device):
+        return build(arch, sizes, seed=3)
+
+
 class Trained:
-    """A model of one configuration, in training; all numbers are those of the global batch."""
+    """A model of one configuration, or of an architecture's name, in training; all numbers are those of the global
+    batch."""
 
     def __init__(self, fields, config, world, dtype=torch.float32):
         torch.set_default_dtype(dtype)
         self.config, self.world = config, world
-        self.spread = parallelize(partial(decoder, CanonLMConfig(**SIZES | fields)), config, world)
+        known = (
+            partial(foreign, fields) if isinstance(fields, str) else partial(decoder, CanonLMConfig(**SIZES | fields))
+        )
+        self.spread = parallelize(known, config, world)
         self.model = self.spread.module
         torch.set_default_dtype(torch.float32)
         self.optimizer = build_optimizer(self.model, config.train.optim)
@@ -287,7 +300,9 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
         {
             (1, 1): [
                 *((starts_alike, family) for family in ("llama", "gdn", "hybrid", "moe", "tied")),
+                (follows, "mamba2", "FOREIGN"),
                 (follows, "llama"),
+                (follows, "qwen3", "FOREIGN"),
                 (recomputes, "selective"),
                 (computes_in_bf16, "llama"),
                 (talks,),
