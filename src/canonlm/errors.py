@@ -2,7 +2,9 @@
 exit code 2 on the command line)."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
@@ -42,6 +44,16 @@ def expected(key: str, what: str, value: object) -> InvalidSetting:
     return InvalidSetting(key, f"{key}: expected {what}, got {shown}")
 
 
+@contextmanager
+def writing(key: str, place: str | Path, kind: str = "folder") -> Iterator[None]:
+    """What the system refuses in here is told as: `--out: expected a folder that can be written (…), got "…"`"""
+    try:
+        yield
+    except OSError as error:
+        what = f"a {kind} that can be written ({error.strerror or error})"
+        raise expected(key, what, str(place)) from None
+
+
 def refused(error: ValidationError, model: type[BaseModel], prefix: str = "") -> InvalidSetting:
     """One of pydantic's complaints about `model`, in one line. `prefix` comes before the key: "task."."""
     complaints = error.errors()
@@ -70,13 +82,9 @@ def refused(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
 
 
 _KINDS: dict[Any, str] = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "a text",
-    list: "a list",
+    bool: "true or false", int: "an integer", float: "a number", str: "a text", list: "a list",
     dict: "a group of settings",
-}
+}  # fmt: skip
 
 
 def _within(annotation: Any, key: str) -> tuple[FieldInfo | None, Any]:

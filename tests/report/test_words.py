@@ -261,6 +261,7 @@ def test_a_task_from_outside_brings_its_words(tmp_path):
     "words",
     [
         b"", b"{", b"[]", b"\xff", b"[" * 9999, json.dumps(WORDS | {"scales": 3}).encode(),
+        json.dumps(WORDS | {"scales": {"bits": {"by": 1, "about": 2, "labels": 3}}}).encode(),
         json.dumps(WORDS | {"about": "x" * MOST_BYTES}).encode(),
     ],
 )  # fmt: skip

@@ -36,7 +36,7 @@ def convert(
 
     OUT is whole or not there.
     """
-    from canonlm.errors import expected, unknown
+    from canonlm.errors import expected, unknown, writing
 
     if out.exists():
         raise expected("OUT", "a folder that does not exist yet", str(out))
@@ -54,17 +54,11 @@ def convert(
         raise unknown("target", to, TARGETS)
     disable_progress_bar()
     model = load_published(
-        source,
-        variant,
-        revision=revision,
-        token=token,
-        cache_dir=cache_dir,
+        source, variant, revision=revision, token=token, cache_dir=cache_dir,
         dtype=None if dtype is None else getattr(torch, dtype),
-    )
-    try:
+    )  # fmt: skip
+    with writing("OUT", out):
         write_folder(out, lambda folder: save_published(model, folder, to))
-    except OSError as error:
-        raise expected("OUT", f"a folder that can be written ({error.strerror})", str(out)) from None
     precision = str(model.dtype).removeprefix("torch.")
     print(f"{name_of(model.config)}, {model.num_parameters():,} parameters, {precision}: {out}")
     return 0

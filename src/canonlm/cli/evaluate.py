@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, VARIANT
+from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, VARIANT, opened
 
 if TYPE_CHECKING:
     from canonlm.suites.run import Watch
@@ -70,21 +70,10 @@ def evaluate(
     elif suite == "harness" and not published and not any(pair.startswith("tasks=") for pair in settings or []):
         raise expected("--tasks", "names of tasks or groups, such as piqa,arc_easy (or --published)", tasks)
     planned = suites.plan(suite, settings or [], published, **named)
-
-    from transformers.utils.logging import disable_progress_bar
-
-    from canonlm.suites.opening import open_model
-
-    disable_progress_bar()
-    subject = open_model(
-        model,
-        step=step,
-        variant=variant,
-        tokenizer=tokenizer,
-        dtype=dtype,
-        device=device,
+    subject = opened(
+        model, step=step, variant=variant, tokenizer=tokenizer, dtype=dtype, device=device,
         trust_remote_code=trust_remote_code,
-    )
+    )  # fmt: skip
     folder = out or _folder(model, subject.about)
     asking = suites.Asking(batch_size, bos, beyond_context or published)
     try:

@@ -29,7 +29,7 @@ def export(
 
     OUT is whole or not there.
     """
-    from canonlm.errors import expected, unknown
+    from canonlm.errors import expected, unknown, writing
 
     if out.exists():
         raise expected("OUT", "a folder that does not exist yet", str(out))
@@ -62,9 +62,7 @@ def export(
         for weights in folder.glob("*.safetensors"):  # written for their owner alone
             shutil.copymode(folder / "config.json", weights)
 
-    try:
+    with writing("OUT", out):
         write_folder(out, fill)
-    except OSError as error:
-        raise expected("OUT", f"a folder that can be written ({error.strerror})", str(out)) from None
     print(f"{model.num_parameters():,} parameters, {DTYPES[dtype]}{', tokenizer' if tokenizer else ''}: {out}")
     return 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, VARIANT
+from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, VARIANT, opened
 
 if TYPE_CHECKING:
     from canonlm.suites.opening import Subject
@@ -84,24 +84,15 @@ def generate(
         raise expected(key, "a --temperature above 0 beside it", value)
     rows = [] if prompts is None else _read(prompts)
 
-    from transformers.utils.logging import disable_progress_bar
-
     from canonlm.models.build import wrap
-    from canonlm.suites.opening import open_model
     from canonlm.suites.sampling import Sampling
     from canonlm.suites.writing import Writer
 
-    disable_progress_bar()
     sampling = Sampling(temperature, top_k, top_p, seed) if temperature > 0 else None
-    subject = open_model(
-        model,
-        step=step,
-        variant=variant,
-        tokenizer=tokenizer,
-        dtype=dtype,
-        device=device,
+    subject = opened(
+        model, step=step, variant=variant, tokenizer=tokenizer, dtype=dtype, device=device,
         trust_remote_code=trust_remote_code,
-    )
+    )  # fmt: skip
     words = subject.tokenizer or _words_of_task(model, subject)
     begin = _begins(words) if bos is None else bos
     writer = Writer(subject.model, words, batch_size=batch_size, bos=begin, sampling=sampling)
@@ -122,23 +113,19 @@ def generate(
 def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop: list[str], out: Path) -> None:
     """Everything, into a file that is whole or not there, in the order of the prompts."""
     from canonlm.cli.count import Count
-    from canonlm.errors import expected
+    from canonlm.errors import writing
     from canonlm.files import write_text
 
-    try:
+    with writing("--out", out, "file"):
         out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise expected("--out", f"a file that can be written ({error.strerror})", str(out)) from None
     said: dict[int, str] = {}
     with Count(len(rows), "written") as count:
         for index, text in writer.write([row["prompt"] for row in rows], max_tokens, stop):
             said[index] = text
             count("written", len(said))
     lines = [json.dumps({**row, "text": said[index]}, ensure_ascii=False) for index, row in enumerate(rows)]
-    try:
+    with writing("--out", out, "file"):
         write_text(out, "".join(f"{line}\n" for line in lines))
-    except OSError as error:
-        raise expected("--out", f"a file that can be written ({error.strerror})", str(out)) from None
     print(f"{len(rows):,} prompts answered: {out}")
 
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-RECIPE = typer.Argument(help="A YAML file, or the name of a recipe (`canonlm recipes list`).", show_default=False)
+from canonlm.cli.options import RECIPE, RUN
+
 SETTINGS = typer.Argument(
     help="Settings to change, such as train.steps=100; with --slurm also the job's, such as nodes=2 gpus=8.",
     show_default=False,
@@ -14,7 +15,6 @@ SETTINGS = typer.Argument(
 )
 LOCAL = typer.Option(help="So many processes on this machine, one per GPU, or sharing the cores.", show_default=False)
 SLURM = typer.Option("--slurm", help="A SLURM job, requeued until the run is finished.")
-OUT = typer.Option(help="The run's folder. Default: runs/ and the recipe's name.", show_default=False)
 DRY_RUN = typer.Option("--dry-run", help="Show what --slurm would submit.")
 
 
@@ -23,7 +23,7 @@ def launch(
     settings: Annotated[list[str] | None, SETTINGS] = None,
     local: Annotated[int | None, LOCAL] = None,
     slurm: Annotated[bool, SLURM] = False,
-    out: Annotated[Path | None, OUT] = None,
+    out: Annotated[Path | None, RUN] = None,
     dry_run: Annotated[bool, DRY_RUN] = False,
 ) -> int:
     """Train one model on several devices: on this machine, or on a SLURM cluster.

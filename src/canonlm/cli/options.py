@@ -1,7 +1,17 @@
-"""Options that every command has which opens a saved model."""
+"""Options that several commands have: those that open a saved model, and those that train one."""
+
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from canonlm.suites.opening import Subject
+
+RECIPE = typer.Argument(help="A YAML file, or the name of a recipe (`canonlm recipes list`).", show_default=False)
+OVERRIDES = typer.Argument(
+    help="Settings to change, such as train.steps=100.", show_default=False, metavar="[KEY=VALUE]..."
+)
+RUN = typer.Option("--out", help="The run's folder. Default: runs/ and the recipe's name.", show_default=False)
 MODEL = typer.Argument(
     help="A run's folder, a folder of `canonlm export` or of transformers, a published checkpoint, or a name on the "
     "Hugging Face Hub.",
@@ -15,3 +25,13 @@ TOKENIZER = typer.Option(
 DTYPE = typer.Option(help="fp32, bf16 or fp16. Default: as stored.", show_default=False)
 DEVICE = typer.Option(help="auto, cpu, cuda, …")
 TRUST = typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+
+
+def opened(model: str, **options: Any) -> "Subject":
+    """The saved model of a command, from the options above. The library's bars are not shown."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from canonlm.suites.opening import open_model
+
+    disable_progress_bar()
+    return open_model(model, **options)

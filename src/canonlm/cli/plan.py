@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-RECIPE = typer.Argument(help="A YAML file, or the name of a recipe (`canonlm recipes list`).", show_default=False)
+from canonlm.cli.options import RECIPE
+
 OVERRIDES = typer.Argument(
     help="Settings to change, such as parallel.tp=2.", show_default=False, metavar="[KEY=VALUE]..."
 )

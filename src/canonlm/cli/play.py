@@ -51,14 +51,8 @@ def play(
         raise expected("--jobs", "an integer >= 1", jobs)
     folder = out or Path("runs") / f"{chosen.difficulty or chosen.task}-{preset}"
     runs = plan(
-        chosen,
-        folder,
-        archs=split_names(arch),
-        lrs=_rates(lr),
-        seeds=seeds,
-        overrides=overrides or [],
-        match=match,
-    )
+        chosen, folder, archs=split_names(arch), lrs=_rates(lr), seeds=seeds, overrides=overrides or [], match=match,
+    )  # fmt: skip
     write_plan(runs, chosen, folder, shlex.join(["canonlm", *sys.argv[1:]]))
 
     from canonlm.cli.progress import follow

@@ -1,16 +1,13 @@
 """`canonlm data prepare` and `canonlm data check`: from files of text to the token shards that training reads."""
 
 import sys
-import time
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from canonlm.data.index import Index
-    from canonlm.data.prepare import Progress
 
 OUT = typer.Argument(help="The folder to write.", show_default=False)
 FOLDER = typer.Argument(help="A folder that `canonlm data prepare` wrote.", show_default=False)
@@ -37,8 +34,6 @@ WORKERS = typer.Option(help="Parts that are done at once. Default: one per core.
 MAX_BAD = typer.Option(help="How many bad lines are no failure.", min=0)
 EXECUTOR = typer.Option(help="local, slurm or ray.")
 
-EVERY = 10.0  # seconds from line to line in a log
-
 
 def prepare(
     out: Annotated[Path, OUT],
@@ -62,6 +57,7 @@ def prepare(
     Bad lines are counted and listed in OUT/bad-lines.jsonl, never dropped silently. What was stopped goes on with the
     same command.
     """
+    from canonlm.cli.count import Reading
     from canonlm.data.prepare import prepare as write
     from canonlm.errors import expected
 
@@ -70,25 +66,12 @@ def prepare(
         if "=" not in option:
             raise expected("executor option", "KEY=VALUE", option)
     try:
-        with Bar() as bar:
+        with Reading() as bar:
             index = write(
-                out,
-                inputs,
-                tokenizer=tokenizer,
-                text_key=text_key,
-                glob=glob,
-                exclude=exclude or (),
-                bos=bos,
-                eos=eos,
-                validation=validation,
-                seed=seed,
-                tasks=tasks,
-                workers=workers,
-                max_bad=max_bad,
-                executor=executor,
-                options=given,
-                on_progress=bar,
-            )
+                out, inputs, tokenizer=tokenizer, text_key=text_key, glob=glob, exclude=exclude or (), bos=bos, eos=eos,
+                validation=validation, seed=seed, tasks=tasks, workers=workers, max_bad=max_bad, executor=executor,
+                options=given, on_progress=bar,
+            )  # fmt: skip
     except KeyboardInterrupt:
         print("\ncanonlm: interrupted. The same command goes on.", file=sys.stderr)
         return 130
@@ -115,36 +98,3 @@ def _say(folder: Path, index: "Index") -> None:
             print(f"{folder}: {split}: {documents:,} documents, {size:,} bytes of text, {tokens:,} tokens")
     bad = f"; {index.bad_lines:,} bad lines, in bad-lines.jsonl" if index.bad_lines else ""
     print(f"{folder}: vocabulary of {index.vocab_size:,}, {index.dtype}{bad}")
-
-
-class Bar:
-    """How far it is, on standard error: a bar on a terminal, a line now and then elsewhere."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-        from rich.progress import Progress as Bars
-
-        console = Console(stderr=True)
-        counts = TextColumn("{task.fields[documents]:,} documents  {task.fields[tokens]:,} tokens")
-        columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), counts
-        self._bars = Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bars.add_task("", total=None, documents=0, tokens=0)
-        self._line = time.monotonic()
-
-    def __call__(self, now: "Progress") -> None:
-        self._bars.update(self._task, completed=now.read, total=now.total, documents=now.documents, tokens=now.tokens)
-        if self._bars.disable and time.monotonic() - self._line >= EVERY:
-            self._line = time.monotonic()
-            share = f"{now.read / 1e6:,.0f} of {now.total / 1e6:,.0f} MB"
-            text = f"{share}, {now.documents:,} documents, {now.tokens:,} tokens"
-            self._bars.console.print(text, highlight=False, soft_wrap=True)
-
-    def __enter__(self) -> "Bar":
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()

@@ -6,18 +6,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-app = typer.Typer(help="The recipes that come with the package.", no_args_is_help=True)
+from canonlm.cli.options import OVERRIDES, RECIPE
 
-RECIPE = typer.Argument(help="A recipe's name, or a YAML file.", show_default=False)
-OVERRIDES = typer.Argument(
-    help="Settings to change, such as train.steps=100.", show_default=False, metavar="[KEY=VALUE]..."
-)
+app = typer.Typer(help="The recipes that come with the package.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_() -> None:
     """Name, architecture and sizes of every recipe."""
     from canonlm.recipes import recipes
+    from canonlm.report.tidy import short_size
     from canonlm.train.build import build_model
     from canonlm.train.recipe import load
 
@@ -32,9 +30,9 @@ def list_() -> None:
         if run.model.vocab_size is None:
             parameters[model] = "by its data"  # whose tokenizer says how large the vocabulary is
         elif model not in parameters:
-            parameters[model] = _short(build_model(run, "meta").num_parameters)
+            parameters[model] = short_size(build_model(run, "meta").num_parameters) or "0"
         windows, seq_len = run.train.batch_size, run.data.seq_len
-        tokens = _short(run.train.steps * windows * seq_len)
+        tokens = short_size(run.train.steps * windows * seq_len)
         table.add_row(name, run.arch, parameters[model], tokens, str(seq_len), str(windows), f"{run.train.optim.lr:g}")
     # On a terminal as wide as it is; elsewhere every recipe on one line.
     console = Console()
@@ -64,14 +62,6 @@ def diff(left: Annotated[str, RECIPE], right: Annotated[str, RECIPE]) -> None:
     width = max(len(key) for key, _, _ in changed)
     for key, a, b in changed:
         print(f"{key:<{width}}  {_said(a)} -> {_said(b)}")
-
-
-def _short(number: float) -> str:
-    """1,364,396,032 as 1.36B."""
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if number >= size:
-            return f"{number / size:.3g}{letter}"
-    return str(number)
 
 
 def _said(value: Any) -> str:

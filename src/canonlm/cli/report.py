@@ -51,7 +51,7 @@ def report(
 
 
 def show(folders: Path | Sequence[Path], out: Path | None = None, page: bool = True) -> None:
-    from canonlm.errors import expected
+    from canonlm.errors import writing
     from canonlm.report import load_play
     from canonlm.report.page import place_of, write_page
     from canonlm.report.table import play_tables
@@ -59,10 +59,8 @@ def show(folders: Path | Sequence[Path], out: Path | None = None, page: bool = T
     play = load_play(folders)
     place = place_of(folders, out)
     if page:  # before anything is printed: whoever reads the tables may close the pipe
-        try:
+        with writing("--out", place, "file"):
             write_page(play, place)
-        except OSError as error:
-            raise expected("--out", f"a file that can be written ({error.strerror})", str(place)) from None
     console = _console()
     for table in play_tables(play):
         console.print(table)

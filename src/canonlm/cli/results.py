@@ -116,15 +116,13 @@ def _read(folders: list[Path], curves: bool) -> "tuple[pl.DataFrame, list[LeftOu
 
 
 def _page(folders: list[Path], filters: list[str], out: Path) -> "Sequence[LeftOut]":
-    from canonlm.errors import expected
+    from canonlm.errors import writing
     from canonlm.report import explorer
     from canonlm.report.gather import gather
 
     shown = explorer.beside_the_published(gather(folders), filters)
-    try:
+    with writing("--html", out, "file"):
         print(f"written: {explorer.write_results(shown, out)}")
-    except OSError as error:
-        raise expected("--html", f"a file that can be written ({error.strerror})", str(out)) from None
     return shown.left_out
 
 
@@ -190,16 +188,14 @@ def _print(console: "Console", parts: "Iterable[RenderableType]") -> None:
 
 
 def _write(path: str, text: str, option: str) -> None:
-    from canonlm.errors import expected
+    from canonlm.errors import writing
     from canonlm.files import write_text
 
     if path == "-":
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
         return
-    try:
+    with writing(option, path, "file"):
         write_text(Path(path), text)
-    except OSError as error:
-        raise expected(option, f"a file that can be written ({error.strerror})", path) from None
     print(f"written: {path}")
 
 

@@ -4,19 +4,13 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-RECIPE = typer.Argument(help="A YAML file, or the name of a recipe (`canonlm recipes list`).", show_default=False)
-OVERRIDES = typer.Argument(
-    help="Settings to change, such as train.steps=100.", show_default=False, metavar="[KEY=VALUE]..."
-)
-OUT = typer.Option(help="The run's folder. Default: runs/ and the recipe's name.", show_default=False)
+from canonlm.cli.options import OVERRIDES, RECIPE, RUN
 
 
 def train(
     recipe: Annotated[str, RECIPE],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
-    out: Annotated[Path | None, OUT] = None,
+    out: Annotated[Path | None, RUN] = None,
 ) -> int:
     """Train one model, on a playground task or on text.
 

@@ -65,12 +65,8 @@ def table(runs: Sequence[Watched], height: int) -> Table:
         found.columns[place].justify = "right" if name in ("lr", "seed", "step", "tokens/s", "loss") else "left"
         found.columns[place].no_wrap = True
     for name, width in (
-        ("step", 9),
-        ("loss", 6),
-        ("state", len("unfinished")),
-        ("on the test", 8),
-        ("architecture", 11),
-    ):
+        ("step", 9), ("loss", 6), ("state", len("unfinished")), ("on the test", 8), ("architecture", 11),
+    ):  # fmt: skip
         found.columns[head.index(name)].min_width = width
     runs = sorted(runs, key=lambda run: ORDER.index(run.state))
     most = max(1, height - ROWS_AROUND)

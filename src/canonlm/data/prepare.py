@@ -271,13 +271,7 @@ def prepare_stdlib(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # others wait
         prepare(
-            folder,
-            [library],
-            tokenizer="bytes",
-            glob="*.py",
-            exclude=LEFT_OUT,
-            validation=0.05,
-            max_bad=10,
+            folder, [library], tokenizer="bytes", glob="*.py", exclude=LEFT_OUT, validation=0.05, max_bad=10,
             on_progress=on_progress,
-        )
+        )  # fmt: skip
     return folder, sha256

@@ -64,17 +64,10 @@ def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = 0.4) -> Plan:
     tokens = run.train.steps * run.train.batch_size * run.data.seq_len
     per_token, peak = flops_per_token(model, run.data.seq_len), peak_flops_of(gpu, run.train.precision)
     return Plan(
-        parameters=model.num_parameters,
-        tokens=tokens,
-        flops_per_token=per_token,
-        shards=device.shards,
-        windows=device.windows,
-        micro_batch=micro_batch,
-        memory=memory,
-        usable=usable,
-        peak=peak,
+        parameters=model.num_parameters, tokens=tokens, flops_per_token=per_token, shards=device.shards,
+        windows=device.windows, micro_batch=micro_batch, memory=memory, usable=usable, peak=peak,
         days=tokens * per_token / (gpus * peak * mfu) / DAY,
-    )
+    )  # fmt: skip
 
 
 def _does_not_fit(run: RunConfig, memory: Memory, usable: float, micro_batch: int, gpu: str) -> str:

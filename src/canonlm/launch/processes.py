@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
-from canonlm.errors import expected
+from canonlm.errors import writing
 from canonlm.runs.folder import read_json
 from canonlm.train.signals import STOPS
 
@@ -115,11 +115,9 @@ def _start(command: Sequence[str], rank: int, environment: dict[str, str], logs:
 
 
 def _open(log: Path) -> IO[bytes]:
-    try:
+    with writing("--out", log.parents[1]):
         log.parent.mkdir(parents=True, exist_ok=True)
         return log.open("ab")
-    except OSError as error:
-        raise expected("--out", f"a folder that can be written ({error.strerror})", str(log.parents[1])) from None
 
 
 def _wait(ranks: list[Rank], asked: list[int]) -> Rank | None:

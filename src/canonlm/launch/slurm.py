@@ -22,7 +22,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.helpers import TorchDistributedEnvironment
 
 import canonlm
-from canonlm.errors import expected, unknown
+from canonlm.errors import expected, unknown, writing
 from canonlm.files import write_text
 from canonlm.runs.folder import read_json
 from canonlm.train.config import RunConfig
@@ -70,12 +70,10 @@ class Job:
             raise expected("--slurm", "a machine from which jobs are submitted", "one without sbatch")
         folder = self.folder
         recipe, package = folder / "recipe.yaml", Path(canonlm.__file__).parent
-        try:
+        with writing("--out", self.run):
             folder.mkdir(parents=True)
             write_text(recipe, self.config.to_yaml())
             shutil.copytree(package, folder / "code" / "canonlm", ignore=shutil.ignore_patterns("__pycache__"))
-        except OSError as error:
-            raise expected("--out", f"a folder that can be written ({error.strerror})", str(self.run)) from None
         try:
             with redirect_stderr(io.StringIO()):  # submitit prints what it then raises
                 job = self._executor(folder).submit(task, self.main, str(recipe), str(self.run.absolute()))

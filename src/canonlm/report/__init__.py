@@ -8,25 +8,7 @@ from .summary import Architecture, Difference, Rate, Spread, differences, fairne
 from .table import best_table, rate_table, tables
 
 __all__ = [
-    "Architecture",
-    "Difference",
-    "LeftOut",
-    "Play",
-    "Rate",
-    "Run",
-    "Section",
-    "Spread",
-    "best_table",
-    "differences",
-    "fairness",
-    "load_play",
-    "load_run",
-    "load_runs",
-    "numbers_csv",
-    "rate_table",
-    "render",
-    "summarise",
-    "tables",
-    "wilson",
-    "write_report",
-]
+    "Architecture", "Difference", "LeftOut", "Play", "Rate", "Run", "Section", "Spread", "best_table", "differences",
+    "fairness", "load_play", "load_run", "load_runs", "numbers_csv", "rate_table", "render", "summarise", "tables",
+    "wilson", "write_report",
+]  # fmt: skip

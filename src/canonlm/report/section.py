@@ -142,23 +142,15 @@ def _best_table(archs: Sequence[Architecture]) -> str:
     keys = columns_of(archs)
     columns = [quantity(archs[0].task, key) for key in keys]
     head = ["architecture", *(column.label for column in columns), "learning rate", "runs", "parameters", "tokens/s"]
-    rows = []
+    rows, pairs = [], list(zip(keys, columns, strict=True))
     for a in archs:
         size = [cell(short(a.parameters)), cell(short(a.tokens_per_s))]
         if a.best is None:
-            rows.append([row_head(a.arch), *[cell("–")] * (len(keys) + 1), cell("none finished"), *size])
+            cells = [*[cell("–")] * (len(keys) + 1), cell("none finished")]
         else:
-            repeats = a.best.repeats
-            spreads = map(a.best.spread, keys)
-            rows.append(
-                [
-                    row_head(a.arch),
-                    *(spread_cell(spread, column, repeats) for spread, column in zip(spreads, columns, strict=True)),
-                    cell(f"{a.best.lr:g}"),
-                    cell(a.best.finished_of),
-                    *size,
-                ]
-            )
+            cells = [spread_cell(a.best.spread(key), column, a.best.repeats) for key, column in pairs]
+            cells += [cell(f"{a.best.lr:g}"), cell(a.best.finished_of)]
+        rows.append([row_head(a.arch), *cells, *size])
     score, adjusting = archs[0].score, adjusted(archs)
     label = quantity(archs[0].task, score).label if score else "final accuracy"
     note = NOTE.format(intervals=INTERVALS, score=label, averaged="seeds" if score else "question types and seeds")

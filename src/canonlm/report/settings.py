@@ -24,12 +24,8 @@ FIRST = ("preset", "data.", "train.steps", "train.batch_size", "task.")  # what 
 BOOKKEEPING = ("name", "out", "folder", "run")  # where a run was written says nothing about it
 COMPARED = ("preset", "data.", "train.", "model.num_hidden_layers", "model.hidden_size", "model.num_attention_heads")
 WITHOUT_EFFECT = (
-    "train.checkpoint_every",
-    "train.log_every",
-    "train.keep_checkpoints",
-    "train.keep_every",
-    "train.num_threads",
-)
+    "train.checkpoint_every", "train.log_every", "train.keep_checkpoints", "train.keep_every", "train.num_threads",
+)  # fmt: skip
 ENV = ("machine", "cores", "python", "torch", "canonlm")
 
 

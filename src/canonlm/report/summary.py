@@ -335,16 +335,10 @@ def _architecture(group: Group[Run], score: str) -> Architecture:
     sizes = {result.num_parameters for result in results}
     speeds = [result.tokens_per_s for result in results if result.tokens_per_s is not None]
     return Architecture(
-        arch=name,
-        family=group.family,
-        task=runs[0].task,
-        score=score,
-        rates=rates,
-        best=best,
+        arch=name, family=group.family, task=runs[0].task, score=score, rates=rates, best=best,
         parameters=sizes.pop() if len(sizes) == 1 else None,
-        tokens_per_s=statistics.median(speeds) if speeds else None,
-        matched=group.matched,
-    )
+        tokens_per_s=statistics.median(speeds) if speeds else None, matched=group.matched,
+    )  # fmt: skip
 
 
 def _rate(name: str, runs: Sequence[Run], score: str) -> Rate:
@@ -353,11 +347,8 @@ def _rate(name: str, runs: Sequence[Run], score: str) -> Rate:
     slices = in_order(key for final in finals for key in final.slices)
     measures = dict.fromkeys(measure for final in finals for measure in final.measures)
     return Rate(
-        arch=name,
-        lr=runs[0].lr,
-        runs=finished,
-        unfinished=len(runs) - len(finished),
+        arch=name, lr=runs[0].lr, runs=finished, unfinished=len(runs) - len(finished),
         slices={key: found for key in slices if (found := _spread(finished, key))},
         measures={measure: found for measure in measures if (found := _spread(finished, measure))},
         score=_spread(finished, score),
-    )
+    )  # fmt: skip

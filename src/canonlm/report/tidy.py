@@ -210,7 +210,7 @@ def short_size(parameters: Any) -> str | None:
     """1364396032 → `1.36B`"""
     if not isinstance(parameters, int) or isinstance(parameters, bool) or parameters <= 0:
         return None
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if parameters >= size:
             return f"{parameters / size:.3g}{letter}"
     return str(parameters)

@@ -6,11 +6,13 @@ words (`canonlm.runs.words`): a report never runs a file of the user's.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..runs.words import words_of
-from ..tasks import Scale, Score
 from .runs import is_slice, scale_of
+
+if TYPE_CHECKING:
+    from ..tasks import Scale, Score
 
 
 def number(value: float) -> str:
@@ -65,7 +67,7 @@ def about_of(task: str) -> str:
     return words_of(task).about
 
 
-def score_of(task: str) -> Score:
+def score_of(task: str) -> "Score":
     return words_of(task).score
 
 
@@ -88,8 +90,10 @@ def slice_label(task: str, key: str) -> str:
     return "all questions" if key == "all" else key.replace("=", " = ")
 
 
-def scale_words(task: str, key: str) -> Scale:
+def scale_words(task: str, key: str) -> "Scale":
     """The scale that the slice `key` is on."""
+    from ..tasks import Scale
+
     name = scale_of(key)
     return words_of(task).scales.get(name) or Scale(name, lambda value: f"{name} = {value}")
 

@@ -24,7 +24,7 @@ from typing import Any, Generic, Protocol
 
 import yaml
 
-from canonlm.errors import InvalidSetting, expected
+from canonlm.errors import InvalidSetting, expected, writing
 from canonlm.files import write_json, write_text
 
 from .identity import Config, changes
@@ -84,7 +84,7 @@ def create(
     check(folder, config, load, outside)
     make(folder)
     path, text = folder / "config.yaml", to_yaml(config)
-    try:
+    with writing("--out", folder):
         if path.exists() and load(path)["train"]["steps"] != config["train"]["steps"]:
             (folder / "result.json").unlink(missing_ok=True)  # it is finished no longer
         if outside:
@@ -93,15 +93,11 @@ def create(
             write_json(folder / TASK, words)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_text(path, text)
-    except OSError as error:
-        raise expected("--out", f"a folder that can be written ({error.strerror})", str(folder)) from None
 
 
 def make(folder: Path) -> None:
-    try:
+    with writing("--out", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise expected("--out", f"a folder that can be written ({error.strerror})", str(folder)) from None
 
 
 def _keep(folder: Path, outside: Mapping[str, Outside]) -> None:
@@ -304,9 +300,6 @@ def _result(raw: Mapping[str, Any] | None, evaluate: Evaluate[E], notes: list[st
     notes += [f"{name} of the final evaluation is no finite number" for name in final.unusable]
     size, speed, seconds = (raw.get(key) for key in ("num_parameters", "tokens_per_s", "train_seconds"))
     return Result(
-        steps,
-        final,
-        num_parameters=size if isinstance(size, int) else None,
-        tokens_per_s=speed if finite(speed) else None,
-        train_seconds=seconds if finite(seconds) else None,
-    )
+        steps, final, num_parameters=size if isinstance(size, int) else None,
+        tokens_per_s=speed if finite(speed) else None, train_seconds=seconds if finite(seconds) else None,
+    )  # fmt: skip

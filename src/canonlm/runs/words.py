@@ -7,11 +7,12 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from canonlm.tasks import Measure, Scale, Score, Task, registered
+from typing import TYPE_CHECKING, Any
 
 from .rows import DAMAGE, writable
+
+if TYPE_CHECKING:  # numba, which a report of other results does not need
+    from canonlm.tasks import Measure, Scale, Score, Task
 
 MOST_BYTES = 2**16
 MOST_LETTERS = 500
@@ -21,33 +22,35 @@ MOST_LETTERS = 500
 class Words:
     """What a class of task has under the same names."""
 
+    score: "Score"
     about: str = ""
-    scales: Mapping[str, Scale] = field(default_factory=dict)
-    measures: Mapping[str, Measure] = field(default_factory=dict)
-    score: Score = field(default_factory=Score)
+    scales: "Mapping[str, Scale]" = field(default_factory=dict)
+    measures: "Mapping[str, Measure]" = field(default_factory=dict)
 
 
 class Named(str):
     """The name of a task that is not ours, with its words."""
 
-    words: Words | Task
+    words: "Words | Task"
 
-    def __new__(cls, name: str, words: Words | Task) -> "Named":
+    def __new__(cls, name: str, words: "Words | Task") -> "Named":
         named = super().__new__(cls, name)
         named.words = words
         return named
 
 
-def named(task: Task | None) -> str:
+def named(task: "Task | None") -> str:
     return "" if task is None else Named(task.name, task)
 
 
-def words_of(task: str) -> Words | Task | type[Task]:
+def words_of(task: str) -> "Words | Task | type[Task]":
     """Of a task's name; a name that is neither ours nor `Named` has none."""
+    from canonlm.tasks import registered
+
     return task.words if isinstance(task, Named) else registered(task)
 
 
-def written(task: Task) -> dict[str, Any]:
+def written(task: "Task") -> dict[str, Any]:
     """The words as JSON: of labels those of the slices that the test has."""
     labels: dict[str, dict[str, str]] = {name: {} for name in task.scales}
     for name, value in (pair for where in task.slices() for pair in where.items() if pair[0] in labels):
@@ -59,18 +62,20 @@ def written(task: Task) -> dict[str, Any]:
 
 def read(path: Path) -> Words:
     """Without any words where the file is not there, damaged or long."""
+    from canonlm.tasks import Measure, Scale, Score
+
     try:
         raw = json.loads(path.read_bytes() if path.is_file() and path.stat().st_size <= MOST_BYTES else "{}")
         return Words(
+            Score(_text(raw["score"], "measure"), _text(raw["score"], "share")),
             _text(raw, "about"),
-            {key: Scale(_text(one, "by"), _labels(key, one["labels"]), _text(one, "about"))
+            {key: Scale(_text(one, "by"), _labels(key, dict(one["labels"])), _text(one, "about"))
              for key, one in raw["scales"].items()},
             {key: Measure(_text(one, "label"), _text(one, "about"), one["log"] is True)
              for key, one in raw["measures"].items()},
-            Score(_text(raw["score"], "measure"), _text(raw["score"], "share")),
         )  # fmt: skip
     except (*DAMAGE, OSError):
-        return Words()
+        return Words(Score())
 
 
 def _text(raw: Mapping[str, Any], key: str) -> str:

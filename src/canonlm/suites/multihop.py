@@ -20,14 +20,15 @@ from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveInt
 
-from canonlm.errors import expected, refused
+from canonlm.errors import expected, writing
 from canonlm.suites.background import fill, open_background, scatter
 from canonlm.suites.questions import Question, Tokens
 from canonlm.tasks.capo.people import check_people
 from canonlm.tasks.capo.pools import Pools, load
 from canonlm.tasks.random import check_split
+from canonlm.tasks.spec import Settings
 
 YEARS = range(1950, 2010)
 PUBLISHED_BACKGROUNDS = (0, 500, 1000, 2000, 3000, 4000, 5000, 6000)  # tokens
@@ -42,10 +43,8 @@ INSTRUCTION = (
 )
 
 
-class MultiHopSettings(BaseModel):
-    """One setting of the suite. ValueError, in one line, for what is none."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+class MultiHopSettings(Settings):
+    """One setting of the suite."""
 
     k: PositiveInt = 1  # hops: facts that an answer takes
     people: int = Field(5, ge=1, le=len(YEARS))  # N, in each of the k groups
@@ -54,12 +53,6 @@ class MultiHopSettings(BaseModel):
     published: bool = False  # as in the paper: facts in order, always the first person of the last group
     n: PositiveInt = 500  # questions
     seed: NonNegativeInt = 0
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise refused(error, type(self)) from None
 
     @property
     def name(self) -> str:
@@ -208,7 +201,7 @@ def write_texts(questions: MultiHop, out: Path, on_progress: Callable[[int], Non
         raise expected("OUT", "a file that does not exist yet", str(out))
     temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with writing("OUT", out, "file"), temporary.open("w", encoding="utf-8") as file:
             for index in range(len(questions)):
                 question = questions[index]
                 more = "".join(
@@ -219,9 +212,7 @@ def write_texts(questions: MultiHop, out: Path, on_progress: Callable[[int], Non
                 on_progress(index + 1)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(out)
-    except OSError as error:
-        raise expected("OUT", f"a file that can be written ({error.strerror})", str(out)) from None
+            temporary.replace(out)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from canonlm.errors import expected
+from canonlm.errors import expected, writing
 from canonlm.files import write_json
 from canonlm.suites.questions import Question, Questions, Score, scores
 
@@ -143,11 +143,9 @@ _IDENTITY = ("fingerprint", "tokenizer")
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
     """Into the folder, which is made where it is not there."""
-    try:
+    with writing("--out", folder):
         folder.mkdir(parents=True, exist_ok=True)
         yield
-    except OSError as error:
-        raise expected("--out", f"a folder that can be written ({error.strerror})", str(folder)) from None
 
 
 def _key(*what: Any) -> str:

@@ -34,29 +34,9 @@ with cache_by_content():
         import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
-    "SPLITS",
-    "TEST",
-    "TRAIN",
-    "VALID",
-    "Instance",
-    "Measure",
-    "Placed",
-    "Query",
-    "Sample",
-    "Scale",
-    "Score",
-    "Slice",
-    "Task",
-    "TaskSpec",
-    "Verdict",
-    "Vocab",
-    "Windows",
-    "find",
-    "get",
-    "names",
-    "register",
-    "registered",
-]
+    "SPLITS", "TEST", "TRAIN", "VALID", "Instance", "Measure", "Placed", "Query", "Sample", "Scale", "Score", "Slice",
+    "Task", "TaskSpec", "Verdict", "Vocab", "Windows", "find", "get", "names", "register", "registered",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

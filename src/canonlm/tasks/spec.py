@@ -7,17 +7,31 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from canonlm.errors import expected, refused
 
 
-class TaskSpec(BaseModel):
-    """Base of every `Task.Spec`. Strict (no "3" for 3), frozen, no unknown keys; raises ValueError in one line."""
+class Settings(BaseModel):
+    """Strict (no "3" for 3), frozen, no unknown keys; ValueError, in one line, for what is none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    task: ClassVar[str] = "task"  # set by @register; the first half of the key in an error
 
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise refused(error, type(self), f"{self.task}.") from None
+            raise refused(error, type(self), self._before_keys()) from None
+
+    @classmethod
+    def _before_keys(cls) -> str:
+        """What an error has before a key."""
+        return ""
+
+
+class TaskSpec(Settings):
+    """Base of every `Task.Spec`."""
+
+    task: ClassVar[str] = "task"  # set by @register; the first half of the key in an error
+
+    @classmethod
+    def _before_keys(cls) -> str:
+        return f"{cls.task}."
 
     @classmethod
     def refuse(cls, key: str, what: str, value: object) -> ValueError:

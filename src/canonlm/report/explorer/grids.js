@@ -80,22 +80,12 @@ function grids() {
       return box;
     };
     const most = extent(columns.flatMap(q => rows.map(i => standing(q, i)?.value ?? 0)))[1] || 1;
-    at("grids-table").replaceChildren(
-      make("thead", {}, make("tr", {}, make("th", {scope: "col"}, "architecture"), ...columns.map(head))),
-      make(
-        "tbody",
-        {},
-        ...rows.map(i => {
-          const beside = counterpart(i);
-          return make(
-            "tr",
-            {class: isMine(i) ? "yours" : null},
-            name(i),
-            ...columns.map(q => cell(q, i, most, beside)),
-          );
-        }),
-      ),
+    table(
+      at("grids-table"),
+      ["architecture", ...columns.map(head)],
+      rows.map(i => [name(i), ...columns.map(q => cell(q, i, most, counterpart(i)))]),
     );
+    [...at("grids-table").tBodies[0].rows].forEach((row, i) => row.classList.toggle("yours", isMine(rows[i])));
     at("grids-note").textContent =
       rows.some(isMine) && !rows.some(i => counterpart(i) >= 0)
         ? "The paper has no model of the same architecture, Canon layers and size as one of yours, so no cell is compared."

@@ -82,32 +82,19 @@ function modelTable() {
           showAll();
         },
       });
-    at("models-table").replaceChildren(
-      make(
-        "thead",
-        {},
-        make(
-          "tr",
-          {},
-          header("model", "model"),
-          header("size", "size"),
-          header("tokens", "tokens"),
-          header("lr", "learning rate"),
-          ...columns.map((q, i) => header(q, labels[i], questions[q].full)),
+    table(
+      at("models-table"),
+      [
+        ...Object.entries({model: "model", size: "size", tokens: "tokens", lr: "learning rate"}).map(
+          ([column, label]) => header(column, label),
         ),
-      ),
-      make(
-        "tbody",
-        {},
-        ...here.map(i => {
-          const model = models[i];
-          const name = make("th", {scope: "row", title: about(model)}, make("label", {}, tick(i), " ", nameOf(model)));
-          const numbers = [model.size ?? "–", tokens(model.tokens), model.lr ?? "–"].map(text =>
-            make("td", {}, String(text)),
-          );
-          return make("tr", {}, name, ...numbers, ...columns.map(q => score(q, i)));
-        }),
-      ),
+        ...columns.map((q, i) => header(q, labels[i], questions[q].full)),
+      ],
+      here.map(i => {
+        const model = models[i];
+        const name = make("th", {scope: "row", title: about(model)}, make("label", {}, tick(i), " ", nameOf(model)));
+        return [name, model.size ?? "–", tokens(model.tokens), model.lr ?? "–", ...columns.map(q => score(q, i))];
+      }),
     );
     at("models-count").textContent = `${here.length} models`;
   };

@@ -207,10 +207,10 @@ function overview() {
   onRedraw(() => chart(found()));
 }
 
-// A table of plain cells; rows may begin with a cell of their own.
+// A table of texts; any of them may be a cell of its own.
 function table(box, head, rows) {
   box.replaceChildren(
-    make("thead", {}, make("tr", {}, ...head.map(text => make("th", {scope: "col"}, text)))),
+    make("thead", {}, make("tr", {}, ...head.map(of => (of instanceof Node ? of : make("th", {scope: "col"}, of))))),
     make(
       "tbody",
       {},

@@ -16,22 +16,9 @@ if TYPE_CHECKING:
     import polars as pl
 
 __all__ = [
-    "AVERAGES",
-    "BENCHMARKS",
-    "GROUPS",
-    "LOWER_IS_BETTER",
-    "Benchmark",
-    "best",
-    "curves",
-    "differing",
-    "everything",
-    "grids",
-    "published",
-    "references",
-    "settings",
-    "slimpajama",
-    "table",
-]
+    "AVERAGES", "BENCHMARKS", "GROUPS", "LOWER_IS_BETTER", "Benchmark", "best", "curves", "differing", "everything",
+    "grids", "published", "references", "settings", "slimpajama", "table",
+]  # fmt: skip
 
 SEED = 777  # of all 64 runs
 _IDENTITY = ("model", "arch", "canon", "size", "tokens", "lr")

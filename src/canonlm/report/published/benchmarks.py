@@ -30,20 +30,12 @@ LOWER_IS_BETTER = frozenset({"perplexity", "word_perplexity", "byte_perplexity",
 
 ALL = "all"
 _STANDARD = {
-    "LMB": ("lambada_openai", "acc"),
-    "PIQA": ("piqa", "acc"),
-    "Hella": ("hellaswag", "acc_norm"),
-    "Wino": ("winogrande", "acc"),
-    "ARC-e": ("arc_easy", "acc"),
-    "ARC-c": ("arc_challenge", "acc_norm"),
-    "SIQA": ("social_iqa", "acc"),
-    "BoolQ": ("boolq", "acc"),
-    "COPA": ("copa", "acc"),
-    "OBQA": ("openbookqa", "acc_norm"),
-    "RACE": ("race", "acc"),
-    "CSQA": ("commonsense_qa", "acc"),
+    "LMB": ("lambada_openai", "acc"), "PIQA": ("piqa", "acc"), "Hella": ("hellaswag", "acc_norm"),
+    "Wino": ("winogrande", "acc"), "ARC-e": ("arc_easy", "acc"), "ARC-c": ("arc_challenge", "acc_norm"),
+    "SIQA": ("social_iqa", "acc"), "BoolQ": ("boolq", "acc"), "COPA": ("copa", "acc"),
+    "OBQA": ("openbookqa", "acc_norm"), "RACE": ("race", "acc"), "CSQA": ("commonsense_qa", "acc"),
     "MMLU": ("mmlu", "acc"),
-}
+}  # fmt: skip
 _RETRIEVAL = {
     "FDA": "fda", "SWDE": "swde", "NQ": "nq", "Squad": "squad_completion", "TriviaQA": "triviaqa", "Drop": "drop",
 }  # fmt: skip

@@ -8,9 +8,9 @@ import random
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 
-from canonlm.errors import InvalidSetting, expected, refused
+from canonlm.errors import InvalidSetting, expected
 from canonlm.suites.babilong import facts, world
 from canonlm.suites.babilong.prompts import prompt, question_of
 from canonlm.suites.babilong.scoring import TAGS, right
@@ -18,16 +18,15 @@ from canonlm.suites.babilong.world import LABELS, Story
 from canonlm.suites.background import fill, open_background, scatter
 from canonlm.suites.questions import Question, Tokens
 from canonlm.tasks.random import check_split
+from canonlm.tasks.spec import Settings
 
 PUBLISHED_LENGTHS = (0, 1000, 2000, 4000)  # tokens
 PUBLISHED_QUESTIONS = 1000  # of the dataset that has so many
 LATER = 4  # so many later facts, or more
 
 
-class BabilongSettings(BaseModel):
-    """One setting of the suite. ValueError, in one line, for what is none."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+class BabilongSettings(Settings):
+    """One setting of the suite."""
 
     task: Literal["qa1", "qa2", "qa3", "qa4", "qa5"] = "qa1"
     length: NonNegativeInt = 0  # tokens of the whole prompt, by the evaluated model's tokenizer; 0: the facts alone
@@ -35,12 +34,6 @@ class BabilongSettings(BaseModel):
     text: str | None = None  # a text file for the other sentences; None: generated; dataset: as the dataset has them
     n: PositiveInt = 500  # questions; of a dataset with fewer, all
     seed: NonNegativeInt = 0
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise refused(error, type(self)) from None
 
     @model_validator(mode="after")
     def _check(self) -> "BabilongSettings":
@@ -62,7 +55,9 @@ def published_settings(**settings: Any) -> list[BabilongSettings]:
     (a folder with a copy of it, say), `text`, `n`, `seed`."""
     settings = {"facts": "hub", "text": "dataset", "n": PUBLISHED_QUESTIONS, **settings}
     return [
-        BabilongSettings(task=task, length=length, **settings) for task in world.TASKS for length in PUBLISHED_LENGTHS
+        BabilongSettings(**{"task": task, "length": length, **settings})
+        for task in world.TASKS
+        for length in PUBLISHED_LENGTHS
     ]
 
 

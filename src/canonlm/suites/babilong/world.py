@@ -243,9 +243,6 @@ def _what_is_where(facts: Sequence[Fact]) -> Iterator[tuple[str, Known]]:
 
 
 _ASKED: dict[str, Callable[[Sequence[Fact]], Iterator[tuple[str, Known]]]] = {
-    "qa1": _where_people_are,
-    "qa2": _where_things_are,
-    "qa3": _where_things_were,
-    "qa4": _what_is_where,
+    "qa1": _where_people_are, "qa2": _where_things_are, "qa3": _where_things_were, "qa4": _what_is_where,
     "qa5": _who_gave_what,
-}
+}  # fmt: skip

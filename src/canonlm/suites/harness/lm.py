@@ -84,14 +84,10 @@ class CanonLM(HFLM):
             device = None  # the harness's command line says cuda:0 where nothing was said
         if not isinstance(pretrained, Subject):
             pretrained = open_model(
-                str(pretrained),
-                step=step,
-                variant=None if variant is None else str(variant),
-                tokenizer=tokenizer,
-                dtype=DTYPES.get(dtype, dtype) if dtype else None,
-                device=device or "auto",
+                str(pretrained), step=step, variant=None if variant is None else str(variant), tokenizer=tokenizer,
+                dtype=DTYPES.get(dtype, dtype) if dtype else None, device=device or "auto",
                 trust_remote_code=trust_remote_code,
-            )
+            )  # fmt: skip
         subject = pretrained
         source = subject.about.get("source", subject.model.name_or_path)
         if subject.tokenizer is None:

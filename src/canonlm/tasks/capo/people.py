@@ -62,18 +62,10 @@ def person(seed: int, i: int, pools: Pools) -> Person:
     first, middle, last = name(check_count("seed", seed), i, sizes)
     month, day, year, city, university, field, company = attributes(seed, i, sizes)
     return Person(
-        i,
-        pools.first[first],
-        pools.middle[middle],
-        pools.last[last],
-        PRONOUNS[i % 2],
-        f"{MONTHS[month]} {DAYS[day]}, {YEARS[year]}",
-        pools.city[city],
-        pools.university[university],
-        pools.field[field],
-        pools.company_city[company],
-        pools.company[company],
-    )
+        i, pools.first[first], pools.middle[middle], pools.last[last], PRONOUNS[i % 2],
+        f"{MONTHS[month]} {DAYS[day]}, {YEARS[year]}", pools.city[city], pools.university[university],
+        pools.field[field], pools.company_city[company], pools.company[company],
+    )  # fmt: skip
 
 
 def name_space(sizes: Sizes) -> int:
