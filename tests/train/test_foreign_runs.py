@@ -1,0 +1,66 @@
+"""Runs of models that are not our decoder, equal numbers of parameters, complete names in run folders."""
+
+import pytest
+import yaml
+
+from canonlm.launch.play import plan
+from canonlm.recipes import load_preset
+from canonlm.train.build import build_model, with_complete_name
+from canonlm.train.loop import train
+from canonlm.train.recipe import load
+
+SHORT = {"steps": 12, "checkpoint_every": 4, "eval_every": 6, "optim": {"warmup_steps": 2}}
+
+
+@pytest.mark.parametrize("arch", ["hf:qwen3", pytest.param("hf:nemotron_h", marks=pytest.mark.slow)])
+def test_resumed_to_the_bit(tiny, tmp_path, arch):
+    run = tiny(arch=arch, train=SHORT)
+    for name in ("whole", "cut"):
+        train(run, tmp_path / name)
+    tiny.back_to(tmp_path / "cut", 8)
+    train(run, tmp_path / "cut")
+    tiny.same(tmp_path / "cut", tmp_path / "whole")
+    losses = [row["loss"] for row in tiny.rows(tmp_path / "whole") if row["kind"] == "train"]
+    assert losses[-1] < losses[0]
+
+
+def test_what_cannot_be_trained_leaves_no_row(tiny, tmp_path):
+    with pytest.raises(ValueError, match=r"^arch: hf:bert is not causal .* it cannot be trained as a language model"):
+        train(tiny(arch="hf:bert", train=SHORT), tmp_path / "bert")
+    with pytest.raises(ValueError, match=r"^data.isolate_documents: expected false with hf:lfm2, which lets packed doc"):
+        train(tiny(arch="hf:lfm2", train=SHORT, data={"isolate_documents": True}), tmp_path / "lfm2")
+    assert not [*tmp_path.glob("*/metrics.jsonl")]
+
+
+def test_equal_numbers_of_parameters(tmp_path):
+    archs = ["llama+canon", "llama", "gla5+canon", "mamba2-4.1", "hf:qwen3", "hf:gpt2"]
+    runs = plan(load_preset("depo", "tiny"), tmp_path, archs=archs, match="parameters")
+    counts = [build_model(run.config, "meta").num_parameters for run in runs]
+    assert all(abs(count / counts[0] - 1) <= 0.01 for count in counts)
+    assert runs[0].config.model.matched == {}
+    for run in runs[1:]:
+        ((field, (before, after)),) = run.config.model.matched.items()
+        assert run.config.model.fields[field] == after != before
+    with pytest.raises(ValueError, match=r"^--match: hf:mamba2 has .* and no width of its MLP makes up the difference$"):
+        plan(load_preset("depo", "tiny"), tmp_path, archs=["llama", "hf:mamba2"], match="parameters")
+    with pytest.raises(ValueError, match=r'^--match: expected parameters, got "flops"$'):
+        plan(load_preset("depo", "tiny"), tmp_path, archs=["llama"], match="flops")
+
+
+def test_a_run_has_its_complete_name(tiny, tmp_path):
+    """What fields say of Canon is part of the name; what no modifier says stays a field."""
+    fields = {"canon_residual": False, "canon_kernel": 3, "rope_theta": 5e5}
+    run = tiny(model={"fields": fields}, train={**SHORT, "steps": 4})
+    named = with_complete_name(run)
+    assert (named.arch, named.model.fields) == ("llama+canon:k3:nores", {"rope_theta": 5e5})
+    assert build_model(named).module.config == build_model(run).module.config
+    assert with_complete_name(tiny(arch="llama+canon=DCBA")).arch == with_complete_name(tiny(arch="llama+canon")).arch
+    train(run, tmp_path)
+    assert load(tmp_path / "config.yaml") == named
+    # A run of an earlier version, which kept the name as it was typed, goes on.
+    earlier = yaml.safe_load((tmp_path / "config.yaml").read_text()) | {"arch": "llama+canon"}
+    earlier["model"]["fields"] = fields
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(earlier))
+    tiny.back_to(tmp_path, 4)
+    train(run, tmp_path)
+    assert load(tmp_path / "config.yaml") == named
