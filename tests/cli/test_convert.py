@@ -37,7 +37,9 @@ def files(place):
 
 def test_into_our_format(gla, here, capsys):
     assert main(["convert", "release", "ours"]) == 0
-    assert capsys.readouterr().out == f"gla5{{num_heads=2}}+canon=AC, {gla.num_parameters():,} parameters, float32: ours\n"
+    assert (
+        capsys.readouterr().out == f"gla5{{num_heads=2}}+canon=AC, {gla.num_parameters():,} parameters, float32: ours\n"
+    )
     model = CanonLMForCausalLM.from_pretrained("ours")
     assert_close(model.state_dict(), gla.state_dict(), atol=0, rtol=0)
     assert {path.name for path in here.iterdir()} == {"release", "ours"}
