@@ -394,7 +394,8 @@ def main(results: Path, group: str, ports: list[str]) -> None:
                 name = f"tp {tp}, dp_replicate {dp_replicate}: {' '.join([check.__name__, *args])}"
                 found[name] = {"seconds": time.perf_counter() - start, "errors": [e for e in errors if e]}
             assert threads_of_gloo() or sys.platform != "linux"
-        assert not threads_of_gloo()
+        # What was compiled keeps its groups to the end of the process, and their threads: see docs/roadmap.md.
+        assert not threads_of_gloo() or any((compiles,) in each for each in GROUPS[group][1].values())
     if world.main:
         results.write_text(json.dumps(found, indent=1))
 
