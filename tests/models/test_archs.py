@@ -95,7 +95,7 @@ def test_resolving_does_not_change_the_table():
         ("llama+rope=0.5:nores", "+rope: expected a share from 0 to 1 of each head"),
         ("gla5{num_head=2}", 'unknown setting of gla5 "num_head". Did you mean "num_heads"?'),
         ("llama{hidden_size=2}", 'unknown setting of llama "hidden_size".'),
-        ("llama{rope_theta}", 'arch: expected key=value between braces, got "rope_theta"'),
+        ("llama{rope_theta}", 'arch: expected fields such as {num_heads=4,num_key_value_heads=2}, got "rope_theta"'),
         ("gla5{num_heads=2}.gla5", "arch: expected one kind of gla in all layers"),
         ("gla5.gla", "arch: expected one kind of gla in all layers"),
         ("llama{canon_set=A}+canon", "arch: expected either +canon or canon_set in braces"),

@@ -298,10 +298,10 @@ def _sites(base: Base, added: Mapping[str, str | None], without: str) -> str:
 def read_settings(text: str) -> dict[str, Any]:
     """`a=1,b=[x,y],c=null` → values as in JSON; what is not JSON is a text, or a list of them in brackets."""
     settings: dict[str, Any] = {}
-    for pair in re.split(r",(?![^\[\]]*\])", text) if text else []:
-        key, equals, value = pair.partition("=")
+    for pair in re.split(r",(?![^\[\]]*\])", text) if text.strip() else []:
+        key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or not key:
-            raise expected("arch", "key=value between braces", pair)
+            raise expected("arch", "fields such as {num_heads=4,num_key_value_heads=2}", pair)
         if key in settings:
             raise expected("arch", f"{key} at most once", text)
         settings[key] = _read_value(value)

@@ -13,11 +13,11 @@ import re
 from typing import Any
 
 import torch
-import yaml
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from canonlm.errors import InvalidSetting, expected, unknown
+from canonlm.models.archs import read_settings
 from canonlm.models.interface import Sizes
 
 MAX_EXPERTS = 16
@@ -90,23 +90,9 @@ def parse(arch: str) -> tuple[str, dict[str, Any]]:
     head, brace, rest = arch.partition("{")
     if "+" in head or "+" in rest.rpartition("}")[2]:
         raise expected("arch", "no modifiers (+) behind a model that is not our decoder", arch)
-    options: dict[str, Any] = {}
-    if brace:
-        if not rest.endswith("}"):
-            raise expected("arch", "a } at the end of its fields", arch)
-        for text in re.split(r",(?![^\[]*\])", rest[:-1]) if rest[:-1].strip() else []:
-            key, equals, value = text.partition("=")
-            if not equals or not key.strip():
-                raise expected("arch", "fields such as {head_dim=16,num_key_value_heads=2}", arch)
-            options[key.strip()] = _value(value.strip())
-    return head.partition(":")[2], options
-
-
-def _value(text: str) -> Any:
-    try:
-        return float(text) if re.fullmatch(r"[-+]?\d+(\.\d*)?e[-+]?\d+", text) else yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
+    if brace and not rest.endswith("}"):
+        raise expected("arch", "a } at the end of its fields", arch)
+    return head.partition(":")[2], read_settings(rest[:-1])
 
 
 def causal_config(arch: str, sizes: Sizes) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
