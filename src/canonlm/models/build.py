@@ -1,8 +1,8 @@
 """From an architecture's name and sizes to a model: the one place where models are made.
 
-llama+canon                    our decoder (`canonlm.models.archs` has the names)
-hf:qwen3{num_key_value_heads=2}, fla:kda     transformers, flash-linear-attention
-mine.py:Name, package.module:Name            a mixer for our decoder, a model or a factory of models from outside
+    llama+canon, gla5{num_heads=4}                our decoder (`canonlm.models.archs` has the names)
+    hf:qwen3{num_key_value_heads=2}, fla:kda      transformers, flash-linear-attention
+    mine.py:Name, package.module:Name             a mixer for our decoder, or a model from outside
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ MATCHED = 0.01
 
 SPELLED = {
     *("mixers", "canon_set", "canon_sets", "canon_kernel", "canon_residual", "canon_activation", "canon_bias"),
-    *("canon_frozen", "qk_norm", "rope_dim", "rope_heads", "alibi", "mlp"),
+    *("canon_frozen", "qk_norm", "rope_dim", "rope_heads", "alibi", "mlp", "hidden_act"),
 }
 """Fields that modifiers of a name can set."""
 

@@ -33,7 +33,7 @@ class Settings(BaseModel):
 
 
 class Model(Settings):
-    """Sizes; `arch` says the rest. `fields` sets any field of `CanonLMConfig` by name."""
+    """Sizes; `arch` says the rest. `fields` sets any field of the model's own configuration."""
 
     num_hidden_layers: PositiveInt
     hidden_size: PositiveInt
