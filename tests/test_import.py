@@ -69,8 +69,11 @@ print(model(torch.arange(9)[None]).logits.double().sum().item())
     "first",
     [
         "import canonlm" + LIGHT,
-        "import transformers; transformers.AutoModelForCausalLM; import sys, canonlm; "
-        "assert 'canonlm.models' not in sys.modules",
+        pytest.param(
+            "import transformers; transformers.AutoModelForCausalLM; import sys, canonlm; "
+            "assert 'canonlm.models' not in sys.modules",
+            marks=pytest.mark.slow,
+        ),
         # These import the auto classes while half of transformers is still being imported.
         pytest.param("import canonlm, transformers.modeling_layers", marks=pytest.mark.slow),
         pytest.param("import canonlm; from transformers import pipeline, Trainer", marks=pytest.mark.slow),

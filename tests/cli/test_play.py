@@ -100,6 +100,7 @@ def _is_reported(out, stdout):
         assert files >= {"config.yaml", "env.json", "metrics.jsonl", "result.json", "checkpoints", "log.txt"}
 
 
+@pytest.mark.slow  # with synthetic runs in tests/report/test_groups.py
 def test_a_second_play_adds_to_the_page(tmp_path, capsys):
     """It took the earlier architectures off the page once."""
     for arch, width in (("llama", 16), ("gdn2", 32)):

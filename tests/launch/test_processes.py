@@ -332,7 +332,8 @@ def broken(recipe, tmp_path):
     return make
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [1, 0])
 def test_a_real_failure_is_the_last_thing_told(broken, tmp_path, monkeypatch, rank):
     monkeypatch.setattr(processes, "SETTLE_SECONDS", 30.0)
     log = f" (whole log: {tmp_path / 'logs' / 'rank-1.txt'})" if rank else ""

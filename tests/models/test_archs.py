@@ -157,7 +157,7 @@ def configs(draw):
 
 
 @given(config=configs())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_a_name_says_all_that_is_no_size(config):
     """Two configurations of one name and equal sizes are one, field by field."""
     name = name_of(config)

@@ -179,7 +179,8 @@ def test_gradient_checkpointing_keeps_the_router_loss(small_model, reentrant):
     assert_close(loss_and_gradients(model), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [True, False])
 def test_compiles_whole(small_model, training):
     model = small_model(**EXPERTS, num_hidden_layers=1, router_loss_weight=5.0).train(training)
     mask = (torch.arange(18) < torch.tensor([[18], [11]])).long()

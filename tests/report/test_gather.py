@@ -179,6 +179,7 @@ def test_names_cannot_command_the_terminal(tmp_path):
     assert "\x1b" not in text
 
 
+@pytest.mark.slow
 def test_500_runs(tmp_path):
     """Ten seconds is what it may take on a small machine that does other things besides; here the time of the process
     alone is measured."""
