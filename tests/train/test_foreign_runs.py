@@ -2,10 +2,14 @@
 
 import pytest
 import yaml
+from torch.testing import assert_close
+from transformers import AutoModelForCausalLM
 
+from canonlm.cli import main
 from canonlm.launch.play import plan
 from canonlm.recipes import load_preset
 from canonlm.train.build import build_model, with_complete_name
+from canonlm.train.checkpoint import load_model
 from canonlm.train.loop import train
 from canonlm.train.recipe import load
 
@@ -64,3 +68,17 @@ def test_a_run_has_its_complete_name(tiny, tmp_path):
     tiny.back_to(tmp_path, 4)
     train(run, tmp_path)
     assert load(tmp_path / "config.yaml") == named
+
+
+def test_a_model_of_transformers_through_every_command(tiny, tmp_path, capsys):
+    run, out = tmp_path / "run", tmp_path / "out"
+    train(tiny(arch="hf:qwen3", train=SHORT), run)
+    assert main(["plan", str(run / "config.yaml"), "--gpus", "2", "--gpu", "a10"]) == 0
+    assert main(["eval", str(run), "--suite", "playground", "n=8", "--out", str(tmp_path / "asked")]) == 0
+    assert main(["generate", str(run), "bos x1 x2 ans", "--max-tokens", "3"]) == 0
+    assert main(["export", str(run), str(out)]) == 0
+    exported = AutoModelForCausalLM.from_pretrained(out)
+    assert_close(exported.state_dict(), load_model(run).module.state_dict(), atol=0, rtol=0)
+    capsys.readouterr()
+    assert main(["export", str(run), str(tmp_path / "code"), "--self-contained"]) == 2
+    assert capsys.readouterr().err == 'canonlm: --self-contained: expected a model of our decoder, got "qwen3"\n'
