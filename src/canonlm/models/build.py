@@ -1,8 +1,8 @@
 """From an architecture's name and sizes to a model: the one place where models are made.
 
-    llama+canon, gla5{num_heads=4}                our decoder (`canonlm.models.archs` has the names)
-    hf:qwen3{num_key_value_heads=2}, fla:kda      transformers, flash-linear-attention
-    mine.py:Name, package.module:Name             a mixer for our decoder, or a model from outside
+llama+canon, gla5{num_heads=4}                our decoder (`canonlm.models.archs` has the names)
+hf:qwen3{num_key_value_heads=2}, fla:kda      transformers, flash-linear-attention
+mine.py:Name, package.module:Name             a mixer for our decoder, or a model from outside
 """
 
 from dataclasses import replace
