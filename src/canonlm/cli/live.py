@@ -45,7 +45,7 @@ def follow(config: RunConfig, folder: Path) -> Generator[OnRow]:
 
 
 def typed(config: RunConfig, row: dict[str, Any]) -> Row:
-    """A row as the loop gives it. What cannot be read is no reason to end a training."""
+    """A row as the loop gives it. A row that cannot be read does not end a training."""
     try:
         return parse(row, evaluation) if config.text is None else parse(row, text_evaluation)
     except DAMAGE:

@@ -70,7 +70,7 @@ class Base(NamedTuple):
 @dataclass(frozen=True)
 class Modifier:
     """`+name` or `+name=value`. `read(value, head_dim, num_heads)` gives the fields that it sets; `write(config)` the
-    value that a configuration has: None for a bare modifier, False where there is no need of it."""
+    value that a configuration has: None for a bare modifier, False where the name needs none."""
 
     about: str
     read: Callable[[str | None, int, int], dict[str, Any]]

@@ -320,7 +320,7 @@ def _multiple(value: float, of: int) -> int:
 
 
 def _turns(pattern: list[str], layers: int) -> list[str]:
-    """The kinds of so many layers, taking turns as in `pattern`: kinds that would not occur take the last layers."""
+    """The kinds of `layers` layers, in turn as in `pattern`. Kinds that would not occur take the last layers."""
     kinds = [pattern[i % len(pattern)] for i in range(layers)]
     missing = [kind for kind in dict.fromkeys(pattern) if kind not in kinds][: layers - 1]
     return kinds[: layers - len(missing)] + missing
