@@ -1,0 +1,106 @@
+"""Reading files that somebody else may have written. Such a file is data: it must be a regular file, and its size, its
+nesting and its numbers are bounded, so that no file hangs the reader, fills the memory or overflows the stack.
+
+Every problem is a ValueError of one line that names the file. `canonlm.yaml12` does the same for YAML.
+"""
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import IO, Any
+
+MAX_BYTES = 2**26
+"""Bytes of a file that is read whole."""
+
+MAX_JSON = 2**25
+"""Bytes of JSON: as Python objects they take up to fifty times as much."""
+
+MAX_DEPTH = 100
+"""Lists and mappings inside each other. Python overflows its stack at about a thousand function calls."""
+
+MAX_DIGITS = 300
+"""Digits of an integer: what is longer is not a finite float."""
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a regular file for reading. OSError: it is something else, such as a FIFO or a device, which may have no
+    end, or it cannot be read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would wait for a writer
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(code, "a folder" if stat.S_ISDIR(mode) else "not a regular file", str(path))
+    return open(descriptor, "rb")
+
+
+def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
+    """The content of a regular file. ValueError: it cannot be read, or has more than `limit` bytes."""
+    try:
+        with open_regular(path) as file:
+            content = file.read(limit + 1)
+    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+        raise ValueError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if len(content) > limit:
+        raise ValueError(f"{path}: expected at most {limit:,} bytes, got {path.stat().st_size:,}")
+    return content
+
+
+def read_text(path: Path, limit: int = MAX_BYTES) -> str:
+    """The same as text in UTF-8."""
+    try:
+        return read_bytes(path, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 (byte {error.start + 1})") from None
+
+
+def read_json(path: Path, limit: int = MAX_JSON) -> Any:
+    """The value of a JSON file."""
+    return parse_json(read_bytes(path, limit), str(path))
+
+
+def read_object(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
+    """The value of a JSON file that holds an object."""
+    if not isinstance(value := read_json(path, limit), dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def parse_json(content: str | bytes, place: str) -> Any:
+    """The value of JSON text; `place` begins the error message."""
+    try:
+        value = json.loads(content, parse_int=_integer)
+    except RecursionError:
+        value = ...
+    except ValueError as error:  # UnicodeDecodeError, too
+        raise ValueError(f"{place}: not JSON ({error})") from None
+    if value is ... or _is_deep(value):
+        raise ValueError(f"{place}: not JSON that is read here (nested deeper than {MAX_DEPTH})")
+    return value
+
+
+def path_inside(folder: Path, name: object, place: str) -> Path:
+    """The path of `name` in `folder`. ValueError, begun by `place`, where a name leads out of the folder: an absolute
+    one, one with `..`. A link in the folder is followed: the Hub's cache is made of them."""
+    path = Path(name) if isinstance(name, str) else None
+    if path is None or not path.parts or path.is_absolute() or ".." in path.parts or "\0" in str(name):
+        raise ValueError(f"{place}: expected the name of a file in {folder}, got {str(name)[:100]!r}")
+    return folder / path
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(digits):,} digits")
+    return int(digits)
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        containers = [each for each in level if isinstance(each, dict | list)]
+        if not containers:
+            return False
+        level = [item for each in containers for item in (each.values() if isinstance(each, dict) else each)]
+    return True
