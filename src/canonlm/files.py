@@ -13,6 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from canonlm.untrusted import open_regular
+
 
 class Stamp(BaseModel):
     """By which a file is known again."""
@@ -24,7 +26,7 @@ class Stamp(BaseModel):
 
     @classmethod
     def of(cls, path: Path) -> "Stamp":
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             return cls(size=file.tell(), sha256=digest)
 

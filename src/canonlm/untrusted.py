@@ -8,8 +8,9 @@ import errno
 import json
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 MAX_BYTES = 2**26
 """Bytes of a file that is read whole."""
@@ -24,7 +25,7 @@ MAX_DIGITS = 300
 """Digits of an integer: what is longer is not a finite float."""
 
 
-def open_regular(path: Path) -> IO[bytes]:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading. OSError: it is something else, such as a FIFO or a device, which may have no
     end, or it cannot be read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would wait for a writer
@@ -82,11 +83,15 @@ def parse_json(content: str | bytes, place: str) -> Any:
 
 
 def path_inside(folder: Path, name: object, place: str) -> Path:
-    """The path of `name` in `folder`. ValueError, begun by `place`, where a name leads out of the folder: an absolute
-    one, one with `..`. A link in the folder is followed: the Hub's cache is made of them."""
-    path = Path(name) if isinstance(name, str) else None
-    if path is None or not path.parts or path.is_absolute() or ".." in path.parts or "\0" in str(name):
+    """The path of `name` in `folder`. ValueError, begun by `place`, where it leads out of the folder: an absolute name,
+    one with `..`, a link (but for those of the Hub's cache)."""
+    path = Path(name) if isinstance(name, str) and "\0" not in name else None
+    if path is None or not path.parts or path.is_absolute() or ".." in path.parts:
         raise ValueError(f"{place}: expected the name of a file in {folder}, got {str(name)[:100]!r}")
+    home, target = folder.resolve(), (folder / path).resolve()
+    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    if not target.is_relative_to(home) and not target.is_relative_to(blobs):
+        raise ValueError(f"{place}: expected a file in {folder}, got a link out of it, {name}")
     return folder / path
 
 

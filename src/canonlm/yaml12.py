@@ -89,7 +89,7 @@ def _count(node: yaml.Node, place: str, counts: dict[int, int]) -> int:
     """The values that a node stands for. `counts`: by the id of each node; 0 while its own values are counted."""
     if id(node) in counts:
         if not (count := counts[id(node)]):
-            line = node.start_mark.line + 1  # type: ignore[union-attr]
+            line = node.start_mark.line + 1
             raise _Refused(f"{place}, line {line}: expected values that do not contain themselves")
         return count
     counts[id(node)] = 0

@@ -31,7 +31,9 @@ from canonlm.errors import expected
 from canonlm.files import Stamp, put_in_place, remove_folder, write_text
 from canonlm.models.interface import LanguageModel
 from canonlm.train.build import build_model
+from canonlm.train.checkpoint_reader import METADATA, Reader
 from canonlm.train.recipe import load as load_config
+from canonlm.untrusted import path_inside, read_json
 from canonlm.world import World
 
 T = TypeVar("T")
@@ -57,7 +59,7 @@ class Checkpoints:
     """The checkpoints in `folder`, written while training goes on. Every process of `world` calls the same methods in
     the same order; the process that started the run has removed what killed processes left in `folder`.
 
-    Kept are the `keep` newest and every one whose step is a multiple of `keep_every`.
+    The `keep` newest are kept, and every one whose step is a multiple of `keep_every`.
     """
 
     def __init__(self, folder: Path, keep: int, keep_every: int | None, world: World) -> None:
@@ -210,7 +212,7 @@ def _parts(model: dict[str, Any], optimizer: Any) -> State:
 def _read(path: Path, state: State, ranks: "_Ranks") -> None:
     """Fill the tensors of `state` in place. ValueError if these are not the tensors of the checkpoint, in any part of
     `state`."""
-    reader = dcp.FileSystemReader(path)
+    reader = Reader(path)
     entries: dict[str, Any] = reader.read_metadata().state_dict_metadata
     saved = {name: tuple(entry.size) for name, entry in entries.items() if name.partition(".")[0] in state}
     asked = {f"{part}.{name}": tuple(t.shape) for part, tensors in state.items() for name, t in tensors.items()}
@@ -247,23 +249,22 @@ def _damage(folder: Path, step: int, ranks: "_Ranks") -> str | None:
     def look() -> str | None:
         path = path_of(folder, step)
         try:
-            manifest = Manifest.model_validate_json((path / MANIFEST).read_bytes())
-        except FileNotFoundError:
-            return f"no {MANIFEST}"
-        except (OSError, ValueError):
-            return f"{MANIFEST} cannot be read"
+            manifest = Manifest.model_validate(read_json(path / MANIFEST))
+            files = [(path_inside(path, name, MANIFEST), stamp) for name, stamp in manifest.files.items()]
+        except ValueError:
+            return f"{MANIFEST} cannot be read" if (path / MANIFEST).exists() else f"no {MANIFEST}"
         if manifest.step != step:
             return f"{MANIFEST} is of step {manifest.step}"
-        share = list(manifest.files.items())[ranks.rank :: ranks.size]
+        own = files[ranks.rank :: ranks.size]
         with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
-            return next(filter(None, pool.map(lambda item: item[1].damage(path / item[0]), share)), None)
+            return next(filter(None, pool.map(lambda item: item[1].damage(item[0]), own)), None)
 
     return next(filter(None, ranks.gather(look)), None)
 
 
 def _stamps(folder: Path, rank: int) -> dict[str, Stamp]:
     """The files that a process wrote; the first one also wrote where everything lies."""
-    files = [*sorted(folder.glob(f"__{rank}_*")), *([folder / ".metadata"] if rank == 0 else [])]
+    files = [*sorted(folder.glob(f"__{rank}_*")), *([folder / METADATA] if rank == 0 else [])]
     return {file.name: Stamp.of(file) for file in files}
 
 
