@@ -238,7 +238,7 @@ def test_damaged_results_are_left_out(evaluated):
     (evaluated / "evals" / "half" / "results.json").write_text('{"model": {}')
     numbers, left_out = runs_frame([evaluated])
     assert set(numbers["model"]) == {"mine/step-00000010"}
-    assert sorted(entry.name for entry in left_out) == ["evals/half/results.json", "theirs"]
+    assert sorted(entry.name for entry in left_out) == ["evals/half/results.json", "evals/theirs/results.json"]
 
 
 @pytest.mark.parametrize(

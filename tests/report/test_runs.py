@@ -139,7 +139,7 @@ def test_what_cannot_be_read_is_left_out_with_a_reason(tmp_path):
         "empty": "empty folder",
         "stray": "no config.yaml: not a run folder",
         "started": "nothing recorded yet",
-        "broken": "config.yaml is damaged: not YAML",
+        "broken": "config.yaml is damaged, line 2: not YAML: did not find expected node content",
         "lacking": "config.yaml has no train.optim.lr",
         "words": 'train.optim.lr: expected a number, got "fast"',
         "gone": "no such folder",

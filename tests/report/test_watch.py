@@ -2,12 +2,12 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 from folders import evaluation, text_evaluation, write_run, write_text_run
 
 from canonlm.report.watch import QUIET_SECONDS, Watch
+from canonlm.runs import follow
 from canonlm.runs.rows import parse
 
 HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
@@ -54,10 +54,9 @@ def test_a_file_that_has_not_changed_is_not_opened(tmp_path, going, monkeypatch)
     append(going, *(train(step) for step in range(1000)))
     watch = Watch(tmp_path)
     opened = []
-    plain = Path.open
-    monkeypatch.setattr(
-        Path, "open", lambda path, *given, **more: opened.append(path.name) or plain(path, *given, **more)
-    )
+    plain = follow.open_regular
+    monkeypatch.setattr(follow, "open_regular", lambda path: opened.append(path.name) or plain(path))
+    monkeypatch.setattr("canonlm.untrusted.open_regular", lambda path: opened.append(path.name) or plain(path))
     watch.read(now(going))
     assert opened.count("metrics.jsonl") == 1
     opened.clear()

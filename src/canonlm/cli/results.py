@@ -201,7 +201,7 @@ def _write(path: str, text: str, option: str) -> None:
 
 def _say(left_out: "Iterable[LeftOut]") -> None:
     """On standard error, so that --csv - stays a table."""
-    from canonlm.report.tidy import plain
+    from canonlm.runs.rows import plain
 
     for entry in left_out:
         print(plain(f"{entry.name}: left out, {entry.reason}"), file=sys.stderr)

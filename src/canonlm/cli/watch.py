@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from canonlm.report.gather import run_folders
-from canonlm.report.tidy import plain
 from canonlm.report.watch import Watch, Watched
+from canonlm.runs.rows import plain
 
 POLL_SECONDS = 2.0
 ORDER = ("running", "unfinished", "waiting", "damaged", "finished")  # what goes on stands where it can be seen

@@ -1,6 +1,7 @@
 """What `canonlm eval` found: `results.json` files in, tables out (shares in percent, with their standard errors)."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 from rich.markup import escape as escape_rich
 from rich.table import Table
 
-from ..runs.rows import DAMAGE, writable
+from ..runs.rows import DAMAGE, finite, known_count, one_line, plain, writable
+from ..suites.results import check_answers
+from ..untrusted import read_object
 from .markup import escape
-from .runs import LeftOut
-from .tidy import plain
+from .runs import MAX_REASON, LeftOut
 from .words import count_of, number, percent, shown
 
 SUITES = {
@@ -44,19 +46,46 @@ def load_evaluated(folder: str | Path) -> tuple[list[Evaluated], list[LeftOut]]:
     """All of a folder, its own and those of the runs in it, and what cannot be read."""
     found, left_out = [], []
     for path in sorted(Path(folder).rglob("results.json")):
+        name = writable(str(path.relative_to(folder)))
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-            entries = tuple(entry for entry in raw["results"] if _whole(entry))
-            found.append(Evaluated(_label(path, Path(folder), raw["model"]), raw["model"], entries, path))
-        except (*DAMAGE, OSError) as error:
-            name, reason = str(path.relative_to(folder)), f"not readable: {type(error).__name__}: {error}"
-            left_out.append(LeftOut(writable(name), writable(reason)))
+            raw = read_object(path)
+            entries = tuple(checked for entry in raw["results"] if (checked := whole(entry))["scores"])
+            model = dict(raw["model"])
+            found.append(Evaluated(_label(path, Path(folder), model), model, entries, path))
+        except DAMAGE as error:
+            reason = f"not readable: {type(error).__name__}: {str(error).removeprefix(f'{path}: ')}"
+            left_out.append(LeftOut(name, one_line(reason, MAX_REASON)))
+            continue
+        for entry in entries:
+            try:
+                check_answers(path.parent, entry)
+            except ValueError as error:
+                left_out.append(LeftOut(f"answers of {entry['name']} in {name}", one_line(str(error), MAX_REASON)))
     return found, left_out
 
 
-def _whole(entry: Mapping[str, Any]) -> list[float]:
-    """Its main numbers; an entry without them raises."""
-    return [float(score["value"]) for score in entry["scores"] if not score["slice"]]
+def whole(entry: Any) -> dict[str, Any]:
+    """An entry of `results.json` whose parts have the types that they should have. Raises one of `DAMAGE`."""
+    settings = entry.get("settings")
+    return {
+        **entry,
+        "suite": one_line(str(entry["suite"])),
+        "name": one_line(str(entry["name"])),
+        "settings": settings if isinstance(settings, dict) else {},
+        "scores": [_score(score) for score in entry["scores"]],
+    }
+
+
+def _score(raw: Any) -> dict[str, Any]:
+    value, stderr = float(raw["value"]), raw.get("stderr")
+    return {
+        "measure": one_line(str(raw["measure"])),
+        "value": value if finite(value) or math.isnan(value) else math.copysign(math.inf, value),
+        "stderr": float(stderr) if finite(stderr) else None,
+        "n": known_count(raw.get("n")),
+        "slice": dict(raw["slice"]),
+        "share": raw.get("share") is not False,
+    }
 
 
 def _label(path: Path, folder: Path, model: Mapping[str, Any]) -> str:
@@ -113,7 +142,9 @@ def _difference(settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
 def evals_tables(evaluated: Sequence[Evaluated]) -> Iterator[Table]:
     """For the terminal: a table per suite, a column per model."""
     for suite, here in suites(evaluated):
-        table = Table(title=f"\n{SUITES.get(suite, (suite, ''))[0]}", title_justify="left", title_style="bold")
+        table = Table(
+            title=escape_rich(f"\n{SUITES.get(suite, (suite, ''))[0]}"), title_justify="left", title_style="bold"
+        )
         table.add_column("asked")
         table.add_column("measure")
         for one in here:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from ..runs.folder import read_config
 from ..runs.identity import INDIFFERENT, POOLED, flat, what_differs, write
 from ..runs.identity import settings as settings_of
-from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, primary, slice_key
+from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, finite, one_line, primary, slice_key
 from .evals import Evaluated
 from .gather import Gathered, gather
 from .published.benchmarks import DIFFICULTIES, LOWER_IS_BETTER, PERCENT
-from .runs import LeftOut, Run, TextRun
+from .runs import MAX_LABEL, LeftOut, Run, TextRun
 from .text import mixes, shape_of, tokens_of
 from .tidy import QUESTION, frame, has_canon, short_size
 
@@ -110,7 +110,7 @@ def curves(found: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]":
             for row in run.evals:
                 rows += _of_evaluation(row, run.config, about[run.name])
             for train in run.train:
-                if math.isfinite(train.loss):
+                if finite(train.loss):
                     rows.append(about[run.name] | {
                         "tokens": tokens_of(run.config, train.step), "task": "train", "setting": None, "slice": "all",
                         "metric": "loss", "unit": "", "value": train.loss})  # fmt: skip
@@ -152,7 +152,7 @@ def _about(found: Iterable[Gathered]) -> dict[str, Row]:
     alike: dict[tuple[Any, ...], list[Run | TextRun]] = {}
     for run in runs:
         arch, canon = split_arch(run.arch, _fields(run.config))
-        task = run.config["task"] if isinstance(run.config["task"], dict) else {"name": getattr(run, "task", None)}
+        task = run.config["task"] if isinstance(run.config.get("task"), dict) else {"name": getattr(run, "task", None)}
         asked = (run.task, setting_of(task)) if isinstance(run, Run) else ("text", mix_of[run.name])
         size = shape_of(run.config)
         alike.setdefault((arch, size, *asked), []).append(run)
@@ -198,7 +198,7 @@ def setting_of(task: Mapping[str, Any]) -> str:
     for name, known in DIFFICULTIES.get(str(task.get("name")), {}).items():
         if spec == known:
             return name
-    return ", ".join(f"{key}={value}" for key, value in spec.items())
+    return one_line(", ".join(f"{key}={value}" for key, value in spec.items()), MAX_LABEL)
 
 
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,20 +248,20 @@ def _of_evaluated(one: Evaluated, name: str, folder: Path) -> Iterator[Row]:
     for entry in one.entries:
         suite, asked = entry["suite"], entry["name"]
         for score in entry["scores"]:
-            share = bool(score["share"])
+            share = score["share"]
             scale = 100 if share else 1
-            value, stderr, n = float(score["value"]), score.get("stderr"), score.get("n")
+            value, stderr, n = score["value"], score["stderr"], score["n"]
             if not math.isfinite(value):
                 continue
             task, slice, metric = _question(suite, asked, score["measure"])
-            where = slice_key(score["slice"])
+            where = one_line(slice_key(score["slice"]))
             if where != "all":
                 slice = where if suite == "playground" else f"{slice}, {where}"
             setting = _asked_with(suite, entry.get("settings") or {})
             yield about | {
                 "task": task, "setting": setting, "slice": slice, "metric": metric,
                 "unit": PERCENT if share and metric not in LOWER_IS_BETTER else "", "value": scale * value,
-                "stderr": None if stderr is None else scale * float(stderr), "n": n if isinstance(n, int) else None,
+                "stderr": None if stderr is None else scale * stderr, "n": n,
             }  # fmt: skip
 
 

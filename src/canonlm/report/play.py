@@ -1,19 +1,20 @@
 """Folders in: the sections of a report with their runs. Works without `play.json`, then with one section per task."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..runs.rows import DAMAGE, finite, writable
+from ..runs.rows import finite, one_line, writable
+from ..untrusted import read_object
 from .evals import Evaluated
 from .gather import Folders, Gathered, gather
-from .runs import LeftOut, Run, TextRun
+from .runs import MAX_LABEL, LeftOut, Run, TextRun
 from .text import mixes
 from .words import listed
 
 MOST_TITLES = 3
+MAX_COMMAND = 20_000  # letters
 
 
 @dataclass(frozen=True)
@@ -110,23 +111,22 @@ def _read(path: Path, left_out: list[LeftOut]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        play = json.loads(path.read_bytes())
-    except (*DAMAGE, OSError):
-        play = None
-    if not isinstance(play, dict):
+        return read_object(path)
+    except ValueError:
         left_out.append(LeftOut("play.json", "damaged; the sections below are one per task"))
         return {}
-    return play
 
 
 def _said(raw: Mapping[str, Any], key: str) -> str:
     value = raw.get(key)
-    return writable(value) if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    return writable(value)[:MAX_COMMAND] if key == "command" else one_line(value, MAX_LABEL)
 
 
 def _chance(raw: Mapping[str, Any]) -> dict[str, float]:
     chance = raw.get("chance")
-    return {str(k): float(v) for k, v in chance.items() if finite(v)} if isinstance(chance, dict) else {}
+    return {one_line(str(k)): float(v) for k, v in chance.items() if finite(v)} if isinstance(chance, dict) else {}
 
 
 def _listed(
@@ -137,7 +137,7 @@ def _listed(
     sections = []
     for raw in play["sections"]:
         names = raw.get("runs") if isinstance(raw, dict) else None
-        names = [writable(str(name)) for name in names] if isinstance(names, list) else []
+        names = [one_line(str(name), 255) for name in names] if isinstance(names, list) else []
         left_out += [LeftOut(name, "not started: no such folder") for name in names if name not in known]
         named.update(names)
         members = tuple(runs[name] for name in names if name in runs)

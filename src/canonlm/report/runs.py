@@ -11,11 +11,14 @@ from typing import Any
 from ..errors import expected
 from ..outside import is_reference
 from ..runs.folder import TASK, Recorded, read_config, recorded
-from ..runs.rows import Evaluation, evaluation, is_slice, scale_of, slice_key, writable
+from ..runs.rows import Evaluation, evaluation, is_slice, one_line, scale_of, slice_key
 from ..runs.words import Named, read
 from .text import TextRun, load_text
 
 __all__ = ["LeftOut", "Run", "TextRun", "is_slice", "load_run", "load_runs", "scale_of", "slice_key", "task_of"]
+
+MAX_REASON, MAX_LABEL = 300, 300
+"""Letters of what a file says."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def load_runs(folders: Iterable[str | Path]) -> tuple[list[Run | TextRun], list[
         try:
             run = load_run(folder)
         except (ValueError, OSError) as error:
-            left_out.append(LeftOut(writable(folder.name), writable(str(error))))
+            left_out.append(LeftOut(one_line(folder.name, 255), one_line(str(error), MAX_REASON)))
             continue
         if run.evals or run.train:
             runs.append(run)
@@ -69,6 +72,6 @@ def task_of(config: Mapping[str, Any], folder: Path) -> tuple[str, str]:
     if not isinstance(name, str):
         raise expected("task.name", "a task's name", name)
     settings = ", ".join(f"{key}={value}" for key, value in spec.items())
-    label = writable(f"{name} ({settings})" if settings else name)
-    name = writable(name)
+    label = one_line(f"{name} ({settings})" if settings else name, MAX_LABEL)
+    name = one_line(name)
     return (Named(name, read(folder / TASK)) if is_reference(name) else name), label

@@ -6,13 +6,12 @@ from rich.markup import escape as escape_rich
 from rich.table import Table
 from rich.text import Text
 
-from ..runs.rows import is_slice
+from ..runs.rows import is_slice, plain
 from .evals import evals_tables
 from .gather import Folders
 from .play import Play, load_play
 from .summary import Architecture, Rate, Spread, adjusted, columns_of, scales_of, summarise
 from .text_section import text_table
-from .tidy import plain
 from .words import count_of, quantity, scale_words, short
 
 

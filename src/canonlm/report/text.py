@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import expected
 from ..runs.folder import Recorded, read_object, recorded
-from ..runs.rows import DAMAGE, TextEvaluation, finite, text_evaluation, writable
+from ..runs.rows import DAMAGE, TextEvaluation, count, finite, known_count, one_line, text_evaluation
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def load_text(folder: Path, config: Mapping[str, Any]) -> TextRun:
         noted = read.get(f"text.sources.{name}.path")
         content = noted.get("sha256") if isinstance(noted, dict) else None
         weight = source.get("weight", 1.0)
-        found.append(Source(writable(name), writable(str(source.get("path", ""))),
-                            float(weight) if finite(weight) else 1.0, str(content or "")))  # fmt: skip
+        found.append(Source(name, one_line(str(source.get("path", ""))),
+                            float(weight) if finite(weight) else 1.0, one_line(str(content or ""))))  # fmt: skip
     return TextRun(sources=tuple(found), **recorded(folder, config, text_evaluation, notes))
 
 
@@ -60,7 +60,7 @@ def named_sources(config: Mapping[str, Any]) -> dict[str, Any]:
     sources = text.get("sources") if isinstance(text, dict) else None
     if not isinstance(sources, dict) or not sources:
         raise expected("text.sources", "the text that is read, by name", sources)
-    return {str(name): source for name, source in sources.items()}
+    return {one_line(str(name)): source for name, source in sources.items()}
 
 
 def set_names(runs: Sequence[TextRun]) -> list[str]:
@@ -71,7 +71,7 @@ def set_names(runs: Sequence[TextRun]) -> list[str]:
 def tokens_of(config: Mapping[str, Any], step: int) -> int | None:
     """Tokens that had been read at a step; None where an old configuration does not say."""
     try:
-        return step * int(config["train"]["batch_size"]) * int(config["data"]["seq_len"])
+        return count(step * count(config["train"]["batch_size"]) * count(config["data"]["seq_len"]))
     except DAMAGE:
         return None
 
@@ -82,7 +82,7 @@ def shape_of(config: Mapping[str, Any]) -> str | None:
     layers, width = (
         (model.get(key) for key in ("num_hidden_layers", "hidden_size")) if isinstance(model, dict) else (0, 0)
     )
-    return f"{layers}L{width}D" if isinstance(layers, int) and isinstance(width, int) and layers and width else None
+    return f"{layers}L{width}D" if known_count(layers) and known_count(width) else None
 
 
 def mixes(runs: Sequence[TextRun]) -> dict[str, list[TextRun]]:

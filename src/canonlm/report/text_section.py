@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from rich.markup import escape as escape_rich
 from rich.table import Table
 
+from ..runs.rows import plain
 from .groups import families
 from .markup import bullets, cell, escape, row_head, table
 from .play import TextSection
@@ -16,7 +17,6 @@ from .section import Figures, figure_html, settings_html
 from .settings import unplanned
 from .text import TextRun, set_names, shape_of, tokens_of
 from .theme import Look, axis, layout, legend_rows, safe
-from .tidy import plain
 from .words import listed, short
 
 MOST_POINTS = 20_000  # of training loss in a chart, shared among its runs

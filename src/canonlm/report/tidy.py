@@ -5,12 +5,12 @@ a frame is made or read.
 """
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from ..errors import expected, unknown
+from ..runs.rows import finite
 from .intervals import t_factor
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _fitting(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()  # names of folders need not be text
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if finite(value) else None
     return None if isinstance(value, int) and abs(value) >= 2**63 else value
 
 
@@ -214,8 +214,3 @@ def short_size(parameters: Any) -> str | None:
         if parameters >= size:
             return f"{parameters / size:.3g}{letter}"
     return str(parameters)
-
-
-def plain(text: str) -> str:
-    """Without control characters, which a terminal would obey."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "�", text)

@@ -78,7 +78,7 @@ class Watched(Followed):
             known = about(config)
             on_text = config.get("text") is not None
             self.evaluate = text_evaluation if on_text else evaluation
-            self.task = ", ".join(map(writable, named_sources(config))) if on_text else task_of(config, self.folder)[0]
+            self.task = ", ".join(named_sources(config)) if on_text else task_of(config, self.folder)[0]
         except (ValueError, OSError):
             self._damaged = True
         else:

@@ -8,11 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..runs.rows import one_line
 from ..runs.words import words_of
 from .runs import is_slice, scale_of
 
 if TYPE_CHECKING:
     from ..tasks import Scale, Score
+
+MAX_SHOWN = 500
+"""Letters of a setting."""
 
 
 def number(value: float) -> str:
@@ -128,5 +132,5 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(shown, value)) or "none"
-    return str(value) or "none"
+        return one_line(", ".join(map(shown, value)), MAX_SHOWN) or "none"
+    return one_line(str(value), MAX_SHOWN) or "none"

@@ -14,8 +14,8 @@ with a reason. A folder is only data: nothing in it is ever executed.
 """
 
 import hashlib
-import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,14 +24,15 @@ from typing import Any, Generic, Protocol
 
 import yaml
 
+from canonlm import untrusted
 from canonlm.errors import InvalidSetting, expected, writing
 from canonlm.files import write_json, write_text
+from canonlm.yaml12 import read_yaml
 
 from .identity import Config, changes
-from .rows import DAMAGE, E, Evaluate, TrainRow, finite, read, writable
+from .rows import DAMAGE, E, Evaluate, TrainRow, count, finite, known_count, one_line, read
 
 TASK = "task.json"
-_MOST_BRACKETS, _MOST_COLUMNS = 1_000, 2_000
 
 
 class Outside(Protocol):
@@ -132,7 +133,7 @@ _Dumper.add_implicit_resolver(
 
 def read_json(path: Path) -> Any:
     """Its content; None where there is no such file yet."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return untrusted.read_json(path) if path.exists() else None
 
 
 # -- for whoever finds it ---------------------------------------------------------------------------------------------
@@ -186,13 +187,13 @@ class Recorded(Generic[E]):
 def recorded(folder: Path, config: Mapping[str, Any], evaluate: Evaluate[E], notes: list[str]) -> dict[str, Any]:
     """The fields of `Recorded`. ValueError says in one line why there is no record."""
     env = read_object(folder / "env.json", notes)
-    evals, train, damaged = read(folder / "metrics.jsonl", evaluate)
+    evals, train, damaged = read(folder / "metrics.jsonl", evaluate, notes)
     result = _result(read_object(folder / "result.json", notes), evaluate, notes)
     if result is not None and result.final.step not in {row.step for row in evals}:
         evals = sorted([*evals, result.final], key=lambda row: row.step)
     outside = _outside(folder, notes)
     return {
-        "name": writable(folder.absolute().name),
+        "name": one_line(folder.absolute().name, 255),
         **about(config),
         "config": {**config, "outside": outside} if outside else config,
         "env": env or {},
@@ -208,10 +209,10 @@ def about(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `Recorded` that say which run it is, without its name. ValueError: one is missing."""
     steps = _key(config, "train.steps", None)
     return {
-        "arch": writable(str(_key(config, "arch"))),
+        "arch": one_line(str(_key(config, "arch"))),
         "lr": _number(config, "train.optim.lr"),
         "seed": int(_number(config, "train.seed")),
-        "steps": steps if isinstance(steps, int) else None,
+        "steps": known_count(steps),
     }
 
 
@@ -223,11 +224,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError("empty folder" if not any(folder.iterdir()) else "no config.yaml: not a run folder")
     try:
-        text = path.read_text(encoding="utf-8")
-        config = yaml.load(text, Loader=_loader(text))
-        json.dumps(config, default=str, skipkeys=True)  # a mapping that contains itself has no end
-    except (yaml.YAMLError, *DAMAGE):
-        raise ValueError("config.yaml is damaged: not YAML") from None
+        config, _ = read_yaml(path)
+    except ValueError as error:
+        raise ValueError(f"config.yaml is damaged{str(error).removeprefix(str(path))}") from None
     if not isinstance(config, dict):
         raise ValueError("config.yaml is damaged: no settings in it")
     return config
@@ -235,32 +234,19 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def read_object(path: Path, notes: list[str]) -> dict[str, Any] | None:
     """None where there is no such file, or, which `notes` are told, a damaged one."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     try:
-        value = json.loads(path.read_bytes())
-    except DAMAGE:
-        value = None
-    if not isinstance(value, dict):
+        return untrusted.read_object(path)
+    except ValueError:
         notes.append(f"{path.name} is damaged")
         return None
-    return value
 
 
 def _outside(folder: Path, notes: list[str]) -> dict[str, str]:
     """The sha256 by reference, of `code.json`."""
     found = (read_object(folder / "code.json", notes) or {}).get("outside")
     return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
-
-
-def _loader(text: str) -> Any:
-    """libyaml, where there is one: it takes a tenth of the time, and 500 runs are 500 files. Where much is nested it
-    overflows the stack, which ends the process, and Python's own takes minutes or raises. Nesting takes a bracket, or
-    a column of a line."""
-    if text.count("[") + text.count("{") > _MOST_BRACKETS:
-        raise ValueError("brackets without end")
-    narrow = max(map(len, text.splitlines()), default=0) < _MOST_COLUMNS
-    return getattr(yaml, "CSafeLoader", yaml.SafeLoader) if narrow else yaml.SafeLoader
 
 
 _REQUIRED = object()
@@ -283,7 +269,7 @@ def _number(config: Mapping[str, Any], dotted: str) -> float:
         number = float(value)  # PyYAML reads 3e-3 as text
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
+    if not finite(number):
         raise expected(dotted, "a number", value)
     return number
 
@@ -292,7 +278,7 @@ def _result(raw: Mapping[str, Any] | None, evaluate: Evaluate[E], notes: list[st
     if raw is None:
         return None
     try:
-        steps = int(raw["steps"])
+        steps = count(raw["steps"])
         final = evaluate(raw["final"], steps)
     except DAMAGE:
         notes.append("result.json is damaged")
@@ -300,6 +286,6 @@ def _result(raw: Mapping[str, Any] | None, evaluate: Evaluate[E], notes: list[st
     notes += [f"{name} of the final evaluation is no finite number" for name in final.unusable]
     size, speed, seconds = (raw.get(key) for key in ("num_parameters", "tokens_per_s", "train_seconds"))
     return Result(
-        steps, final, num_parameters=size if isinstance(size, int) else None,
+        steps, final, num_parameters=known_count(size),
         tokens_per_s=speed if finite(speed) else None, train_seconds=seconds if finite(seconds) else None,
     )  # fmt: skip

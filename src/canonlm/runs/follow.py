@@ -5,7 +5,20 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .rows import DAMAGE, Evaluate, Evaluation, Remark, TextEvaluation, TrainRow, evaluation, parse
+from canonlm.untrusted import open_regular
+
+from .rows import (
+    DAMAGE,
+    MAX_LINE,
+    Evaluate,
+    Evaluation,
+    Remark,
+    TextEvaluation,
+    TrainRow,
+    bounded_lines,
+    evaluation,
+    parse,
+)
 
 
 class Latest:
@@ -40,23 +53,22 @@ class Followed(Latest):
     def read(self) -> bool:
         """Take in the rows since the last call; True if there were any."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 found = os.fstat(file.fileno())
                 if found.st_ino != self._inode or found.st_size < self._offset:
                     self._inode, self._offset = found.st_ino, 0
                     self.step, self.train, self.evaluation = 0, None, None
                 file.seek(self._offset)
-                written = file.read()
+                return sum(map(self._take_line, bounded_lines(file))) > 0
         except OSError:
             return False
-        whole = written[: written.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        new = False
-        for line in whole.splitlines():
-            try:
-                row = parse(json.loads(line), self.evaluate)
-            except DAMAGE:
-                continue
-            self.take(row)
-            new = True
-        return new
+
+    def _take_line(self, line: bytes) -> bool:
+        if not line.endswith(b"\n") and len(line) < MAX_LINE:
+            return False  # half a row: the last thing in the file
+        self._offset += len(line)
+        try:
+            self.take(parse(json.loads(line), self.evaluate))
+        except DAMAGE:
+            return False
+        return True

@@ -4,15 +4,17 @@
 `DAMAGE`, and `read` counts it and goes on.
 """
 
+import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard, TypeVar
+from typing import IO, Any, Protocol, TypeGuard, TypeVar
 
 from canonlm.files import write_text
+from canonlm.untrusted import open_regular
 
 TRAIN_KEYS = {
     "kind": '"train"',
@@ -40,6 +42,21 @@ TIMINGS = {"tokens_per_s", "mfu", "data_wait_s", "data_wait_share", "memory_gb",
 
 DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 """What reading a damaged row raises."""
+
+LARGEST = 1e100
+"""Larger numbers count as infinite: sums and squares of them would overflow."""
+
+MAX_COUNT = 2**53
+"""Larger counts are not exact as doubles, in which a browser holds them."""
+
+MAX_LINE = 2**20
+"""Bytes of a row."""
+
+MAX_BYTES = 2**30
+"""Bytes of a file that are read."""
+
+MAX_LETTERS = 100
+"""Letters of a name that a file gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +161,19 @@ def parse(row: Any, evaluate: Evaluate[E]) -> E | TrainRow | Remark:
     if row["kind"] == "eval":
         return evaluate(row, None)
     if row["kind"] != "train":
-        return Remark(str(row["kind"]), int(row.get("step", 0)), str(row.get("why", "")))
-    return TrainRow(int(row["step"]), float(row["loss"]), *(_number(row.get(name)) for name in _NUMBERS))
+        return Remark(one_line(str(row["kind"])), count(row.get("step", 0)), one_line(str(row.get("why", "")), 300))
+    loss = float(row["loss"])
+    loss = loss if finite(loss) or math.isnan(loss) else math.copysign(math.inf, loss)
+    return TrainRow(count(row["step"]), loss, *(_number(row.get(name)) for name in _NUMBERS))
 
 
-def read(path: Path, evaluate: Evaluate[E]) -> tuple[list[E], list[TrainRow], int]:
+def read(path: Path, evaluate: Evaluate[E], notes: list[str] | None = None) -> tuple[list[E], list[TrainRow], int]:
     """(evaluations, logged steps, the number of damaged rows), in order of steps. Of two rows for a step the last
-    counts. A file that does not exist has no rows."""
+    counts. A file that does not exist has no rows. `notes` are told why a file is not read, or not to its end."""
     evals: dict[int, E] = {}
     train: dict[int, TrainRow] = {}
     damaged = 0
-    for line in path.read_bytes().splitlines() if path.is_file() else []:
+    for line in _lines(path, [] if notes is None else notes):
         if not line.strip():
             continue
         try:
@@ -169,22 +188,44 @@ def read(path: Path, evaluate: Evaluate[E]) -> tuple[list[E], list[TrainRow], in
     return [evals[step] for step in sorted(evals)], [train[step] for step in sorted(train)], damaged
 
 
+def _lines(path: Path, notes: list[str]) -> Iterator[bytes]:
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read ({error.strerror})")
+        return
+    with file:
+        read = 0
+        for line in bounded_lines(file):
+            if (read := read + len(line)) > MAX_BYTES:
+                notes.append(f"{path.name} is not read beyond {MAX_BYTES:,} bytes")
+                return
+            yield line
+
+
+def bounded_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a file; of one that is longer than `MAX_LINE`, pieces of that length, which are no rows."""
+    return iter(lambda: file.readline(MAX_LINE), b"")
+
+
 def evaluation(row: Any, step: int | None = None) -> Evaluation:
     """The eval row of a run on a task."""
     slices = {}
     for entry in row["slices"]:
-        count = Count(int(entry["correct"]), int(entry["total"]))
-        if not 0 <= count.correct <= count.total:
+        answers = Count(count(entry["correct"]), count(entry["total"]))
+        if not 0 <= answers.correct <= answers.total:
             raise ValueError("more correct than asked")
-        if count.total:
-            slices[slice_key(entry["slice"])] = count
+        if answers.total:
+            slices[one_line(slice_key(entry["slice"]))] = answers
     if not slices:
         raise ValueError("nothing was asked")
     measures = row.get("measures")
     measures = measures if isinstance(measures, dict) else {}
-    measures = {name: value for name, value in measures.items() if name and not is_slice(name)}
+    measures = {one_line(name): value for name, value in measures.items() if name and not is_slice(name)}
     return Evaluation(
-        int(row.get("step", step)),
+        count(row.get("step", step)),
         {key: slices[key] for key in in_order(slices)},
         _number(row.get("loss")),
         {name: float(value) for name, value in measures.items() if finite(value)},
@@ -199,9 +240,10 @@ def text_evaluation(row: Any, step: int | None = None) -> TextEvaluation:
     sets, unusable = {}, [] if finite(row["loss"]) else ["loss"]
     for name, entry in row["sets"].items():
         loss, bits, tokens = _number(entry["loss"]), _number(entry.get("bits_per_byte")), entry.get("tokens")
-        sets[writable(name)] = SetLoss(loss, bits, tokens if isinstance(tokens, int) else None)
+        name = one_line(name)
+        sets[name] = SetLoss(loss, bits, known_count(tokens))
         unusable += [f"{key} of {name}" for key, value in (("loss", loss), ("bits per byte", bits)) if value is None]
-    return TextEvaluation(int(row.get("step", step)), _number(row["loss"]), sets, tuple(unusable))
+    return TextEvaluation(count(row.get("step", step)), _number(row["loss"]), sets, tuple(unusable))
 
 
 def slice_key(where: Mapping[str, Any]) -> str:
@@ -234,12 +276,38 @@ def primary(slices: Iterable[str]) -> list[str]:
 
 
 def finite(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def count(value: Any) -> int:
+    """An integer as a file gives it. Raises one of `DAMAGE`, also for one that is too large to count anything."""
+    if abs(number := int(value)) > MAX_COUNT:
+        raise ValueError("too large a number")
+    return number
+
+
+def known_count(value: Any) -> int | None:
+    """None for whatever is not a count."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT else None
 
 
 def writable(text: str) -> str:
     """Names of folders and escapes in a file may stand for half a character, which no file can be written with."""
     return text.encode("utf-8", "replace").decode()
+
+
+def plain(text: str) -> str:
+    """Without control characters, which a terminal would obey, and without the two other line ends of Unicode."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", "�", text)
+
+
+def one_line(text: str, longest: int = MAX_LETTERS) -> str:
+    """What a file of a stranger calls something, as a name of one line that can be printed. A long name ends with a
+    hash of the whole, so that two names stay two."""
+    if len(text) > longest:
+        digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+        text = f"{text[: longest - 8]}… {digest[:6]}"
+    return plain(writable(text))
 
 
 def _number(value: Any) -> float | None:

@@ -3,13 +3,14 @@
 What is read may be a stranger's: it is text and nothing else, and never long.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .rows import DAMAGE, writable
+from canonlm.untrusted import read_json
+
+from .rows import DAMAGE, one_line
 
 if TYPE_CHECKING:  # numba, which a report of other results does not need
     from canonlm.tasks import Measure, Scale, Score, Task
@@ -65,7 +66,7 @@ def read(path: Path) -> Words:
     from canonlm.tasks import Measure, Scale, Score
 
     try:
-        raw = json.loads(path.read_bytes() if path.is_file() and path.stat().st_size <= MOST_BYTES else "{}")
+        raw = read_json(path, MOST_BYTES)
         return Words(
             Score(_text(raw["score"], "measure"), _text(raw["score"], "share")),
             _text(raw, "about"),
@@ -74,12 +75,12 @@ def read(path: Path) -> Words:
             {key: Measure(_text(one, "label"), _text(one, "about"), one["log"] is True)
              for key, one in raw["measures"].items()},
         )  # fmt: skip
-    except (*DAMAGE, OSError):
+    except DAMAGE:
         return Words(Score())
 
 
 def _text(raw: Mapping[str, Any], key: str) -> str:
-    return writable(str(raw[key]))[:MOST_LETTERS]
+    return one_line(str(raw[key]), MOST_LETTERS)
 
 
 def _labels(scale: str, labels: Mapping[str, Any]) -> Callable[[str], str]:

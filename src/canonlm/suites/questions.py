@@ -51,6 +51,17 @@ class Score:
     share: bool = True
 
 
+NOT_FINITE = "not_finite"
+"""A measure that an entry has only where it is not 0: questions in which the model's logits were not finite (NaN)."""
+
+
+def not_finite(questions: int, asked: int) -> list[Score]:
+    """The score that says so, of `asked` questions; none where all logits were finite."""
+    if not questions:
+        return []
+    return [Score(NOT_FINITE, questions, None, asked, higher_is_better=False, share=False)]
+
+
 def share_right(measure: str, right: int, n: int, slice: Mapping[str, Any] | None = None) -> Score:
     """The share of right answers."""
     value = right / n

@@ -4,13 +4,14 @@
     OUT/answers/multihop-1hop-2k-….jsonl   one line per question: index, slice, answer, said, right
 
 An entry is known by its suite, name and settings. What is there is not asked again; half a line, which a killed process
-leaves, is. Several processes may write to one OUT, each to its own entries.
+leaves, is. Several processes may write to one OUT, each to its own entries. An entry names the file of its answers with
+their sha256: an answer that was changed afterwards is noticed.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -21,13 +22,20 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from canonlm.errors import expected, writing
-from canonlm.files import write_json
-from canonlm.suites.questions import Question, Questions, Score, scores
+from canonlm.files import write_json, write_text
+from canonlm.runs.names import slug
+from canonlm.suites.questions import Question, Questions, Score, not_finite, scores
+from canonlm.untrusted import parse_json, path_inside, read_bytes, read_object
 
 PACKAGES = ("canonlm", "torch", "transformers", "lm_eval")
 
 Write = Callable[[Sequence[str], int, Sequence[str]], Iterator[tuple[int, str]]]
 """(prompts, most tokens, stop strings) → (index of a prompt, text), as they are written."""
+
+MAX_ANSWERS = 2**30
+"""Bytes of a file of answers."""
+
+Row = dict[str, Any]
 
 
 class Results:
@@ -36,11 +44,15 @@ class Results:
     def __init__(self, out: Path, model: Mapping[str, Any]) -> None:
         self.out, self.path = out, out / "results.json"
         self._model = dict(model)
+        self._answers: dict[tuple[str, str], Row] = {}  # of what was asked now, by suite and name
         self._read()
 
     def find(self, suite: str, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The finished entry, if there is one."""
-        return next((entry for entry in self.entries(suite, settings) if entry["name"] == name), None)
+        """The finished entry, if there is one. ValueError: its answers are no longer those that were given."""
+        entry = next((entry for entry in self.entries(suite, settings) if entry["name"] == name), None)
+        if entry is not None:
+            check_answers(self.out, entry)
+        return entry
 
     def entries(self, suite: str, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         """All finished entries of a suite with these settings."""
@@ -59,6 +71,8 @@ class Results:
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": {package: number for package in PACKAGES if (number := _version(package))},
         }
+        if (answers := self._answers.pop((suite, name), None)) is not None:
+            entry["answers"] = answers
         with _writing(self.out), FileLock(self.out / ".results.lock"):
             others = [
                 e for e in self._read() if (e["suite"], e["name"], e["settings"]) != (suite, name, dict(settings))
@@ -73,25 +87,55 @@ class Results:
         settings: Mapping[str, Any],
         write: Write,
         on_answer: Callable[[int], None] = lambda answered: None,
+        not_finite: Collection[int] = (),
     ) -> list[Score]:
         """Ask what has no answer yet; each answer is on disk before the next batch is asked.
 
         A question is a function of its number, so more of them (`n`) take up the answers to fewer. ValueError: another
         process is asking the same.
+
+        not_finite: the indices of prompts whose logits are not finite, as `write` goes on (`Writer.not_finite`).
         """
-        whose = {key: self._model.get(key) for key in _IDENTITY}
-        key = _key(suite, questions.name, {**settings, "n": None}, whose)
-        path = self.out / "answers" / f"{suite}-{questions.name}-{key[:8]}.jsonl"
+        path = self._path(suite, questions.name, {**settings, "n": None})
         with _writing(path.parent):
             path.touch()
         try:
             with FileLock(path.with_name(f".{path.stem}.lock"), blocking=False):
-                return self._ask(path, questions, write, on_answer)
+                rows = self._ask(path, questions, write, on_answer, not_finite)
         except Timeout:
             raise ValueError(f"{path}: another process is asking {questions.name}") from None
+        try:
+            found = scores(rows, questions.measures)
+        except (KeyError, TypeError) as error:
+            raise _damaged(path, f"{type(error).__name__}: {error}") from None
+        self._note(suite, questions.name, path, rows)
+        return [*found, *_not_finite(rows)]
 
-    def _ask(self, path: Path, questions: Questions, write: Write, on_answer: Callable[[int], None]) -> list[Score]:
-        rows = {index: row for index, row in _rows(path).items() if index < len(questions)}
+    def keep(self, suite: str, name: str, settings: Mapping[str, Any], rows: Sequence[Row]) -> None:
+        """Write the answers of an entry that is about to be added, where a suite has asked by itself. `rows`: as those
+        of `ask`, `index` from 0."""
+        path = self._path(suite, name, settings)
+        with _writing(path.parent):
+            write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+        self._note(suite, name, path, rows)
+
+    def _path(self, suite: str, name: str, settings: Mapping[str, Any]) -> Path:
+        whose = {key: self._model.get(key) for key in _IDENTITY}
+        return self.out / "answers" / f"{slug(f'{suite}-{name}')}-{_key(suite, name, settings, whose)[:8]}.jsonl"
+
+    def _note(self, suite: str, name: str, path: Path, rows: Sequence[Row]) -> None:
+        file = path.relative_to(self.out).as_posix()
+        self._answers[suite, name] = {"file": file, "count": len(rows), "sha256": _digest(rows)}
+
+    def _ask(
+        self,
+        path: Path,
+        questions: Questions,
+        write: Write,
+        on_answer: Callable[[int], None],
+        not_finite: Collection[int],
+    ) -> list[Row]:
+        rows = {index: row for index, row in _rows(path, cut=True).items() if index < len(questions)}
         left = {index: questions[index] for index in range(len(questions)) if index not in rows}
         numbers = list(left)
         on_answer(len(rows))
@@ -100,12 +144,14 @@ class Results:
                 index, question = numbers[place], left[numbers[place]]
                 row = {"index": index, "slice": dict(question.slice), "answer": question.answer, "said": said}
                 row["right"] = questions.grade(question, said)
+                if place in not_finite:
+                    row["finite"] = False
                 with _writing(path.parent):
                     file.write(json.dumps(row) + "\n")
                     file.flush()
                 rows[index] = row
                 on_answer(len(rows))
-        return scores([rows[index] for index in sorted(rows)], questions.measures)
+        return [rows[index] for index in sorted(rows)]
 
     @staticmethod
     def _written(questions: Questions, left: Mapping[int, Question], write: Write) -> Iterator[tuple[int, str]]:
@@ -116,13 +162,13 @@ class Results:
             raise ValueError(f"{questions.name}: {error}") from None
 
     def _read(self) -> list[dict[str, Any]]:
-        try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            model, entries = found["model"], list(found["results"])
-        except FileNotFoundError:
+        if self.out.exists() and not self.out.is_dir():
+            raise expected("--out", "a folder", str(self.out))
+        if not self.path.exists():
             return []
-        except NotADirectoryError:
-            raise expected("--out", "a folder", str(self.out)) from None
+        try:
+            found = read_object(self.path)
+            model, entries = dict(found["model"]), [_entry(entry) for entry in found["results"]]
         except (ValueError, KeyError, TypeError, OSError) as error:
             what = (
                 f"a folder whose results.json can be read (it cannot: {error}; without it, the answers are still there)"
@@ -152,18 +198,74 @@ def _key(*what: Any) -> str:
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
-def _rows(path: Path) -> dict[int, dict[str, Any]]:
-    """The answers that are there; a line that was cut is removed."""
+def read_answers(folder: Path, entry: Mapping[str, Any]) -> list[Row]:
+    """The answers of an entry of `folder/results.json`, in the order of the questions: `{"index", "slice", "answer",
+    "said", "right"}` with the right answer, what the model wrote and whether it is right by each measure; of the
+    playground, `question`, too.
+
+    ValueError: the entry names no answers, they cannot be read, or they are not those that the entry was made of.
+    """
+    noted = entry.get("answers")
+    count, sha256 = (noted.get(key) for key in ("count", "sha256")) if isinstance(noted, dict) else (None, None)
+    if not isinstance(noted, dict) or not isinstance(count, int) or not isinstance(sha256, str):
+        raise ValueError(f"{folder / 'results.json'}: {str(entry.get('name'))[:100]!r} names no answers")
+    path = path_inside(folder, noted.get("file"), str(folder / "results.json"))
+    found = _rows(path)
+    rows = [found[index] for index in sorted(found) if index < count]
+    if len(rows) != count or _digest(rows) != sha256:
+        what = "the answers that results.json was made of, got others"
+        raise ValueError(f"{path}: expected {what} (remove both files to ask again)")
+    return rows
+
+
+def check_answers(folder: Path, entry: Mapping[str, Any]) -> None:
+    """ValueError where the answers of an entry were changed. Entries of earlier versions name none; answers that were
+    removed are none either."""
+    noted = entry.get("answers")
+    if noted is None:
+        return
+    name = noted.get("file") if isinstance(noted, dict) else noted
+    if path_inside(folder, name, str(folder / "results.json")).exists():
+        read_answers(folder, entry)
+
+
+def _not_finite(rows: Sequence[Row]) -> list[Score]:
+    return not_finite(sum(row.get("finite") is False for row in rows), len(rows))
+
+
+def _digest(rows: Sequence[Row]) -> str:
+    return hashlib.sha256("\n".join(json.dumps(row, sort_keys=True) for row in rows).encode()).hexdigest()
+
+
+def _entry(entry: Any) -> Row:
+    if not isinstance(entry, dict) or not {"suite", "name", "settings", "scores"} <= entry.keys():
+        raise ValueError("an entry without a suite, a name, settings and scores")
+    return entry
+
+
+def _damaged(path: Path, reason: object) -> ValueError:
+    return ValueError(f"{path}: a damaged line ({str(reason)[:200]}); remove it to ask these questions again")
+
+
+def _rows(path: Path, cut: bool = False) -> dict[int, Row]:
+    """The answers that are there. cut: remove a line that was cut off."""
     if not path.exists():
         return {}
-    data = path.read_bytes()
+    data = read_bytes(path, MAX_ANSWERS)
     whole = data[: data.rfind(b"\n") + 1]
-    try:
-        rows = [json.loads(line) for line in whole.split(b"\n") if line]
-        found = {row["index"]: row for row in rows}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: a damaged line ({error}); remove it to ask these questions again") from None
-    if len(whole) < len(data):
+    found: dict[int, Row] = {}
+    for number, line in enumerate(whole.split(b"\n"), 1):
+        if not line:
+            continue
+        try:
+            row = parse_json(line, f"line {number}")
+        except ValueError as error:
+            raise _damaged(path, error) from None
+        parts = [row.get(key) for key in ("slice", "right")] if isinstance(row, dict) else []
+        if not parts or not all(isinstance(part, dict) for part in parts) or not isinstance(row.get("index"), int):
+            raise _damaged(path, f"line {number}: expected an answer with index, slice and right")
+        found[row["index"]] = row
+    if cut and len(whole) < len(data):
         os.truncate(path, len(whole))
     return found
 

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ...errors import unknown
-from ..tidy import MODEL, QUESTION, plain, told
+from ...runs.rows import plain
+from ..tidy import MODEL, QUESTION, told
 from ..words import number, signed
 from . import differing, slimpajama
 from .benchmarks import BENCHMARKS, GROUPS, LOWER_IS_BETTER, PERCENT

@@ -1,0 +1,217 @@
+"""Run folders of strangers: whatever a file holds, a report is made and says what was wrong."""
+
+import io
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+sys.path.append(str(Path(__file__).parents[1] / "report"))
+from folders import evaluation, text_evaluation, write_run, write_text_run
+
+from canonlm.cli.watch import line
+from canonlm.report import load_play, tables
+from canonlm.report.frames import runs_curves, runs_frame
+from canonlm.report.page import render
+from canonlm.report.watch import Watch
+from canonlm.runs import folder as run_folder
+from canonlm.runs import rows
+from canonlm.runs.follow import Followed
+
+HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
+LONG = "x" * 100_000
+DIGITS = "9" * 5_000
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    top = tmp_path_factory.mktemp("whole")
+    for name, arch in (("whole", "llama"), ("hurt", "llama+canon")):
+        write_run(
+            top / "runs" / name,
+            arch=arch,
+            evals=[evaluation(0, HALF), evaluation(50, HALF, measures={"kl": 1.0})],
+            losses=[(10, 3.0), (50, 2.0)],
+        )
+        (top / "runs" / name / "code.json").write_text('{"outside": {}}')
+        (top / "runs" / name / "task.json").write_text("{}")
+    write_text_run(top / "runs" / "text", evals=[text_evaluation(5, {"web": (1.0, 0.3, 9)})], contents={"web": "a"})
+    (top / "play.json").write_text(json.dumps({"sections": [{"heading": "h", "runs": ["whole", "hurt", "text"]}]}))
+    return top
+
+
+@pytest.fixture
+def play(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "play")
+
+
+def shown(folder):
+    """Everything that is made of a folder: (what the terminal gets, the page)."""
+    console = Console(file=io.StringIO(), width=400, color_system=None)
+    for part in tables(folder):
+        console.print(part)
+    watch = Watch(folder)
+    watch.read(time.time())
+    lines = [line(run) for run in watch.runs]
+    for frame in (runs_frame, runs_curves):
+        frame([folder])
+    return console.file.getvalue() + "\n".join(lines), render(load_play(folder))
+
+
+def fifo(path):
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+DAMAGE = {
+    "fifo": fifo,
+    "device": lambda path: (path.unlink(missing_ok=True), path.symlink_to("/dev/zero")),
+    "dangling": lambda path: (path.unlink(missing_ok=True), path.symlink_to("nowhere")),
+    "deep": lambda path: path.write_text("[" * 100_000),
+    "deep objects": lambda path: path.write_text('{"a":' * 3_000 + "1" + "}" * 3_000),
+    "deep below": lambda path: path.write_text('{"sections":' + "[" * 900 + "]" * 900 + "}"),
+    "deep yaml": lambda path: path.write_text("- " * 3_000),
+    "self": lambda path: path.write_text("&a {arch: *a, train: *a, task: *a}"),
+    "aliases": lambda path: path.write_text(
+        "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+        + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True))
+    ),
+    "digits": lambda path: path.write_text(f'{{"steps": {DIGITS}, "sections": {DIGITS}, "kind": "train"}}'),
+    "long line": lambda path: path.write_text('"' + "x" * (3 * rows.MAX_LINE)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize(
+    "name",
+    ["config.yaml", "metrics.jsonl", "result.json", "env.json", "data.json", "code.json", "task.json", "play.json"],
+)
+def test_a_damaged_file_ends_no_report(play, name, damage):
+    hurt = [play] if name == "play.json" else [play / "runs" / "hurt", play / "runs" / "text"]
+    for folder in hurt:
+        DAMAGE[damage](folder / name)
+    text, page = shown(play)
+    assert "whole" in page
+    assert max(map(len, text.splitlines())) < 1_000
+    if name == "config.yaml":
+        assert "hurt: " in text
+    if name in ("metrics.jsonl", "result.json") and damage in ("fifo", "device"):
+        assert re.search(rf"hurt: .*{name}", text)
+
+
+def of_row(**changed):
+    return json.dumps({**evaluation(60, HALF), **changed})
+
+
+def of_slice(**changed):
+    return of_row(slices=[{"slice": {"k": 1}, "correct": 1, "total": 2, **changed}])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"kind": "eval", "step": 60, "slices": [{"slice": {"k": 1}, "correct": 1e308, "total": 1e308}]}',
+        '{"kind": "eval", "step": 1e300, "slices": [{"slice": {"k": 1}, "correct": 1, "total": 2}]}',
+        f'{{"kind": "eval", "step": {DIGITS[:4000]}, "slices": [{{"slice": {{"k": 1}}, "correct": 1, "total": 2}}]}}',
+        f'{{"kind": "eval", "step": 60, "slices": [{{"slice": {{"k": 1}}, "correct": {DIGITS}, "total": {DIGITS}}}]}}',
+        f'{{"kind": "train", "step": 60, "loss": {DIGITS[:4000]}}}',
+        '{"kind": "train", "step": 60, "loss": 1e308}\n{"kind": "train", "step": 70, "loss": 1e308}',
+        '{"kind": "train", "step": 60, "loss": -1e308, "tokens_per_s": 1e308, "lr": 1e308, "tokens": 1e308}',
+        of_row(measures={"kl": 1e308, LONG: 0.5, "bits_per_parameter": -1e308}),
+        of_row(measures={"kl": 10**280}),
+        of_row(loss=1e308),
+        of_slice(slice={"k": LONG}),
+        of_slice(slice={LONG: 1}),
+        of_slice(slice={"k": ["[" * 1000]}),
+        of_slice(slice={"k": 10**4000}),
+        of_row(kind=LONG, why="\x1b[2J\x9b2J\u2028"),
+        '{"kind": "eval", "step": 60, "slices": ' + "[" * 50_000,
+    ],
+    ids=lambda row: row[:40],
+)
+@pytest.mark.parametrize("final", [False, True])
+def test_numbers_and_names_without_end(play, row, final):
+    for name in ("whole", "hurt"):
+        with (play / "runs" / name / "metrics.jsonl").open("a") as file:
+            file.write(row + "\n")
+        if final:
+            text = f'{{"steps": 60, "num_parameters": 1e308, "tokens_per_s": 1e308, "final": {row.splitlines()[0]}}}'
+            (play / "runs" / name / "result.json").write_text(text)
+    text, page = shown(play)
+    assert max(map(len, text.splitlines())) < 1_000
+    assert len(max(re.findall("x+", page), key=len, default="")) <= 100
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]", text)
+
+
+NAMES = [
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "a\u2028b\u2029c",
+    "\x1b]0;title\x07\x1b[2J",
+    "\x9b2J\r\n\t\x00",
+]
+
+
+@pytest.mark.parametrize("name", [*NAMES, LONG], ids=lambda name: ascii(name)[:30])
+@pytest.mark.parametrize("key", ["arch", "task", "setting", "source", "machine", "command", "heading", "preset"])
+def test_names_are_data(play, name, key):
+    changed = {
+        "arch": {"arch": name},
+        "task": {"task": {"name": name}},
+        "setting": {"task": {"name": "depo", name: name}},
+        "preset": {"preset": name},
+    }.get(key, {})
+    shutil.rmtree(play / "runs" / "hurt")
+    write_run(play / "runs" / "hurt", evals=[evaluation(50, HALF)], losses=[(5, 1.0)], config=changed)
+    if key == "source":
+        sources, rows = {name: (name, 1.0)}, [text_evaluation(5, {name: (1.0, 0.3, 9)})]
+        write_text_run(play / "runs" / "other", evals=rows, sources=sources)
+    if key == "machine":
+        (play / "runs" / "hurt" / "env.json").write_text(json.dumps({"machine": name, "torch": [name]}))
+    if key in ("command", "heading"):
+        section = {"heading": name if key == "heading" else "", "runs": ["whole", "hurt"]}
+        (play / "play.json").write_text(json.dumps({"title": name, "command": name, "sections": [section]}))
+    text, page = shown(play)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]", text)
+    assert "<script>alert" not in page
+    assert "<img" not in page
+    assert not re.search("[\u2028\u2029]", "".join(re.findall(r"<script.*?</script>", page, re.DOTALL)))
+    if key not in ("command", "heading"):
+        assert max(map(len, text.splitlines())) < 1_000
+
+
+def test_a_large_file_is_read_line_by_line_and_not_without_end(play, monkeypatch):
+    monkeypatch.setattr(rows, "MAX_BYTES", 2**14)
+    path = play / "runs" / "hurt" / "metrics.jsonl"
+    with path.open("a") as file:
+        file.truncate(2**40)  # a terabyte of zeros, which take no room
+    notes = []
+    evals, _, _ = rows.read(path, rows.evaluation, notes)
+    assert [row.step for row in evals] == [0, 50]
+    assert notes == ["metrics.jsonl is not read beyond 16,384 bytes"]
+
+
+def test_a_row_after_one_that_has_no_end_is_read(play, monkeypatch):
+    path = play / "runs" / "hurt" / "metrics.jsonl"
+    with path.open("a") as file:
+        file.write("x" * (2 * rows.MAX_LINE + 7) + "\n" + of_row() + "\n")
+    evals, _, damaged = rows.read(path, rows.evaluation)
+    assert [row.step for row in evals] == [0, 50, 60]
+    assert damaged == 3
+    followed = Followed(path)
+    assert followed.read()
+    assert followed.step == 60
+    assert not followed.read()
+
+
+def test_a_configuration_says_where_it_is_damaged(play):
+    path = play / "runs" / "hurt" / "config.yaml"
+    path.write_text("a: b\nc:\n  " + "- " * 3_000)
+    with pytest.raises(ValueError, match=r"^config.yaml is damaged, line 3: expected at most 100 levels of nesting$"):
+        run_folder.read_config(path.parent)
