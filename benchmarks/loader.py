@@ -56,11 +56,11 @@ def write(folder: Path, dtype: str, size: int) -> Dataset:
     vocab_size, count = {"uint16": 2**15, "uint32": 2**17}[dtype], SHARD // np.dtype(dtype).itemsize
     for number in range(size // SHARD):
         ends = np.append(np.unique(generator.integers(1, count, size=count // DOCUMENT)), count)
-        shard = index.Shard(f"train-{number:05}.ds", count, len(ends), count, "", "")
+        shard = index.Shard(f"train-{number:05}.ds", count, len(ends), count, "0" * 64, "0" * 64)
         generator.integers(vocab_size, size=count, dtype=dtype).tofile(folder / shard.name)
         ends.astype("<u8").tofile(folder / shard.ends)
         shards.append(shard)
-    tokenizer = {"name": "", "sha256": ""}
+    tokenizer = {"name": "tokenizer.json", "sha256": "0" * 64}
     index.write(folder, index.Index(vocab_size, dtype, tokenizer, None, None, {"train": tuple(shards)}, (), 0, {}))
     return Dataset(folder)
 

@@ -63,8 +63,10 @@ def tokens_on_disk(folder: Path, shape: dict) -> None:
     count, name = 400 * shape["batch"] * shape["time"], "train-00000.ds"
     np.random.default_rng(0).integers(0, shape["vocab"], count, np.uint16).tofile(folder / name)
     np.array([count], "<u8").tofile(folder / f"{name}.index")
-    shard = index.Shard(name, tokens=count, documents=1, bytes=count, sha256="", ends_sha256="")
-    described: dict[str, Any] = {"tokenizer": {"name": "", "sha256": ""}, "bos_id": None, "eos_id": None}
+    sha256, ends_sha256 = (index.file_sha256(folder / file) for file in (name, f"{name}.index"))
+    shard = index.Shard(name, tokens=count, documents=1, bytes=count, sha256=sha256, ends_sha256=ends_sha256)
+    tokenizer = {"name": "tokenizer.json", "sha256": "0" * 64}
+    described: dict[str, Any] = {"tokenizer": tokenizer, "bos_id": None, "eos_id": None}
     described |= {"splits": {"train": (shard,), "valid": ()}, "inputs": (), "bad_lines": 0, "command": {}}
     index.write(folder, index.Index(vocab_size=shape["vocab"], dtype="uint16", **described))
 

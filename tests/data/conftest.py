@@ -1,31 +1,7 @@
 """Prepared folders, written without the code that prepares them."""
 
-import itertools
-from pathlib import Path
-
-import numpy as np
 import pytest
-
-from canonlm.data import index
-
-
-def write_prepared(folder: Path, splits, dtype="uint16", vocab_size=1000, bytes_per_token=2):
-    """`splits`: {split: [shard, …]}, a shard a list of documents, a document a list of tokens."""
-    folder.mkdir(parents=True, exist_ok=True)
-    found = {}
-    for split, shards in splits.items():
-        found[split] = ()
-        for number, documents in enumerate(shards):
-            name, tokens = f"{split}-{number:05}.ds", [*itertools.chain(*documents)]
-            (folder / name).write_bytes(np.array(tokens, np.dtype(dtype).newbyteorder("<")).tobytes())
-            ends = np.cumsum([len(document) for document in documents], dtype="<u8")
-            (folder / f"{name}.index").write_bytes(ends.tobytes())
-            size = len(tokens) * bytes_per_token
-            sums = [index.file_sha256(folder / file) for file in (name, f"{name}.index")]
-            found[split] += (index.Shard(name, len(tokens), len(documents), size, *sums),)
-    tokenizer = {"name": "tokenizer.json", "sha256": ""}
-    index.write(folder, index.Index(vocab_size, dtype, tokenizer, 1, None, found, (), 0, {}))
-    return folder
+from prepared_folders import write_prepared
 
 
 @pytest.fixture(scope="session")

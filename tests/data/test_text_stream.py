@@ -78,7 +78,7 @@ def test_a_window_is_the_one_described(prepared, mix, seed, seq_len, isolate, fi
         return
     with tempfile.TemporaryDirectory() as folder:
         sources = {
-            name: (Dataset(prepared(Path(folder) / name, {"part": split})), "part", weight)
+            name: (Dataset(prepared(Path(folder) / name, {"train": split})), "train", weight)
             for name, (split, weight) in mix.items()
         }
         stream = TextStream(sources, seed, seq_len, isolate)
@@ -198,12 +198,12 @@ def test_no_memory_is_held_of_two_gigabytes(tmp_path):
     The files' own pages are the system's to keep or drop; what the process holds besides must not grow with the corpus.
     """
     count = 2**25  # tokens a file
-    shards = tuple(index.Shard(f"train-{i:05}.ds", count, 2**16, count, "", "") for i in range(32))
+    shards = tuple(index.Shard(f"train-{i:05}.ds", count, 2**16, count, "0" * 64, "0" * 64) for i in range(32))
     for shard in shards:
         with (tmp_path / shard.name).open("wb") as file:
             file.truncate(2 * count)
         (np.arange(1, 2**16 + 1, dtype="<u8") * (count >> 16)).tofile(tmp_path / shard.ends)
-    tokenizer = {"name": "", "sha256": ""}
+    tokenizer = {"name": "tokenizer.json", "sha256": "0" * 64}
     index.write(tmp_path, index.Index(10, "uint16", tokenizer, None, None, {"train": shards}, (), 0, {}))
     code = """
 import sys

@@ -53,8 +53,8 @@ def dataset(documents, tmp_path_factory):
     tokens = [*chain(*documents)]
     np.array(tokens, "<u2").tofile(folder / "valid-00000.ds")
     np.cumsum([len(document) for document in documents], dtype="<u8").tofile(folder / "valid-00000.ds.index")
-    shard = index.Shard("valid-00000.ds", len(tokens), len(documents), BYTES, "", "")
-    tokenizer = {"name": "", "sha256": ""}
+    shard = index.Shard("valid-00000.ds", len(tokens), len(documents), BYTES, "0" * 64, "0" * 64)
+    tokenizer = {"name": "tokenizer.json", "sha256": "0" * 64}
     splits = {"train": (), "valid": (shard,)}
     index.write(folder, index.Index(VOCAB_SIZE, "uint16", tokenizer, None, None, splits, (), 0, {}))
     return Dataset(folder)

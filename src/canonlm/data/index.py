@@ -13,19 +13,36 @@
 A shard is two files. `NAME` is its tokens and nothing else; `NAME.index` holds a little-endian uint64 per document: the
 number of tokens of the shard up to and including that document (so the last one is `tokens`). `bytes` counts the text
 in UTF-8. Shards stand in the order of the documents, and none is empty; a split that got no document has none.
+
+A folder may come from somebody else, so `read` checks the type and the bounds of every value.
 """
 
 import hashlib
-import json
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from canonlm.errors import expected
 from canonlm.files import write_json
+from canonlm.untrusted import open_regular, path_inside, read_object
 
 NAME = "index.json"
 FORMAT = "canonlm tokens"
 VERSION = 1
+
+MAX_INDEX = 2**27
+"""Bytes of an index.json: some 400,000 shards, or a million inputs."""
+
+MAX_VOCAB = 2**24
+"""Tokens of a vocabulary; the largest in use have some 2**18."""
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+_Count = Annotated[int, Field(ge=0, lt=2**48)]
+_Size = Annotated[int, Field(gt=0, lt=2**48)]
+_Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True)
@@ -60,39 +77,161 @@ class Index:
     command: dict[str, Any]
 
 
+class _Shard(BaseModel):
+    model_config = _STRICT
+    name: str
+    tokens: _Size
+    documents: _Size
+    bytes: _Count
+    sha256: _Sha256
+    ends_sha256: _Sha256
+
+
+class _Tokenizer(BaseModel):
+    model_config = _STRICT
+    name: str
+    sha256: _Sha256
+
+
+class _File(BaseModel):
+    """What may stand in `index.json` besides format and version."""
+
+    model_config = _STRICT
+    vocab_size: Annotated[int, Field(gt=0, le=MAX_VOCAB)]
+    dtype: Literal["uint16", "uint32"]
+    tokenizer: _Tokenizer
+    bos_id: _Count | None
+    eos_id: _Count | None
+    splits: dict[Literal["train", "valid"], list[Any]]
+    inputs: list[dict[str, Any]]
+    bad_lines: _Count
+    command: dict[str, Any]
+
+
 def write(folder: Path, index: Index) -> None:
     write_json(folder / NAME, {"format": FORMAT, "version": VERSION, **asdict(index)})
 
 
 def read(folder: Path) -> Index:
-    """ValueError: the folder is none, is not finished, or is of another version."""
+    """ValueError: the folder is none, is not finished, is of another version, or a value is none that may be there."""
+    path = folder / NAME
+    if not path.is_file() and not path.exists():
+        raise ValueError(f"{folder}: expected a folder that `canonlm data prepare` finished; no {NAME} there")
+    content = read_object(path, MAX_INDEX)
+    if (content.pop("format", None), content.pop("version", None)) != (FORMAT, VERSION):
+        raise ValueError(f"{path}: expected what `canonlm data prepare` writes, version {VERSION}")
     try:
-        found = json.loads((folder / NAME).read_text("utf-8"))
-        if (found.pop("format"), found.pop("version")) != (FORMAT, VERSION):
-            raise ValueError
-        splits = {split: tuple(Shard(**shard) for shard in shards) for split, shards in found.pop("splits").items()}
-        return Index(splits=splits, inputs=tuple(found.pop("inputs")), **found)
-    except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{folder}: expected a folder that `canonlm data prepare` finished; no {NAME} there") from None
-    except (ValueError, KeyError, TypeError, AttributeError, OSError):
-        raise ValueError(f"{folder / NAME}: expected what `canonlm data prepare` writes, version {VERSION}") from None
+        file = _File.model_validate(content)
+    except ValidationError as error:
+        raise _refused(error, str(path)) from None
+    _check_ids(file, path)
+    path_inside(folder, file.tokenizer.name, f"{path}: tokenizer.name")
+    splits: dict[str, tuple[Shard, ...]] = {
+        split: tuple(shard(folder, one, f"{path}: splits.{split}.{number}") for number, one in enumerate(shards))
+        for split, shards in file.splits.items()
+    }
+    return Index(
+        vocab_size=file.vocab_size,
+        dtype=file.dtype,
+        tokenizer=file.tokenizer.model_dump(),
+        bos_id=file.bos_id,
+        eos_id=file.eos_id,
+        splits=splits,
+        inputs=tuple(file.inputs),
+        bad_lines=file.bad_lines,
+        command=file.command,
+    )
+
+
+def shard(folder: Path, values: Any, place: str) -> Shard:
+    """A shard in `folder`, as JSON has it; `place` begins the error message."""
+    try:
+        checked = _Shard.model_validate(values)
+    except ValidationError as error:
+        raise _refused(error, place) from None
+    path_inside(folder, checked.name, f"{place}.name")
+    return Shard(**dict(checked))
 
 
 def check(folder: Path) -> Index:
     """Read every file again. ValueError names the first whose sha256 is not that of the index."""
     index = read(folder)
-    files = {index.tokenizer["name"]: index.tokenizer["sha256"]}
+    check_sha256(folder / index.tokenizer["name"], index.tokenizer["sha256"])
     for shards in index.splits.values():
         for shard in shards:
-            files |= {shard.name: shard.sha256, shard.ends: shard.ends_sha256}
-    for name, sha256 in files.items():
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder / name}: missing")
-        if file_sha256(folder / name) != sha256:
-            raise ValueError(f"{folder / name}: damaged: its sha256 is not the one in {NAME}")
+            check_sha256(folder / shard.name, shard.sha256)
+            check_sha256(folder / shard.ends, shard.ends_sha256)
     return index
 
 
+def check_sha256(path: Path, sha256: str) -> None:
+    """ValueError: there is no such file, or its content has another sha256."""
+    if not path.exists():
+        raise ValueError(f"{path}: missing")
+    if file_sha256(path) != sha256:
+        raise damaged(path)
+
+
+def damaged(path: Path | str) -> ValueError:
+    return ValueError(f"{path}: damaged: its sha256 is not the one in {NAME}")
+
+
 def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """ValueError: it cannot be read, or is no regular file."""
+    try:
+        with open_regular(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise cannot_be_read(path, error) from None
+
+
+def check_size(path: Path, size: int) -> None:
+    """ValueError: it is no regular file of `size` bytes."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+        raise cannot_be_read(path, error) from None
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path}: cannot be read: not a regular file")
+    if status.st_size != size:
+        raise wrong_size(path, status.st_size, size)
+
+
+def wrong_size(path: Path | str, actual: int, size: int) -> ValueError:
+    return ValueError(f"{path}: damaged: {actual:,} bytes, where {NAME} says {size:,}")
+
+
+def cannot_be_read(path: Path | str, error: Exception) -> ValueError:
+    return ValueError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}")
+
+
+def _check_ids(file: _File, path: Path) -> None:
+    if file.dtype == "uint16" and file.vocab_size > 2**16:
+        raise expected(f"{path}: vocab_size", "at most 65,536 with dtype uint16", file.vocab_size)
+    for key, id in (("bos_id", file.bos_id), ("eos_id", file.eos_id)):
+        if id is not None and id >= file.vocab_size:
+            raise expected(f"{path}: {key}", f"null or a token below vocab_size = {file.vocab_size}", id)
+
+
+def _refused(error: ValidationError, place: str) -> ValueError:
+    """The first complaint, in one line."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(str(part)[:60] for part in first["loc"])
+    separator = "." if place[-1].isdigit() else ": "
+    key = f"{place}{separator}{where}" if where else place
+    if first["type"] == "missing":
+        return ValueError(f"{key}: missing")
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return ValueError(f"{key}: unknown key")
+    if first["type"] == "string_pattern_mismatch":
+        return expected(key, "a sha256 of 64 hexadecimal digits", first["input"])
+    return expected(key, _KINDS.get(first["type"]) or first["msg"].removeprefix("Input should be "), first["input"])
+
+
+_KINDS = {
+    "int_type": "an integer",
+    "string_type": "a text",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+}

@@ -1,8 +1,9 @@
 """The tokens of a prepared folder (`canonlm.data.index`), memory-mapped: however many there are, none is held."""
 
 import mmap
+import os
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -11,28 +12,33 @@ import numpy as np
 
 from canonlm.data import index
 from canonlm.errors import unknown
+from canonlm.untrusted import open_regular
 
 OPEN_FILES = 256  # at most, of all datasets together: a mapping keeps its file open, and 1024 files are a usual limit
 ENDS = np.dtype("<i8")  # written as uint64: below 2**63 the same bytes, and numpy mixes them with Python's integers
 PAGE = mmap.PAGESIZE
+BLOCK = 2**17  # document ends that are looked at together
+
+OnOpen = Callable[[Path, index.Shard], None]
 
 
 class Dataset:
     """A folder made by `canonlm data prepare`.
 
-    ValueError: it is none, or a file of it is missing or not as long as its index says. (Whether every byte is right
-    tells `canonlm.data.index.check`, which reads them all.)
+    ValueError: it is none, or a file of it is missing or not as long as its index says. Whether every byte is right
+    takes reading them all: `canonlm.data.index.check` does, and `canonlm.data.verify` for the shards that a run reads.
+    That is told of them by `on_open(folder, shard)`, called when tokens of a shard are first read.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path, on_open: OnOpen = lambda folder, shard: None) -> None:
+        self.folder, self.on_open = Path(folder), on_open
         self.index = index.read(self.folder)
         self.fingerprint = index.file_sha256(self.folder / index.NAME)  # of the tokens too: their sha256 are in there
         token_size = np.dtype(self.index.dtype).itemsize
         for shards in self.index.splits.values():
             for shard in shards:
-                _check_size(self.folder / shard.name, shard.tokens * token_size)
-                _check_size(self.folder / shard.ends, shard.documents * ENDS.itemsize)
+                index.check_size(self.folder / shard.name, shard.tokens * token_size)
+                index.check_size(self.folder / shard.ends, shard.documents * ENDS.itemsize)
 
     @property
     def vocab_size(self) -> int:
@@ -68,9 +74,12 @@ class Tokens:
     def __init__(self, dataset: Dataset, shards: tuple[index.Shard, ...]) -> None:
         self._dtype = np.dtype(dataset.index.dtype).newbyteorder("<")
         self._fingerprint = dataset.fingerprint
+        self.vocab_size = dataset.vocab_size
+        self._folder, self._shards, self._on_open = dataset.folder, shards, dataset.on_open
         self._files = [str(dataset.folder / shard.name) for shard in shards]
         self._ends = [str(dataset.folder / shard.ends) for shard in shards]
         self._stops = list(accumulate(shard.tokens for shard in shards))
+        self._opened, self._checked = bytearray(len(shards)), bytearray(len(shards))
 
     def __len__(self) -> int:
         return self._stops[-1] if self._stops else 0
@@ -81,21 +90,49 @@ class Tokens:
         for shard, first, here, there in self._parts(start, stop):
             size = self._dtype.itemsize
             low, high = (here - first) * size // PAGE * PAGE, (there - first) * size
-            memory, _ = _mapped(self._files[shard], self._dtype, self._fingerprint)
+            memory, _ = self._tokens_of(shard)
             memory.madvise(mmap.MADV_WILLNEED, low, high - low)
 
     def read(self, start: int, out: np.ndarray) -> None:
-        """Fill `out` (`[count]`, integers) with the tokens from `start` on."""
+        """Fill `out` (`[count]`, integers) with the tokens from `start` on. They are as the file has them: `refuse`
+        tells which of them is none."""
         for shard, first, here, there in self._parts(start, start + len(out)):
-            _, tokens = _mapped(self._files[shard], self._dtype, self._fingerprint)
+            _, tokens = self._tokens_of(shard)
             out[here - start : there - start] = tokens[here - first : there - first]
 
-    def begins(self, start: int, stop: int) -> Iterator[np.ndarray]:
-        """Where in start + 1 … stop a document begins, counted from `start`: an array per shard that is touched."""
+    def refuse(self, start: int, stop: int) -> None:
+        """ValueError: one of the tokens start … stop - 1 is not in the vocabulary. It names the shard and the position
+        of the token in it."""
         for shard, first, here, there in self._parts(start, stop):
-            _, ends = _mapped(self._ends[shard], ENDS, self._fingerprint)
+            tokens = self._tokens_of(shard)[1][here - first : there - first]
+            if len(wrong := np.flatnonzero(tokens >= self.vocab_size)):
+                where, token = here - first + int(wrong[0]), int(tokens[wrong[0]])
+                limit = f"vocab_size of {index.NAME} is {self.vocab_size}"
+                raise ValueError(f"{self._files[shard]}: damaged: token {where:,} is {token}, where {limit}")
+
+    def begins(self, start: int, stop: int) -> Iterator[np.ndarray]:
+        """Where in start + 1 … stop a document begins, counted from `start`: an array per shard that is touched.
+        ValueError: the ends of a shard's documents are not in order, or are not those of its tokens."""
+        for shard, first, here, there in self._parts(start, stop):
+            ends = self._ends_of(shard)
             low, high = np.searchsorted(ends, (here - first, there - first), side="right")
             yield ends[low:high] + (first - start)
+
+    def _tokens_of(self, shard: int) -> tuple[mmap.mmap, np.ndarray]:
+        if not self._opened[shard]:
+            self._opened[shard] = True
+            self._on_open(self._folder, self._shards[shard])
+        size = self._shards[shard].tokens * self._dtype.itemsize
+        return _mapped(self._files[shard], self._dtype, size, self._fingerprint)
+
+    def _ends_of(self, shard: int) -> np.ndarray:
+        size = self._shards[shard].documents * ENDS.itemsize
+        memory, ends = _mapped(self._ends[shard], ENDS, size, self._fingerprint)
+        if not self._checked[shard]:
+            memory.madvise(mmap.MADV_WILLNEED)  # all of them are looked at, once
+            _check_ends(self._ends[shard], ends, self._shards[shard].tokens)
+            self._checked[shard] = True
+        return ends
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
         """(shard, its first token, from, to): tokens from … to - 1 of start … stop - 1 are in this shard."""
@@ -107,21 +144,34 @@ class Tokens:
 
 
 @lru_cache(OPEN_FILES)
-def _mapped(path: str, dtype: np.dtype, fingerprint: str) -> tuple[mmap.mmap, np.ndarray]:
-    """The memory and what is in it. `fingerprint`: a folder made anew has new files under the old names."""
+def _mapped(path: str, dtype: np.dtype, size: int, fingerprint: str) -> tuple[mmap.mmap, np.ndarray]:
+    """The memory and what is in it. `fingerprint`: a folder made anew has new files under the old names.
+
+    The size is checked again: a file that was cut since the dataset was opened would end the process with SIGBUS where
+    it is read past its end. (One that is cut while it is mapped still does.)
+    """
     try:
-        with open(path, "rb") as file:
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with open_regular(Path(path)) as file:
+            if (actual := os.fstat(file.fileno()).st_size) != size:
+                raise index.wrong_size(path, actual, size)
+            memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+        raise index.cannot_be_read(path, error) from None
     memory.madvise(mmap.MADV_RANDOM)  # windows lie anywhere: what stands after one is not wanted next
     return memory, np.frombuffer(memory, dtype)
 
 
-def _check_size(path: Path, size: int) -> None:
-    try:
-        found = path.stat().st_size
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    if found != size:
-        raise ValueError(f"{path}: damaged: {found:,} bytes, where {index.NAME} says {size:,}")
+def _check_ends(path: str, ends: np.ndarray, tokens: int) -> None:
+    """They ascend (a document without BOS and EOS may be empty) and end with the shard."""
+    before = 0
+    for start in range(0, len(ends), BLOCK):
+        block = ends[start : start + BLOCK]
+        if block[0] < before or not (block[1:] >= block[:-1]).all():
+            falls = np.flatnonzero(np.diff(block, prepend=before) < 0)
+            where = start + int(falls[0])
+            raise ValueError(f"{path}: damaged: document {where:,} ends before the one before it")
+        before = int(block[-1])
+    if before != tokens:
+        raise ValueError(
+            f"{path}: damaged: the last document ends at {before:,}, where {index.NAME} says {tokens:,} tokens"
+        )

@@ -136,6 +136,9 @@ def _batch(spans: list[tuple[Tokens, int]], length: int, isolate: bool) -> Batch
     rows = np.empty((len(spans), length + 1), np.uint32)
     for row, (tokens, start) in zip(rows, spans, strict=True):
         tokens.read(start, row)
+    if rows.size and rows.max() >= min(tokens.vocab_size for tokens, _ in spans):
+        for tokens, start in spans:
+            tokens.refuse(start, start + length + 1)
     # One block for all: numpy asks for huge pages from 4 MB on, and the small ones would cost more than the reading.
     block = np.empty((2 + isolate, len(spans), length), np.int64)
     block[0], block[1] = rows[:, :-1], rows[:, 1:]

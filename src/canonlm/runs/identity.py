@@ -14,8 +14,8 @@ Config = Mapping[str, Any]
 Difference = tuple[str, Any, Any]
 
 INDIFFERENT = (
-    *("parallel", "profile", "track", "on_checkpoint"),
-    *("data.workers", "train.log_every", "train.checkpoint_every", "train.keep_checkpoints", "train.keep_every"),
+    *("parallel", "profile", "track", "on_checkpoint", "data.workers", "data.verify"),
+    *("train.log_every", "train.checkpoint_every", "train.keep_checkpoints", "train.keep_every"),
 )
 """What a run may continue with otherwise than it began: it decides where and how the work is done, not its result."""
 

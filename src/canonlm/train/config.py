@@ -94,6 +94,7 @@ class Data(Settings):
     loss_on: Literal["answer", "all"] = "all"
     isolate_documents: bool = False  # False, as in the paper: what shares a window sees each other
     workers: NonNegativeInt = 1  # threads that sample ahead; changes nothing but speed
+    verify: bool = True  # compare the sha256 of every shard of text that is read with its index.json, beside training
 
 
 class Optim(Settings):

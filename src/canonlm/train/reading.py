@@ -5,17 +5,23 @@ from pathlib import Path
 from typing import Any
 
 from canonlm import evals
-from canonlm.data.shards import Dataset
+from canonlm.data.index import Shard
+from canonlm.data.shards import Dataset, OnOpen
 from canonlm.data.text import TextStream
 from canonlm.data.windows import Stream, WindowStream
 from canonlm.errors import InvalidSetting, expected
 from canonlm.evals.text import TextEval
 from canonlm.runs.folder import read_json
 from canonlm.train.config import RunConfig, Text
+from canonlm.train.verification import Verification
 from canonlm.world import World
 
 STDLIB = "python-stdlib"
 """Text that every machine has: the source of its own Python standard library, prepared where it is asked for."""
+
+
+def _nothing(folder: Path, shard: Shard) -> None:
+    """Nobody wants to know which shards are opened."""
 
 
 def complete(run: RunConfig) -> RunConfig:
@@ -30,6 +36,9 @@ def complete(run: RunConfig) -> RunConfig:
     for key, dataset in found.items():
         if dataset.index.tokenizer["sha256"] != first.index.tokenizer["sha256"]:
             raise expected(key, f"text with the tokens of {first_key}: another tokenizer made it", str(dataset.folder))
+        if dataset.vocab_size != first.vocab_size:
+            what = f"text with a vocabulary of {first.vocab_size} tokens, as that of {first_key}"
+            raise expected(key, what, f"{dataset.folder}, with {dataset.vocab_size}")
     for dataset, split in [*((found[f"text.sources.{name}.path"], "train") for name in run.text.sources),
                            *_validation(run.text).values()]:  # fmt: skip
         if (tokens := dataset.num_tokens(split)) <= run.data.seq_len:
@@ -43,12 +52,23 @@ def complete(run: RunConfig) -> RunConfig:
     return run.model_copy(update={"model": model})
 
 
-def stream(run: RunConfig) -> Stream:
-    """The training windows."""
+def verification(run: RunConfig, folder: Path, world: World) -> Verification:
+    """Of the shards that the run in `folder` reads: its `opened` is to be told of them. All processes call this.
+
+    ValueError, in every process: the list of what is not verified yet, in `folder`, is damaged.
+    """
+    texts = run.text.folders if run.text is not None and run.data.verify else {}
+    with world.all_or_none():
+        found = {key: _open(key, path) for key, path in texts.items()}
+    return Verification(found, folder, world)
+
+
+def stream(run: RunConfig, on_open: OnOpen = _nothing) -> Stream:
+    """The training windows. `on_open(folder, shard)` is told of every shard of text that is read."""
     if run.text is None:
         return _task_windows(run, "train")
     sources = {
-        name: (_open(f"text.sources.{name}.path", source.path), "train", source.weight)
+        name: (_open(f"text.sources.{name}.path", source.path, on_open), "train", source.weight)
         for name, source in run.text.sources.items()
     }
     return TextStream(
@@ -56,12 +76,13 @@ def stream(run: RunConfig) -> Stream:
     )
 
 
-def evaluation(run: RunConfig, world: World) -> evals.Evaluation | None:
-    """What the model is asked every now and then; None for text of which nothing is held out."""
+def evaluation(run: RunConfig, world: World, on_open: OnOpen = _nothing) -> evals.Evaluation | None:
+    """What the model is asked every now and then; None for text of which nothing is held out. `on_open`: as for
+    `stream`."""
     size, batch_size = run.train.eval_size, run.train.batch_size
     if run.text is None:
         return evals.build(_task_windows(run, "test"), size, batch_size)
-    if not (sets := _validation(run.text)):
+    if not (sets := _validation(run.text, on_open)):
         return None
     rows = run.parallel.micro_batch_size or batch_size // world.dp_size
     return TextEval(sets, size, rows, world, seq_len=run.data.seq_len, isolate_documents=run.data.isolate_documents)
@@ -90,10 +111,10 @@ def _task_windows(run: RunConfig, split: str) -> WindowStream:
     return WindowStream(run.built_task, split, run.train.seed, data.seq_len, data.loss_on, data.isolate_documents)
 
 
-def _validation(text: Text) -> dict[str, tuple[Dataset, str]]:
+def _validation(text: Text, on_open: OnOpen = _nothing) -> dict[str, tuple[Dataset, str]]:
     """Which split of which text is evaluated."""
     paths = text.validation or {name: source.path for name, source in text.sources.items()}
-    texts = {name: _open(f"text.validation.{name}", path) for name, path in paths.items()}
+    texts = {name: _open(f"text.validation.{name}", path, on_open) for name, path in paths.items()}
     held_out = {name for name, found in texts.items() if found.num_tokens("valid")}
     chosen = texts if text.validation else [name for name in texts if name in held_out]
     return {name: (texts[name], "valid" if name in held_out else "train") for name in chosen}
@@ -106,8 +127,8 @@ def _stdlib() -> Path:
     return prepare_stdlib()[0]
 
 
-def _open(key: str, path: str) -> Dataset:
+def _open(key: str, path: str, on_open: OnOpen = _nothing) -> Dataset:
     try:
-        return Dataset(_stdlib() if path == STDLIB else Path(path).expanduser())
+        return Dataset(_stdlib() if path == STDLIB else Path(path).expanduser(), on_open)
     except ValueError as error:
         raise InvalidSetting(key, f"{key}: {error}") from None

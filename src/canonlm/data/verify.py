@@ -1,0 +1,155 @@
+"""The sha256 of shards, computed beside the training that reads them.
+
+One thread, of the lowest priority, reads each shard from start to end and compares it with `index.json`. It reads in
+blocks with a file of its own and releases the interpreter lock while it hashes. Blocks that were not in the system's
+memory before are dropped from it again: reading a terabyte once would push out what the training reads often.
+"""
+
+import hashlib
+import os
+import sys
+import threading
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from canonlm.data import index
+from canonlm.untrusted import open_regular
+
+BLOCK = 2**20  # bytes that are read and hashed at a time; the thread stops between two blocks
+
+
+class Opened(NamedTuple):
+    """A shard in a folder."""
+
+    folder: Path
+    shard: index.Shard
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.shard.name
+
+
+class Verifier:
+    """Verifies the shards that `add` is given, in their order. `error` is what it found: a ValueError of one line that
+    names the file. It does not go on after that, and the shards that are left stay `pending`."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.verified_bytes = 0
+        self._seen: set[Opened] = set()
+        self._queue: deque[Opened] = deque()
+        self._change = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, opened: Opened) -> None:
+        """Verify a shard; once, however often it is given. Does not wait."""
+        with self._change:
+            if opened in self._seen or self._closed:
+                return
+            self._seen.add(opened)
+            self._queue.append(opened)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="verifier", daemon=True)
+                self._thread.start()
+            self._change.notify_all()
+
+    @property
+    def pending(self) -> list[Opened]:
+        """What is not verified yet."""
+        with self._change:
+            return list(self._queue)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until all is verified, or damage is found, but not longer. True: so it is."""
+        with self._change:
+            return self._change.wait_for(lambda: not self._queue or self.error is not None, seconds)
+
+    def close(self) -> None:
+        """Stop, whatever is left."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _work(self) -> None:
+        _lower_priority()
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._queue or self._closed)
+                if self._closed:
+                    return
+                opened = self._queue[0]
+            error: Exception | None = None
+            try:
+                whole = self._verify(opened)
+            except Exception as damage:  # raised by the thread that trains, whatever it is
+                error, whole = damage, True
+            with self._change:
+                if not whole:
+                    return
+                if error is None:
+                    self._queue.popleft()
+                self.error = error
+                self._change.notify_all()
+                if error is not None:
+                    return
+
+    def _verify(self, opened: Opened) -> bool:
+        """False: it was stopped before the end."""
+        shard = opened.shard
+        for name, sha256 in ((shard.name, shard.sha256), (shard.ends, shard.ends_sha256)):
+            actual = self._sha256(opened.folder / name)
+            if actual is None:
+                return False
+            if actual != sha256:
+                raise index.damaged(opened.folder / name)
+        return True
+
+    def _sha256(self, path: Path) -> str | None:
+        digest, block, at = hashlib.sha256(), memoryview(bytearray(BLOCK)), 0
+        try:
+            with open_regular(path) as file:
+                descriptor = file.fileno()
+                starts = range(0, os.fstat(descriptor).st_size, BLOCK)
+                kept = [_is_in_memory(descriptor, start) for start in starts]
+                while count := file.readinto(block):
+                    if self._closed:
+                        return None
+                    digest.update(block[:count])
+                    self.verified_bytes += count
+                    if at // BLOCK < len(kept) and not kept[at // BLOCK]:
+                        _drop(descriptor, at, count)
+                    at += count
+        except OSError as error:
+            raise index.cannot_be_read(path, error) from None
+        return digest.hexdigest()
+
+
+def _lower_priority() -> None:
+    """Of this thread. Only Linux has priorities of threads."""
+    if sys.platform == "linux":
+        with suppress(OSError):  # where a container forbids it, the thread is one like the others
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
+def _is_in_memory(descriptor: int, start: int) -> bool:
+    """Whether the file's byte there is in the system's memory; True where the system does not tell."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return True
+    try:
+        os.preadv(descriptor, [bytearray(1)], start, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system that cannot tell
+        return True
+    return True
+
+
+def _drop(descriptor: int, start: int, count: int) -> None:
+    """From the system's memory; pages that are mapped stay."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, start, count, os.POSIX_FADV_DONTNEED)

@@ -1,0 +1,152 @@
+"""The shards that a run has read are the ones that its text was prepared as: who verifies them, and when that counts.
+
+A process hands every shard that it opens to the one among the processes of its machine that is to verify it, so each
+machine reads a shard once. Processes tell each other at every checkpoint and at the end; the one that is to verify a
+shard mostly opens it itself before.
+
+Damage ends the run, in every process, after the step in which it is found. And a run does not end before all that it
+read is verified. A checkpoint does not wait: what is not verified when it is saved is listed in `unverified.json`
+beside it, and whoever continues from there verifies that, too. So there is no way to a `result.json` around a damaged
+shard, other than `data.verify: false`.
+"""
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch.distributed as dist
+
+from canonlm.data.index import Shard
+from canonlm.data.shards import Dataset
+from canonlm.data.verify import Opened, Verifier
+from canonlm.errors import expected
+from canonlm.files import write_json
+from canonlm.train.signals import Interrupted, Signals
+from canonlm.untrusted import read_object
+from canonlm.world import World
+
+NAME = "unverified.json"
+SECONDS = 0.2  # between two looks at the signals while a run waits
+PATIENCE = 2.0  # seconds of waiting before it is told
+
+
+class Verification:
+    """Of the texts of a run, by key of the setting; none of them: nothing is verified. All processes make one, and
+    call `check`, `note` and `finish` at the same steps.
+
+    ValueError, in all of them: `unverified.json` in `folder` is not what `note` writes.
+    """
+
+    def __init__(self, texts: dict[str, Dataset], folder: Path, world: World) -> None:
+        self._texts, self._path, self._world = texts, folder / NAME, world
+        self._verifier = Verifier()
+        machines = _gather(world, socket.gethostname()) if texts else []
+        self._machine = [rank for rank, name in enumerate(machines) if name == machines[world.rank]]
+        self._others: dict[Opened, None] = {}  # to be verified by other processes, which may not know yet
+        with world.all_or_none():
+            listed = self._read() if texts else []
+        for opened in listed:
+            self.opened(*opened)
+
+    def opened(self, folder: Path, shard: Shard) -> None:
+        """The run reads tokens of it. Called from the threads that read."""
+        if not self._texts:
+            return
+        opened = Opened(folder, shard)
+        if self._is_mine(opened):
+            self._verifier.add(opened)
+        else:
+            self._others[opened] = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether `check` would raise. Processes learn of it at different times: agree on it before."""
+        return self._verifier.error is not None
+
+    def check(self) -> None:
+        """ValueError, in every process, if one of them has found damage."""
+        if self._texts:
+            self._world.raise_on_any_rank(self._verifier.error)
+
+    def note(self) -> None:
+        """To be called before a checkpoint is saved: list what is not verified yet."""
+        if self._texts:
+            pending = self._exchange()
+            if self._world.main:
+                self._write(pending)
+
+    def finish(self, signals: Signals, step: int, on_row: Callable[[dict[str, Any]], None]) -> None:
+        """Wait until all is verified. ValueError: damage. Interrupted: a signal asked to stop; the checkpoints are
+        saved."""
+        if not self._texts:
+            return
+        world, verifier, start, silent = self._world, self._verifier, time.monotonic(), True
+        self._exchange()
+        while world.any(not verifier.wait(SECONDS)):
+            if silent and world.any(time.monotonic() - start > PATIENCE):
+                silent = False
+                left = [shard.tokens for pending in _gather(world, verifier.pending) for _, shard in pending]
+                why = f"the run ends once all that it read is verified: {len(left):,} shards, {sum(left):,} tokens"
+                if world.main:
+                    on_row({"kind": "note", "step": step, "why": f"{why} to go (data.verify=false leaves it out)"})
+            if world.any(signals.asked is not None or self.failed):
+                self.check()
+                self.note()
+                raise Interrupted(
+                    f"stopped while the text was verified; {world.broadcast(signals.next_step(world.main))}"
+                )
+        self.check()
+        if world.main:
+            self._path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Stop, whatever is left."""
+        self._verifier.close()
+
+    def _is_mine(self, opened: Opened) -> bool:
+        return self._machine[crc32(opened.shard.name.encode()) % len(self._machine)] == self._world.rank
+
+    def _exchange(self) -> dict[Opened, None]:
+        """Tell the other processes what they are to verify. Returns what is not verified yet, in all of them."""
+        new = [self._others.popitem()[0] for _ in range(len(self._others))]
+        everyone = _gather(self._world, (socket.gethostname(), new, self._verifier.pending))
+        for name, told, _ in everyone:
+            for opened in told if name == everyone[self._world.rank][0] else ():
+                if self._is_mine(opened):
+                    self._verifier.add(opened)
+        return dict.fromkeys(opened for _, told, pending in everyone for opened in (*told, *pending))
+
+    def _write(self, pending: dict[Opened, None]) -> None:
+        listed = {
+            key: sorted(opened.shard.name for opened in pending if opened.folder == text.folder)
+            for key, text in self._texts.items()
+        }
+        if pending:
+            write_json(self._path, {key: names for key, names in listed.items() if names})
+        else:
+            self._path.unlink(missing_ok=True)
+
+    def _read(self) -> list[Opened]:
+        if not self._path.exists():
+            return []
+        found = []
+        for key, names in read_object(self._path).items():
+            if (text := self._texts.get(key)) is None:
+                raise expected(str(self._path), f"keys such as {next(iter(self._texts))}", key)
+            shards = {shard.name: shard for part in text.index.splits.values() for shard in part}
+            for name in names if isinstance(names, list) else [names]:
+                if not isinstance(name, str) or name not in shards:
+                    raise expected(f"{self._path}: {key}", f"names of shards in {text.folder}", name)
+                found.append(Opened(text.folder, shards[name]))
+        return found
+
+
+def _gather(world: World, value: Any) -> list[Any]:
+    """Of every process, by rank."""
+    values = [value] * world.size
+    if world.size > 1:
+        dist.all_gather_object(values, value)
+    return values

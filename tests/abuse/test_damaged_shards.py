@@ -1,0 +1,551 @@
+"""Shards that are not what was prepared: a run that reads one never finishes, whoever reads it and whenever."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from prepared_folders import write_prepared
+
+from canonlm.cli import main
+from canonlm.data import index, verify
+from canonlm.data.prepare import prepare
+from canonlm.data.shards import Dataset
+from canonlm.data.text import TextStream
+from canonlm.data.verify import Opened, Verifier
+from canonlm.runs.identity import identity
+from canonlm.train import loop, verification
+from canonlm.train.config import resolve
+from canonlm.train.loop import train
+from canonlm.train.recipe import merge
+from canonlm.train.signals import Interrupted
+
+SEQ_LEN, BATCH, STEPS = 16, 4, 20
+
+
+@pytest.fixture(scope="session")
+def prepared_text(tmp_path_factory):
+    """Six shards to train on, and some held out."""
+    folder = tmp_path_factory.mktemp("whole")
+    draw = np.random.default_rng(7)
+    documents = ["".join(draw.choice(list("abcdefgh"), draw.integers(20, 60))) for _ in range(300)]
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    prepare(folder / "web", [str(folder / "a.jsonl")], tokenizer="bytes", validation=0.2, tasks=6, workers=1)
+    return folder / "web"
+
+
+@pytest.fixture
+def web(prepared_text, tmp_path):
+    return shutil.copytree(prepared_text, tmp_path / "web")
+
+
+def raw(web, **changes):
+    settings = {
+        "arch": "llama",
+        "text": {"sources": {"web": {"path": str(web)}}},
+        "model": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2},
+        "data": {"seq_len": SEQ_LEN},
+        "train": {"steps": STEPS, "batch_size": BATCH, "num_threads": 1, "log_every": 5, "eval_every": 10,
+                  "eval_size": 8, "checkpoint_every": 5, "optim": {"lr": 3e-3, "warmup_steps": 5}},
+    }  # fmt: skip
+    return merge(settings, changes)
+
+
+def run(web, **changes):
+    return resolve(raw(web, **changes))
+
+
+def flip(path, every=50, bit=0, start=0):
+    """One bit in every 50th token, as of a bad disk."""
+    content = np.fromfile(path, np.uint8)
+    content[start * 2 :: every * 2] ^= 1 << bit
+    content.tofile(path)
+
+
+def said(error, path):
+    assert str(error.value) == f"{path}: damaged: its sha256 is not the one in index.json"
+
+
+def shards(web, split="train"):
+    return sorted(path.name for path in web.glob(f"{split}-*.ds"))
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("name", ["train-00003.ds", "train-00003.ds.index", "valid-00000.ds"])
+def test_a_run_that_reads_a_damaged_shard_does_not_finish(web, tmp_path, name, workers):
+    flip(web / name, every=4 if name.endswith("index") else 50, start=0)
+    for _ in range(2):  # nor does it when it is run again
+        with pytest.raises(ValueError) as error:
+            train(run(web, data={"workers": workers}), tmp_path / "run")
+        said(error, web / name)
+        assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_it_goes_on_once_the_shard_is_whole_again(web, prepared_text, tmp_path):
+    flip(web / "train-00003.ds")
+    with pytest.raises(ValueError, match="damaged"):
+        train(run(web), tmp_path / "run")
+    shutil.copy(prepared_text / "train-00003.ds", web)
+    assert train(run(web), tmp_path / "run")["steps"] == STEPS
+    assert not (tmp_path / "run" / verification.NAME).exists()
+
+
+def test_verifying_changes_no_number_and_may_be_left_out(web, tmp_path, tiny):
+    train(run(web), tmp_path / "on")
+    train(run(web, data={"verify": False}), tmp_path / "off")
+    tiny.same(tmp_path / "on", tmp_path / "off")
+    flip(web / "train-00003.ds")
+    assert train(run(web, data={"verify": False}), tmp_path / "damaged")["steps"] == STEPS
+
+
+def test_a_run_of_before_the_setting_goes_on_and_is_the_same_run(web, tmp_path):
+    train(run(web), tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    assert "  verify: true\n" in config
+    (tmp_path / "run" / "config.yaml").write_text(config.replace("  verify: true\n", ""))
+    assert train(run(web, data={"verify": False}), tmp_path / "run")["steps"] == STEPS
+    new = run(web).model_dump()
+    old = {**new, "data": {key: value for key, value in new["data"].items() if key != "verify"}}
+    assert identity(new) == identity(old) == identity(run(web, data={"verify": False}).model_dump())
+
+
+class Slow(Verifier):
+    """Verifies nothing before it is let."""
+
+    let = False
+
+    def _verify(self, opened):
+        while not Slow.let and not self._closed:
+            time.sleep(0.005)
+        return super()._verify(opened) if Slow.let else False
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    monkeypatch.setattr(verification, "Verifier", Slow)
+    monkeypatch.setattr(verification, "SECONDS", 0.01)
+    monkeypatch.setattr(verification, "PATIENCE", 0.05)
+    monkeypatch.setattr(Slow, "let", False)
+    return Slow
+
+
+def test_the_end_waits_says_so_and_can_be_interrupted(web, tmp_path, slow, monkeypatch):
+    rows = []
+
+    def on_row(row):
+        rows.append(row)
+        if row["kind"] == "note":
+            os.kill(os.getpid(), 15)
+
+    with pytest.raises(Interrupted, match=r"^stopped while the text was verified; run it again to continue$"):
+        train(run(web), tmp_path / "run", on_row)
+    [note] = [row["why"] for row in rows if row["kind"] == "note"]
+    assert note.startswith("the run ends once all that it read is verified: ")
+    assert note.endswith(" to go (data.verify=false leaves it out)")
+    [listed] = json.loads((tmp_path / "run" / verification.NAME).read_text()).values()
+    assert listed == sorted([*shards(web), "valid-00000.ds"])  # of the held-out ones only the first is read
+    assert not (tmp_path / "run" / "result.json").exists()
+    # All steps are done, so the next process reads nothing; it still verifies what the first one read.
+    flip(web / "train-00003.ds")
+    monkeypatch.setattr(Slow, "let", True)
+    with pytest.raises(ValueError) as error:
+        train(run(web), tmp_path / "run")
+    said(error, web / "train-00003.ds")
+    flip(web / "train-00003.ds")  # back
+    assert train(run(web), tmp_path / "run")["steps"] == STEPS
+    assert not (tmp_path / "run" / verification.NAME).exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "expected a JSON object, got list"),
+        ('{"text.sources.news.path": []}', 'expected keys such as text.sources.web.path, got "text.sources.news.path"'),
+        ('{"text.sources.web.path": ["../x"]}', 'text.sources.web.path: expected names of shards in .*, got "../x"'),
+        ('{"text.sources.web.path": 7}', "text.sources.web.path: expected names of shards in .*, got 7"),
+        ("[" * 100_000, "unverified.json: not JSON"),
+    ],
+)
+def test_a_list_of_the_unverified_by_somebody_else(web, tmp_path, content, message):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / verification.NAME).write_text(content)
+    with pytest.raises(ValueError, match=message) as error:
+        train(run(web), tmp_path / "run")
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_says_one_line(web, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flip(web / "train-00001.ds")
+    Path("run.yaml").write_text(yaml.safe_dump(raw("web")))
+    assert main(["train", "run.yaml", "--out", "run"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "canonlm: web/train-00001.ds: damaged: its sha256 is not the one in index.json\n"
+    )
+
+
+# -- the thread -------------------------------------------------------------------------------------------------------
+
+
+def opened(web):
+    return [Opened(web, shard) for shard in index.read(web).splits["train"]]
+
+
+def test_every_single_bit_is_seen(web):
+    draw = np.random.default_rng(0)
+    for _ in range(30):
+        one = opened(web)[draw.integers(6)]
+        whole = one.path.read_bytes()
+        where, bit = draw.integers(len(whole)), draw.integers(8)
+        one.path.write_bytes(whole[:where] + bytes([whole[where] ^ (1 << bit)]) + whole[where + 1 :])
+        verifier = Verifier()
+        verifier.add(one)
+        assert verifier.wait(10)
+        assert str(verifier.error) == f"{one.path}: damaged: its sha256 is not the one in index.json"
+        verifier.close()
+        one.path.write_bytes(whole)
+
+
+def test_whole_shards_are_read_once_in_order_and_blocks_add_up(web, monkeypatch):
+    monkeypatch.setattr(verify, "BLOCK", 100)
+    verifier = Verifier()
+    for one in opened(web) * 3:
+        verifier.add(one)
+    assert verifier.wait(10)
+    assert verifier.error is None
+    assert verifier.pending == []
+    sizes = [(web / name).stat().st_size for one in opened(web) for name in (one.shard.name, one.shard.ends)]
+    assert verifier.verified_bytes == sum(sizes)
+    verifier.close()
+
+
+def test_it_stops_at_once(tmp_path):
+    (tmp_path / "a.ds").touch()
+    os.truncate(tmp_path / "a.ds", 2**36)  # a hole: some minutes of hashing
+    verifier = Verifier()
+    verifier.add(Opened(tmp_path, index.Shard("a.ds", 2**35, 1, 0, "0" * 64, "0" * 64)))
+    time.sleep(0.05)
+    start = time.monotonic()
+    verifier.close()
+    assert time.monotonic() - start < 2
+    assert [one.shard.name for one in verifier.pending] == ["a.ds"]
+
+
+@pytest.mark.parametrize("kind", ["gone", "fifo", "device", "folder"])
+def test_what_is_no_file_any_more(web, kind):
+    one = opened(web)[0]
+    one.path.unlink()
+    {
+        "gone": lambda: None,
+        "fifo": lambda: os.mkfifo(one.path),
+        "device": lambda: one.path.symlink_to("/dev/zero"),
+        "folder": one.path.mkdir,
+    }[kind]()
+    verifier = Verifier()
+    verifier.add(one)
+    assert verifier.wait(10)
+    assert str(verifier.error).startswith(f"{one.path}: cannot be read: ")
+    verifier.close()
+
+
+# -- several processes ------------------------------------------------------------------------------------------------
+
+
+class Ranks:
+    """Threads that take themselves for processes: `of(rank)` is one's world, with no more than verifying asks for."""
+
+    def __init__(self, machines):
+        self.machines, self.size = machines, len(machines)
+        self.slots, self.barrier = [None] * self.size, threading.Barrier(self.size, timeout=20)
+
+    def gather(self, world, value):
+        self.slots[world.rank] = value
+        self.barrier.wait()
+        values = list(self.slots)
+        self.barrier.wait()
+        return values
+
+    def run(self, work):
+        """`work(world)` of every rank, at the same time; what it returns or raises."""
+
+        def begin(rank):
+            try:
+                return work(OneOfThem(rank, self))
+            except ValueError as error:
+                return error
+
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(begin, range(self.size)))
+
+
+class OneOfThem:
+    def __init__(self, rank, ranks):
+        self.rank, self.size, self.main, self._ranks = rank, ranks.size, rank == 0, ranks
+        threading.current_thread().machine = ranks.machines[rank]
+
+    def any(self, flag):
+        return any(self._ranks.gather(self, flag))
+
+    def raise_on_any_rank(self, error):
+        for found in self._ranks.gather(self, error):
+            if found is not None:
+                raise found
+
+    @contextmanager
+    def all_or_none(self):
+        yield
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """Two processes of one machine, and one of another."""
+    made = Ranks(["a", "a", "b"])
+    monkeypatch.setattr(verification, "_gather", made.gather)
+    monkeypatch.setattr(verification.socket, "gethostname", lambda: threading.current_thread().machine)
+    return made
+
+
+def test_each_machine_verifies_each_shard_once_whoever_reads_it(web, tmp_path, ranks):
+    def work(world):
+        made = verification.Verification({"web": Dataset(web)}, tmp_path, world)
+        if world.rank != 1:  # who owns some, and learns of them by `note`
+            for one in opened(web):
+                made.opened(*one)
+        made.note()
+        made.finish(Asked(), 1, print)
+        made.close()
+        return made._verifier._seen
+
+    first, second, other = ranks.run(work)
+    assert first | second == set(opened(web)) == other
+    assert first.isdisjoint(second)
+    assert first
+    assert second
+    assert not (tmp_path / verification.NAME).exists()
+
+
+def test_what_one_process_reads_and_another_verifies_ends_all(web, tmp_path, ranks):
+    flip(web / "train-00002.ds")
+
+    def work(world):
+        made = verification.Verification({"web": Dataset(web)}, tmp_path, world)
+        if world.rank == 1:
+            for one in opened(web):
+                made.opened(*one)
+        made.finish(Asked(), 1, print)
+
+    messages = [str(error) for error in ranks.run(work)]
+    assert messages == [f"{web / 'train-00002.ds'}: damaged: its sha256 is not the one in index.json"] * 3
+
+
+class Asked:
+    """Signals: none came."""
+
+    asked = None
+
+
+@pytest.mark.slow
+def test_two_processes_say_it_once(web, tmp_path):
+    flip(web / "train-00003.ds")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw(web, train={"steps": 200})))
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "canonlm", "train", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "run")]
+    processes = [
+        subprocess.Popen(command, env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE)
+        for rank in ("0", "1")
+    ]
+    first, second = (process.communicate(timeout=120)[1].decode() for process in processes)
+    assert [process.returncode for process in processes] == [2, 2]
+    message = f"canonlm: {web / 'train-00003.ds'}: damaged: its sha256 is not the one in index.json\n"
+    assert first.endswith(message)
+    assert second == ""
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+# -- tokens and document ends -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prepared():
+    return write_prepared
+
+
+def window(folder, isolate=False, number=0):
+    stream = TextStream({"a": (Dataset(folder), "train", 1)}, 0, 4, isolate)
+    return stream.rows(number, 3)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_a_token_beyond_the_vocabulary_is_refused_with_its_place(prepared, tmp_path, dtype):
+    documents = [[1, 2, 3], [4, 5, 6, 7]], [[8, 9, 12], [10]]
+    prepared(tmp_path, {"train": documents}, dtype, vocab_size=12)
+    for _ in range(2):
+        with pytest.raises(ValueError) as error:
+            TextStream({"a": (Dataset(tmp_path), "train", 1)}, 0, 5, False).rows(0, 2)
+        where = f"{tmp_path / 'train-00001.ds'}: damaged: token 2 is 12"
+        if str(error.value) != f"{where}, where vocab_size of index.json is 12":
+            pytest.fail(str(error.value))
+    prepared(tmp_path, {"train": documents}, dtype, vocab_size=13)
+    TextStream({"a": (Dataset(tmp_path), "train", 1)}, 0, 5, False).rows(0, 2)
+
+
+def test_the_largest_token_of_the_vocabulary_is_one(prepared, tmp_path):
+    prepared(tmp_path, {"train": [[[65_535] * 20]]}, vocab_size=65_536)
+    assert int(window(tmp_path).input_ids.max()) == 65_535
+
+
+ENDS = {
+    "descending": ([3, 2, 6, 8], "document 1 ends before the one before it"),
+    "beyond": ([3, 5, 6, 9], "the last document ends at 9, where index.json says 8 tokens"),
+    "short": ([3, 5, 6, 7], "the last document ends at 7, where index.json says 8 tokens"),
+    "negative": ([-3, 5, 6, 8], "document 0 ends before the one before it"),
+    "huge": ([2**63 - 1, 5, 6, 8], "document 1 ends before the one before it"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("block", [2, 2**17])
+def test_document_ends_that_are_none(prepared, tmp_path, monkeypatch, name, block):
+    from canonlm.data import shards
+
+    monkeypatch.setattr(shards, "BLOCK", block)
+    prepared(tmp_path, {"train": [[[1, 2, 3], [4, 5], [6], [7, 8]]]})
+    ends, message = ENDS[name]
+    np.array(ends, "<i8").tofile(tmp_path / "train-00000.ds.index")
+    path = tmp_path / "train-00000.ds.index"
+    with pytest.raises(ValueError, match=rf"^{path}: damaged: {message}$"):
+        TextStream({"a": (Dataset(tmp_path), "train", 1)}, 0, 4, True).rows(0, 1)
+
+
+def test_empty_documents_are_no_damage(prepared, tmp_path):
+    prepared(tmp_path, {"train": [[[], [1, 2, 3], [], [], [4, 5]]]})
+    assert TextStream({"a": (Dataset(tmp_path), "train", 1)}, 0, 4, True).rows(0, 1).doc_ids.tolist() == [[0, 0, 0, 1]]
+
+
+def test_a_file_that_was_cut_after_it_was_looked_at(prepared, tmp_path):
+    """Read beyond its end, the memory would end the process."""
+    dataset = Dataset(prepared(tmp_path, {"train": [[list(range(5000))]]}, vocab_size=5000))
+    os.truncate(tmp_path / "train-00000.ds", 100)
+    with pytest.raises(ValueError, match=r"train-00000\.ds: damaged: 100 bytes, where index\.json says 10,000$"):
+        dataset.tokens("train").read(4000, np.empty(10, np.int64))
+    os.truncate(tmp_path / "train-00000.ds", 0)
+    with pytest.raises(ValueError, match=r"damaged: 0 bytes"):
+        dataset.tokens("train").expect(0, 10)
+
+
+# -- index.json -------------------------------------------------------------------------------------------------------
+
+
+def changed(prepared, folder, change):
+    path = prepared(folder, {"train": [[[1, 2, 3]]], "valid": []}) / "index.json"
+    content = json.loads(path.read_text())
+    change(content, content["splits"]["train"][0])
+    path.write_text(json.dumps(content))
+    return folder
+
+
+SHARD = "splits.train.0"
+INDEX = {
+    "negative tokens": (lambda i, s: s.update(tokens=-1), f"{SHARD}.tokens: expected greater than 0, got -1"),
+    "huge tokens": (lambda i, s: s.update(tokens=10**200), f"{SHARD}.tokens: expected less than 281474976710656"),
+    "float tokens": (lambda i, s: s.update(tokens=1e308), f"{SHARD}.tokens: expected an integer, got 1e+308"),
+    "no tokens": (lambda i, s: s.pop("tokens"), f"{SHARD}.tokens: missing"),
+    "true documents": (lambda i, s: s.update(documents=True), f"{SHARD}.documents: expected an integer, got True"),
+    "no sha256": (lambda i, s: s.update(sha256=""), f"{SHARD}.sha256: expected a sha256 of 64 hexadecimal digits"),
+    "no hex": (lambda i, s: s.update(ends_sha256="g" * 64), f"{SHARD}.ends_sha256: expected a sha256 of 64"),
+    "up": (lambda i, s: s.update(name="../train-00000.ds"), f"{SHARD}.name: expected the name of a file in"),
+    "absolute": (lambda i, s: s.update(name="/dev/zero"), f"{SHARD}.name: expected the name of a file in"),
+    "null byte": (lambda i, s: s.update(name="a\0b"), f"{SHARD}.name: expected the name of a file in"),
+    "no name": (lambda i, s: s.update(name=""), f"{SHARD}.name: expected the name of a file in"),
+    "name of a number": (lambda i, s: s.update(name=3), f"{SHARD}.name: expected a text, got 3"),
+    "more keys": (lambda i, s: s.update(color="red"), f"{SHARD}.color: unknown key"),
+    "objects": (lambda i, s: i.update(dtype="O"), "dtype: expected 'uint16' or 'uint32', got \"O\""),
+    "floats": (lambda i, s: i.update(dtype="float16"), "dtype: expected 'uint16' or 'uint32', got \"float16\""),
+    "structures": (lambda i, s: i.update(dtype=[["a", "u2"]]), "dtype: expected 'uint16' or 'uint32', got [["),
+    "huge vocabulary": (lambda i, s: i.update(vocab_size=2**40), "vocab_size: expected less than or equal to 16777216"),
+    "no vocabulary": (lambda i, s: i.update(vocab_size=0), "vocab_size: expected greater than 0, got 0"),
+    "two bytes": (lambda i, s: i.update(vocab_size=65_537), "vocab_size: expected at most 65,536 with dtype uint16"),
+    "bos": (lambda i, s: i.update(bos_id=1000), "bos_id: expected null or a token below vocab_size = 1000, got 1000"),
+    "eos": (lambda i, s: i.update(eos_id=-1), "eos_id: expected greater than or equal to 0, got -1"),
+    "tokenizer": (lambda i, s: i["tokenizer"].update(name="../x"), "tokenizer.name: expected the name of a file in"),
+    "tokenizers": (lambda i, s: i.update(tokenizer=["x"]), "tokenizer: expected an object, got ['x']"),
+    "a list of splits": (lambda i, s: i.update(splits=[]), "splits: expected an object, got []"),
+    "other splits": (lambda i, s: i["splits"].update(test=[]), "splits.test.[key]: expected 'train' or 'valid'"),
+    "a text of shards": (lambda i, s: i["splits"].update(train="a" * 10**6), "splits.train: expected a list, got"),
+    "a number": (lambda i, s: i["splits"].update(train=[1]), f"{SHARD}: expected an object, got 1"),
+    "inputs": (lambda i, s: i.update(inputs={}), "inputs: expected a list"),
+    "a key more": (lambda i, s: i.update(more=1), "more: unknown key"),
+    "a key less": (lambda i, s: i.pop("dtype"), "dtype: missing"),
+    "version": (lambda i, s: i.update(version=2), "expected what `canonlm data prepare` writes, version 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INDEX)
+def test_an_index_by_somebody_else(prepared, tmp_path, name):
+    change, message = INDEX[name]
+    with pytest.raises(ValueError) as error:
+        Dataset(changed(prepared, tmp_path, change))
+    assert str(error.value).startswith(f"{tmp_path / 'index.json'}: {message}")
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+def test_index_bombs(prepared, tmp_path):
+    path = prepared(tmp_path, {"train": [[[1, 2, 3]]]}) / "index.json"
+    whole = path.read_text()
+    for content, message in {
+        "[" * 10**5: "not JSON",
+        '{"command": ' + '{"a":' * 5000 + "1" + "}" * 5001: "not JSON",
+        whole.replace('"bad_lines": 0', f'"bad_lines": {"9" * 5000}'): "not JSON",
+        whole.replace('"bad_lines": 0', '"bad_lines": NaN'): "bad_lines: expected an integer",
+        "\udcff": "not JSON",
+    }.items():
+        path.write_text(content, errors="surrogateescape")
+        with pytest.raises(ValueError, match=rf"^{path}: {message}"):
+            Dataset(tmp_path)
+    os.truncate(path, index.MAX_INDEX + 1)
+    with pytest.raises(ValueError, match=rf"^{path}: expected at most 134,217,728 bytes, got 134,217,729$"):
+        Dataset(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["index.json", "train-00000.ds", "train-00000.ds.index"])
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
+def test_no_regular_file(prepared, tmp_path, name, kind, capsys):
+    path = prepared(tmp_path, {"train": [[[1, 2, 3]]]}) / name
+    path.unlink()
+    {
+        "fifo": lambda: os.mkfifo(path),
+        "device": lambda: path.symlink_to("/dev/zero"),
+        "folder": path.mkdir,
+    }[kind]()
+    with pytest.raises(ValueError) as error:
+        Dataset(tmp_path)
+    assert str(path) in str(error.value) or name in str(error.value)
+    assert "\n" not in str(error.value)
+    assert main(["data", "check", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_texts_of_one_run_have_one_vocabulary(web, prepared_text, tmp_path):
+    content = json.loads((web / "index.json").read_text())
+    (web / "index.json").write_text(json.dumps({**content, "vocab_size": 300}))
+    both = {"a": {"path": str(prepared_text)}, "b": {"path": str(web)}}
+    with pytest.raises(ValueError, match=r"text\.sources\.b\.path: expected text with a vocabulary of 258 tokens"):
+        loop.reading.complete(run(web, text={"sources": both | {"web": {"path": str(prepared_text)}}}))
