@@ -100,11 +100,13 @@ class _Run:
         settings = config.train
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
+        self.shards = reading.verification(config, folder, world)
         with world.all_or_none():
             if world.main:
                 for place in (folder, folder / "checkpoints", folder / "profile"):
                     remove_leftovers(place)
-            self.stream, self.test = reading.stream(config), reading.evaluation(config, world)
+            self.stream = reading.stream(config, self.shards.opened)
+            self.test = reading.evaluation(config, world, self.shards.opened)
         self.model = parallelize(partial(build_model, config), config, world)
         self.module, self.is_random = self.model.module, self.model.is_random
         checks.check(self.model, isolated=config.data.isolate_documents)
@@ -115,7 +117,7 @@ class _Run:
 
     def run(self) -> dict[str, Any]:
         config, world, seq_len = self.config, self.world, self.config.data.seq_len
-        with Signals() as self.signals, closing(self.checkpoints), ExitStack() as sinks:
+        with Signals() as self.signals, closing(self.checkpoints), closing(self.shards), ExitStack() as sinks:
             self.sinks: list[Any] = []
             with world.all_or_none():
                 if world.main:
@@ -172,20 +174,24 @@ class _Run:
                 if self.step % settings.log_every == 0 or last:
                     self._log(numbers)
                 # Asked once: whoever is told that the state is saved finds it saved.
-                if stop := world.any(self.signals.asked is not None or self.checkpoints.failed):
+                failed = self.checkpoints.failed or self.shards.failed
+                if stop := world.any(self.signals.asked is not None or failed):
                     self.checkpoints.wait()  # raises what failed, in every process
+                    self.shards.check()
                 if self._evaluates() and (last or not stop):
                     with self.clock.paused():
                         evaluation = self._evaluate()
                 if self.step % settings.checkpoint_every == 0 or last or stop:
                     with self.clock.paused():
                         self._check_weights(numbers)
+                        self.shards.note()
                         self.checkpoints.save(self.step, self.module, self.optimizer, self._on_checkpoint)
                 if stop and not last:
                     self.checkpoints.wait()
                     where = f"stopped after step {self.step} of {settings.steps}"
                     raise Interrupted(f"{where}; {world.broadcast(self.signals.next_step(world.main))}")
         self.checkpoints.wait()
+        self.shards.finish(self.signals, self.step, self.on_row)
         result = {
             "steps": self.step,
             "tokens": self.step * self.clock.tokens_per_step,
