@@ -4,7 +4,7 @@ BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all test-browser test-slurm checks bench pictures clean
+.PHONY: demo test test-all test-browser test-slurm checks fuzz kills bench pictures clean
 
 demo: .venv/installed  ## two small comparisons, minutes on two cores; ends with a table and runs/demo/report.html
 	$(BIN)/canonlm play copying --arch llama,llama+canon=A --out runs/demo
@@ -23,6 +23,14 @@ test-browser: .venv/installed-dev  ## the report in headless Chromium (Debian's 
 test-slurm: .venv/installed-dev  ## launching on a SLURM cluster of this one machine (Debian's slurm-wlm; needs root)
 	(command -v slurmctld && command -v munged) >/dev/null || (apt-get update && apt-get install -y slurm-wlm munge)
 	$(BIN)/python -m pytest -q -m slurm
+
+SECONDS ?= 600
+fuzz: .venv/installed-dev  ## damaged folders and files through every command, on two cores; what fails lies in runs/fuzz
+	$(BIN)/python tests/abuse/fuzz.py --jobs 2 --seconds $(SECONDS) --failures runs/fuzz
+
+KILLS ?= 200
+kills: .venv/installed-dev  ## kill train, play and data prepare at random moments, and compare what they end with
+	$(BIN)/python tests/abuse/kills.py --kills $(KILLS)
 
 checks: .venv/installed-dev  ## formatting, lint, types, which room imports which
 	$(BIN)/ruff format --check .

@@ -1,0 +1,172 @@
+"""What is damaged: one small folder of each kind that a stranger may send. Our own commands make it, once."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from canonlm.cli import main
+
+BASES: dict[str, Callable[[Path], None]] = {}
+
+TRAIN = {
+    "steps": 6, "batch_size": 2, "num_threads": 1, "log_every": 1, "eval_every": 3, "eval_size": 2,
+    "checkpoint_every": 2, "optim": {"lr": 3e-3, "warmup_steps": 2},
+}  # fmt: skip
+RUN = {
+    "arch": "llama+canon",
+    "task": {"name": "copying", "N": 8, "min_items": 2},
+    "model": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2},
+    "data": {"seq_len": 18, "loss_on": "answer", "workers": 0},
+    "train": TRAIN,
+}
+
+
+def base(make: Callable[[Path], None]) -> Callable[[Path], None]:
+    BASES[make.__name__] = make
+    return make
+
+
+def canonlm(*args: object) -> None:
+    if code := main([str(arg) for arg in args]):
+        raise RuntimeError(f"canonlm {args}: exit code {code}")
+
+
+def write(path: Path, run: dict) -> None:
+    path.write_text(yaml.safe_dump(run, sort_keys=False))
+
+
+def text(path: Path, count: int = 40) -> None:
+    lines = [{"text": f"The cat number {number} sat on {number % 7} mats.", "id": number} for number in range(count)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@base
+def recipe(folder: Path) -> None:
+    write(folder / "run.yaml", RUN)
+
+
+@base
+def finished(folder: Path) -> None:
+    """A run on a task; what `canonlm eval` and `canonlm probe` keep lies in it, too."""
+    write(folder / "run.yaml", RUN)
+    canonlm("train", "run.yaml", "--out", "run")
+    canonlm("eval", "run", "--suite", "playground")
+
+
+@base
+def stopped(folder: Path) -> None:
+    """The same before its last checkpoint."""
+    write(folder / "run.yaml", RUN)
+    canonlm("train", "run.yaml", "--out", "run")
+    (folder / "run" / "result.json").unlink()
+    shutil.rmtree(folder / "run" / "checkpoints" / "step-00000006")
+
+
+@base
+def grammar(folder: Path) -> None:
+    changes = {"task": {"name": "lano", "grammar": "small"}, "data": {"seq_len": 128, "loss_on": "all", "workers": 0}}
+    write(folder / "run.yaml", {**RUN, **changes})
+    canonlm("train", "run.yaml", "--out", "run")
+
+
+@base
+def prepared(folder: Path) -> None:
+    text(folder / "a.jsonl")
+    canonlm("data", "prepare", "data", "--input", "a.jsonl", "--tokenizer", "bytes", "--validation", "0.2",
+            "--workers", "1")  # fmt: skip
+
+
+@base
+def text_run(folder: Path) -> None:
+    prepared(folder)
+    changes = {"task": None, "text": {"sources": {"web": {"path": "data"}}}, "data": {"seq_len": 16, "workers": 0}}
+    write(folder / "run.yaml", {**RUN, **changes})
+    canonlm("train", "run.yaml", "--out", "run")
+
+
+@base
+def exported(folder: Path) -> None:
+    """A folder of `save_pretrained` with a tokenizer, and nothing of the run."""
+    text_run(folder)
+    canonlm("export", "run", "model")
+    for name in ("run", "data"):
+        shutil.rmtree(folder / name)
+
+
+@base
+def play(folder: Path) -> None:
+    settings = ["train.steps=4", "train.batch_size=2", "train.eval_every=2", "train.eval_size=4",
+                "train.checkpoint_every=2", "model.num_hidden_layers=1", "model.hidden_size=16",
+                "model.num_attention_heads=2"]  # fmt: skip
+    canonlm("play", "copying", *settings, "--seeds", "1", "--lr", "1e-3", "--jobs", "1", "--out", "play")
+    (folder / "play" / "report.html").unlink()
+
+
+def _published(folder: Path, to: str) -> None:
+    import torch
+
+    from canonlm import CanonLMConfig, CanonLMForCausalLM
+    from canonlm.models.published import save_published
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = CanonLMForCausalLM(CanonLMConfig(**sizes, mixers=["attention"], canon_set="ABCD"))
+    (folder / "model").mkdir()
+    save_published(model, folder / "model", to)
+
+
+@base
+def published_hf(folder: Path) -> None:
+    _published(folder, "hf")
+
+
+@base
+def published_lingua(folder: Path) -> None:
+    _published(folder, "lingua")
+
+
+@base
+def answers(folder: Path) -> None:
+    """Right answers to samples of every task, as a stranger's model gives them, for a grader."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from canonlm import tasks
+    from canonlm.data.rows import spans
+    from canonlm.recipes import load_preset
+
+    for name in tasks.names():
+        task = tasks.get(**load_preset(name, "tiny").run["task"])
+        rows = []
+        for index in range(4):
+            sample = task.sample("train", 0, index)
+            found = [sample.tokens[start:stop].tolist() for start, stop in spans(sample)]
+            rows.append({"index": index, "answers": found})
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
+
+
+@base
+def inputs(folder: Path) -> None:
+    """Text in every format that `canonlm data prepare` reads, and a tokenizer."""
+    import gzip
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from canonlm.data.tokenizers import bytes_tokenizer
+
+    text(folder / "a.jsonl")
+    content = (folder / "a.jsonl").read_bytes()
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(content))
+    (folder / "c.txt").write_text("A document.\nOf two lines.\n")
+    pq.write_table(pa.Table.from_pylist([json.loads(line) for line in content.splitlines()]), folder / "d.parquet")
+    bytes_tokenizer().save(str(folder / "tokenizer.json"))
+
+
+def describe(folder: Path) -> list[str]:
+    """The names of the files in a base, for whoever wants to damage one."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())

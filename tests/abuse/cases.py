@@ -1,0 +1,89 @@
+"""Which command reads which damaged file. A line is a command; the next command is one more line."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Case:
+    """`command` runs in a copy of the folder `base`, of which one file that matches `damaged` is damaged.
+
+    result: files that hold what the command found out. said: its standard output is a part of that. sealed: files whose
+    damage a checksum tells: the result is the same, or the command says that it is not. children: it may start
+    processes. large: a number in the file may ask for any amount of work, which is done.
+    """
+
+    name: str
+    base: str
+    damaged: str
+    command: str
+    result: tuple[str, ...] = ()
+    said: bool = True
+    sealed: str = ""
+    children: bool = False
+    large: bool = False
+    written: bool = False
+
+
+CASES = [
+    # configurations
+    Case("recipes show", "recipe", "run.yaml", "recipes show run.yaml"),
+    Case("recipes diff", "recipe", "run.yaml", "recipes diff run.yaml debug"),
+    Case("plan", "recipe", "run.yaml", "plan run.yaml --gpus 1"),
+    Case("train", "recipe", "run.yaml", "train run.yaml train.steps=2 --out out", said=False, large=True,
+         children=True),
+    # run folders
+    Case("train, stopped", "stopped", "run/*", "train run.yaml --out run",
+         ("run/metrics.jsonl", "run/result.json"), said=False, sealed="run/checkpoints/*", children=True),
+    Case("train, finished", "finished", "run/*", "train run.yaml --out run", said=False, sealed="run/checkpoints/*",
+         children=True),
+    Case("train, text", "text_run", "*", "train run.yaml --out run", said=False, large=True, children=True),
+    Case("export", "finished", "run/*", "export run out", ("out/*",), sealed="run/checkpoints/*"),
+    Case("export, text", "text_run", "*", "export run out", ("out/*",), sealed="run/checkpoints/*"),
+    Case("eval", "finished", "run/*", "eval run --suite playground --out evals", ("evals/results.json",),
+         sealed="run/checkpoints/*", large=True),
+    Case("eval again", "finished", "run/*", "eval run --suite playground", large=True),
+    Case("generate", "finished", "run/*", "generate run bos --max-tokens 4", sealed="run/checkpoints/*", written=True),
+    Case("generate, text", "text_run", "*", "generate run Cats --max-tokens 4", sealed="run/checkpoints/*",
+         written=True),
+    Case("probe", "grammar", "run/*", "probe run --fit 4 --test 4", ("run/probe.json",), sealed="run/checkpoints/*"),
+    Case("report", "finished", "run/*", "report run --table", sealed="run/checkpoints/*"),
+    Case("report, page", "finished", "run/*", "report run --out page.html", sealed="run/checkpoints/*"),
+    Case("report, text", "text_run", "run/*", "report run --table", sealed="run/checkpoints/*"),
+    Case("results", "finished", "run/*", "results run --csv found.csv", sealed="run/checkpoints/*"),
+    # play folders
+    Case("report, play", "play", "play/*", "report play --table", sealed="play/runs/*/checkpoints/*"),
+    Case("results, play", "play", "play/*", "results play --json found.json", sealed="play/runs/*/checkpoints/*"),
+    # saved models
+    Case("generate, exported", "exported", "model/*", "generate model Cats --max-tokens 4", written=True),
+    Case("convert, exported", "exported", "model/*", "convert model out --to hf", ("out/*",)),
+    Case("convert, hf", "published_hf", "model/*", "convert model out", ("out/*",)),
+    Case("convert, lingua", "published_lingua", "model/*", "convert model out", ("out/*",)),
+    # data
+    Case("data check", "prepared", "data/*", "data check data", sealed="data/*"),
+    Case("data prepare", "inputs", "*",
+         "data prepare out --input a.jsonl --input b.jsonl.gz --input c.txt --input d.parquet "
+         "--tokenizer tokenizer.json --workers 1 --max-bad 9", ("out/*.ds",), children=True),
+    Case("data prepare, again", "prepared", "*",
+         "data prepare data --input a.jsonl --tokenizer bytes --validation 0.2 --workers 1", children=True),
+    # answers, to graders
+    Case("verify, table", "answers", "copying.parquet", "data dump copying --n 4 --verify copying.parquet"),
+    *(Case(f"verify, {task}", "answers", f"{task}.jsonl", f"data dump {task} --n 4 --verify {task}.jsonl")
+      for task in ("brevo", "capo", "copying", "depo", "lano", "mano", "mqar", "parity")),
+]  # fmt: skip
+
+SETTINGS = {
+    "data show copying --n 1": ("N", "min_items", "x"),
+    "data show depo --n 1": ("N", "K"),
+    "data show brevo --n 1": ("N",),
+    "data show capo --n 1": ("N",),
+    "data show lano --n 1": ("grammar",),
+    "data show mano --n 1": ("L",),
+    "data show mqar --n 1": ("N",),
+    "data show parity --n 1": ("max_len",),
+    "plan run.yaml --gpus 1": ("arch", "model.num_hidden_layers", "train.batch_size", "model.fields.rope_theta"),
+    "recipes show run.yaml": (
+        "arch", "task.name", "model.hidden_size", "model.fields", "data.seq_len", "train.steps", "train.optim.lr",
+        "train.optim.betas", "parallel.tp", "track", "profile", "on_checkpoint", "text.sources",
+    ),
+}  # fmt: skip
+"""Commands, and settings of theirs whose value is replaced by junk."""

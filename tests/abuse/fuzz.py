@@ -1,0 +1,272 @@
+"""Damage folders and files, run our commands on them, and tell what went wrong (`make fuzz`).
+
+    python tests/abuse/fuzz.py --seconds 600 --failures /tmp/failures          all commands
+    python tests/abuse/fuzz.py --seconds 60 --only "export*;plan" --seed 7     some of them, other damages
+
+The same seed tries the same cases in the same order. A failure is kept as a folder: the damaged input, the command in
+`command.txt`, and what it printed.
+"""
+
+import os
+
+os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "COLUMNS": "120",
+               "POLARS_MAX_THREADS": "1", "TQDM_DISABLE": "1", "NO_COLOR": "1", "RAYON_NUM_THREADS": "1"}  # fmt: skip
+
+import argparse
+import importlib
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatch
+from itertools import count
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from abuse import bases, damage, oracle
+from abuse.cases import CASES, SETTINGS, Case
+from abuse.forks import Outcome, run
+
+ROUND = 12  # damages that hypothesis draws from one seed, for one command
+
+
+class Fuzzer:
+    """Undamaged folders and results in `place`; what was tried and what failed."""
+
+    def __init__(self, place: Path, failures: Path | None, only: list[str]) -> None:
+        self.place, self.failures = place, failures
+        self.notes, self.folder = place / "notes", place / "case"
+        self.notes.mkdir(parents=True)
+        self.tried: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter()
+        self.found: dict[tuple[str, str, str], str] = {}
+        self.cases = [case for case in CASES if not only or any(fnmatch(case.name, name) for name in only)]
+        self.settings = SETTINGS if not only or "settings" in only else {}
+        self.before: dict[str, dict[str, str]] = {}
+        self.damageable: dict[str, list[str]] = {}
+
+    def prepare(self) -> None:
+        """Make the bases and the undamaged results, each in a fork, then import what they had to import."""
+        import torch
+
+        torch.set_num_threads(1)
+        _load(["canonlm.cli", "canonlm.train.loop", "canonlm.suites.opening", "canonlm.report.page"])
+        modules: set[str] = set()
+        for name in sorted({"recipe", *(case.base for case in self.cases)}):
+            folder = self.place / name
+            folder.mkdir()
+            outcome = run(lambda name=name: _make(name), folder, self.notes, limit=120)
+            if outcome.code != 0:
+                raise RuntimeError(f"base {name}: {outcome.err} {outcome}")
+            modules |= set((self.notes / "modules").read_text().split())
+            _load(modules)
+        problems = []
+        for case in self.cases:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.copytree(self.place / case.base, self.folder)
+            outcome = run(lambda case=case: _command(shlex.split(case.command)), self.folder, self.notes, limit=60)
+            self.before[case.name] = oracle.result(case, outcome, self.folder)
+            names = bases.describe(self.place / case.base)
+            self.damageable[case.name] = [name for name in names if fnmatch(name, case.damaged)]
+            wrong = list(oracle.complaints(case, outcome, self.folder, damage.Damage(), None))
+            if outcome.code != 0 or wrong or not self.damageable[case.name]:
+                problems.append(f"undamaged {case.name}: {wrong} {outcome}")
+            _load((self.notes / "modules").read_text().split())
+        if problems:
+            raise RuntimeError("\n".join(problems))
+        if (threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
+            names = [path.joinpath("comm").read_text().strip() for path in Path("/proc/self/task").iterdir()]
+            print(f"{threads} threads, a fork may hang: {names}", file=sys.stderr)
+
+    def attempt(self, case: Case | None, draw: damage.Draw, end: float) -> None:
+        """One command on one damage, or (None) on junk in its settings. After `end` it only draws, since
+        hypothesis wants the same draws every time."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if case is None:
+            shutil.copytree(self.place / "recipe", self.folder)
+            junk = draw(st.sampled_from(damage.JUNK + damage.JUNK_YAML))
+            start, names = draw(st.sampled_from(sorted(self.settings.items())))
+            command = [*shlex.split(start), f"{draw(st.sampled_from(names))}={junk}"]
+            case = Case("settings", "", "", shlex.join(command), large=command[0] == "data")
+            done = damage.Damage("value", f"{' '.join(command)[:120]}")
+        else:
+            shutil.copytree(self.place / case.base, self.folder)
+            file = draw(st.sampled_from(self.damageable[case.name]))
+            others = [name for name in self.damageable[case.name] if name != file]
+            done = damage.apply(self.folder, file, others, draw)
+            command = shlex.split(case.command)
+        if time.monotonic() > end:
+            return
+        kept = self._keep(case, command)
+        outcome = run(lambda: _command(command), self.folder, self.notes)
+        self.tried[case.name] += 1
+        self.ended["ended" if outcome.ended else f"exit code {outcome.code}"] += 1
+        before = self.before.get(case.name)
+        for complaint in oracle.complaints(case, outcome, self.folder, done, before):
+            self._note(case, done, complaint, outcome, kept)
+        shutil.rmtree(kept, ignore_errors=True)
+
+    def _keep(self, case: Case, command: list[str]) -> Path:
+        """A copy of what the command is about to get; links and FIFOs are made again by their names."""
+        kept = self.place / "kept"
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(self.folder, kept, symlinks=True, ignore=lambda folder, names: [
+            name for name in names if not _ordinary(Path(folder, name))])  # fmt: skip
+        (kept / "command.txt").write_text(shlex.join(["canonlm", *command]) + "\n", errors="replace")
+        return kept
+
+    def _note(self, case: Case, done: damage.Damage, complaint: str, outcome: Outcome, kept: Path) -> None:
+        key = case.name, complaint[:60], _where(outcome)
+        if key in self.found:
+            return
+        self.found[key] = f"{case.name}: {' '.join(done.files)}: {done.words}\n    {complaint}\n    {_where(outcome)}"
+        print(self.found[key], flush=True)
+        if self.failures is not None and kept.exists():
+            place = self.failures / f"{len(self.found):03}-{case.name.replace(' ', '-').replace(',', '')}"
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.copytree(kept, place, symlinks=True)
+            parts = (
+                " ".join([*done.files, done.words]),
+                complaint,
+                *outcome.events,
+                "--- out",
+                outcome.out,
+                "--- err",
+                outcome.err,
+            )
+            (place / "printed.txt").write_text("\n".join([*parts, outcome.stack]), errors="replace")
+
+
+def _ordinary(path: Path) -> bool:
+    return path.is_symlink() or path.is_dir() or (path.is_file() and path.stat().st_size < 2**26)
+
+
+def _where(outcome: Outcome) -> str:
+    """The innermost line of ours in a traceback or in the stack of what hung."""
+    lines = [line.strip() for line in (outcome.err + outcome.stack).splitlines() if "/src/canonlm/" in line]
+    return (lines[0] if outcome.stack else lines[-1]).replace(str(Path.cwd()), "")[:160] if lines else ""
+
+
+def _make(name: str) -> int:
+    bases.BASES[name](Path.cwd())
+    _tell_modules()
+    return 0
+
+
+def _command(command: list[str]) -> int:
+    from canonlm.cli import main
+
+    sys.argv = ["canonlm", *command]
+    code = main(command)
+    _tell_modules()
+    return code
+
+
+def _tell_modules() -> None:
+    if notes := os.environ.get("TMPDIR"):
+        Path(notes).parent.joinpath("modules").write_text("\n".join(sys.modules))
+
+
+def _load(names: Iterable[str]) -> None:
+    """Import, so that forks need not; only rooms of ours and what they stand on."""
+    for name in names:
+        if name.split(".")[0] in {"canonlm", "torch", "transformers", "polars", "pyarrow", "datatrove", "safetensors",
+                                  "plotly", "rich", "yaml", "numba", "tokenizers"}:  # fmt: skip
+            try:
+                importlib.import_module(name)
+            except Exception:  # modules that are made, not found
+                continue
+
+
+def fuzz(seconds: float, first: int, failures: Path | None, only: list[str]) -> dict:
+    """Try cases for `seconds`; the counts and the failures."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="canonlm-fuzz-", dir=shared if shared.is_dir() else None) as place:
+        fuzzer = Fuzzer(Path(place) / "fuzz", failures, only)
+        fuzzer.prepare()
+        print(f"undamaged folders and results are made; {len(fuzzer.cases)} commands", flush=True)
+        end = time.monotonic() + seconds
+        rota = [*fuzzer.cases, *([None] if fuzzer.settings else [])]
+        for number in count():
+            if time.monotonic() > end:
+                break
+            _round(fuzzer, rota[number % len(rota)], first * 1_000_000 + number, end)()
+    return _found(fuzzer.tried, fuzzer.ended, list(fuzzer.found.values()))
+
+
+def _round(fuzzer: Fuzzer, case: Case | None, number: int, end: float) -> Callable[[], None]:
+    @seed(number)
+    @settings(max_examples=ROUND, database=None, deadline=None, phases=[Phase.generate],
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(st.data())
+    def attempts(data: st.DataObject) -> None:
+        fuzzer.attempt(case, data.draw, end)
+
+    return attempts
+
+
+def jobs(count: int, options: argparse.Namespace) -> dict:
+    """Several fuzzers at once, each from a seed of its own; what they counted and found, together."""
+    with tempfile.TemporaryDirectory() as place:
+        running = []
+        for job in range(count):
+            command = [sys.executable, __file__, "--seconds", options.seconds, "--seed", options.seed + job]
+            command += ["--only", options.only, "--out", Path(place, f"{job}.json")]
+            command += ["--failures", options.failures / str(job)] if options.failures else []
+            running.append(subprocess.Popen([str(part) for part in command], stdout=sys.stderr))
+        for process in running:
+            process.wait()
+        parts = [json.loads(Path(place, f"{job}.json").read_text()) for job in range(count)]
+    tried, outcomes = Counter(), Counter()
+    for part in parts:
+        tried.update(part["by command"])
+        outcomes.update(part["outcomes"])
+    failures = list(dict.fromkeys(failure for part in parts for failure in part["failures"]))
+    return _found(tried, outcomes, failures)
+
+
+def _found(tried: Counter[str], outcomes: Counter[str], failures: list[str]) -> dict:
+    return {
+        "cases": tried.total(),
+        "by command": dict(tried.most_common()),
+        "outcomes": dict(outcomes.most_common()),
+        "failures": failures,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="damage files, run our commands on them")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="fuzzers at once, from this seed on")
+    parser.add_argument("--only", default="", help="names of commands in cases.py, with semicolons between them")
+    parser.add_argument("--failures", type=Path, help="a folder for what went wrong, to look at")
+    parser.add_argument("--out", type=Path, help="a JSON file for the counts")
+    options = parser.parse_args()
+    if options.failures is not None:
+        options.failures = options.failures.absolute()
+        options.failures.mkdir(parents=True, exist_ok=True)
+    if options.jobs > 1:
+        found = jobs(options.jobs, options)
+    else:
+        only = [name for name in options.only.split(";") if name]
+        found = fuzz(options.seconds, options.seed, options.failures, only)
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    for name, number in found["by command"].items():
+        print(f"{number:6,}  {name}")
+    print(f"{found['cases']:6,}  cases: {found['outcomes']}; {len(found['failures'])} distinct failures")
+    return 1 if found["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

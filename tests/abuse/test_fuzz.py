@@ -1,0 +1,93 @@
+"""Damaged folders through every command: a minute of them in `make test-all`, any time with `make fuzz`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FUZZ = Path(__file__).parent / "fuzz.py"
+
+
+def fuzz(folder, seconds, *more):
+    """What a fuzzer found that ran in a process of its own, whose forks know nothing of pytest's threads."""
+    command = [sys.executable, FUZZ, "--seconds", str(seconds), "--out", folder / "found.json", *more]
+    ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=900)
+    assert (folder / "found.json").exists(), ended.stdout + ended.stderr
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_minute_of_damage(tmp_path):
+    found = fuzz(tmp_path, 60, "--failures", tmp_path / "failures")
+    assert found["failures"] == []
+    assert found["cases"] > 50
+
+
+PLANTED = {
+    "a traceback": ("1/0", "traceback: ZeroDivisionError"),
+    "a process": ("import subprocess; subprocess.run(['true'])", "event: subprocess.Popen"),
+    "a shell": ("import os; os.system('true')", "event: os.system"),
+    "a file elsewhere": ("open('/etc/passwd').read()", "event: reads /etc/passwd"),
+    "a file written elsewhere": ("open('../stray', 'w').close()", "event: writes"),
+    "a hang": ("while True: pass", "hang: took more than 10 s"),
+    "memory": ("kept = b'x' * 3 * 10**9; import time; time.sleep(9)", "hang: took more than 2 GB"),
+    "an exit that nobody expects": ("raise SystemExit(7)", "traceback: "),
+    "two lines": ("import sys; print('a\\nb', file=sys.stderr); raise SystemExit(2)", "message: expected one line"),
+    "a line without a key": (
+        "import sys; print('canonlm: no', file=sys.stderr); raise SystemExit(2)",
+        "message: names",
+    ),
+    "control characters": ("print('\\x1b[2J')", "terminal: '\\x1b' in standard output"),
+    "a process that stays": ("import os, time; os.fork() or time.sleep(60)", "leftovers: 1 processes"),
+    "something temporary": ("open('.a.tmp-1', 'w').close()", "leftovers: .a.tmp-1"),
+    "another result": ("print('other')", "difference: another result"),
+}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """What the oracle says of each. They run as the fuzzer's forks do, in a process without pytest's threads."""
+    place = tmp_path_factory.mktemp("planted")
+    (place / "program.py").write_text(PROGRAM.format(tests=str(Path(__file__).parents[1]), planted=PLANTED))
+    done = subprocess.run([sys.executable, "program.py"], cwd=place, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_oracle_sees_what_is_wrong(seen, name):
+    """Otherwise it would prove nothing that the fuzzer finds nothing."""
+    assert any(complaint.startswith(PLANTED[name][1]) for complaint in seen[name]), seen[name]
+
+
+def test_the_oracle_says_nothing_of_what_is_right(seen):
+    assert seen["nothing"] == seen["a refusal"] == []
+
+
+PROGRAM = """
+import json
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from abuse import forks, oracle
+from abuse.cases import Case
+from abuse.damage import Damage
+
+def work(code):
+    exec(code, {{}})
+    return 0
+
+planted = {{name: code for name, (code, _) in {planted!r}.items()}}
+planted["nothing"] = "open('in the folder', 'w').close()"
+planted["a refusal"] = "import sys; print('canonlm: a.b: expected c, got d', file=sys.stderr); raise SystemExit(2)"
+case, done, seen = Case("planted", "", "", "", sealed="*"), Damage("bytes", "a flipped bit", ("file",)), {{}}
+Path("notes").mkdir()
+for name, code in planted.items():
+    folder = Path(name).absolute()
+    folder.mkdir()
+    outcome = forks.run(lambda: work(code), folder, Path("notes").absolute())
+    seen[name] = list(oracle.complaints(case, outcome, folder, done, {{"stdout": ""}}))
+print(json.dumps(seen))
+"""
