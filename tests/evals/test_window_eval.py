@@ -148,7 +148,7 @@ def test_a_verdict_is_that_of_greedy_generation():
         sample = task.sample("test", 0, w)
         single = WindowStream(task, "test", 0, len(sample.tokens), "answer", True)
         with torch.no_grad():
-            said, _, _ = read_off(wrap(model), single, w, 1, torch.device("cpu"))
+            said, _, _, _ = read_off(wrap(model), single, w, 1, torch.device("cpu"))
         judged = [verdict.correct for verdict in task.grade(sample, said[0])]
         generated = []
         for query in sample.queries:

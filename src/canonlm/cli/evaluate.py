@@ -1,7 +1,7 @@
 """`canonlm eval`: a saved model through a suite of questions, into one results.json."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,12 +78,26 @@ def evaluate(
     asking = suites.Asking(batch_size, bos, beyond_context or published)
     try:
         with _watch() as watch:
-            suites.run(suite, planned, subject, asking, folder, watch)
+            entries = suites.run(suite, planned, subject, asking, folder, watch)
     except KeyboardInterrupt:
         print(f"canonlm: interrupted; what was answered is in {folder}, the same command goes on", file=sys.stderr)
         return 130
     print(f"results: {folder / 'results.json'}")
-    return 0
+    return _warn(entries)
+
+
+def _warn(entries: Sequence[Mapping[str, Any]]) -> int:
+    """Say which scores mean nothing. 1 where the logits were not finite in all questions of an entry, else 0."""
+    from canonlm.suites.questions import told_not_finite
+
+    code = 0
+    for entry in entries:
+        if (counted := told_not_finite(entry)) is not None:
+            bad, asked = counted
+            where = f"{bad:,} of {asked:,} {'question' if asked == 1 else 'questions'}"
+            print(f"canonlm: {entry['name']}: the model's logits are not finite (NaN) in {where}", file=sys.stderr)
+            code = max(code, int(bad >= asked))
+    return code
 
 
 def _folder(model: str, about: Mapping[str, Any]) -> Path:
@@ -124,9 +138,10 @@ class _Bar:
 
 def _line(entry: Mapping[str, Any]) -> str:
     """`1hop-2k  exact 93.0% ± 1.1  year 94.2% ± 1.0  (n = 500)`"""
-    from canonlm.report.evals import value
+    from canonlm.report.evals import value, whole
+    from canonlm.suites.questions import NOT_FINITE
 
-    whole = [score for score in entry["scores"] if not score["slice"]]
-    said = [f"{score['measure']} {value(score)}" for score in whole]
-    asked = f"  (n = {whole[0]['n']:,})" if whole and whole[0]["n"] else ""
+    scores = [score for score in whole(entry)["scores"] if not score["slice"] and score["measure"] != NOT_FINITE]
+    said = [f"{score['measure']} {value(score)}" for score in scores]
+    asked = f"  (n = {scores[0]['n']:,})" if scores and scores[0]["n"] else ""
     return f"{entry['name']}  {'  '.join(said)}{asked}"

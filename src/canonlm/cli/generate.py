@@ -1,6 +1,7 @@
 """`canonlm generate`: what a model writes after a prompt, or after each of a file's."""
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,8 +103,10 @@ def generate(
             most = max(1, min(most, context - begin - writer.tokens(prompt)))
         writer.check([prompt], most, "the prompt")  # before anything is printed
         print(prompt, end="", flush=True)
-        writer.stream(prompt, most, lambda text: print(text, end="", flush=True), stop or [])
-        print()
+        try:
+            writer.stream(prompt, most, lambda text: print(text, end="", flush=True), stop or [])
+        finally:
+            print()
         return 0
     assert out is not None
     _answer(writer, rows, max_tokens or MOST, stop or [], out)
@@ -111,7 +114,8 @@ def generate(
 
 
 def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop: list[str], out: Path) -> None:
-    """Everything, into a file that is whole or not there, in the order of the prompts."""
+    """Everything, into a file that is whole or not there, in the order of the prompts. FloatingPointError: the model's
+    logits are not finite at any of them."""
     from canonlm.cli.count import Count
     from canonlm.errors import writing
     from canonlm.files import write_text
@@ -123,6 +127,11 @@ def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop:
         for index, text in writer.write([row["prompt"] for row in rows], max_tokens, stop):
             said[index] = text
             count("written", len(said))
+    if bad := len(writer.not_finite):
+        why = f"the model's logits are not finite (NaN) in {bad:,} of {len(rows):,} prompts"
+        if bad == len(rows):
+            raise FloatingPointError(f"{why}: nothing is written")
+        print(f"canonlm: {why}", file=sys.stderr)
     lines = [json.dumps({**row, "text": said[index]}, ensure_ascii=False) for index, row in enumerate(rows)]
     with writing("--out", out, "file"):
         write_text(out, "".join(f"{line}\n" for line in lines))
@@ -132,11 +141,12 @@ def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop:
 def _read(file: Path) -> list[dict[str, Any]]:
     """One row per prompt; what else a row of JSON has goes into the answer's."""
     from canonlm.errors import expected
+    from canonlm.untrusted import parse_json, read_text
 
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
+        lines = read_text(file).split("\n")
+    except ValueError as error:
+        reason = str(error).removeprefix(f"{file}: ")
         raise expected("--prompts", f"a text file that can be read ({reason})", str(file)) from None
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
@@ -145,7 +155,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
         row: Any = {"prompt": line}
         if file.suffix == ".jsonl":
             try:
-                row = json.loads(line)
+                row = parse_json(line, "")
             except ValueError:
                 row = None
             if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
@@ -163,7 +173,7 @@ def _words_of_task(model: str, subject: "Subject") -> "TaskWords | None":
 
     if subject.about["kind"] != "run":
         return None
-    task = load(Path(model).expanduser() / "config.yaml").built_task
+    task = load(Path(model).expanduser() / "config.yaml", trust=subject.trusted).built_task
     return None if task is None else TaskWords(task)
 
 

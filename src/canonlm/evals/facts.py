@@ -6,11 +6,12 @@ import numpy as np
 import torch
 
 from canonlm.data.windows import WindowStream
-from canonlm.evals.windows import window_loss
+from canonlm.evals.answers import Answers, Keep
+from canonlm.evals.windows import first_choices, window_loss
 from canonlm.models.interface import LanguageModel
+from canonlm.tasks.base import Sample
 from canonlm.tasks.capo import Capo
 from canonlm.tasks.capo.pools import ATTRIBUTES
-from canonlm.tasks.tally import Tally
 
 NAME, PRONOUN, VALUE = 1, 2, 3  # roles of `Capo.test_batch`
 
@@ -29,35 +30,35 @@ class FactEval:
         self.people = min(size, self.task.spec.N)
         self.held_out = min(size, self.task.spec.N - self.task.asked_in_training) if self.task.spec.questions else 0
 
+    keep: Keep | None = None  # is told every answer
+
     @torch.no_grad()
     def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "slices", "measures": {"bits_per_parameter", "bits_per_person", "bits_per_person_at_most"}}`:
-        cross-entropy (nats) of the labelled tokens in a batch of test windows, attributes and answers known."""
+        cross-entropy (nats) of the labelled tokens in a batch of test windows, attributes and answers known; more as
+        of `Answers.result`."""
         task, seed = self.task, self.stream.seed
-        tally = Tally(task.slices())
+        answers = Answers(task, self.keep)
         name_nats = value_nats = 0.0
         for first in range(0, self.people, self.batch_size):
             ids, roles = task.test_batch(seed, first, min(self.batch_size, self.people - first))
-            said, nats = _read_off(model, ids, device)
+            said, finite, nats = _read_off(model, ids, device)
             name_nats += float(nats[roles == NAME].sum())
             value_nats += float(nats[(roles == PRONOUN) | (roles == VALUE)].sum())
             for r, row in enumerate(said):
-                sample = task.sample("test", seed, first + r)
-                for verdict in task.grade(sample, row[: len(sample.tokens)]):
-                    tally.add(verdict)
+                self._grade(task.sample("test", seed, first + r), row, finite[r], answers)
         questions = len(ATTRIBUTES) * self.held_out
         for first in range(0, questions, self.batch_size):
             ids, _ = task.question_batch(seed, first, min(self.batch_size, questions - first))
-            said, _ = _read_off(model, ids, device)
+            said, finite, _ = _read_off(model, ids, device)
             for number, row in enumerate(said, first):
                 person = task.asked_in_training + number // len(ATTRIBUTES)
                 sample = task.question(seed, person, ATTRIBUTES[number % len(ATTRIBUTES)])
-                for verdict in task.grade(sample, row[: len(sample.tokens)]):
-                    tally.add(verdict)
+                self._grade(sample, row, finite[number - first], answers)
         bits = task.bits(name_nats / self.people, value_nats / self.people)
         return {
             "loss": window_loss(model, self.stream, self.batch_size, device),
-            "slices": tally.rows(),
+            **answers.result(),
             "measures": {
                 "bits_per_parameter": bits.per_parameter(model.num_parameters),
                 "bits_per_person": bits.per_person,
@@ -65,14 +66,19 @@ class FactEval:
             },
         }
 
+    def _grade(self, sample: Sample, row: np.ndarray, finite: np.ndarray, answers: Answers) -> None:
+        verdicts = self.task.grade(sample, row[: len(sample.tokens)])
+        for query, verdict in zip(sample.queries, verdicts, strict=True):
+            place = slice(query.start, query.stop)
+            answers.add(sample, query, row[place], verdict, bool(finite[place].all()))
 
-def _read_off(model: LanguageModel, ids: np.ndarray, device: torch.device) -> tuple[np.ndarray, np.ndarray]:
-    """(first choice, cross-entropy in nats float64) at every position, -1 and 0 at the first. Padding on the right is
-    never looked at by what stands before it."""
+
+def _read_off(model: LanguageModel, ids: np.ndarray, device: torch.device) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(first choice, whether its logit is finite, cross-entropy in nats float64) at every position, -1, True and 0 at
+    the first. Padding on the right is never looked at by what stands before it."""
     tokens = torch.from_numpy(ids).long().to(device)
-    logits = model.logits(tokens)[:, :-1]
+    logits = model.logits(tokens)
     # In double, a row at a time: the sum over a large vocabulary costs a float32 its sixth digit.
-    rows = zip(logits, tokens[:, 1:], strict=True)
+    rows = zip(logits[:, :-1], tokens[:, 1:], strict=True)
     nats = torch.stack([torch.nn.functional.cross_entropy(x.double(), y, reduction="none") for x, y in rows])
-    said = torch.nn.functional.pad(logits.argmax(-1), (1, 0), value=-1)
-    return said.cpu().numpy(), torch.nn.functional.pad(nats, (1, 0)).cpu().numpy()
+    return *first_choices(logits), torch.nn.functional.pad(nats, (1, 0)).cpu().numpy()

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from canonlm.data.windows import WindowStream
+from canonlm.evals.answers import Answers, Keep
 from canonlm.evals.windows import window_loss
 from canonlm.models.interface import LanguageModel
-from canonlm.tasks.tally import Tally
 
 
 class GenerateEval:
@@ -25,27 +25,49 @@ class GenerateEval:
         self.stream, self.batch_size = stream, min(batch_size, size)
         self.samples = [stream.task.sample(stream.split, stream.seed, index) for index in range(size)]
 
+    keep: Keep | None = None  # is told every answer
+
     @torch.no_grad()
     def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "slices"}`: cross-entropy (nats) of the labelled tokens in a batch of test windows, and right
-        answers per slice."""
+        answers per slice; more as of `Answers.result`."""
         stream, task, samples = self.stream, self.stream.task, self.samples
         asked = [(i, query) for i, sample in enumerate(samples) for query in sample.queries]
         asked.sort(key=lambda pair: pair[1].start)  # prompts of a batch are of like length: little padding
         end = task.vocab.ids.get("end", ())  # a task without one: as many tokens as the longest answer has
         said: list[list[list[int]]] = [[] for _ in samples]
+        broken: list[list[bool]] = [[] for _ in samples]
         for first in range(0, len(asked), self.batch_size):
             batch = asked[first : first + self.batch_size]
             prompts = [samples[i].tokens[: query.start].tolist() for i, query in batch]
             longest = max(query.stop - query.start for _, query in batch)
-            written = generate(model.module, prompts, longest, end, device)
-            for (i, _), answer in zip(batch, written, strict=True):
+            watch = NotFinite()
+            written = generate(model.module, prompts, longest, end, device, watch=watch)
+            for (i, _), answer, bad in zip(batch, written, watch.rows, strict=True):
                 said[i].append(answer)  # the queries of a sample come in their order: sorting by start is stable
-        tally = Tally(task.slices())
-        for sample, answers in zip(samples, said, strict=True):
-            for verdict in task.grade(sample, answers):
-                tally.add(verdict)
-        return {"loss": window_loss(model, stream, self.batch_size, device), "slices": tally.rows()}
+                broken[i].append(bad)
+        counts = Answers(task, self.keep)
+        for sample, answers, bad_ones in zip(samples, said, broken, strict=True):
+            verdicts = task.grade(sample, answers)
+            for query, answer, verdict, bad in zip(sample.queries, answers, verdicts, bad_ones, strict=True):
+                counts.add(sample, query, answer, verdict, not bad)
+        return {"loss": window_loss(model, stream, self.batch_size, device), **counts.result()}
+
+
+class NotFinite(LogitsProcessor):
+    """Notes in which rows of a batch the model's logits are not finite (NaN) at any step. They stay as they are."""
+
+    def __init__(self) -> None:
+        self._rows: torch.Tensor | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        bad = ~scores.amax(-1).isfinite()  # the largest of some among which is NaN is NaN
+        self._rows = bad if self._rows is None else self._rows | bad
+        return scores
+
+    @property
+    def rows(self) -> list[bool]:
+        return [] if self._rows is None else self._rows.tolist()
 
 
 def generate(
@@ -56,12 +78,14 @@ def generate(
     device: torch.device,
     *,
     use_cache: bool = True,
+    watch: LogitsProcessor | None = None,
     **options: Any,
 ) -> list[list[int]]:
     """What the model writes after each prompt: at most `most` tokens, up to its first `end` (which is kept).
 
     Greedy, whatever the model's own generation settings are; prompts of different lengths are padded on the left.
-    end: one token or several; none of them: all rows have `most` tokens. options: what else `model.generate` takes.
+    end: one token or several; none of them: all rows have `most` tokens. watch: sees the model's logits at every step,
+    before anything changes them. options: what else `model.generate` takes.
     """
     ends = [end] if isinstance(end, int) else list(end)
     pad = ends[0] if ends else 0  # also what rows that ended are filled with
@@ -71,6 +95,8 @@ def generate(
     settings = GenerationConfig(
         max_new_tokens=most, do_sample=False, eos_token_id=ends or None, pad_token_id=pad, use_cache=use_cache
     )
+    if watch is not None:
+        options["logits_processor"] = LogitsProcessorList([watch, *options.get("logits_processor", [])])
     with own_settings(model):
         written = model.generate(ids, attention_mask=mask, generation_config=settings, **options)  # type: ignore[operator]
     rows = written[:, width:].tolist()

@@ -7,14 +7,14 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from canonlm.data.windows import WindowStream
-from canonlm.evals.generate import generate
+from canonlm.evals.answers import Answers, Keep
+from canonlm.evals.generate import NotFinite, generate
 from canonlm.evals.windows import window_loss
 from canonlm.models.initialize import generator_for
 from canonlm.models.interface import LanguageModel
 from canonlm.tasks.lano import Lano
 from canonlm.tasks.lano.parse import kl
 from canonlm.tasks.lano.sampling import BOS
-from canonlm.tasks.tally import Tally
 
 UNFINISHED = -1  # no terminal
 
@@ -34,36 +34,45 @@ class SentenceEval:
         self.samples = [self.task.sample(stream.split, stream.seed, index) for index in range(size)]
         self._laws: list[np.ndarray] | None = None
 
+    keep: Keep | None = None  # is told every answer
+
     @torch.no_grad()
     def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "slices", "measures": {"kl"}}`: cross-entropy (nats) of the tokens in a batch of test windows,
-        valid sentences per slice, divergence in nats per token."""
+        valid sentences per slice, divergence in nats per token; more as of `Answers.result`."""
         task = self.task
-        tally = Tally(task.slices())
+        answers = Answers(task, self.keep)
         said: list[list[list[int]]] = [[] for _ in self.samples]
+        broken: list[list[bool]] = [[] for _ in self.samples]
         asked = [(query.start, i) for i, sample in enumerate(self.samples) for query in sample.queries]
         for start in sorted({start for start, _ in asked}):
             prompted = [i for at, i in asked if at == start]
             for first in range(0, len(prompted), self.batch_size):
                 batch = prompted[first : first + self.batch_size]
-                for i, sentence in zip(batch, self._write(model, batch, start, device), strict=True):
+                watch = NotFinite()
+                written = self._write(model, batch, start, device, watch)
+                for i, sentence, bad in zip(batch, written, watch.rows, strict=True):
                     said[i].append(sentence if BOS in sentence else [*sentence, UNFINISHED])
-        for sample, sentences in zip(self.samples, said, strict=True):
-            for verdict in task.grade(sample, sentences):
-                tally.add(verdict)
+                    broken[i].append(bad)
+        for sample, sentences, bad_ones in zip(self.samples, said, broken, strict=True):
+            verdicts = task.grade(sample, sentences)
+            for query, sentence, verdict, bad in zip(sample.queries, sentences, verdicts, bad_ones, strict=True):
+                answers.add(sample, query, sentence, verdict, not bad)
         return {
             "loss": window_loss(model, self.stream, self.batch_size, device),
-            "slices": tally.rows(),
+            **answers.result(),
             "measures": {"kl": self._divergence(model, device)},
         }
 
-    def _write(self, model: LanguageModel, batch: list[int], start: int, device: torch.device) -> list[list[int]]:
+    def _write(
+        self, model: LanguageModel, batch: list[int], start: int, device: torch.device, watch: NotFinite | None = None
+    ) -> list[list[int]]:
         """How the model goes on after the first `start` tokens of these test sentences, at temperature 1."""
         prompts = [self.samples[i].tokens[:start].tolist() for i in batch]
         room = self.stream.seq_len - start
         generators = [generator_for(self.stream.seed, f"sentence {i} after {start} tokens") for i in batch]
         noise = LogitsProcessorList([_Gumbel(generators, room, len(self.task.vocab), device)])
-        return generate(model.module, prompts, room, BOS, device, logits_processor=noise)
+        return generate(model.module, prompts, room, BOS, device, watch=watch, logits_processor=noise)
 
     def _divergence(self, model: LanguageModel, device: torch.device) -> float:
         """Mean over all positions of the test sentences, up to the window's length."""

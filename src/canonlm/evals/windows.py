@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from canonlm.data.windows import WindowStream
+from canonlm.evals.answers import Answers, Keep
 from canonlm.models.interface import LanguageModel
 from canonlm.tasks import Placed
-from canonlm.tasks.tally import Tally
 
 
 class WindowEval:
@@ -26,32 +26,36 @@ class WindowEval:
         self.stream, self.size, self.batch_size, self.after = stream, size, min(batch_size, size), after
         self._placed: list[list[Placed]] | None = None
 
+    keep: Keep | None = None  # is told every answer
+
     @torch.no_grad()
     def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "token_accuracy", "slices": [{"slice", "correct", "total"}, …]}`: mean cross-entropy (nats) of the
-        labelled tokens, share of right tokens in the answers, and right answers per slice."""
+        labelled tokens, share of right tokens in the answers, and right answers per slice; more as of
+        `Answers.result`."""
         task = self.stream.task
-        tally = Tally(task.slices())
+        answers = Answers(task, self.keep)
         right_tokens = tokens = 0
         loss = labelled = 0.0
         for first in range(0, self.size, self.batch_size):
             count = min(self.batch_size, self.size - first)
-            said, batch_loss, batch_labelled = read_off(model, self.stream, first, count, device)
+            said, finite, batch_loss, batch_labelled = read_off(model, self.stream, first, count, device)
             loss, labelled = loss + batch_loss, labelled + batch_labelled
-            for row, placed in zip(said, self._instances()[first : first + count], strict=True):
+            for row, usable, placed in zip(said, finite, self._instances()[first : first + count], strict=True):
                 for start, stop, sample in placed:
                     output = row[start:stop]
                     answered = np.zeros(len(output), bool)
                     for query, verdict in zip(sample.queries, task.grade(sample, output), strict=True):
                         if start + query.start >= self.after:
-                            tally.add(verdict)
+                            place = slice(start + query.start, start + query.stop)
+                            answers.add(sample, query, row[place], verdict, bool(usable[place].all()))
                             answered[query.start : query.stop] = True
                     right_tokens += int((output == sample.tokens)[answered].sum())
                     tokens += int(answered.sum())
         return {
             "loss": loss / max(1.0, labelled),
             "token_accuracy": right_tokens / max(1, tokens),
-            "slices": tally.rows(),
+            **answers.result(),
         }
 
     def _instances(self) -> list[list[Placed]]:
@@ -63,17 +67,25 @@ class WindowEval:
 
 def read_off(
     model: LanguageModel, stream: WindowStream, first: int, count: int, device: torch.device
-) -> tuple[np.ndarray, float, float]:
-    """Of windows first … first + count - 1: (the model's first choice at every position, -1 at position 0; the summed
-    cross-entropy of the labelled tokens in nats; how many these are)."""
+) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Of windows first … first + count - 1: (the model's first choice at every position, -1 at position 0; whether its
+    largest logit there is finite; the summed cross-entropy of the labelled tokens in nats; how many these are)."""
     batch = stream.rows(first, count).to(device)
     logits = model.logits(batch.input_ids, batch.doc_ids).float()
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum")
-    said = torch.nn.functional.pad(logits[:, :-1].argmax(-1), (1, 0), value=-1)
-    return said.cpu().numpy(), float(loss), float((batch.targets != -100).sum())
+    said, finite = first_choices(logits)
+    return said, finite, float(loss), float((batch.targets != -100).sum())
+
+
+def first_choices(logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """(the likeliest token, whether its logit is finite) at every position, from the logits before it, [batch, time]:
+    -1 and True at the first. The largest of logits among which one is NaN is NaN."""
+    largest, said = logits[:, :-1].max(-1)
+    finite = torch.nn.functional.pad(largest.isfinite(), (1, 0), value=True)
+    return torch.nn.functional.pad(said, (1, 0), value=-1).cpu().numpy(), finite.cpu().numpy()
 
 
 def window_loss(model: LanguageModel, stream: WindowStream, count: int, device: torch.device) -> float:
     """Mean cross-entropy (nats) of the labelled tokens of the first `count` windows."""
-    _, loss, labelled = read_off(model, stream, 0, count, device)
+    _, _, loss, labelled = read_off(model, stream, 0, count, device)
     return loss / max(1.0, labelled)

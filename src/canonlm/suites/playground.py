@@ -20,10 +20,11 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from canonlm import evals, outside, tasks
 from canonlm.data.windows import WindowStream
 from canonlm.errors import InvalidSetting, expected
+from canonlm.evals.answers import Answer
 from canonlm.evals.windows import WindowEval
 from canonlm.models.build import wrap
 from canonlm.suites.opening import Subject
-from canonlm.suites.questions import Score, share_right
+from canonlm.suites.questions import Score, not_finite, share_right
 from canonlm.train.config import RunConfig, Settings
 from canonlm.train.recipe import load
 
@@ -43,12 +44,13 @@ class PlaygroundSettings(Settings):
 
 
 class Asked(NamedTuple):
-    """One evaluation to make: `scores()` gives `accuracy` (of all slices alike, then slice by slice), the task's own
-    measures, and `loss` (nats per labelled token)."""
+    """One evaluation to make: `scores(rows)` gives `accuracy` (of all slices alike, then slice by slice), the task's
+    own measures, and `loss` (nats per labelled token). To `rows` it appends every answer, as
+    `Results.keep` takes them; an evaluation from outside, which does not tell them, appends none."""
 
     name: str
     settings: dict[str, Any]
-    scores: Callable[[], list[Score]]
+    scores: Callable[..., list[Score]]
 
 
 def evaluations(subject: Subject, settings: PlaygroundSettings, batch_size: int | None = None) -> list[Asked]:
@@ -113,8 +115,17 @@ def _task(subject: Subject, run: RunConfig | None, settings: PlaygroundSettings)
     return task
 
 
-def _scores_of(evaluation: evals.Evaluation, subject: Subject) -> list[Score]:
+def _scores_of(evaluation: evals.Evaluation, subject: Subject, rows: list[dict[str, Any]] | None = None) -> list[Score]:
+    def keep(answer: Answer) -> None:
+        row = {"index": len(kept), "slice": answer.slice, "question": answer.question, "answer": answer.answer}
+        row |= {"said": answer.said, "right": {"accuracy": answer.correct}}
+        kept.append(row if answer.finite else {**row, "finite": False})
+
+    kept = [] if rows is None else rows
+    if rows is not None and hasattr(evaluation, "keep"):
+        evaluation.keep = keep
     found = evaluation.run(wrap(subject.model), subject.model.device)
+    bad = found.get("not_finite", {"questions": 0, "asked": 0})
     if not any(row["total"] for row in found["slices"]) and not found.get("measures"):
         seq_len = evaluation.stream.seq_len  # type: ignore[attr-defined]  # of windows alone nothing may be complete
         raise expected("lengths", "longer ones: no answer is complete beyond the training length", f"{seq_len} tokens")
@@ -128,4 +139,5 @@ def _scores_of(evaluation: evals.Evaluation, subject: Subject) -> list[Score]:
         error = math.sqrt(sum((score.stderr or 0) ** 2 for score in primary)) / len(primary)
         main = [Score("accuracy", value, error, sum(score.n or 0 for score in primary))]
     measures = [Score(name, float(value), None, None, share=False) for name, value in found.get("measures", {}).items()]
-    return [*main, *each, *measures, Score("loss", found["loss"], None, None, higher_is_better=False, share=False)]
+    loss = Score("loss", found["loss"], None, None, higher_is_better=False, share=False)
+    return [*main, *each, *measures, loss, *not_finite(bad["questions"], bad["asked"])]

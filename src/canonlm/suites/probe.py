@@ -56,10 +56,19 @@ def probe(
     model: PreTrainedModel, task: Lano, *, layer: int = -1, seed: int = 0, fit: int = 200, test: int = 100
 ) -> list[LevelProbe]:
     """One entry per level below the root that has more than one symbol: fitted on `fit` training sentences, scored on
-    `test` test sentences. Deterministic on one machine: the classifiers are convex and start at zero."""
+    `test` test sentences. Deterministic on one machine: the classifiers are convex and start at zero.
+
+    FloatingPointError: hidden states are not finite.
+    """
     device = next(model.parameters()).device
     features, symbols, ends = hidden_states(model, task, "train", seed, fit, layer, device)
     held_features, held_symbols, held_ends = hidden_states(model, task, "test", seed, test, layer, device)
+    bad = sum(int((~states.isfinite()).any(1).sum()) for states in (features, held_features))
+    if bad:
+        where = f"{bad:,} of {len(features) + len(held_features):,} tokens"
+        raise FloatingPointError(
+            f"the model's hidden states are not finite (NaN) at {where}"
+        )
     mean, scale = features.mean(0), features.std(0).clamp_min(1e-6)
     x, held_x = (features - mean) / scale, (held_features - mean) / scale
     found = []

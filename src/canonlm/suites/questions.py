@@ -62,6 +62,14 @@ def not_finite(questions: int, asked: int) -> list[Score]:
     return [Score(NOT_FINITE, questions, None, asked, higher_is_better=False, share=False)]
 
 
+def told_not_finite(entry: Mapping[str, Any]) -> tuple[int, int] | None:
+    """(questions in which the logits were not finite, questions asked) of an entry of results.json; None: none."""
+    for score in entry["scores"]:
+        if score["measure"] == NOT_FINITE and not score["slice"]:
+            return int(score["value"]), int(score["n"] or 0)
+    return None
+
+
 def share_right(measure: str, right: int, n: int, slice: Mapping[str, Any] | None = None) -> Score:
     """The share of right answers."""
     value = right / n

@@ -137,7 +137,7 @@ def _retrieval(
         subject.model, subject.tokenizer, batch_size=asking.batch_size, bos=asking.bos, beyond=asking.beyond
     )
     questions = getattr(import_module(_RETRIEVAL[suite][0]), _RETRIEVAL[suite][2])(settings, writer.tokens)
-    ask = partial(results.ask, suite, questions, noted, writer.write, watch.advance)
+    ask = partial(results.ask, suite, questions, noted, writer.write, watch.advance, writer.not_finite)
     watch.begin(questions.name, len(questions))
     yield _entry(results, watch, suite, questions.name, noted, ask)
 
@@ -147,9 +147,19 @@ def _playground(
 ) -> Iterator[dict[str, Any]]:
     from canonlm.suites.playground import evaluations
 
-    for name, noted, ask in evaluations(subject, settings, asking.batch_size):
+    for name, noted, scores in evaluations(subject, settings, asking.batch_size):
         watch.begin(name, None)
-        yield _entry(results, watch, suite, name, noted, ask)
+        yield _entry(results, watch, suite, name, noted, partial(_kept, results, suite, name, noted, scores))
+
+
+def _kept(
+    results: Results, suite: str, name: str, noted: dict[str, Any], scores: Callable[..., list[Score]]
+) -> list[Score]:
+    rows: list[dict[str, Any]] = []
+    found = scores(rows)
+    if rows:
+        results.keep(suite, name, noted, rows)
+    return found
 
 
 def _harness(

@@ -11,7 +11,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from canonlm.errors import expected
-from canonlm.evals.generate import generate
+from canonlm.evals.generate import NotFinite, generate
 from canonlm.models.build import wrap
 from canonlm.suites.opening import quiet
 from canonlm.suites.sampling import Sampling
@@ -56,6 +56,7 @@ class Writer:
         self._context = None if beyond and not learns_positions(model) else wrap(model).context_length
         self._ends = end_tokens(model, tokenizer)
         self._batch_size, self._most_tokens = batch_size, _tokens_at_once(model.device)
+        self.not_finite: set[int] = set()  # prompts of this `write` so far at which the model's logits were NaN
 
     def tokens(self, text: str) -> int:
         """How many tokens the text has, without special ones."""
@@ -68,17 +69,20 @@ class Writer:
         ValueError, before anything is written: a prompt with its answer is longer than the model's context. Later: the
         memory does not hold the batch (with `batch_size=None`: not even one prompt).
         """
-        return self._write(self.check(prompts, most), most, [x for x in stop if x])
+        asked = self.check(prompts, most)
+        self.not_finite.clear()
+        return self._write(asked, most, [x for x in stop if x])
 
     def check(self, prompts: Sequence[str], most: int, name: str = "prompt {}") -> list[list[int]]:
         """The prompts in tokens. ValueError where one with its answer is longer than the model's context."""
         return [self._ids(name.format(index), prompt, most) for index, prompt in enumerate(prompts)]
 
     def stream(self, prompt: str, most: int, show: Callable[[str], object], stop: Sequence[str] = ()) -> None:
-        """As `write` of one prompt; `show` gets the text bit by bit, as soon as nothing can change it any more."""
+        """As `write` of one prompt; `show` gets the text bit by bit, as soon as nothing can change it any more.
+        FloatingPointError: the model's logits are not finite."""
         (ids,), stop = self.check([prompt], most, "the prompt"), [x for x in stop if x]
         streamer = _Stream(self, ids, stop, self._all_ends(stop), show)
-        if self._batch([0], [ids], most, stop, streamer=streamer) is None:
+        if self._batch([0], [ids], most, stop, watch=_Finite(), streamer=streamer) is None:
             raise ValueError(f"memory does not hold {len(ids) + most:,} tokens")
 
     def _write(self, asked: list[list[int]], most: int, stop: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -107,9 +111,17 @@ class Writer:
         return 1 << (max(1, rows).bit_length() - 1)
 
     def _batch(
-        self, indices: list[int], prompts: list[list[int]], most: int, stop: Sequence[str], **options: Any
+        self,
+        indices: list[int],
+        prompts: list[list[int]],
+        most: int,
+        stop: Sequence[str],
+        *,
+        watch: NotFinite | None = None,
+        **options: Any,
     ) -> list[str] | None:
         """None: memory does not hold it."""
+        watch = watch or NotFinite()
         ends = self._all_ends(stop)
         if stop:
             options["stopping_criteria"] = [_Stops(self, prompts, stop, ends)]
@@ -117,7 +129,7 @@ class Writer:
             options["logits_processor"] = self._sampling.processors(indices)
         try:
             with quiet():  # the library warns of contexts that were asked for
-                rows = generate(self._model, prompts, most, ends, self._model.device, **options)
+                rows = generate(self._model, prompts, most, ends, self._model.device, watch=watch, **options)
         except (RuntimeError, MemoryError) as error:
             if not _out_of_memory(error):
                 raise
@@ -128,6 +140,7 @@ class Writer:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             return None
+        self.not_finite.update(index for index, bad in zip(indices, watch.rows, strict=True) if bad)
         texts = (self.text(prompt, row, ends) for prompt, row in zip(prompts, rows, strict=True))
         return [cut(text, stop) for text in texts]
 
@@ -208,6 +221,16 @@ class _Stops(StoppingCriteria):
 
     def _in(self, text: str) -> bool:
         return any(x in text for x in self.stop)
+
+
+class _Finite(NotFinite):
+    """Ends the writing at the first token at which the logits are not finite."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores = super().__call__(input_ids, scores)
+        if any(self.rows):
+            raise FloatingPointError("the model's logits are not finite (NaN): it cannot write")
+        return scores
 
 
 class _Stream(BaseStreamer):

@@ -3,7 +3,8 @@
 import copy
 import inspect
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,8 +13,10 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM  # after all others, as an empty registry alone is filled with them
 from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor
+from transformers import LogitsProcessorList
 
 from canonlm.errors import expected, unknown
+from canonlm.evals.generate import NotFinite
 from canonlm.models.build import wrap
 from canonlm.suites.opening import Subject, open_model
 from canonlm.suites.writing import CPU_TOKENS, learns_positions
@@ -107,6 +110,7 @@ class CanonLM(HFLM):
             )
         self.pretrained, self.bos, self._about = source, bos, subject.about
         self.cut = 0  # texts so far that were longer than the model and lost their beginning
+        self.asked = self.not_finite = 0  # questions so far, and those in which the model's logits were not finite
         self._beyond = beyond
         self._unlimited = max_length is None and wrap(subject.model).context_length is None
 
@@ -158,9 +162,32 @@ class CanonLM(HFLM):
         # one scored.
         bos, self.bos = self.bos, False
         try:
-            return super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
+            found = super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
         finally:
             self.bos = bos
+        self._count(requests, map(math.isnan, found))
+        return found
+
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        found = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        self._count(requests, (math.isnan(likelihood) for likelihood, _ in found))
+        return found
+
+    def _count(self, requests: Any, bad: Iterable[bool]) -> None:
+        """Of a question several answers may be asked for, each with a request of its own."""
+        questions: dict[Any, bool] = {}
+        for request, broken in zip(requests, bad, strict=True):
+            key = (request.task_name, request.doc_id)
+            questions[key] = questions.get(key, False) or broken
+        self.asked += len(questions)
+        self.not_finite += sum(questions.values())
+
+    def _model_generate(self, context: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        watch = NotFinite()
+        found = super()._model_generate(context, *args, logits_processor=LogitsProcessorList([watch]), **kwargs)
+        self.asked += len(context)
+        self.not_finite += sum(watch.rows)
+        return found
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
         most = max(normalize_gen_kwargs(request.args[1], self.max_gen_toks)["max_gen_toks"] for request in requests)

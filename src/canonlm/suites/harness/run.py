@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 from canonlm.suites.harness import require
 from canonlm.suites.harness.opening import SEEDS, Part, find, load, name_of, open_tasks, parts, seed
 from canonlm.suites.opening import Subject
-from canonlm.suites.questions import Score
+from canonlm.suites.questions import Score, not_finite
 
 if TYPE_CHECKING:
     from lm_eval.api.group import Group
@@ -76,7 +76,8 @@ def run_harness(
     A group with a mean, such as `mmlu`, has its own scores first, then its tasks', with the slice `{"task": name}`.
     Measures are the harness's: `acc`, `word_perplexity`, …; `exact_match,strict-match` where answers are read in
     several ways. Standard errors, too; None where it knows none. Where texts were longer than the model, the last score
-    is `cut`: how many lost their beginning.
+    is `cut`: how many lost their beginning; where the model's logits were not finite, it is `not_finite`: in how many
+    questions.
 
     Args:
         on_task: told the name and the scores of each task (or group with a mean), as soon as they are there.
@@ -139,7 +140,7 @@ def run_harness(
 def _ask(lm: "CanonLM", manager: "TaskManager", unit: "Task | Group", settings: HarnessSettings) -> list[Score]:
     from lm_eval.evaluator import evaluate
 
-    name, lm.cut = name_of(unit), 0
+    name, lm.cut, lm.asked, lm.not_finite = name_of(unit), 0, 0, 0
     with _quietly():
         numbers = evaluate(
             lm=lm,
@@ -152,7 +153,7 @@ def _ask(lm: "CanonLM", manager: "TaskManager", unit: "Task | Group", settings: 
     if lm.cut:
         _log.warning("%s: %d texts of more than %d tokens lost their beginning", name, lm.cut, lm.max_length)
         found.append(Score("cut", lm.cut, stderr=None, n=None, higher_is_better=False, share=False))
-    return found
+    return [*found, *not_finite(lm.not_finite, lm.asked)]
 
 
 @contextmanager
