@@ -2,6 +2,7 @@
 exit code 2 on the command line)."""
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +16,37 @@ from pydantic.fields import FieldInfo
 LISTED = 80
 """Choices that an error names, of more."""
 
+SHOWN = 120
+"""Letters of a value that an error shows, of more."""
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: on one line, printable, cut where it is long. Texts stand in double quotes."""
+    if isinstance(value, str):
+        return f'"{brief(value)}"'
+    if isinstance(value, int) and value.bit_length() > 1_000:  # Python refuses to write much longer ones
+        return f"an integer of {value.bit_length():,} bits"
+    try:
+        return brief(_REPR.repr(value) if isinstance(value, list | dict | set | tuple) else repr(value))
+    except Exception:  # of code that is not ours
+        return f"a {type(value).__name__}"
+
+
+def brief(text: str, letters: int = SHOWN) -> str:
+    """Without line ends and other control characters, which a terminal would obey, and not longer than that."""
+    cut = text if len(text) <= letters else f"{text[: letters - 1]}…"
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in cut)
+
+
+_REPR = reprlib.Repr()
+_REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = 20
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = SHOWN
+
 
 def unknown(kind: str, name: object, choices: Iterable[str], plural: str | None = None) -> ValueError:
     """`unknown task "depoo". Did you mean "depo"? Tasks: copying, depo, mano.`"""
-    names = sorted(choices)
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    names, name = sorted(choices), brief(str(name))
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     guess = f' Did you mean "{close[0]}"?' if close else ""
     listing = plural or kind + "s"
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
@@ -40,8 +67,7 @@ class InvalidSetting(ValueError):
 
 def expected(key: str, what: str, value: object) -> InvalidSetting:
     """`train.optim.lr: expected a number > 0, got "3e-3x"`"""
-    shown = f'"{value}"' if isinstance(value, str) else repr(value)
-    return InvalidSetting(key, f"{key}: expected {what}, got {shown}")
+    return InvalidSetting(key, f"{brief(key)}: expected {what}, got {shown(value)}")
 
 
 @contextmanager

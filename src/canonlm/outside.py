@@ -5,10 +5,9 @@ and what it imports must be installed (the folder it lies in is not searched). N
 """
 
 import hashlib
-import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,14 +17,27 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from canonlm.errors import InvalidSetting, expected, unknown
+from canonlm.errors import InvalidSetting, brief, expected, unknown
+from canonlm.untrusted import read_object
 
 LIBRARIES = ("hf", "fla")
 """Before a colon these mean a library's models (`canonlm.models.build`)."""
 
 _REFERENCE = re.compile(r"([^{}+]*?\.py|[A-Za-z_][\w.]*):([A-Za-z_]\w*)")
-_RUN: ContextVar[tuple[Path | None, bool]] = ContextVar("run", default=(None, False))
-"""The run whose files are meant, and whether its copies may run."""
+Trust = bool | Collection[str]
+"""Which references that a file names may be loaded: all, none, or these."""
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """Whose references `load` is given. Without a scope they are yours: typed on a command line, or in your program."""
+
+    run: Path | None = None  # whose files are meant
+    trust: Trust = True
+    flag: str = "--trust"
+
+
+_SCOPE: ContextVar[_Scope | None] = ContextVar("scope", default=None)
 
 
 @dataclass(frozen=True)
@@ -49,20 +61,34 @@ def is_reference(name: str) -> bool:
 
 
 @contextmanager
-def of_run(run: Path, trust: bool | None = None) -> Iterator[None]:
-    """In here `load` gives the files that a run began with: yours where it is still the same, else, with `trust`, the
-    run's copy. A run folder may be a stranger's, so its copy never runs without trust (None: as in the context around).
+def of_run(run: Path, trust: Trust | None = None, flag: str = "--trust-remote-code") -> Iterator[None]:
+    """In here references come from the files in the folder `run`, which may be a stranger's: only those in `trust` are
+    loaded (None: as in the scope around, or none at all). A file that the run has noted the sha256 of is yours where it
+    is still the same, else the run's copy. `flag`: the option that an error names.
     """
-    token = _RUN.set((run, _RUN.get()[1] if trust is None else trust))
+    around = _SCOPE.get()
+    if trust is None:
+        trust, flag = (False, flag) if around is None else (around.trust, around.flag)
+    token = _SCOPE.set(_Scope(run, trust, flag))
     try:
         yield
     finally:
-        _RUN.reset(token)
+        _SCOPE.reset(token)
+
+
+def check_trusted(reference: str) -> None:
+    """ValueError for a reference of a file that is not trusted (`of_run`)."""
+    scope = _SCOPE.get()
+    if scope is not None and scope.trust is not True and reference not in (scope.trust or ()):
+        what = f"{scope.flag}, as it is a program that a file names; read it first"
+        raise ValueError(f"{brief(reference)}: expected {what}")
 
 
 def load(reference: str) -> Outside:
     """Import what a reference names. ValueError, in one line: not a reference, no such file or module or name, code
-    that does not run, another file than the run at hand began with (`of_run`)."""
+    that does not run; of a file's references (`of_run`): one that is not trusted, another file than the run began with.
+    """
+    check_trusted(reference)
     place, _, name = reference.rpartition(":")
     if not place or not name.isidentifier():
         raise expected("reference", "FILE.py:NAME or package.module:NAME", reference)
@@ -81,24 +107,22 @@ def load(reference: str) -> Outside:
 
 
 def _file(reference: str, place: str) -> Path:
-    yours, (run, trust) = Path(place).expanduser().resolve(), _RUN.get()
-    began = None if run is None else _kept(run).get(reference)
-    if began is None or run is None or (yours.is_file() and _sha256(yours) == began):
+    yours, scope = Path(place).expanduser().resolve(), _SCOPE.get()
+    began = _kept(scope.run).get(reference) if scope is not None and scope.run is not None else None
+    if scope is None or scope.run is None or began is None or (yours.is_file() and _sha256(yours) == began):
         return yours
-    for copy in sorted((run / "code").glob("*.py")):
-        if _sha256(copy) == began:
-            if trust:
-                return copy.resolve()
-            what = f"the file that the run began with, sha256 {began}; --trust-remote-code runs its copy, {copy}"
-            raise InvalidSetting(reference, f"{place}: expected {what}")
+    copies = sorted((scope.run / "code").glob("*.py")) if scope.trust is True else []
+    for copy in copies:
+        if copy.is_file() and _sha256(copy) == began:
+            return copy.resolve()
     raise InvalidSetting(reference, f"{place}: expected the file that the run began with, sha256 {began}")
 
 
 def _kept(run: Path) -> dict[str, str]:
     """The sha256 of the files that a run began with, by reference (`canonlm.runs.folder`)."""
     try:
-        return dict(json.loads((run / "code.json").read_text(encoding="utf-8"))["outside"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return dict(read_object(run / "code.json")["outside"])
+    except (ValueError, KeyError, TypeError):
         return {}
 
 

@@ -73,7 +73,7 @@ MISTAKES = [
     (["play", "copying", "--out", "file/below"], "--out: expected a folder that can be written (Not a directory)"),
     (["plya"], "No such command 'plya'."),
     (["play"], "Missing argument 'task'."),
-    (train("missing.yaml"), "missing.yaml: expected a readable YAML file (No such file or directory)"),
+    (train("missing.yaml"), "missing.yaml: cannot be read (No such file or directory)"),
     (train("broken.yaml"), "broken.yaml, line 2: not YAML: "),
     (train("wrong.yaml"), 'train.optim.lr: expected a number > 0, got "3e-3x"  (in wrong.yaml, line 11)'),
     (train("good.yaml", "model.fields.rope_dim=7"), "model.fields.rope_dim: expected an even number"),
@@ -131,7 +131,7 @@ def test_a_play_folder_of_another_configuration(tmp_path, monkeypatch, capsys):
     assert [path.name for path in (tmp_path / "out" / "runs").iterdir()] == [folder.name]
     (folder / "config.yaml").write_text("arch: [")
     assert main(play("copying", "--arch", "llama")) == 2
-    assert f"{folder.relative_to(tmp_path)}/config.yaml, line 1: not YAML" in capsys.readouterr().err
+    assert f"{folder.relative_to(tmp_path)}/config.yaml, line 2: not YAML" in capsys.readouterr().err
 
 
 def test_a_damaged_play_json(tmp_path, monkeypatch, capsys):

@@ -197,15 +197,21 @@ def test_its_samples_are_shown_and_written(capsys, tmp_path):
 
 
 def test_a_run_brings_its_file(tmp_path, mine, monkeypatch):
-    """Yours, where it is still the same; else the run's copy, which nobody runs without being asked to."""
+    """Nothing runs without trust. With it: your file where it is still the same, else the run's copy."""
     run, sha256 = tmp_path / "run", outside.load("mine.py:Parity").sha256
     (run / "code").mkdir(parents=True)
     (run / "code" / "mine.py").write_bytes(mine.read_bytes())
     (run / "code.json").write_text(json.dumps({"outside": {"mine.py:Parity": sha256}}))
-    with outside.of_run(run):
+    with outside.of_run(run), pytest.raises(ValueError, match="^mine.py:Parity: expected --trust-remote-code, as it is"):
+        outside.load("mine.py:Parity")
+    with outside.of_run(run, trust=True):
         assert outside.load("mine.py:Parity").file == mine
+    with outside.of_run(run, trust={"mine.py:Parity"}):
+        assert outside.load("mine.py:Parity").file == mine
+        with pytest.raises(ValueError, match="^os:system: expected --trust-remote-code"):
+            outside.load("os:system")
     mine.write_text("raise SystemExit('another file')")
-    with outside.of_run(run), pytest.raises(ValueError, match=rf"^mine.py: expected the file .* {sha256}; --trust"):
+    with outside.of_run(run, trust={"mine.py:Parity"}), pytest.raises(ValueError, match=f"expected the file .* {sha256}"):
         outside.load("mine.py:Parity")
     with outside.of_run(run, trust=True), outside.of_run(run):  # what is opened in a trusted run is trusted
         assert outside.load("mine.py:Parity").file == run / "code" / "mine.py"

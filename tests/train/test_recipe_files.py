@@ -142,8 +142,8 @@ def test_a_mistake_of_the_file_keeps_its_line_whatever_else_is_overridden(write)
          'base: expected a file that is not itself based on this one, got "bases/../top.yaml"'
          "  (in bases/../ground.yaml, line 1)"),
         ({"middle": "train: {steps: 1\nbase: x"},
-         "bases/middle.yaml, line 2: not YAML: expected ',' or '}', but got ':'"),
-        ({"middle": "- 1"}, "bases/middle.yaml: expected a YAML mapping, got [1]"),
+         "bases/middle.yaml, line 2: not YAML: did not find expected ',' or '}'"),
+        ({"middle": "- 1"}, "bases/middle.yaml: expected a YAML mapping, got a list"),
     ],
 )  # fmt: skip
 def test_bases_that_cannot_be(write, texts, message):

@@ -117,8 +117,8 @@ def test_a_mistake_on_the_command_line_has_no_file(write):
         ("a: [1, 2\nb: 3", "run.yaml, line 2: not YAML: "),
         ("a:\n\t- b", "run.yaml, line 2: not YAML: "),
         ("a: \0", "run.yaml: not YAML: "),
-        ("- 1", "run.yaml: expected a YAML mapping, got [1]"),
-        ("", "run.yaml: expected a YAML mapping, got None"),
+        ("- 1", "run.yaml: expected a YAML mapping, got a list"),
+        ("", "run.yaml: expected a YAML mapping, got nothing"),
         ("1: 2", "task: missing; expected a group of settings  (in run.yaml, line 1)"),
     ],
 )

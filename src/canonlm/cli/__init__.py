@@ -23,6 +23,7 @@ from canonlm.cli import (
     results,
     train,
 )
+from canonlm.errors import brief
 
 app = typer.Typer(
     name="canonlm",
@@ -54,6 +55,9 @@ app.command()(probe.probe)
 app.command()(convert.convert)
 
 
+LONGEST = 5_000
+"""Letters of a message."""
+
 # typer may carry a click of its own, so its exceptions are found through the one that typer makes public.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -76,5 +80,5 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _say(message: str, code: int) -> int:
     if os.environ.get("RANK", "0") == "0":  # of several processes all fail alike, and one says why
-        print(f"canonlm: {' '.join(message.splitlines())}", file=sys.stderr)
+        print(f"canonlm: {brief(' '.join(message.splitlines()), LONGEST)}", file=sys.stderr)
     return code

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from canonlm.cli.options import TRUST
+
 RUN = typer.Argument(help="The folder of a run.", show_default=False)
 OUT = typer.Argument(help="The folder to make.", show_default=False)
 STEP = typer.Option(help="Of which checkpoint. Default: the newest whole one.", show_default=False)
@@ -24,6 +26,7 @@ def export(
     step: Annotated[int | None, STEP] = None,
     dtype: Annotated[str, DTYPE] = "fp32",
     self_contained: Annotated[bool, SELF_CONTAINED] = False,
+    trust_remote_code: Annotated[bool, TRUST] = False,
 ) -> int:
     """Write the model of a run into a folder for `from_pretrained`: safetensors, and the tokenizer of its text.
 
@@ -45,7 +48,7 @@ def export(
     from canonlm.train.checkpoint import load_model
 
     disable_progress_bar()
-    model = load_model(run, step).module.to(getattr(torch, DTYPES[dtype]))
+    model = load_model(run, step, trust_remote_code=trust_remote_code).module.to(getattr(torch, DTYPES[dtype]))
     if self_contained and model.config.model_type != "canonlm":
         raise expected("--self-contained", "a model of our decoder", model.config.model_type)
     file, tokenizer = tokenizer_of_run(run), None

@@ -141,13 +141,10 @@ def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop:
 def _read(file: Path) -> list[dict[str, Any]]:
     """One row per prompt; what else a row of JSON has goes into the answer's."""
     from canonlm.errors import expected
-    from canonlm.untrusted import parse_json, read_text
+    from canonlm.suites.reading import text_of
+    from canonlm.untrusted import parse_json
 
-    try:
-        lines = read_text(file).split("\n")
-    except ValueError as error:
-        reason = str(error).removeprefix(f"{file}: ")
-        raise expected("--prompts", f"a text file that can be read ({reason})", str(file)) from None
+    lines = text_of(file, "--prompts", "a text file that can be read").split("\n")
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

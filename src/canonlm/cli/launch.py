@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.options import RECIPE, RUN
+from canonlm.cli.options import RECIPE, RUN, TRUST_RECIPE
 
 SETTINGS = typer.Argument(
     help="Settings to change, such as train.steps=100; with --slurm also the job's, such as nodes=2 gpus=8.",
@@ -25,6 +25,7 @@ def launch(
     slurm: Annotated[bool, SLURM] = False,
     out: Annotated[Path | None, RUN] = None,
     dry_run: Annotated[bool, DRY_RUN] = False,
+    trust: Annotated[bool, TRUST_RECIPE] = False,
 ) -> int:
     """Train one model on several devices: on this machine, or on a SLURM cluster.
 
@@ -42,15 +43,16 @@ def launch(
             raise expected("--local", "an integer >= 1", local)
         if dry_run:
             raise expected("--dry-run", "--slurm with it", "--local")
-        return _local(path, folder, settings or [], local)
-    return _slurm(path, folder, settings or [], dry_run)
+        return _local(path, folder, settings or [], local, trust)
+    return _slurm(path, folder, settings or [], dry_run, trust)
 
 
-def _local(path: Path, folder: Path, overrides: list[str], count: int) -> int:
+def _local(path: Path, folder: Path, overrides: list[str], count: int, trust: bool) -> int:
     from canonlm.errors import expected
-    from canonlm.train.recipe import check_folder, load
+    from canonlm.train.recipe import check_folder, check_trust, load
 
-    load(path, overrides)  # a mistake in the file is told before torch is loaded
+    check_trust(path, overrides, trust)
+    load(path, overrides, trust=trust)  # a mistake in the file is told before torch is loaded
     from canonlm.launch import processes
     from canonlm.launch.local import gpus
     from canonlm.train import reading
@@ -61,27 +63,29 @@ def _local(path: Path, folder: Path, overrides: list[str], count: int) -> int:
         check(reading.complete(run))
         check_layout(run, count)
 
-    run = load(path, overrides, check_all)
+    run = load(path, overrides, check_all, trust=trust)
     if pick_device(run.train.device) == "cuda" and count > len(gpus()):
         raise expected("--local", f"at most {len(gpus())}, the GPUs of this machine", count)
     check_folder(folder, reading.complete(run))
     reading.check_unchanged(run, folder)
     command = [sys.executable, "-m", "canonlm", "train", str(path), *overrides, "--out", str(folder)]
+    command += ["--trust"] * trust
     outcome = processes.run(command, count, folder / "logs")
     if outcome.message:
         print(f"canonlm: {outcome.message}", file=sys.stderr)
     return outcome.code
 
 
-def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool) -> int:
+def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool, trust: bool) -> int:
     from canonlm.cli import main
     from canonlm.errors import expected
     from canonlm.launch.slurm import Job, parse, split
-    from canonlm.train.recipe import check_folder, load
+    from canonlm.train.recipe import check_folder, check_trust, load
 
     of_the_job, overrides = split(pairs)
     settings = parse(of_the_job)
-    load(path, overrides)  # a mistake in the file is told before torch is loaded
+    check_trust(path, overrides, trust)
+    load(path, overrides, trust=trust)  # a mistake in the file is told before torch is loaded
     from canonlm.train import reading
     from canonlm.train.build import build_model
     from canonlm.train.mesh import check_layout
@@ -92,7 +96,7 @@ def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool) -> int:
             raise expected("train.device", f"auto or cuda, with gpus={settings['gpus']}", run.train.device)
         check_layout(run, settings["nodes"] * settings["tasks"])
 
-    run = load(path, overrides, check_all)
+    run = load(path, overrides, check_all, trust=trust)
     check_folder(folder, reading.complete(run))
     reading.check_unchanged(run, folder)
     job = Job(run, folder, settings, main)

@@ -12,6 +12,9 @@ OVERRIDES = typer.Argument(
     help="Settings to change, such as train.steps=100.", show_default=False, metavar="[KEY=VALUE]..."
 )
 RUN = typer.Option("--out", help="The run's folder. Default: runs/ and the recipe's name.", show_default=False)
+TRUST_RECIPE = typer.Option(
+    "--trust", help="Run what a recipe of somebody else's names: its on_checkpoint command and its Python files."
+)
 MODEL = typer.Argument(
     help="A run's folder, a folder of `canonlm export` or of transformers, a published checkpoint, or a name on the "
     "Hugging Face Hub.",

@@ -1,11 +1,14 @@
 """`canonlm plan`: what a run will take, before it is started."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from canonlm.cli.options import RECIPE
+from canonlm.cli.options import RECIPE, TRUST_RECIPE
+
+if TYPE_CHECKING:
+    from canonlm.train.config import RunConfig
 
 OVERRIDES = typer.Argument(
     help="Settings to change, such as parallel.tp=2.", show_default=False, metavar="[KEY=VALUE]..."
@@ -21,6 +24,7 @@ def plan(
     gpus: Annotated[int, GPUS] = 8,
     gpu: Annotated[str, GPU] = "h100",
     mfu: Annotated[float, MFU] = 0.4,
+    trust: Annotated[bool, TRUST_RECIPE] = False,
 ) -> None:
     """Tokens, FLOPs, memory per GPU, the largest micro-batch and the days that a run will take.
 
@@ -31,11 +35,14 @@ def plan(
     from canonlm.train.recipe import load
 
     path = find(recipe)
-    load(path, overrides or [])  # a mistake in the file is told before torch is loaded
+    load(path, overrides or [], trust=trust)  # a mistake in the file is told before torch is loaded
     from canonlm.launch.plan import make_plan, readable, with_vocabulary
     from canonlm.train.build import build_model
 
-    run = with_vocabulary(load(path, overrides or [], lambda run: build_model(with_vocabulary(run), "meta")))
+    def check(run: "RunConfig") -> None:
+        build_model(with_vocabulary(run), "meta")
+
+    run = with_vocabulary(load(path, overrides or [], check, trust=trust))
     made = make_plan(run, gpus, gpu, mfu)
     train, parallel = run.train, run.parallel
     layout = [f"weights and optimizer over {made.shards}"]

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from canonlm.cli.options import TRUST
+
 RUN = typer.Argument(help="The folder of a Lano run, such as runs/lano-tiny/runs/….", show_default=False)
 LAYER = typer.Option(help="0: the embeddings; 1, 2, …: after that block; -1: what the output head reads.")
 FIT = typer.Option(help="Training sentences that the classifiers are fitted on.", min=2)
@@ -17,6 +19,7 @@ def probe(
     layer: Annotated[int, LAYER] = -1,
     fit: Annotated[int, FIT] = 200,
     test: Annotated[int, TEST] = 100,
+    trust_remote_code: Annotated[bool, TRUST] = False,
 ) -> int:
     """Does a model that was trained on a grammar see its rules? Reads symbols and boundaries off its hidden states.
 
@@ -33,7 +36,7 @@ def probe(
 
     if not (run / "config.yaml").is_file():
         raise expected("RUN", "a run folder (with a config.yaml)", str(run))
-    config = load(run / "config.yaml")
+    config = load(run / "config.yaml", trust=trust_remote_code)
     if not isinstance(task := config.built_task, Lano):
         raise expected("RUN", "a run of lano, the task whose sentences have a parse tree", task and task.name)
     if not any((run / "checkpoints").glob("step-*")):
@@ -46,7 +49,7 @@ def probe(
     from canonlm.train.build import pick_device
     from canonlm.train.checkpoint import load_model
 
-    model = load_model(run).module
+    model = load_model(run, trust_remote_code=trust_remote_code).module
     model.to(pick_device("auto"))  # type: ignore[arg-type]  # the library's wrapper confuses the checker
     levels = fit_and_score(model, task, layer=layer, seed=config.train.seed, fit=fit, test=test)
     write_json(run / "probe.json", {"layer": layer, "fit": fit, "test": test, "levels": [asdict(x) for x in levels]})

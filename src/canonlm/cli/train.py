@@ -4,13 +4,14 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from canonlm.cli.options import OVERRIDES, RECIPE, RUN
+from canonlm.cli.options import OVERRIDES, RECIPE, RUN, TRUST_RECIPE
 
 
 def train(
     recipe: Annotated[str, RECIPE],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     out: Annotated[Path | None, RUN] = None,
+    trust: Annotated[bool, TRUST_RECIPE] = False,
 ) -> int:
     """Train one model, on a playground task or on text.
 
@@ -18,17 +19,18 @@ def train(
     it with `canonlm launch` or torchrun.
     """
     from canonlm.recipes import find
-    from canonlm.train.recipe import load
+    from canonlm.train.recipe import check_trust, load
 
     path = find(recipe)
-    load(path, overrides or [])  # a mistake in the file is told before torch is loaded
+    check_trust(path, overrides or [], trust)
+    load(path, overrides or [], trust=trust)  # a mistake in the file is told before torch is loaded
     from canonlm.cli.live import follow
     from canonlm.train import reading
     from canonlm.train.build import check
     from canonlm.train.loop import Interrupted
     from canonlm.train.loop import train as run_to_the_end
 
-    run = load(path, overrides or [], lambda run: check(reading.complete(run)))
+    run = load(path, overrides or [], lambda run: check(reading.complete(run)), trust=trust)
     folder = out or Path("runs") / path.stem
     try:
         with follow(run, folder) as on_row:

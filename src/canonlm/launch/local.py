@@ -99,7 +99,8 @@ def _start(progress: Progress, slot: int, devices: list[str]) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": str(run.config.train.num_threads or os.cpu_count() or 1)}
     if devices:
         env["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
-    command = [sys.executable, "-m", "canonlm", "train", str(run.folder / "config.yaml"), "--out", str(run.folder)]
+    recipe = str(run.folder / "config.yaml")  # trusted: it has just been written from what the user typed
+    command = [sys.executable, "-m", "canonlm", "train", recipe, "--trust", "--out", str(run.folder)]
     with (run.folder / "log.txt").open("a", encoding="utf-8") as log:
         # A session of its own: Ctrl-C reaches the parent only, which then asks each child once.
         progress.process = subprocess.Popen(

@@ -15,7 +15,7 @@ from canonlm.runs.names import run_name, slug
 from canonlm.runs.rows import slice_key
 from canonlm.tasks import Task
 from canonlm.train.config import RunConfig, changes, resolve
-from canonlm.train.recipe import check_folder, create_folder, load, merge, override
+from canonlm.train.recipe import check_folder, create_folder, load, merge, outside_of, override
 
 _BY_OPTION = {"arch": "--arch", "train.optim.lr": "--lr", "train.seed": "--seeds"}
 
@@ -89,7 +89,7 @@ def _name(preset: Preset, out: Path, config: RunConfig, usual: RunConfig) -> str
     path = out / "runs" / earlier / "config.yaml"
     if slug(arch) == arch and path.is_file():
         with suppress(ValueError):  # what cannot be read is not continued
-            if not changes(load(path), config):
+            if not changes(load(path, trust=set(outside_of(config))), config):
                 return earlier
     return run_name(task, config.model_dump(), usual.model_dump())
 

@@ -57,7 +57,7 @@ class Job:
 
     @property
     def script(self) -> str:
-        """What sbatch gets."""
+        """What sbatch gets. ValueError: the folder's path cannot stand in it."""
         executor = self._executor(self.folder)
         return executor._make_submission_file_text(executor._submitit_command_str, uid="")
 
@@ -84,6 +84,7 @@ class Job:
 
     def _executor(self, folder: Path) -> SlurmExecutor:
         settings = self.settings
+        check_printable("--out", str(folder))
         cpus = settings.get("cpus_per_task", (self.config.train.num_threads or 1) + self.config.data.workers)
         executor = _Executor(folder)
         executor.update_parameters(
@@ -126,7 +127,7 @@ def task(main: Callable[[list[str]], int], recipe: str, run: str) -> None:
     with TemporaryDirectory() as folder:
         note = Path(folder) / "why.json"
         os.environ["TORCHELASTIC_ERROR_FILE"] = str(note)
-        code = main(["train", recipe, "--out", run])
+        code = main(["train", recipe, "--out", run, "--trust"])  # the user has said so when the job was submitted
         # Of several processes the first one says what is wrong; but here everyone has a log of its own.
         if os.environ["RANK"] != "0" and (why := read_json(note)):
             print(f"canonlm: {why['message']}", flush=True)
@@ -154,6 +155,7 @@ def parse(pairs: Iterable[str]) -> dict[str, Any]:
             raise expected("--slurm", "key=value, such as nodes=2", pair)
         if key in settings:
             raise expected(key, "one value", pair)
+        check_printable(key, value)
         if key in COUNTS:
             if not re.fullmatch(r"[1-9]\d*", value):
                 raise expected(key, "an integer >= 1", value)
@@ -171,6 +173,12 @@ def parse(pairs: Iterable[str]) -> dict[str, Any]:
     settings = {"nodes": 1, "tasks": settings.get("gpus"), **settings}
     _check_together(settings)
     return settings
+
+
+def check_printable(key: str, value: str) -> None:
+    """ValueError for a value with a line end or another control character: sbatch reads its options line by line."""
+    if not value.isprintable():
+        raise expected(key, "a text without line ends and other control characters", value)
 
 
 def _check_together(settings: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from canonlm import tasks
 from canonlm.errors import expected, unknown
-from canonlm.train.recipe import merge, read_yaml
+from canonlm.train.recipe import merge, read_yaml, your_folder
 
 HERE = Path(__file__).parent
 PLAYGROUND, PUBLISHED = HERE / "playground", HERE / "published"
@@ -84,10 +84,13 @@ def recipes() -> dict[str, Path]:
 
 
 def find(name_or_path: str | Path) -> Path:
-    """The file of a recipe: one of ours by its name, or any by its path. ValueError for what is neither."""
+    """The file of a recipe: one of ours or of the user's own folder by its name, or any by its path. ValueError for
+    what is neither."""
     name, ours = str(name_or_path), recipes()
     if name in ours:
         return ours[name]
+    if name == Path(name).name and (own := your_folder() / f"{name}.yaml").is_file():
+        return own
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1 or path.exists():
         return path

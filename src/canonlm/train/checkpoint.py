@@ -176,10 +176,11 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def load_model(run: Path, step: int | None = None) -> LanguageModel:
+def load_model(run: Path, step: int | None = None, *, trust_remote_code: bool | None = None) -> LanguageModel:
     """The model of a run, as of its newest whole checkpoint or of `step`: in float32, on the CPU, in evaluation mode.
 
-    For one process, whatever number of them wrote it. The optimizer's part is not read.
+    For one process, whatever number of them wrote it. The optimizer's part is not read. trust_remote_code: code from
+    outside that the run names may run (None: as in the `canonlm.outside.of_run` around, or not).
 
     ValueError: no run, no such checkpoint, a damaged one.
     """
@@ -193,7 +194,7 @@ def load_model(run: Path, step: int | None = None) -> LanguageModel:
         raise expected("--step", f"one that has a checkpoint ({', '.join(map(str, found))})", step)
     elif (damage := _damage(folder, step, _ALONE)) is not None:
         raise ValueError(f"{path_of(folder, step)}: {damage}")
-    with outside.of_run(run):
+    with outside.of_run(run, trust_remote_code):
         model = build_model(load_config(run / "config.yaml"))
     values = {name: torch.empty_like(tensor, device="cpu") for name, tensor in model.module.state_dict().items()}
     _read(path_of(folder, step), {"model": values}, _ALONE)

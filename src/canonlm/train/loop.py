@@ -6,6 +6,7 @@ to the bit; on another number of processes it reads the same windows and differs
 
 import math
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Callable
@@ -313,10 +314,12 @@ class _Run:
         self.on_row({"kind": "checkpoint", "step": step})  # not in metrics.jsonl: it is there to be seen
         if (command := self.config.on_checkpoint) is None:
             return
-        for name, value in {"run": str(self.folder), "checkpoint": str(path), "step": str(step)}.items():
-            command = command.replace(f"{{{name}}}", shlex.quote(value))  # braces of the shell's own stay
-        # It is no part of this group of processes, and must not take itself for one.
+        values = {"run": str(self.folder), "checkpoint": str(path), "step": str(step)}
+        # In one pass: a value may look like another's place. Braces of the shell's own stay.
+        command = re.sub(r"\{(run|checkpoint|step)\}", lambda match: shlex.quote(values[match[1]]), command)
+        # It does not belong to this group of processes, and must not take itself for one of them.
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_PROCESS)}
+        environment |= {f"CANONLM_{name.upper()}": value for name, value in values.items()}
         log = self.folder / "on_checkpoint" / f"{path.name}.txt"
         log.parent.mkdir(exist_ok=True)
         with log.open("ab") as said:

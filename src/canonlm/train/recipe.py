@@ -4,52 +4,122 @@ A file may say `base: FILE`, relative to itself: it then changes that file's set
 """
 
 import copy
-import re
+import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
+import canonlm
 from canonlm import outside
-from canonlm.errors import InvalidSetting, expected
+from canonlm.errors import InvalidSetting, expected, shown
 from canonlm.runs import folder, words
 from canonlm.train.config import RunConfig, resolve
+from canonlm.yaml12 import parse_yaml
+from canonlm.yaml12 import read_yaml as read_yaml_file
 
 
 def load(
-    path: str | Path, overrides: Iterable[str] = (), check: Callable[[RunConfig], Any] = lambda run: None
+    path: str | Path,
+    overrides: Iterable[str] = (),
+    check: Callable[[RunConfig], Any] = lambda run: None,
+    *,
+    trust: outside.Trust | None = None,
 ) -> RunConfig:
     """Read a run's YAML file and apply `key=value` overrides (dotted keys, YAML values). Errors give file and line,
     also those of `check`: for what is only known once the model is described, say. Those that an override has a part
-    in do not: whoever looked there would find nothing wrong."""
+    in do not: whoever looked there would find nothing wrong.
+
+    trust: which code from outside the file may name (`canonlm.outside.of_run`); overrides and files of the user's own
+    may name any.
+    """
     path = Path(path)
-    written, places = read_yaml(path)
+    written, places = read_yaml(path, trust=trust is True)
     overridden = override(raw := copy.deepcopy(written), overrides)
-    try:
-        with outside.of_run(path.parent):
+    with outside.of_run(path.parent, _or_yours(trust, raw, places, overridden), "--trust"):
+        try:
+            if (arch := _runs(raw).get("arch")) is not None:
+                outside.check_trusted(str(outside.reference_of(arch)))  # whoever gets the run builds its model
             run = resolve(raw)
             check(run)
             return run
-    except InvalidSetting as error:
-        if any(key in overridden for key in _up(error.key)):
-            raise
-        if overridden and _complaint(written, check) != str(error):
-            raise
-        place = next((places[key] for key in _up(error.key) if key in places), Place(path, 1))
-        raise InvalidSetting(error.key, f"{error}{place}") from None
+        except InvalidSetting as error:
+            if any(key in overridden for key in _up(error.key)):
+                raise
+            if overridden and _complaint(written, check) != str(error):
+                raise
+            place = next((places[key] for key in _up(error.key) if key in places), Place(path, 1))
+            raise InvalidSetting(error.key, f"{error}{place}") from None
+
+
+def check_trust(path: Path, overrides: Iterable[str], trust: bool) -> None:
+    """InvalidSetting for a recipe of a stranger's that runs something, unless the user trusts it. The error shows what
+    it would run; what overrides set is the user's own."""
+    if trust:
+        return
+    written, places = read_yaml(path)
+    overridden = override(raw := copy.deepcopy(written), overrides)
+    theirs = _runs(raw).items() - _yours(raw, places, overridden).items()
+    if theirs:
+        lines = [f"{key} is {shown(value)}{places.get(key, Place(path, 1))}" for key, value in sorted(theirs)]
+        what = (
+            f"--trust, as this recipe is a program: {'; '.join(lines)}. Your own, in {your_folder()}, need no --trust"
+        )
+        raise InvalidSetting(min(theirs)[0], f"{path}: expected {what}")
+
+
+def your_folder() -> Path:
+    """Where the user's own recipes lie: the environment variable CANONLM_RECIPES, or ~/.config/canonlm/recipes."""
+    return Path(os.environ.get("CANONLM_RECIPES") or "~/.config/canonlm/recipes").expanduser()
+
+
+def is_yours(file: Path) -> bool:
+    """Does a recipe come with the package, or lie in the user's own folder?"""
+    folders = Path(canonlm.__file__).parent, your_folder()
+    return any(Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder)) for folder in folders)
+
+
+def _runs(raw: dict[str, Any]) -> dict[str, str]:
+    """The settings that run something, by their dotted keys."""
+    arch, task, command = raw.get("arch"), raw.get("task"), raw.get("on_checkpoint")
+    name = task.get("name") if isinstance(task, dict) else None
+    return {
+        **({"arch": arch} if isinstance(arch, str) and outside.reference_of(arch) else {}),
+        **({"task.name": name} if isinstance(name, str) and outside.is_reference(name) else {}),
+        **({} if command is None else {"on_checkpoint": str(command)}),
+    }
+
+
+def _yours(raw: dict[str, Any], places: dict[str, "Place"], overridden: list[str]) -> dict[str, str]:
+    """Those of them that the user typed, or that stand in a file of the user's own."""
+    typed = {key for key in _runs(raw) if any(up in overridden for up in _up(key))}
+    own = {key for key, place in places.items() if is_yours(place.file)}
+    return {key: value for key, value in _runs(raw).items() if key in typed | own}
+
+
+def _or_yours(
+    trust: outside.Trust | None, raw: dict[str, Any], places: dict[str, "Place"], overridden: list[str]
+) -> outside.Trust | None:
+    """`trust`, and the references that are the user's own."""
+    yours = _yours(raw, places, overridden)
+    own = {*filter(None, (outside.reference_of(yours.get("arch", "")), yours.get("task.name")))}
+    return trust if trust is True or not own else {*(trust or ()), *own}
 
 
 def check_folder(path: Path, run: RunConfig) -> None:
     """ValueError, naming the first difference, if the folder already holds a run that this one does not continue."""
-    folder.check(path, run.model_dump(), _completed, outside_of(run))
+    used = outside_of(run)
+    folder.check(path, run.model_dump(), partial(_completed, trust=set(used)), used)
 
 
 def create_folder(path: Path, run: RunConfig) -> None:
     """Make a run's folder, or take up the one that it continues."""
     task = run.built_task
     told = words.written(task) if task is not None and outside.is_reference(task.name) else None
-    folder.create(path, run.model_dump(), _completed, outside_of(run), told)
+    used = outside_of(run)
+    folder.create(path, run.model_dump(), partial(_completed, trust=set(used)), used, told)
 
 
 def outside_of(run: RunConfig) -> dict[str, folder.Outside]:
@@ -58,11 +128,12 @@ def outside_of(run: RunConfig) -> dict[str, folder.Outside]:
     return {reference: outside.load(reference) for reference in (outside.reference_of(run.arch), task) if reference}
 
 
-def _completed(path: Path) -> dict[str, Any]:
-    """A `config.yaml`, with the settings that an earlier version did not have, and the architecture's complete name."""
+def _completed(path: Path, trust: set[str]) -> dict[str, Any]:
+    """A `config.yaml`, with the settings that an earlier version did not have, and the architecture's complete name.
+    Code from outside runs only where the run that continues uses it, too."""
     from canonlm.train.build import with_complete_name  # torch, which not everything that reads recipes needs
 
-    return with_complete_name(load(path)).model_dump()
+    return with_complete_name(load(path, trust=trust)).model_dump()
 
 
 def _complaint(raw: dict[str, Any], check: Callable[[RunConfig], Any]) -> str | None:
@@ -87,8 +158,8 @@ def override(raw: dict[str, Any], overrides: Iterable[str]) -> list[str]:
                 raise expected(key, f"a key below a group of settings ({parent} is none)", value)
             place = place[parent]
         try:
-            place[leaf] = yaml.load(value, _Loader)
-        except yaml.YAMLError:
+            place[leaf], _ = parse_yaml(value, key)
+        except ValueError:
             raise expected(key, "a YAML value", value) from None
         keys.append(key)
     return keys
@@ -117,9 +188,9 @@ class Place(NamedTuple):
         return f"  (in {self.file}, line {self.line})"
 
 
-def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict[str, Place]]:
+def read_yaml(path: Path, above: tuple[Path, ...] = (), trust: bool = False) -> tuple[dict[str, Any], dict[str, Place]]:
     """The mapping that a file stands for, over its base, and the place of every dotted key. `above`: the files whose
-    base, or base's base, this one is."""
+    base, or base's base, this one is. trust: a base may lie anywhere, even if the file is not the user's own."""
     raw, lines = _read(path)
     places = {key: Place(path, line) for key, line in lines.items()}
     if "base" not in raw:
@@ -130,44 +201,22 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any],
         wanted = "a YAML file, its path relative to this one"
     elif base.resolve() in files:
         wanted = "a file that is not itself based on this one"
+    elif (
+        not trust and not is_yours(path) and not any(map(base.resolve().is_relative_to, (files[0].parent, Path.cwd())))
+    ):
+        wanted = "a file below the folder of the recipe or below this one, or --trust"
     else:
-        under, under_places = read_yaml(base, files)
+        under, under_places = read_yaml(base, files, trust)
         return merge(under, raw), {**under_places, **places}
     raise InvalidSetting("base", f"{expected('base', wanted, name)}{place}")
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads plain values as YAML 1.2 does. By the library's rules, those of 1.1, 10:13 is 613 (minutes and seconds),
-    3e-3 a text, 010 eight, `no` false and 2024-01-01 a date."""
-
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
-
-
-for _tag, _pattern, _first in (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?(0|[1-9][0-9]*)|0x[0-9a-fA-F]+", list("-+0123456789")),
-    ("float", r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+", list("-+.0123456789")),
-    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
-    ("merge", r"<<", ["<"]),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first)
-
-
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """A file's mapping, and the line of every dotted key."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise expected(str(path), f"a readable YAML file ({getattr(error, 'strerror', error)})", path.name) from None
-    try:
-        raw, node = yaml.load(text, _Loader), yaml.compose(text, _Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{path}{line}: not YAML: {getattr(error, 'problem', error)}") from None
+    raw, node = read_yaml_file(path)
     if not isinstance(raw, dict):
-        raise expected(str(path), "a YAML mapping", raw)
+        kind = "nothing" if raw is None else f"a {type(raw).__name__}"  # none of its content: it may be any file
+        raise ValueError(f"{path}: expected a YAML mapping, got {kind}")
     lines: dict[str, int] = {}
     for key, line in _key_lines(node, ""):
         if key in lines:

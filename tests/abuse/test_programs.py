@@ -1,0 +1,191 @@
+"""A recipe or a run folder of a stranger's runs no program, unless the user says so; what the user typed runs."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from canonlm.cli import main
+from canonlm.launch.slurm import Job, parse
+from canonlm.train.config import resolve
+
+RECIPE = """\
+arch: llama
+task: {name: copying, N: 8, min_items: 2}
+model: {num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2}
+data: {seq_len: 18, loss_on: answer}
+train:
+  steps: 1
+  batch_size: 2
+  eval_every: 1
+  eval_size: 2
+  checkpoint_every: 1
+  optim: {lr: 0.01}
+"""
+EVIL = """\
+open("ran", "w")
+from canonlm.models.mixers.base import Mixer
+class Block(Mixer):
+    pass
+"""
+MODULE = """\
+import torch
+open("ran", "w")
+class Net(torch.nn.Module):
+    def __init__(self, vocab_size, hidden_size):
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(vocab_size, hidden_size), torch.nn.Linear(hidden_size, vocab_size)
+    def forward(self, input_ids):
+        return self.head(self.embed(input_ids))
+"""
+PROGRAMS = {
+    "on_checkpoint": RECIPE + "on_checkpoint: touch ran\n",
+    "arch: evil.py:Block": RECIPE.replace("llama", "stranger/evil.py:Block"),
+    "arch: os:system": RECIPE.replace("arch: llama", "arch: 'os:system{command=touch ran}'"),
+    "task.name": RECIPE.replace("copying, N: 8, min_items: 2", "stranger/evil.py:Parity"),
+}
+
+
+@pytest.fixture(autouse=True)
+def stranger(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CANONLM_RECIPES", str(tmp_path / "own"))
+    folder = tmp_path / "stranger"
+    folder.mkdir()
+    (folder / "evil.py").write_text(EVIL)
+    return folder
+
+
+def refused(capsys, arguments):
+    assert main([str(x) for x in arguments]) == 2, arguments
+    error = capsys.readouterr().err
+    assert error.startswith("canonlm: ")
+    assert error.count("\n") == 1
+    assert not Path("ran").exists(), arguments
+    return error
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_foreign_recipe_is_shown_and_not_run(name, stranger, capsys):
+    (stranger / "run.yaml").write_text(PROGRAMS[name])
+    for command in (["train"], ["launch", "--local", "2"], ["launch", "--slurm", "time=5", "tasks=1", "--dry-run"]):
+        error = refused(capsys, [command[0], stranger / "run.yaml", *command[1:]])
+        assert "expected --trust, as this recipe is a program" in error
+        assert name.partition(":")[0] in error
+        assert str(stranger / "run.yaml") in error
+    if name != "on_checkpoint":  # which these do not run
+        for command in (["plan"], ["recipes", "show"], ["recipes", "diff", "debug"]):
+            assert "--trust" in refused(capsys, [*command, stranger / "run.yaml"])
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "on_checkpoint"])
+def test_a_foreign_run_folder_is_opened_without_its_programs(name, stranger, capsys):
+    (stranger / "config.yaml").write_text(PROGRAMS[name])
+    (stranger / "checkpoints" / "step-00000001").mkdir(parents=True)
+    # It says that it began with this very file, which lies where its reference leads.
+    sha256 = subprocess.run(["sha256sum", stranger / "evil.py"], capture_output=True, text=True).stdout.split()[0]
+    references = {f"stranger/evil.py:{thing}": sha256 for thing in ("Block", "Parity")}
+    (stranger / "code.json").write_text(json.dumps({"outside": references}))
+    for command in (["export", stranger, "out"], ["eval", stranger, "--suite", "playground"], ["probe", stranger],
+                    ["generate", stranger, "a"]):  # fmt: skip
+        error = refused(capsys, command)
+        assert "as it is a program that a file names" in error or (command[0] == "export" and "manifest.json" in error)
+    Path("mine.yaml").write_text(RECIPE)
+    assert "as it is a program" in refused(capsys, ["train", "mine.yaml", "--out", stranger])
+
+
+def test_a_foreign_play_folder_runs_nothing_when_it_is_taken_up(stranger, capsys):
+    run = stranger / "runs" / "copying-llama-lr0.001-seed0"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(PROGRAMS["arch: evil.py:Block"])
+    main(["play", "copying", "--out", str(stranger), "--arch", "llama", "--lr", "1e-3", "train.steps=1"])
+    assert not Path("ran").exists()
+
+
+def test_what_the_user_typed_or_trusts_runs(stranger):
+    Path("net.py").write_text(MODULE)
+    Path("mine.yaml").write_text(RECIPE)
+    assert main(["train", "mine.yaml", "--out", "typed", "arch=net.py:Net", "on_checkpoint=touch typed/ran"]) == 0
+    assert Path("ran").exists()
+    (stranger / "run.yaml").write_text(RECIPE.replace("llama", "net.py:Net") + "on_checkpoint: touch trusted/ran\n")
+    assert main(["train", str(stranger / "run.yaml"), "--out", "trusted", "--trust"]) == 0
+    own = Path("own")
+    own.mkdir()
+    (own / "of-mine.yaml").write_text(RECIPE.replace("llama", "net.py:Net") + "on_checkpoint: touch own-run/ran\n")
+    assert main(["train", "of-mine", "--out", "own-run"]) == 0, "by its name, without --trust"
+    for folder in ("typed", "trusted", "own-run"):
+        log = Path(folder) / "on_checkpoint" / "step-00000001.txt"
+        _wait(lambda log=log: "exit code 0" in log.read_text())
+        assert (Path(folder) / "ran").exists()
+    assert main(["export", "typed", "exported"]) == 2
+    assert main(["export", "typed", "exported", "--trust-remote-code"]) == 0
+
+
+def test_a_link_into_your_folder_is_not_your_file(stranger, capsys):
+    Path("own").mkdir()
+    (stranger / "run.yaml").write_text(PROGRAMS["on_checkpoint"])
+    assert "--trust" in refused(capsys, ["train", "own/../stranger/run.yaml"])
+
+
+def test_a_base_of_your_own_does_not_make_the_rest_yours(stranger, capsys):
+    Path("own").mkdir()
+    Path("own/base.yaml").write_text(PROGRAMS["on_checkpoint"])
+    (stranger / "run.yaml").write_text("base: ../own/base.yaml\narch: os:system\n")
+    error = refused(capsys, ["train", stranger / "run.yaml"])
+    assert 'arch is "os:system"' in error
+    assert "on_checkpoint" not in error
+
+
+@pytest.mark.parametrize("base", ["/etc/passwd", "../../../../../../etc/passwd", "../../../../../../../dev/zero"])
+def test_a_base_above_the_folder(base, stranger, capsys):
+    (stranger / "run.yaml").write_text(f"base: {base}\narch: llama\n")
+    assert "root:" not in refused(capsys, ["train", stranger / "run.yaml"])
+    (stranger / "run.yaml").write_text("base: secret.txt\n")
+    (stranger / "secret.txt").write_text("password hunter2\n")
+    assert "hunter2" not in refused(capsys, ["train", stranger / "run.yaml"])
+
+
+NASTY = "r; touch ran; {step} {checkpoint} '\"$(touch ran)`touch ran` é"
+
+
+def test_values_of_the_command_are_words_whatever_they_hold(tmp_path):
+    """A folder's name that holds another value's place, quotes and commands stays one word."""
+    Path("mine.yaml").write_text(RECIPE)
+    command = (
+        f'{sys.executable} -c \'import json, os, sys; print(json.dumps([sys.argv[1:], os.environ["CANONLM_RUN"], '
+        'os.environ["CANONLM_CHECKPOINT"], os.environ["CANONLM_STEP"]]))\' {run} {checkpoint} {step} {other}'
+    )
+    overrides = yaml.safe_dump(command, width=10**6).strip()
+    assert main(["train", "mine.yaml", "--out", NASTY, f"on_checkpoint={overrides}"]) == 0
+    log = Path(NASTY) / "on_checkpoint" / "step-00000001.txt"
+    _wait(lambda: "exit code" in log.read_text())
+    checkpoint = str(Path(NASTY) / "checkpoints" / "step-00000001")
+    words, *variables = json.loads(log.read_text().splitlines()[0])
+    assert words == [NASTY, checkpoint, "1", "{other}"]
+    assert variables == [NASTY, checkpoint, "1"]
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("value", ["x\n#SBATCH --uid=0", "a\rb", "\x1b[2J", "a\u2028b", "a\0b"])
+def test_slurm_options_are_one_line(value):
+    with pytest.raises(ValueError, match="expected a text without line ends"):
+        parse(["tasks=1", "time=5", f"comment={value}"])
+    run = resolve(yaml.safe_load(RECIPE))
+    with pytest.raises(ValueError, match="--out: expected a text without line ends"):
+        _ = Job(run, Path(f"run{value}"), parse(["tasks=1", "time=5"]), main).script
+
+
+def _wait(done, seconds=30):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if done():
+                return
+        except OSError:
+            pass
+        time.sleep(0.05)
+    raise AssertionError("it did not come to an end")
