@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "report"))
 from folders import evaluation, text_evaluation, write_run, write_text_run
 
 from canonlm.cli.watch import line
+from canonlm.launch.play import _sections
 from canonlm.report import load_play, tables
 from canonlm.report.frames import runs_curves, runs_frame
 from canonlm.report.page import render
@@ -215,3 +216,14 @@ def test_a_configuration_says_where_it_is_damaged(play):
     path.write_text("a: b\nc:\n  " + "- " * 3_000)
     with pytest.raises(ValueError, match=r"^config.yaml is damaged, line 3: expected at most 100 levels of nesting$"):
         run_folder.read_config(path.parent)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, "runs"])
+def test_a_play_folder_that_is_damaged_is_not_written_over(play, damage):
+    path = play / "play.json"
+    if damage == "runs":
+        path.write_text('{"sections": [{"id": "", "command": "", "runs": [{}]}]}')
+    else:
+        DAMAGE[damage](path)
+    with pytest.raises(ValueError, match=r"^--out: expected a folder whose play\.json is whole"):
+        _sections(path)

@@ -405,7 +405,7 @@ def test_texts_as_the_dataset_has_them(tmp_path):
         (lambda path: shutil.rmtree(path.parent), "facts: expected simulator, hub, or a folder, got"),
         (lambda path: None, "facts: expected a folder with 0k/qa1.jsonl or .parquet, or qa1.jsonl or .parquet, got"),
         (lambda path: path.write_text(""), "facts: expected at least one row for qa1, got"),
-        (lambda path: path.mkdir(), "facts: expected a folder with 0k/qa1.jsonl"),
+        (lambda path: path.mkdir(), "facts: expected a file that can be read (a folder), got"),
         (lambda path: path.write_text(json.dumps(ROWS[0]) + "\n\n{"), "a JSON object in UTF-8 as line 3 ("),
         (lambda path: path.write_bytes(b'{"input": "\xff"}'), "a JSON object in UTF-8 as line 1 ("),
         (lambda path: path.write_text("[1]\n"), "facts: expected a text as input in {path}, line 1, got None"),

@@ -123,7 +123,7 @@ def test_where_sentences_end(text, content, sentences):
     [
         (b"", "a text file with at least one sentence"),
         (b" \n\n \n", "a text file with at least one sentence"),
-        (b"One.\nTwo \xff.", r"a text file in UTF-8 \(line 2 is not\)"),
+        (b"One.\nTwo \xff.", r"a text file in UTF-8 \(line 2 is not UTF-8\)"),
     ],
     ids=["empty", "blank", "latin-1"],
 )
@@ -138,7 +138,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
         ValueError, match=r'^text: expected a text file in UTF-8 \(No such file.*\), got "nowhere.txt"$'
     ):
         open_background("nowhere.txt")
-    with pytest.raises(ValueError, match=r"^text: expected a text file in UTF-8 \(Is a directory\)"):
+    with pytest.raises(ValueError, match=r"^text: expected a text file in UTF-8 \(a folder\)"):
         open_background(str(tmp_path))
 
 

@@ -1,7 +1,7 @@
 """What `canonlm play` runs: every architecture at every learning rate and seed, on the same data in the same order."""
 
 import copy
-import json
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from canonlm.runs.rows import slice_key
 from canonlm.tasks import Task
 from canonlm.train.config import RunConfig, changes, resolve
 from canonlm.train.recipe import check_folder, create_folder, load, merge, outside_of, override
+from canonlm.untrusted import read_object
 
 _BY_OPTION = {"arch": "--arch", "train.optim.lr": "--lr", "train.seed": "--seeds"}
 
@@ -122,11 +123,12 @@ def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: s
 
 
 def _sections(path: Path) -> list[dict[str, Any]]:
-    try:
-        sections = json.loads(path.read_text(encoding="utf-8"))["sections"]
-        whole = all(isinstance(s["id"] + s["command"], str) and isinstance(s["runs"], list) for s in sections)
-    except (FileNotFoundError, NotADirectoryError):
+    if not os.path.lexists(path):
         return []
+    try:
+        sections = list(read_object(path)["sections"])
+        whole = all(isinstance(s["id"] + s["command"], str) and isinstance(s["runs"], list) for s in sections)
+        whole = whole and all(isinstance(name, str) for s in sections for name in s["runs"])
     except (ValueError, KeyError, TypeError, AttributeError):
         whole = False
     if not whole:

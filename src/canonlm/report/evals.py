@@ -14,7 +14,7 @@ from ..runs.rows import DAMAGE, finite, known_count, one_line, plain, writable
 from ..suites.results import check_answers
 from ..untrusted import read_object
 from .markup import escape
-from .runs import MAX_REASON, LeftOut
+from .runs import MAX_LABEL, MAX_REASON, LeftOut
 from .words import count_of, number, percent, shown
 
 SUITES = {
@@ -136,7 +136,8 @@ def _noted(entry: Mapping[str, Any]) -> str:
 def _difference(settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
     """` (people=3)`"""
     keys = [key for key in settings if any(other.get(key) != settings[key] for other in others)]
-    return f" ({', '.join(f'{key}={shown(settings[key])}' for key in keys)})" if keys else ""
+    told = ", ".join(f"{key}={shown(settings[key])}" for key in keys)
+    return f" ({one_line(told, MAX_LABEL)})" if keys else ""
 
 
 def evals_tables(evaluated: Sequence[Evaluated]) -> Iterator[Table]:

@@ -4,6 +4,7 @@ Nothing here trusts a file: what cannot be read, or has not finished, is left ou
 """
 
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -307,7 +308,7 @@ def _of_model(one: Evaluated, name: str, folder: Path) -> Row:
     if isinstance(arch, str):
         about["arch"], about["canon"] = split_arch(arch)
     for place in (source, folder / source.name, folder / "runs" / source.name, folder):
-        if place.name == source.name and (place / "config.yaml").is_file():
+        if place.name == source.name and os.path.isfile(place / "config.yaml"):
             return about | _of_its_run(place, one.model.get("step"))
     return about
 

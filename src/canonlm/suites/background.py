@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from canonlm.errors import expected
+from canonlm.suites.reading import text_of
 
 
 class Background(Protocol):
@@ -49,13 +50,7 @@ class TextFile:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError as error:
-            line = error.object.count(b"\n", 0, error.start) + 1
-            raise expected("text", f"a text file in UTF-8 (line {line} is not)", str(path)) from None
-        except OSError as error:
-            raise expected("text", f"a text file in UTF-8 ({error.strerror})", str(path)) from None
+        text = text_of(path, "text", "a text file in UTF-8")
         self._sentences = [sentence for paragraph in _PARAGRAPHS.split(text) for sentence in _split(paragraph)]
         if not self._sentences:
             raise expected("text", "a text file with at least one sentence", str(path))

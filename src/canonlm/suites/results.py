@@ -210,6 +210,8 @@ def read_answers(folder: Path, entry: Mapping[str, Any]) -> list[Row]:
     if not isinstance(noted, dict) or not isinstance(count, int) or not isinstance(sha256, str):
         raise ValueError(f"{folder / 'results.json'}: {str(entry.get('name'))[:100]!r} names no answers")
     path = path_inside(folder, noted.get("file"), str(folder / "results.json"))
+    if not os.path.exists(path):
+        raise ValueError(f"{str(path)[:300]}: cannot be read (no such file)")
     found = _rows(path)
     rows = [found[index] for index in sorted(found) if index < count]
     if len(rows) != count or _digest(rows) != sha256:
@@ -225,7 +227,7 @@ def check_answers(folder: Path, entry: Mapping[str, Any]) -> None:
     if noted is None:
         return
     name = noted.get("file") if isinstance(noted, dict) else noted
-    if path_inside(folder, name, str(folder / "results.json")).exists():
+    if os.path.exists(path_inside(folder, name, str(folder / "results.json"))):
         read_answers(folder, entry)
 
 
@@ -249,7 +251,7 @@ def _damaged(path: Path, reason: object) -> ValueError:
 
 def _rows(path: Path, cut: bool = False) -> dict[int, Row]:
     """The answers that are there. cut: remove a line that was cut off."""
-    if not path.exists():
+    if not os.path.exists(path):
         return {}
     data = read_bytes(path, MAX_ANSWERS)
     whole = data[: data.rfind(b"\n") + 1]

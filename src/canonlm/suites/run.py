@@ -1,6 +1,7 @@
 """The suites of `canonlm eval`: what each asks a saved model, from settings to entries of results.json."""
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -191,7 +192,7 @@ def _contents(settings: BaseModel, keys: Iterable[str]) -> dict[str, str]:
     found = {}
     for key in keys:
         path = Path(str(getattr(settings, key, None) or "")).expanduser()
-        files = [path] if path.is_file() else sorted(path.rglob("*")) if path.name and path.is_dir() else []
+        files = [path] if os.path.isfile(path) else sorted(path.rglob("*")) if path.name and os.path.isdir(path) else []
         stamps = [f"{file.relative_to(path)} {Stamp.of(file).sha256}" for file in files if file.is_file()]
         if stamps:
             found[f"{key}_sha256"] = hashlib.sha256("\n".join(stamps).encode()).hexdigest()

@@ -3,7 +3,7 @@
 A row has three texts: `input` (the sentences), `question` and `target` (the answer, a word or two).
 """
 
-import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any
 from canonlm.data.extras import needed
 from canonlm.errors import expected
 from canonlm.suites.babilong.world import Story
+from canonlm.suites.reading import content_of
+from canonlm.untrusted import parse_json
 
 HUB = "RMT-team/babilong-1k-samples"
 SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -63,7 +65,7 @@ def _of_folder(folder: Path, task: str, config: str, padded: bool) -> Iterator[t
     if not folder.is_dir():
         raise expected("facts", "simulator, hub, or a folder", str(folder))
     for home in (folder / config,) if padded else (folder / config, folder):
-        whole = [file for suffix in SUFFIXES if (file := home / f"{task}{suffix}").is_file()]
+        whole = [file for suffix in SUFFIXES if os.path.lexists(file := home / f"{task}{suffix}")]
         if files := whole[:1] or sorted(home.glob(f"{task}-*.parquet")):  # the second is how the Hub names them
             return (row for file in files for row in (_table(file) if file.suffix == ".parquet" else _lines(file)))
     what = f"a folder with {config}/{task}.jsonl or .parquet"
@@ -71,22 +73,22 @@ def _of_folder(folder: Path, task: str, config: str, padded: bool) -> Iterator[t
 
 
 def _lines(file: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise expected("facts", f"a file that can be read ({error.strerror})", str(file)) from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(content_of(file, "facts", "a file that can be read").splitlines(), 1):
         if line.strip():
             try:
-                yield f"{file}, line {number}", json.loads(line.decode("utf-8"))
+                row = parse_json(line.decode("utf-8"), "")
             except ValueError as error:  # no UTF-8, or no JSON
-                raise expected("facts", f"a JSON object in UTF-8 as line {number} ({error})", str(file)) from None
+                reason = str(error).removeprefix(": ")
+                raise expected("facts", f"a JSON object in UTF-8 as line {number} ({reason})", str(file)) from None
+            yield f"{file}, line {number}", row
 
 
 def _table(file: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if not os.path.isfile(file):
+        raise expected("facts", "a Parquet file that can be read (not a regular file)", str(file))
     try:
         rows = pq.read_table(file).to_pylist()
     except (OSError, pa.ArrowException) as error:

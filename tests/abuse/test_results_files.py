@@ -1,0 +1,276 @@
+"""Results and answers of `canonlm eval` that somebody else may have written or changed, and the files that it reads."""
+
+import io
+import json
+import os
+import re
+
+import pytest
+import torch
+from rich.console import Console
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM, tasks
+from canonlm.cli import main
+from canonlm.report import load_play, tables
+from canonlm.report.frames import runs_frame
+from canonlm.report.page import render
+from canonlm.suites.questions import Score
+from canonlm.suites.results import Results, read_answers
+
+LONG = "x" * 100_000
+DIGITS = "9" * 5_000
+SCORE = {"measure": "exact", "value": 0.5, "stderr": 0.1, "n": 4, "slice": {}, "share": True, "higher_is_better": True}
+ENTRY = {"suite": "multihop", "name": "1hop-0k", "settings": {"k": 1}, "scores": [SCORE]}
+ABOUT = {"source": "a/run", "fingerprint": "f1", "tokenizer": "t1", "kind": "folder"}
+TASK = {"name": "parity", "N": 8}
+BYTES = ("--tokenizer", "bytes", "--batch-size", "2")
+
+
+def write(folder, entry=ENTRY, model=ABOUT):
+    folder.mkdir(exist_ok=True)
+    (folder / "results.json").write_text(json.dumps({"model": model, "results": [entry]}))
+    return folder
+
+
+def shown(folder):
+    console = Console(file=io.StringIO(), width=400, color_system=None)
+    for part in tables(folder):
+        console.print(part)
+    runs_frame([folder])
+    return console.file.getvalue(), render(load_play(folder))
+
+
+FILES = {
+    "fifo": lambda path: os.mkfifo(path),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "deep": lambda path: path.write_text("[" * 100_000),
+    "digits": lambda path: path.write_text(json.dumps({"model": ABOUT, "results": []})[:-1] + f', "n": {DIGITS}}}'),
+    "list": lambda path: path.write_text("[]"),
+    "no model": lambda path: path.write_text('{"model": 3, "results": []}'),
+    "no entries": lambda path: path.write_text('{"model": {}, "results": [[], 3, null]}'),
+    "not text": lambda path: path.write_bytes(bytes(range(256))),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_results_file_that_cannot_be_read(tmp_path, kind):
+    write(tmp_path / "good")
+    (tmp_path / "bad").mkdir()
+    FILES[kind](tmp_path / "bad" / "results.json")
+    text, _ = shown(tmp_path)
+    assert "1hop-0k" in text
+    assert "bad/results.json: left out, not readable: ValueError: " in text or "bad/results.json: left out" in text
+    with pytest.raises(ValueError, match=r"^--out: expected a folder whose results\.json can be read") as caught:
+        Results(tmp_path / "bad", ABOUT)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"name": LONG},
+        {"name": "\x1b[2J\n\u2028"},
+        {"name": ["a"]},
+        {"suite": LONG},
+        {"suite": ["a"]},
+        {"suite": "</script>"},
+        {"suite": "[red]x[/red][/bold]"},
+        {"settings": 3},
+        {"settings": {LONG: LONG}},
+        {"settings": None},
+        *(
+            {"scores": [{**SCORE, **one}]}
+            for one in (
+                {"value": 1e308},
+                {"value": -1e308},
+                {"value": float("nan")},
+                {"value": 10**290},
+                {"stderr": 1e308},
+                {"stderr": "x"},
+                {"n": 1e308},
+                {"n": 10**290},
+                {"n": -3},
+                {"measure": LONG},
+                {"measure": ["x"]},
+                {"slice": {"k": LONG}},
+                {"slice": {LONG: 1}},
+                {"share": "yes"},
+                {"share": False, "value": 1e308},
+            )
+        ),
+    ],
+    ids=lambda changed: repr(changed)[:40],
+)
+def test_an_entry_may_hold_anything(tmp_path, changed):
+    write(tmp_path / "one", {**ENTRY, **changed})
+    write(tmp_path / "two")
+    text, page = shown(tmp_path)
+    assert max(map(len, text.splitlines())) < 1_000
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]", text)
+    assert len(max(re.findall("x+", page), key=len, default="")) <= 500
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"source": LONG},
+        {"source": "a\0b"},
+        {"source": ["a"]},
+        {"source": "../" * 50},
+        {"source": "/dev/zero"},
+        {"arch": LONG},
+        {"arch": "\x1b[2J"},
+        {"parameters": 1e308},
+        {"parameters": 10**290},
+        {"step": 10**290},
+    ],
+    ids=lambda model: repr(model)[:40],
+)
+def test_a_model_may_be_called_anything(tmp_path, model):
+    text, _ = shown(write(tmp_path / "one", model={**ABOUT, **model}))
+    assert "1hop-0k" in text
+
+
+OUTSIDE = ("../answers.jsonl", "/etc/passwd", "answers/../../x", "a\0b", "", 3, None, LONG)
+
+
+@pytest.mark.parametrize("file", OUTSIDE, ids=lambda file: repr(file)[:30])
+def test_answers_lie_in_the_folder(tmp_path, file):
+    (tmp_path / "answers.jsonl").write_text('{"index": 0, "slice": {}, "right": {}}\n')
+    folder = write(tmp_path / "out", {**ENTRY, "answers": {"file": file, "count": 1, "sha256": "0" * 64}})
+    (entry,) = json.loads((folder / "results.json").read_text())["results"]
+    with pytest.raises(ValueError, match=r"expected the name of a file in .*, got|cannot be read|made of") as caught:
+        read_answers(folder, entry)
+    assert len(str(caught.value)) < 1_000
+    text, _ = shown(folder)
+    assert "1hop-0k" in text
+
+
+class Sums:
+    """What is i + i?"""
+
+    name, measures, most, stop = "sums", ("exact",), 3, ("\n",)
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        from canonlm.suites.questions import Question
+
+        return Question(f"{index} + {index} =", str(2 * index), {"parity": index % 2})
+
+    def grade(self, question, said):
+        return {"exact": said == question.answer}
+
+
+def asked(folder):
+    results = Results(folder, ABOUT)
+    scores = results.ask("sums", Sums(), {"n": 6}, lambda prompts, most, stop: enumerate("024680"))
+    return results.add("sums", "sums", {"n": 6}, scores, 1.0)
+
+
+TAMPERED = {
+    "right": lambda text: text.replace('"exact": false', '"exact": true', 1),
+    "said": lambda text: text.replace('"said": "0"', '"said": "1"', 1),
+    "line": lambda text: text.partition("\n")[2],
+    "half": lambda text: text[:40],
+    "junk": lambda text: "[[[\n" + text,
+    "types": lambda text: text.replace('"slice": {', '"slice": [{', 1),
+    "deep": lambda text: text + "[" * 10_000 + "\n",
+    "digits": lambda text: text + f'{{"index": {DIGITS}}}\n',
+}
+
+
+@pytest.mark.parametrize("how", TAMPERED)
+def test_answers_that_were_changed_are_noticed(tmp_path, how):
+    entry = asked(tmp_path)
+    assert [row["said"] for row in read_answers(tmp_path, entry)] == list("024680")
+    path = tmp_path / entry["answers"]["file"]
+    path.write_text(TAMPERED[how](path.read_text()))
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: ") as caught:
+        Results(tmp_path, ABOUT).find("sums", "sums", {"n": 6})
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 500
+    text, _ = shown(tmp_path)
+    assert "answers of sums in results.json: left out, " in text
+
+
+def test_answers_may_be_removed_and_more_may_follow(tmp_path):
+    entry = asked(tmp_path)
+    path = tmp_path / entry["answers"]["file"]
+    with path.open("a") as file:
+        file.write(json.dumps({"index": 6, "slice": {}, "answer": "12", "said": "12", "right": {"exact": True}}) + "\n")
+    assert Results(tmp_path, ABOUT).find("sums", "sums", {"n": 6}) == entry
+    path.unlink()
+    assert Results(tmp_path, ABOUT).find("sums", "sums", {"n": 6}) == entry
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "model"
+    torch.manual_seed(0)
+    vocab = len(tasks.get(**TASK).vocab)
+    config = CanonLMConfig(vocab_size=vocab, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    CanonLMForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_the_playground_keeps_its_answers(model, tmp_path, capsys):
+    settings = [f"task.{key}={value}" for key, value in TASK.items()]
+    command = ["eval", str(model), "--out", str(tmp_path), "--suite", "playground", *settings, "n=8"]
+    assert main(command) == 0
+    (entry,) = json.loads((tmp_path / "results.json").read_text())["results"]
+    rows = read_answers(tmp_path, entry)
+    accuracy = Score(**entry["scores"][0])
+    assert len(rows) == accuracy.n
+    assert all(row["right"]["accuracy"] == (row["said"] == row["answer"]) for row in rows)
+    by_slice = {json.dumps(score["slice"]): score for score in entry["scores"] if score["slice"]}
+    for where, score in by_slice.items():
+        there = [row["right"]["accuracy"] for row in rows if row["slice"] == json.loads(where)]
+        assert (sum(there) / len(there), len(there)) == (score["value"], score["n"])
+    assert all(row["question"].endswith("ans") for row in rows)
+    path = tmp_path / entry["answers"]["file"]
+    assert main(command) == 0
+    path.write_text(path.read_text().replace("true", "false", 1).replace("false", "true", 1))
+    path.write_text(path.read_text().replace('"said": "', '"said": "not ', 1))
+    capsys.readouterr()
+    assert main(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"canonlm: {path}: expected the answers that results.json was made of")
+
+
+READ = {
+    "text": ("eval", "--suite", "multihop", "background=10", "people=2", "n=1", "text={}", "--out", "{out}"),
+    "prompts": ("generate", "--prompts", "{}", "--out", "{out}"),
+    "lines": ("generate", "--prompts", "{}.jsonl", "--out", "{out}"),
+    "table": ("eval", "--suite", "babilong", "task=qa1", "n=1", "facts={folder}", "--out", "{out}"),
+    "facts": ("eval", "--suite", "babilong", "task=qa1", "n=1", "facts={folder}", "--out", "{out}"),
+}
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "model"
+    config = CanonLMConfig(vocab_size=258, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    CanonLMForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+NAMES = {"lines": "given.jsonl", "facts": "qa1.jsonl", "table": "qa1.parquet"}
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "deep", "digits", "not text"])
+@pytest.mark.parametrize("what", READ)
+def test_files_that_are_read_for_questions(writer, tmp_path, capsys, what, kind):
+    given = tmp_path / NAMES.get(what, "given")
+    FILES[kind](given)
+    command, *options = READ[what]
+    place = str(given.with_suffix("")) if what == "lines" else str(given)
+    options = [each.format(place, folder=given.parent, out=tmp_path / "out") for each in options]
+    code = main([command, str(writer), *options, *BYTES, *(("--max-tokens", "2") if command == "generate" else ())])
+    error = capsys.readouterr().err.splitlines()
+    if what in ("text", "prompts") and kind in ("deep", "digits"):
+        return  # a text like any other
+    assert code == 2
+    assert len(error) == 1
+    assert re.match("canonlm: (text|facts|--prompts): expected ", error[0])
