@@ -19,6 +19,10 @@ from pathlib import Path
 
 import canonlm
 
+# Before torch and its like are imported: a process with threads cannot be forked.
+os.environ |= {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "RAYON_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+               "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1", "NO_COLOR": "1", "COLUMNS": "120"}  # fmt: skip
+
 SECONDS = 10.0  # of processor time
 PATIENCE = 30.0  # seconds of the clock: the machine may be busy
 GIGABYTES = 2.0  # above what the process began with

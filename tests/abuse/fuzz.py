@@ -7,13 +7,7 @@ The same seed tries the same cases in the same order. A failure is kept as a fol
 `command.txt`, and what it printed.
 """
 
-import os
-
-os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "COLUMNS": "120",
-               "POLARS_MAX_THREADS": "1", "TQDM_DISABLE": "1", "NO_COLOR": "1", "RAYON_NUM_THREADS": "1"}  # fmt: skip
-
 import argparse
-import importlib
 import json
 import shlex
 import shutil
@@ -22,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from fnmatch import fnmatch
 from itertools import count
 from pathlib import Path
@@ -32,92 +26,61 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from abuse import bases, damage, oracle
+from abuse import bases, damage, oracle  # before torch: forks sets the number of threads
 from abuse.cases import CASES, SETTINGS, Case
-from abuse.forks import Outcome, run
+from abuse.forks import Outcome
+from abuse.workshop import Workshop
 
 ROUND = 12  # damages that hypothesis draws from one seed, for one command
 
 
 class Fuzzer:
-    """Undamaged folders and results in `place`; what was tried and what failed."""
+    """What was tried and what failed."""
 
     def __init__(self, place: Path, failures: Path | None, only: list[str]) -> None:
-        self.place, self.failures = place, failures
-        self.notes, self.folder = place / "notes", place / "case"
-        self.notes.mkdir(parents=True)
+        self.cases = [case for case in CASES if not only or any(fnmatch(case.name, name) for name in only)]
+        self.settings = SETTINGS if not only or "settings" in only else {}
+        self.workshop, self.failures = Workshop(place, self.cases), failures
+        self.folder, self.kept = self.workshop.folder, place / "kept"
         self.tried: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
         self.found: dict[tuple[str, str, str], str] = {}
-        self.cases = [case for case in CASES if not only or any(fnmatch(case.name, name) for name in only)]
-        self.settings = SETTINGS if not only or "settings" in only else {}
-        self.before: dict[str, dict[str, str]] = {}
         self.damageable: dict[str, list[str]] = {}
-
-    def prepare(self) -> None:
-        """Make the bases and the undamaged results, each in a fork, then import what they had to import."""
-        import torch
-
-        torch.set_num_threads(1)
-        _load(["canonlm.cli", "canonlm.train.loop", "canonlm.suites.opening", "canonlm.report.page"])
-        modules: set[str] = set()
-        for name in sorted({"recipe", *(case.base for case in self.cases)}):
-            folder = self.place / name
-            folder.mkdir()
-            outcome = run(lambda name=name: _make(name), folder, self.notes, limit=120)
-            if outcome.code != 0:
-                raise RuntimeError(f"base {name}: {outcome.err} {outcome}")
-            modules |= set((self.notes / "modules").read_text().split())
-            _load(modules)
-        problems = []
         for case in self.cases:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            shutil.copytree(self.place / case.base, self.folder)
-            outcome = run(lambda case=case: _command(shlex.split(case.command)), self.folder, self.notes, limit=60)
-            self.before[case.name] = oracle.result(case, outcome, self.folder)
-            names = bases.describe(self.place / case.base)
+            names = bases.describe(place / case.base)
             self.damageable[case.name] = [name for name in names if fnmatch(name, case.damaged)]
-            wrong = list(oracle.complaints(case, outcome, self.folder, damage.Damage(), None))
-            if outcome.code != 0 or wrong or not self.damageable[case.name]:
-                problems.append(f"undamaged {case.name}: {wrong} {outcome}")
-            _load((self.notes / "modules").read_text().split())
-        if problems:
-            raise RuntimeError("\n".join(problems))
-        if (threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
-            names = [path.joinpath("comm").read_text().strip() for path in Path("/proc/self/task").iterdir()]
-            print(f"{threads} threads, a fork may hang: {names}", file=sys.stderr)
+            if not self.damageable[case.name]:
+                raise RuntimeError(f"{case.name}: no file is {case.damaged}")
 
     def attempt(self, case: Case | None, draw: damage.Draw, end: float) -> None:
         """One command on one damage, or (None) on junk in its settings. After `end` it only draws, since
         hypothesis wants the same draws every time."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.workshop.copy("recipe" if case is None else case.base)
         if case is None:
-            shutil.copytree(self.place / "recipe", self.folder)
             junk = draw(st.sampled_from(damage.JUNK + damage.JUNK_YAML))
             start, names = draw(st.sampled_from(sorted(self.settings.items())))
             command = [*shlex.split(start), f"{draw(st.sampled_from(names))}={junk}"]
             case = Case("settings", "", "", shlex.join(command), large=command[0] == "data")
             done = damage.Damage("value", f"{' '.join(command)[:120]}")
         else:
-            shutil.copytree(self.place / case.base, self.folder)
             file = draw(st.sampled_from(self.damageable[case.name]))
             others = [name for name in self.damageable[case.name] if name != file]
             done = damage.apply(self.folder, file, others, draw)
             command = shlex.split(case.command)
         if time.monotonic() > end:
             return
-        kept = self._keep(case, command)
-        outcome = run(lambda: _command(command), self.folder, self.notes)
+        kept = self._keep(command)
+        outcome = self.workshop.run(command)
         self.tried[case.name] += 1
         self.ended["ended" if outcome.ended else f"exit code {outcome.code}"] += 1
-        before = self.before.get(case.name)
+        before = self.workshop.before.get(case.name)
         for complaint in oracle.complaints(case, outcome, self.folder, done, before):
             self._note(case, done, complaint, outcome, kept)
         shutil.rmtree(kept, ignore_errors=True)
 
-    def _keep(self, case: Case, command: list[str]) -> Path:
+    def _keep(self, command: list[str]) -> Path:
         """A copy of what the command is about to get; links and FIFOs are made again by their names."""
-        kept = self.place / "kept"
+        kept = self.kept
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(self.folder, kept, symlinks=True, ignore=lambda folder, names: [
             name for name in names if not _ordinary(Path(folder, name))])  # fmt: skip
@@ -156,43 +119,11 @@ def _where(outcome: Outcome) -> str:
     return (lines[0] if outcome.stack else lines[-1]).replace(str(Path.cwd()), "")[:160] if lines else ""
 
 
-def _make(name: str) -> int:
-    bases.BASES[name](Path.cwd())
-    _tell_modules()
-    return 0
-
-
-def _command(command: list[str]) -> int:
-    from canonlm.cli import main
-
-    sys.argv = ["canonlm", *command]
-    code = main(command)
-    _tell_modules()
-    return code
-
-
-def _tell_modules() -> None:
-    if notes := os.environ.get("TMPDIR"):
-        Path(notes).parent.joinpath("modules").write_text("\n".join(sys.modules))
-
-
-def _load(names: Iterable[str]) -> None:
-    """Import, so that forks need not; only rooms of ours and what they stand on."""
-    for name in names:
-        if name.split(".")[0] in {"canonlm", "torch", "transformers", "polars", "pyarrow", "datatrove", "safetensors",
-                                  "plotly", "rich", "yaml", "numba", "tokenizers"}:  # fmt: skip
-            try:
-                importlib.import_module(name)
-            except Exception:  # modules that are made, not found
-                continue
-
-
 def fuzz(seconds: float, first: int, failures: Path | None, only: list[str]) -> dict:
     """Try cases for `seconds`; the counts and the failures."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="canonlm-fuzz-", dir=shared if shared.is_dir() else None) as place:
         fuzzer = Fuzzer(Path(place) / "fuzz", failures, only)
-        fuzzer.prepare()
         print(f"undamaged folders and results are made; {len(fuzzer.cases)} commands", flush=True)
         end = time.monotonic() + seconds
         rota = [*fuzzer.cases, *([None] if fuzzer.settings else [])]

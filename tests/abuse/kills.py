@@ -8,13 +8,10 @@ seed: to the command or, where it has started processes, to one of these as ofte
 without their timings, the last checkpoint and the shards; and nothing temporary and no process may be left.
 """
 
-import os
-
-os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "120"}
-
 import argparse
 import hashlib
 import json
+import os
 import platform
 import random
 import shutil

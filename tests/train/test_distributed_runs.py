@@ -105,6 +105,25 @@ def test_killed_in_pairs_and_one_by_one(tiny, processes, tmp_path, seed):
     tiny.same(out, tmp_path / "undisturbed")
 
 
+@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_one_that_stands_still_for_a_while_is_waited_for(tiny, processes, tmp_path, rank, seconds):
+    """A machine that is suspended, or pages: the run goes on, bit for bit."""
+    changes = {"train": {"steps": 60, "checkpoint_every": 20, "log_every": 1, "eval_every": 30}}
+    path, out = tiny.yaml(tmp_path / "run.yaml", **changes), tmp_path / "run"
+    assert processes(2, "train", path, "--out", tmp_path / "undisturbed").join() == [0, 0]
+    group = processes(2, "train", path, "--out", out)
+    while "step 3 " not in group.said()[0]:
+        assert all(process.is_alive() for process in group.members)
+        time.sleep(0.002)
+    os.kill(group.members[rank].pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    assert not (out / "result.json").exists()
+    os.kill(group.members[rank].pid, signal.SIGCONT)
+    assert group.join() == [0, 0]
+    tiny.same(out, tmp_path / "undisturbed")
+
+
 def _checkpoints(out):
     return sorted(path.name for path in (out / "checkpoints").glob("step-*"))
 

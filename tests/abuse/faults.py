@@ -1,0 +1,220 @@
+"""Commands while the machine fails them: no room, no permission, a second process, a clock that jumps.
+
+    python tests/abuse/faults.py [--only "full disk"]      every fault for every command; what went wrong, as JSON
+
+A line of `FAULTS` is a fault, a line of `COMMANDS` a command. Under the fault a command gives its result or refuses in
+one line; afterwards the same command gives the result that it gives undisturbed, to the bit, and nothing is left over.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import resource
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from abuse import forks, oracle
+from abuse.cases import CASES, Case
+from abuse.damage import Damage
+from abuse.workshop import Workshop, command_in_fork
+
+_CASES = {case.name: case for case in CASES}
+_RUN = ("run/metrics.jsonl", "run/result.json", "run/checkpoints/*06/*.distcp")
+
+COMMANDS = [
+    Case("train", "recipe", "", "train run.yaml --out run", _RUN, said=False, children=True),
+    replace(_CASES["train, stopped"], result=_RUN),
+    _CASES["export"],
+    _CASES["eval"],
+    _CASES["probe"],
+    _CASES["report, page"],
+    _CASES["results"],
+    _CASES["convert, hf"],
+    _CASES["data prepare"],
+    Case("data dump", "recipe", "", "data dump copying --n 50 --out samples.parquet", ("samples.parquet",), said=False),
+    Case("report, play", "play", "", "report play", said=False),
+]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """around: what is done to the folder, and undone. inside: what is done in the process of the command, before it."""
+
+    around: Callable[[Path], Iterator[None]]
+    inside: Callable[[], None] = lambda: None
+
+
+def _nothing(folder: Path) -> Iterator[None]:
+    yield
+
+
+def _modes(folders: int, files: int) -> Callable[[Path], Iterator[None]]:
+    def around(folder: Path) -> Iterator[None]:
+        places = [folder, *folder.rglob("*")]
+        modes = {place: place.stat().st_mode for place in places}
+        for place in reversed(places):
+            place.chmod(folders if place.is_dir() else files)
+        folder.chmod(0o755 if folders == 0 else folders)  # the current folder stays one
+        yield
+        for place in places:
+            place.chmod(modes[place])
+
+    return around
+
+
+def _full(room: int) -> Callable[[Path], Iterator[None]]:
+    """A disk of its own with little room beside what is there already, filled."""
+
+    def around(folder: Path) -> Iterator[None]:
+        size = sum(path.stat().st_blocks * 512 for path in folder.rglob("*")) + 2**20
+        aside = folder.with_name("aside")
+        folder.rename(aside)
+        folder.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], check=True)
+        try:
+            subprocess.run(["cp", "-a", f"{aside}/.", folder], check=True)
+            free = os.statvfs(folder)
+            with folder.joinpath("filling").open("wb") as file:
+                file.write(bytes(max(0, free.f_bavail * free.f_frsize - room)))
+            yield
+            subprocess.run(["rm", "-rf", aside], check=True)
+            folder.joinpath("filling").unlink()
+            subprocess.run(["cp", "-a", f"{folder}/.", aside], check=True)
+        finally:
+            subprocess.run(["umount", "-l", folder], check=True)
+            folder.rmdir()
+            aside.rename(folder)
+
+    return around
+
+
+def _ordinary() -> None:
+    """Give up root's rights over files: what follows is an ordinary user's process."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3; this process
+    if ctypes.CDLL(None, use_errno=True).capset(header, (ctypes.c_uint32 * 6)()) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def _small_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, 4_096))
+
+
+def _few_files() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 6,) * 2)
+
+
+def _jumping_clock() -> None:
+    """The clock of the day jumps by years, back and forth. Clocks that only go forward (monotonic) do not."""
+    draw, real = random.Random(0), time.time
+
+    def jumping() -> float:
+        return real() + draw.choice([0.0, 0.0, -(10**8), 10**8, -3600.0])
+
+    time.time = jumping
+
+
+FAULTS = {
+    "a folder that may only be read": Fault(_modes(0o555, 0o444), _ordinary),
+    "files that may not be read": Fault(_modes(0o755, 0o000), _ordinary),
+    "folders that may not be entered": Fault(_modes(0o000, 0o644), _ordinary),
+    "full disk": Fault(_full(0)),
+    "a disk with a little room": Fault(_full(12_000)),
+    "a disk that is full soon": Fault(_full(60_000)),
+    "files may not grow": Fault(_nothing, _small_files),
+    "few open files": Fault(_nothing, _few_files),
+    "a jumping clock": Fault(_nothing, _jumping_clock),
+}
+
+
+def meet(workshop: Workshop, case: Case, fault: Fault) -> list[str]:
+    """What goes wrong when a command meets a fault, and when it runs again without it."""
+    folder, command = workshop.copy(case.base), shlex.split(case.command)
+    done = Damage("fault", "", (folder.name,))
+    with contextmanager(fault.around)(folder):
+        outcome = workshop.run(command, fault.inside)
+        wrong = list(oracle.complaints(case, outcome, folder, done, None))
+        wrong += [f"time: {row}" for row in _impossible(folder)]
+    if outcome.code == 0 and oracle.result(case, outcome, folder) == workshop.before[case.name]:
+        return wrong
+    again = workshop.run(command)
+    wrong += [f"again: {line}" for line in oracle.complaints(case, again, folder, done, None)]
+    if again.code != 0:
+        wrong.append(f"again: exit code {again.code}: {again.err[:300]}")
+    elif oracle.result(case, again, folder) != workshop.before[case.name]:
+        wrong.append("difference: another result")
+    return wrong
+
+
+def _impossible(folder: Path) -> Iterator[str]:
+    """Rows whose time is none."""
+    for path in folder.glob("run/metrics.jsonl"):
+        if os.access(path, os.R_OK):
+            elapsed = [
+                json.loads(line).get("elapsed_s") for line in path.read_text().splitlines() if line.endswith("}")
+            ]
+            times = [value for value in elapsed if value is not None]
+            if times != sorted(times) or not all(0 <= value < 10_000 for value in times):
+                yield f"elapsed_s: {times}"
+
+
+def twice(workshop: Workshop, case: Case) -> list[str]:
+    """What goes wrong when two processes run one command in one folder: one may say that the other is there."""
+    folder, command = workshop.copy(case.base), shlex.split(case.command)
+    notes = [workshop.place / f"notes-{number}" for number in range(2)]
+    for place in notes:
+        place.mkdir(exist_ok=True)
+    mark = str(time.monotonic_ns())
+    pids = [forks.start(lambda: command_in_fork(command), folder, place, mark) for place in notes]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    texts = [[(place / name).read_text(errors="replace") for name in ("out", "err")] for place in notes]
+    done, wrong = Damage("fault", "", (folder.name,)), []
+    outcomes = [forks.Outcome(code, *text) for code, text in zip(codes, texts, strict=True)]
+    for outcome in outcomes:
+        wrong += oracle.complaints(case, outcome, folder, done, None)
+    good = [outcome for outcome in outcomes if outcome.code == 0]
+    if not good:
+        wrong.append(f"nobody did it: {[outcome.err[:200] for outcome in outcomes]}")
+    elif any(oracle.result(case, outcome, folder) != workshop.before[case.name] for outcome in good):
+        wrong.append("difference: another result")
+    return wrong
+
+
+def everything(only: str) -> dict[str, list[str]]:
+    """By fault and command: what went wrong."""
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="canonlm-faults-") as place:
+        workshop = Workshop(Path(place) / "faults", COMMANDS)
+        for name, fault in FAULTS.items():
+            for case in COMMANDS:
+                if fnmatch(name, only):
+                    try:
+                        found[f"{name}: {case.name}"] = meet(workshop, case, fault)
+                    except subprocess.CalledProcessError:
+                        found[f"{name}: {case.name}"] = ["skipped: nothing can be mounted here"]
+        for case in COMMANDS if fnmatch("two processes", only) else []:
+            found[f"two processes: {case.name}"] = twice(workshop, case)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="run commands while the machine fails them")
+    parser.add_argument("--only", default="*", help="a fault, or a pattern of faults")
+    found = everything(parser.parse_args().only)
+    print(json.dumps(found, indent=1))
+    return 1 if any(line for wrong in found.values() for line in wrong if not line.startswith("skipped")) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

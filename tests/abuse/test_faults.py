@@ -1,0 +1,80 @@
+"""Kills and faults while commands run: a few in `make test-all`, the whole matrix of kills with `make kills`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ABUSE = Path(__file__).parent
+
+
+def outcome(name, *arguments):
+    """What a program of this folder prints; it runs apart from pytest, whose threads its forks would not survive."""
+    command = [sys.executable, str(ABUSE / name), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "kills"), [("train", 15), ("prepare", 5), ("play", 3)])
+def test_killed_at_random_moments(tmp_path, command, kills):
+    done = outcome("kills.py", "--only", command, "--kills", kills, "--out", tmp_path / "kills.json")
+    assert (tmp_path / "kills.json").exists(), done.stdout + done.stderr
+    (row,) = json.loads((tmp_path / "kills.json").read_text())["rows"]
+    assert row["kills"] == kills
+    assert row["differences"] == row["leftovers"] == row["refused"] == []
+
+
+@pytest.fixture(scope="module")
+def faults():
+    done = outcome("faults.py")
+    assert done.stdout.startswith("{"), done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_every_fault_in_every_command(faults):
+    """Refused in one line, and afterwards the same to the bit as undisturbed."""
+    wrong = {name: lines for name, lines in faults.items() if lines and not lines[0].startswith("skipped")}
+    assert wrong == {}
+    assert len(faults) > 80
+
+
+@pytest.mark.slow
+def test_a_play_that_is_killed_leaves_no_process(tmp_path):
+    """Its training would hold the run's lock, so that the same command could not go on."""
+    settings = ["train.steps=100000", "train.batch_size=2", "model.hidden_size=16", "model.num_attention_heads=2"]
+    command = [sys.executable, "-m", "canonlm", "play", "copying", *settings, "--arch", "llama", "--out", "play"]
+    play = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60
+        while not list(tmp_path.glob("play/runs/*/metrics.jsonl")):
+            assert play.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        play.kill()
+        play.wait()
+        end = time.monotonic() + 20
+        while _trains(tmp_path) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert _trains(tmp_path) == []
+    finally:
+        play.kill()
+        for process in _trains(tmp_path):
+            os.kill(process, signal.SIGKILL)
+
+
+def _trains(folder):
+    """The processes whose current folder this is."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if place.joinpath("cwd").readlink() == folder and place.joinpath("cmdline").read_bytes():
+                found.append(int(place.name))
+        except OSError:
+            continue
+    return found
