@@ -105,8 +105,8 @@ def test_killed_in_pairs_and_one_by_one(tiny, processes, tmp_path, seed):
     tiny.same(out, tmp_path / "undisturbed")
 
 
-@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "seconds"), [(0, 5), (1, 60)])
 def test_one_that_stands_still_for_a_while_is_waited_for(tiny, processes, tmp_path, rank, seconds):
     """A machine that is suspended, or pages: the run goes on, bit for bit."""
     changes = {"train": {"steps": 60, "checkpoint_every": 20, "log_every": 1, "eval_every": 30}}
