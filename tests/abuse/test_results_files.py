@@ -59,7 +59,7 @@ def test_a_results_file_that_cannot_be_read(tmp_path, kind):
     FILES[kind](tmp_path / "bad" / "results.json")
     text, _ = shown(tmp_path)
     assert "1hop-0k" in text
-    assert "bad/results.json: left out, not readable: ValueError: " in text or "bad/results.json: left out" in text
+    assert "bad/results.json: left out, not readable: " in text
     with pytest.raises(ValueError, match=r"^--out: expected a folder whose results\.json can be read") as caught:
         Results(tmp_path / "bad", ABOUT)
     assert len(str(caught.value).splitlines()) == 1

@@ -239,9 +239,9 @@ def test_damaged_runs_are_said_and_leave_the_csv_whole(tmp_path, capsys):
     said = capsys.readouterr()
     assert {row["model"] for row in csv.DictReader(io.StringIO(said.out))} == {"whole"}
     assert said.err.splitlines() == [
-        "broken: left out, config.yaml is damaged: not YAML",
-        "runs/half/results.json: left out, not readable: JSONDecodeError: Expecting property name enclosed in double "
-        "quotes: line 1 column 2 (char 1)",
+        "broken: left out, config.yaml is damaged, line 2: not YAML: did not find expected node content",
+        "runs/half/results.json: left out, not readable: not JSON (Expecting property name enclosed in double "
+        "quotes: line 1 column 2 (char 1))",
     ]
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,6 +57,7 @@ def results(
     from canonlm.errors import expected
     from canonlm.report import tidy
     from canonlm.report.published import tables
+    from canonlm.report.sheet import write_frame
 
     folders, filters = _sorted(given or [])
     filters = [*(filter or []), *filters]
@@ -79,7 +81,7 @@ def results(
         kept = tables.only(kept, asked)
     if csv or json:
         rows = tidy.paired(kept) if paired else kept
-        for path, text in ((csv, rows.write_csv), (json, rows.write_json)):
+        for path, text in ((csv, partial(write_frame, rows)), (json, rows.write_json)):
             if path:
                 _write(path, text(), "--csv" if path is csv else "--json")
     else:

@@ -48,12 +48,16 @@ document.querySelectorAll("details").forEach(part => part.addEventListener("togg
 
 // -- downloads
 
+// A text that a spreadsheet would run as a formula has an apostrophe before it, as in canonlm.report.sheet.
+const guarded = text => (/^['=+\-@\t\r\n]/.test(text) && !isNumber(text) ? `'${text}` : text);
+const isNumber = text => /^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$/.test(text);
+
 const csvOf = rows =>
   rows
     .map(row =>
       row
         .map(cell => {
-          const text = cell === null || cell === undefined ? "" : String(cell);
+          const text = cell === null || cell === undefined ? "" : guarded(String(cell));
           return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
         })
         .join(","),

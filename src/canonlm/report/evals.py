@@ -53,8 +53,9 @@ def load_evaluated(folder: str | Path) -> tuple[list[Evaluated], list[LeftOut]]:
             model = dict(raw["model"])
             found.append(Evaluated(_label(path, Path(folder), model), model, entries, path))
         except DAMAGE as error:
-            reason = f"not readable: {type(error).__name__}: {str(error).removeprefix(f'{path}: ')}"
-            left_out.append(LeftOut(name, one_line(reason, MAX_REASON)))
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            reason = str(error).removeprefix(f"{path}: ")
+            left_out.append(LeftOut(name, one_line(f"not readable: {kind}{reason}", MAX_REASON)))
             continue
         for entry in entries:
             try:

@@ -1,14 +1,13 @@
 """The numbers alone: everything that was evaluated, as CSV and as the data inside the page."""
 
-import csv
-import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..runs.folder import Recorded
 from ..runs.rows import E, Evaluation
 from .play import Play
 from .runs import Run
+from .sheet import write_rows
 from .text import TextRun, tokens_of
 
 CSV_COLUMNS = ("section", "run", "arch", "lr", "seed", "state", "row", "step", "slice", "correct", "total", "accuracy",
@@ -19,18 +18,16 @@ def numbers_csv(play: Play) -> str:
     """Every evaluation of every run, one line per slice and one per measure (`slice` to `accuracy` are empty there,
     `measure` and `value` elsewhere); `row` is `eval` during training or `final`. Of a run on text `slice` is the
     validation set."""
-    sheet = io.StringIO()
-    writer = csv.writer(sheet, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
+    rows: list[Sequence[Any]] = [CSV_COLUMNS]
     for section in play.sections:
         for run in section.runs:
             size = run.result.num_parameters if run.result else None
             for kind, row in _rows(run):
                 start = [section.heading, run.name, run.arch, run.lr, run.seed, run.state, kind, row.step]
                 for key, count in row.slices.items():
-                    writer.writerow([*start, key, count.correct, count.total, count.accuracy, "", "", size])
+                    rows.append([*start, key, count.correct, count.total, count.accuracy, "", "", size])
                 for name, value in row.measures.items():
-                    writer.writerow([*start, "", "", "", "", name, value, size])
+                    rows.append([*start, "", "", "", "", name, value, size])
     for text in play.texts:
         for trained in text.runs:
             size = trained.result.num_parameters if trained.result else None
@@ -40,8 +37,8 @@ def numbers_csv(play: Play) -> str:
                     for measure, number in (("loss", found.loss), ("bits_per_byte", found.bits_per_byte)):
                         if number is not None:
                             told = [kind, asked.step, name, "", found.tokens, "", measure, number]
-                            writer.writerow([*about, *told, size])
-    return sheet.getvalue()
+                            rows.append([*about, *told, size])
+    return write_rows(rows)
 
 
 def numbers_data(play: Play) -> dict[str, Any]:

@@ -1,0 +1,63 @@
+"""CSV that a spreadsheet can open: a text that it would take for a formula has an apostrophe before it.
+
+A formula of a stranger's name could send the sheet's numbers away. The scripts of the pages do the same
+(`guarded` in draw.js), and `read_csv` takes the apostrophes away again.
+"""
+
+import re
+from collections.abc import Iterable
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .tidy import SCHEMA
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_RUN = r"^['=+\-@\t\r\n]"  # an apostrophe is doubled, so that it is not taken away on reading
+_NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"  # is no formula
+
+
+def guarded(text: str) -> str:
+    """A text as a cell of CSV: with an apostrophe before it if a spreadsheet would run it. Numbers stay as they are."""
+    return f"'{text}" if re.match(_RUN, text) and not re.fullmatch(_NUMBER, text) else text
+
+
+def unguarded(text: str) -> str:
+    """The text of such a cell."""
+    return text.removeprefix("'")
+
+
+def write_rows(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows of texts and numbers as CSV; None is an empty cell."""
+    return "".join(",".join(map(_cell, row)) + "\n" for row in rows)
+
+
+def write_frame(frame: "pl.DataFrame") -> str:
+    """A frame as CSV."""
+    import polars as pl
+
+    text = pl.col(pl.String)
+    run = text.str.contains(_RUN) & ~text.str.contains(_NUMBER)
+    return frame.with_columns(pl.when(run).then("'" + text).otherwise(text).name.keep()).write_csv()
+
+
+def read_csv(file: str | Path) -> "pl.DataFrame":
+    """What `canonlm results --csv` has written, with the texts that were in it. OSError: the file cannot be read."""
+    return read_text(Path(file).read_text(encoding="utf-8"))
+
+
+def read_text(text: str) -> "pl.DataFrame":
+    """The same of the file's content."""
+    import polars as pl
+
+    types = {name: getattr(pl, kind) for name, kind in SCHEMA.items()}
+    known = {name: types[name] for name in text.partition("\n")[0].split(",") if name in types}
+    frame = pl.read_csv(StringIO(text), schema_overrides=known, infer_schema_length=None)
+    return frame.with_columns(pl.col(pl.String).str.strip_prefix("'"))
+
+
+def _cell(value: Any) -> str:
+    text = "" if value is None else guarded(value) if isinstance(value, str) else repr(value)
+    return '"' + text.replace('"', '""') + '"' if re.search('[",\n\r]', text) else text

@@ -1,0 +1,126 @@
+"""CSV that we write is data in a spreadsheet, too: no cell of text is a formula, and every text is read back."""
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).parents[1] / "report"))
+from folders import evaluation, write_run
+
+from canonlm.cli import main
+from canonlm.report import load_play, numbers_csv, read_csv, sheet
+from canonlm.report.tidy import frame
+
+RUN = (
+    "=1+1",
+    "+1+1",
+    "-1+1",
+    "@SUM(A1)",
+    "\t=1",
+    "\r=1",
+    "\n=1",
+    '=HYPERLINK("http://x","y")',
+    "=cmd|' /C calc'!A0",
+    "-",
+    "+",
+    "'=1",
+)
+AS_THEY_ARE = (
+    "",
+    "a",
+    "a=b",
+    "1hop-0k",
+    "-0.5",
+    "+3",
+    "-1e-5",
+    ".5",
+    "1.",
+    "−0.5",
+    "3 + 4",
+    '"quoted"',
+    "a,b",
+    "a\nb",
+    " =1",
+)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.builds(
+    "".join, st.lists(st.sampled_from([*"'=+-@\t\r\n\",1.ae ", "x"]))
+)
+NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+
+
+def safe(cell):
+    return not re.match("[=+\\-@\t\r\n]", cell) or re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", cell)
+
+
+@pytest.mark.parametrize("text", RUN)
+def test_what_a_spreadsheet_would_run_has_an_apostrophe(text):
+    assert sheet.guarded(text) == "'" + text
+    assert sheet.unguarded(sheet.guarded(text)) == text
+
+
+@pytest.mark.parametrize("text", AS_THEY_ARE)
+def test_other_texts_and_numbers_stay_as_they_are(text):
+    assert sheet.guarded(text) == text
+
+
+@given(st.lists(st.lists(TEXTS | NUMBERS, min_size=2), min_size=1))
+def test_rows_come_back(rows):
+    found = list(csv.reader(io.StringIO(sheet.write_rows(rows), newline="")))
+    assert all(map(safe, (cell for row in found for cell in row)))
+    assert [list(map(sheet.unguarded, row)) for row in found] == [
+        [cell if isinstance(cell, str) else repr(cell) for cell in row] for row in rows
+    ]
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS.filter(bool) | st.none(), NUMBERS.filter(lambda x: abs(x) < 1e300)), min_size=1))
+def test_frames_come_back(rows):
+    numbers = frame([{"model": a, "task": b, "value": float(c)} for a, b, c in rows])
+    text = sheet.write_frame(numbers)
+    found = list(csv.reader(io.StringIO(text, newline="")))
+    place = [found[0].index(name) for name in ("model", "task")]
+    assert all(safe(row[at]) for row in found[1:] for at in place)
+    assert sheet.read_text(text).equals(numbers)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_pages_do_the_same():
+    script = (
+        (Path(sheet.__file__).parent / "draw.js")
+        .read_text()
+        .partition("// -- downloads")[2]
+        .partition("function save")[0]
+    )
+    rows = [[text, n, -0.5, None] for n, text in enumerate([*RUN, *AS_THEY_ARE])]
+    program = f"{script}; console.log(JSON.stringify(csvOf({json.dumps(rows)})))"
+    said = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True).stdout
+    assert json.loads(said) == sheet.write_rows(rows)
+
+
+@pytest.mark.parametrize("name", ["=1+1", "@x", "-x", "'x", "+1+1"])
+def test_runs_of_strangers(tmp_path, name, capsys):
+    half = {("k", 1): (50, 100)}
+    write_run(
+        tmp_path / "runs" / name, arch=name, task={"name": name}, evals=[evaluation(50, half, measures={"kl": -0.5})]
+    )
+    out = tmp_path / "found.csv"
+    assert main(["results", str(tmp_path / "runs" / name), "source=yours", "--csv", str(out)]) == 0
+    cells = [cell for row in csv.reader(out.open(newline="")) for cell in row]
+    assert all(map(safe, cells))
+    assert "-0.5" in cells
+    numbers = read_csv(out)
+    assert set(numbers["model"]) == set(numbers["task"]) == {name}
+    assert -0.5 in numbers["value"].to_list()
+    assert numbers.schema["value"] == pl.Float64
+    found = list(csv.reader(io.StringIO(numbers_csv(load_play(tmp_path / "runs" / name)))))
+    assert all(safe(cell) for row in found for cell in row)
+    assert sheet.unguarded(found[1][1]) == name
