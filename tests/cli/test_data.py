@@ -466,7 +466,7 @@ MISTAKES = [
         "--out: expected a file to write, or else --verify with a file of answers; got both",
     ),
     ([*DUMP, "depo", "--verify", "nowhere"], "--verify: expected a readable file (No such file or directory)"),
-    ([*DUMP, "depo", "--verify", "."], "--verify: expected a readable file (Is a directory)"),
+    ([*DUMP, "depo", "--verify", "."], "--verify: expected a readable file (a folder)"),
     ([*DUMP, "depo", "--verify", "empty"], 'empty: expected lines such as {"index": 0, "answers": [[5, 7]]}, got noth'),
     ([*DUMP, "depo", "--verify", "file"], 'file: expected lines such as {"index": 0, "answers": [[5, 7]]}, got not J'),
     ([*DUMP, "depo", "--verify", "cut"], '--verify: expected a whole Parquet file, got "cut"'),

@@ -152,7 +152,7 @@ def test_what_is_no_tokenizer(tmp_path, spm):
         assert "\n" not in str(refused.value)
     with pytest.raises(ValueError, match="No such file"):
         load(tmp_path / "nothing")
-    with pytest.raises(ValueError, match="directory"):
+    with pytest.raises(ValueError, match="a folder"):
         load(tmp_path)
 
 

@@ -14,15 +14,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from canonlm.data.pages import check_pages
+from canonlm.data.reading import TOO_LONG, lines
 from canonlm.data.rows import spans
 from canonlm.errors import expected
 from canonlm.tasks import Sample, Task, Verdict
 from canonlm.tasks.tally import Tally
+from canonlm.untrusted import open_regular
 
 
 @dataclass(frozen=True)
@@ -100,28 +103,36 @@ def numbers(lines: list[int]) -> str:
 def _entries(path: Path) -> Iterator[tuple[int, Any]]:
     """(number, entry); an entry that is a _Refused says why there is none."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if file.read(4) == b"PAR1":
-                yield from _rows(path)
+                yield from _rows(file, path)
                 return
             file.seek(0)
-            for number, line in enumerate(file, 1):
-                if line.strip():
+            for number, (line, _) in enumerate(lines(file), 1):
+                if line is None:
+                    yield number, _Refused(TOO_LONG)
+                elif line.strip():
                     yield number, _parsed(line)
-    except pa.ArrowInvalid:
+    except (pa.ArrowException, UnicodeDecodeError):
         raise expected("--verify", "a whole Parquet file", str(path)) from None
     except OSError as error:
-        raise expected("--verify", f"a readable file ({error.strerror or error})", str(path)) from None
+        reason = " ".join(str(error.strerror or error).split())  # Arrow's own have several lines
+        raise expected("--verify", f"a readable file ({reason})", str(path)) from None
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Any]]:
-    file, row = pq.ParquetFile(path), 0
-    if missing := {"index", "answers"} - set(file.schema_arrow.names):
+def _rows(file: IO[bytes], path: Path) -> Iterator[tuple[int, Any]]:
+    table, row = pq.ParquetFile(file), 0
+    if missing := {"index", "answers"} - set(table.schema_arrow.names):
         raise ValueError(f"{path}: expected the columns index and answers, got no {' and no '.join(sorted(missing))}")
-    for batch in file.iter_batches(columns=["index", "answers"], batch_size=4096):
-        for entry in batch.to_pylist():
-            yield row, entry
-            row += 1
+    for group in range(table.num_row_groups):
+        try:
+            check_pages(file, table, group, ("index", "answers"))
+        except ValueError as error:
+            raise ValueError(f"{path}: cannot be read ({error})") from None
+        for batch in table.iter_batches(columns=["index", "answers"], row_groups=[group], batch_size=4096):
+            for entry in batch.to_pylist():
+                yield row, entry
+                row += 1
 
 
 def _parsed(line: bytes) -> Any:

@@ -34,6 +34,7 @@ from canonlm.errors import expected
 from canonlm.files import remove_leftovers, write_json
 from canonlm.tasks import Task
 from canonlm.tasks.random import check_count
+from canonlm.untrusted import open_regular, parse_json, read_object
 
 PART_TOKENS = 2**21  # room for so many tokens in a part: some 30 MB while it is made
 SPAN = pa.struct([pa.field("start", pa.int32(), False), pa.field("stop", pa.int32(), False)])
@@ -135,7 +136,9 @@ def _join(
             try:
                 with pa.OSFile(str(part)) as source:
                     table = pa.ipc.open_file(source).read_all()
-            except pa.ArrowInvalid:
+                if table.schema != pa.schema(COLUMNS):
+                    raise pa.ArrowInvalid
+            except pa.ArrowException:
                 part.unlink()
                 what = f"whole parts ({part} was damaged and is removed; the same command draws it again)"
                 raise expected("--out", what, out.name) from None
@@ -163,7 +166,7 @@ def _prepare(folder: Path, about: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "settings.json"
     if settings.exists():
-        _compare(about, json.loads(settings.read_text("utf-8")), f"the half-done dump in {folder} (or remove it)")
+        _compare(about, _checked(read_object(settings), settings), f"the half-done dump in {folder} (or remove it)")
     elif any(not path.name.startswith(".") for path in folder.iterdir()):
         raise expected("--out", "a name beside which there is no such folder", str(folder))
     else:
@@ -171,17 +174,27 @@ def _prepare(folder: Path, about: dict[str, Any]) -> None:
 
 
 def _about_of(out: Path) -> dict[str, Any]:
+    """What a file says that it holds; it is compared with what is asked for, and nothing else is done with it."""
     try:
-        return json.loads(pq.read_schema(out).metadata[b"canonlm"])
-    except (pa.ArrowInvalid, KeyError, TypeError, OSError):
+        with open_regular(out) as file:
+            about = parse_json(pq.read_schema(file).metadata[b"canonlm"], str(out))
+        return _checked(about, out)
+    except (pa.ArrowException, KeyError, TypeError, ValueError, OSError):
         raise expected("--out", "a file that does not exist yet", str(out)) from None
+
+
+def _checked(about: Any, path: Path) -> dict[str, Any]:
+    """ValueError: `_describe` makes no such thing."""
+    if not isinstance(about, dict) or not isinstance(about.get("settings"), dict) or {"version", "task"} - {*about}:
+        raise ValueError(f"{path}: expected version, task, settings, … of a dump")
+    return about
 
 
 def _compare(about: dict[str, Any], there: dict[str, Any], whose: str) -> None:
     ours, theirs = _flat(about), _flat(there)
     for key in [*ours, *theirs]:
         if ours.get(key) != theirs.get(key):
-            raise expected(key, f"{json.dumps(theirs.get(key))}, as in {whose}", ours.get(key))
+            raise expected(key, f"{json.dumps(theirs.get(key))[:200]}, as in {whose}", ours.get(key))
 
 
 def _flat(about: dict[str, Any]) -> dict[str, Any]:

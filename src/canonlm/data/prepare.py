@@ -14,7 +14,7 @@ import shutil
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,15 @@ from canonlm import __version__
 from canonlm.data import index, tokenizers
 from canonlm.data.executors import checked, execute
 from canonlm.data.index import Index, Shard
-from canonlm.data.reading import Bad, Input, find, listed, total
+from canonlm.data.reading import Bad, Input, find, lines, listed, total
 from canonlm.data.steps import Places, Reader, TooManyBadLines, Writer
 from canonlm.errors import expected
 from canonlm.files import remove_folder, remove_leftovers, write_text
 from canonlm.tasks.random import check_count
+from canonlm.untrusted import open_regular, parse_json, read_bytes, read_object, read_text
 
 TASK_SIZE = 2**25  # bytes of input per task
+MAX_TASKS = 10**6
 MOST_TASKS = 1000  # of which each then gets more: SLURM's arrays commonly end here
 BAD_LINES = "bad-lines.jsonl"
 LEFT_OUT = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__")  # of the standard library
@@ -83,6 +85,8 @@ def prepare(
         raise expected("--validation", "a share >= 0 and < 1", validation)
     if tasks is not None:
         check_count("--tasks", tasks, least=1)
+        if tasks > MAX_TASKS:
+            raise expected("--tasks", f"at most {MAX_TASKS:,}", tasks)
     if workers is not None:
         check_count("--workers", workers, least=1)
     loaded = tokenizers.load(tokenizer)
@@ -150,6 +154,7 @@ def _begin(places: Places, plan: Index, tokenizer: str) -> None:
     """A new folder, or one where the same was begun. What is to be done lies in `work` as an index without shards."""
     if (places.work / index.NAME).exists():
         _compare(plan, index.read(places.work), f"as in the half-done {places.out} (or remove it)")
+        write_text(places.tokenizer, tokenizer)  # whatever became of it
         return
     if places.out.exists() and any(path.name not in ("work", "tokenizer.json") for path in places.out.iterdir()):
         raise expected("OUT", "a folder that does not exist yet", str(places.out))
@@ -164,7 +169,8 @@ def _compare(plan: Index, there: Index, whose: str) -> None:
     ours = plan.command | {"bos": plan.bos_id, "eos": plan.eos_id, "tokenizer": plan.tokenizer["sha256"]}
     for key in ("tokenizer", "input", *ours):
         if ours[key] != theirs.get(key):
-            raise expected("canonlm" if key == "canonlm" else f"--{key}", f"{theirs.get(key)!r}, {whose}", ours[key])
+            what = f"{repr(theirs.get(key))[:200]}, {whose}"
+            raise expected("canonlm" if key == "canonlm" else f"--{key}", what, ours[key])
     for now, then in zip((*plan.inputs, None), (*there.inputs, None), strict=False):
         if now != then:
             raise expected("--input", f"the same files, {whose}; one was {then or 'not there'}", now or "none")
@@ -188,7 +194,9 @@ def finish(out: Path, max_bad: int) -> Index:
     """All tasks are done: list the bad lines and write the index."""
     places = Places(out)
     plan = index.read(places.work)
-    tasks = range(plan.command["tasks"])
+    if not isinstance(count := plan.command.get("tasks"), int) or not 0 < count <= MAX_TASKS:
+        raise expected(f"{places.work / index.NAME}: command.tasks", f"1 to {MAX_TASKS:,}", count)
+    tasks = range(count)
     if missing := [rank for rank in tasks if not places.task("done", rank).exists()]:
         what = (
             f"all tasks done; {len(missing)} of {len(tasks)} are not: see {places.work}/logs; the same command goes on"
@@ -197,10 +205,8 @@ def finish(out: Path, max_bad: int) -> Index:
     bad_lines = _list_bad_lines(places, len(tasks))
     if bad_lines > max_bad:
         raise _too_many(places, len(tasks), max_bad)
-    done = [json.loads(places.task("done", rank).read_text("utf-8")) for rank in tasks]
-    splits = {
-        split: tuple(Shard(**shards[split]) for shards in done if split in shards) for split in ("train", "valid")
-    }
+    done = [_done(places, rank) for rank in tasks]
+    splits = {split: tuple(shards[split] for shards in done if split in shards) for split in ("train", "valid")}
     if not any(splits.values()):
         raise expected("--input", "at least one document", ", ".join(plan.command["input"]))
     described = replace(plan, splits=splits, bad_lines=bad_lines)
@@ -208,24 +214,48 @@ def finish(out: Path, max_bad: int) -> Index:
     return described
 
 
+def _done(places: Places, rank: int) -> dict[str, Shard]:
+    path = places.task("done", rank)
+    return {split: index.shard(places.out, shard, f"{path}: {split}") for split, shard in read_object(path).items()}
+
+
 def _list_bad_lines(places: Places, tasks: int) -> int:
     """Write the list, if there is anything to list; return how many there are."""
     found = []
     for rank in range(tasks):
         if places.task("bad", rank).exists():
-            # A line without its end is one that a task was writing when it was stopped.
-            lines = places.task("bad", rank).read_text("utf-8").splitlines(keepends=True)
-            found += [Bad(**json.loads(line)) for line in lines if line.endswith("\n")]
+            found += _bad_lines(places.task("bad", rank))
     (places.out / BAD_LINES).unlink(missing_ok=True)
     if found:
         write_text(places.out / BAD_LINES, "".join(json.dumps(line) + "\n" for line in listed(found)))
     return len(found)
 
 
+def _bad_lines(path: Path) -> list[Bad]:
+    try:
+        with open_regular(path) as file:
+            # A line without its end is one that a task was writing when it was stopped.
+            return [_bad(line, path) for line, _ in lines(file) if line is None or line.endswith(b"\n")]
+    except OSError as error:
+        raise index.cannot_be_read(path, error) from None
+
+
+def _bad(line: bytes | None, place: Path) -> Bad:
+    try:
+        bad = Bad(**parse_json(line or b"", str(place)))
+        if not isinstance(bad.file, str) or not isinstance(bad.reason, str):
+            raise TypeError
+        if not all(number is None or isinstance(number, int) for number in (bad.line, bad.offset)):
+            raise TypeError
+    except TypeError:
+        raise expected(str(place), "lines of file, line, reason and offset", str(line)) from None
+    return bad
+
+
 def _too_many(places: Places, tasks: int, max_bad: int, least: str = "") -> ValueError:
     count = _list_bad_lines(places, tasks)
-    with (places.out / BAD_LINES).open(encoding="utf-8") as lines:
-        first = json.loads(lines.readline())
+    with open_regular(places.out / BAD_LINES) as file:
+        first = json.loads(file.readline())
     return ValueError(
         f"--max-bad: {least}{count} bad lines, more than {max_bad}; the first: {first['file']}, line {first['line']}: "
         f"{first['reason']}. All are in {places.out / BAD_LINES}; the same command with a larger --max-bad goes on"
@@ -239,9 +269,7 @@ def _watching(places: Places, length: int, on_progress: Callable[[Progress], Non
 
     def look() -> None:
         while not stop.wait(0.5):
-            said = [path.read_text().split() for path in (places.work / "progress").glob("*.json")]
-            sums = [sum(int(numbers[i]) for numbers in said if len(numbers) == 3) for i in range(3)]
-            on_progress(Progress(sums[0], length, sums[1], sums[2]))
+            on_progress(Progress(*_sums(places.work / "progress", length)))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
@@ -250,6 +278,17 @@ def _watching(places: Places, length: int, on_progress: Callable[[Progress], Non
     finally:
         stop.set()
         thread.join()
+
+
+def _sums(folder: Path, length: int) -> tuple[int, int, int, int]:
+    """Of Progress; files that are being written, or are none, do not count."""
+    sums = [0, 0, 0]
+    for path in folder.glob("*.json"):
+        with suppress(ValueError):
+            numbers = [int(number) for number in read_text(path, 100).split()]
+            if len(numbers) == len(sums):
+                sums = [before + number for before, number in zip(sums, numbers, strict=True)]
+    return sums[0], length, sums[1], sums[2]
 
 
 def prepare_stdlib(
@@ -263,7 +302,7 @@ def prepare_stdlib(
     library = sysconfig.get_path("stdlib")
     digest = hashlib.sha256()
     for file in find([library], "*.py", LEFT_OUT):
-        content = Path(file.path).read_bytes()
+        content = read_bytes(Path(file.path))
         digest.update(f"{file.name}\0{len(content)}\0".encode() + content)
     sha256 = digest.hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "canonlm"

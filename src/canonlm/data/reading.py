@@ -10,22 +10,30 @@ does not count bad lines.
 import io
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from canonlm.data.extras import needed
+from canonlm.data.pages import check_pages
 from canonlm.errors import expected
+from canonlm.untrusted import open_regular
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 SHARD_SIZE = 2**25  # what a shard of a dataset counts for, whose size nobody knows before it is read
 BUFFER = 2**20
+
+MAX_DOCUMENT = 2**26
+"""Bytes of a document: of its line, its file or its cell, decompressed. A longer one is a bad line."""
+
+TOO_LONG = f"longer than {MAX_DOCUMENT:,} bytes"
 
 
 @dataclass(frozen=True)
@@ -82,12 +90,13 @@ def find(inputs: Iterable[str], pattern: str | None = None, exclude: Iterable[st
         if given.startswith("hf:"):
             here = _dataset_shards(given)
         elif os.path.isdir(given):
-            names = sorted(path.relative_to(given).as_posix() for path in Path(given).rglob("*") if path.is_file())
-            here = [_file(f"{given.rstrip('/')}/{n}", n) for n in names if _chosen(n, pattern, exclude)]
-        elif os.path.isfile(given):
+            names = sorted(path.relative_to(given).as_posix() for path in Path(given).rglob("*"))
+            chosen = [(f"{given.rstrip('/')}/{name}", name) for name in names if _chosen(name, pattern, exclude)]
+            here = [_file(path, name) for path, name in chosen if _is_file(path)]
+        elif _is_file(given):
             here = [_file(given, os.path.basename(given))]
         else:
-            here = [_file(path, path) for path in sorted(glob(given, recursive=True)) if os.path.isfile(path)]
+            here = [_file(path, path) for path in sorted(glob(given, recursive=True)) if _is_file(path)]
         if not here:
             what = (
                 "files to read" if has_magic(given) or os.path.isdir(given) else "a file, a folder, a glob or hf:NAME"
@@ -102,6 +111,18 @@ def _chosen(name: str, pattern: str | None, exclude: tuple[str, ...]) -> bool:
     if any(fnmatch(folder, left_out) for folder in folders for left_out in exclude):
         return False
     return fnmatch(last, pattern) if pattern else _kind(last) is not None
+
+
+def _is_file(path: str) -> bool:
+    """Whether there is a file to read; False for folders and links to nothing. ValueError: a device, a FIFO, a socket,
+    which may have no end."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # ValueError: a name with a null byte
+        return False
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise expected("--input", "regular files", path)
+    return stat.S_ISREG(mode)
 
 
 def _file(path: str, name: str) -> Input:
@@ -161,26 +182,43 @@ def total(inputs: Iterable[Input]) -> int:
     return sum(source.size + 1 for source in inputs)
 
 
+def lines(file: IO[bytes]) -> Iterator[tuple[bytes | None, int]]:
+    """The lines of a file with their ends, and their lengths. A line of more than MAX_DOCUMENT is not held: None."""
+    while line := file.readline(BUFFER):
+        length = len(line)
+        if length < BUFFER or line.endswith(b"\n"):
+            yield line, length
+            continue
+        pieces = [line]
+        while not line.endswith(b"\n") and (line := file.readline(BUFFER)):
+            length += len(line)
+            pieces.append(line)
+            if length > MAX_DOCUMENT:
+                pieces.clear()
+        yield (b"".join(pieces) if length <= MAX_DOCUMENT else None), length
+
+
 def _lines(source: Input, base: int, first: int, last: int, key: str) -> Iterator[Text | Bad]:
     codec = COMPRESSED.get(Path(source.path).suffix)
-    with open(source.path, "rb", buffering=0 if codec else BUFFER) as raw:
-        file = io.BufferedReader(pa.CompressedInputStream(raw, codec), BUFFER) if codec else raw
+    with open_regular(Path(source.path)).detach() as raw:
+        file = io.BufferedReader(pa.CompressedInputStream(raw, codec) if codec else raw, BUFFER)
         number: int | None = 0
+        offset = 0
         if first > 0:
-            raw.seek(first - 1)
-            raw.readline()  # the rest of a line that started before
+            file.seek(first - 1)
+            offset = first - 1 + next(lines(file), (None, 0))[1]  # the rest of a line that started before
             number = None
-        offset = 0 if codec else raw.tell()
-        for line in file:
+        for line, length in lines(file):
             if offset >= last and not codec:
                 return
             number = None if number is None else number + 1
-            text = _text_of(line, key)
+            text = None if line is None else _text_of(line, key)
             if text is None:
-                yield Bad(source.path, number, _fault(line, key), None if codec else offset)
+                reason = TOO_LONG if line is None else _fault(line, key)
+                yield Bad(source.path, number, reason, None if codec else offset)
             else:
-                yield Text(text, base + (raw.tell() if codec else offset + len(line)))
-            offset += len(line)
+                yield Text(text, base + (raw.tell() if codec else offset + length))
+            offset += length
 
 
 def _text_of(line: bytes, key: str) -> str | None:
@@ -218,19 +256,40 @@ def _said(value: object) -> str:
 
 
 def _table(source: Input, base: int, first: int, last: int, key: str) -> Iterator[Text | Bad]:
-    with pq.ParquetFile(source.path) as table:
-        if key not in table.schema_arrow.names or not _is_text(table.schema_arrow.field(key).type):
+    with open_regular(Path(source.path)) as file:
+        schema = pq.read_schema(file)
+        if schema.names.count(key) != 1 or not _is_text(schema.field(key).type):
             raise ValueError(f"{source.path}: has no column of strings named {key}; --text-key says which to read")
+        # As a dictionary: a long text that stands in many rows is held once.
+        table = pq.ParquetFile(file, read_dictionary=[key])
         done, rows = 0, max(1, table.metadata.num_rows)
         for group in range(table.num_row_groups):
             if first <= source.size * done // rows < last:
                 number = done
+                _check_pages(source, file, table, group, key)
                 for batch in table.iter_batches(1000, row_groups=[group], columns=[key]):
-                    for value in batch.column(0).cast(pa.large_string()).cast(pa.large_binary()):
+                    for value in _cells(batch.column(0)):
                         number += 1
                         position = base + source.size * number // rows
-                        yield _decoded(value.as_py(), source, number, f'"{key}" is null', position)
+                        yield _decoded(value, source, number, f'"{key}" is null', position)
             done += table.metadata.row_group(group).num_rows
+
+
+def _check_pages(source: Input, file: IO[bytes], table: pq.ParquetFile, group: int, key: str) -> None:
+    try:
+        check_pages(file, table, group, (key,))
+    except ValueError as error:
+        raise ValueError(f"{source.path}: cannot be read ({error})") from None
+
+
+def _cells(column: Any) -> Iterator[memoryview | None]:
+    """The bytes of each text, or None; whatever they are, as Arrow checks no UTF-8."""
+    values = column.dictionary if pa.types.is_dictionary(column.type) else column
+    places = column.indices if pa.types.is_dictionary(column.type) else range(len(column))
+    for place in places:
+        index = place if isinstance(place, int) else place.as_py()
+        buffer = None if index is None else values[index].as_buffer()
+        yield None if buffer is None else memoryview(buffer)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -238,19 +297,22 @@ def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-def _decoded(value: bytes | None, source: Input, line: int, if_none: str, position: int) -> Text | Bad:
-    if value is None:
-        return Bad(source.path, line, if_none)
+def _decoded(value: memoryview | None, source: Input, line: int, if_none: str, position: int) -> Text | Bad:
+    if value is None or len(value) > MAX_DOCUMENT:
+        return Bad(source.path, line, if_none if value is None else TOO_LONG)
     try:
-        return Text(value.decode("utf-8"), position)
+        return Text(str(value, "utf-8"), position)
     except UnicodeDecodeError as error:
         return Bad(source.path, line, f"invalid UTF-8 (byte {error.start + 1})")
 
 
 def _whole_text(source: Input, base: int, first: int, last: int, key: str) -> Iterator[Text | Bad]:
     codec = COMPRESSED.get(Path(source.path).suffix)
-    with open(source.path, "rb") as raw:
-        value = (pa.CompressedInputStream(raw, codec) if codec else raw).read()
+    with open_regular(Path(source.path)) as raw:
+        value = (pa.CompressedInputStream(raw, codec) if codec else raw).read(MAX_DOCUMENT + 1)
+    if len(value) > MAX_DOCUMENT:
+        yield Bad(source.path, 1, TOO_LONG)
+        return
     try:
         yield Text(value.decode("utf-8"), base + source.size)
     except UnicodeDecodeError as error:
@@ -267,6 +329,8 @@ def _dataset_rows(source: Input, base: int, first: int, last: int, key: str) -> 
             if not isinstance(row.get(key), str):
                 fault = f'no key "{key}"' if key not in row else f'"{key}" is not a string but {_said(row[key])}'
                 yield Bad(name, number, fault)
+            elif len(row[key]) > MAX_DOCUMENT:
+                yield Bad(name, number, TOO_LONG)
             else:
                 yield Text(row[key], base)
     except (ValueError, RuntimeError) as error:  # the library's own, for a file that it cannot parse
@@ -281,11 +345,10 @@ def listed(found: list[Bad]) -> list[dict[str, Any]]:
     counted: dict[tuple[str, int], int] = {}
     offsets = [(bad.file, bad.offset) for bad in found if bad.line is None and bad.offset is not None]
     for path in dict.fromkeys(file for file, _ in offsets):
-        with open(path, "rb") as file:
+        with open_regular(Path(path)) as file:
             line, at = 1, 0
             for offset in sorted(offset for owner, offset in offsets if owner == path):
-                while at < offset:
-                    block = file.read(min(BUFFER, offset - at))
+                while at < offset and (block := file.read(min(BUFFER, offset - at))):
                     line, at = line + block.count(b"\n"), at + len(block)
                 counted[path, offset] = line
     numbered = [asdict(bad) | {"line": bad.line or counted[bad.file, bad.offset or 0]} for bad in found]

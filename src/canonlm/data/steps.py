@@ -26,6 +26,7 @@ from datatrove.pipeline.base import PipelineStep
 from datatrove.pipeline.tokens.tokenizer import TokenizedFile
 
 from canonlm.data import tokenizers
+from canonlm.data.encode import Encoder
 from canonlm.data.index import Shard, file_sha256
 from canonlm.data.reading import Bad, Input, read, total
 from canonlm.files import write_json
@@ -70,6 +71,8 @@ class Reader(PipelineStep):
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         start, stop = share(self.inputs, rank, world_size)
         count = 0
+        for kind in ("bad", "progress"):  # of a task that was stopped
+            self.places.task(kind, rank).unlink(missing_ok=True)
         with self.places.task("bad", rank).open("w", encoding="utf-8") as bad_lines:
             for found in read(self.inputs, start, stop, self.text_key):
                 if isinstance(found, Bad):
@@ -110,19 +113,21 @@ class Writer(PipelineStep):
         self.bos, self.eos = (b"" if id is None else pack(f"<{self.format}", id) for id in (bos, eos))
 
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        tokenizer = tokenizers.from_file(self.places.tokenizer)
+        encoder = Encoder(tokenizers.from_file(self.places.tokenizer))
         start, stop = share(self.inputs, rank, world_size)
         shards: dict[str, _OpenShard] = {}
         reported = 0.0
         try:
             for batch in _batches(data):
-                encoded = tokenizer.encode_batch_fast([document.text for document in batch], add_special_tokens=False)
-                for document, encoding in zip(batch, encoded, strict=True):
-                    text, ids = document.text.encode("utf-8"), encoding.ids
+                tokens = [bytearray(self.bos) for _ in batch]
+                for number, ids in encoder.encode(document.text for document in batch):
+                    tokens[number] += pack(f"<{len(ids)}{self.format}", *ids)
+                for document, content in zip(batch, tokens, strict=True):
+                    text = document.text.encode("utf-8")
                     split = self.split(text)
                     if split not in shards:
                         shards[split] = _OpenShard(self.places.out, f"{split}-{rank:05d}.ds", self.format)
-                    shards[split].add(self.bos + pack(f"<{len(ids)}{self.format}", *ids) + self.eos, len(text))
+                    shards[split].add(bytes(content + self.eos), len(text))
                 for shard in shards.values():
                     shard.flush()
                 if time.monotonic() - reported >= EVERY:

@@ -9,7 +9,6 @@ What a tokenizer is told here, whatever its file says: never to cut or pad a tex
 token in a text as the text that it is. So nobody can end a document by writing `</s>` in it.
 """
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +16,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokeniz
 from tokenizers.models import BPE
 
 from canonlm.data.extras import needed
+from canonlm.data.index import MAX_VOCAB
 from canonlm.errors import expected
+from canonlm.untrusted import MAX_BYTES, open_regular, read_bytes, read_object, read_text
 
 BOS = ("<bos>", "<s>", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>")
 EOS = ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>")
@@ -25,6 +26,7 @@ EOS = ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>")
 
 SENTENCEPIECE_NORMAL, SENTENCEPIECE_BPE = 1, 2  # numbers of sentencepiece_model.proto
 SPACE = "▁"  # how sentencepiece writes one
+LONGEST = 2**10  # letters of a piece of sentencepiece, which makes them 16 long
 
 
 class Loaded(NamedTuple):
@@ -48,20 +50,27 @@ def load(source: str | Path) -> Loaded:
     if path.is_dir():
         path = next((path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).exists()), path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             first = file.readline(4096)
-    except OSError as error:
-        raise expected("--tokenizer", f"bytes, or a tokenizer file ({error.strerror})", str(source)) from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+        reason = getattr(error, "strerror", None) or error
+        raise expected("--tokenizer", f"bytes, or a tokenizer file ({reason})", str(source)) from None
     if first.lstrip().startswith(b"{"):
-        return _named(_hugging_face(path), *_configured(path))
-    if _is_ranks(first):
-        return _named(_tiktoken(path), ["<|begin_of_text|>"], ["<|end_of_text|>"])
-    return _sentencepiece(path)
+        loaded = _named(_hugging_face(path), *_configured(path))
+    elif _is_ranks(first):
+        loaded = _named(_tiktoken(path), ["<|begin_of_text|>"], ["<|end_of_text|>"])
+    else:
+        loaded = _sentencepiece(path)
+    ids = loaded.tokenizer.get_vocab(with_added_tokens=True).values()
+    if not ids or max(ids) >= MAX_VOCAB:
+        raise expected("--tokenizer", f"1 to {MAX_VOCAB:,} tokens", f"{path}, with {max(ids, default=-1) + 1}")
+    return loaded
 
 
 def from_file(path: Path) -> Tokenizer:
-    """A tokenizer.json, ready to encode whole documents."""
-    return _strict(Tokenizer.from_file(str(path)))
+    """A tokenizer.json, ready to encode whole documents. ValueError: it cannot be read, or has more than MAX_BYTES.
+    (What else the library raises has no narrower class than Exception.)"""
+    return _strict(Tokenizer.from_str(read_text(path)))
 
 
 def bytes_tokenizer() -> Tokenizer:
@@ -83,20 +92,25 @@ def _named(tokenizer: Tokenizer, bos: list[str], eos: list[str]) -> Loaded:
 
 def _configured(path: Path) -> tuple[list[str], list[str]]:
     """The names of the tokens, from a tokenizer_config.json beside the file if there is one."""
-    try:
-        config = json.loads(path.with_name("tokenizer_config.json").read_text("utf-8"))
-    except (OSError, ValueError):
+    beside = path.with_name("tokenizer_config.json")
+    if not beside.exists():
         return list(BOS), list(EOS)
-    names = (config.get("bos_token"), config.get("eos_token"))
-    bos, eos = (name["content"] if isinstance(name, dict) else name for name in names)
-    return [bos] if bos else [], [eos] if eos else []
+    config, names = read_object(beside), []
+    for key in ("bos_token", "eos_token"):
+        name = config.get(key)
+        name = name.get("content") if isinstance(name, dict) else name
+        if name is not None and not isinstance(name, str):
+            raise expected(f"{beside}: {key}", "the name of a token", name)
+        names.append([name] if name else [])
+    return names[0], names[1]
 
 
 def _hugging_face(path: Path) -> Tokenizer:
     try:
         return from_file(path)
     except Exception as error:  # the library raises no narrower one
-        raise expected("--tokenizer", f"a tokenizer.json ({error})", str(path)) from None
+        reason = " ".join(str(error).split())[:200]
+        raise expected("--tokenizer", f"a tokenizer.json ({reason})", str(path)) from None
 
 
 def _is_ranks(line: bytes) -> bool:
@@ -107,6 +121,8 @@ def _is_ranks(line: bytes) -> bool:
 
 def _tiktoken(path: Path) -> Tokenizer:
     needed("tiktoken", f"the tiktoken file {path}")
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise expected("--tokenizer", f"a file of at most {MAX_BYTES:,} bytes, not {size:,}", str(path))
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     # The names that Llama 3 gives to its 256 special tokens: 128000 … 128255, after the 128000 ranks.
@@ -126,9 +142,9 @@ def _sentencepiece(path: Path) -> Loaded:
     from google.protobuf.message import DecodeError
     from sentencepiece import sentencepiece_model_pb2 as proto
 
-    model = proto.ModelProto()  # type: ignore[attr-defined]
+    model, content = proto.ModelProto(), read_bytes(path)  # type: ignore[attr-defined]
     try:
-        model.ParseFromString(path.read_bytes())
+        model.ParseFromString(content)
     except DecodeError:
         what = "bytes, a tokenizer.json, a tiktoken file or a sentencepiece model"
         raise expected("--tokenizer", what, str(path)) from None
@@ -136,6 +152,11 @@ def _sentencepiece(path: Path) -> Loaded:
     like_llama = trainer.model_type == SENTENCEPIECE_BPE and trainer.byte_fallback and not rules.precompiled_charsmap
     if not like_llama or rules.remove_extra_whitespaces:
         what = "a sentencepiece model like Llama 2's (BPE, byte fallback, text left as it is), or its tokenizer.json"
+        raise expected("--tokenizer", what, str(path))
+    special = [trainer.unk_id, trainer.bos_id, trainer.eos_id]
+    longest = max((len(piece.piece) for piece in model.pieces), default=0)
+    if longest > LONGEST or not 0 <= trainer.unk_id < len(model.pieces) or max(special) >= len(model.pieces):
+        what = f"a sentencepiece model with pieces of at most {LONGEST} letters, and its special tokens among them"
         raise expected("--tokenizer", what, str(path))
     pieces = {piece.piece: id for id, piece in enumerate(model.pieces)}
     merges = _merges({p.piece: p.score for p in model.pieces if p.type == SENTENCEPIECE_NORMAL}, pieces)

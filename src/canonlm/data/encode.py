@@ -1,0 +1,114 @@
+"""Texts to tokens, the long ones in pieces: the library keeps some 130 bytes a token until a whole text is done, and
+gives a text to one thread.
+
+A text is cut only where that changes no token:
+
+- anywhere, where every byte is a token and nothing joins them (the built-in `bytes`);
+- between a letter and a blank before a letter (of a … z), for byte pairs whose pre-tokenizer is one of PATTERNS. No
+  alternative of these expressions goes on with a blank after a letter, so a match ends there anyhow; none looks back,
+  so the rest is matched as if it began there; and pairs are joined within a match only.
+
+Other tokenizers get the whole text.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tokenizers import Tokenizer
+
+LONG = 2**20
+"""Characters of a text that is cut, and of what is encoded together."""
+
+PIECE = 2**18
+"""Characters of a piece, and as many more as it takes to a place to cut."""
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PATTERNS = (
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST,  # GPT-4, Llama 3
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _REST,  # Qwen 2 and 3
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2, as ByteLevel has it
+)
+
+_ANYWHERE = re.compile("")
+_BEFORE_A_BLANK = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
+
+
+class Encoder:
+    """A tokenizer, and where its texts may be cut."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._places: re.Pattern[str] | None = None
+        self._looked = False
+
+    def encode(self, texts: Iterable[str]) -> Iterator[tuple[int, list[int]]]:
+        """(number of the text, tokens), the texts in order; those of a long text in several parts."""
+        group: list[tuple[int, str]] = []
+        length = 0
+        for number, text in enumerate(texts):
+            for piece in self.pieces(text):
+                if group and length + len(piece) > 2 * LONG:
+                    yield from self._encode(group)
+                    group, length = [], 0
+                group.append((number, piece))
+                length += len(piece)
+        yield from self._encode(group)
+
+    def pieces(self, text: str) -> list[str]:
+        """The text, cut where it is long and may be."""
+        if len(text) <= LONG or (places := self._where()) is None:
+            return [text]
+        cuts = [0]
+        while len(text) - cuts[-1] > PIECE and (place := places.search(text, cuts[-1] + PIECE)):
+            cuts.append(place.start())
+        return [text[start:stop] for start, stop in zip(cuts, [*cuts[1:], len(text)], strict=True)]
+
+    def _encode(self, group: list[tuple[int, str]]) -> Iterator[tuple[int, list[int]]]:
+        encoded = self._tokenizer.encode_batch_fast([piece for _, piece in group], add_special_tokens=False)
+        for (number, _), encoding in zip(group, encoded, strict=True):
+            yield number, encoding.ids
+
+    def _where(self) -> re.Pattern[str] | None:
+        if not self._looked:  # at the first long text: a large vocabulary takes a second
+            self._places, self._looked = _places(self._tokenizer), True
+        return self._places
+
+
+def _places(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    if not tokenizer.encode_special_tokens or not all(t.special for t in tokenizer.get_added_tokens_decoder().values()):
+        return None  # names of tokens are looked for in the text, and may hold a blank
+    parts = json.loads(tokenizer.to_str())
+    model, before = parts["model"], parts["pre_tokenizer"]
+    if model["type"] != "BPE" or model["dropout"] or before is None or parts["truncation"] or parts["padding"]:
+        return None
+    steps = before["pretokenizers"] if before["type"] == "Sequence" else [before]
+    if any(step["type"] == "ByteLevel" and step["add_prefix_space"] for step in steps):
+        return None
+    normalizer = parts["normalizer"]
+    if not model["merges"]:
+        one = steps[0]
+        plain = len(steps) == 1 and one["type"] == "ByteLevel" and not one["use_regex"] and normalizer is None
+        return _ANYWHERE if plain and _is_of_bytes(model) else None
+    if normalizer is not None and normalizer["type"] != "NFC":  # which composes nothing with a blank
+        return None
+    return _BEFORE_A_BLANK if _splits(steps) else None
+
+
+def _is_of_bytes(model: dict[str, Any]) -> bool:
+    """Every byte is a token, so that nothing is unknown or fused."""
+    if model["unk_token"] or model["continuing_subword_prefix"] or model["end_of_word_suffix"]:
+        return False
+    return len(model["vocab"]) == 256 and all(len(token) == 1 for token in model["vocab"])
+
+
+def _splits(steps: list[dict[str, Any]]) -> bool:
+    """By one of PATTERNS, and then into bytes."""
+    if len(steps) == 1:
+        return steps[0]["type"] == "ByteLevel" and steps[0]["use_regex"]
+    if len(steps) != 2 or steps[1]["type"] != "ByteLevel" or steps[1]["use_regex"] or steps[0]["type"] != "Split":
+        return False
+    split = steps[0]
+    return split["behavior"] == "Isolated" and not split["invert"] and split["pattern"].get("Regex") in PATTERNS

@@ -1,0 +1,117 @@
+"""Parquet files that would not fit into memory: pages that say they grow more than a hundredfold.
+
+A reader of Parquet takes a page of a column at a time and makes room for as much as the page's header says, up to 2 GB,
+whatever its size in the file. So the headers (Thrift's compact protocol) are looked at first.
+"""
+
+from collections.abc import Iterator
+from typing import IO, Any, NamedTuple
+
+import pyarrow.parquet as pq
+
+MAX_PAGE = 2**28
+"""Bytes of a page once it is decompressed, if it grows more than that:"""
+
+MAX_GROWTH = 100
+
+HEADER = 2**16  # bytes that a header may have; its statistics are at most some thousand
+_BOOLEANS, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = (1, 2), 3, (4, 5, 6), 7, 8, (9, 10), 12
+_DEPTH = 10  # of structures inside each other
+
+
+class Page(NamedTuple):
+    header: int  # bytes
+    compressed: int
+    uncompressed: int
+
+
+def check_pages(file: IO[bytes], table: pq.ParquetFile, group: int, columns: tuple[str, ...]) -> None:
+    """ValueError: in a row group, a page of a column (or of what is nested in it) is a bomb, or no page."""
+    described = table.metadata.row_group(group)
+    for number in range(described.num_columns):
+        chunk = described.column(number)
+        if chunk.path_in_schema.split(".")[0] in columns:
+            for page in _pages(file, chunk):
+                if page.uncompressed > max(MAX_PAGE, MAX_GROWTH * page.compressed):
+                    sizes = f"{page.compressed:,} bytes that become {page.uncompressed:,}"
+                    raise ValueError(f"a page of {sizes}; at most {MAX_PAGE:,} are read where they are so few")
+
+
+def _pages(file: IO[bytes], chunk: Any) -> Iterator[Page]:
+    starts = [chunk.data_page_offset, chunk.dictionary_page_offset]
+    at = min(start for start in starts if start)
+    end = at + chunk.total_compressed_size
+    while at < end:
+        file.seek(at)
+        try:
+            page = _header(file.read(HEADER))
+        except (IndexError, RecursionError):
+            page = Page(0, -1, -1)
+        if page.compressed < 0 or page.uncompressed < 0:
+            raise ValueError("a page without a header")
+        yield page
+        at += page.header + page.compressed
+
+
+def _header(content: bytes) -> Page:
+    """Fields 2 and 3 of a PageHeader are its sizes."""
+    sizes = {2: -1, 3: -1}
+    reader = _Compact(content)
+    for field, kind in reader.fields():
+        if field in sizes and kind in _INTEGERS:
+            sizes[field] = reader.integer()
+        else:
+            reader.skip(kind)
+    return Page(reader.at, sizes[3], sizes[2])
+
+
+class _Compact:
+    """What is needed of Thrift's compact protocol. IndexError: the content ends before, or is something else."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.at = content, 0
+
+    def byte(self) -> int:
+        self.at += 1
+        return self.content[self.at - 1]
+
+    def unsigned(self) -> int:
+        value = 0
+        for shift in range(0, 70, 7):
+            value |= ((byte := self.byte()) & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise IndexError
+
+    def integer(self) -> int:
+        value = self.unsigned()
+        return (value >> 1) ^ -(value & 1)
+
+    def fields(self) -> Iterator[tuple[int, int]]:
+        field = 0
+        while head := self.byte():
+            delta, kind = head >> 4, head & 0x0F
+            field = field + delta if delta else self.integer()
+            yield field, kind
+
+    def skip(self, kind: int, depth: int = 0) -> None:
+        if depth > _DEPTH:
+            raise IndexError
+        if kind == _BYTE:
+            self.at += 1
+        elif kind in _INTEGERS:
+            self.unsigned()
+        elif kind == _DOUBLE:
+            self.at += 8
+        elif kind == _BINARY:
+            length = self.unsigned()
+            self.at += length
+        elif kind in _LISTS:
+            head = self.byte()
+            for _ in range(head >> 4 if head >> 4 < 15 else self.unsigned()):
+                self.skip(_BYTE if head & 0x0F in _BOOLEANS else head & 0x0F, depth + 1)
+        elif kind == _STRUCT:
+            for _, inner in self.fields():
+                self.skip(inner, depth + 1)
+        elif kind not in _BOOLEANS:
+            raise IndexError

@@ -1,0 +1,550 @@
+"""Inputs of `canonlm data` by somebody else: no file hangs it, fills the memory, runs code or ends in a traceback."""
+
+import gzip
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from canonlm import tasks
+from canonlm.cli import main
+from canonlm.data import encode, pages, prepare, reading, tokenizers
+from canonlm.data.answers import grade_file
+from canonlm.data.dump import dump
+from canonlm.data.encode import PATTERNS, Encoder
+
+MEGABYTES = 300  # that reading a bomb may take, with all that is imported
+
+
+def run(out, *inputs, **changes):
+    return prepare.prepare(out, [str(path) for path in inputs], **{"tokenizer": "bytes", "workers": 1, **changes})
+
+
+def one_line(function, *arguments, **options):
+    with pytest.raises(ValueError) as error:
+        function(*arguments, **options)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 1000
+    return str(error.value)
+
+
+def special(path, kind):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    {"fifo": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "folder": Path.mkdir}[kind](path)
+    return path
+
+
+def jsonl(*texts):
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+
+
+# -- what is no file --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.txt", "a.jsonl.gz"])
+@pytest.mark.parametrize("how", ["file", "folder", "glob"])
+def test_no_regular_input(tmp_path, kind, name, how):
+    path = special(tmp_path / "in" / name, kind)
+    (tmp_path / "in" / "fine.jsonl").write_bytes(jsonl("a"))
+    given = {"file": path, "folder": path.parent, "glob": path.parent / "a.*"}[how]
+    assert one_line(run, tmp_path / "out", given) == f'--input: expected regular files, got "{path}"'
+
+
+def test_no_regular_input_that_nobody_asked_for(tmp_path):
+    special(tmp_path / "in" / "socket.log", "fifo")
+    (tmp_path / "in" / "fine.jsonl").write_bytes(jsonl("a"))
+    assert run(tmp_path / "out", tmp_path / "in").splits["train"][0].documents == 1
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.txt", "a.jsonl.zst"])
+def test_an_input_that_becomes_a_fifo(tmp_path, name):
+    (tmp_path / name).write_bytes(jsonl("a"))
+    inputs = reading.find([str(tmp_path / name)])
+    (tmp_path / name).unlink()
+    special(tmp_path / name, "fifo")
+    assert "not a regular file" in one_line(list, reading.read(inputs, 0, 100, "text"))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"])
+def test_no_regular_tokenizer(tmp_path, kind, name):
+    if name == "tokenizer_config.json":
+        tokenizers.bytes_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    special(tmp_path / name, kind)
+    assert name in one_line(tokenizers.load, tmp_path) or "--tokenizer" in one_line(tokenizers.load, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
+def test_no_regular_answers_and_no_regular_dump(tmp_path, kind, capsys):
+    path = special(tmp_path / "a.parquet", kind)
+    for option in ("--verify", "--out"):
+        assert main(["data", "dump", "copying", "--n", "2", option, str(path)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+# -- bombs ------------------------------------------------------------------------------------------------------------
+
+MEASURED = """
+import sys
+from pathlib import Path
+from canonlm.cli import main
+code = main(sys.argv[1:])
+lines = Path("/proc/self/status").read_text().splitlines()
+print(code, next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024)
+"""
+
+
+def measured(*arguments):
+    """(exit code, megabytes, standard error) of a command in a process of its own. (Its ru_maxrss would count what this
+    process had when it was forked.)"""
+    made = subprocess.run(
+        [sys.executable, "-c", MEASURED, *map(str, arguments)], capture_output=True, text=True, timeout=100
+    )
+    code, size = map(int, made.stdout.splitlines()[-1].split())
+    return code, size, made.stderr
+
+
+def zeros(name, size=300 * 2**20):
+    block = b"0" * 2**20
+    if name.endswith("gz"):
+        member = gzip.compress(block)
+        return member * (size // 2**20)
+    return pa.compress(block * (size // 2**20), "zstd", asbytes=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.txt.gz", "a.txt.zst"])
+def test_a_bomb_is_a_bad_line(tmp_path, name):
+    (tmp_path / name).write_bytes(zeros(name))
+    assert (tmp_path / name).stat().st_size < 2**20
+    out = tmp_path / "out"
+    code, size, said = measured("data", "prepare", out, "--input", tmp_path / name, "--tokenizer", "bytes")
+    assert code == 2
+    assert f"{name}, line 1: longer than 67,108,864 bytes." in said
+    # What a whole text takes before it is known to be too long: its 64 MB, as it grows.
+    assert size < MEGABYTES + 200 * name.startswith("a.txt")
+
+
+def bomb_of_parquet(path, **options):
+    """300 MB of one letter in a cell."""
+    cell = pa.array(["0" * (300 * 2**20)], pa.large_string())
+    pq.write_table(pa.table({"text": cell, "index": [0], "answers": cell}), path, compression="zstd", **options)
+    assert path.stat().st_size < 2**18
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use_dictionary", [True, False])
+def test_a_bomb_of_parquet(tmp_path, use_dictionary):
+    path = tmp_path / "a.parquet"
+    bomb_of_parquet(path, use_dictionary=use_dictionary, write_statistics=False)
+    code, size, said = measured("data", "prepare", tmp_path / "out", "--input", path, "--tokenizer", "bytes")
+    assert code == 2
+    assert f"{path}: cannot be read (a page of " in said
+    assert size < MEGABYTES
+    code, size, said = measured("data", "dump", "copying", "--verify", path)
+    assert code == 2
+    assert f"{path}: cannot be read (a page of " in said
+    assert size < MEGABYTES + 100  # numba is there, too
+
+
+def test_a_long_text_in_many_rows_is_held_once(tmp_path, monkeypatch):
+    """A dictionary of one megabyte, ten thousand times: ten gigabytes of text in a small file."""
+    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(10_000, np.int32)), pa.array(["a" * 2**20]))
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet", compression="zstd")
+    read = reading.read(reading.find([str(tmp_path / "a.parquet")]), 0, 10**9, "text")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert [len(next(read).text) for _ in range(20)] == [2**20] * 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "gzip"])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_honest_pages_pass(tmp_path, compression, version):
+    found = [f"text {number} " * 50 for number in range(3000)]
+    pq.write_table(
+        pa.table({"text": found, "n": [[{"a": 1}]] * 3000}), tmp_path / "a.parquet", compression=compression,
+        data_page_version=version, data_page_size=1000, row_group_size=700,
+    )  # fmt: skip
+    with (tmp_path / "a.parquet").open("rb") as file:
+        table = pq.ParquetFile(file)
+        for group in range(table.num_row_groups):
+            pages.check_pages(file, table, group, ("text", "n"))
+    read = reading.read(reading.find([str(tmp_path / "a.parquet")]), 0, 10**9, "text")
+    assert [document.text for document in read] == found
+
+
+def test_a_line_or_a_cell_or_a_text_that_is_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MAX_DOCUMENT", 1000)
+    monkeypatch.setattr(reading, "BUFFER", 64)
+    long, short = "x" * 1001, "y" * 900
+    (tmp_path / "a.jsonl").write_bytes(jsonl(short, long, short) + b"0" * 2000)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(jsonl(long, short)))
+    pq.write_table(pa.table({"text": [short, long, None, short]}), tmp_path / "c.parquet")
+    (tmp_path / "d.txt").write_text(long)
+    (tmp_path / "e.txt").write_text(short)
+    described = run(tmp_path / "out", tmp_path, max_bad=6, workers=1)
+    bad = [json.loads(line) for line in (tmp_path / "out" / "bad-lines.jsonl").read_text().splitlines()]
+    places = [(Path(line["file"]).name, line["line"]) for line in bad]
+    assert places == [
+        ("a.jsonl", 2),
+        ("a.jsonl", 4),
+        ("b.jsonl.gz", 1),
+        ("c.parquet", 2),
+        ("c.parquet", 3),
+        ("d.txt", 1),
+    ]
+    assert {line["reason"] for line in bad if line["line"] != 3} == {"longer than 67,108,864 bytes"}
+    assert sum(shard.documents for shard in described.splits["train"]) == 6
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 128, 999, 1000, 1001, 5000])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_lines_are_lines(size, end, monkeypatch):
+    import io
+
+    monkeypatch.setattr(reading, "MAX_DOCUMENT", 1000)
+    monkeypatch.setattr(reading, "BUFFER", 64)
+    one = b"a" * (size - len(end)) + end
+    content = b"first\n" + (one if end else b"") + b"\n" + one
+    found = list(reading.lines(io.BytesIO(content)))
+    wanted = content.splitlines(keepends=True)
+    assert found == [(line if len(line) <= 1000 else None, len(line)) for line in wanted]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"[" * 100_000, "not JSON"),
+        (b'{"a":' * 100_000, "not JSON"),
+        (b'{"text": "a", "n": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b'{"text": ' + b"[" * 500 + b"]" * 500 + b"}", '"text" is not a string but a list'),
+        (b"\0" * 100, "not JSON"),
+        (b"\xef\xbb\xbf{}", "not JSON"),
+    ],
+)
+def test_a_hostile_line_is_a_bad_line(tmp_path, line, reason):
+    (tmp_path / "a.jsonl").write_bytes(jsonl("a") + line + b"\n" + jsonl("b"))
+    assert run(tmp_path / "out", tmp_path / "a.jsonl", max_bad=1).bad_lines == 1
+    bad = json.loads((tmp_path / "out" / "bad-lines.jsonl").read_text())
+    assert bad["line"] == 2
+    assert bad["reason"].startswith(reason)
+
+
+# -- tokenizers -------------------------------------------------------------------------------------------------------
+
+TOKENIZERS = {
+    "nested": '{"version": "1.0", "pre_tokenizer": ' + '{"type": "Sequence", "pretokenizers": [' * 5000 + "]}" * 5001,
+    "nested list": '{"a": ' + "[" * 100_000,
+    "digits": '{"version": ' + "9" * 5000 + "}",
+    "no model": "{}",
+    "not UTF-8": b'{"version": "\xff"}',
+    "empty vocabulary": json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}),
+    "huge id": json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 2**31}, "merges": []}}),
+    "zeros": b"\0" * 1000,
+    "ranks": b"IQ== 0\nIQ== 1\nxx",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_tokenizer_by_somebody_else(tmp_path, name):
+    content = TOKENIZERS[name]
+    (tmp_path / "tokenizer.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert str(tmp_path) in one_line(tokenizers.load, tmp_path)
+
+
+@pytest.mark.parametrize("start", [b"{", b"IQ== 0\n", b"\x0a"])
+def test_a_tokenizer_of_a_gigabyte(tmp_path, start):
+    (tmp_path / "tokenizer.json").write_bytes(start)
+    os.truncate(tmp_path / "tokenizer.json", 2**30)
+    assert "at most 67,108,864 bytes" in one_line(tokenizers.load, tmp_path)
+
+
+@pytest.mark.parametrize("config", ["[]", "{", '{"bos_token": 3}', '{"bos_token": {"content": []}}', "[" * 10**5])
+def test_a_configuration_by_somebody_else(tmp_path, config):
+    tokenizers.bytes_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    assert "tokenizer_config.json" in one_line(tokenizers.load, tmp_path)
+
+
+# -- one giant text ---------------------------------------------------------------------------------------------------
+
+
+def trained(before, normalizer=None, size=600):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = before
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=["<bos>", "<eos>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    text = "the cat's on the mat, isn't it? 12345 naïve é \n\n  Then the hat 漢字 e\u0301 the  the\tthe " * 5
+    tokenizer.train_from_iterator([text, "we'll see the other thing " * 5], trainer)
+    return tokenizers._strict(tokenizer)
+
+
+def split(pattern):
+    from tokenizers import Regex
+
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), byte_level])
+
+
+CUT = {
+    "bytes": tokenizers.bytes_tokenizer,
+    "gpt2": lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "llama3": lambda: trained(split(PATTERNS[0])),
+    "qwen": lambda: trained(split(PATTERNS[1]), normalizers.NFC()),
+}
+WHOLE = {
+    "prefix": lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "metaspace": lambda: trained(pre_tokenizers.Metaspace()),
+    "no regex": lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)),
+    "other regex": lambda: trained(split(r"\w+ \w+|.")),
+    "normalizer": lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.Lowercase()),
+}
+WORDS = [
+    "the",
+    "cat's",
+    " ",
+    "  ",
+    "\n",
+    "é",
+    "e\u0301",
+    "isn't",
+    "123",
+    "漢字",
+    "'ll",
+    ",",
+    "<eos>",
+    "a b",
+    "\t",
+    "\u00a0",
+    "ﬁ",
+]
+
+
+@pytest.mark.parametrize("name", CUT)
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(words=st.lists(st.sampled_from(WORDS) | st.text(max_size=4), max_size=60), blank=st.sampled_from(["", " "]))
+def test_a_text_in_pieces_has_the_same_tokens(name, words, blank):
+    text = blank.join(words).encode("utf-8", "ignore").decode()
+    tokenizer = made(name)
+    whole = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encode, "LONG", 12)
+        patch.setattr(encode, "PIECE", 3)
+        encoder = Encoder(tokenizer)
+        assert "".join(encoder.pieces(text)) == text
+        found = [[], []]
+        for number, ids in encoder.encode([text, "the hat"]):
+            found[number] += ids
+    assert found == [whole, tokenizer.encode_batch_fast(["the hat"], add_special_tokens=False)[0].ids]
+
+
+def made(name, kept={}):  # noqa: B006
+    if name not in kept:
+        kept[name] = CUT[name]()
+    return kept[name]
+
+
+@pytest.mark.parametrize("name", [*CUT, *WHOLE])
+def test_what_is_cut(name, monkeypatch):
+    monkeypatch.setattr(encode, "LONG", 12)
+    monkeypatch.setattr(encode, "PIECE", 3)
+    pieces = Encoder({**CUT, **WHOLE}[name]()).pieces("the cat and the hat of it")
+    assert (len(pieces) > 3) == (name in CUT)
+
+
+def test_names_of_tokens_that_are_looked_for_in_a_text(monkeypatch):
+    monkeypatch.setattr(encode, "LONG", 12)
+    monkeypatch.setattr(encode, "PIECE", 3)
+    tokenizer = CUT["gpt2"]()
+    tokenizer.add_tokens(["cat and"])
+    assert len(Encoder(tokenizer).pieces("the cat and the hat of it")) == 1
+
+
+# -- dumps and answers ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copying():
+    return tasks.get("copying", N=8, min_items=2)
+
+
+EVIL = """
+from pathlib import Path
+Path("ran").touch()
+"""
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"version": "0.1.0", "task": "mine.py:Evil", "settings": {}, "split": "train", "seed": 0, "n": 2},
+        {"version": "0.1.0", "task": "copying", "settings": []},
+        {"task": "copying"},
+        [],
+        "x",
+        {"version": "9" * 10_000, "task": "copying", "settings": {"N": "8" * 10_000}},
+    ],
+)
+def test_what_a_dump_says_of_itself_is_only_compared(copying, tmp_path, monkeypatch, about):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(EVIL)
+    schema = pa.schema([("index", pa.int64())], metadata={"canonlm": json.dumps(about)})
+    pq.write_table(pa.table({"index": [0]}, schema=schema), "a.parquet")
+    one_line(dump, copying, Path("a.parquet"), n=2)
+    with pytest.raises(ValueError, match="expected the columns index and answers"):
+        grade_file(copying, Path("a.parquet"), n=2)
+    Path("b.parquet.parts").mkdir()
+    Path("b.parquet.parts/settings.json").write_text(json.dumps(about))
+    one_line(dump, copying, Path("b.parquet"), n=2)
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + b"\0" * 100 + b"PAR1", b"\0" * 100, b"[" * 10**5])
+def test_what_is_no_dump(copying, tmp_path, content):
+    (tmp_path / "a.parquet").write_bytes(content)
+    assert str(tmp_path) in one_line(dump, copying, tmp_path / "a.parquet", n=2)
+    assert str(tmp_path) in one_line(grade_file, copying, tmp_path / "a.parquet", n=2)
+
+
+def test_every_cut_of_a_table_of_answers(copying, tmp_path):
+    pq.write_table(pa.table({"index": [0, 1], "answers": [[[1, 2]], [[3]]]}), tmp_path / "whole.parquet")
+    whole = (tmp_path / "whole.parquet").read_bytes()
+    for size in range(4, len(whole) - 1, 97):
+        (tmp_path / "a.parquet").write_bytes(whole[:size])
+        assert "--verify: expected a whole Parquet file" in one_line(grade_file, copying, tmp_path / "a.parquet", n=2)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"index": ["0", "1"], "answers": [[[1]], [[2]]]},
+        {"index": [0.5, 1.5], "answers": [[[1]], [[2]]]},
+        {"index": [0, 1], "answers": [{"a": 1}, {"a": 2}]},
+        {"index": [0, 1], "answers": [1.5, 2.5]},
+        {"index": [0, 1], "answers": [[[{"a": 1}]], [[{"a": 2}]]]},
+        {"index": [[0], [1]], "answers": [[[1]], [[2]]]},
+        {"index": [2**62, -1], "answers": [[[1]], [[2]]]},
+        {"index": pa.array([0, 1], pa.decimal128(30)), "answers": [[[1]], [[2]]]},
+    ],
+)
+def test_answers_of_other_types_are_not_graded(copying, tmp_path, columns):
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    assert "expected lines such as" in one_line(grade_file, copying, tmp_path / "a.parquet", n=2)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 100_000,
+        b'{"index": 0, "answers": ' + b"9" * 5000 + b"}",
+        b'{"index": 1e400, "answers": []}',
+        b'{"index": 0, "answers": ' + b"[" * 900 + b"]" * 900 + b"}",
+        b"\xff\xfe",
+    ],
+)
+def test_hostile_lines_of_answers(copying, tmp_path, line):
+    (tmp_path / "a.jsonl").write_bytes(line + b"\n")
+    assert "expected lines such as" in one_line(grade_file, copying, tmp_path / "a.jsonl", n=2)
+
+
+def test_parts_of_a_dump_by_somebody_else(copying, tmp_path):
+    out = tmp_path / "a.parquet"
+    assert dump(copying, out, n=2)
+    whole = out.read_bytes()
+    out.unlink()
+
+    def stop(phase, done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        dump(copying, out, n=2, on_progress=stop)
+    [part] = (tmp_path / "a.parquet.parts").glob("*.arrow")
+    table = pa.table({"x": [1]})
+    with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    assert "was damaged and is removed" in one_line(dump, copying, out, n=2)
+    assert dump(copying, out, n=2)
+    assert out.read_bytes() == whole
+
+
+# -- half-done folders ------------------------------------------------------------------------------------------------
+
+SHARD = {"name": "train-00000.ds", "tokens": 3, "documents": 1, "bytes": 1, "sha256": "0" * 64, "ends_sha256": "0" * 64}
+HALF_DONE = {
+    "done/00000.json": ["[]", "{", "[" * 10**5, '{"train": 3}', '{"train": {}}',
+                        *(json.dumps({"train": SHARD | m}) for m in ({"name": "../x"}, {"tokens": True}, {"a": 1}))],
+    "bad/00000.json": ["[]\n", "{}\n", "x\n", '{"file": 3, "line": 1, "reason": "x"}\n', "[" * 10**5 + "\n",
+                       '{"file": "a", "line": "1", "reason": "x"}\n'],
+    "index.json": ["[]", "{}", "[" * 10**5],
+}  # fmt: skip
+
+
+@pytest.fixture
+def half_done(tmp_path):
+    """All tasks are done, and the index is not written."""
+    (tmp_path / "a.jsonl").write_bytes(jsonl("a"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "finish", lambda out, max_bad: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "out", tmp_path / "a.jsonl")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, content) for name, all in HALF_DONE.items() for content in all])
+def test_a_half_done_folder_by_somebody_else(half_done, name, content):
+    path = half_done / "out" / "work" / name
+    path.write_text(content)
+    assert str(path) in one_line(run, half_done / "out", half_done / "a.jsonl")
+
+
+@pytest.mark.parametrize("name", [*HALF_DONE, "progress/00000.json"])
+def test_a_half_done_folder_with_a_fifo(half_done, name):
+    path = half_done / "out" / "work" / name
+    path.unlink()
+    special(path, "fifo")
+    if name.startswith("progress"):
+        run(half_done / "out", half_done / "a.jsonl")
+    else:
+        assert str(path) in one_line(run, half_done / "out", half_done / "a.jsonl")
+
+
+def test_a_task_that_was_stopped_and_a_fifo(half_done):
+    """What a task writes into never waits for a reader."""
+    for kind in ("bad", "progress", "done"):
+        (half_done / "out" / "work" / kind / "00000.json").unlink()
+        if kind != "done":
+            special(half_done / "out" / "work" / kind / "00000.json", "fifo")
+    for path in (half_done / "out" / "work" / "completions").iterdir():
+        path.unlink()
+    run(half_done / "out", half_done / "a.jsonl")
+
+
+def test_progress_by_somebody_else(tmp_path):
+    for number, content in enumerate(["1 2 3", "", "x y z", "9" * 10_000, "1 2", "4 5 6", "\udcff"]):
+        (tmp_path / f"{number}.json").write_text(content, errors="surrogateescape")
+    special(tmp_path / "7.json", "fifo")
+    assert prepare._sums(tmp_path, 10) == (5, 10, 7, 9)
+
+
+def test_another_tokenizer_in_a_half_done_folder(half_done):
+    """It is the one of the command that counts."""
+    for path in (half_done / "out" / "work").rglob("00000*"):
+        path.unlink()
+    (half_done / "out" / "tokenizer.json").write_text("{}")
+    run(half_done / "out", half_done / "a.jsonl")
+    assert main(["data", "check", str(half_done / "out")]) == 0
