@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch.testing import assert_close
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, load_published
@@ -33,6 +34,19 @@ def here(gla, tmp_path, monkeypatch):
 
 def files(place):
     return {str(file.relative_to(place)) for file in place.rglob("*")}
+
+
+def test_a_disk_that_fills_up_while_weights_are_written(here, capsys, monkeypatch):
+    def fill(*args, **kwargs):  # safetensors raises no OSError
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("canonlm.models.published.files.save_file", fill)
+    assert main(["convert", "release", "theirs", "--to", "hf"]) == 2
+    assert capsys.readouterr().err == (
+        "canonlm: OUT: expected a folder that can be written (Error while serializing: I/O error: No space left on "
+        'device (os error 28)), got "theirs"\n'
+    )
+    assert files(here) == {"release", "release/one", "release/one/config.json", "release/one/model.safetensors"}
 
 
 def test_into_our_format(gla, here, capsys):

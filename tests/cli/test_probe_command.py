@@ -38,6 +38,16 @@ def test_a_table_and_a_file(tmp_path, capsys):
         assert f"{level['symbol_at_end']:.1%}" in said.out
 
 
+def test_a_result_that_cannot_be_written(tmp_path, capsys):
+    train(tmp_path / "run")
+    (tmp_path / "run" / "probe.json").mkdir()
+    capsys.readouterr()
+    assert main(["probe", str(tmp_path / "run"), "--fit", "4", "--test", "4"]) == 2
+    assert capsys.readouterr().err == (
+        f'canonlm: RUN: expected a folder that can be written (Is a directory), got "{tmp_path / "run"}"\n'
+    )
+
+
 def test_mistakes(tmp_path, capsys):
     train(tmp_path / "run")
     train(tmp_path / "other", task={"name": "copying", "N": 4})

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from canonlm.cli.options import writing_model
+
 SOURCE = typer.Argument(
     help="A folder, or a repository on the Hugging Face Hub, with a published checkpoint or one of ours.",
     show_default=False,
@@ -36,7 +38,7 @@ def convert(
 
     OUT is whole or not there.
     """
-    from canonlm.errors import expected, unknown, writing
+    from canonlm.errors import expected, unknown
 
     if out.exists():
         raise expected("OUT", "a folder that does not exist yet", str(out))
@@ -57,7 +59,7 @@ def convert(
         source, variant, revision=revision, token=token, cache_dir=cache_dir,
         dtype=None if dtype is None else getattr(torch, dtype),
     )  # fmt: skip
-    with writing("OUT", out):
+    with writing_model(out):
         write_folder(out, lambda folder: save_published(model, folder, to))
     precision = str(model.dtype).removeprefix("torch.")
     print(f"{name_of(model.config)}, {model.num_parameters():,} parameters, {precision}: {out}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.options import TRUST
+from canonlm.cli.options import TRUST, writing_model
 
 RUN = typer.Argument(help="The folder of a run.", show_default=False)
 OUT = typer.Argument(help="The folder to make.", show_default=False)
@@ -32,7 +32,7 @@ def export(
 
     OUT is whole or not there.
     """
-    from canonlm.errors import expected, unknown, writing
+    from canonlm.errors import expected, unknown
 
     if out.exists():
         raise expected("OUT", "a folder that does not exist yet", str(out))
@@ -65,7 +65,7 @@ def export(
         for weights in folder.glob("*.safetensors"):  # written for their owner alone
             shutil.copymode(folder / "config.json", weights)
 
-    with writing("OUT", out):
+    with writing_model(out):
         write_folder(out, fill)
     print(f"{model.num_parameters():,} parameters, {DTYPES[dtype]}{', tokenizer' if tokenizer else ''}: {out}")
     return 0

@@ -1,5 +1,9 @@
 """Options that several commands have: those that open a saved model, and those that train one."""
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -28,6 +32,20 @@ TOKENIZER = typer.Option(
 DTYPE = typer.Option(help="fp32, bf16 or fp16. Default: as stored.", show_default=False)
 DEVICE = typer.Option(help="auto, cpu, cuda, …")
 TRUST = typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+
+
+@contextmanager
+def writing_model(out: Path) -> Iterator[None]:
+    """As `canonlm.errors.writing`, for OUT. safetensors has an error of its own for a full disk."""
+    from safetensors import SafetensorError
+
+    from canonlm.errors import writing
+
+    with writing("OUT", out):
+        try:
+            yield
+        except SafetensorError as error:
+            raise OSError(errno.EIO, str(error)) from None
 
 
 def opened(model: str, **options: Any) -> "Subject":

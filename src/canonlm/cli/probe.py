@@ -29,7 +29,7 @@ def probe(
     from rich.console import Console
     from rich.table import Table
 
-    from canonlm.errors import expected
+    from canonlm.errors import expected, writing
     from canonlm.files import write_json
     from canonlm.tasks import Lano
     from canonlm.train.recipe import load
@@ -52,7 +52,10 @@ def probe(
     model = load_model(run, trust_remote_code=trust_remote_code).module
     model.to(pick_device("auto"))  # type: ignore[arg-type]  # the library's wrapper confuses the checker
     levels = fit_and_score(model, task, layer=layer, seed=config.train.seed, fit=fit, test=test)
-    write_json(run / "probe.json", {"layer": layer, "fit": fit, "test": test, "levels": [asdict(x) for x in levels]})
+    with writing("RUN", run):
+        write_json(
+            run / "probe.json", {"layer": layer, "fit": fit, "test": test, "levels": [asdict(x) for x in levels]}
+        )
     table = Table("level", "symbols", "symbol", "(guess)", "symbol at its end", "(guess)", "boundary", "(guess)",
                   box=None, padding=(0, 2, 0, 0))  # fmt: skip
     for x in levels:
