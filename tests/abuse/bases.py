@@ -24,6 +24,12 @@ RUN = {
 }
 
 
+PLAY = (
+    "play copying train.steps=4 train.batch_size=2 train.eval_every=2 train.eval_size=4 train.checkpoint_every=2 "
+    "model.num_hidden_layers=1 model.hidden_size=16 model.num_attention_heads=2 --seeds 1 --lr 1e-3 --jobs 1 --out play"
+)
+
+
 def base(make: Callable[[Path], None]) -> Callable[[Path], None]:
     BASES[make.__name__] = make
     return make
@@ -94,14 +100,12 @@ def exported(folder: Path) -> None:
     canonlm("export", "run", "model")
     for name in ("run", "data"):
         shutil.rmtree(folder / name)
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": p, "id": 1}) + "\n" for p in ("Cats", "A mat")))
 
 
 @base
 def play(folder: Path) -> None:
-    settings = ["train.steps=4", "train.batch_size=2", "train.eval_every=2", "train.eval_size=4",
-                "train.checkpoint_every=2", "model.num_hidden_layers=1", "model.hidden_size=16",
-                "model.num_attention_heads=2"]  # fmt: skip
-    canonlm("play", "copying", *settings, "--seeds", "1", "--lr", "1e-3", "--jobs", "1", "--out", "play")
+    canonlm(*PLAY.split())
     (folder / "play" / "report.html").unlink()
 
 

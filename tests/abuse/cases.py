@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from abuse.bases import PLAY
+
 
 @dataclass(frozen=True)
 class Case:
@@ -50,11 +52,17 @@ CASES = [
     Case("report, page", "finished", "run/*", "report run --out page.html", sealed="run/checkpoints/*"),
     Case("report, text", "text_run", "run/*", "report run --table", sealed="run/checkpoints/*"),
     Case("results", "finished", "run/*", "results run --csv found.csv", sealed="run/checkpoints/*"),
+    Case("report, results", "finished", "run/evals/*", "report run/evals/step-00000006 --table"),
+    Case("export, self-contained", "finished", "run/*", "export run out --self-contained", ("out/*",),
+         sealed="run/checkpoints/*"),
     # play folders
+    Case("play, finished", "play", "play/*", PLAY, children=True, large=True),
     Case("report, play", "play", "play/*", "report play --table", sealed="play/runs/*/checkpoints/*"),
     Case("results, play", "play", "play/*", "results play --json found.json", sealed="play/runs/*/checkpoints/*"),
     # saved models
     Case("generate, exported", "exported", "model/*", "generate model Cats --max-tokens 4", written=True),
+    Case("generate, prompts", "exported", "prompts.jsonl",
+         "generate model --prompts prompts.jsonl --out answers.jsonl --max-tokens 4", ("answers.jsonl",), written=True),
     Case("convert, exported", "exported", "model/*", "convert model out --to hf", ("out/*",)),
     Case("convert, hf", "published_hf", "model/*", "convert model out", ("out/*",)),
     Case("convert, lingua", "published_lingua", "model/*", "convert model out", ("out/*",)),

@@ -207,8 +207,10 @@ def matrix(kills: int, seed: int, only: list[str], on_row: Callable[[list[Row]],
 
 
 def _machine() -> dict[str, object]:
-    return {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1), "system": platform.release(),
-            "python": platform.python_version()}  # fmt: skip
+    from canonlm.train.machine import cpu_name
+
+    return {"processor": cpu_name(), "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1),
+            "system": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}  # fmt: skip
 
 
 def main() -> int:
