@@ -52,10 +52,10 @@ def assert_same(got, expected):
             {"mixers": ["gdn"], "linear_num_heads": 0},
             r"^mixer_options\.gdn\.num_heads: expected an integer >= 1, got 0$",
         ),
-        ({"mixers": "gdn"}, r'^mixers: expected one entry per layer \(2\), or a pattern that repeats, got "gdn"$'),
+        ({"mixers": "gdn"}, r'^mixers: expected one text per layer, or a list of them that repeats, got "gdn"$'),
         (
             {"canon_sets": "AC"},
-            r'^canon_sets: expected one entry per layer \(2\), or a pattern that repeats, got "AC"$',
+            r'^canon_sets: expected one text per layer, or a list of them that repeats, got "AC"$',
         ),
         (
             {"mixers": ["gla"], "mixer_options": {"gla": {"num_key_value_heads": 3}}},
@@ -191,6 +191,8 @@ def test_a_missing_key_is_initialised_alone_and_as_ever(tmp_path, key):
     del saved[key]
     save_file(saved, tmp_path / "model.safetensors", metadata={"format": "pt"})
     torch.manual_seed(99)
-    loaded, info = CanonLMForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    loaded, info = CanonLMForCausalLM.from_pretrained(tmp_path, output_loading_info=True, strict=False)
     assert set(info["missing_keys"]) == {key}
+    with pytest.raises(ValueError, match=f"model.safetensors: the weights do not fit the configuration; missing: {key}$"):
+        CanonLMForCausalLM.from_pretrained(tmp_path)
     assert_same(state(loaded), {**state(model), key: state(fresh(init_seed=3))[key]})

@@ -1,7 +1,9 @@
 """One configuration for every architecture: which mixer in which layer, which Canon sites, which positions."""
 
+import math
 from dataclasses import asdict
-from typing import Any, ClassVar
+from types import UnionType
+from typing import Any, ClassVar, get_args, get_origin
 
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
@@ -13,6 +15,11 @@ from canonlm.models.mixers.base import DERIVED, Mixer
 SITES = "AbBCD"
 """Canon sites, in the order in which a layer meets them. `b` is the short convolution of the linear mixers."""
 
+
+MAX_SIZE = 2**31 - 1
+"""Of any integer: what is larger is a mistake."""
+
+MAX_LAYERS = 10_000
 
 MLPS = ("gated", "standard", "moe", "none")
 ALIBI = ("alibi", "hard")
@@ -129,6 +136,10 @@ class CanonLMConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs) -> None:
+        for key, annotation in CanonLMConfig.__annotations__.items():
+            check_type(key, getattr(self, key), annotation, getattr(CanonLMConfig, key, None))
+        if self.num_hidden_layers > MAX_LAYERS:
+            raise expected("num_hidden_layers", f"at most {MAX_LAYERS:,}", self.num_hidden_layers)
         for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
             _check_positive(key, getattr(self, key))
         self._settle_mixers()
@@ -191,9 +202,10 @@ class CanonLMConfig(PreTrainedConfig):
             known = of_mixer.__dataclass_fields__
             old = {key: value for keys, value in flat.items() for key in keys if key in known}
             own = given.get(mixer, {})
-            for key in own:
+            for key, value in own.items():
                 if key not in known:
                     raise unknown(f"option of {mixer}", key, known, f"options of {mixer}")
+                check_type(f"mixer_options.{mixer}.{key}", value, known[key].type, known[key].default)
             try:
                 complete = of_mixer(**{**old, **own})
                 complete.complete(self)
@@ -292,6 +304,39 @@ def canonical_sites(key: str, sites: str) -> str:
     if not isinstance(sites, str) or set(sites) - set(SITES):
         raise expected(key, f'letters out of {", ".join(SITES)} (such as "ABCD")', sites)
     return "".join(site for site in SITES if site in sites)
+
+
+def check_type(key: str, value: object, annotation: Any, default: object) -> None:
+    """ValueError for a value of another type than its field has. None is for fields whose default it is."""
+    if get_origin(annotation) is ClassVar or (value is None and default is None):
+        return
+    if not _fits(value, annotation):
+        kinds = [_TYPES[kind] for kind in (annotation, *get_args(annotation)) if kind in _TYPES]
+        raise expected(key, kinds[0] if kinds else "another kind of value", value)
+    if isinstance(value, int) and abs(value) > MAX_SIZE and "seed" not in key:
+        raise expected(key, f"at most {MAX_SIZE:,}", value)
+
+
+_TYPES: dict[Any, str] = {
+    **{int: "an integer", float: "a number", bool: "true or false", str: "a text", list[str]: "one text per layer, or a list of them that repeats"},
+    dict[str, dict[str, Any]]: "{mixer: {option: value}}",
+}
+
+
+def _fits(value: object, annotation: Any) -> bool:
+    origin, parts = get_origin(annotation) or annotation, get_args(annotation)
+    if origin is UnionType:
+        return any(_fits(value, part) for part in parts)
+    if origin is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    if origin is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if origin is list:
+        return isinstance(value, list | tuple) and all(_fits(item, parts[0]) for item in value)
+    if origin is dict:
+        pairs = value.items() if isinstance(value, dict) else [(None, None)]
+        return all(_fits(key, parts[0]) and _fits(item, parts[1]) for key, item in pairs)
+    return origin is Any or not isinstance(origin, type) or isinstance(value, origin)
 
 
 def _check_positive(key: str, value: object) -> None:

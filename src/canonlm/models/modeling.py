@@ -7,7 +7,7 @@ Parameters are named as in transformers' Llama, so that a plain Llama's state di
 """
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from canonlm.models.mixers.attention import Attention
 from canonlm.models.mlp import build_mlp
 from canonlm.models.norm import RMSNorm
 from canonlm.models.positions import alibi_mask, rotary_table
+from canonlm.models.saved import check_loaded, check_saved
 
 
 class DecoderLayer(GradientCheckpointingLayer):
@@ -115,6 +116,23 @@ class CanonLMPreTrainedModel(PreTrainedModel):
             what = '"sdpa" or "eager" with alibi, which other kernels have no place for'
             raise expected("attn_implementation", what, attn_implementation)
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, strict: bool = True, **kwargs):
+        """As of every model of transformers, and complete: ValueError names the tensors that are missing, unknown, of
+        another shape or not of floating-point numbers, where the library would go on, and fill in random numbers.
+
+        strict=False: leave that to the library, to take over some of the weights, say.
+        """
+        wants_info = kwargs.pop("output_loading_info", False)
+        place = pretrained_model_name_or_path
+        if strict:
+            check_saved(cls, place, kwargs)
+        opened: Any = super().from_pretrained(place, *model_args, output_loading_info=True, **kwargs)
+        model, info = opened
+        if strict:
+            check_loaded(str(place), info, bool(kwargs.get("ignore_mismatched_sizes")))
+        return (model, info) if wants_info else model
 
     def save_pretrained(self, save_directory, *args, self_contained: bool = False, **kwargs) -> None:
         """As transformers'. With `self_contained` the folder brings its code: `from_pretrained(…,

@@ -74,6 +74,7 @@ def _source(home: str, config: CanonLMConfig) -> str:
         return f'"""The token mixers of this model."""\n\n{imports}\nMIXERS = {{{entries}}}\n'
     source = inspect.getsource(importlib.import_module(home))
     if home == "canonlm.models.modeling":
+        source = _with(source, "from_pretrained", "    # from_pretrained is transformers' own.")
         return _with(source, "save_pretrained", "    # save_pretrained is transformers' own, which copies this code.")
     return source
 
@@ -83,7 +84,8 @@ def _with(source: str, name: str, text: str) -> str:
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assign | ast.FunctionDef)]
     [node] = [node for node in nodes if _bound(node) == [name]]
     lines = source.splitlines(keepends=True)
-    return "".join([*lines[: node.lineno - 1], f"{text}\n", *lines[node.end_lineno :]])
+    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+    return "".join([*lines[: first - 1], f"{text}\n", *lines[node.end_lineno :]])
 
 
 class Module:

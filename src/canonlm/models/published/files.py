@@ -1,22 +1,19 @@
 """Published checkpoints as files: a folder, or a repository on the Hugging Face Hub, in; a folder out."""
 
 import json
-import pickle
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
 
 from canonlm.errors import unknown
+from canonlm.models import weights
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.modeling import CanonLMForCausalLM
 from canonlm.models.published.checkpoint import build, export, to_llama
+from canonlm.untrusted import path_inside, read_object
 
 _LAYOUTS = (
     ("config.json", ("model.safetensors", "model.safetensors.index.json"), "model*.safetensors*"),
@@ -59,8 +56,10 @@ def load_published(
     for params_name, weights_names, pattern in _LAYOUTS:
         if (folder / params_name).exists():
             _fetch(source, [str(folder.relative_to(root) / pattern)], **hub)
-            if weights := next((folder / name for name in weights_names if (folder / name).exists()), None):
-                return _read(folder / params_name, weights, dtype)
+            for name in weights_names:
+                if (folder / name).exists():
+                    params, file = (path_inside(folder, each, str(folder)) for each in (params_name, name))
+                    return _read(params, file, dtype)
     raise ValueError(
         f"{folder}: expected {_WANTED}; it has {', '.join(sorted(file.name for file in folder.iterdir()))}"
     )
@@ -121,47 +120,12 @@ def _choose(folder: Path, variant: str | None) -> Path:
 
 
 def _read(params_file: Path, weights_file: Path, dtype: torch.dtype | None) -> CanonLMForCausalLM:
-    params = _json(params_file)
+    params = read_object(params_file)
     ours = params.get("model_type") == CanonLMConfig.model_type
-    state = _sharded(weights_file) if weights_file.suffix == ".json" else _tensors(weights_file)
+    state = {} if ours else weights.tensors(weights_file)
     try:
         if ours:
             return CanonLMForCausalLM.from_pretrained(params_file.parent, dtype=dtype or "auto").eval()
         return build(params, state, dtype)
     except ValueError as error:
         raise ValueError(f"{error}  (in {params_file.parent})") from None
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file}: not JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{file}: expected a JSON object, got {type(content).__name__}")
-    return content
-
-
-def _tensors(file: Path) -> Mapping[str, Tensor]:
-    try:
-        if file.suffix == ".safetensors":
-            return load_file(file)
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, EOFError, RuntimeError, ValueError, SafetensorError, pickle.UnpicklingError) as error:
-        reason = re.sub(r"\s+", " ", str(error)).partition(". ")[0]
-        raise ValueError(f"{file}: not a whole file of tensors and nothing else ({reason})") from None
-    if isinstance(content, dict) and isinstance(content.get("model"), dict):  # beside an optimizer's state, say
-        content = content["model"]
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise ValueError(f"{file}: expected tensors by name")
-    return content
-
-
-def _sharded(index: Path) -> Mapping[str, Tensor]:
-    places = _json(index).get("weight_map")
-    if not isinstance(places, dict):
-        raise ValueError(f"{index}: expected a weight_map")
-    state: dict[str, Tensor] = {}
-    for name in sorted({str(place) for place in places.values()}):
-        state |= _tensors(index.parent / name)
-    return state

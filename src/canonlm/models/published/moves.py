@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from canonlm.models import weights
 from canonlm.models.config import CanonLMConfig
 
 
@@ -82,7 +83,9 @@ def _in_module(
 
 def check_state(moves: list[Move], state: Mapping[str, Tensor], ours: Mapping[str, torch.Size]) -> None:
     """All that is wrong with the tensors of a checkpoint, in one error."""
-    wrong = [f"unknown {name}" for name in sorted(state.keys() - {move.theirs for move in moves})]
+    found = {name: weights.header(tensor) for name, tensor in state.items()}
+    wrong = [complaint] if (complaint := weights.not_floats(found)) else []
+    wrong += [f"unknown {name}" for name in sorted(state.keys() - {move.theirs for move in moves})]
     for move in moves:
         if move.theirs not in state:
             wrong += [] if move.tied_to in state else [f"missing {move.theirs}"]

@@ -1,0 +1,64 @@
+"""What a machine can hold, asked before anything is allocated: a size may be a mistake, or a stranger's."""
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from canonlm.errors import InvalidSetting
+
+MAX_MODULES = 100_000
+"""Modules of a model. A thousand layers have some 20,000; building 100,000 takes some 20 seconds."""
+
+_CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@contextmanager
+def few_modules(most: int = MAX_MODULES) -> Iterator[None]:
+    """InvalidSetting once this thread builds more modules than `most` in here."""
+    count, thread = 0, threading.get_ident()
+
+    def hook(module: Any, name: str, submodule: Any) -> None:
+        nonlocal count
+        count += threading.get_ident() == thread
+        if count > most:
+            raise InvalidSetting("model", f"model: expected at most {most:,} modules; these sizes make more")
+
+    handle = register_module_module_registration_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def check_memory(key: str, num_bytes: float, device: str = "cpu") -> None:
+    """InvalidSetting where a device has less memory than what `num_bytes` at least needs."""
+    there = memory_of(device)
+    if num_bytes > there:
+        place = "this machine" if torch.device(device).type == "cpu" else device
+        raise InvalidSetting(key, f"{key}: needs at least {readable(num_bytes)}, {place} has {readable(there)}")
+
+
+def memory_of(device: str = "cpu") -> int:
+    """Bytes: of the machine, or what its container may use of it; of an accelerator its own."""
+    if (kind := torch.device(device)).type == "cuda":
+        return torch.cuda.get_device_properties(kind).total_memory
+    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
+    sizes = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemTotal:")]
+    for path in map(Path, _CGROUPS):
+        if path.is_file() and (limit := path.read_text().strip()).isdigit():
+            sizes.append(int(limit))
+    return min(sizes, default=2**62)
+
+
+def readable(num_bytes: float) -> str:
+    """`4.0 TB`"""
+    units = ["bytes", "kB", "MB", "GB", "TB", "PB", "EB"]
+    power = min(int(math.log10(max(1, num_bytes)) / 3), len(units) - 1)
+    number = num_bytes / 1000**power
+    return f"{number:,.1f} {units[power]}" if power and number < 10 else f"{number:,.0f} {units[power]}"

@@ -1,0 +1,54 @@
+"""Does a folder hold the model that its configuration describes? Asked before the library reads it, which would fill in
+random numbers for what is missing, and cast integers."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from canonlm.errors import expected
+from canonlm.models import weights
+from canonlm.models.limits import check_memory, few_modules
+
+
+def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, options: Mapping[str, Any]) -> None:
+    """ValueError unless the folder holds the tensors of the model, with their shapes, and the machine has the memory.
+
+    options: those of `from_pretrained`. Nothing is checked of a name on the Hub, of tensors that the caller gives, and
+    of a folder that the library is left to refuse.
+    """
+    folder = Path(name_or_path or "", options.get("subfolder") or "")
+    if name_or_path is None or options.get("state_dict") is not None or not (folder / "config.json").is_file():
+        return
+    if (file := weights.weights_of(folder)) is None:
+        return
+    held = weights.headers(file)
+    config = options.get("config") or model_class.config_class.from_pretrained(folder)
+    if config.num_hidden_layers > len(held):
+        raise expected("num_hidden_layers", f"at most {len(held):,}, the tensors in {file}", config.num_hidden_layers)
+    with torch.device("meta"), few_modules():
+        model = model_class(config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if model_class.base_model_prefix and not hasattr(model, model_class.base_model_prefix):
+        # The decoder alone, of a folder that may have been saved with the head.
+        prefix = f"{model_class.base_model_prefix}."
+        if any(name.startswith(prefix) for name in held):
+            held = {name.removeprefix(prefix): one for name, one in held.items() if name.startswith(prefix)}
+    if options.get("ignore_mismatched_sizes"):
+        shapes = {name: held[name].shape if name in held else shape for name, shape in shapes.items()}
+    tied = model.all_tied_weights_keys if config.tie_word_embeddings else {}
+    weights.check(held, shapes, str(file), may_lack=tied)
+    check_memory(str(folder), sum(p.numel() * p.element_size() for p in model.parameters()))
+
+
+def check_loaded(place: str, info: Mapping[str, Any], mismatched: bool = False) -> None:
+    """ValueError, which names them, where the library has left out, made up or cast tensors. `info`: its loading info.
+    mismatched: those of another shape are meant to be new."""
+    kinds = {"missing": info["missing_keys"], "unknown": info["unexpected_keys"]}
+    if not mismatched:
+        kinds["of another shape"] = [entry[0] for entry in info["mismatched_keys"]]
+    complaints = [f"{kind}: {weights.listed(sorted(map(str, names)))}" for kind, names in kinds.items() if names]
+    if complaints:
+        raise ValueError(f"{place}: the weights do not fit the configuration; {'; '.join(complaints)}")

@@ -1,0 +1,152 @@
+"""Files of weights: what they hold, by their headers, and their tensors. Nothing in a file runs, and no file beyond
+the folder is read."""
+
+import pickle
+import re
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from canonlm.errors import brief
+from canonlm.untrusted import open_regular, path_inside, read_object
+
+T = TypeVar("T")
+
+NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+"""Of the weights in a folder of transformers; the first that is there counts."""
+
+LISTED = 4
+"""Tensors that an error names, of more."""
+
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_ERRORS = (
+    *(OSError, EOFError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError),
+    *(RecursionError, SafetensorError, pickle.UnpicklingError, zipfile.BadZipFile),
+)
+
+
+@dataclass(frozen=True)
+class Header:
+    """Of a tensor. dtype: as safetensors or torch call it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    is_float: bool
+
+
+def weights_of(folder: Path) -> Path | None:
+    """The file of weights in a folder of transformers, or the index of several."""
+    return next((path_inside(folder, name, str(folder)) for name in NAMES if (folder / name).exists()), None)
+
+
+def headers(file: Path) -> dict[str, Header]:
+    """What a file, or all files of an index, hold. ValueError: not weights."""
+    if file.suffix == ".json":
+        return _united(file, {name: headers(name) for name in _files(file)})
+    if file.suffix != ".safetensors":
+        return {name: header(tensor) for name, tensor in tensors(file).items()}
+    try:
+        open_regular(file).close()
+        with safe_open(file, framework="pt") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  # it has no iterator
+            return {
+                name: Header(tuple(part.get_shape()), part.get_dtype(), part.get_dtype() in _FLOATS)
+                for name, part in slices.items()
+            }
+    except _ERRORS as error:
+        raise _damaged(file, error) from None
+
+
+def tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file, or of all files of an index. ValueError: not a whole file of tensors and nothing else."""
+    if file.suffix == ".json":
+        return _united(file, {name: tensors(name) for name in _files(file)})
+    try:
+        open_regular(file).close()
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        with zipfile.ZipFile(file) as archive:
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise ValueError("it is compressed")
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        if isinstance(content, dict) and isinstance(content.get("model"), dict):  # beside an optimizer's state, say
+            content = content["model"]
+        if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+            raise ValueError("expected tensors by name")
+        for name, tensor in content.items():
+            if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
+                raise ValueError(f"{brief(name)} is not a plain tensor")
+            if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.itemsize:
+                raise ValueError(f"{brief(name)} has fewer numbers than its shape {tuple(tensor.shape)} says")
+        return content
+    except _ERRORS as error:
+        raise _damaged(file, error) from None
+
+
+def check(
+    found: Mapping[str, Header], shapes: Mapping[str, Iterable[int]], place: str, may_lack: Iterable[str] = ()
+) -> None:
+    """ValueError, which names them, unless these are the tensors of a model, with their shapes, of floating-point
+    numbers. may_lack: names of tensors that are tied to others."""
+    wrong = {
+        "missing": sorted(shapes.keys() - found.keys() - set(may_lack)),
+        "unknown": sorted(found.keys() - shapes.keys()),
+        "of another shape": [
+            f"{name} {found[name].shape} instead of {tuple(shape)}"
+            for name, shape in shapes.items()
+            if name in found and found[name].shape != tuple(shape)
+        ],
+    }
+    complaints = [f"{kind}: {listed(names)}" for kind, names in wrong.items() if names]
+    complaints += [complaint] if (complaint := not_floats(found)) else []
+    if complaints:
+        raise ValueError(f"{place}: the weights do not fit the configuration; {'; '.join(complaints)}")
+
+
+def not_floats(found: Mapping[str, Header]) -> str | None:
+    """Which tensors are not floating-point numbers, in words."""
+    names = sorted(f"{name} ({header.dtype})" for name, header in found.items() if not header.is_float)
+    return f"no floating-point numbers: {listed(names)}" if names else None
+
+
+def listed(names: list[str]) -> str:
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(brief(name) for name in names[:LISTED]) + more
+
+
+def header(tensor: Tensor) -> Header:
+    """Of a tensor that is there."""
+    return Header(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.dtype in _FLOATS.values())
+
+
+def _files(index: Path) -> list[Path]:
+    """The files that an index names."""
+    places = read_object(index).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(place, str) for place in places.values()):
+        raise ValueError(f"{index}: expected a weight_map of names and files")
+    files = [path_inside(index.parent, name, str(index)) for name in sorted(set(places.values()))]
+    for file in files:
+        if file.suffix not in (".safetensors", ".bin"):
+            raise ValueError(f"{index}: expected files of weights, .safetensors or .bin, got {brief(file.name)!r}")
+    return files
+
+
+def _united(index: Path, parts: Mapping[Path, Mapping[str, T]]) -> dict[str, T]:
+    """All that the files of an index hold. ValueError unless each tensor is where the index says, and only there."""
+    named = {name: index.parent / place for name, place in read_object(index)["weight_map"].items()}
+    held = {(name, file) for file, part in parts.items() for name in part}
+    if differing := sorted({name for name, _ in held ^ set(named.items())}):
+        raise ValueError(f"{index}: its files do not hold what it says: {listed(differing)}")
+    return {name: value for part in parts.values() for name, value in part.items()}
+
+
+def _damaged(file: Path, error: BaseException) -> ValueError:
+    reason = re.sub(r"\s+", " ", str(error) or type(error).__name__).partition(". ")[0]
+    return ValueError(f"{file}: not a whole file of tensors and nothing else ({brief(reason)})")
