@@ -66,9 +66,7 @@ def probe(
     bad = sum(int((~states.isfinite()).any(1).sum()) for states in (features, held_features))
     if bad:
         where = f"{bad:,} of {len(features) + len(held_features):,} tokens"
-        raise FloatingPointError(
-            f"the model's hidden states are not finite (NaN) at {where}"
-        )
+        raise FloatingPointError(f"the model's hidden states are not finite (NaN) at {where}")
     mean, scale = features.mean(0), features.std(0).clamp_min(1e-6)
     x, held_x = (features - mean) / scale, (held_features - mean) / scale
     found = []

@@ -88,7 +88,11 @@ class Vocab:
         """The token's name, also for what is none: <99999>, <-1>, <None>."""
         if isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= token < len(self.names):
             return self.names[int(token)]
-        return f"<{repr(token)[1:-1] if isinstance(token, str) else token}>"  # a line break must not break the line
+        try:
+            shown = repr(token)[1:-1] if isinstance(token, str) else str(token)  # a line break must not break the line
+        except Exception:  # an integer too long to be written, lists too deep, an object of somebody else
+            shown = type(token).__name__
+        return f"<{shown if len(shown) <= LONGEST_SHOWN else f'{shown[:LONGEST_SHOWN]}…'}>"
 
     def text(self, tokens: Iterable[object]) -> str:
         return " ".join(map(self.name, tokens))
