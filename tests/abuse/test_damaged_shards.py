@@ -188,6 +188,16 @@ def test_a_list_of_the_unverified_by_somebody_else(web, tmp_path, content, messa
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("noted", [3, {}, {"sha256": "0" * 64}, {"sha256": [], "folder": {}}, []])
+def test_what_a_run_noted_of_its_text_by_somebody_else(web, tmp_path, noted):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "data.json").write_text(json.dumps({"text.sources.web.path": noted}))
+    with pytest.raises(
+        ValueError, match=r"data\.json: text\.sources\.web\.path: expected a folder and its sha256, got"
+    ):
+        train(run(web), tmp_path / "run")
+
+
 def test_the_command_says_one_line(web, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flip(web / "train-00001.ds")

@@ -11,9 +11,9 @@ from canonlm.data.text import TextStream
 from canonlm.data.windows import Stream, WindowStream
 from canonlm.errors import InvalidSetting, expected
 from canonlm.evals.text import TextEval
-from canonlm.runs.folder import read_json
 from canonlm.train.config import RunConfig, Text
 from canonlm.train.verification import Verification
+from canonlm.untrusted import read_object
 from canonlm.world import World
 
 STDLIB = "python-stdlib"
@@ -97,10 +97,14 @@ def check_unchanged(run: RunConfig, folder: Path) -> dict[str, Any]:
         return {}
     found = {key: _open(key, path) for key, path in run.text.folders.items()}
     here = {key: {"folder": str(text.folder.resolve()), "sha256": text.fingerprint} for key, text in found.items()}
-    there: dict[str, Any] = read_json(folder / "data.json") or {}
+    there = read_object(folder / "data.json") if (folder / "data.json").exists() else {}
     for key, text in here.items():
-        if key in there and there[key]["sha256"] != text["sha256"]:
-            what = f"the text that the run in {folder} began with, once in {there[key]['folder']}"
+        if (noted := there.get(key)) is None:
+            continue
+        if not isinstance(noted, dict) or not all(isinstance(noted.get(name), str) for name in text):
+            raise expected(f"{folder / 'data.json'}: {key}", "a folder and its sha256", noted)
+        if noted["sha256"] != text["sha256"]:
+            what = f"the text that the run in {folder} began with, once in {noted['folder'][:200]}"
             raise expected(key, what, f"{text['folder']} (its index.json has another sha256)")
     return here
 
