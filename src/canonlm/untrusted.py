@@ -88,7 +88,10 @@ def path_inside(folder: Path, name: object, place: str) -> Path:
     path = Path(name) if isinstance(name, str) and "\0" not in name else None
     if path is None or not path.parts or path.is_absolute() or ".." in path.parts:
         raise ValueError(f"{place}: expected the name of a file in {folder}, got {str(name)[:100]!r}")
-    home, target = folder.resolve(), (folder / path).resolve()
+    try:
+        home, target = folder.resolve(), (folder / path).resolve()
+    except (OSError, RuntimeError):  # links in a circle
+        raise ValueError(f"{place}: expected a file in {folder}, got a link without an end, {name}") from None
     blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
     if not target.is_relative_to(home) and not target.is_relative_to(blobs):
         raise ValueError(f"{place}: expected a file in {folder}, got a link out of it, {name}")

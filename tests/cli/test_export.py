@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from canonlm import CanonLMForCausalLM
 from canonlm.cli import main
 from canonlm.data.tokenizers import load
-from canonlm.files import write_json, write_text
+from canonlm.files import Stamp, write_json, write_text
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint import Checkpoints
 from canonlm.train.config import resolve
@@ -50,7 +50,9 @@ def trained(tmp_path_factory):
     sources = {name: {"path": str(folder / name)} for name in ("plain", "text")}
     run = resolve({**SETTINGS, "text": {"sources": sources}})
     write_text(folder / "config.yaml", run.to_yaml())
-    found = {f"text.sources.{name}.path": {"folder": str(folder / name), "sha256": ""} for name in ("plain", "text")}
+    write_text(folder / "text" / "index.json", "{}")
+    sums = {"plain": "", "text": Stamp.of(folder / "text" / "index.json").sha256}
+    found = {f"text.sources.{name}.path": {"folder": str(folder / name), "sha256": sums[name]} for name in sums}
     write_json(folder / "data.json", found)
     model, logits = build_model(run).module, {}
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)

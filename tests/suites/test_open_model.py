@@ -19,7 +19,7 @@ from transformers import (
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.cli import main
 from canonlm.data.tokenizers import load
-from canonlm.files import write_json, write_text
+from canonlm.files import Stamp, write_json, write_text
 from canonlm.models.build import wrap
 from canonlm.models.published import save_published
 from canonlm.suites.opening import as_in_training, fingerprint, open_model
@@ -68,6 +68,13 @@ def save_run(folder, raw, steps):
     return logits
 
 
+def note_text(run, folder):
+    """As a run on the text in `folder` notes it."""
+    write_json(folder / "index.json", {})
+    sha256 = Stamp.of(folder / "index.json").sha256
+    write_json(run / "data.json", {"text.sources.plain.path": {"folder": str(folder), "sha256": sha256}})
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """Models of every kind in one folder; the logits that each should give."""
@@ -76,7 +83,7 @@ def place(tmp_path_factory):
     load("bytes").tokenizer.save(str(here / "text" / "tokenizer.json"))
     text = {"sources": {"plain": {"path": str(here / "text")}}}
     expected = {f"run@{step}": found for step, found in save_run(here / "run", {**RUN, "text": text}, (1, 2)).items()}
-    write_json(here / "run" / "data.json", {"text.sources.plain.path": {"folder": str(here / "text"), "sha256": ""}})
+    note_text(here / "run", here / "text")
     played = {
         "task": {"name": "copying", "N": 40},
         **RUN,
@@ -200,6 +207,8 @@ def test_a_run_whose_text_was_moved(place, tmp_path, caplog):
     assert open_model(str(tmp_path / "run"), tokenizer="bytes").tokenizer is not None
     (tmp_path / "gone").mkdir()
     (tmp_path / "gone" / "tokenizer.json").write_text("{")
+    assert open_model(str(tmp_path / "run")).tokenizer is None, "another text"
+    note_text(tmp_path / "run", tmp_path / "gone")
     with pytest.raises(ValueError, match=r"gone/tokenizer.json: not a tokenizer \(.*\)$"):
         open_model(str(tmp_path / "run"))
 
@@ -329,8 +338,8 @@ def mistakes(here):
             "MODEL: expected the folder of the run, with --step 2, got ",
         ),
         "inside": (("run/checkpoints",), "MODEL: expected the folder of the run, "),
-        "half": (("half",), "half: not a causal language model that can be loaded ("),
-        "lacking": (("lacking",), "lacking: its weights lack model.layers.1.input_layernorm.weight, "),
+        "half": (("half",), "half/model.safetensors: not a whole file of tensors and nothing else ("),
+        "lacking": (("lacking",), "lacking: the weights do not fit the configuration; missing: model.layers.1.input_layernorm.weight, "),
         "broken": (("broken",), "broken/config.json: not JSON ("),
         "strange": (("strange",), "strange: not a causal language model that can be loaded ("),
         "code": (("code",), "code: it comes with code of its own, which runs only with --trust-remote-code"),

@@ -1,7 +1,6 @@
 """`canonlm export`: a run's model as transformers loads it."""
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -40,11 +39,10 @@ def export(
         raise unknown("dtype", dtype, DTYPES)
 
     import torch
-    from tokenizers import Tokenizer
     from transformers.utils.logging import disable_progress_bar
 
     from canonlm.files import write_folder
-    from canonlm.suites.opening import as_in_training, tokenizer_of_run
+    from canonlm.suites.opening import as_in_training, open_tokenizer, tokenizer_of_run
     from canonlm.train.checkpoint import load_model
 
     disable_progress_bar()
@@ -52,11 +50,9 @@ def export(
     if self_contained and model.config.model_type != "canonlm":
         raise expected("--self-contained", "a model of our decoder", model.config.model_type)
     file, tokenizer = tokenizer_of_run(run), None
-    if file is not None and file.is_file():
+    if file is not None:
         ids = model.config.bos_token_id, model.config.eos_token_id
-        tokenizer = as_in_training(Tokenizer.from_file(str(file)), *ids)
-    elif file is not None:
-        print(f"canonlm: the tokenizer is left out: {file} is not there", file=sys.stderr)
+        tokenizer = as_in_training(open_tokenizer(file), *ids)
 
     def fill(folder: Path) -> None:
         model.save_pretrained(folder, **({"self_contained": True} if self_contained else {}))

@@ -318,7 +318,13 @@ def check_type(key: str, value: object, annotation: Any, default: object) -> Non
 
 
 _TYPES: dict[Any, str] = {
-    **{int: "an integer", float: "a number", bool: "true or false", str: "a text", list[str]: "one text per layer, or a list of them that repeats"},
+    **{
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        str: "a text",
+        list[str]: "one text per layer, or a list of them that repeats",
+    },
     dict[str, dict[str, Any]]: "{mixer: {option: value}}",
 }
 

@@ -31,6 +31,9 @@ _CANONICAL = {
 }
 """Of the sizes that a preset sets: what types call them whose `attribute_map` does not say so."""
 
+LAYER_COUNTS = {"num_hidden_layers", *_CANONICAL["num_hidden_layers"], "encoder_layers", "num_encoder_layers"}
+"""What configurations call the number of layers."""
+
 _TWO_PER_BLOCK = {"nemotron_h"}
 """Types that count a mixer and an MLP as two layers."""
 

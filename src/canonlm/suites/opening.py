@@ -4,7 +4,7 @@ of transformers."""
 import hashlib
 import json
 import logging
-import pickle
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,24 +15,28 @@ from typing import Any
 
 import huggingface_hub
 import torch
-from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as library_logging
 
 from canonlm import outside
 from canonlm.data.tokenizers import load as load_tokenizer
-from canonlm.errors import expected, unknown
+from canonlm.errors import InvalidSetting, brief, expected, unknown
+from canonlm.files import Stamp
+from canonlm.models import weights
 from canonlm.models.build import wrap
+from canonlm.models.limits import check_memory, few_modules
 from canonlm.models.published import load_published
 from canonlm.models.published.checkpoint import RELEASES
-from canonlm.runs.folder import read_json
+from canonlm.models.saved import check_loaded
+from canonlm.models.sizes import LAYER_COUNTS
 from canonlm.train.build import pick_device
 from canonlm.train.checkpoint import load_model, steps
 from canonlm.train.recipe import load as load_config
+from canonlm.untrusted import path_inside, read_bytes, read_object, read_text
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -42,6 +46,12 @@ _SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.py"]
 """What is fetched from the Hub before a model is known to be one: everything but weights."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+MAX_LABELS = 100_000
+"""Classes of a classifier that a configuration may name: the library makes a table of them."""
+
+MAX_PACKED = 16
+"""Numbers of a model per number in its files, which may be quantized."""
+
 _SAMPLES = 64  # numbers of every tensor that a fingerprint looks at
 _log = logging.getLogger(__name__)
 
@@ -132,10 +142,32 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 
 def tokenizer_of_run(run: Path) -> Path | None:
-    """Where the tokenizer.json of the text is that a run was trained on, which may have been moved away since; None of
-    a run on a task. All its texts have the same one."""
-    files = [Path(text["folder"]) / "tokenizer.json" for text in (read_json(run / "data.json") or {}).values()]
-    return next(filter(Path.is_file, files), files[0] if files else None)
+    """The tokenizer.json of the text that a run was trained on, all of whose texts have the same one. None of a run on
+    a task, and, with a warning, where the text has been moved away or made again since."""
+    path = run / "data.json"
+    texts = list(read_object(path).values()) if path.exists() else []
+    if not all(
+        isinstance(text, dict) and {str} == {type(text.get(key)) for key in ("folder", "sha256")} for text in texts
+    ):
+        raise ValueError(f"{path}: expected a folder and a sha256 for each text")
+    files = [Path(text["folder"]) / "tokenizer.json" for text in texts]
+    for file, text in zip(files, texts, strict=True):
+        index = file.with_name(
+            "index.json"
+        )  # has the tokenizer's sha256: a stranger's run may name any folder of yours
+        if file.is_file() and index.is_file() and Stamp.of(index).sha256 == text["sha256"]:
+            return file
+    if files:
+        _log.warning("the run's tokenizer is not there any more: %s", files[0])
+    return None
+
+
+def open_tokenizer(file: Path) -> Tokenizer:
+    """ValueError: it is not a tokenizer.json."""
+    try:
+        return Tokenizer.from_str(read_text(file))
+    except Exception as error:  # the library raises no narrower one
+        raise ValueError(f"{file}: not a tokenizer ({_reason(error)})") from None
 
 
 def as_in_training(tokenizer: Tokenizer, bos_id: object, eos_id: object) -> PreTrainedTokenizerFast:
@@ -166,14 +198,8 @@ def _of_run(path: Path, step: int | None) -> Opened:
     for line in damages:
         _log.warning("damaged checkpoint skipped, step %d is used: %s", step, line)
     file, words = tokenizer_of_run(path), None
-    if file is not None and file.is_file():
-        try:
-            inner = Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises no narrower one
-            raise ValueError(f"{file}: not a tokenizer ({_reason(error)})") from None
-        words = as_in_training(inner, model.config.bos_token_id, model.config.eos_token_id)
-    elif file is not None:
-        _log.warning("the run's tokenizer is not there any more: %s", file)
+    if file is not None:
+        words = as_in_training(open_tokenizer(file), model.config.bos_token_id, model.config.eos_token_id)
     return model, words, {"kind": "run", "step": step, "arch": arch}
 
 
@@ -182,7 +208,8 @@ def _of_files(source: str, variant: str | None, dtype: torch.dtype | None, trust
     if path.is_file():
         raise expected("MODEL", "a folder, and not a file in it", source)
     root = path if path.is_dir() else _fetch("MODEL", source)
-    config, variants = _json(root / "config.json"), [file.parent for file in _configs(root, "*/")]
+    config = read_object(root / "config.json") if (root / "config.json").exists() else None
+    variants = [file.parent for file in _configs(root, "*/")]
     if not _configs(root, "") and not variants:
         raise _no_model(source, root)
     if variant is not None or config is None or config.get("model_type") in RELEASES:
@@ -201,23 +228,67 @@ def _of_files(source: str, variant: str | None, dtype: torch.dtype | None, trust
 
 
 def _from_pretrained(name: str, dtype: torch.dtype | None, trust_remote_code: bool) -> PreTrainedModel:
+    folder = Path(name)
+    if folder.is_dir():
+        _check_folder(folder, trust_remote_code)
     try:
         with quiet():
             opened: Any = AutoModelForCausalLM.from_pretrained(
                 name, dtype=dtype or "auto", trust_remote_code=trust_remote_code, output_loading_info=True
             )
             model, info = opened
-    except _LOADING_ERRORS as error:
-        raise ValueError(f"{name}: not a causal language model that can be loaded ({_reason(error)})") from None
-    if missing := sorted(info["missing_keys"]):  # the library would go on with random numbers there
-        raise ValueError(f"{name}: its weights lack {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}")
+    except Exception as error:  # whatever the code of some model raises on what its authors never saw
+        raise _cannot_be_loaded(name, error) from None
+    check_loaded(name, info)
     return model
 
 
-_LOADING_ERRORS = (
-    *(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError),
-    *(SafetensorError, pickle.UnpicklingError),
-)
+def _check_folder(folder: Path, trust_remote_code: bool) -> None:
+    """ValueError for a saved model of transformers whose sizes its weights cannot have, or which no machine holds, and
+    for files that lead out of its folder."""
+    config = read_object(path_inside(folder, "config.json", str(folder)))
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(f"{folder}: expected a whole model, and no adapter (adapter_config.json)")
+    if (file := weights.weights_of(folder)) is None:
+        raise ValueError(f"{folder}: expected weights, {' or '.join(weights.NAMES)}")
+    held = weights.headers(file)
+    if "quantization_config" not in config and (complaint := weights.not_floats(held)):
+        raise ValueError(f"{file}: {complaint}")
+    for key, value in _integers(config):
+        name = key.rpartition(".")[2]
+        if name in LAYER_COUNTS and value > len(held):
+            raise expected(
+                f"{folder / 'config.json'}: {key}", f"at most {len(held):,}, the tensors in {file.name}", value
+            )
+        if abs(value) >= 2**62 or (name == "num_labels" and value > MAX_LABELS):
+            raise expected(f"{folder / 'config.json'}: {key}", "a size that a model can have", value)
+    if trust_remote_code and config.get("auto_map"):
+        return
+    try:
+        with quiet(), torch.device("meta"), few_modules():
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(folder)))
+    except Exception as error:
+        raise _cannot_be_loaded(str(folder), error) from None
+    numbers, there = sum(p.numel() for p in model.parameters()), sum(math.prod(one.shape) for one in held.values())
+    if numbers > MAX_PACKED * there:
+        what = f"a model of the {there:,} numbers in {file.name}"
+        raise expected(str(folder / "config.json"), what, f"one of {numbers:,}")
+    check_memory(str(folder), 2 * numbers)  # at least half precision
+
+
+def _integers(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """All integers of a configuration, by their dotted keys."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _integers(value, f"{prefix}{key}.")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield f"{prefix}{key}", value
+
+
+def _cannot_be_loaded(name: str, error: Exception) -> ValueError:
+    if isinstance(error, InvalidSetting):
+        return error
+    return ValueError(f"{name}: not a causal language model that can be loaded ({_reason(error)})")
 
 
 def _asked_tokenizer(name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
@@ -234,6 +305,9 @@ def _saved_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokeniz
     """None: the folder has no tokenizer. ValueError: it has one that cannot be read."""
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         return None
+    for name in (*_TOKENIZERS, "config.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"):
+        if (folder / name).exists():
+            read_bytes(path_inside(folder, name, str(folder)))  # regular files of a size that can be read
     try:
         with quiet():
             return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
@@ -279,18 +353,6 @@ def _no_model(source: str, folder: Path) -> ValueError:
     return ValueError(f"{expected('MODEL', what, source)}, a folder with {shown or 'nothing in it'}")
 
 
-def _json(file: Path) -> dict[str, Any] | None:
-    if not file.is_file():
-        return None
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file}: not JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{file}: expected a JSON object, got {type(content).__name__}")
-    return content
-
-
 def _vocab_size(model: PreTrainedModel) -> int:
     weight: Any = model.get_input_embeddings().weight
     return weight.shape[0]
@@ -299,7 +361,7 @@ def _vocab_size(model: PreTrainedModel) -> int:
 def _reason(error: BaseException) -> str:
     """The first line of what a library says, as one sentence."""
     text = " ".join(str(error).strip().partition("\n")[0].split()) or type(error).__name__
-    return re.split(r"(?<=[a-z)])\. ", text, maxsplit=1)[0].rstrip(".")
+    return brief(re.split(r"(?<=[a-z)])\. ", text, maxsplit=1)[0].rstrip("."), 300)
 
 
 def _sha256(text: str) -> str:
