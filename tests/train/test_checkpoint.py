@@ -227,6 +227,8 @@ def damage_by(kind, path):
         os.truncate(shard, shard.stat().st_size - 1)
     elif kind == "empty":
         os.truncate(shard, 0)
+    elif kind == "grown":
+        os.truncate(shard, 2**35)  # 32 GB, of which the disk has next to nothing: reading them takes minutes
     elif kind == "shard":
         shard.unlink()
     elif kind == "metadata":
@@ -244,6 +246,7 @@ DAMAGES = {
     "flip": "sha256 of __0_0.distcp differs",
     "truncated": "__0_0.distcp is truncated, ",
     "empty": "__0_0.distcp is truncated, 0 of ",
+    "grown": "__0_0.distcp has 34359738368 bytes, not ",
     "shard": "__0_0.distcp is missing",
     "metadata": ".metadata is missing",
     "manifest": "no manifest.json",
