@@ -38,6 +38,8 @@ CASES = [
          ("run/metrics.jsonl", "run/result.json"), said=False, sealed="run/checkpoints/*", children=True),
     Case("train, finished", "finished", "run/*", "train run.yaml --out run", said=False, sealed="run/checkpoints/*",
          children=True),
+    Case("train, their configuration", "finished", "run/config.yaml",
+         "train run/config.yaml train.steps=2 --out out", said=False, large=True, children=True),
     Case("train, text", "text_run", "*", "train run.yaml --out run", said=False, large=True, children=True),
     Case("export", "finished", "run/*", "export run out", ("out/*",), sealed="run/checkpoints/*"),
     Case("export, text", "text_run", "*", "export run out", ("out/*",), sealed="run/checkpoints/*"),

@@ -5,6 +5,7 @@ of a whole file. `PLACES` stands in place of a file and is none. `BYTES` changes
 """
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -140,6 +141,30 @@ def _flipped(old: bytes, draw: Draw, count: int) -> bytes:
     return bytes(new)
 
 
+EVIL = "open('pwned', 'w').close()\n"
+CODE: dict[str, list[tuple[str, Any]]] = {
+    "config.yaml": [
+        ("arch", "evil.py:Block"), ("arch", "run/evil.py:Block"), ("arch", "evil:Block"), ("arch", "os:system"),
+        ("task", {"name": "evil.py:Task"}), ("task", {"name": "run/code/evil.py:Task"}), ("task", {"name": "this:s"}),
+        ("on_checkpoint", "touch pwned"), ("on_checkpoint", ["touch", "pwned"]), ("track", ["evil.py:Tracker"]),
+    ],
+    "config.json": [
+        ("auto_map", {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}), ("model_type", "evil"),
+        ("architectures", ["evil.Model"]), ("quantization_config", {"quant_method": "evil"}), ("_name_or_path", "/etc"),
+    ],
+    "tokenizer_config.json": [
+        ("auto_map", {"AutoTokenizer": ["evil.Words", None]}), ("tokenizer_class", "evil.Words"),
+        ("chat_template", "{% for x in range(10**9) %}{% endfor %}"), ("tokenizer_class", "LlamaTokenizer"),
+    ],
+    "data.json": [("text.sources.web.path", {"folder": "/etc"}), ("text.sources.web.path", {"folder": "/proc/self"})],
+    "index.json": [("splits", {"train": [{"name": "/etc/passwd"}]}), ("tokenizer", "../../etc/passwd")],
+    "manifest.json": [("files", {"/etc/passwd": {"size": 1, "sha256": "0"}}), ("files", {"../../config.yaml": {}})],
+    "play.json": [("sections", [{"id": "a", "runs": ["../../..", "/etc"]}]), ("command", "\x1b]0;pwned\x07")],
+}  # fmt: skip
+"""By the name of a file: keys that name code or another file, and what a stranger may write there. The code is in
+evil.py, in the folder and in its code/, where a run keeps copies."""
+
+
 @dataclass(frozen=True)
 class Damage:
     """What was done, to which files (paths in the folder)."""
@@ -155,6 +180,8 @@ def apply(folder: Path, file: str, others: list[str], draw: Draw) -> Damage:
     kinds = ["bytes", "bytes", "content", "place", *(["swap"] if others else [])]
     if path.suffix in {".yaml", ".json", ".jsonl", ".safetensors"}:
         kinds += ["value"] * 8
+    if path.name in CODE:
+        kinds += ["code"] * 3
     kind = draw(st.sampled_from(kinds))
     if kind == "bytes":
         name = draw(st.sampled_from(sorted(BYTES)))
@@ -172,9 +199,24 @@ def apply(folder: Path, file: str, others: list[str], draw: Draw) -> Damage:
         shutil.move(path, path.with_name("swapping"))
         shutil.move(folder / other, path)
         shutil.move(path.with_name("swapping"), folder / other)
+    elif kind == "code":
+        name = _code(path, draw)
     else:
         name = _value(path, draw)
     return Damage(kind, name, files)
+
+
+def _code(path: Path, draw: Draw) -> str:
+    for place in (path.parent, path.parent / "code"):
+        place.mkdir(exist_ok=True)
+        (place / "evil.py").write_text(EVIL)
+    key, value = draw(st.sampled_from(CODE[path.name]))
+    tree = yaml.safe_load(path.read_text())  # JSON, too
+    path.write_text(json.dumps({**tree, key: value}))
+    if path.name == "config.yaml" and (name := value if key == "arch" else isinstance(value, dict) and value["name"]):
+        stamp = {str(name): hashlib.sha256(EVIL.encode()).hexdigest()}
+        (path.parent / "code.json").write_text(json.dumps({"outside": stamp}))
+    return f"{key}: {value}"
 
 
 def _value(path: Path, draw: Draw) -> str:
