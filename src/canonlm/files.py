@@ -37,8 +37,6 @@ class Stamp(BaseModel):
                 return f"{path.name} is truncated, {size} of {self.size} bytes"
             if size > self.size:
                 return f"{path.name} has {size} bytes, not {self.size}"
-            if size > self.size:  # seen before it is read: a stranger's file may have no end
-                return f"{path.name} has grown, {size} of {self.size} bytes"
             return None if Stamp.of(path) == self else f"sha256 of {path.name} differs"
         except FileNotFoundError:
             return f"{path.name} is missing"
