@@ -15,6 +15,7 @@ from rich.console import Console
 sys.path.append(str(Path(__file__).parents[1] / "report"))
 from folders import evaluation, text_evaluation, write_run, write_text_run
 
+from canonlm.cli import main
 from canonlm.cli.watch import line
 from canonlm.launch.play import _sections
 from canonlm.report import load_play, tables
@@ -227,3 +228,28 @@ def test_a_play_folder_that_is_damaged_is_not_written_over(play, damage):
         DAMAGE[damage](path)
     with pytest.raises(ValueError, match=r"^--out: expected a folder whose play\.json is whole"):
         _sections(path)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "[red]x[/bold]"], ids=lambda name: ascii(name)[:30])
+def test_commands_print_names_in_one_line(play, name, capsys, monkeypatch):
+    monkeypatch.chdir(play)
+    shutil.rmtree(play / "runs" / "hurt")
+    task = {"name": name, "N": name}
+    rows = [evaluation(50, {(name, name): (1, 2)}, measures={f"m{name}": 1.0})]
+    write_run(play / "runs" / "hurt", arch=name, task=task, evals=rows, losses=[(5, 1.0)])
+    (play / "play.json").write_text(
+        json.dumps({"title": name, "sections": [{"heading": name, "runs": ["hurt", name]}]})
+    )
+    for command in (
+        ["report", "."],
+        ["report", ".", "--watch", "--table"],
+        ["results", ".", "source=yours"],
+        ["results", "runs/hurt", "--html", "page.html"],
+        ["results", ".", "--csv", "-", "source=yours"],
+    ):
+        assert main(command) == 0
+        output = capsys.readouterr()
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]", output.out + output.err)
+    page = (play / "page.html").read_text()
+    assert "<script>alert" not in page
+    assert "<img" not in page

@@ -88,6 +88,7 @@ def evaluate(
 
 def _warn(entries: Sequence[Mapping[str, Any]]) -> int:
     """Say which scores mean nothing. 1 where the logits were not finite in all questions of an entry, else 0."""
+    from canonlm.runs.rows import one_line
     from canonlm.suites.questions import told_not_finite
 
     code = 0
@@ -95,7 +96,10 @@ def _warn(entries: Sequence[Mapping[str, Any]]) -> int:
         if (counted := told_not_finite(entry)) is not None:
             bad, asked = counted
             where = f"{bad:,} of {asked:,} {'question' if asked == 1 else 'questions'}"
-            print(f"canonlm: {entry['name']}: the model's logits are not finite (NaN) in {where}", file=sys.stderr)
+            print(
+                f"canonlm: {one_line(entry['name'])}: the model's logits are not finite (NaN) in {where}",
+                file=sys.stderr,
+            )
             code = max(code, int(bad >= asked))
     return code
 
@@ -133,15 +137,18 @@ class _Bar:
         if self.current is not None:
             self.bar.remove_task(self.current)
             self.current = None
-        self.bar.console.print(_line(entry) + ("  (as before)" if again else ""), highlight=False, soft_wrap=True)
+        self.bar.console.print(
+            _line(entry) + ("  (as before)" if again else ""), highlight=False, markup=False, soft_wrap=True
+        )
 
 
 def _line(entry: Mapping[str, Any]) -> str:
     """`1hop-2k  exact 93.0% ± 1.1  year 94.2% ± 1.0  (n = 500)`"""
     from canonlm.report.evals import value, whole
+    from canonlm.runs.rows import one_line
     from canonlm.suites.questions import NOT_FINITE
 
     scores = [score for score in whole(entry)["scores"] if not score["slice"] and score["measure"] != NOT_FINITE]
     said = [f"{score['measure']} {value(score)}" for score in scores]
     asked = f"  (n = {scores[0]['n']:,})" if scores and scores[0]["n"] else ""
-    return f"{entry['name']}  {'  '.join(said)}{asked}"
+    return f"{one_line(entry['name'])}  {'  '.join(said)}{asked}"
