@@ -195,6 +195,7 @@ def _live(work: Callable[[], int], folder: Path, notes: Path, mark: str) -> None
 
 def _hook(events: int, folder: Path, notes: Path) -> Callable:
     own = (f"{folder}/", f"{notes}/")
+    near = (f"{notes.parent}/",)  # a run names the folder of its text, which is that of the base
 
     def note(event: str, what: object) -> None:
         os.write(events, f"{event} {' '.join(str(what).split())[:300]}\n".encode(errors="replace"))
@@ -210,7 +211,7 @@ def _hook(events: int, folder: Path, notes: Path) -> Callable:
             path, mode, flags = args
             changes = (flags or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
             writes = bool(changes) or not set("wax+").isdisjoint(mode or "")
-            if outside(path, own + READABLE):
+            if outside(path, own + READABLE if writes else own + near + READABLE):
                 note("writes" if writes else "reads", path)
             elif writes and isinstance(path, str) and outside(os.path.realpath(path), (*own, "/dev/null", *READABLE)):
                 note("writes through a link", path)
