@@ -32,7 +32,7 @@ from canonlm.data.verify import Opened, Verifier
 from canonlm.train import loop, verification
 from canonlm.train.config import RunConfig, resolve
 
-SHAPE = {"layers": 4, "hidden": 256, "heads": 4, "time": 512, "batch": 8}
+SHAPE = {"layers": 4, "hidden": 128, "heads": 4, "time": 256, "batch": 8}
 QUICK = {"layers": 1, "hidden": 32, "heads": 2, "time": 128, "batch": 4}
 SHARD = 2**24  # bytes; the verifier pauses between two
 FILES = 16  # different ones: 256 MB
