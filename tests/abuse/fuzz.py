@@ -97,16 +97,9 @@ class Fuzzer:
             place = self.failures / f"{len(self.found):03}-{case.name.replace(' ', '-').replace(',', '')}"
             shutil.rmtree(place, ignore_errors=True)
             shutil.copytree(kept, place, symlinks=True)
-            parts = (
-                " ".join([*done.files, done.words]),
-                complaint,
-                *outcome.events,
-                "--- out",
-                outcome.out,
-                "--- err",
-                outcome.err,
-            )
-            (place / "printed.txt").write_text("\n".join([*parts, outcome.stack]), errors="replace")
+            printed = ["--- standard output", outcome.out, "--- standard error", outcome.err, outcome.stack]
+            text = "\n".join([*done.files, done.words, complaint, *outcome.events, *printed])
+            (place / "printed.txt").write_text(text, errors="replace")
 
 
 def _ordinary(path: Path) -> bool:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -70,11 +71,13 @@ def result(case: Case, outcome: Outcome, folder: Path) -> dict[str, str]:
 
 
 def _content(path: Path) -> str:
-    if path.suffix == ".json":
-        return json.dumps(untimed(json.loads(path.read_text())))
-    if path.suffix == ".jsonl":
-        return json.dumps([untimed(json.loads(line)) for line in path.read_text().splitlines()])
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    content = path.read_bytes()
+    with suppress(ValueError):  # damaged, and no longer JSON
+        if path.suffix == ".json":
+            return json.dumps(untimed(json.loads(content)))
+        if path.suffix == ".jsonl":
+            return json.dumps([untimed(json.loads(line)) for line in content.splitlines()])
+    return hashlib.sha256(content).hexdigest()
 
 
 def untimed(value: object) -> object:
