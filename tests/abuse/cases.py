@@ -24,6 +24,7 @@ class Case:
     children: bool = False
     large: bool = False
     written: bool = False
+    streams: bool = False
 
 
 CASES = [
@@ -72,12 +73,13 @@ CASES = [
     Case("data check", "prepared", "data/*", "data check data", sealed="data/*"),
     Case("data prepare", "inputs", "*",
          "data prepare out --input a.jsonl --input b.jsonl.gz --input c.txt --input d.parquet "
-         "--tokenizer tokenizer.json --workers 1 --max-bad 9", ("out/*.ds",), children=True),
+         "--tokenizer tokenizer.json --workers 1 --max-bad 9", ("out/*.ds",), children=True, streams=True),
     Case("data prepare, again", "prepared", "*",
-         "data prepare data --input a.jsonl --tokenizer bytes --validation 0.2 --workers 1", children=True),
+         "data prepare data --input a.jsonl --tokenizer bytes --validation 0.2 --workers 1", children=True,
+         streams=True),
     # answers, to graders
     Case("verify, table", "answers", "copying.parquet", "data dump copying --n 4 --verify copying.parquet"),
-    *(Case(f"verify, {task}", "answers", f"{task}.jsonl", f"data dump {task} --n 4 --verify {task}.jsonl")
+    *(Case(f"verify, {task}", "answers", f"{task}.jsonl", f"data dump {task} --n 4 --verify {task}.jsonl", streams=True)
       for task in ("brevo", "capo", "copying", "depo", "lano", "mano", "mqar", "parity")),
 ]  # fmt: skip
 

@@ -105,6 +105,8 @@ def _sparse(path: Path) -> None:
     os.truncate(path, 2**35)
 
 
+SPARSE = "32 GB of nothing"
+
 PLACES: dict[str, Callable[[Path], None]] = {
     "missing": lambda path: None,
     "a FIFO": _fifo,
@@ -115,7 +117,7 @@ PLACES: dict[str, Callable[[Path], None]] = {
     "a link to nothing": lambda path: path.symlink_to("nothing"),
     "a link to a file elsewhere": lambda path: path.symlink_to("/etc/passwd"),
     "a link to its folder": lambda path: path.symlink_to("."),
-    "32 GB of nothing": _sparse,
+    SPARSE: _sparse,
 }
 
 BYTES: dict[str, Callable[[bytes, Draw], bytes]] = {
