@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
@@ -15,6 +15,9 @@ from pydantic.fields import FieldInfo
 
 LISTED = 80
 """Choices that an error names, of more."""
+
+HUGE = 1_000
+"""A largest value that only whoever is above it is told of."""
 
 SHOWN = 120
 """Letters of a value that an error shows, of more."""
@@ -135,24 +138,37 @@ def _wanted(field: FieldInfo | None, first: Any) -> str:
         return str(first["msg"]).removeprefix("Input should be ")
     signs = ((Ge, ">=", "ge"), (Gt, ">", "gt"), (Le, "<=", "le"), (Lt, "<", "lt"))
     bounds = [
-        f"{sign} {getattr(bound, attribute)}"
-        for bound in field.metadata
+        (sign, getattr(bound, attribute))
+        for bound in field.metadata or _optional(field.annotation)[1]
         for type_, sign, attribute in signs
         if isinstance(bound, type_)
     ]
-    return " ".join([kind, " and ".join(bounds)]).strip()
+    above = first["type"].startswith("less_than")
+    told = [f"{sign} {bound}" for sign, bound in bounds if above or sign not in ("<", "<=") or bound < HUGE]
+    return " ".join([kind, " and ".join(told)]).strip()
 
 
 def _kind(annotation: Any) -> str | None:
     """What an annotation asks for, in words; None where that takes more than a few."""
+    annotation, _ = _optional(annotation)
     if isinstance(annotation, UnionType):
-        options = [option for option in get_args(annotation) if option is not NoneType]
-        return _kind(options[0]) if len(options) == 1 else None
+        return None
     if _is_model(annotation):
         return _KINDS[dict]
     if get_origin(annotation) is tuple:
         return f"a list of {len(get_args(annotation))}"
     return _KINDS.get(get_origin(annotation) or annotation)
+
+
+def _optional(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """`Annotated[int, Gt(0)] | None` is (int, (Gt(0),))."""
+    options = [option for option in get_args(annotation) if option is not NoneType]
+    if get_origin(annotation) in (UnionType, Union) and len(options) == 1:
+        annotation = options[0]
+    if get_origin(annotation) is not Annotated:
+        return annotation, ()
+    kind, *metadata = get_args(annotation)
+    return kind, tuple(each for one in metadata for each in getattr(one, "metadata", [one]))
 
 
 def _is_model(annotation: Any) -> bool:

@@ -18,6 +18,7 @@ from canonlm.models.archs import name_of
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.decoder import Decoder, config_of
 from canonlm.models.interface import LanguageModel, Sizes
+from canonlm.models.limits import few_modules
 from canonlm.models.mixers.base import MIXERS, Architecture, Mixer, register
 from canonlm.models.modeling import CanonLMForCausalLM
 from canonlm.outside import LIBRARIES, reference_of
@@ -36,8 +37,13 @@ def build(arch: str, sizes: Sizes, seed: int = 0) -> LanguageModel:
     """The model of that name with its initial weights, a function of (seed, parameter name), on torch's default device
     (under `torch.device("meta")`: without values).
 
-    ValueError in one line: no such architecture, or sizes that it cannot have.
+    ValueError in one line: no such architecture, sizes that it cannot have, or more than this machine has.
     """
+    with few_modules():
+        return _build(arch, sizes, seed)
+
+
+def _build(arch: str, sizes: Sizes, seed: int) -> LanguageModel:
     if arch.partition(":")[0] in LIBRARIES:
         return foreign.library_model(arch, sizes, seed)
     if (reference := reference_of(arch)) is not None and not _is_decoder(arch):

@@ -12,8 +12,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from canonlm.errors import InvalidSetting
 
-MAX_MODULES = 100_000
-"""Modules of a model. A thousand layers have some 20,000; building 100,000 takes some 20 seconds."""
+MAX_MODULES = 50_000
+"""Modules of a model. A thousand layers have some 20,000; building 50,000 takes some 10 seconds."""
 
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 

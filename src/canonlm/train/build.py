@@ -1,5 +1,6 @@
 """From a run's configuration to its model and its device."""
 
+import os
 from typing import Any
 
 import torch
@@ -7,8 +8,12 @@ import torch
 from canonlm.errors import InvalidSetting, expected
 from canonlm.models.build import build, complete_name, match_parameters
 from canonlm.models.interface import LanguageModel, Sizes
+from canonlm.models.limits import check_memory
 from canonlm.train import trackers
 from canonlm.train.config import RunConfig
+
+SAMPLE_BYTES = 500
+"""Of a test sample with its arrays, at least."""
 
 
 def sizes_of(run: RunConfig) -> Sizes:
@@ -51,9 +56,25 @@ def matched(run: RunConfig, parameters: int) -> dict[str, Any]:
 
 def check(run: RunConfig) -> None:
     """InvalidSetting for what a run cannot be started with; nothing is written yet."""
-    build_model(run, "meta")
-    pick_device(run.train.device)
+    model = build_model(run, "meta")
+    check_fits(run, model, pick_device(run.train.device))
     trackers.check(run.track)
+
+
+def check_fits(run: RunConfig, model: LanguageModel, device: str) -> None:
+    """InvalidSetting where this process will need more memory than there is, by a lower bound: weights, gradients and
+    AdamW's two averages in float32, its windows of a step, what enters each block in the forward, the test samples."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    sizes, itemsize = run.model, 2 if run.train.precision == "bf16" else 4
+    windows = -(-run.train.batch_size * run.parallel.tp // processes)
+    at_once = min(windows, run.parallel.micro_batch_size or windows)
+    check_memory("model", 16 * model.num_parameters / processes, device)
+    check_memory("train.batch_size", windows * run.data.seq_len * 2 * 8)  # ids and targets
+    check_memory(
+        "data.seq_len", at_once * run.data.seq_len * sizes.hidden_size * itemsize * sizes.num_hidden_layers, device
+    )
+    if run.task is not None:
+        check_memory("train.eval_size", run.train.eval_size * SAMPLE_BYTES)
 
 
 def pick_device(name: str) -> str:

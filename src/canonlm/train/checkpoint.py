@@ -30,6 +30,7 @@ from canonlm import outside
 from canonlm.errors import expected
 from canonlm.files import Stamp, put_in_place, remove_folder, write_text
 from canonlm.models.interface import LanguageModel
+from canonlm.models.limits import check_memory
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint_reader import METADATA, Reader
 from canonlm.train.recipe import load as load_config
@@ -195,13 +196,22 @@ def load_model(run: Path, step: int | None = None, *, trust_remote_code: bool | 
     elif (damage := _damage(folder, step, _ALONE)) is not None:
         raise ValueError(f"{path_of(folder, step)}: {damage}")
     with outside.of_run(run, trust_remote_code):
-        model = build_model(load_config(run / "config.yaml"))
+        config = load_config(run / "config.yaml")
+        # Before anything is allocated: the configuration may be of any size.
+        _check_saved(path_of(folder, step), build_model(config, "meta"))
+        model = build_model(config)
     values = {name: torch.empty_like(tensor, device="cpu") for name, tensor in model.module.state_dict().items()}
     _read(path_of(folder, step), {"model": values}, _ALONE)
     model.module.load_state_dict(values, assign=True)
     model.module.tie_weights()
     model.module.eval()
     return model
+
+
+def _check_saved(path: Path, model: LanguageModel) -> None:
+    """ValueError unless the checkpoint holds the tensors of the model."""
+    _check_names(path, Reader(path), {"model": model.module.state_dict()})
+    check_memory(str(path), 4 * model.num_parameters)
 
 
 def _parts(model: dict[str, Any], optimizer: Any) -> State:
@@ -214,6 +224,12 @@ def _read(path: Path, state: State, ranks: "_Ranks") -> None:
     """Fill the tensors of `state` in place. ValueError if these are not the tensors of the checkpoint, in any part of
     `state`."""
     reader = Reader(path)
+    _check_names(path, reader, state)
+    with _own_errors():
+        dcp.load(state, storage_reader=reader, process_group=ranks.group, no_dist=ranks.size == 1)
+
+
+def _check_names(path: Path, reader: Reader, state: State) -> None:
     entries: dict[str, Any] = reader.read_metadata().state_dict_metadata
     saved = {name: tuple(entry.size) for name, entry in entries.items() if name.partition(".")[0] in state}
     asked = {f"{part}.{name}": tuple(t.shape) for part, tensors in state.items() for name, t in tensors.items()}
@@ -222,8 +238,6 @@ def _read(path: Path, state: State, ranks: "_Ranks") -> None:
             there, here = (f"of shape {of[name]}" if name in of else "missing" for of in (saved, asked))
             parameter = name.partition(".")[2]
             raise ValueError(f"{path}: a checkpoint of another model: {parameter} is {there} there and {here} here")
-    with _own_errors():
-        dcp.load(state, storage_reader=reader, process_group=ranks.group, no_dist=ranks.size == 1)
 
 
 def _newest_whole(folder: Path, ranks: "_Ranks") -> int:

@@ -4,7 +4,7 @@ The resolved configuration is what a run folder holds; two runs differ only wher
 """
 
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -32,13 +32,19 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+Size = Annotated[int, Field(gt=0, le=2**31 - 1)]
+"""What is larger is a mistake, and would overflow."""
+
+Steps = Annotated[int, Field(gt=0, le=2**53)]
+
+
 class Model(Settings):
     """Sizes; `arch` says the rest. `fields` sets any field of the model's own configuration."""
 
-    num_hidden_layers: PositiveInt
-    hidden_size: PositiveInt
-    num_attention_heads: PositiveInt
-    vocab_size: PositiveInt | None = None  # of text: its tokenizer's size; a task brings its own
+    num_hidden_layers: Annotated[int, Field(gt=0, le=2_000)]
+    hidden_size: Size
+    num_attention_heads: Size
+    vocab_size: Size | None = None  # of text: its tokenizer's size; a task brings its own
     fields: dict[str, Any] = {}
     matched: dict[str, list[int]] = {}  # fields that `canonlm play --match` changed: before, after
 
@@ -90,10 +96,10 @@ class Text(Settings):
 class Data(Settings):
     """Windows of concatenated instances of a task, or documents of text."""
 
-    seq_len: PositiveInt
+    seq_len: Size
     loss_on: Literal["answer", "all"] = "all"
     isolate_documents: bool = False  # False, as in the paper: what shares a window sees each other
-    workers: NonNegativeInt = 1  # threads that sample ahead; changes nothing but speed
+    workers: Annotated[int, Field(ge=0, le=1024)] = 1  # threads that sample ahead; changes nothing but speed
     verify: bool = True  # compare the sha256 of every shard of text that is read with its index.json, beside training
 
 
@@ -131,18 +137,18 @@ class Optim(Settings):
 class Train(Settings):
     """The loop. Lengths of time are optimizer steps."""
 
-    steps: PositiveInt = None  # type: ignore[assignment]  # default: all of the training stream, for a task where it ends
-    batch_size: PositiveInt  # windows per step
-    seed: NonNegativeInt = 0  # of the initial weights and of the data
+    steps: Steps = None  # type: ignore[assignment]  # default: all of the training stream, for a task where it ends
+    batch_size: Size  # windows per step
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of the initial weights and of the data
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: autocast; the weights stay in fp32
     compile: bool = False
     device: str = "auto"  # auto: cuda where there is one, else cpu
-    num_threads: PositiveInt | None = (
+    num_threads: Annotated[int, Field(gt=0, le=65_536)] | None = (
         None  # of the CPU; sums depend on it, so it is part of the result. None: torch's choice
     )
     log_every: PositiveInt = 10
     eval_every: PositiveInt
-    eval_size: PositiveInt  # test windows, instances, sentences or people, by task
+    eval_size: Size  # test windows, instances, sentences or people, by task
     checkpoint_every: PositiveInt
     keep_checkpoints: PositiveInt = 2  # the newest so many
     keep_every: PositiveInt | None = None  # and all whose step is a multiple of this
@@ -154,9 +160,9 @@ class Parallel(Settings):
     """How the work is spread over processes, one per device; the number of processes is what started them
     (`torchrun`, SLURM, `canonlm launch`). Changes speed and memory; the numbers only by rounding."""
 
-    tp: PositiveInt = 1  # tensor parallel: so many devices share every layer
-    dp_replicate: PositiveInt = 1  # so many copies of the model; each is sharded over the devices that are left
-    micro_batch_size: PositiveInt | None = None  # windows that a device reads at once; None: its share of the batch
+    tp: Size = 1  # tensor parallel: so many devices share every layer
+    dp_replicate: Size = 1  # so many copies of the model; each is sharded over the devices that are left
+    micro_batch_size: Size | None = None  # windows that a device reads at once; None: its share of the batch
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     float8: bool = False  # linear layers in float8, by torchao, where the device can
 

@@ -18,7 +18,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "machine": device_name(device),
         "device": str(device),
         "cores": os.cpu_count(),
-        "platform": platform.platform(),
+        "platform": _platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -29,7 +29,19 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 def device_name(device: torch.device) -> str:
     """`NVIDIA H200`, or `x86_64 CPU, AMD EPYC`."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU, {cpu_name()}"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{_machine()} CPU, {cpu_name()}"
+
+
+def _platform() -> str:
+    """Of `platform.platform`, which asks another process, only where the system call is missing."""
+    if not hasattr(os, "uname"):
+        return platform.platform()
+    system = os.uname()
+    return f"{system.sysname}-{system.release}-{system.machine}"
+
+
+def _machine() -> str:
+    return os.uname().machine if hasattr(os, "uname") else platform.machine()
 
 
 def cpu_name() -> str:
