@@ -11,7 +11,8 @@ class Case:
 
     result: files that hold what the command found out. said: its standard output is a part of that. sealed: files whose
     damage a checksum tells: the result is the same, or the command says that it is not. children: it may start
-    processes. large: a number in the file may ask for any amount of work, which is done.
+    processes. large: a number in the file may ask for any amount of work, which is done. written: standard output is
+    what a model wrote. streams: it reads a file from beginning to end, however long that takes.
     """
 
     name: str
