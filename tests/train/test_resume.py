@@ -9,8 +9,10 @@ import time
 import pytest
 
 from canonlm.cli import main
+from canonlm.evals.windows import WindowEval
 from canonlm.train.checkpoint import Checkpoints
 from canonlm.train.loop import train
+from canonlm.train.signals import Interrupted
 
 
 def _train(path, out, output):
@@ -157,6 +159,33 @@ def test_a_lost_last_evaluation_is_made_again(tiny, reference, tmp_path):
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_text("".join(lines[:-1]))
     train(tiny(), tmp_path)
+    tiny.same(tmp_path, reference)
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_an_evaluation_stops_when_it_is_asked_to(tiny, reference, tmp_path, monkeypatch, which):
+    """It leaves no row, the step is saved, and whoever goes on evaluates it first."""
+    steps = [row["step"] for row in tiny.rows(reference) if row["kind"] == "eval"]
+    step, before = steps[which], steps[:which]
+    run, signals, ask = tiny(), [], WindowEval.run
+
+    def asked_to_stop(self, model, device):
+        done = [row["step"] for row in tiny.rows(tmp_path) if row["kind"] == "eval"]
+        if done == before and len(signals) < 2:
+            signals.append(step)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return ask(self, model, device)
+
+    monkeypatch.setattr(WindowEval, "run", asked_to_stop)
+    for _ in range(2):
+        with pytest.raises(
+            Interrupted, match=f"^stopped after step {step} of {run.train.steps}, before its evaluation;"
+        ):
+            train(run, tmp_path)
+        assert (tmp_path / "checkpoints" / f"step-{step:08d}").is_dir()
+        assert step not in [row["step"] for row in tiny.rows(tmp_path) if row["kind"] == "eval"]
+    train(run, tmp_path)
+    assert len(signals) == 2
     tiny.same(tmp_path, reference)
 
 

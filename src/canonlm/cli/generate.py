@@ -104,13 +104,18 @@ def generate(
         writer.check([prompt], most, "the prompt")  # before anything is printed
         print(prompt, end="", flush=True)
         try:
-            writer.stream(prompt, most, lambda text: print(text, end="", flush=True), stop or [])
+            writer.stream(prompt, most, lambda text: print(_shown(text), end="", flush=True), stop or [])
         finally:
             print()
         return 0
     assert out is not None
     _answer(writer, rows, max_tokens or MOST, stop or [], out)
     return 0
+
+
+def _shown(text: str) -> str:
+    """What a model wrote, as a terminal may have it: without the control characters that it would obey."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
 
 
 def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop: list[str], out: Path) -> None:

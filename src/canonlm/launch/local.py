@@ -10,6 +10,7 @@ from typing import Literal
 
 from canonlm.launch.play import PlannedRun
 from canonlm.runs.follow import Followed
+from canonlm.train.signals import PARENT
 
 State = Literal["waiting", "running", "finished", "failed"]
 POLL_SECONDS = 0.3
@@ -97,6 +98,7 @@ def run_grid(runs: Sequence[PlannedRun], jobs: int, show: Callable[[list[Progres
 def _start(progress: Progress, slot: int, devices: list[str]) -> None:
     run = progress.run
     env = {**os.environ, "OMP_NUM_THREADS": str(run.config.train.num_threads or os.cpu_count() or 1)}
+    env[PARENT] = str(os.getpid())
     if devices:
         env["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
     recipe = str(run.folder / "config.yaml")  # trusted: it has just been written from what the user typed

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from canonlm.errors import writing
 from canonlm.runs.folder import read_json
-from canonlm.train.signals import STOPS
+from canonlm.train.signals import PARENT, STOPS
 
 POLL_SECONDS = 0.1
 SETTLE_SECONDS = 10.0  # when one fails: for the others to fail of the same, before they are ended
@@ -80,7 +80,7 @@ def run(command: Sequence[str], count: int, logs: Path) -> Outcome:
     """
     cores = os.cpu_count() or 1
     environment = {"OMP_NUM_THREADS": str(max(1, cores // count)), **os.environ}
-    environment |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    environment |= {PARENT: str(os.getpid()), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     asked: list[int] = []  # noted, and passed on below: an exception in the middle of a start would lose the process
     handled = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP

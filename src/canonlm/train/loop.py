@@ -37,11 +37,11 @@ from canonlm.train.optim import build_optimizer, learning_rate
 from canonlm.train.profile import Profile
 from canonlm.train.recipe import check_folder, create_folder
 from canonlm.train.sharding import last_micro_batch, parallelize
-from canonlm.train.signals import Interrupted, Signals, noting_why
+from canonlm.train.signals import PARENT, Interrupted, Signals, noting_why
 from canonlm.world import World
 
 _OF_A_PROCESS = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "SLURM_PROCID",
-                 "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP")  # fmt: skip
+                 "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP", PARENT)  # fmt: skip
 """How the names of variables begin by which a process knows its place among others."""
 
 OnRow = Callable[[dict[str, Any]], None]
@@ -93,6 +93,10 @@ def _alone_in(folder: Path, config: RunConfig, world: World):
         yield
     finally:
         lock.release()
+
+
+class _Stopped(Exception):
+    """An evaluation was asked to stop."""
 
 
 class _Run:
@@ -156,6 +160,8 @@ class _Run:
             self.on_row({"kind": "note", "step": self.step, "why": why})
         if self.step and self._evaluates():
             evaluation = world.broadcast(self.metrics.evaluation(self.step) if world.main else None) or self._evaluate()
+            if not evaluation:
+                raise self._interrupted("before")
         made = batches(
             self.stream,
             self.step,
@@ -179,18 +185,19 @@ class _Run:
                 if stop := world.any(self.signals.asked is not None or failed):
                     self.checkpoints.wait()  # raises what failed, in every process
                     self.shards.check()
+                cut_off = False
                 if self._evaluates() and (last or not stop):
                     with self.clock.paused():
                         evaluation = self._evaluate()
+                    stop = stop or (cut_off := not evaluation)
                 if self.step % settings.checkpoint_every == 0 or last or stop:
                     with self.clock.paused():
                         self._check_weights(numbers)
                         self.shards.note()
                         self.checkpoints.save(self.step, self.module, self.optimizer, self._on_checkpoint)
-                if stop and not last:
+                if stop and (cut_off or not last):
                     self.checkpoints.wait()
-                    where = f"stopped after step {self.step} of {settings.steps}"
-                    raise Interrupted(f"{where}; {world.broadcast(self.signals.next_step(world.main))}")
+                    raise self._interrupted("before" if cut_off else None)
         self.checkpoints.wait()
         self.shards.finish(self.signals, self.step, self.on_row)
         result = {
@@ -257,13 +264,30 @@ class _Run:
         return self.test is not None and (self.step % settings.eval_every == 0 or self.step == settings.steps)
 
     def _evaluate(self) -> dict[str, Any]:
+        """Its row; empty where a signal asked to stop in the middle of it."""
         assert self.test is not None
         self.module.eval()
-        # Evaluations bring shapes that are not worth compiling for.
-        with self._autocast(), torch.compiler.set_stance("force_eager"):
-            row = {"kind": "eval", "step": self.step, **self.test.run(self.model, self.world.device)}
+
+        def stop(*_: Any) -> None:  # before each batch, in all processes alike
+            if self.world.any(self.signals.asked is not None):
+                raise _Stopped
+
+        hook = self.module.register_forward_pre_hook(stop)
+        try:
+            # Evaluations bring shapes that are not worth compiling for.
+            with self._autocast(), torch.compiler.set_stance("force_eager"):
+                row = {"kind": "eval", "step": self.step, **self.test.run(self.model, self.world.device)}
+        except _Stopped:
+            return {}
+        finally:
+            hook.remove()
         self._write(row)
         return row
+
+    def _interrupted(self, evaluation: str | None) -> Interrupted:
+        where = f"stopped after step {self.step} of {self.config.train.steps}"
+        where += f", {evaluation} its evaluation" if evaluation else ""
+        return Interrupted(f"{where}; {self.world.broadcast(self.signals.next_step(self.world.main))}")
 
     def _check_weights(self, numbers: dict[str, Any]) -> None:
         """The gradient of a step tells of the weights before it; what is saved are the weights after it."""

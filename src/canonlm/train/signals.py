@@ -8,12 +8,15 @@ SIGTERM            a preemption or `scancel`. SLURM itself requeues a preempted 
                    it is still there when the partition's grace time is over: one that has saved and left before
                    counts as completed. So within the grace time we ask, too. A cancelled job stays cancelled.
 SIGINT             a person at a terminal.
+
+A process that `canonlm play` or `launch` started also stops, as on SIGTERM, when that one was killed: PARENT.
 """
 
 import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +28,10 @@ from canonlm.files import write_json
 STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
 AGAIN = "run it again to continue"
 LATE_SECONDS = 10.0
+PARENT = "CANONLM_PARENT"
+"""The environment variable with the id of the process that must not end before this one."""
+
+PARENT_SECONDS = 1.0  # between two looks at it
 SCONTROL_SECONDS = 60.0  # a busy controller takes its time
 
 
@@ -59,14 +66,23 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         self._previous = {number: signal.signal(number, self._ask) for number in STOPS}
+        self._left = threading.Event()
+        if parent := os.environ.get(PARENT):
+            threading.Thread(target=self._follow, args=(int(parent),), name="parent", daemon=True).start()
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self._left.set()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
     def _ask(self, number: int, _: Any) -> None:
         self.asked = self.asked or number
+
+    def _follow(self, parent: int) -> None:
+        while not self._left.wait(PARENT_SECONDS):
+            if os.getppid() != parent:
+                return self._ask(signal.SIGTERM, None)
 
     def next_step(self, main: bool) -> str:
         """What happens to the run now that its state is saved, in words; `main` (rank 0) sees to it.
