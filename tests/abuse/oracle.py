@@ -16,7 +16,7 @@ from canonlm.runs.rows import TIMINGS
 
 CODES = {0, 1, 2}
 STARTS = ("os.fork", "os.posix_spawn", "os.exec", "subprocess.Popen")
-LONGEST = 4_000  # characters of a message
+LONGEST = 5_100  # characters of a message
 UNTIMED = {*TIMINGS, "train_seconds", "seconds", "finished"}
 _NAMES = re.compile(r"canonlm: (\S.*?: \S|unknown |.*\S+\.\w{2,})")
 
