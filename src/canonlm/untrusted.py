@@ -72,7 +72,8 @@ def read_object(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
 def parse_json(content: str | bytes, place: str) -> Any:
     """The value of JSON text; `place` begins the error message."""
     try:
-        value = json.loads(content, parse_int=_integer)
+        # Not `json.loads` of bytes: it also takes UTF-16, and a byte order mark.
+        value = json.loads(content.decode("utf-8") if isinstance(content, bytes) else content, parse_int=_integer)
     except RecursionError:
         value = ...
     except ValueError as error:  # UnicodeDecodeError, too

@@ -72,6 +72,10 @@ def main(args: Sequence[str] | None = None) -> int:
         return _say(error.format_message(), 2)  # type: ignore[attr-defined]
     except ValueError as error:
         return _say(str(error), 2)
+    except OSError as error:  # a folder that may not be entered, a disk that goes away
+        return _say(f"{error.filename}: {error.strerror}" if error.filename else str(error), 2)
+    except MemoryError:
+        return _say("the memory of this machine does not hold what this needs", 2)
     except FloatingPointError as error:
         return _say(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):

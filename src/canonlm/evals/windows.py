@@ -24,7 +24,7 @@ class WindowEval:
 
     def __init__(self, stream: WindowStream, size: int, batch_size: int, *, after: int = 0) -> None:
         self.stream, self.size, self.batch_size, self.after = stream, size, min(batch_size, size), after
-        self._placed: list[list[Placed]] | None = None
+        self._placed: list[list[Placed]] = []
 
     keep: Keep | None = None  # is told every answer
 
@@ -41,7 +41,7 @@ class WindowEval:
             count = min(self.batch_size, self.size - first)
             said, finite, batch_loss, batch_labelled = read_off(model, self.stream, first, count, device)
             loss, labelled = loss + batch_loss, labelled + batch_labelled
-            for row, usable, placed in zip(said, finite, self._instances()[first : first + count], strict=True):
+            for row, usable, placed in zip(said, finite, self._instances(first, count), strict=True):
                 for start, stop, sample in placed:
                     output = row[start:stop]
                     answered = np.zeros(len(output), bool)
@@ -58,11 +58,12 @@ class WindowEval:
             **answers.result(),
         }
 
-    def _instances(self) -> list[list[Placed]]:
-        if self._placed is None:
-            s = self.stream
-            self._placed = [s.task.instances(s.split, s.seed, w, s.seq_len) for w in range(self.size)]
-        return self._placed
+    def _instances(self, first: int, count: int) -> list[list[Placed]]:
+        """Of windows first … first + count - 1, those before them having been drawn."""
+        s = self.stream
+        for window in range(len(self._placed), first + count):
+            self._placed.append(s.task.instances(s.split, s.seed, window, s.seq_len))
+        return self._placed[first : first + count]
 
 
 def read_off(

@@ -11,6 +11,7 @@ import torch
 from canonlm.errors import expected
 from canonlm.models import weights
 from canonlm.models.limits import check_memory, few_modules
+from canonlm.untrusted import path_inside, read_object
 
 
 def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, options: Mapping[str, Any]) -> None:
@@ -25,7 +26,8 @@ def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, option
     if (file := weights.weights_of(folder)) is None:
         return
     held = weights.headers(file)
-    config = options.get("config") or model_class.config_class.from_pretrained(folder)
+    saved = read_object(path_inside(folder, "config.json", str(folder)))
+    config = options.get("config") or model_class.config_class.from_dict(saved)
     if config.num_hidden_layers > len(held):
         raise expected("num_hidden_layers", f"at most {len(held):,}, the tensors in {file}", config.num_hidden_layers)
     with torch.device("meta"), few_modules():

@@ -310,7 +310,9 @@ def _saved_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokeniz
             read_bytes(path_inside(folder, name, str(folder)))  # regular files of a size that can be read
     try:
         with quiet():
-            return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+            words = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+            words("a")  # some settings are looked at when it is first used
+            return words
     except Exception as error:  # of the folder's model, which the library may not know, or of the file
         try:
             return as_in_training(*load_tokenizer(folder))
