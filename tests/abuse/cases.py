@@ -77,7 +77,8 @@ CASES = [
          "data prepare data --input a.jsonl --tokenizer bytes --validation 0.2 --workers 1", children=True,
          streams=True),
     # answers, to graders
-    Case("verify, table", "answers", "copying.parquet", "data dump copying --n 4 --verify copying.parquet"),
+    Case("verify, table", "answers", "copying.parquet", "data dump copying --n 4 --verify copying.parquet",
+         streams=True),
     *(Case(f"verify, {task}", "answers", f"{task}.jsonl", f"data dump {task} --n 4 --verify {task}.jsonl", streams=True)
       for task in ("brevo", "capo", "copying", "depo", "lano", "mano", "mqar", "parity")),
 ]  # fmt: skip
