@@ -127,6 +127,9 @@ class Killer:
                         raise RuntimeError(f"it does not finish: {said}")
                     self.row.refused.append(said)
             self.row.finished += 1
+            print(
+                f"{self.row.kills} of {wanted} kills, {self.row.finished} times finished", file=sys.stderr, flush=True
+            )
             self._compare(folder, reference)
 
     def _begin(self, folder: Path) -> None:
