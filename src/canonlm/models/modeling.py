@@ -131,7 +131,7 @@ class CanonLMPreTrainedModel(PreTrainedModel):
         opened: Any = super().from_pretrained(place, *model_args, output_loading_info=True, **kwargs)
         model, info = opened
         if strict:
-            check_loaded(str(place), info, bool(kwargs.get("ignore_mismatched_sizes")))
+            check_loaded(str(place), model, info, bool(kwargs.get("ignore_mismatched_sizes")))
         return (model, info) if wants_info else model
 
     def save_pretrained(self, save_directory, *args, self_contained: bool = False, **kwargs) -> None:

@@ -45,12 +45,15 @@ def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, option
     check_memory(str(folder), sum(p.numel() * p.element_size() for p in model.parameters()))
 
 
-def check_loaded(place: str, info: Mapping[str, Any], mismatched: bool = False) -> None:
-    """ValueError, which names them, where the library has left out, made up or cast tensors. `info`: its loading info.
+def check_loaded(place: str, model: Any, info: Mapping[str, Any], mismatched: bool = False) -> None:
+    """ValueError, which names them, where the library has left out or made up tensors. `info`: its loading info.
     mismatched: those of another shape are meant to be new."""
-    kinds = {"missing": info["missing_keys"], "unknown": info["unexpected_keys"]}
-    if not mismatched:
-        kinds["of another shape"] = [entry[0] for entry in info["mismatched_keys"]]
+    head = () if hasattr(model, "lm_head") else ("lm_head.",)  # the decoder alone leaves it out
+    kinds = {
+        "missing": info["missing_keys"],
+        "unknown": [name for name in info["unexpected_keys"] if not name.startswith(head)],
+        "of another shape": [] if mismatched else [entry[0] for entry in info["mismatched_keys"]],
+    }
     complaints = [f"{kind}: {weights.listed(sorted(map(str, names)))}" for kind, names in kinds.items() if names]
     if complaints:
         raise ValueError(f"{place}: the weights do not fit the configuration; {'; '.join(complaints)}")

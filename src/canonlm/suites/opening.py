@@ -210,6 +210,8 @@ def _of_files(source: str, variant: str | None, dtype: torch.dtype | None, trust
     root = path if path.is_dir() else _fetch("MODEL", source)
     config = read_object(root / "config.json") if (root / "config.json").exists() else None
     variants = [file.parent for file in _configs(root, "*/")]
+    if config is not None and not isinstance(model_type := config.get("model_type", ""), str):
+        raise expected(f"{root / 'config.json'}: model_type", "a text", model_type)
     if not _configs(root, "") and not variants:
         raise _no_model(source, root)
     if variant is not None or config is None or config.get("model_type") in RELEASES:
@@ -234,12 +236,16 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, trust_remote_code: bo
     try:
         with quiet():
             opened: Any = AutoModelForCausalLM.from_pretrained(
-                name, dtype=dtype or "auto", trust_remote_code=trust_remote_code, output_loading_info=True
+                name,
+                dtype=dtype or "auto",
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # so that they can be named
             )
             model, info = opened
     except Exception as error:  # whatever the code of some model raises on what its authors never saw
         raise _cannot_be_loaded(name, error) from None
-    check_loaded(name, info)
+    check_loaded(name, model, info)
     return model
 
 

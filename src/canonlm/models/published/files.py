@@ -8,7 +8,7 @@ import huggingface_hub
 import torch
 from safetensors.torch import save_file
 
-from canonlm.errors import unknown
+from canonlm.errors import expected, unknown
 from canonlm.models import weights
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.modeling import CanonLMForCausalLM
@@ -121,6 +121,8 @@ def _choose(folder: Path, variant: str | None) -> Path:
 
 def _read(params_file: Path, weights_file: Path, dtype: torch.dtype | None) -> CanonLMForCausalLM:
     params = read_object(params_file)
+    if not isinstance(model_type := params.get("model_type", ""), str):
+        raise expected(f"{params_file}: model_type", "a text", model_type)
     ours = params.get("model_type") == CanonLMConfig.model_type
     state = {} if ours else weights.tensors(weights_file)
     try:

@@ -1,0 +1,250 @@
+"""Weights of a stranger's are those of the model, all of them, or they are refused by name; from every entry."""
+
+import json
+import os
+import re
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.cli import main
+from canonlm.models.modeling import CanonLMModel
+from canonlm.models.published import load_published, save_published
+
+SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+WEIGHT = "model.layers.0.self_attn.q_proj.weight"
+FILES = {
+    "canonlm": "model.safetensors",
+    "hf": "model.safetensors",
+    "lingua": "consolidated.pth",
+    "llama": "model.safetensors",
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder for each format."""
+    root = tmp_path_factory.mktemp("models")
+    model = CanonLMForCausalLM(CanonLMConfig(**SIZES, canon_set="ABCD"))
+    for kind in ("canonlm", "hf", "lingua"):
+        (root / kind).mkdir()
+        save_published(model, root / kind, kind)
+    LlamaForCausalLM(LlamaConfig(**SIZES, intermediate_size=32)).save_pretrained(root / "llama")
+    return root
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    return lambda kind: Path(shutil.copytree(made / kind, tmp_path / kind))
+
+
+def read(path):
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    return torch.load(path, weights_only=True)["model"]
+
+
+def write(path, state):
+    if path.suffix == ".safetensors":
+        save_file({name: tensor.clone() for name, tensor in state.items()}, path, metadata={"format": "pt"})
+    else:
+        torch.save({"model": state}, path)
+
+
+def drop(state, name):
+    del state[name]
+    return f"missing.* {name}"
+
+
+def add(state, name):
+    state["one.more"] = torch.zeros(3)
+    return "unknown.* one.more"
+
+
+def integers(state, name):
+    state[name] = state[name].round().long()
+    return rf"no floating-point numbers: {name} \("
+
+
+def complex_numbers(state, name):
+    state[name] = state[name].to(torch.complex64)
+    return rf"no floating-point numbers: {name} \("
+
+
+def cut(state, name):
+    state[name] = state[name][:-1].clone()
+    return f"{name}( |$)"
+
+
+def flatten(state, name):
+    state[name] = state[name].flatten().clone()
+    return f"{name}( |$)"
+
+
+def entries(kind, path):
+    """Every way in that a folder of this kind has."""
+    yield "eval", lambda: fails(["eval", str(path), "--suite", "playground", "task={name: copying}"])
+    yield "generate", lambda: fails(["generate", str(path), "1 2", "--tokenizer", "bytes"])
+    if kind != "llama":
+        yield "convert", lambda: fails(["convert", str(path), f"{path}-out"])
+        yield "load_published", lambda: raises(lambda: load_published(path))
+    if kind == "canonlm":
+        yield "from_pretrained", lambda: raises(lambda: CanonLMForCausalLM.from_pretrained(path))
+        yield "AutoModelForCausalLM", lambda: raises(lambda: AutoModelForCausalLM.from_pretrained(path))
+
+
+def fails(arguments):
+    error = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("canonlm.cli._say", lambda message, code: error.append(message) or code)
+        assert main(arguments) == 2, arguments
+    return error[0]
+
+
+def raises(act):
+    with pytest.raises(ValueError) as caught:
+        act()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("change", [drop, add, integers, complex_numbers, cut, flatten])
+@pytest.mark.parametrize("kind", FILES)
+def test_what_is_not_the_model_is_refused_by_name(kind, change, folder):
+    path = folder(kind)
+    state = read(path / FILES[kind])
+    name = next(name for name in state if state[name].ndim == 2 and "layers.0" in name)
+    expected = change(state, name)
+    write(path / FILES[kind], state)
+    for entry, refuse in entries(kind, path):
+        message = refuse()
+        assert re.search(expected, message), (entry, message)
+        assert "\n" not in message
+        assert not Path(f"{path}-out").exists()
+
+
+@pytest.mark.parametrize("kind", ["canonlm", "hf", "lingua"])
+def test_a_head_that_is_missing(kind, folder):
+    path = folder(kind)
+    state = read(path / FILES[kind])
+    head = next(name for name in state if "lm_head" in name or name.startswith("output"))
+    del state[head]
+    write(path / FILES[kind], state)
+    for _, refuse in entries(kind, path):
+        assert head in refuse()
+
+
+def test_leniency_that_is_asked_for(folder):
+    path = folder("canonlm")
+    state = read(path / "model.safetensors")
+    del state[WEIGHT]
+    write(path / "model.safetensors", state)
+    _, info = CanonLMForCausalLM.from_pretrained(path, strict=False, output_loading_info=True)
+    assert set(info["missing_keys"]) == {WEIGHT}
+    whole = folder("hf").parent / "again"
+    CanonLMForCausalLM(CanonLMConfig(**SIZES)).save_pretrained(whole)
+    assert isinstance(CanonLMModel.from_pretrained(whole), CanonLMModel), "the decoder of a folder with a head"
+    bigger = CanonLMConfig(**{**SIZES, "vocab_size": 24})
+    resized = CanonLMForCausalLM.from_pretrained(whole, config=bigger, ignore_mismatched_sizes=True)
+    assert resized.lm_head.weight.shape == (24, 16)
+
+
+class Runs:
+    def __reduce__(self):
+        return os.system, ("touch ran",)
+
+
+def pickled(path):
+    torch.save({"model": {"a": Runs()}}, path)
+
+
+def expanded(path):
+    state = read(path)
+    name = next(name for name in state if state[name].ndim == 2)
+    state[name] = torch.zeros(1).expand(10**6, 10**6)
+    write(path, state)
+
+
+def compressed(path):
+    with zipfile.ZipFile(path) as plain, zipfile.ZipFile("small", "w", zipfile.ZIP_DEFLATED) as small:
+        for name in plain.namelist():
+            small.writestr(name, plain.read(name))
+    shutil.move("small", path)
+
+
+@pytest.mark.parametrize("damage", [pickled, expanded, compressed])
+def test_torch_files(damage, folder, monkeypatch, tmp_path):
+    path = folder("lingua")
+    monkeypatch.chdir(tmp_path)
+    damage(path / "consolidated.pth")
+    for _, refuse in entries("lingua", path):
+        assert "consolidated.pth: not a whole file of tensors and nothing else" in refuse()
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "message"),
+    [
+        ({WEIGHT: "../other/model.safetensors"}, "expected the name of a file in"),
+        ({WEIGHT: "/etc/passwd"}, "expected the name of a file in"),
+        ({WEIGHT: "config.json"}, "expected files of weights"),
+        ({WEIGHT: 3}, "expected a weight_map of names and files"),
+        ([], "expected a weight_map of names and files"),
+        ({WEIGHT: "fifo.safetensors"}, "not a regular file"),
+        ({WEIGHT: "link.safetensors"}, "got a link out of it"),
+        ({WEIGHT: "part.safetensors"}, "its files do not hold what it says"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["canonlm", "hf", "llama"])
+def test_an_index_stays_in_its_folder(kind, weight_map, message, folder):
+    path = folder(kind)
+    shutil.move(path / "model.safetensors", path / "part.safetensors")
+    os.mkfifo(path / "fifo.safetensors")
+    (path / "link.safetensors").symlink_to("/etc/hostname")
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    for _, refuse in entries(kind, path):
+        assert message in refuse()
+
+
+def test_links_of_the_hubs_cache_are_followed(made, tmp_path):
+    blobs, snapshot = tmp_path / "models--x" / "blobs", tmp_path / "models--x" / "snapshots" / "abc"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate((made / "canonlm").iterdir()):
+        shutil.copy(file, blobs / str(number))
+        (snapshot / file.name).symlink_to(blobs / str(number))
+    assert load_published(snapshot).config.hidden_size == 16
+
+
+CONFIGS = {
+    "num_hidden_layers": [10**6, 2**63, -1, "2", [2], None, 2.0],
+    "hidden_size": [10**6, 2**63, 0, {}],
+    "model_type": [[], {}, 3, None, "x" * 10**5],
+    "attention_dropout": [{}, "x", -1, 10**400],
+    "vocab_size": [10**12, 2**62],
+    "head_dim": [int("9" * 4000), 2**40],
+    "num_labels": [10**9],
+}
+
+
+@pytest.mark.parametrize("key", CONFIGS)
+@pytest.mark.parametrize("kind", ["canonlm", "llama"])
+def test_configurations_that_cannot_be(kind, key, folder):
+    path = folder(kind)
+    config = json.loads((path / "config.json").read_text())
+    for value in CONFIGS[key]:
+        if kind == "canonlm" and key == "num_labels":
+            continue
+        (path / "config.json").write_text(json.dumps({**config, key: value}))
+        for entry, refuse in entries(kind, path):
+            if not (entry == "AutoModelForCausalLM" and key == "model_type"):  # by which the library finds our class
+                assert len(refuse()) < 1500, (entry, value)
+    (path / "config.json").write_text("[" * 100_000)
+    for entry, refuse in entries(kind, path):
+        if entry != "AutoModelForCausalLM":  # the library reads it before it knows whose it is
+            assert "config.json" in refuse()
