@@ -98,7 +98,7 @@ def test_a_missing_key_starts_as_ever_and_the_others_are_loaded(model, tmp_path,
     for key in sorted(saved)[::every]:
         save_file({k: v for k, v in saved.items() if k != key}, file, metadata={"format": "pt"})
         torch.manual_seed(99)
-        loaded, info = CanonLMForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+        loaded, info = CanonLMForCausalLM.from_pretrained(tmp_path, output_loading_info=True, strict=False)
         assert set(info["missing_keys"]) == {key}
         assert_close(state(loaded), {**state(model), key: fresh[key]}, **SAME)
 

@@ -27,6 +27,8 @@ def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, option
         return
     held = weights.headers(file)
     saved = read_object(path_inside(folder, "config.json", str(folder)))
+    if (kind := saved.get("model_type")) != model_class.config_class.model_type:
+        raise expected(f"{folder / 'config.json'}: model_type", model_class.config_class.model_type, kind)
     config = options.get("config") or model_class.config_class.from_dict(saved)
     if config.num_hidden_layers > len(held):
         raise expected("num_hidden_layers", f"at most {len(held):,}, the tensors in {file}", config.num_hidden_layers)
