@@ -1,0 +1,193 @@
+"""Sizes that nobody means, and files that have no end: one line within seconds, before anything is allocated."""
+
+import json
+import os
+import resource
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from canonlm.cli import main
+from canonlm.models.limits import memory_of, readable
+from canonlm.untrusted import MAX_DEPTH, open_regular, parse_json, path_inside, read_bytes
+from canonlm.yaml12 import MAX_NODES, parse_yaml
+
+RECIPE = """\
+arch: llama
+task: {name: copying, N: 8, min_items: 2}
+model: {num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2}
+data: {seq_len: 18, loss_on: answer}
+train: {steps: 1, batch_size: 2, eval_every: 1, eval_size: 2, checkpoint_every: 1, optim: {lr: 0.01}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(RECIPE)
+    return tmp_path / "run.yaml"
+
+
+def refused(capsys, arguments, seconds=10.0, growth=1e9):
+    before, start = _peak(), time.monotonic()
+    assert main(arguments) == 2, arguments
+    assert time.monotonic() - start < seconds
+    assert _peak() - before < growth
+    error = capsys.readouterr().err
+    assert error.startswith("canonlm: ")
+    assert error.count("\n") == 1
+    assert len(error) < 2000
+    return error
+
+
+def _peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.num_hidden_layers=1000000"], "model.num_hidden_layers: expected an integer > 0 and <= 2000"),
+        (["model.hidden_size=1000000"], "model: needs at least"),
+        ([f"model.hidden_size={2**62}"], "model.hidden_size: expected an integer > 0 and <= 2147483647"),
+        (["data.seq_len=1000000000000"], "data.seq_len: expected an integer > 0 and <= 2147483647"),
+        (["data.seq_len=2000000000"], "needs at least"),
+        ([f"train.batch_size={2**62}"], "train.batch_size: expected an integer > 0 and <= 2147483647"),
+        (["train.batch_size=2000000000"], "train.batch_size: needs at least 576 GB, this machine has"),
+        ([f"train.eval_size={10**20}"], "train.eval_size: expected an integer > 0 and <= 2147483647"),
+        (["train.eval_size=2000000000"], "train.eval_size: needs at least 1.0 TB, this machine has"),
+        ([f"train.steps={10**20}"], "train.steps: expected an integer > 0 and <= 9007199254740992"),
+        (["data.workers=100000000"], "data.workers: expected an integer >= 0 and <= 1024"),
+        ([f"train.seed={10**30}"], "train.seed: expected an integer >= 0 and <"),
+        (["task.N=1000000000000"], "copying.N: expected an integer"),
+        (["arch=hf:qwen3{num_hidden_layers=1000000}"], "arch: hf:qwen3"),
+        (["arch=hf:mixtral{num_local_experts=100000000}"], "model: needs at least"),
+        (["arch=hf:qwen3{head_dim=9223372036854775808}"], "arch: hf:qwen3"),
+        (["arch=llama{head_dim=9223372036854775808}"], "head_dim: expected at most 2,147,483,647"),
+        (["model.fields.mlp=moe", "model.fields.num_experts=10000000"], "model: needs at least"),
+        (["model.fields.attention_dropout={}"], "model.fields.attention_dropout: expected a number"),
+        (["model.fields.mixers=" + "[attention]" * 1000], "model.fields.mixers: expected a YAML value"),
+        ([f"train.steps={'9' * 5000}"], "train.steps: expected a YAML value"),
+        (["arch=" + "x" * 100_000], 'unknown architecture "xxxx'),
+        (["\x1b[2J=1"], "unknown setting"),
+    ],
+)
+def test_sizes_of_a_recipe(overrides, message, capsys):
+    error = refused(capsys, ["train", "run.yaml", *overrides, "--out", "out"])
+    assert message in error
+    assert "\x1b" not in error
+    assert not os.path.exists("out")
+
+
+BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- " * 3000,
+        "[" * 100_000,
+        "\n".join(" " * i + "a:" for i in range(1500)),
+        "model: &a {<<: *a}",
+        "a: &a [*a]",
+        BOMB,
+        f"train: {{steps: {'9' * 5000}}}",
+        "a: !!python/object/apply:os.system [touch ran]",
+        "a: !!int x",
+        "a: !!timestamp x",
+        "? [a]\n: 1",
+        "x: 1\n---\ny: 2",
+        "a: [" + "1," * 400_000 + "]",
+        "# " + "x" * 2**20,
+        "a: 1\na: 2\x00",
+        "",
+    ],
+)
+def test_yaml_of_strangers(text, recipe, capsys):
+    recipe.write_text(text)
+    assert "run.yaml" in refused(capsys, ["train", "run.yaml", "--out", "out"])
+    assert not os.path.exists("ran")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "loop", "missing", "large"])
+def test_what_is_not_a_file(kind, recipe, capsys):
+    recipe.unlink()
+    make = {
+        "fifo": lambda: os.mkfifo(recipe),
+        "device": lambda: recipe.symlink_to("/dev/zero"),
+        "folder": recipe.mkdir,
+        "loop": lambda: recipe.symlink_to(recipe),
+        "missing": lambda: None,
+        "large": lambda: os.truncate(os.open(recipe, os.O_CREAT | os.O_WRONLY), 2**35),
+    }
+    make[kind]()
+    for command in (["train", "run.yaml"], ["plan", "run.yaml"], ["recipes", "show", "run.yaml"]):
+        assert "run.yaml" in refused(capsys, command)
+
+
+def test_limits_are_no_narrower_than_they_say():
+    assert parse_yaml("[" * MAX_DEPTH + "]" * MAX_DEPTH, "f")[0] is not None
+    assert len(parse_yaml("[" + "1," * (MAX_NODES - 1) + "]", "f")[0]) == MAX_NODES - 1
+    assert parse_json("[" * MAX_DEPTH + "]" * MAX_DEPTH, "f")
+    for reader in (parse_json, lambda text, place: parse_yaml(text, place)[0]):
+        deep = "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1)
+        with pytest.raises(ValueError, match=r"^f(, line 1)?: "):
+            reader(deep, "f")
+
+
+texts = st.text(st.characters(max_codepoint=0xD7FF, exclude_categories=["Cc", "Cs"]))
+numbers = st.integers(-(2**64), 2**64) | st.floats(allow_nan=False, allow_infinity=False)
+values = st.recursive(
+    st.none() | st.booleans() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+)
+
+
+@given(values)
+def test_what_is_written_is_read(value):
+    """JSON is YAML, too (but for characters beyond 0xFFFF, which it writes as two halves)."""
+    text = json.dumps(value)
+    assert parse_json(text, "f") == value
+    assert parse_yaml(text, "f")[0] == value
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_read_or_refused(text):
+    for reader in (parse_json, parse_yaml):
+        message = "f"
+        try:
+            reader(text, "f")
+        except ValueError as error:
+            message = str(error)
+        assert message.startswith("f")
+        assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "", "a\0b", 3, None, ["x"], "out"])
+def test_names_that_lead_out_of_a_folder(name, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "out").symlink_to(tmp_path)
+    (tmp_path / "in" / "loop").symlink_to(tmp_path / "in" / "loop")
+    with pytest.raises(ValueError, match=r"^place: expected .* in "):
+        path_inside(tmp_path / "in", name, "place")
+    with pytest.raises(ValueError, match=r"^place: "):
+        path_inside(tmp_path / "in", "loop", "place")
+    assert path_inside(tmp_path / "in", "sub/file", "place") == tmp_path / "in" / "sub" / "file"
+
+
+def test_reading_is_bounded(tmp_path):
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    assert read_bytes(tmp_path / "file", 100) == b"x" * 100
+    with pytest.raises(ValueError, match=r"file: expected at most 99 bytes, got 100$"):
+        read_bytes(tmp_path / "file", 99)
+    with pytest.raises(OSError, match="not a regular file"):
+        open_regular("/dev/zero")
+
+
+def test_memory_is_told_for_people():
+    assert [readable(n) for n in (1, 999, 4e12, 24e9, 9.96e9, 1e18, 1e24)] == [
+        *("1 bytes", "999 bytes", "4.0 TB", "24 GB", "10.0 GB", "1.0 EB", "1,000,000 EB"),
+    ]
+    assert 2**30 < memory_of() <= 2**62
