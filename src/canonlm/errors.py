@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 LISTED = 80
 """Choices that an error names, of more."""
 
-HUGE = 1_000
+HUGE = 2**20
 """A largest value that only whoever is above it is told of."""
 
 SHOWN = 120

@@ -49,7 +49,7 @@ def test_diff_of_a_recipe_and_itself(capsys):
     ("arguments", "start"),
     [
         (["show", "debugg"], 'unknown recipe "debugg". Did you mean "debug"?'),
-        (["diff", "debug", "nowhere.yaml"], "nowhere.yaml: expected a readable YAML file"),
+        (["diff", "debug", "nowhere.yaml"], "nowhere.yaml: cannot be read (No such file or directory)"),
         (["show", "debug", "train.stepz=1"], 'unknown setting "train.stepz". Did you mean "train.steps"?'),
     ],
 )
