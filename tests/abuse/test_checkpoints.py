@@ -225,7 +225,7 @@ def test_hostile_manifest(manifest, message, run, capsys):
     whole = json.loads((folder / "manifest.json").read_text())
     stamp = next(iter(whole["files"].values()))
     if "files" in manifest:
-        manifest = {"files": {**whole["files"], **{name: stamp for name in manifest["files"]}}}
+        manifest = {"files": {**whole["files"], **dict.fromkeys(manifest["files"], stamp)}}
     (folder / "manifest.json").write_text(json.dumps({**whole, **manifest}))
     assert main(["export", str(run), str(run.parent / "out")]) == 2
     assert message in capsys.readouterr().err

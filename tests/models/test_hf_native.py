@@ -7,6 +7,7 @@ import pytest
 import torch
 from families import FAMILIES
 from safetensors.torch import load_file, save_file
+from torch._dynamo.testing import CompileCounter
 from torch.testing import assert_close
 from transformers import (
     AutoConfig,
@@ -186,7 +187,7 @@ class Cycles(torch.utils.data.Dataset):
         return {"input_ids": row, "labels": row}
 
 
-def trainer(model, folder, **options):
+def trainer(model, folder, eval_dataset=None, **options):
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=8,
@@ -201,7 +202,7 @@ def trainer(model, folder, **options):
         disable_tqdm=True,
         **options,
     )
-    return Trainer(model=model, args=arguments, train_dataset=Cycles())
+    return Trainer(model=model, args=arguments, train_dataset=Cycles(), eval_dataset=eval_dataset)
 
 
 @pytest.mark.parametrize(
@@ -279,3 +280,81 @@ def test_compiles_whole_forwards_and_backwards(small_model, family, layers, back
     got = loss_and_gradients(model, backend=backend)
     torch._dynamo.reset()
     assert_close(got, expected, atol=1e-9, rtol=1e-9)
+
+
+# What transformers' own tests of models ask for
+
+
+def test_trainer_evaluates(tmp_path):
+    """The library takes every argument of `forward` with "label" in its name for a column of the data."""
+    pytest.importorskip("accelerate")
+    model = CanonLMForCausalLM(CanonLMConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
+    evaluator = trainer(model, tmp_path, eval_dataset=Cycles(), eval_strategy="steps", eval_steps=4)
+    assert evaluator.label_names == ["labels"]
+    assert evaluator.evaluate()["eval_loss"] == pytest.approx(float(model(**batch_of(Cycles())).loss), rel=1e-5)
+    evaluator.train()
+    assert len([row for row in evaluator.state.log_history if "eval_loss" in row]) == 2
+
+
+def batch_of(dataset):
+    return {key: torch.stack([dataset[i][key] for i in range(len(dataset))]) for key in dataset[0]}
+
+
+@every_family
+def test_generation_from_embeddings(double_model):
+    model, prompt = double_model.eval(), IDS[:, :5]
+    for options in ({}, {"attention_mask": torch.tensor([[0, 1, 1, 1, 1]]).expand(len(prompt), -1)}):
+        options = {"max_new_tokens": 6, "do_sample": False, **options}
+        embeds = model.get_input_embeddings()(prompt)
+        assert torch.equal(model.generate(inputs_embeds=embeds, **options), model.generate(prompt, **options)[:, 5:])
+
+
+@pytest.mark.parametrize(
+    "family", [name if name in ("llama", "gdn") else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
+def test_a_static_cache_compiles_once(small_model, family):
+    """As often as the library's Llama: once for the prompt, once for all tokens after it."""
+    model = small_model(**FAMILIES[family]).eval()
+    counter = CompileCounter()
+    options = {"max_new_tokens": 24, "do_sample": False, "cache_implementation": "static"}
+    plain = {**options, "cache_implementation": None}
+    torch.compiler.reset()
+    expected = model.generate(IDS[:, :5], **plain)
+    model.forward = torch.compile(model.forward, backend=counter, dynamic=False)
+    assert torch.equal(model.generate(IDS[:, :5], **options), expected)
+    assert counter.frame_count == 2
+    del model.forward
+    padded = {"attention_mask": torch.tensor([[0, 0, 1, 1, 1]] * (len(IDS) - 1) + [[1] * 5])}
+    assert torch.equal(model.generate(IDS[:, :5], **padded, **options), model.generate(IDS[:, :5], **padded, **plain))
+
+
+def test_hooks_and_adapters_of_the_router_are_not_passed_by(small_model, tmp_path):
+    """Offloaded weights come back in a hook around the module, and LoRA is put around it."""
+    accelerate, peft = pytest.importorskip("accelerate"), pytest.importorskip("peft")
+    model = small_model(torch.float32, **FAMILIES["moe"])
+    with torch.no_grad():
+        expected = model(IDS).logits
+        offloaded = accelerate.cpu_offload(copy.deepcopy(model), execution_device=torch.device("cpu"))
+        assert_close(offloaded(IDS).logits, expected, rtol=0, atol=0)
+        on_disk = accelerate.disk_offload(copy.deepcopy(model), str(tmp_path), execution_device=torch.device("cpu"))
+        assert_close(on_disk(IDS).logits, expected, rtol=0, atol=0)
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["router"], init_lora_weights=False)
+    adapted = peft.get_peft_model(copy.deepcopy(model), lora)
+    assert (adapted(IDS).logits - expected).abs().max() > 1e-3
+    adapted.train()(IDS, labels=IDS).loss.backward()
+    gradients = [p.grad for name, p in adapted.named_parameters() if "lora_" in name]
+    assert gradients
+    assert all(gradient is not None and gradient.abs().max() > 0 for gradient in gradients)
+
+
+@pytest.mark.parametrize(("config", "works"), [({}, True), ({"canon_set": "A"}, False), ({"mixers": ["gla"]}, False)])
+def test_prefix_tuning_is_refused_where_states_have_no_prefix(small_model, config, works):
+    peft = pytest.importorskip("peft")
+    tuned = peft.get_peft_model(
+        small_model(**config), peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    )
+    if works:
+        tuned(IDS, labels=IDS).loss.backward()
+    else:
+        with pytest.raises(ValueError, match=r"^past_key_values: expected a cache made with config=model.config"):
+            tuned(IDS, labels=IDS)

@@ -339,7 +339,7 @@ def mistakes(here):
         ),
         "inside": (("run/checkpoints",), "MODEL: expected the folder of the run, "),
         "half": (("half",), "half/model.safetensors: not a whole file of tensors and nothing else ("),
-        "lacking": (("lacking",), "lacking: the weights do not fit the configuration; missing: model.layers.1.input_layernorm.weight, "),
+        "lacking": (("lacking",), "lacking: the weights do not fit the configuration; missing: model.layers.1."),
         "broken": (("broken",), "broken/config.json: not JSON ("),
         "strange": (("strange",), "strange: not a causal language model that can be loaded ("),
         "code": (("code",), "code: it comes with code of its own, which runs only with --trust-remote-code"),

@@ -1,5 +1,6 @@
 """One configuration for every architecture: which mixer in which layer, which Canon sites, which positions."""
 
+import inspect
 import math
 from dataclasses import asdict
 from types import UnionType
@@ -137,6 +138,10 @@ class CanonLMConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs) -> None:
+        for key in kwargs:  # they become attributes, and must not take the place of what the class does
+            there = inspect.getattr_static(type(self), key, None)
+            if key.startswith("__") or callable(there) or (isinstance(there, property) and there.fset is None):
+                raise expected(key, "the name of a field", kwargs[key])
         for key, annotation in CanonLMConfig.__annotations__.items():
             check_type(key, getattr(self, key), annotation, getattr(CanonLMConfig, key, None))
         if self.num_hidden_layers > MAX_LAYERS:

@@ -72,6 +72,15 @@ class Experts(nn.Module):
         return (self.act_fn(x_ECD @ self.gate_proj.mT) * (x_ECD @ self.up_proj.mT)) @ self.down_proj.mT
 
 
+class Router(nn.Linear):
+    """Logits of the experts, in at least float32, under autocast too: in bfloat16 they tie, and choose wrongly."""
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        compute = torch.promote_types(x_ND.dtype, torch.float32)
+        with torch.autocast(x_ND.device.type, enabled=False):
+            return nn.functional.linear(x_ND.to(compute), self.weight.to(compute))
+
+
 class MoE(nn.Module):
     """p_e(x) * expert_e(x), where e is the likeliest of E experts under p = softmax(router(x)): the Switch Transformer
     (arXiv 2101.03961, Eq. 1-2).
@@ -84,7 +93,7 @@ class MoE(nn.Module):
     def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
         super().__init__()
         self.num_experts, self.capacity_factor = config.num_experts, config.expert_capacity
-        self.router = nn.Linear(config.hidden_size, config.num_experts, bias=False)
+        self.router = Router(config.hidden_size, config.num_experts, bias=False)
         self.experts = Experts(config)
 
     def forward(
@@ -93,7 +102,8 @@ class MoE(nn.Module):
         """Returns also, in training, what keeps the experts equally busy: E * sum_e f_e * P_e (Eq. 4-6), with f_e the
         share of tokens that choose expert e and P_e its mean probability; 1 if all are alike."""
         x_ND, mask = x_BTD.flatten(0, 1), layout.attention_mask
-        p_NE = self._probabilities(x_ND)
+        # Called as a module: hooks (offloading) and adapters (LoRA) are put around it.
+        p_NE = self.router(x_ND).softmax(-1)
         p_N, choice_N = p_NE.max(-1)
         real_N = x_ND.new_ones(len(x_ND), dtype=torch.bool) if mask is None else mask.flatten() != 0
         chosen_NE = (choice_N[:, None] == torch.arange(self.num_experts, device=x_ND.device)) & real_N[:, None]
@@ -115,12 +125,6 @@ class MoE(nn.Module):
         if not self.training:
             return y_BTD, None
         return y_BTD, self.num_experts * (wanted_E * (p_NE * real_N[:, None]).sum(0)).sum() / tokens**2
-
-    def _probabilities(self, x_ND: Tensor) -> Tensor:
-        """In at least float32, under autocast too: logits in bfloat16 tie, and choose wrongly."""
-        compute = torch.promote_types(x_ND.dtype, torch.float32)
-        with torch.autocast(x_ND.device.type, enabled=False):
-            return nn.functional.linear(x_ND.to(compute), self.router.weight.to(compute)).softmax(-1)
 
 
 def build_mlp(config: CanonLMConfig, layer_idx: int) -> nn.Module | None:

@@ -316,7 +316,6 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         doc_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        shift_labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         loss_only: bool = False,
         use_cache: bool | None = None,
@@ -325,10 +324,12 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutput:
         """With targets, the loss: its mean over the labelled ones, or its sum over `num_items_in_batch`.
 
-        `shift_labels[b, t]` is what follows `input_ids[b, t]`, or -100; `labels[b, t]` is the target for
-        `input_ids[b, t]` itself, as elsewhere in transformers, and shifted here. With `loss_only` there are no logits:
-        the loss is made without holding them all (`loss_of_hidden`), and can be differentiated once. The head's weight
-        may then be a DTensor, sharded by rows over a tensor-parallel group."""
+        `shift_labels[b, t]`, another keyword, is what follows `input_ids[b, t]`, or -100; `labels[b, t]` is the target
+        for `input_ids[b, t]` itself, as elsewhere in transformers, and shifted here. With `loss_only` there are no
+        logits: the loss is made without holding them all (`loss_of_hidden`), and can be differentiated once. The head's
+        weight may then be a DTensor, sharded by rows over a tensor-parallel group."""
+        # Not an argument by name: Trainer takes those with "label" in their names for columns of the data.
+        shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         if labels is not None and shift_labels is None:
             shift_labels = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
         if loss_only and shift_labels is None:
@@ -363,13 +364,38 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         )
 
     @staticmethod
-    def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs) -> Tensor | None:
-        """Static caches: keep the two-dimensional mask, Canon could not read padding off a four-dimensional one."""
-        return attention_mask
+    def create_masks_for_generate(
+        config: CanonLMConfig,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+        position_ids: Tensor | None = None,
+        **kwargs,
+    ):
+        """The mask that `generate` hands to the forward, with a static cache. Prefill keeps the two-dimensional one:
+        Canon could not read padding off a four-dimensional one. A step of one token, real in every row, gets the mask
+        of fixed size that attention reads: a mask that grows would be compiled anew at every token."""
+        padded = attention_mask is not None and not bool(attention_mask[:, -1].all())
+        if inputs_embeds.shape[1] > 1 or padded or config.alibi is not None:
+            return attention_mask
+        if "attention" not in config.mixers:
+            return None
+        return create_causal_mask(
+            config=config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
 
-    def prepare_inputs_for_generation(self, input_ids, doc_ids: Tensor | None = None, **kwargs):  # type: ignore[override]
-        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[misc]
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self, input_ids, inputs_embeds: Tensor | None = None, doc_ids: Tensor | None = None, **kwargs
+    ):
+        inputs = super().prepare_inputs_for_generation(  # type: ignore[misc]
+            input_ids, inputs_embeds=inputs_embeds, **kwargs
+        )
         if doc_ids is not None:
+            inputs["attention_mask"] = kwargs.get("attention_mask")  # the documents are not in a prepared one
             # As many as tokens: fewer while a prompt is read in chunks; new tokens belong to their row's last document.
             cache, ids = inputs.get("past_key_values"), inputs["input_ids"]
             length = (inputs["inputs_embeds"] if ids is None else ids).shape[1]

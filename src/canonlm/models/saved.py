@@ -26,7 +26,7 @@ def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, option
     if (file := weights.weights_of(folder)) is None:
         return
     held = weights.headers(file)
-    saved = read_object(path_inside(folder, "config.json", str(folder)))
+    saved = read_settings(folder)
     if (kind := saved.get("model_type")) != model_class.config_class.model_type:
         raise expected(f"{folder / 'config.json'}: model_type", model_class.config_class.model_type, kind)
     config = options.get("config") or model_class.config_class.from_dict(saved)
@@ -45,6 +45,13 @@ def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, option
     tied = model.all_tied_weights_keys if config.tie_word_embeddings else {}
     weights.check(held, shapes, str(file), may_lack=tied)
     check_memory(str(folder), sum(p.numel() * p.element_size() for p in model.parameters()))
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """`config.json`. ValueError for it, or for the other settings that the library reads, where they cannot be read."""
+    files = [path_inside(folder, name, str(folder)) for name in ("config.json", "generation_config.json")]
+    config, *_ = [read_object(file) if file.exists() else {} for file in files]
+    return config
 
 
 def check_loaded(place: str, model: Any, info: Mapping[str, Any], mismatched: bool = False) -> None:

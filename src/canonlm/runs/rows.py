@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, TypeGuard, TypeVar
 
 from canonlm.files import write_text
-from canonlm.untrusted import open_regular
+from canonlm.untrusted import open_regular, parse_json
 
 TRAIN_KEYS = {
     "kind": '"train"',
@@ -331,11 +331,11 @@ class Metrics:
                     discarded.writelines(line.rstrip("\n") + "\n" for line in lines if _step(line) > last_step)
                 write_text(path, "".join(kept))
         self._file = path.open("a", encoding="utf-8")
-        self.elapsed_s: float = max((row.get("elapsed_s", 0.0) for row in self._rows()), default=0.0)
+        self.elapsed_s: float = max((_number(row.get("elapsed_s")) or 0.0 for row in self._rows()), default=0.0)
 
     def evaluation(self, step: int) -> dict[str, Any] | None:
         """The evaluation row of a step, if there is one."""
-        return next((row for row in self._rows() if row["kind"] == "eval" and row["step"] == step), None)
+        return next((row for row in self._rows() if row.get("kind") == "eval" and row["step"] == step), None)
 
     def write(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row) + "\n")
@@ -345,12 +345,13 @@ class Metrics:
         self._file.close()
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+        return [parse_json(line, "metrics.jsonl") for line in self._path.read_text(encoding="utf-8").splitlines()]
 
 
 def _step(line: str) -> float:
-    """The step of a row; infinity for half a row, be it only its line end that is missing."""
+    """The step of a row; infinity for what is not a row, be it only its line end that is missing."""
     try:
-        return float(json.loads(line)["step"]) if line.endswith("\n") else float("inf")
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
+        row = parse_json(line, "metrics.jsonl")
+        return float(row["step"]) if isinstance(row, dict) and line.endswith("\n") else math.inf
+    except DAMAGE:
+        return math.inf

@@ -31,7 +31,7 @@ from canonlm.models.build import wrap
 from canonlm.models.limits import check_memory, few_modules
 from canonlm.models.published import load_published
 from canonlm.models.published.checkpoint import RELEASES
-from canonlm.models.saved import check_loaded
+from canonlm.models.saved import check_loaded, read_settings
 from canonlm.models.sizes import LAYER_COUNTS
 from canonlm.train.build import pick_device
 from canonlm.train.checkpoint import load_model, steps
@@ -252,7 +252,7 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, trust_remote_code: bo
 def _check_folder(folder: Path, trust_remote_code: bool) -> None:
     """ValueError for a saved model of transformers whose sizes its weights cannot have, or which no machine holds, and
     for files that lead out of its folder."""
-    config = read_object(path_inside(folder, "config.json", str(folder)))
+    config = read_settings(folder)
     if (folder / "adapter_config.json").exists():
         raise ValueError(f"{folder}: expected a whole model, and no adapter (adapter_config.json)")
     if (file := weights.weights_of(folder)) is None:

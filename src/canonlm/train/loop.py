@@ -66,12 +66,23 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
                 if config.parallel.tp > 1:
                     build_model(config, "meta").check_tensor_parallel(config.parallel.tp)
             with _alone_in(folder, config, world):
-                result = world.broadcast(run_folder.read_json(folder / "result.json") if world.main else None)
+                result = world.broadcast(_finished(folder / "result.json") if world.main else None)
                 return result or _Run(config, folder, world, on_row).run()
     except OSError as error:
         raise ValueError(f"{error.filename or folder}: {error.strerror or error}; run it again to continue") from error
     finally:
         torch.set_num_threads(threads)
+
+
+def _finished(path: Path) -> dict[str, Any] | None:
+    """What a run that is finished has written; None before that."""
+    result = run_folder.read_json(path)
+    if result is None:
+        return None
+    numbers = [result.get(key) for key in ("steps", "tokens")] if isinstance(result, dict) else [None]
+    if not all(isinstance(number, int) for number in numbers):
+        raise ValueError(f"{path}: expected the result of a finished run, with its steps and tokens")
+    return result
 
 
 @contextmanager
