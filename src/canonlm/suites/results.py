@@ -21,7 +21,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from canonlm.errors import expected, writing
+from canonlm.errors import brief, expected, writing
 from canonlm.files import write_json, write_text
 from canonlm.runs.names import slug
 from canonlm.suites.questions import Question, Questions, Score, not_finite, scores
@@ -242,6 +242,10 @@ def _digest(rows: Sequence[Row]) -> str:
 def _entry(entry: Any) -> Row:
     if not isinstance(entry, dict) or not {"suite", "name", "settings", "scores"} <= entry.keys():
         raise ValueError("an entry without a suite, a name, settings and scores")
+    kinds = {"measure": str, "value": int | float, "slice": dict}
+    for score in entry["scores"] if isinstance(entry["scores"], list) else [None]:
+        if not isinstance(score, dict) or not all(isinstance(score.get(key), kind) for key, kind in kinds.items()):
+            raise ValueError(f"{brief(str(entry['name']))}: a score without a measure, a value and a slice")
     return entry
 
 
