@@ -9,8 +9,9 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from filelock import FileLock
 from pydantic import BaseModel, ConfigDict
 
 from canonlm.untrusted import open_regular
@@ -42,6 +43,20 @@ class Stamp(BaseModel):
             return f"{path.name} is missing"
         except OSError as error:
             return f"{path.name} cannot be read ({error.strerror})"
+
+
+def append(path: Path) -> BinaryIO:
+    """Open a file to write at its end, or make it. OSError where it is a link: in a stranger's folder it may lead to a
+    file of yours."""
+    more = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a FIFO would wait for a reader
+    return open(path, "ab", opener=lambda name, flags: os.open(name, flags | more, 0o666))
+
+
+def lock(path: Path, timeout: float = -1) -> FileLock:
+    """A lock that other processes see, of a file of its own. ValueError where that is a link, which it would empty."""
+    if path.is_symlink():
+        raise ValueError(f"{path}: expected a file, got a link")
+    return FileLock(path, timeout=timeout)
 
 
 def write_text(path: Path, text: str) -> None:

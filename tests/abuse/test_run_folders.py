@@ -253,3 +253,23 @@ def test_commands_print_names_in_one_line(play, name, capsys, monkeypatch):
     page = (play / "page.html").read_text()
     assert "<script>alert" not in page
     assert "<img" not in page
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "metrics.discarded.jsonl"])
+def test_a_run_that_is_taken_up_writes_through_no_link(name, tmp_path, monkeypatch, capsys):
+    """A stranger's folder may hold links to files of yours, which a lock empties, and rows are added to."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(
+        "arch: llama\ntask: {name: copying, N: 8, min_items: 2}\ndata: {seq_len: 18, loss_on: answer}\n"
+        "model: {num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2}\n"
+        "train: {steps: 1, batch_size: 2, eval_every: 1, eval_size: 2, checkpoint_every: 1, optim: {lr: 0.01}}\n"
+    )
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine\n")
+    (tmp_path / "run").mkdir()
+    if name == "metrics.discarded.jsonl":
+        (tmp_path / "run" / "metrics.jsonl").write_text('{"kind": "train", "step": 9}\n')
+    (tmp_path / "run" / name).symlink_to(mine)
+    assert main(["train", "run.yaml", "--out", "run"]) == 2
+    assert name in capsys.readouterr().err
+    assert mine.read_text() == "mine\n"

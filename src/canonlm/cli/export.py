@@ -46,10 +46,10 @@ def export(
     from canonlm.train.checkpoint import load_model
 
     disable_progress_bar()
+    file, tokenizer = tokenizer_of_run(run), None
     model = load_model(run, step, trust_remote_code=trust_remote_code).module.to(getattr(torch, DTYPES[dtype]))
     if self_contained and model.config.model_type != "canonlm":
         raise expected("--self-contained", "a model of our decoder", model.config.model_type)
-    file, tokenizer = tokenizer_of_run(run), None
     if file is not None:
         ids = model.config.bos_token_id, model.config.eos_token_id
         tokenizer = as_in_training(open_tokenizer(file), *ids)

@@ -26,12 +26,12 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from canonlm import __version__
 from canonlm.data.rows import draw
 from canonlm.errors import expected
-from canonlm.files import remove_leftovers, write_json
+from canonlm.files import lock, remove_leftovers, write_json
 from canonlm.tasks import Task
 from canonlm.tasks.random import check_count
 from canonlm.untrusted import open_regular, parse_json, read_object
@@ -73,7 +73,7 @@ def dump(
             shutil.rmtree(folder, ignore_errors=True)
             return False
         _prepare(folder, about)
-        with FileLock(folder / ".lock", timeout=0):
+        with lock(folder / ".lock", timeout=0):
             remove_leftovers(folder)
             rows = max(1, PART_TOKENS // task.max_len)
             firsts = range(0, n, rows)

@@ -21,7 +21,7 @@ from typing import Any
 
 from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from canonlm import __version__
 from canonlm.data import index, tokenizers
@@ -30,7 +30,7 @@ from canonlm.data.index import Index, Shard
 from canonlm.data.reading import Bad, Input, find, lines, listed, total
 from canonlm.data.steps import Places, Reader, TooManyBadLines, Writer
 from canonlm.errors import expected
-from canonlm.files import remove_folder, remove_leftovers, write_text
+from canonlm.files import lock, remove_folder, remove_leftovers, write_text
 from canonlm.tasks.random import check_count
 from canonlm.untrusted import open_regular, parse_json, read_bytes, read_object, read_text
 
@@ -121,7 +121,7 @@ def prepare(
         place = out.absolute()  # datatrove's file systems remember what a relative path once meant
         reader = Reader(place, found, text_key, max_bad)
         writer = Writer(place, found, plan.dtype, plan.bos_id, plan.eos_id, validation, seed)
-        with FileLock(places.work / ".lock", timeout=0), _watching(places, total(found), on_progress):
+        with lock(places.work / ".lock", timeout=0), _watching(places, total(found), on_progress):
             if executor == "local":
                 remove_leftovers(out)
             most = workers or (_cores() if executor == "local" else -1)
@@ -308,7 +308,7 @@ def prepare_stdlib(
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "canonlm"
     folder = folder or cache / f"python-stdlib-{sha256[:16]}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f".{folder.name}.lock")):  # others wait
+    with lock(folder.with_name(f".{folder.name}.lock")):  # others wait
         prepare(
             folder, [library], tokenizer="bytes", glob="*.py", exclude=LEFT_OUT, validation=0.05, max_bad=10,
             on_progress=on_progress,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from canonlm.files import append
 from canonlm.launch.play import PlannedRun
 from canonlm.runs.follow import Followed
 from canonlm.train.signals import PARENT
@@ -103,7 +104,7 @@ def _start(progress: Progress, slot: int, devices: list[str]) -> None:
         env["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
     recipe = str(run.folder / "config.yaml")  # trusted: it has just been written from what the user typed
     command = [sys.executable, "-m", "canonlm", "train", recipe, "--trust", "--out", str(run.folder)]
-    with (run.folder / "log.txt").open("a", encoding="utf-8") as log:
+    with append(run.folder / "log.txt") as log:
         # A session of its own: Ctrl-C reaches the parent only, which then asks each child once.
         progress.process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

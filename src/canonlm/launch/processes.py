@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 from canonlm.errors import writing
+from canonlm.files import append
 from canonlm.runs.folder import read_json
 from canonlm.train.signals import PARENT, STOPS
 
@@ -117,7 +118,7 @@ def _start(command: Sequence[str], rank: int, environment: dict[str, str], logs:
 def _open(log: Path) -> IO[bytes]:
     with writing("--out", log.parents[1]):
         log.parent.mkdir(parents=True, exist_ok=True)
-        return log.open("ab")
+        return append(log)
 
 
 def _wait(ranks: list[Rank], asked: list[int]) -> Rank | None:

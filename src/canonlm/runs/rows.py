@@ -10,10 +10,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeGuard, TypeVar
 
-from canonlm.files import write_text
+from canonlm.files import append, write_text
 from canonlm.untrusted import open_regular, parse_json
 
 TRAIN_KEYS = {
@@ -323,14 +324,16 @@ class Metrics:
 
     def __init__(self, folder: Path, last_step: int) -> None:
         self._path = path = folder / "metrics.jsonl"
+        if path.is_symlink():
+            raise ValueError(f"{path}: expected a file, got a link")
         if path.exists():
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             kept = [line for line in lines if _step(line) <= last_step]
             if len(kept) < len(lines):
-                with (folder / "metrics.discarded.jsonl").open("a", encoding="utf-8") as discarded:
+                with TextIOWrapper(append(folder / "metrics.discarded.jsonl"), encoding="utf-8") as discarded:
                     discarded.writelines(line.rstrip("\n") + "\n" for line in lines if _step(line) > last_step)
                 write_text(path, "".join(kept))
-        self._file = path.open("a", encoding="utf-8")
+        self._file = TextIOWrapper(append(path), encoding="utf-8")
         self.elapsed_s: float = max((_number(row.get("elapsed_s")) or 0.0 for row in self._rows()), default=0.0)
 
     def evaluation(self, step: int) -> dict[str, Any] | None:

@@ -186,6 +186,7 @@ def _of_run(path: Path, step: int | None) -> Opened:
     arch = load_config(path / "config.yaml").arch
     if not (found := steps(path / "checkpoints")):
         raise expected("MODEL", "the folder of a run that has saved a checkpoint", str(path))
+    file, words = tokenizer_of_run(path), None
     model, damages = None, []
     for each in reversed(found) if step is None else [step]:
         try:
@@ -197,7 +198,6 @@ def _of_run(path: Path, step: int | None) -> Opened:
         raise ValueError("; ".join(damages))
     for line in damages:
         _log.warning("damaged checkpoint skipped, step %d is used: %s", step, line)
-    file, words = tokenizer_of_run(path), None
     if file is not None:
         words = as_in_training(open_tokenizer(file), model.config.bos_token_id, model.config.eos_token_id)
     return model, words, {"kind": "run", "step": step, "arch": arch}

@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from canonlm.errors import brief, expected, writing
-from canonlm.files import write_json, write_text
+from canonlm.files import append, lock, write_json, write_text
 from canonlm.runs.names import slug
 from canonlm.suites.questions import Question, Questions, Score, not_finite, scores
 from canonlm.untrusted import parse_json, path_inside, read_bytes, read_object
@@ -73,7 +74,7 @@ class Results:
         }
         if (answers := self._answers.pop((suite, name), None)) is not None:
             entry["answers"] = answers
-        with _writing(self.out), FileLock(self.out / ".results.lock"):
+        with _writing(self.out), lock(self.out / ".results.lock"):
             others = [
                 e for e in self._read() if (e["suite"], e["name"], e["settings"]) != (suite, name, dict(settings))
             ]
@@ -100,7 +101,7 @@ class Results:
         with _writing(path.parent):
             path.touch()
         try:
-            with FileLock(path.with_name(f".{path.stem}.lock"), blocking=False):
+            with lock(path.with_name(f".{path.stem}.lock"), timeout=0):
                 rows = self._ask(path, questions, write, on_answer, not_finite)
         except Timeout:
             raise ValueError(f"{path}: another process is asking {questions.name}") from None
@@ -139,7 +140,7 @@ class Results:
         left = {index: questions[index] for index in range(len(questions)) if index not in rows}
         numbers = list(left)
         on_answer(len(rows))
-        with path.open("a", encoding="utf-8") as file:
+        with TextIOWrapper(append(path), encoding="utf-8") as file:
             for place, said in self._written(questions, left, write):
                 index, question = numbers[place], left[numbers[place]]
                 row = {"index": index, "slice": dict(question.slice), "answer": question.answer, "said": said}

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from canonlm.data.windows import Batch, batches
 from canonlm.errors import expected
-from canonlm.files import remove_leftovers, write_json
+from canonlm.files import append, lock, remove_leftovers, write_json
 from canonlm.models import checks
 from canonlm.runs import folder as run_folder
 from canonlm.runs.rows import Metrics
@@ -87,14 +87,14 @@ def _finished(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def _alone_in(folder: Path, config: RunConfig, world: World):
-    lock = FileLock(folder / ".lock", timeout=0)
+    held = lock(folder / ".lock", timeout=0)
     try:
         with world.all_or_none():
             if world.main:
                 check_folder(folder, config)
                 run_folder.make(folder)
                 try:
-                    lock.acquire()
+                    held.acquire()
                 except Timeout:
                     raise expected("--out", "a folder that no other process is training in", str(folder)) from None
                 texts = reading.check_unchanged(config, folder)
@@ -103,7 +103,7 @@ def _alone_in(folder: Path, config: RunConfig, world: World):
                     write_json(folder / "data.json", texts)
         yield
     finally:
-        lock.release()
+        held.release()
 
 
 class _Stopped(Exception):
@@ -357,7 +357,7 @@ class _Run:
         environment |= {f"CANONLM_{name.upper()}": value for name, value in values.items()}
         log = self.folder / "on_checkpoint" / f"{path.name}.txt"
         log.parent.mkdir(exist_ok=True)
-        with log.open("ab") as said:
+        with append(log) as said:
             subprocess.Popen(
                 f"{command}\necho exit code $?",
                 shell=True,
