@@ -23,7 +23,21 @@ _HOMES = {
     "load_published": "canonlm.models.published",
 }
 _ROOMS = {
-    *("canon", "data", "evals", "launch", "models", "ops", "recipes", "report", "runs", "suites", "tasks", "train"),
+    *(
+        "canon",
+        "check",
+        "data",
+        "evals",
+        "launch",
+        "models",
+        "ops",
+        "recipes",
+        "report",
+        "runs",
+        "suites",
+        "tasks",
+        "train",
+    ),
 }
 
 __all__ = ["CanonLMConfig", "CanonLMForCausalLM", "CanonLayer", "__version__", "load_published"]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import typer
 
 from canonlm.cli import (
+    check,
     convert,
     data,
     evaluate,
@@ -53,6 +54,7 @@ app.command(
 )(lm_eval.lm_eval)
 app.command()(probe.probe)
 app.command()(convert.convert)
+app.command()(check.check)
 
 
 LONGEST = 5_000

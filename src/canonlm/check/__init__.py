@@ -1,0 +1,60 @@
+"""Does a causal language model give the same answers however it is asked? For any model of transformers.
+
+    from canonlm import check
+    for outcome in check.decoding(model):
+        print(outcome)
+
+    @pytest.mark.parametrize("case", check.CASES)
+    def test_decoding(model, case):
+        [outcome] = check.decoding(model, [case])
+        assert outcome.state != "differs", outcome
+
+The truth is one forward over one row, without cache, padding or batch. Every case asks for the same in another way:
+with a cache, in a batch, padded, in pieces, with beams, and so on.
+"""
+
+import copy
+from collections.abc import Iterable
+
+import torch
+from transformers import PreTrainedModel
+
+from canonlm.check.cases import CASES
+from canonlm.check.truth import Outcome, Subject, asking
+from canonlm.errors import unknown
+
+__all__ = ["CASES", "Outcome", "decoding"]
+
+
+def decoding(model: PreTrainedModel, cases: Iterable[str] | None = None, *, seed: int = 0) -> list[Outcome]:
+    """An outcome for each case, in their order; of all cases by default.
+
+    The model is left as it was: on its device, with its weights, its mode and its settings. seed: of the tokens that it
+    is asked. ValueError: no such case.
+    """
+    chosen = list(CASES if cases is None else cases)
+    for name in chosen:
+        if name not in CASES:
+            raise unknown("case", name, CASES)
+    training, settings, outcomes = model.training, copy.deepcopy(model.generation_config), []
+    devices = [model.device] if model.device.type == "cuda" else []
+    try:
+        for name in chosen:
+            model.eval()
+            with torch.random.fork_rng(devices), asking(model):
+                outcomes.append(_outcome(name, Subject(model, seed)))
+    finally:
+        model.generation_config = settings
+        model.train(training)
+    return outcomes
+
+
+def _outcome(name: str, subject: Subject) -> Outcome:
+    case = CASES[name]
+    try:
+        error = case.ask(subject)
+    except Exception as refusal:  # the code of others: whatever it raises, it does not answer wrongly
+        reason = " ".join(str(refusal).split())[:200]
+        return Outcome(name, "refused", None, f"{type(refusal).__name__}: {reason}")
+    limit = case.limit or subject.limit
+    return Outcome(name, "passed" if error <= limit else "differs", error, f"limit {limit:g}")

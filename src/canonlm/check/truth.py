@@ -1,0 +1,116 @@
+"""What a model is compared with: one forward over one row, without cache, padding or batch."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+LENGTHS = (4, 9, 6)
+"""Tokens of the prompts."""
+
+NEW = 6
+"""Tokens that are generated."""
+
+LIMITS = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.05}
+"""Differences of logits that rounding may make, in standard deviations of the logits, by the model's precision."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`passed`, `differs` (a wrong answer, and not a word), or `refused` (an error). error: the largest difference of
+    logits, in standard deviations of the true ones; None where there is none."""
+
+    case: str
+    state: Literal["passed", "differs", "refused"]
+    error: float | None
+    detail: str
+
+
+class Subject:
+    """A model, and what it is asked."""
+
+    def __init__(self, model: PreTrainedModel, seed: int) -> None:
+        self.model, self.seed = model, seed
+        # A generate that canonlm has put around the library's own is left out: the library's is what is checked.
+        self.generate: Any = getattr(model.generate, "generate", model.generate)
+        self.accepts = set(inspect.signature(model.forward).parameters)
+        self.limit = LIMITS.get(model.dtype, LIMITS[torch.float32])
+        generator = torch.Generator().manual_seed(seed)
+        config = model.config.get_text_config()
+        special = {getattr(config, f"{kind}_token_id", None) for kind in ("pad", "bos", "eos")}
+        plain = torch.tensor([token for token in range(config.vocab_size) if token not in special])
+        draws = torch.randint(len(plain), (len(LENGTHS), max(LENGTHS)), generator=generator)
+        self.rows = plain[draws].to(model.device)
+        self.following = plain[torch.randint(len(plain), (len(LENGTHS), NEW), generator=generator)].to(model.device)
+
+    @property
+    def prompts(self) -> list[Tensor]:
+        """Of different lengths."""
+        return [row[:length] for row, length in zip(self.rows, LENGTHS, strict=True)]
+
+    def forward(self, input_ids: Tensor, **options: Any) -> Any:
+        return self.model(input_ids=input_ids, **options)
+
+    def truth(self, tokens: Tensor) -> Tensor:
+        """Logits `[T, V]` of one row `[T]`."""
+        options = {"use_cache": False} if "use_cache" in self.accepts else {}
+        with torch.no_grad():
+            return self.forward(tokens[None], **options).logits[0]
+
+    def error(self, logits: Tensor, true: Tensor) -> float:
+        """Infinite where they are not numbers."""
+        difference = (logits.double() - true.double()).abs().max() / true.double().std().clamp(min=1e-30)
+        return float(difference.nan_to_num(nan=torch.inf))
+
+    def written(self, prompts: Sequence[Tensor], output: Any) -> float:
+        """The error of the logits that came with generated tokens."""
+        errors = []
+        for index, prompt in enumerate(prompts):
+            new = output.sequences[index][-len(output.logits) :]
+            true = self.truth(torch.cat([prompt, new[:-1]]))[len(prompt) - 1 :]
+            errors.append(self.error(torch.stack([step[index] for step in output.logits]), true))
+        return max(errors)
+
+    def greedy(self, prompt: Tensor, new: Tensor) -> float:
+        """By how much the likeliest token is likelier than the one that was chosen, in the same unit."""
+        true = self.truth(torch.cat([prompt, new[:-1]]))[len(prompt) - 1 :].double()
+        chosen = true.gather(1, new[:, None])[:, 0]
+        return float(((true.max(1).values - chosen) / true.std()).max())
+
+    def write(self, input_ids: Tensor, **options: Any) -> Any:
+        """`generate`, greedily unless `options` say otherwise, to its full length."""
+        usual = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        settings = {key: value for key, value in options.items() if key not in ("attention_mask", "assistant_model")}
+        inputs = {key: value for key, value in options.items() if key not in settings}
+        config = GenerationConfig(
+            **{**usual, **settings}, return_dict_in_generate=True, output_logits=True, output_scores=True
+        )
+        inputs.setdefault("attention_mask", torch.ones_like(input_ids))
+        return self.generate(input_ids, generation_config=config, **inputs)
+
+    def step(self, tokens: Tensor, cache: Any = None, **options: Any) -> tuple[Tensor, Any]:
+        """Logits of `tokens`, `[B, T]`, and the cache after them."""
+        name = next((key for key in ("past_key_values", "cache_params", "state") if key in self.accepts), None)
+        if name is None:
+            raise ValueError("its forward takes no cache")
+        known = {key: value for key, value in options.items() if key in self.accepts}
+        with torch.no_grad():
+            output = self.forward(tokens, use_cache=True, **({} if cache is None else {name: cache}), **known)
+        if output.get(name) is None:
+            raise ValueError("its forward returns no cache")
+        return output.logits, output[name]
+
+
+@contextmanager
+def asking(model: PreTrainedModel) -> Iterator[None]:
+    """In here the model has no generation settings of its own."""
+    kept, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = kept

@@ -1,0 +1,96 @@
+"""`canonlm check`: does a model give the same answers however it is asked?"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from canonlm.cli.options import DEVICE, DTYPE, STEP, TRUST, VARIANT, opened
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MODEL = typer.Argument(
+    help="A run's folder, a saved or published model, a name on the Hugging Face Hub; or an architecture, such as "
+    "llama+canon or hf:qwen3, which is made small, with random weights.",
+    show_default=False,
+)
+CASES = typer.Option(help="Some of the cases, separated by commas. Default: all.", show_default=False)
+SEED = typer.Option(help="Of the tokens that the model is asked, and of random weights.", min=0)
+JSON = typer.Option(help="A file to write the outcomes to.", show_default=False)
+
+MARKS = {"passed": "green", "differs": "bold red", "refused": "yellow"}
+
+
+def check(
+    model: Annotated[str, MODEL],
+    cases: Annotated[str | None, CASES] = None,
+    seed: Annotated[int, SEED] = 0,
+    json: Annotated[Path | None, JSON] = None,
+    step: Annotated[int | None, STEP] = None,
+    variant: Annotated[str | None, VARIANT] = None,
+    dtype: Annotated[str | None, DTYPE] = None,
+    device: Annotated[str, DEVICE] = "auto",
+    trust_remote_code: Annotated[bool, TRUST] = False,
+) -> int:
+    """Does a model give the same answers with a cache, in a batch, padded, in pieces, with beams, packed, saved?
+
+    Each case is compared with plain forwards over single rows. `differs` is a wrong answer without a word: exit code 1.
+    `refused` is an error, which is no wrong answer.
+    """
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from canonlm.check import CASES as known
+    from canonlm.check import decoding
+    from canonlm.errors import unknown
+    from canonlm.files import write_json
+    from canonlm.suites.opening import quiet
+
+    chosen = None if cases is None else [name.strip() for name in cases.split(",")]
+    for name in chosen or []:
+        if name not in known:
+            raise unknown("case", name, known)
+    if _is_architecture(model):
+        subject = _random(model, seed)
+    else:
+        subject = opened(
+            model, step=step, variant=variant, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+        ).model
+    with quiet():
+        outcomes = decoding(subject, chosen, seed=seed)
+    table = Table("case", "", "error", "", box=None, padding=(0, 2, 0, 0))
+    for outcome in outcomes:
+        error = "" if outcome.error is None else f"{outcome.error:.1e}"
+        what = outcome.detail if outcome.state == "refused" else known[outcome.case].about
+        table.add_row(outcome.case, f"[{MARKS[outcome.state]}]{outcome.state}[/]", error, what)
+    console = Console()
+    (console if console.is_terminal else Console(width=160)).print(table)  # elsewhere a case is a line
+    if json is not None:
+        write_json(json, [asdict(outcome) for outcome in outcomes])
+    wrong = [outcome.case for outcome in outcomes if outcome.state == "differs"]
+    verdict = f"wrong answers without a word: {', '.join(wrong)}" if wrong else "no wrong answer"
+    print(f"{model}: {verdict}")
+    return 1 if wrong else 0
+
+
+def _is_architecture(name: str) -> bool:
+    """Not a folder, and not a name on the Hub either."""
+    if Path(name).expanduser().exists():
+        return False
+    from canonlm.models.archs import bases
+
+    return name.partition(":")[0] in ("hf", "fla") or ".py:" in name or name.startswith(tuple(bases()))
+
+
+def _random(arch: str, seed: int) -> "PreTrainedModel":
+    from transformers.utils.logging import disable_progress_bar
+
+    from canonlm.models.build import build
+    from canonlm.models.interface import Sizes
+
+    disable_progress_bar()
+    sizes = Sizes(num_hidden_layers=4, hidden_size=64, num_attention_heads=4, vocab_size=97, seq_len=64)
+    return build(arch, sizes, seed).module.eval()

@@ -1,0 +1,185 @@
+"""A model that answers well passes; one whose cache, mask or documents are wrong is found out; a refusal is neither."""
+
+import json
+
+import pytest
+import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM, check
+from canonlm.cli import main
+
+SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def spread(model):
+    """Weights large enough that a wrong token shows."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0, parameter.shape[1] ** -0.5)
+    return model.eval()
+
+
+def llama(kind=LlamaForCausalLM):
+    return spread(kind(LlamaConfig(**SIZES, intermediate_size=48)))
+
+
+def states(model, *cases):
+    return {outcome.case: outcome.state for outcome in check.decoding(model, cases or None)}
+
+
+@pytest.mark.parametrize("canon", ["", "ABCD"])
+@pytest.mark.parametrize("mixer", ["attention", "gla", "gdn", "mamba2"])
+def test_our_models_are_never_wrong(mixer, canon):
+    model = spread(CanonLMForCausalLM(CanonLMConfig(**SIZES, mixers=[mixer], canon_set=canon)))
+    refused = {"crop", "prompt lookup", "assisted"} if mixer != "attention" else set()
+    assert states(model) == {case: "refused" if case in refused else "passed" for case in check.CASES}
+
+
+def test_the_librarys_llama_passes_everything():
+    assert set(states(llama()).values()) == {"passed"}
+
+
+class OldPositions(LlamaForCausalLM):
+    """Forgets the cache's length: every step is at position 0."""
+
+    def forward(self, input_ids=None, position_ids=None, past_key_values=None, **kwargs):
+        position_ids = torch.arange(input_ids.shape[1])[None]
+        return super().forward(input_ids, position_ids=position_ids, past_key_values=past_key_values, **kwargs)
+
+
+class NoMask(LlamaForCausalLM):
+    """Reads padding as text."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
+        return super().forward(input_ids, position_ids=position_ids, **kwargs)
+
+
+class Sees(LlamaForCausalLM):
+    """Looks a token ahead."""
+
+    def forward(self, input_ids=None, **kwargs):
+        output = super().forward(input_ids, **kwargs)
+        output.logits = output.logits + output.logits.roll(-1, dims=1)
+        return output
+
+
+class Leaks(LlamaForCausalLM):
+    """Documents in one row see each other."""
+
+    def forward(self, input_ids=None, position_ids=None, attention_mask=None, **kwargs):
+        mask = (
+            torch.ones_like(input_ids)
+            if attention_mask is None and not kwargs.get("past_key_values")
+            else attention_mask
+        )
+        return super().forward(input_ids, position_ids=position_ids, attention_mask=mask, **kwargs)
+
+
+class Shuffled(DynamicCache):
+    """Forgets to reorder."""
+
+    def reorder_cache(self, beam_idx):
+        pass
+
+
+class LostBeams(LlamaForCausalLM):
+    def forward(self, input_ids=None, past_key_values=None, **kwargs):
+        if type(past_key_values) is DynamicCache:
+            past_key_values.__class__ = Shuffled
+        return super().forward(input_ids, past_key_values=past_key_values, **kwargs)
+
+
+class Mixes(LlamaForCausalLM):
+    """The rows of a batch see each other."""
+
+    def forward(self, input_ids=None, **kwargs):
+        output = super().forward(input_ids, **kwargs)
+        output.logits = output.logits - output.logits.mean(0, keepdim=True)
+        return output
+
+
+class Recomputes(LlamaForCausalLM):
+    """Scales what it computes again."""
+
+    def forward(self, input_ids=None, **kwargs):
+        output = super().forward(input_ids, **kwargs)
+        if self.training and self.model.layers[0].gradient_checkpointing:
+            output.logits = output.logits * 1.01
+        return output
+
+
+class Forgets(LlamaForCausalLM):
+    """Does not save its head."""
+
+    def save_pretrained(self, folder, **kwargs):
+        state = self.state_dict()
+        state["lm_head.weight"] = torch.zeros_like(state["lm_head.weight"]) + 0.01
+        super().save_pretrained(folder, state_dict=state, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cases"),
+    [
+        (OldPositions, {"greedy", "pieces", "right padding", "packed documents"}),
+        (NoMask, {"left padding"}),
+        (Sees, {"causality"}),
+        (Leaks, {"packed documents"}),
+        (LostBeams, {"beams"}),
+        (Mixes, {"greedy", "batch"}),
+        (Recomputes, {"gradient checkpointing"}),
+        (Forgets, {"save and load"}),
+    ],
+)
+def test_what_is_wrong_is_found(kind, cases):
+    found = {case for case, state in states(llama(kind), *check.CASES).items() if state == "differs"}
+    assert cases <= found, found
+
+
+def test_a_refusal_is_no_wrong_answer():
+    class Refuses(LlamaForCausalLM):
+        def forward(self, input_ids=None, attention_mask=None, **kwargs):
+            if attention_mask is not None and not attention_mask.all():
+                raise NotImplementedError("no padding\nhere")
+            return super().forward(input_ids, attention_mask=attention_mask, **kwargs)
+
+    [outcome] = check.decoding(llama(Refuses), ["left padding"])
+    assert (outcome.state, outcome.error, outcome.detail) == ("refused", None, "NotImplementedError: no padding here")
+
+
+def test_the_model_is_left_as_it_was():
+    model = llama().train()
+    before, settings = {name: p.clone() for name, p in model.named_parameters()}, model.generation_config.to_dict()
+    random = torch.get_rng_state()
+    check.decoding(model)
+    assert model.training
+    assert model.generation_config.to_dict() == settings
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(before[name], p) and p.grad is None for name, p in model.named_parameters())
+    assert "generate" not in vars(model)
+
+
+def test_a_sliding_window_that_is_shorter_than_the_text():
+    model = spread(MistralForCausalLM(MistralConfig(**SIZES, intermediate_size=48, sliding_window=4)))
+    assert {"differs"} & set(states(model, "greedy", "left padding", "pieces", "beams").values()) == set()
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "llama+canon=AC", "--cases", "greedy, beams", "--json", "found.json"]) == 0
+    assert "llama+canon=AC: no wrong answer" in capsys.readouterr().out
+    assert [row["case"] for row in json.loads((tmp_path / "found.json").read_text())] == ["greedy", "beams"]
+    assert main(["check", "hf:mamba2", "--cases", "right padding"]) == 1
+    assert "hf:mamba2: wrong answers without a word: right padding" in capsys.readouterr().out
+    llama().save_pretrained("saved")
+    assert main(["check", "saved", "--cases", "greedy"]) == 0
+    for arguments, message in (
+        (["saved", "--cases", "gredy"], 'unknown case "gredy". Did you mean "greedy"?'),
+        (["hf:lama"], 'unknown model_type "lama". Did you mean "llama"?'),
+        (["llama+cannon"], 'unknown architecture modifier "+cannon". Did you mean "+canon"?'),
+        (["nowhere/there"], 'MODEL: "nowhere/there" is neither a folder nor a model'),
+    ):
+        assert main(["check", *arguments]) == 2
+        assert message in capsys.readouterr().err
