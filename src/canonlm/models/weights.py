@@ -2,6 +2,7 @@
 the folder is read."""
 
 import re
+import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ def tensors(file: Path) -> dict[str, Tensor]:
         with zipfile.ZipFile(file) as archive:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise ValueError("it is compressed")
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        with warnings.catch_warnings(action="ignore"):  # of an old pickle, say: what matters is raised
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         if isinstance(content, dict) and isinstance(content.get("model"), dict):  # beside an optimizer's state, say
             content = content["model"]
         if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):

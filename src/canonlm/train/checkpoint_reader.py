@@ -11,6 +11,7 @@ import io
 import itertools
 import math
 import pickle
+import warnings
 import zipfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -192,7 +193,8 @@ def _tensor(file: Any, place: _Stored, name: str) -> Tensor:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise ValueError("it is compressed")
         content.seek(0)
-        tensor = torch.load(content, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):
+            tensor = torch.load(content, map_location="cpu", weights_only=True)
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
             raise ValueError("it is not a tensor")
         if (tuple(tensor.shape), tensor.dtype) != (place.size, place.dtype):
