@@ -114,8 +114,11 @@ class Verifier:
         try:
             with open_regular(path) as file:
                 descriptor = file.fileno()
-                starts = range(0, os.fstat(descriptor).st_size, BLOCK)
-                kept = [_is_in_memory(descriptor, start) for start in starts]
+                kept = []  # asked before the first block is read: the system reads ahead
+                for start in range(0, os.fstat(descriptor).st_size, BLOCK):
+                    if self._closed:
+                        return None
+                    kept.append(_is_in_memory(descriptor, start))
                 while count := file.readinto(block):
                     if self._closed:
                         return None
