@@ -9,12 +9,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from filelock import FileLock
 from pydantic import BaseModel, ConfigDict
 
 from canonlm.untrusted import open_regular
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 
 class Stamp(BaseModel):
@@ -52,10 +54,12 @@ def append(path: Path) -> BinaryIO:
     return open(path, "ab", opener=lambda name, flags: os.open(name, flags | more, 0o666))
 
 
-def lock(path: Path, timeout: float = -1) -> FileLock:
+def lock(path: Path, timeout: float = -1) -> "FileLock":
     """A lock that other processes see, of a file of its own. ValueError where that is a link, which it would empty."""
     if path.is_symlink():
         raise ValueError(f"{path}: expected a file, got a link")
+    from filelock import FileLock  # some milliseconds that few commands need
+
     return FileLock(path, timeout=timeout)
 
 

@@ -92,7 +92,8 @@ def digests(folder: Path) -> dict[str, object]:
 def run_result(run: Path) -> dict[str, object]:
     """What training made, without what a kill may leave on purpose: the rows it discarded, and its lock."""
     rows = [untimed(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    tensors = {key: value for key, value in digests(run / "checkpoints").items() if key.endswith(".distcp")}
+    last = max((run / "checkpoints").glob("step-*"))  # which are kept besides: a run that was stopped has saved more
+    tensors = {key: value for key, value in digests(last).items() if key.endswith(".distcp")}
     return {"rows": rows, "result": untimed(json.loads((run / "result.json").read_text())), **tensors}
 
 

@@ -24,7 +24,6 @@ from canonlm.cli import (
     results,
     train,
 )
-from canonlm.errors import brief
 
 app = typer.Typer(
     name="canonlm",
@@ -85,6 +84,8 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _say(message: str, code: int) -> int:
+    from canonlm.errors import brief  # and pydantic, which `--help` can do without
+
     if os.environ.get("RANK", "0") == "0":  # of several processes all fail alike, and one says why
         print(f"canonlm: {brief(' '.join(message.splitlines()), LONGEST)}", file=sys.stderr)
     return code

@@ -20,7 +20,9 @@ def train(
     """
     from canonlm.recipes import find
     from canonlm.train.recipe import check_trust, load
+    from canonlm.train.signals import follow_parent
 
+    follow_parent()
     path = find(recipe)
     check_trust(path, overrides or [], trust)
     load(path, overrides or [], trust=trust)  # a mistake in the file is told before torch is loaded

@@ -57,6 +57,20 @@ def noting_why() -> Iterator[None]:
         raise
 
 
+def follow_parent() -> None:
+    """From now on this process gets SIGTERM when the one that PARENT names has ended: before the training begins that
+    ends it, later it saves first."""
+    if not (parent := os.environ.get(PARENT, "")).isdigit():
+        return
+
+    def watch() -> None:
+        while os.getppid() == int(parent):
+            time.sleep(PARENT_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
 class Signals:
     """Within the block these signals do nothing but set `asked`, the number of the first one; then the former
     handlers are back (submitit has some). For the main thread."""
@@ -66,23 +80,14 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         self._previous = {number: signal.signal(number, self._ask) for number in STOPS}
-        self._left = threading.Event()
-        if parent := os.environ.get(PARENT):
-            threading.Thread(target=self._follow, args=(int(parent),), name="parent", daemon=True).start()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._left.set()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
     def _ask(self, number: int, _: Any) -> None:
         self.asked = self.asked or number
-
-    def _follow(self, parent: int) -> None:
-        while not self._left.wait(PARENT_SECONDS):
-            if os.getppid() != parent:
-                return self._ask(signal.SIGTERM, None)
 
     def next_step(self, main: bool) -> str:
         """What happens to the run now that its state is saved, in words; `main` (rank 0) sees to it.
