@@ -17,7 +17,7 @@ LISTED = 80
 """Choices that an error names, of more."""
 
 HUGE = 2**20
-"""A largest value that only whoever is above it is told of."""
+"""An upper bound above this is named only to those who exceed it."""
 
 SHOWN = 120
 """Letters of a value that an error shows, of more."""
@@ -64,7 +64,7 @@ class InvalidSetting(ValueError):
         super().__init__(str(message))
         self.key = key
 
-    def __reduce__(self) -> Any:  # to be told to other processes
+    def __reduce__(self) -> Any:  # to be sent to other processes
         return type(self), (self.key, str(self))
 
 
@@ -75,7 +75,7 @@ def expected(key: str, what: str, value: object) -> InvalidSetting:
 
 @contextmanager
 def writing(key: str, place: str | Path, kind: str = "folder") -> Iterator[None]:
-    """What the system refuses in here is told as: `--out: expected a folder that can be written (…), got "…"`"""
+    """An OSError in here is raised as: `--out: expected a folder that can be written (…), got "…"`"""
     try:
         yield
     except OSError as error:
@@ -144,8 +144,8 @@ def _wanted(field: FieldInfo | None, first: Any) -> str:
         if isinstance(bound, type_)
     ]
     above = first["type"].startswith("less_than")
-    told = [f"{sign} {bound}" for sign, bound in bounds if above or sign not in ("<", "<=") or bound < HUGE]
-    return " ".join([kind, " and ".join(told)]).strip()
+    written = [f"{sign} {bound}" for sign, bound in bounds if above or sign not in ("<", "<=") or bound < HUGE]
+    return " ".join([kind, " and ".join(written)]).strip()
 
 
 def _kind(annotation: Any) -> str | None:

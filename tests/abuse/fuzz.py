@@ -1,6 +1,6 @@
 """Damage folders and files, run our commands on them, and tell what went wrong (`make fuzz`).
 
-    python tests/abuse/fuzz.py --seconds 600 --failures /tmp/failures          all commands
+    python tests/abuse/fuzz.py --seconds 600 --failures runs/fuzz              all commands
     python tests/abuse/fuzz.py --seconds 60 --only "export*;plan" --seed 7     some of them, other damages
 
 The same seed tries the same cases in the same order. A failure is kept as a folder: the damaged input, the command in

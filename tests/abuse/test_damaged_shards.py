@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -240,6 +241,58 @@ def test_whole_shards_are_read_once_in_order_and_blocks_add_up(web, monkeypatch)
     assert verifier.pending == []
     sizes = [(web / name).stat().st_size for one in opened(web) for name in (one.shard.name, one.shard.ends)]
     assert verifier.verified_bytes == sum(sizes)
+    verifier.close()
+
+
+class Sleeps:
+    """In place of `time.sleep`: remembers for how long, and sleeps until `go` is set."""
+
+    def __init__(self):
+        self.seconds, self.began, self.go = [], threading.Event(), threading.Event()
+
+    def __call__(self, seconds):
+        self.seconds.append(seconds)
+        self.began.set()
+        assert self.go.wait(60)
+
+
+@pytest.fixture
+def sleeps(monkeypatch):
+    """The clock of the thread that verifies: each block takes it a second."""
+    ticks = count()
+    monkeypatch.setattr(verify, "BLOCK", 100)
+    monkeypatch.setattr(verify.time, "thread_time", lambda: next(ticks))
+    return Sleeps()
+
+
+def blocks(web):
+    files = [web / name for one in opened(web) for name in (one.shard.name, one.shard.ends)]
+    return sum(-(-file.stat().st_size // 100) for file in files)
+
+
+def test_it_sleeps_two_thirds_of_the_time_while_training_goes_on(web, sleeps):
+    sleeps.go.set()
+    verifier = Verifier(sleeps)
+    for one in opened(web):
+        verifier.add(one)
+    deadline = time.monotonic() + 60
+    while verifier.pending and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert verifier.pending == []
+    assert sleeps.seconds == [2.0] * blocks(web)
+    verifier.close()
+
+
+def test_it_does_not_sleep_any_more_once_the_run_waits(web, sleeps):
+    verifier = Verifier(sleeps)
+    for one in opened(web):
+        verifier.add(one)
+    assert sleeps.began.wait(60)
+    assert not verifier.wait(0)
+    sleeps.go.set()
+    assert verifier.wait(60)
+    assert verifier.error is None
+    assert sleeps.seconds == [2.0]  # the one it was in
     verifier.close()
 
 

@@ -4,8 +4,10 @@ import gzip
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +99,7 @@ def test_no_regular_answers_and_no_regular_dump(tmp_path, kind, capsys):
 
 MEASURED = """
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from canonlm.cli import main
 code = main(sys.argv[1:])
@@ -505,6 +508,22 @@ def half_done(tmp_path):
     return tmp_path
 
 
+@contextmanager
+def at_most(seconds):
+    """TimeoutError if the block takes longer, even where it waits in a system call."""
+
+    def interrupt(*_):
+        raise TimeoutError(f"still not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 @pytest.mark.parametrize(("name", "content"), [(name, content) for name, all in HALF_DONE.items() for content in all])
 def test_a_half_done_folder_by_somebody_else(half_done, name, content):
     path = half_done / "out" / "work" / name
@@ -523,15 +542,17 @@ def test_a_half_done_folder_with_a_fifo(half_done, name):
         assert str(path) in one_line(run, half_done / "out", half_done / "a.jsonl")
 
 
-def test_a_task_that_was_stopped_and_a_fifo(half_done):
-    """What a task writes into never waits for a reader."""
-    for kind in ("bad", "progress", "done"):
-        (half_done / "out" / "work" / kind / "00000.json").unlink()
-        if kind != "done":
-            special(half_done / "out" / "work" / kind / "00000.json", "fifo")
-    for path in (half_done / "out" / "work" / "completions").iterdir():
+@pytest.mark.parametrize("kind", ["bad", "progress"])
+def test_a_task_that_was_stopped_and_a_fifo(half_done, kind):
+    """Opening a FIFO to write waits until somebody reads it; a task removes what lies where it writes."""
+    work = half_done / "out" / "work"
+    for path in (work / kind / "00000.json", work / "done" / "00000.json", *(work / "completions").iterdir()):
         path.unlink()
-    run(half_done / "out", half_done / "a.jsonl")
+    fifo = special(work / kind / "00000.json", "fifo")
+    with at_most(60):
+        prepared = run(half_done / "out", half_done / "a.jsonl")
+    assert not fifo.is_fifo()
+    assert prepared.splits == run(half_done / "undisturbed", half_done / "a.jsonl").splits
 
 
 def test_progress_by_somebody_else(tmp_path):

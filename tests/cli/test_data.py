@@ -419,12 +419,12 @@ def test_lines_that_cannot_be_graded_are_listed(depo, here, capsys):
     assert [line for line in printed.splitlines() if line.startswith("not graded")] == [
         "not graded, not JSON: 4 (at 2-3, 22, 24)",
         "not graded, no index: 1 (at 4)",
-        "not graded, no object with index and answers: 1 (at 5)",
+        "not graded, not an object with index and answers: 1 (at 5)",
         "not graded, an index a second time: 1 (at 7)",
         "not graded, an index that is not in 0 … 39: 3 (at 8-10)",
-        "not graded, an index that is no integer: 3 (at 11-13)",
+        "not graded, an index that is not an integer: 3 (at 11-13)",
         "not graded, no answers: 1 (at 14)",
-        "not graded, answers that are no lists of tokens: 4 (at 15-18)",
+        "not graded, answers that are not lists of tokens: 4 (at 15-18)",
         "not graded, another number of answers than asked for: 3 (at 19-21)",
     ]
     assert "2 of 40 samples of " in printed

@@ -36,7 +36,7 @@ def check(
     """Does a model give the same answers with a cache, in a batch, padded, in pieces, with beams, packed, saved?
 
     Each case is compared with plain forwards over single rows. `differs` is a wrong answer without a word: exit code 1.
-    `refused` is an error, which is no wrong answer.
+    `refused` means that the model or the library raised an error; it does not count as a wrong answer.
     """
     from dataclasses import asdict
 

@@ -94,13 +94,13 @@ def _warn(entries: Sequence[Mapping[str, Any]]) -> int:
     code = 0
     for entry in entries:
         if (counted := told_not_finite(entry)) is not None:
-            bad, asked = counted
-            where = f"{bad:,} of {asked:,} {'question' if asked == 1 else 'questions'}"
+            not_finite, questions = counted
+            where = f"{not_finite:,} of {questions:,} {'question' if questions == 1 else 'questions'}"
             print(
                 f"canonlm: {one_line(entry['name'])}: the model's logits are not finite (NaN) in {where}",
                 file=sys.stderr,
             )
-            code = max(code, int(bad >= asked))
+            code = max(code, int(not_finite >= questions))
     return code
 
 
@@ -149,6 +149,6 @@ def _line(entry: Mapping[str, Any]) -> str:
     from canonlm.suites.questions import NOT_FINITE
 
     scores = [score for score in whole(entry)["scores"] if not score["slice"] and score["measure"] != NOT_FINITE]
-    said = [f"{score['measure']} {value(score)}" for score in scores]
-    asked = f"  (n = {scores[0]['n']:,})" if scores and scores[0]["n"] else ""
-    return f"{one_line(entry['name'])}  {'  '.join(said)}{asked}"
+    measures = [f"{score['measure']} {value(score)}" for score in scores]
+    count = f"  (n = {scores[0]['n']:,})" if scores and scores[0]["n"] else ""
+    return f"{one_line(entry['name'])}  {'  '.join(measures)}{count}"

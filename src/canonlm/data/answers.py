@@ -146,12 +146,12 @@ def _index(entry: Any, n: int) -> int:
     if isinstance(entry, _Refused):
         raise entry
     if not isinstance(entry, dict):
-        raise _Refused("no object with index and answers")
+        raise _Refused("not an object with index and answers")
     if "index" not in entry:
         raise _Refused("no index")
     index = entry["index"]
     if not isinstance(index, int) or isinstance(index, bool):
-        raise _Refused("an index that is no integer")
+        raise _Refused("an index that is not an integer")
     if not 0 <= index < n:
         raise _Refused(f"an index that is not in 0 … {n - 1}")
     return index
@@ -164,7 +164,7 @@ def _answers(task: Task, sample: Sample, given: Any) -> list[list[Any]]:
     if isinstance(given, str) or (isinstance(given, list) and any(isinstance(part, int) for part in given)):
         given = [given]
     if not isinstance(given, list):
-        raise _Refused("answers that are no lists of tokens")
+        raise _Refused("answers that are not lists of tokens")
     said = [[] if part is None else _tokens(task, part) for part in given]
     if len(said) == len(sample.queries):
         return said
@@ -178,7 +178,7 @@ def _tokens(task: Task, part: Any) -> list[Any]:
     if isinstance(part, str):
         return _from_text(task, part)
     if not isinstance(part, list) or any(isinstance(t, bool) or not isinstance(t, int | str) for t in part):
-        raise _Refused("answers that are no lists of tokens")
+        raise _Refused("answers that are not lists of tokens")
     return [task.vocab.ids.get(token, token) if isinstance(token, str) else token for token in part]
 
 

@@ -113,7 +113,7 @@ def write(folder: Path, index: Index) -> None:
 
 
 def read(folder: Path) -> Index:
-    """ValueError: the folder is none, is not finished, is of another version, or a value is none that may be there."""
+    """ValueError: it is not a folder, is not finished, is of another version, or holds a value that is not allowed."""
     path = folder / NAME
     if not path.is_file() and not path.exists():
         raise ValueError(f"{folder}: expected a folder that `canonlm data prepare` finished; no {NAME} there")
@@ -177,7 +177,7 @@ def damaged(path: Path | str) -> ValueError:
 
 
 def file_sha256(path: Path) -> str:
-    """ValueError: it cannot be read, or is no regular file."""
+    """ValueError: it cannot be read, or is not a regular file."""
     try:
         with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -186,7 +186,7 @@ def file_sha256(path: Path) -> str:
 
 
 def check_size(path: Path, size: int) -> None:
-    """ValueError: it is no regular file of `size` bytes."""
+    """ValueError: it is not a regular file of `size` bytes."""
     try:
         status = path.stat()
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte

@@ -247,7 +247,7 @@ def _fault(line: bytes, key: str) -> str:
         return f'no key "{key}"'
     if not isinstance(value[key], str):
         return f'"{key}" is not a string but {_said(value[key])}'
-    return "half of a surrogate pair, which is no Unicode character"
+    return "half of a surrogate pair, which is not a Unicode character"
 
 
 def _said(value: object) -> str:

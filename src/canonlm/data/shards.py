@@ -145,7 +145,7 @@ class Tokens:
 
 @lru_cache(OPEN_FILES)
 def _mapped(path: str, dtype: np.dtype, size: int, fingerprint: str) -> tuple[mmap.mmap, np.ndarray]:
-    """The memory and what is in it. `fingerprint`: a folder made anew has new files under the old names.
+    """The memory and what is in it. `fingerprint`: a folder that was prepared again has new files under the old names.
 
     The size is checked again: a file that was cut since the dataset was opened would end the process with SIGBUS where
     it is read past its end. (One that is cut while it is mapped still does.)

@@ -102,7 +102,7 @@ class Mix:
     """Which of several sources, of falling weight, each of the windows 0, 1, 2, … comes from.
 
     The first source has round(n * weight / sum of weights) of the first n windows. So it has one more, or as many, of
-    the first n + 1, and window n is its own just where it has one more. The windows that are not, numbered anew, are
+    the first n + 1, and window n is its own just where it has one more. The windows that are not, numbered again, are
     shared in the same way among the other sources. All in integers, exactly.
 
     Each rounding is off by at most 1/2. What source j takes too much or little, the lighter ones share in proportion

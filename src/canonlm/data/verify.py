@@ -1,15 +1,19 @@
 """The sha256 of shards, computed beside the training that reads them.
 
 One thread, of the lowest priority, reads each shard from start to end and compares it with `index.json`. It reads in
-blocks with a file of its own and releases the interpreter lock while it hashes. Blocks that were not in the system's
-memory before are dropped from it again: reading a terabyte once would push out what the training reads often.
+blocks with a file of its own and releases the interpreter lock while it hashes. After each block it sleeps twice as
+long as it computed, so it takes at most a third of a core from the training; once a run waits for it, it does not sleep.
+Blocks that were not in the system's memory before are dropped from it again: reading a terabyte once would push out
+what the training reads often.
 """
 
 import hashlib
 import os
 import sys
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +22,7 @@ from canonlm.data import index
 from canonlm.untrusted import open_regular
 
 BLOCK = 2**20  # bytes that are read and hashed at a time; the thread stops between two blocks
+SLEEP = 2.0  # seconds after each block, per second that it took of the processor
 
 
 class Opened(NamedTuple):
@@ -33,9 +38,10 @@ class Opened(NamedTuple):
 
 class Verifier:
     """Verifies the shards that `add` is given, in their order. `error` is what it found: a ValueError of one line that
-    names the file. It does not go on after that, and the shards that are left stay `pending`."""
+    names the file. It does not go on after that, and the shards that are left stay `pending`. Slow until `wait` is
+    called the first time."""
 
-    def __init__(self) -> None:
+    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
         self.error: Exception | None = None
         self.verified_bytes = 0
         self._seen: set[Opened] = set()
@@ -43,6 +49,8 @@ class Verifier:
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._awaited = False
+        self._sleep = sleep
 
     def add(self, opened: Opened) -> None:
         """Verify a shard; once, however often it is given. Does not wait."""
@@ -63,7 +71,9 @@ class Verifier:
             return list(self._queue)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all is verified, or damage is found, but not longer. True: so it is."""
+        """Wait until all is verified, or damage is found, but not longer. True: so it is. The thread works at full
+        speed from now on."""
+        self._awaited = True
         with self._change:
             return self._change.wait_for(lambda: not self._queue or self.error is not None, seconds)
 
@@ -119,6 +129,7 @@ class Verifier:
                     if self._closed:
                         return None
                     kept.append(_is_in_memory(descriptor, start))
+                computed = time.thread_time()
                 while count := file.readinto(block):
                     if self._closed:
                         return None
@@ -127,6 +138,9 @@ class Verifier:
                     if at // BLOCK < len(kept) and not kept[at // BLOCK]:
                         _drop(descriptor, at, count)
                     at += count
+                    if not self._awaited:
+                        self._sleep(SLEEP * (time.thread_time() - computed))
+                    computed = time.thread_time()
         except OSError as error:
             raise index.cannot_be_read(path, error) from None
         return digest.hexdigest()

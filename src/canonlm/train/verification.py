@@ -6,8 +6,8 @@ shard mostly opens it itself before.
 
 Damage ends the run, in every process, after the step in which it is found. And a run does not end before all that it
 read is verified. A checkpoint does not wait: what is not verified when it is saved is listed in `unverified.json`
-beside it, and whoever continues from there verifies that, too. So there is no way to a `result.json` around a damaged
-shard, other than `data.verify: false`.
+beside it, and whoever continues from there verifies that, too. So a run that read a damaged shard never writes a
+`result.json`, unless `data.verify` is false.
 """
 
 import socket
