@@ -2,9 +2,9 @@
 
 One thread, of the lowest priority, reads each shard from start to end and compares it with `index.json`. It reads in
 blocks with a file of its own and releases the interpreter lock while it hashes. After each block it sleeps twice as
-long as it computed, so it takes at most a third of a core from the training; once a run waits for it, it does not sleep.
-Blocks that were not in the system's memory before are dropped from it again: reading a terabyte once would push out
-what the training reads often.
+long as it computed, so it takes at most a third of a core; once a run waits for it, it does not sleep any more. Blocks
+that were not in the system's memory before are dropped from it again: reading a terabyte once would push out what the
+training reads often.
 """
 
 import hashlib
