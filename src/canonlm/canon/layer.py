@@ -2,7 +2,8 @@
 
     y_t = x_t + sum_{i=0..K-1} w_i * x_{t-i}        Physics of Language Models, Part 4.1 (arXiv 2512.17351), K = 4
 
-This is the only Canon in the package: the decoder, its mixers and its MLPs all use it.
+This is the only Canon in the package: the decoder, its mixers, its MLPs and `canonize` all use it. Its relatives,
+whose taps are not simply learned, are in `canonlm.canon.variants`.
 """
 
 import torch
@@ -22,10 +23,15 @@ class CanonLayer(nn.Module):
         residual: add the input (the paper's choice: more stable, faster to train).
         activation: apply SiLU to the convolution (never to the residual).
         bias: add a learned bias to the convolution.
+        scaled: divide x + conv(x) by sqrt(K + 1), so that its variance stays that of x.
+        start: of the taps: "uniform" in +-1/sqrt(K), as `torch.nn.Conv1d` starts; "zero"; "id": 0, …, 0, 1.
 
-    `weight` is `[C, 1, K]`; its last tap multiplies the current token. It starts as `torch.nn.Conv1d`'s default
-    does, uniform in +-1/sqrt(K), and is no `Conv1d`, so that a host model's own weight initialisation passes it by.
+    `weight` is `[C, 1, K]`; its last tap multiplies the current token. The layer is not a `Conv1d`, so that a host
+    model's own weight initialisation passes it by.
     """
+
+    frozen = False
+    """Should the owner leave the parameters as they start? The owner sees to it, after loading."""
 
     def __init__(
         self,
@@ -35,6 +41,8 @@ class CanonLayer(nn.Module):
         residual: bool = True,
         activation: bool = False,
         bias: bool = False,
+        scaled: bool = False,
+        start: str = "uniform",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -43,19 +51,32 @@ class CanonLayer(nn.Module):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise expected(key, "an integer >= 1", value)
         self.hidden_size, self.kernel_size = hidden_size, kernel_size
-        self.residual, self.activation = residual, activation
-        self.weight = nn.Parameter(torch.empty(hidden_size, 1, kernel_size, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype)) if bias else None
+        self.residual, self.activation, self.scaled, self.start = residual, activation, scaled, start
+        self.add_parameters(bias, device, dtype)
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -self.init_bound, self.init_bound)
+    def add_parameters(self, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        shape = (self.hidden_size, 1, self.kernel_size)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(self.hidden_size, device=device, dtype=dtype)) if bias else None
 
-    @property
-    def init_bound(self) -> float:
-        """Weights and bias start uniform in [-bound, bound]: Kaiming uniform with a = sqrt(5), fan-in K."""
-        return self.kernel_size**-0.5
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        for name, parameter in self.named_parameters(recurse=False):
+            self.fill(name, parameter)
+
+    def fill(self, name: str, values: Tensor, generator: torch.Generator | None = None) -> None:
+        """Write the initial values of the parameter `name` into a tensor of its shape.
+
+        "uniform" is Kaiming uniform with a = sqrt(5) and fan-in K, for weight and bias.
+        """
+        if self.start == "uniform":
+            bound = self.kernel_size**-0.5
+            values.uniform_(-bound, bound, generator=generator)
+        else:
+            values.zero_()
+            if self.start == "id" and name == "weight":
+                values[..., -1] = 1
 
     def forward(
         self,
@@ -65,6 +86,7 @@ class CanonLayer(nn.Module):
         doc_ids: Tensor | None = None,
         state: Tensor | None = None,
         return_state: bool = False,
+        mixer_input: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Args:
             x: `[batch, time, channels]`, any floating dtype; the result has the same.
@@ -73,6 +95,7 @@ class CanonLayer(nn.Module):
             state: `[batch, channels, kernel_size]`, as returned for what came before; it continues the document of
                 the first token.
             return_state: also return the state after this input, taken at each row's last real token.
+            mixer_input: `[batch, time, width]`, what x was projected from; only `DynamicCanon` reads it.
 
         Prefill in chunks and one-token decoding, each with the state of the last, equal one call on the whole.
         """
@@ -80,31 +103,52 @@ class CanonLayer(nn.Module):
             raise expected("x", f"a tensor [batch, time, {self.hidden_size}]", tuple(x.shape))
         if attention_mask is not None:
             x = x.masked_fill((attention_mask == 0)[..., None], 0)
-        y = self._convolve(x, doc_ids, state)
+        y = self.convolve(x, doc_ids, state, mixer_input)
         if not return_state:
             return y
         return y, conv_state(x, self.kernel_size, mask_BT=attention_mask, doc_ids_BT=doc_ids, state_BCK=state)
 
-    def _convolve(self, x_BTC: Tensor, doc_ids_BT: Tensor | None, state_BCK: Tensor | None) -> Tensor:
-        compute = torch.promote_types(torch.promote_types(x_BTC.dtype, self.weight.dtype), torch.float32)
-        weight = on_this_device(self.weight).to(compute)
+    def taps(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """`[C, 1, K]`, the residual and the scale not yet in them."""
+        return on_this_device(self.weight).to(dtype)
+
+    def convolve(
+        self, x_BTC: Tensor, doc_ids_BT: Tensor | None, state_BCK: Tensor | None, mixer_input: Tensor | None
+    ) -> Tensor:
+        """The layer's output for `x_BTC`, which is zero at padding."""
+        compute = torch.promote_types(x_BTC.dtype, torch.float32)
+        compute = torch.promote_types(compute, next(self.parameters(), x_BTC).dtype)
+        taps = self.taps(x_BTC.device, compute)
         if not self.activation and self.bias is None:
-            if self.residual:
-                # x + conv(x) is one convolution whose last tap is larger by one: a pass less, and a rounding less.
-                weight = weight + _unit_tap(self.kernel_size, weight.device, compute)
-            return causal_conv(x_BTC, weight, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
-        y_BTC = causal_conv(x_BTC.to(compute), weight, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
+            # x + conv(x) is one convolution whose last tap is larger by one: a pass less, and a rounding less.
+            return causal_conv(x_BTC, self.combined(taps), doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
+        y_BTC = causal_conv(x_BTC.to(compute), taps, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
         if self.bias is not None:
             y_BTC = y_BTC + on_this_device(self.bias).to(compute)
         if self.activation:
             y_BTC = nn.functional.silu(y_BTC)
         if self.residual:
             y_BTC = y_BTC + x_BTC
-        return y_BTC.to(x_BTC.dtype)
+        return (y_BTC * self.scale).to(x_BTC.dtype) if self.scaled else y_BTC.to(x_BTC.dtype)
+
+    def combined(self, taps: Tensor) -> Tensor:
+        """Taps, the residual and the scale as one convolution."""
+        if self.residual:
+            taps = taps + unit_tap(self.kernel_size, taps.device, taps.dtype)
+        return taps * self.scale if self.scaled else taps
+
+    @property
+    def scale(self) -> float:
+        return (self.kernel_size + 1) ** -0.5
 
     def extra_repr(self) -> str:
-        how = f"residual={self.residual}, activation={self.activation}, bias={self.bias is not None}"
-        return f"{self.hidden_size}, kernel_size={self.kernel_size}, {how}"
+        named: dict[str, object] = {
+            "kernel_size": self.kernel_size,
+            "residual": self.residual,
+            "activation": self.activation,
+        }
+        named |= {"bias": getattr(self, "bias", None) is not None, "scaled": self.scaled, "start": self.start}
+        return f"{self.hidden_size}, " + ", ".join(f"{key}={value}" for key, value in named.items())
 
 
 def on_this_device(weight: Tensor) -> Tensor:
@@ -112,7 +156,8 @@ def on_this_device(weight: Tensor) -> Tensor:
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
-def _unit_tap(kernel: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def unit_tap(kernel: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """`[K]`: 0, …, 0, 1."""
     tap = torch.zeros(kernel, device=device, dtype=dtype)
     tap[-1] = 1
     return tap

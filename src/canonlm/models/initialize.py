@@ -52,7 +52,7 @@ def init_parameters(module: nn.Module, module_name: str, config: "CanonLMConfig"
 def usual(module: nn.Module, name: str, config: "CanonLMConfig") -> Fill:
     """How a parameter starts by what its module is and by `config.initializer`."""
     if isinstance(module, CanonLayer):
-        return uniform(module.init_bound)
+        return partial(module.fill, name.rpartition(".")[2])
     if isinstance(module, RMSNorm):
         return ones
     if name.endswith("bias"):
@@ -107,10 +107,6 @@ def normal(std: float) -> Fill:
 
 def _normal(std: float, x: Tensor, generator: torch.Generator) -> None:
     x.normal_(0.0, std, generator=generator)
-
-
-def uniform(bound: float) -> Fill:
-    return lambda x, generator: x.uniform_(-bound, bound, generator=generator)
 
 
 def truncated_normal(std: float, cut: float) -> Fill:

@@ -45,6 +45,25 @@ def causal_conv(
     return _by_slices(x_BTC, written_out(weight_KC), same_doc, history)
 
 
+def causal_conv_per_token(
+    x_BTC: Tensor, taps_BTHK: Tensor, *, doc_ids_BT: Tensor | None = None, state_BCK: Tensor | None = None
+) -> Tensor:
+    """The convolution with taps that every token brings, one set per head, for the head's C / H channels:
+
+        y_t = sum_{j=0..K-1} w_{t,j} * x_{t-K+1+j}
+
+    In the dtype of `taps_BTHK`, which is at least float32; the rest as in `causal_conv`.
+    """
+    kernel, time = taps_BTHK.shape[-1], x_BTC.shape[1]
+    past = x_BTC.new_zeros(x_BTC.shape[0], kernel, x_BTC.shape[2]) if state_BCK is None else state_BCK.transpose(1, 2)
+    full = torch.cat([past[:, 1:].to(x_BTC.dtype), x_BTC], dim=1).unflatten(-1, (taps_BTHK.shape[2], -1))
+    if doc_ids_BT is not None:
+        same_doc = _same_document(doc_ids_BT, kernel, kernel - 1)
+        taps_BTHK = taps_BTHK * same_doc.flip(0).permute(1, 2, 0)[:, :, None].to(taps_BTHK.dtype)
+    parts = (full[:, j : j + time] * taps_BTHK[..., j, None] for j in range(kernel))
+    return sum(parts, torch.zeros((), dtype=taps_BTHK.dtype, device=x_BTC.device)).flatten(-2)
+
+
 def conv_state(
     x_BTC: Tensor,
     kernel: int,

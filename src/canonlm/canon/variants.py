@@ -1,0 +1,163 @@
+"""Canon layers whose taps are fixed, or decided by the tokens, and the way from a `Variant` to its layer.
+
+Each takes part in padding, packing and caching as `CanonLayer` does: its state is the last K inputs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from canonlm.canon.layer import CanonLayer, on_this_device
+from canonlm.canon.sites import Variant
+from canonlm.ops.causal_conv import causal_conv, causal_conv_per_token
+
+GATE_CHANNELS = 12
+"""Channels that the gate of a smear reads."""
+
+
+class AverageCanon(CanonLayer):
+    """`:avg`: y_t = x_t + (x_t + … + x_{t-K+1}) / K, tokens before the document counting as zeros. No parameters."""
+
+    def add_parameters(self, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        self.bias = None
+
+    def taps(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        return torch.full((self.hidden_size, 1, self.kernel_size), 1 / self.kernel_size, device=device, dtype=dtype)
+
+
+class KeyOffset(AverageCanon):
+    """`:offset`: in each head of D channels, channel c is that of the token before where c mod D/2 >= D/4.
+
+    So half of the channels are one token old, in whole rotary pairs (c, c + D/2): with it one layer of attention can do
+    induction (modded-nanogpt). Zero at the first token of a document. No parameters.
+    """
+
+    def __init__(self, hidden_size: int, head_dim: int) -> None:
+        super().__init__(hidden_size, 2, residual=False)
+        self.head_dim = head_dim
+
+    def taps(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        channel = torch.arange(self.hidden_size, device=device)
+        # Doubled, so that odd head sizes divide too.
+        is_old = 4 * (channel % self.head_dim % max(1, self.head_dim // 2)) >= self.head_dim
+        return torch.stack([is_old, ~is_old], dim=-1)[:, None].to(dtype)
+
+
+class Smear(CanonLayer):
+    """`:smear`: y_t = x_t + s * sigmoid(w · x_t[:12]) * x_{t-1}; s and w are learned and start at zero, so that the
+    layer starts as the identity (nanochat, modded-nanogpt: once, after the embedding)."""
+
+    def __init__(
+        self, hidden_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(hidden_size, 2, start="zero", device=device, dtype=dtype)
+
+    def add_parameters(self, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        self.gate = nn.Parameter(torch.empty(min(GATE_CHANNELS, self.hidden_size), device=device, dtype=dtype))
+        self.strength = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
+
+    def convolve(
+        self, x_BTC: Tensor, doc_ids_BT: Tensor | None, state_BCK: Tensor | None, mixer_input: Tensor | None
+    ) -> Tensor:
+        compute = torch.promote_types(torch.promote_types(x_BTC.dtype, self.gate.dtype), torch.float32)
+        before = torch.tensor([1.0, 0.0], device=x_BTC.device, dtype=compute).expand(self.hidden_size, 1, 2)
+        past_BTC = causal_conv(x_BTC.to(compute), before, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
+        weight, strength = (on_this_device(part).to(compute) for part in (self.gate, self.strength))
+        gate_BT1 = (x_BTC[..., : len(weight)].to(compute) * weight).sum(-1, keepdim=True).sigmoid()
+        return (x_BTC + strength * gate_BT1 * past_BTC).to(x_BTC.dtype)
+
+
+class DynamicCanon(CanonLayer):
+    """`:dynamic`: y_t = x_t + sum_i (w_i + p_{t,i}) * x_{t-i}, where p_t = W u_t are K taps per head, made of the
+    mixer's input u_t and shared by the channels of the head (Inkling2, on keys and values).
+
+    `weight` starts at zero, `taps_weight` (W, `[heads * K, width]`, a head's taps in the order of `weight`'s) as normal
+    numbers of standard deviation 0.02, or at zero. `scaled`: divided by sqrt(2 K + 1).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        head_dim: int,
+        input_size: int,
+        kernel_size: int = 4,
+        *,
+        scaled: bool = False,
+        start: str = "uniform",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.head_dim, self.input_size = head_dim, input_size
+        super().__init__(hidden_size, kernel_size, scaled=scaled, start=start, device=device, dtype=dtype)
+
+    def add_parameters(self, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        super().add_parameters(False, device, dtype)
+        shape = (self.hidden_size // self.head_dim * self.kernel_size, self.input_size)
+        self.taps_weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+
+    def fill(self, name: str, values: Tensor, generator: torch.Generator | None = None) -> None:
+        values.zero_()
+        if name == "taps_weight" and self.start != "zero":
+            values.normal_(0.0, 0.02, generator=generator)
+
+    def convolve(
+        self, x_BTC: Tensor, doc_ids_BT: Tensor | None, state_BCK: Tensor | None, mixer_input: Tensor | None
+    ) -> Tensor:
+        assert mixer_input is not None
+        compute = torch.promote_types(torch.promote_types(x_BTC.dtype, self.weight.dtype), torch.float32)
+        made = nn.functional.linear(mixer_input, self.taps_weight.to(mixer_input.dtype))
+        made = (made.to_local() if isinstance(made, DTensor) else made).to(compute)
+        own_BTHK = made.unflatten(-1, (-1, self.kernel_size)) * (self.scale if self.scaled else 1.0)
+        shared = self.combined(self.taps(x_BTC.device, compute))
+        y_BTC = causal_conv(x_BTC.to(compute), shared, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
+        own = causal_conv_per_token(x_BTC.to(compute), own_BTHK, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
+        return (y_BTC + own).to(x_BTC.dtype)
+
+    @property
+    def scale(self) -> float:
+        return (2 * self.kernel_size + 1) ** -0.5
+
+
+def make_canon(
+    variant: Variant,
+    hidden_size: int,
+    *,
+    head_dim: int | None = None,
+    input_size: int | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> CanonLayer:
+    """The layer of a variant on `hidden_size` channels.
+
+    `:dynamic` and `:offset` need `head_dim`, `:dynamic` also the width of the mixer's input (`input_size`).
+    """
+    place: Any = {"device": device, "dtype": dtype}
+    layer: CanonLayer
+    match variant.form:
+        case "avg":
+            layer = AverageCanon(hidden_size, variant.kernel, residual=variant.residual, scaled=variant.scaled)
+        case "smear":
+            layer = Smear(hidden_size, **place)
+        case "offset":
+            assert head_dim is not None
+            layer = KeyOffset(hidden_size, head_dim)
+        case "dynamic":
+            assert head_dim is not None
+            assert input_size is not None
+            sizes = (hidden_size, head_dim, input_size, variant.kernel)
+            layer = DynamicCanon(*sizes, scaled=variant.scaled, start=variant.start, **place)
+        case "conv":
+            layer = CanonLayer(
+                hidden_size,
+                variant.kernel,
+                residual=variant.residual,
+                activation=variant.activation,
+                bias=variant.bias,
+                scaled=variant.scaled,
+                start=variant.start,
+                **place,
+            )
+    layer.frozen = variant.frozen
+    return layer
