@@ -99,11 +99,11 @@ def test_a_foreign_run_folder_is_opened_without_its_programs(name, stranger, cap
 
 
 def test_a_foreign_play_folder_runs_nothing_when_it_is_taken_up(stranger, capsys):
-    run = stranger / "runs" / "copying-llama-lr0.001-seed0"
+    run = stranger / "runs" / "copying-llama-steps1-lr0.001-seed0"  # the name that this play gives its run
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(PROGRAMS["arch: evil.py:Block"])
-    main(["play", "copying", "--out", str(stranger), "--arch", "llama", "--lr", "1e-3", "train.steps=1"])
-    assert not Path("ran").exists()
+    command = ["play", "copying", "--out", stranger, "--arch", "llama", "--lr", "1e-3", "train.steps=1"]
+    assert "stranger/evil.py:Block: expected --trust, as it is a program" in refused(capsys, command)
 
 
 def test_what_the_user_typed_or_trusts_runs(stranger):

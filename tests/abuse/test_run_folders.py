@@ -89,11 +89,19 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize(
-    "name",
-    ["config.yaml", "metrics.jsonl", "result.json", "env.json", "data.json", "code.json", "task.json", "play.json"],
-)
+FILES = ["config.yaml", "metrics.jsonl", "result.json", "env.json", "data.json", "code.json", "task.json", "play.json"]
+
+
+def damaged_files():
+    """Every file with every damage. Without `slow`: every file and every damage, and those with more to assert."""
+    for row, name in enumerate(FILES):
+        for column, damage in enumerate(DAMAGE):
+            asserted = name in ("metrics.jsonl", "result.json") and damage in ("fifo", "device")
+            fast = asserted or (row + column) % len(FILES) in (0, 3)
+            yield pytest.param(name, damage, marks=() if fast else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "damage"), [*damaged_files()])
 def test_a_damaged_file_ends_no_report(play, name, damage):
     hurt = [play] if name == "play.json" else [play / "runs" / "hurt", play / "runs" / "text"]
     for folder in hurt:
@@ -137,7 +145,7 @@ def of_slice(**changed):
     ],
     ids=lambda row: row[:40],
 )
-@pytest.mark.parametrize("final", [False, True])
+@pytest.mark.parametrize("final", [True, pytest.param(False, marks=pytest.mark.slow)])  # True: in both files
 def test_numbers_and_names_without_end(play, row, final):
     for name in ("whole", "hurt"):
         with (play / "runs" / name / "metrics.jsonl").open("a") as file:
@@ -158,9 +166,10 @@ NAMES = [
     "\x1b]0;title\x07\x1b[2J",
     "\x9b2J\r\n\t\x00",
 ]
+ONE_BY_ONE = [pytest.param(name, marks=pytest.mark.slow, id=ascii(name)[:30]) for name in NAMES]
 
 
-@pytest.mark.parametrize("name", [*NAMES, LONG], ids=lambda name: ascii(name)[:30])
+@pytest.mark.parametrize("name", [pytest.param("".join(NAMES), id="all"), pytest.param(LONG, id="long"), *ONE_BY_ONE])
 @pytest.mark.parametrize("key", ["arch", "task", "setting", "source", "machine", "command", "heading", "preset"])
 def test_names_are_data(play, name, key):
     changed = {
@@ -230,7 +239,7 @@ def test_a_play_folder_that_is_damaged_is_not_written_over(play, damage):
         _sections(path)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "[red]x[/bold]"], ids=lambda name: ascii(name)[:30])
+@pytest.mark.parametrize("name", [pytest.param("".join([*NAMES, "[red]x[/bold]"]), id="all"), *ONE_BY_ONE])
 def test_commands_print_names_in_one_line(play, name, capsys, monkeypatch):
     monkeypatch.chdir(play)
     shutil.rmtree(play / "runs" / "hurt")
