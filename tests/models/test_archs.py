@@ -19,7 +19,10 @@ from canonlm.models.mixers import MIXERS
         ("llama+canon", {"canon_set": "ABCD"}),
         ("llama+canon=A", {"canon_set": "A"}),
         ("llama+canon=DCA", {"canon_set": "ACD"}),
-        ("llama+canon=AAC", {"canon_set": "AC"}),
+        ("llama+canon=QKVC", {"canon_set": "BC"}),
+        ("llama+canon=KVOM:scaled", {"canon_set": "KVOM:scaled"}),
+        ("llama+canon=D:k3,A:zero+qknorm", {"canon_set": "A:zero,D:k3", "qk_norm": True}),
+        ("gdn2.llama+canon=E:smear,A", {"mixers": ["gdn", "attention"], "canon_sets": ["E:smear,Ab", "E:smear,A"]}),
         ("llama-nope+canon", {"rope_dim": 0, "canon_set": "ABCD"}),
         ("llama+rope=0.25", {"rope_dim": 16}),
         ("llama+rope=1", {"rope_dim": 64}),
@@ -46,8 +49,8 @@ from canonlm.models.mixers import MIXERS
             {"mixers": ["gdn", "attention"], "rope_dim": 0, "canon_sets": ["AbCD", "ABCD"]},
         ),
         ("gla5-conv.gdn2-conv", {"mixers": ["gla", "gdn"]}),
-        ("llama+canon:nores:k3", {"canon_set": "ABCD", "canon_residual": False, "canon_kernel": 3}),
-        ("llama+canon=AC:silu:bias", {"canon_set": "AC", "canon_activation": True, "canon_bias": True}),
+        ("llama+canon:nores:k3", {"canon_set": "ABCD:k3:nores"}),
+        ("llama+canon=AC:silu:bias", {"canon_set": "AC:silu:bias"}),
         ("llama{rope_theta=1e6}", {"rope_theta": 1e6}),
         ("gla5{num_heads=2}", {"mixers": ["gla"], "mixer_options": {"gla": {"num_heads": 2}}, "canon_set": "b"}),
     ],
@@ -69,9 +72,10 @@ def test_resolving_does_not_change_the_table():
         ("llama+cannon", 'unknown architecture modifier "+cannon". Did you mean "+canon"? Architecture modifiers:'),
         ("llama+", 'unknown architecture modifier "+".'),
         ("llama+canon+canon=A", 'arch: expected +canon at most once, got "llama+canon+canon=A"'),
-        ("llama+canon=AX", '+canon: expected letters out of A, B, C, D, such as +canon=AC, got "AX"'),
-        ("llama+canon=b", '+canon: expected letters out of A, B, C, D, such as +canon=AC, got "b"'),
-        ("llama+canon=", '+canon: expected letters out of A, B, C, D, such as +canon=AC, got ""'),
+        ("llama+canon=AX", "+canon: expected letters out of A, b, B, C, D, Q, K, V, O, M, E (such as"),
+        ("llama+canon=AAC", '+canon: expected A once, got "AAC"'),
+        ("llama+canon=b", '+canon: expected sites such as +canon=AC (not b, which NAME-conv leaves out), got "b"'),
+        ("llama+canon=", '+canon: expected sites such as +canon=AC (not b, which NAME-conv leaves out), got ""'),
         ("llama+rope", "+rope: expected a share from 0 to 1 of each head"),
         ("llama+rope=x", "+rope: expected a share from 0 to 1 of each head"),
         ("llama+rope=0.3", "+rope: expected a share from 0 to 1 of each head"),  # 4.8 of 16 channels
@@ -89,9 +93,9 @@ def test_resolving_does_not_change_the_table():
         ("llama-conv", 'unknown architecture "llama-conv". Did you mean'),
         ("gdn2.llama.llama-nope", 'arch: expected one kind of attention in all layers, got "gdn2.llama.llama-nope"'),
         ("gdn2.", 'unknown architecture "". Architectures: '),
-        ("llama+canon:nors", 'unknown Canon flag ":nors". Did you mean ":nores"?'),
-        ("llama+canon:k0", 'unknown Canon flag ":k0".'),
-        ("llama+canon:k3:k3", "+canon: expected :k3 at most once"),
+        ("llama+canon:nors", '+canon: unknown variant ":nors". Did you mean ":nores"?'),
+        ("llama+canon:k0", '+canon: expected a kernel from :k1 to :k64, got "ABCD:k0"'),
+        ("llama+canon:k3:k3", "+canon: expected one kernel, not also :k3"),
         ("llama+rope=0.5:nores", "+rope: expected a share from 0 to 1 of each head"),
         ("gla5{num_head=2}", 'unknown setting of gla5 "num_head". Did you mean "num_heads"?'),
         ("llama{hidden_size=2}", 'unknown setting of llama "hidden_size".'),
@@ -107,7 +111,9 @@ def test_mistakes(name, message):
     assert str(caught.value).startswith(message)
 
 
-SITES = st.text("ABCD", max_size=4)
+LETTERS = st.sets(st.sampled_from("ABCDOM")).map("".join)
+GROUPS = [*("A:zero,D:k3", "KVOM:scaled", "A:k3:nores,C", "Q:k2,V", "K:offset,A", "AC:avg,O:smear")]
+SITES = LETTERS | st.sampled_from(GROUPS)
 GENERAL = {
     "canon_kernel": st.integers(1, 5),
     "canon_residual": st.booleans(),
@@ -139,10 +145,14 @@ OPTIONS = {
 def configs(draw):
     mixers = draw(st.lists(st.sampled_from(sorted(MIXERS)), min_size=1, max_size=3))
     layers = len(mixers) * draw(st.integers(1, 2))
-    sets = [
-        "".join(sorted({*draw(SITES), *("b" * (mixer != "attention" and draw(st.booleans())))})) for mixer in mixers
-    ]
+    embedding = draw(st.sampled_from(["", "E", "E:smear"]))
+    sets = []
+    for mixer in mixers:
+        short_conv = "b" * (mixer != "attention" and draw(st.booleans()))
+        sets.append(",".join(filter(None, [embedding, draw(LETTERS if mixer == "mamba2" else SITES), short_conv])))
     fields = {key: draw(values) for key, values in GENERAL.items() if draw(st.booleans())}
+    if any(":" in sites for sites in sets):  # variants that exclude others
+        fields = {key: value for key, value in fields.items() if not key.startswith("canon")}
     options = {mixer: {key: draw(values) for key, values in OPTIONS.get(mixer, {}).items()} for mixer in mixers}
     same = draw(st.booleans()) and len(set(sets)) == 1
     return CanonLMConfig(
@@ -164,7 +174,7 @@ def test_a_name_says_all_that_is_no_size(config):
     fields = resolve(name, hidden_size=64, num_heads=4, head_dim=config.head_dim)
     again = CanonLMConfig(hidden_size=64, num_hidden_layers=config.num_hidden_layers, num_attention_heads=4, **fields)
     layers = range(config.num_hidden_layers)
-    assert [again.sites(i) for i in layers] == [config.sites(i) for i in layers]
+    assert [again.canons(i) for i in layers] == [config.canons(i) for i in layers]
     ignored = {
         *SIZE_FIELDS,
         "canon_set",
@@ -191,6 +201,13 @@ def test_a_name_says_all_that_is_no_size(config):
             "llama+alibi",
         ),
         *("gla5", "gla5-conv+canon", "gla", "gdn+canon", "gdn-conv", "mamba2-4.1+canon", "gdn2.gdn2.llama"),
+        *(
+            "llama+canon=KVOM:scaled",
+            "llama+canon=A:zero,D:k3",
+            "gdn2.gdn2.llama+canon=E:smear,KV:k2",
+            "llama+canon:id",
+        ),
+        *("llama{canon_sets=[A:k3;D,A]}",),
         *("llama+canon:k3:nores", "llama+canon=AC:silu:frozen", "gla5{clamp_min=-0.5}+canon"),
         *("gla5{num_heads=2}.llama", "llama{canon_sets=[A,ABCD]}", "llama{num_key_value_heads=2}+canon+qknorm"),
     ],

@@ -27,14 +27,19 @@ def assert_same(got, expected):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"canon_set": "AXD"}, r'^canon_set: expected letters out of A, b, B, C, D \(such as "ABCD"\), got "AXD"$'),
+        (
+            {"canon_set": "AXD"},
+            r'^canon_set: expected letters out of .* \(such as "ABCD" or "KVOM:scaled"\), got "AXD"$',
+        ),
+        ({"canon_set": "AA"}, r'^canon_set: expected A once, got "AA"$'),
+        ({"num_hidden_layers": 2, "canon_sets": ["E", ""]}, r"^canon_sets: expected E in every layer's sites"),
         ({"canon_set": "Ab"}, r'^canon_set: expected no site b: attention has no short convolution, got "Ab"$'),
         ({"canon_sets": ["A", "b"]}, r'^canon_sets: expected no site b: .*, got "b"$'),
         (
             {"canon_sets": ["A", "B", "C"]},
             r"^canon_sets: expected one entry per layer \(2\), or a pattern that repeats, got \['A', 'B', 'C'\]$",
         ),
-        ({"canon_kernel": 0}, r"^canon_kernel: expected an integer >= 1, got 0$"),
+        ({"canon_kernel": 0}, r"^canon_kernel: expected an integer from 1 to 64, got 0$"),
         ({"vocab_size": -3}, r"^vocab_size: expected an integer >= 1, got -3$"),
         ({"intermediate_size": 0}, r"^intermediate_size: expected an integer >= 1, got 0$"),
         ({"num_attention_heads": 5}, r"^num_attention_heads: expected a divisor of hidden_size = 32 .*, got 5$"),
@@ -76,7 +81,7 @@ def assert_same(got, expected):
         ),
         ({"conv_kernel": 0}, r"^conv_kernel: expected an integer >= 1, got 0$"),
         ({"mlp": "gatd"}, r'^mlp: expected "gated" or "standard" or "moe" or "none", got "gatd"$'),
-        ({"mlp": "none", "canon_set": "AC"}, r'^canon_set: expected no sites C and D with mlp = "none", got "AC"$'),
+        ({"mlp": "none", "canon_set": "AC"}, r'^canon_set: expected no sites C, D and M with mlp = "none", got "AC"$'),
         ({"mlp": "moe", "canon_set": "D"}, r'^canon_set: expected no site D with mlp = "moe": .*, got "D"$'),
         ({"alibi": "soft"}, r'^alibi: expected "alibi" or "hard", got "soft"$'),
         ({"rope_heads": 3}, r"^rope_heads: expected a multiple of 2 \(query heads per key head\) up to 4, got 3$"),
@@ -91,9 +96,13 @@ def test_a_bad_field_is_named_in_one_line(small_model, fields, message):
     assert "\n" not in str(caught.value)
 
 
-def test_order_and_repeats_of_sites_mean_nothing():
-    assert CanonLMConfig(canon_set="DCAAB").canon_set == "ABCD"
+def test_one_configuration_has_one_spelling():
+    assert CanonLMConfig(canon_set="DCAQKV").canon_set == "ABCD"
     assert CanonLMConfig(num_hidden_layers=2, canon_sets=["DA", ""]).canon_sets == ["AD", ""]
+    same = CanonLMConfig(canon_set="AC:k3:nores"), CanonLMConfig(canon_set="CA", canon_kernel=3, canon_residual=False)
+    assert same[0].to_dict() == same[1].to_dict()
+    apart = CanonLMConfig(canon_set="A,C:k2", canon_kernel=3)
+    assert (apart.canon_set, apart.canon_kernel) == ("A:k3,C:k2", 4)
 
 
 def test_a_configuration_survives_its_file(tmp_path):

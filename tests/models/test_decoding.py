@@ -13,6 +13,7 @@ from pairwise import fast_and_slow
 from torch.testing import assert_close
 from transformers import DynamicCache, StaticCache
 
+from canonlm.canon.sites import parse
 from canonlm.models.mixers import MIXERS
 
 OPTIONS = {"gla": {"linear_num_key_value_heads": 1, "clamp_min": -0.5}, "mamba2": {"mamba_state_size": 16}}
@@ -50,6 +51,15 @@ MODELS |= {
         "rope_dim": 4,
     },
     "per-layer": {"num_hidden_layers": 3, "canon_sets": ["A", "ABCD", ""]},
+    "inkling": {"canon_set": "KVOM"},
+    "inkling2": {"canon_set": "KV:dynamic:scaled,OM:scaled"},
+    "everywhere": {"canon_set": "EABOCDM"},
+    "cheap": {"canon_set": "E:smear,K:offset"},
+    "kernels": {"canon_set": "A:k2:avg,Q:k3:zero,V:k6:bias:silu,D:k8:id,M:smear"},
+    "hybrid+EAbKVOM": {
+        **RECURRENT["hybrid"],
+        "canon_sets": ["E:smear,AbOM,KV:dynamic", "E:smear,K:offset,V:k2,O:scaled", "E:smear,AbBOM"],
+    },
 }
 EXACT = {"atol": 1e-10, "rtol": 0}
 ROUNDED = {"atol": 1e-4, "rtol": 0, "check_dtype": False}  # `generate` hands out logits in float32
@@ -60,10 +70,13 @@ def features_of_model(options):
     """Mixers and their mix, which layers have each Canon site, and every other option as it is written."""
     mixers, sets = set(options.get("mixers", ["attention"])), options.get("canon_sets", [options.get("canon_set", "")])
     mix = "attention only" if mixers == {"attention"} else "hybrid" if "attention" in mixers else "recurrent only"
-    layers = {site: [site in sites for sites in sets] for site in "AbBCD"}
+    letters = [parse(sites) for sites in sets]
+    layers = {site: [site in sites for sites in letters] for site in "EAbKOCDM"}
+    variants = {(v.form, v.start, v.scaled) for sites in letters for v in sites.values()}
     found = {f"{site}={'all' if all(has) else 'some' if any(has) else 'none'}" for site, has in layers.items()}
     apart = {"mixers", "canon_set", "canon_sets", "num_hidden_layers"}
     found |= {f"{key}={value}" for key, value in options.items() if key not in apart}
+    found |= {f"variant={form}-{start}{'-scaled' * scaled}" for form, start, scaled in variants}
     found |= {f"mixer={mixer}" for mixer in mixers} | {f"mixers={'+'.join(sorted(mixers))}"}
     canon = "nowhere" if not any(sets) else "everywhere" if all(set("ABCD") <= set(sites) for sites in sets) else "some"
     return frozenset(found | {f"mix={mix}", f"canon={canon}"})
@@ -318,9 +331,10 @@ def test_cropping_is_exact(model, removed, packed, recorded_from):
     in_chunks(model, tokens, [8, 2, 4] if recorded_from == 0 else [2, 4], cache, doc_ids=doc_ids)
     cache.crop(-removed)
     assert cache.get_seq_length() == 14 - removed
+    kernels = [canon.kernel for i in range(len(cache.layers)) for canon in model.config.canons(i).values()]
     for layer in cache.layers:  # no more is kept than the kernels need
         kept = [state.shape[-1] for state in getattr(layer, "conv_states", {}).values()]
-        assert all(width <= model.config.canon_kernel for width in kept)
+        assert all(width <= max(kernels) for width in kept)
     got = in_chunks(model, tokens, [1] * removed, cache, doc_ids=doc_ids)
     assert_close(got, expected[:, 14 - removed :], **EXACT)
 

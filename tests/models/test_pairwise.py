@@ -77,7 +77,8 @@ def test_the_run_that_reaches_most_comes_first():
 def test_what_a_model_is_made_of():
     assert MODEL_FEATURES["attention-last"] == {
         *("mixer=gla", "mixer=attention", "mixers=attention+gla", "mix=hybrid"),
-        *("canon=some", "A=some", "b=some", "B=none", "C=none", "D=none"),
+        *("canon=some", "A=some", "b=some", "variant=conv-uniform"),
+        *(f"{site}=none" for site in "EKOCDM"),
     }
     assert CASE_FEATURES["test_packed_and_padded[middle-static]"] == {
         *("call=forward", "cache=static", "chunks=uneven", "pads=middle", "documents=packed"),

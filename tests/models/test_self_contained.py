@@ -181,7 +181,7 @@ def test_only_what_is_used_is_there():
     assert {"gdn", "gated_delta_rule"} <= gdn.keys()
     assert "pydantic" not in llama["errors"]
     # Comments and the strings below constants come with what they explain.
-    assert '"""Canon sites, in the order' in llama["config"]
+    assert '"""Of any integer: what is larger' in llama["config"]
     assert "# One token can neither restart nor tell" in llama["modeling"]
 
 

@@ -11,7 +11,7 @@ Letters are places in a block, in the order in which it meets them:
     D        the MLP's projections (gate and up) before the nonlinearity
     M        the MLP's output, before it joins the residual stream
 
-Commas separate groups of letters; colons put variants behind a group (`VARIANTS` below; docs/canon.md defines each).
+Commas (or semicolons) separate groups of letters; colons put variants behind a group (`VARIANTS` below; docs/canon.md defines each).
 A, B, C, D and b: Physics of Language Models, Part 4.1 (arXiv 2512.17351). K, V, O, M: Inkling.
 """
 
@@ -69,7 +69,7 @@ def parse(text: str, *, key: str = "sites", default: Variant = Variant()) -> dic
     if not isinstance(text, str):
         raise expected(key, 'letters such as "ABCD"', text)
     sites: dict[str, Variant] = {}
-    for group in text.split(",") if text else []:
+    for group in re.split("[,;]", text) if text else []:
         letters, *flags = group.strip().split(":")
         if not letters or set(letters) - {*LETTERS, "B"}:
             raise expected(key, f'letters out of {", ".join("AbBCDQKVOME")} (such as "ABCD" or "KVOM:scaled")', text)

@@ -13,10 +13,12 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, get_origin
 
+from canonlm.canon import sites as canon_sites
+from canonlm.canon.sites import Variant
 from canonlm.errors import expected, unknown
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.mixers.base import MIXERS, Architecture, Mixer
@@ -83,41 +85,20 @@ def bases() -> dict[str, tuple[type[Mixer], Architecture]]:
 
 
 def split_names(text: str) -> list[str]:
-    """The names in a list such as `llama,hf:qwen3{num_key_value_heads=2,head_dim=16}`: commas in braces separate
-    settings."""
-    return [name.strip() for name in re.split(r",(?![^{}]*\})", text)]
+    """The names in a list such as `llama,hf:qwen3{num_key_value_heads=2,head_dim=16},llama+canon=A:zero,D:k3`.
 
-
-# -- Canon: sites and flags -------------------------------------------------------------------------------------------
-
-FLAGS = {
-    "nores": ("canon_residual", False),
-    "silu": ("canon_activation", True),
-    "bias": ("canon_bias", True),
-    "frozen": ("canon_frozen", True),
-}
-"""`+canon=AC:nores:k3`: how Canon layers differ from the paper's; `:k3` is a kernel of three tokens."""
-
-
-def _canon_flags(flags: Iterable[str]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for flag in flags:
-        if re.fullmatch(r"k[1-9]\d*", flag):
-            key, value = "canon_kernel", int(flag[1:])
-        elif flag in FLAGS:
-            key, value = FLAGS[flag]
+    Commas in braces separate settings, and a group of Canon sites belongs to the `+canon=` before it.
+    """
+    names: list[str] = []
+    for part in re.split(r",(?![^{}]*\})", text):
+        if names and "+canon=" in names[-1] and _GROUP.match(part.strip()):
+            names[-1] += f",{part.strip()}"
         else:
-            raise unknown("Canon flag", f":{flag}", [*(f":{known}" for known in FLAGS), ":k3"])
-        if key in fields:
-            raise expected("+canon", f":{flag} at most once", ":".join(flags))
-        fields[key] = value
-    return fields
+            names.append(part.strip())
+    return names
 
 
-def _written_flags(config: CanonLMConfig) -> str:
-    flags = [f"k{config.canon_kernel}"] * (config.canon_kernel != 4)
-    flags += [flag for flag, (key, value) in FLAGS.items() if getattr(config, key) == value]
-    return "".join(f":{flag}" for flag in flags)
+_GROUP = re.compile(rf"[{canon_sites.LETTERS}B]+(:\w+)*(\+|$)")
 
 
 # -- the other modifiers ----------------------------------------------------------------------------------------------
@@ -170,7 +151,7 @@ def _named(name: str, about: str, key: str, meanings: dict[str | None, Any]) -> 
 
 MODIFIERS = {
     "canon": Modifier(
-        "Canon layers at A, B, C and D of a block, +canon=AC at some; flags :nores, :silu, :bias, :frozen, :k3",
+        "Canon layers at A, B, C and D of a block, +canon=KVOM:scaled or +canon=A:zero,D:k3 elsewhere and otherwise",
         lambda *_: {},
         lambda _: False,
     ),
@@ -225,17 +206,14 @@ def resolve(arch: str, *, hidden_size: int, num_heads: int, head_dim: int | None
     added: dict[str, str | None] = {}
     for part in modifiers:
         modifier, equals, value = part.partition("=")
-        modifier, *flags = modifier.split(":") if not equals else [modifier]  # +canon:k3 has no sites
+        if not equals and modifier.startswith("canon:"):
+            modifier, _, value = modifier.partition(":")  # +canon:k3 has no sites
+            value = f":{value}"
         if modifier not in MODIFIERS:
             raise unknown("architecture modifier", f"+{modifier}", [f"+{known}" for known in MODIFIERS])
         if modifier in added:
             raise expected("arch", f"+{modifier} at most once", arch)
-        if modifier == "canon":
-            value, *flags = value.split(":") if equals else [value, *flags]
-            fields |= _canon_flags(flags)
-        elif flags:
-            raise unknown("architecture modifier", f"+{part}", [f"+{known}" for known in MODIFIERS])
-        added[modifier] = value if equals else None
+        added[modifier] = value if equals or value else None
         fields |= MODIFIERS[modifier].read(added[modifier], head_dim, num_heads)
     mixers = [base.mixer.name for base in layers]
     if mixers != ["attention"]:
@@ -282,14 +260,16 @@ def _checked(name: str, mixer: type[Mixer], settings: dict[str, Any]) -> dict[st
 
 
 def _sites(base: Base, added: Mapping[str, str | None], without: str) -> str:
-    """`+canon` is about A, B, C and D; the short convolution comes and goes with the base alone."""
-    sites = ""
+    """`+canon` says every site but b: the short convolution comes and goes with the base alone."""
+    text = ""
     if "canon" in added:
-        value = added["canon"]
-        if value is not None and (not value or set(value) - set("ABCD")):
-            raise expected("+canon", "letters out of A, B, C, D, such as +canon=AC", value)
-        sites = "".join(site for site in base.full_canon if site not in without) if value is None else value
-    return "".join(sorted({*sites, *("b" if base.short_conv else "")}, key="AbBCD".index))
+        text = (":" if added["canon"] is None else added["canon"]).rstrip(":")
+        if added["canon"] is None or text.startswith(":"):
+            text = "".join(site for site in base.full_canon if site not in without) + text
+        if not text or "b" in canon_sites.parse(text, key="+canon"):
+            raise expected("+canon", "sites such as +canon=AC (not b, which NAME-conv leaves out)", text)
+    sites = canon_sites.parse(text, key="+canon")
+    return canon_sites.write(sites | ({"b": Variant()} if base.short_conv else {}))
 
 
 # -- settings in braces -----------------------------------------------------------------------------------------------
@@ -333,8 +313,14 @@ def name_of(config: CanonLMConfig, *, trained: bool = False) -> str:
         config, fresh = copy.copy(config), CanonLMConfig(mixers=mixers, num_hidden_layers=len(mixers))
         for key in OF_TRAINING:
             setattr(config, key, getattr(fresh, key))
-    canon = {config.sites(i).replace("b", "") for i in range(config.num_hidden_layers)}
-    spellings = ["", *(f"+canon={sites}" for sites in canon if sites), *(["+canon"] if canon != {""} else [])]
+    layers = [canon_sites.parse(text) for text in config.canon_texts]
+    canon = {canon_sites.write({site: sites[site] for site in sites if site != "b"}) for sites in layers}
+    flags = {text.partition(":")[2] for text in canon if text and "," not in text}
+    spellings = [
+        "",
+        *(f"+canon={sites}" for sites in canon if sites),
+        *(f"+canon:{f}" if f else "+canon" for f in flags),
+    ]
     names = []
     for bases_ in itertools.product(*(MIXERS[mixer].architectures for mixer in mixers)):
         for spelling in spellings:
@@ -361,7 +347,7 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str], canon: str) -> st
 
     try:
         plain = _like(config, written({}, canon))
-        modifiers = canon + (_written_flags(config) if canon else "")
+        modifiers = canon
         for name, modifier in MODIFIERS.items():
             value = False if name == "frozen" else modifier.write(config)
             if value is not False and value is not True:
@@ -395,11 +381,11 @@ def _same(config: CanonLMConfig, name: str) -> bool:
 
 
 def _value(config: CanonLMConfig, key: str) -> Any:
-    """Of a field; Canon sites are always said layer by layer, in `canon_sets`."""
+    """Of a field; Canon sites are compared layer by layer, in `canon_sets`."""
     if key == "canon_set" or (key in OF_ATTENTION and "attention" not in config.mixers):
         return None
-    layers = range(config.num_hidden_layers)
-    return [config.sites(i) for i in layers] if key == "canon_sets" else getattr(config, key)
+    # In a list in braces, commas separate layers, and semicolons groups of sites.
+    return [text.replace(",", ";") for text in config.canon_texts] if key == "canon_sets" else getattr(config, key)
 
 
 def _pattern(value: Any) -> Any:

@@ -72,40 +72,48 @@ def check_cache(cache: Cache, config: PreTrainedConfig) -> None:
 
 
 def run_site(
-    canons: Sequence[CanonLayer],
+    canons: Sequence[CanonLayer | None],
     inputs: Sequence[Tensor],
     layout: Layout,
     cache: Cache | None,
     layer_idx: int,
     state_idx: int,
+    mixer_input: Tensor | None = None,
 ) -> list[Tensor]:
-    """Apply the Canon layers of one site (one for A and C; q, k, v for B; gate, up for D) to `[B, T, C_i]` inputs.
+    """Apply the Canon layers of one place (one for A and C; q, k, v for B; gate, up for D) to `[B, T, C_i]` inputs.
 
-    With a cache, the site's state continues what came before and is moved on; the layers share one state index.
+    An input without a layer (None) stays as it is. With a cache, the state continues what came before and is moved on;
+    the layers share one, which is as long as the largest of their kernels. `mixer_input`: see `CanonLayer.forward`.
     """
-    mask, doc_ids = layout.attention_mask, layout.doc_ids
+    outputs = list(inputs)
+    taken = [(index, canon, inputs[index]) for index, canon in enumerate(canons) if canon is not None]
+    call: dict[str, Any] = {"attention_mask": layout.attention_mask, "doc_ids": layout.doc_ids}
+    call["mixer_input"] = mixer_input
     if cache is None:
-        return [canon(x, attention_mask=mask, doc_ids=doc_ids) for canon, x in zip(canons, inputs, strict=True)]
-    kernel = canons[0].kernel_size
+        for index, canon, x in taken:
+            outputs[index] = canon(x, **call)
+        return outputs
+    kernel = max(canon.kernel_size for _, canon, _ in taken)
     layer: Any = cache.layers[layer_idx]
     past = _read_state(layer, state_idx, kernel)
     if past is not None and layout.continues is not None:
         # A state holds inputs of the row's last document only; a recorded past holds them all, column by column.
         keep = layout.continues[:, -kernel:] if layer.record_past else layout.continues[:, -1:].expand(-1, kernel)
         past = past * torch.nn.functional.pad(keep, (kernel - keep.shape[1], 0))[:, None].to(past.dtype)
-    pasts = [None] * len(inputs) if past is None else past.split([x.shape[-1] for x in inputs], dim=1)
-    pairs = [
-        canon(x, attention_mask=mask, doc_ids=doc_ids, state=state, return_state=True)
-        for canon, x, state in zip(canons, inputs, pasts, strict=True)
-    ]
-    state = torch.cat([state for _, state in pairs], dim=1)
+    pasts = [None] * len(taken) if past is None else past.split([x.shape[-1] for _, _, x in taken], dim=1)
+    states = []
+    for (index, canon, x), state in zip(taken, pasts, strict=True):
+        own = None if state is None else state[..., -canon.kernel_size :]
+        outputs[index], state = canon(x, state=own, return_state=True, **call)
+        states.append(torch.nn.functional.pad(state, (kernel - canon.kernel_size, 0)))
+    state = torch.cat(states, dim=1)
     if layer.record_past:
         # Someone may rewind (prompt lookup): the library then wants every input, and cuts the state itself.
-        state = torch.cat(list(inputs), dim=-1).transpose(1, 2)
-        if mask is not None:
-            state = state.masked_fill((mask == 0)[:, None], 0)
+        state = torch.cat([x for _, _, x in taken], dim=-1).transpose(1, 2)
+        if layout.attention_mask is not None:
+            state = state.masked_fill((layout.attention_mask == 0)[:, None], 0)
     layer.update_conv_state(state, state_idx=state_idx, conv_kernel_size=kernel)
-    return [y for y, _ in pairs]
+    return outputs
 
 
 def fill_unused_states(cache: Cache | None, layer_idx: int, used: int, x_BTC: Tensor) -> None:

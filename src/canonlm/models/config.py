@@ -9,13 +9,12 @@ from typing import Any, ClassVar, get_args, get_origin
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+from canonlm.canon.sites import MAX_KERNEL, Variant, places
+from canonlm.canon.sites import parse as parse_sites
+from canonlm.canon.sites import write as write_sites
 from canonlm.errors import InvalidSetting, expected, unknown
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mixers.base import DERIVED, Mixer
-
-SITES = "AbBCD"
-"""Canon sites, in the order in which a layer meets them. `b` is the short convolution of the linear mixers."""
-
 
 MAX_SIZE = 2**31 - 1
 """Of any integer: what is larger is a mistake."""
@@ -71,11 +70,11 @@ class CanonLMConfig(PreTrainedConfig):
             num_experts tokens of a call, and further ones get nothing.
         router_loss_weight: of the loss that keeps experts equally busy, one term per layer, in training.
 
-        canon_set: Canon sites, letters out of `A` (before the mixer), `b` (the short convolutions of a recurrent
-            mixer), `B` (on its projections), `C` (before the MLP), `D` (inside it). Order and repeats mean nothing.
-            `canon_sets`: the same, one string per layer, or fewer that repeat.
-        canon_kernel, canon_residual, canon_activation, canon_bias: see `CanonLayer`.
+        canon_set: Canon sites, such as "ABCD", "AbCD" or "KVOM:scaled": see `canonlm.canon.sites`.
+            `canon_sets`: the same, one text per layer, or fewer that repeat; with E in all of them or in none.
+        canon_kernel, canon_residual, canon_activation, canon_bias: what every Canon layer has, see `CanonLayer`.
         canon_frozen: Canon weights keep their random initial values (site b is trained).
+            Variants in the texts say the same of single sites; where all sites agree, they end up in these fields.
 
         z_loss: "logsumexp" adds z_loss_weight * log(Z)^2 to each token's loss l, "squared_nll" z_loss_weight * l^2.
         init_seed: weights are a function of (init_seed, parameter name) alone.
@@ -237,29 +236,81 @@ class CanonLMConfig(PreTrainedConfig):
             raise unknown("hidden_act", self.hidden_act, ACT2FN)
 
     def _settle_canon(self) -> None:
-        _check_positive("canon_kernel", self.canon_kernel)
+        """One spelling: what all sites have in common is in the fields, what differs in the texts."""
+        if not 1 <= self.canon_kernel <= MAX_KERNEL:
+            raise expected("canon_kernel", f"an integer from 1 to {MAX_KERNEL}", self.canon_kernel)
         key = "canon_set" if self.canon_sets is None else "canon_sets"
+        texts = [self.canon_set] if self.canon_sets is None else self._per_layer(key, self.canon_sets)
+        layers = [parse_sites(text, key=key, default=self._usual_canon) for text in texts]
+        if len({"E" in sites for sites in layers}) > 1:
+            raise expected(key, "E in every layer's sites (it is there once, after the embedding) or in none", texts)
+        canons = {variant for sites in layers for letter, variant in sites.items() if letter != "b"}
+        common = {(c.kernel, c.residual, c.activation, c.bias, c.frozen) if c.form == "conv" else None for c in canons}
+        if canons:
+            same = next(iter(common)) if len(common) == 1 else None
+            (
+                self.canon_kernel,
+                self.canon_residual,
+                self.canon_activation,
+                self.canon_bias,
+                self.canon_frozen,
+            ) = same or (4, True, False, False, False)
+        texts = [write_sites(sites, default=self._usual_canon) for sites in layers]
         if self.canon_sets is None:
-            self.canon_set = canonical_sites(key, self.canon_set)
+            self.canon_set = texts[0]
         else:
-            self.canon_sets = [canonical_sites(key, sites) for sites in self._per_layer(key, self.canon_sets)]
+            self.canon_sets = texts
         for layer_idx, mixer in enumerate(self.mixers):
-            sites = self.sites(layer_idx)
+            sites, text = self.canons(layer_idx), self.canon_texts[layer_idx]
             if "b" in sites and not MIXERS[mixer].takes_short_conv:
-                raise expected(key, f"no site b: {mixer} has no short convolution", sites)
-            if self.mlp == "none" and set("CD") & set(sites):
-                raise expected(key, 'no sites C and D with mlp = "none"', sites)
+                raise expected(key, f"no site b: {mixer} has no short convolution", text)
+            if self.mlp == "none" and set("CDM") & sites.keys():
+                raise expected(key, 'no sites C, D and M with mlp = "none"', text)
             if self.mlp == "moe" and "D" in sites:
-                raise expected(key, 'no site D with mlp = "moe": neighbouring tokens go to different experts', sites)
+                raise expected(key, 'no site D with mlp = "moe": neighbouring tokens go to different experts', text)
+            qkv = {sites.get(letter) for letter in "QKV"}
+            if not MIXERS[mixer].has_qkv and (len(qkv) > 1 or any(c is not None and c.form == "dynamic" for c in qkv)):
+                raise expected(key, f"B: {mixer} has other projections than queries, keys and values", text)
+
+    @property
+    def _usual_canon(self) -> Variant:
+        """What a site without variants is."""
+        return Variant(
+            kernel=self.canon_kernel,
+            residual=self.canon_residual,
+            activation=self.canon_activation,
+            bias=self.canon_bias,
+            frozen=self.canon_frozen,
+        )
 
     def _per_layer(self, key: str, pattern: list[str]) -> list[str]:
         if isinstance(pattern, str) or not pattern or self.num_hidden_layers % len(pattern):
             raise expected(key, f"one entry per layer ({self.num_hidden_layers}), or a pattern that repeats", pattern)
         return list(pattern) * (self.num_hidden_layers // len(pattern))
 
+    def canons(self, layer_idx: int) -> dict[str, Variant]:
+        """The Canon sites of a layer by letter (Q, K and V in place of B), and how the layers there work.
+
+        E belongs to the first layer, whose cache keeps its state.
+        """
+        text = self.canon_set if self.canon_sets is None else self.canon_sets[layer_idx]
+        sites = parse_sites(text, default=self._usual_canon)
+        return {letter: variant for letter, variant in sites.items() if letter != "E" or layer_idx == 0}
+
+    def canon(self, layer_idx: int, letter: str) -> Variant | None:
+        """How the Canon layer of a site works; None: there is none."""
+        return self.canons(layer_idx).get(letter)
+
+    @property
+    def canon_texts(self) -> list[str]:
+        """Each layer's Canon sites as a complete text, such as `AC:nores`; with E in all of them."""
+        texts = self.canon_sets or [self.canon_set] * self.num_hidden_layers
+        return [write_sites(parse_sites(text, default=self._usual_canon)) for text in texts]
+
     def sites(self, layer_idx: int) -> str:
-        """The Canon sites of a layer, in the order of `SITES`; their places are the layer's cache state indices."""
-        return self.canon_set if self.canon_sets is None else self.canon_sets[layer_idx]
+        """The places of a layer's Canon layers, such as "AbBCD" (B: on any of Q, K, V), in the order in which the layer
+        meets them: the layer's cache has one state for each, at the same index."""
+        return places(self.canons(layer_idx))
 
     def mixer(self, layer_idx: int) -> str:
         return self.mixers[layer_idx]
@@ -275,16 +326,6 @@ class CanonLMConfig(PreTrainedConfig):
     def is_recurrent(self) -> bool:
         """Does any layer keep a recurrent state? Then decoding cannot be rewound."""
         return any(MIXERS[mixer].recurrent for mixer in self.mixers)
-
-    @property
-    def canon_kwargs(self) -> dict[str, Any]:
-        """What every `CanonLayer` of this model is built with."""
-        return {
-            "kernel_size": self.canon_kernel,
-            "residual": self.canon_residual,
-            "activation": self.canon_activation,
-            "bias": self.canon_bias,
-        }
 
     @property
     def layer_types(self) -> list[str]:
@@ -303,13 +344,6 @@ class CanonLMConfig(PreTrainedConfig):
     def number_of_conv_states(self) -> int:
         """Convolution states that the caches hold in every layer: the most sites that any layer has."""
         return max(1, *(len(self.sites(i)) for i in range(self.num_hidden_layers)))
-
-
-def canonical_sites(key: str, sites: str) -> str:
-    """`"DAA"` -> `"AD"`."""
-    if not isinstance(sites, str) or set(sites) - set(SITES):
-        raise expected(key, f'letters out of {", ".join(SITES)} (such as "ABCD")', sites)
-    return "".join(site for site in SITES if site in sites)
 
 
 def check_type(key: str, value: object, annotation: Any, default: object) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import Cache
 from transformers.activations import ACT2FN
 
-from canonlm.canon.layer import CanonLayer
+from canonlm.canon.variants import make_canon
 from canonlm.models.cache import Layout, run_site
 from canonlm.models.config import CanonLMConfig
 
@@ -24,9 +24,8 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(width, hidden, bias=bias)
         self.act_fn = ACT2FN[config.hidden_act]
         self.state_idx = config.sites(layer_idx).find("D")
-        if self.state_idx >= 0:
-            self.canonD_gate = CanonLayer(width, **config.canon_kwargs)
-            self.canonD_up = CanonLayer(width, **config.canon_kwargs)
+        if (variant := config.canon(layer_idx, "D")) is not None:
+            self.canonD_gate, self.canonD_up = make_canon(variant, width), make_canon(variant, width)
 
     def forward(self, x_BTD: Tensor, layout: Layout, past_key_values: Cache | None = None) -> tuple[Tensor, None]:
         gate, up = self.gate_proj(x_BTD), self.up_proj(x_BTD)
@@ -47,8 +46,8 @@ class StandardMLP(nn.Module):
         self.down_proj = nn.Linear(width, hidden, bias=bias)
         self.act_fn = ACT2FN[config.hidden_act]
         self.state_idx = config.sites(layer_idx).find("D")
-        if self.state_idx >= 0:
-            self.canonD_up = CanonLayer(width, **config.canon_kwargs)
+        if (variant := config.canon(layer_idx, "D")) is not None:
+            self.canonD_up = make_canon(variant, width)
 
     def forward(self, x_BTD: Tensor, layout: Layout, past_key_values: Cache | None = None) -> tuple[Tensor, None]:
         up = self.up_proj(x_BTD)

@@ -1,8 +1,9 @@
 """The decoder: one class for every architecture.
 
-    h = h + mixer( canonA( norm(h) ) )      Canon-B lives inside the mixer, on its projections
-    h = h + mlp(   canonC( norm(h) ) )      Canon-D lives inside the MLP, before the nonlinearity
+    h = h + canonO( mixer( canonA( norm(h) ) ) )    Canon-B lives inside the mixer, on its projections
+    h = h + canonM( mlp(   canonC( norm(h) ) ) )    Canon-D lives inside the MLP, before the nonlinearity
 
+Each Canon layer is there where the configuration has its site; h starts as canonE( embedding ).
 Parameters are named as in transformers' Llama, so that a plain Llama's state dict loads as it is.
 """
 
@@ -19,6 +20,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from canonlm.canon.layer import CanonLayer
+from canonlm.canon.variants import make_canon
 from canonlm.errors import expected
 from canonlm.models.cache import (
     Layout,
@@ -54,9 +56,9 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.mlp = build_mlp(config, layer_idx)
         if self.mlp is not None:
             self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        for site in "AC":
-            if site in self.sites:
-                self.add_module(f"canon{site}", CanonLayer(config.hidden_size, **config.canon_kwargs))
+        for site in "AOCM":
+            if (variant := config.canon(layer_idx, site)) is not None:
+                self.add_module(f"canon{site}", make_canon(variant, config.hidden_size))
 
     def forward(
         self,
@@ -72,11 +74,11 @@ class DecoderLayer(GradientCheckpointingLayer):
         x_BTD = self._canon("A", self.input_layernorm(h_BTD), layout, past_key_values)
         mixer = self.get_submodule(self.mixer_name)
         y_BTD, _ = mixer(x_BTD, layout, attention_mask, rotary, past_key_values, **kwargs)
-        h_BTD = h_BTD + y_BTD
+        h_BTD = h_BTD + self._canon("O", y_BTD, layout, past_key_values)
         if self.mlp is not None:
             x_BTD = self._canon("C", self.post_attention_layernorm(h_BTD), layout, past_key_values)
             y_BTD, router_loss = self.mlp(x_BTD, layout, past_key_values)
-            h_BTD = h_BTD + y_BTD
+            h_BTD = h_BTD + self._canon("M", y_BTD, layout, past_key_values)
         fill_unused_states(past_key_values, self.layer_idx, len(self.sites), h_BTD)
         return h_BTD, router_loss
 
@@ -152,10 +154,9 @@ class CanonLMPreTrainedModel(PreTrainedModel):
             module._init_name = name
         super().initialize_weights()
         # Not when layers are built: loading replaces their parameters by trainable ones, and comes here last.
-        if self.config.canon_frozen:
-            for name, module in self.named_modules():
-                if name.rpartition(".")[2].startswith("canon"):
-                    module.requires_grad_(False)
+        for module in self.modules():
+            if isinstance(module, CanonLayer) and module.frozen:
+                module.requires_grad_(False)
 
     def _init_weights(self, module: nn.Module) -> None:
         init_parameters(module, str(module._init_name), self.config)
@@ -174,6 +175,8 @@ class CanonLMModel(CanonLMPreTrainedModel):
     def __init__(self, config: CanonLMConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        if (variant := config.canon(0, "E")) is not None:
+            self.canonE = make_canon(variant, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.gradient_checkpointing = False
@@ -205,6 +208,8 @@ class CanonLMModel(CanonLMPreTrainedModel):
 
         layout, doc_ids, position_ids = self._layout(h_BTD, attention_mask, position_ids, past_key_values, doc_ids)
         config, causal_mask, rotary = self.config, None, None
+        if "E" in (sites := config.sites(0)):
+            [h_BTD] = run_site([self.canonE], [h_BTD], layout, past_key_values, 0, sites.index("E"))
         if "attention" in config.mixers:
             causal_mask = create_causal_mask(
                 config=config,

@@ -90,6 +90,7 @@ def split_ends(model: CanonLMForCausalLM, mesh: DeviceMesh) -> None:
     """Cut the embedding and the head, between which lie the layers."""
     plan = {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
+        "model.canonE": OnThisDevice(Replicate()),
         "model.norm": OnThisDevice(Replicate()),
         "lm_head": ColwiseParallel(output_layouts=Replicate()),
     }
@@ -109,8 +110,8 @@ class OnThisDevice(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, parameter in list(module.named_parameters(recurse=False)):
             module.register_parameter(name, spread(parameter, device_mesh, self.placement))
-        if isinstance(module, CanonLayer):
-            module.hidden_size = on_this_device(module.weight).shape[0]
+        if isinstance(module, CanonLayer) and isinstance(self.placement, Shard):
+            module.hidden_size //= device_mesh.size()
         return module
 
 

@@ -7,7 +7,6 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from canonlm.canon.layer import CanonLayer
 from canonlm.models.cache import Layout, run_site
 from canonlm.models.mixers.base import Architecture, Mixer, register
 from canonlm.models.norm import RMSNorm
@@ -52,10 +51,7 @@ class Attention(Mixer):
             self.q_norm = RMSNorm(q_size, config.rms_norm_eps)
             self.k_norm = RMSNorm(kv_size, config.rms_norm_eps)
         self.state_idx = self.sites.find("B")
-        if self.state_idx >= 0:
-            self.canonB_q = CanonLayer(q_size, **config.canon_kwargs)
-            self.canonB_k = CanonLayer(kv_size, **config.canon_kwargs)
-            self.canonB_v = CanonLayer(kv_size, **config.canon_kwargs)
+        self.add_canons({"q": q_size, "k": kv_size, "v": kv_size}, dict.fromkeys("qkv", self.head_dim))
 
     @classmethod
     def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
@@ -77,8 +73,8 @@ class Attention(Mixer):
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.state_idx >= 0:
-            canons = (self.canonB_q, self.canonB_k, self.canonB_v)
-            q, k, v = run_site(canons, (q, k, v), layout, past_key_values, self.layer_idx, self.state_idx)
+            canons = [getattr(self, f"canonB_{name}", None) for name in "qkv"]
+            q, k, v = run_site(canons, (q, k, v), layout, past_key_values, self.layer_idx, self.state_idx, x_BTD)
         q_BTHE, k_BTHE, v_BTHE = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
         if rotary is not None:
             q_BTHE = rotate(q_BTHE, *rotary, self.config.rope_heads)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
+from canonlm.canon.variants import make_canon
 from canonlm.errors import expected
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Mixer(nn.Module):
     attribute: ClassVar[str] = "mixer"  # what a layer calls its mixer: part of parameters' names
     recurrent: ClassVar[bool] = True  # keeps a state that cannot be rewound
     takes_short_conv: ClassVar[bool] = True  # has a place for site b
+    has_qkv: ClassVar[bool] = True  # its projections are queries, keys and values: sites Q, K and V can differ
     Options: ClassVar[type[Options]] = Options
     architectures: ClassVar[dict[str, Architecture]] = {}
     tensor_parallel: ClassVar[dict[str, str]] = {}  # how each part is cut (`models/tensor_parallel.py`); {}: it is not
@@ -66,6 +68,18 @@ class Mixer(nn.Module):
     def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
         super().__init__()
         self.config, self.layer_idx, self.sites = config, layer_idx, config.sites(layer_idx)
+
+    def add_canons(self, widths: dict[str, int], head_dims: dict[str, int] | None = None) -> None:
+        """Site B: `canonB_NAME` on each projection; on "q", "k" and "v" where the layer has the site of that letter.
+
+        widths: channels by projection. head_dims: of a head in each, which variants by head need.
+        """
+        canons = self.config.canons(self.layer_idx)
+        for name, width in widths.items():
+            variant = canons.get(name.upper() if name in ("q", "k", "v") else "Q")
+            if variant is not None:
+                head_dim, input_size = (head_dims or {}).get(name), self.config.hidden_size
+                self.add_module(f"canonB_{name}", make_canon(variant, width, head_dim=head_dim, input_size=input_size))
 
     @classmethod
     def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:

@@ -43,6 +43,7 @@ class Mamba2Options(Options):
 @register("mamba2")
 class Mamba2(RecurrentMixer):
     Options = Mamba2Options
+    has_qkv = False
     architectures: ClassVar = {
         "mamba2": Architecture("Mamba2 of Part 4.2 with a gated MLP, with its short convolutions", short_conv=True),
         "mamba2-4.1": Architecture(

@@ -86,20 +86,21 @@ class RecurrentMixer(Mixer):
                 start_with(conv, weight=fill)
             self.add_module(f"{name}_conv1d", conv)
 
-    def add_canons(self, widths: dict[str, int]) -> None:
-        """Site B: a Canon layer on each projection."""
-        if "B" in self.sites:
-            for name, width in widths.items():
-                self.add_module(f"canonB_{name}", CanonLayer(width, **self.config.canon_kwargs))
-
-    def run(self, site: str, inputs: dict[str, Tensor], layout: Layout, cache: Cache | None) -> dict[str, Tensor]:
-        """Apply site b or B to the projections that have it."""
+    def run(
+        self,
+        site: str,
+        inputs: dict[str, Tensor],
+        layout: Layout,
+        cache: Cache | None,
+        mixer_input: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Apply site b or B to the projections that have it. `mixer_input` is what they were projected from."""
         if site not in self.sites:
             return inputs
         pattern = "{}_conv1d" if site == "b" else "canonB_{}"
-        layers = [self.get_submodule(pattern.format(name)) for name in inputs]
+        layers: list[Any] = [getattr(self, pattern.format(name), None) for name in inputs]
         state_idx = self.sites.index(site)
-        outputs = run_site(layers, list(inputs.values()), layout, cache, self.layer_idx, state_idx)  # type: ignore[arg-type]
+        outputs = run_site(layers, list(inputs.values()), layout, cache, self.layer_idx, state_idx, mixer_input)
         return dict(zip(inputs, outputs, strict=True))
 
 
@@ -122,7 +123,8 @@ class LinearAttention(RecurrentMixer):
         for name, width in self.widths.items():
             self.add_module(f"{name}_proj", nn.Linear(hidden, width, bias=False))
         self.add_short_convs(self.widths, fill=normal(config.initializer_range))
-        self.add_canons(self.widths)
+        key_dim = options.key_head_dim
+        self.add_canons(self.widths, {"q": key_dim, "k": key_dim, "v": value_dim})
         self.g_proj: nn.Module | None = None
         if options.output_gate:
             rank, width = options.output_gate_rank, heads * value_dim
@@ -142,7 +144,7 @@ class LinearAttention(RecurrentMixer):
             projected = self.run("b", projected, layout, cache)
         else:
             projected = {name: nn.functional.silu(x) for name, x in projected.items()}
-        q, k, v = self.run("B", projected, layout, cache).values()
+        q, k, v = self.run("B", projected, layout, cache, x_BTD).values()
         q_BTHK = q.unflatten(-1, (-1, self.options.key_head_dim))
         k_BTJK, v_BTJV = (x.unflatten(-1, (self.num_key_value_heads, -1)) for x in (k, v))
         o_BTHV, state = self.recur(x_BTD, q_BTHK, k_BTJK, v_BTJV, layout, state)

@@ -47,8 +47,8 @@ def check_same(kind: str, config: CanonLMConfig, back: CanonLMConfig) -> None:
 def _meaning(config: CanonLMConfig, key: str) -> Any:
     if key not in ("mixers", "canon_set"):
         return value_of(config, key)
-    ask = config.mixer if key == "mixers" else config.sites
-    layers = [ask(layer_idx) for layer_idx in range(config.num_hidden_layers)]
+    canon_sets = config.canon_sets or [config.canon_set] * config.num_hidden_layers
+    layers = config.mixers if key == "mixers" else canon_sets
     return layers if len(set(layers)) > 1 else layers[0]
 
 
