@@ -40,6 +40,7 @@ FAMILIES = {
     "hybrid": {"mixers": ["gdn", "attention"], "canon_sets": ["AbCD", "ABCD"], "canon_frozen": True},
     "moe": {"mlp": "moe", "num_experts": 4, "intermediate_size": 24, "canon_set": "ABC"},
     "tied": {"canon_set": "AC", "tie_word_embeddings": True},
+    "sites": {"canon_set": "E:smear,A:avg,Q:k3,KV:dynamic:scaled,OM:scaled,D:k2:id", "num_key_value_heads": 2},
 }
 TENSOR_PARALLEL = {
     "llama": FAMILIES["llama"],
@@ -53,6 +54,7 @@ TENSOR_PARALLEL = {
         "z_loss": "logsumexp",
     },
     "tied": {**FAMILIES["tied"], "qk_norm": True, "canon_frozen": True, "rope_dim": 4},
+    "sites": {"canon_set": "E:smear,Q:bias,K:offset,V:dynamic:k3,OM:scaled,D:avg", "num_key_value_heads": 2},
 }
 ROWS, TIME, STEPS = 8, 12, 30
 RUN = {
@@ -168,7 +170,7 @@ def close(found, wanted, tolerance):
         if gradient is None:
             assert found[name] is None, name
         else:
-            error = (found[name] - gradient).abs().max() / gradient.abs().max()
+            error = (found[name] - gradient).abs().max() / gradient.abs().max().clamp(min=1e-30)
             assert error < tolerance, f"{name}: {error:.2e}"
 
 
@@ -299,7 +301,7 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
         2,
         {
             (1, 1): [
-                *((starts_alike, family) for family in ("llama", "gdn", "hybrid", "moe", "tied")),
+                *((starts_alike, family) for family in ("llama", "gdn", "hybrid", "moe", "tied", "sites")),
                 (follows, "mamba2", "FOREIGN"),
                 (follows, "llama"),
                 (follows, "qwen3", "FOREIGN"),

@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from .gather import Gathered, gather
 from .published.benchmarks import DIFFICULTIES, LOWER_IS_BETTER, PERCENT
 from .runs import MAX_LABEL, LeftOut, Run, TextRun
 from .text import mixes, shape_of, tokens_of
-from .tidy import QUESTION, frame, has_canon, short_size
+from .tidy import QUESTION, frame, short_size
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,9 +34,14 @@ _TITLES = {
 }
 """Base architectures as the release and the paper write them."""
 
-_CANON = {"canon_residual": "no-res", "canon_frozen": "frozen", "canon_activation": "silu", "canon_bias": "bias"}
-_USUAL = {"canon_residual": True, "canon_frozen": False, "canon_activation": False, "canon_bias": False,
-          "canon_kernel": 4}  # fmt: skip
+_VARIANT = {"canon_residual": "residual", "canon_frozen": "frozen", "canon_activation": "activation",
+            "canon_bias": "bias", "canon_kernel": "kernel"}  # fmt: skip
+"""Fields of a configuration, and what `canonlm.canon.sites.Variant` calls them."""
+
+_WORDS = {"residual": (False, "no-res"), "frozen": (True, "frozen"), "activation": (True, "silu"),
+          "bias": (True, "bias")}  # fmt: skip
+"""The value of a variant's field that has a word in the release, and the word."""
+
 _SEEN = (*INDIFFERENT, *POOLED, "arch", "task", "text", "train.steps", "model.fields", "model.matched")
 """What other columns of the frame tell: `tokens` is the length."""
 
@@ -187,10 +193,25 @@ def split_arch(arch: str, fields: Mapping[str, Any] | None = None) -> tuple[str,
         known = archs.resolve(arch, hidden_size=1024, num_heads=16) | fields
     except ValueError:
         return arch, None
-    sites = known.get("canon_set") or ",".join(dict.fromkeys(s or "none" for s in known.get("canon_sets") or ["none"]))
-    unusual = {key: known[key] for key, usual in _USUAL.items() if known.get(key, usual) != usual}
-    flags = [_CANON.get(key) or f"k{value}" for key, value in unusual.items()] if has_canon(sites) else []
-    return "+".join([_TITLES.get(plain, plain), *others]), sites + (f"({','.join(flags)})" if flags else "")
+    texts = dict.fromkeys(known.get("canon_sets") or [known.get("canon_set", "")])
+    return "+".join([_TITLES.get(plain, plain), *others]), ",".join(_canon_cell(text, known) for text in texts)
+
+
+def _canon_cell(text: str, fields: Mapping[str, Any]) -> str:
+    """Canon sites as the release writes them, `AC(no-res,k3)`; what it has no word for as we do, `KVOM:scaled`."""
+    from ..canon.sites import Variant, parse, write
+
+    usual = Variant(**{_VARIANT[key]: fields[key] for key in _VARIANT if key in fields})
+    sites = parse(text, default=usual)
+    variants = {variant for letter, variant in sites.items() if letter != "b"}
+    if not sites or len(variants) != 1:
+        return write(sites) or "none"
+    [variant] = variants
+    if variant != replace(Variant(), **{name: getattr(variant, name) for name in _VARIANT.values()}):
+        return write(sites)
+    flags = [word for name, (value, word) in _WORDS.items() if getattr(variant, name) == value]
+    flags += [f"k{variant.kernel}"] * (variant.kernel != 4)
+    return write(dict.fromkeys(sites, Variant())) + (f"({','.join(flags)})" if flags else "")
 
 
 def setting_of(task: Mapping[str, Any]) -> str:
