@@ -258,8 +258,10 @@ class CanonLMModel(CanonLMPreTrainedModel):
         past: int | Tensor = 0 if cache is None else cache.get_seq_length()
         mask = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
         new_mask = None if mask is None else mask[:, -time:]
-        # One token can neither restart nor tell; asking a static cache for its length would break the graph.
-        if doc_ids is None and position_ids is not None and time > 1 and past == 0:
+        # One token can neither restart nor tell; asking a static cache for its length would break the graph. A graph
+        # that is exported cannot ask at all: there an empty cache has the length 0, and a filled one a tensor.
+        exported = torch.compiler.is_exporting() and isinstance(past, Tensor)
+        if doc_ids is None and position_ids is not None and time > 1 and not exported and past == 0:
             doc_ids = documents_from_positions(position_ids.expand(batch, -1), new_mask)
         elif doc_ids is not None:
             if doc_ids.shape != (batch, past + time):
