@@ -12,14 +12,22 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from canonlm.canon import CanonLayer as CanonLayer
+    from canonlm.canon.canonize import canonize as canonize
+    from canonlm.canon.canonize import decanonize as decanonize
+    from canonlm.canon.canonize import describe as describe
+    from canonlm.canon.hosted import CanonHostConfig as CanonHostConfig
     from canonlm.models.config import CanonLMConfig as CanonLMConfig
     from canonlm.models.modeling import CanonLMForCausalLM as CanonLMForCausalLM
     from canonlm.models.published import load_published as load_published
 
 _HOMES = {
+    "CanonHostConfig": "canonlm.canon.hosted",
     "CanonLayer": "canonlm.canon",
     "CanonLMConfig": "canonlm.models",
     "CanonLMForCausalLM": "canonlm.models",
+    "canonize": "canonlm.canon.canonize",
+    "decanonize": "canonlm.canon.canonize",
+    "describe": "canonlm.canon.canonize",
     "load_published": "canonlm.models.published",
 }
 _ROOMS = {
@@ -40,7 +48,17 @@ _ROOMS = {
     ),
 }
 
-__all__ = ["CanonLMConfig", "CanonLMForCausalLM", "CanonLayer", "__version__", "load_published"]
+__all__ = [
+    "CanonHostConfig",
+    "CanonLMConfig",
+    "CanonLMForCausalLM",
+    "CanonLayer",
+    "__version__",
+    "canonize",
+    "decanonize",
+    "describe",
+    "load_published",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -20,8 +20,9 @@ def install() -> None:
 
 
 def _announce(table: ModuleType) -> None:
-    table.CONFIG_MAPPING_NAMES["canonlm"] = "CanonLMConfig"
-    sys.modules["transformers.models.canonlm"] = sys.modules["canonlm"]
+    for model_type, config in {"canonlm": "CanonLMConfig", "canon_host": "CanonHostConfig"}.items():
+        table.CONFIG_MAPPING_NAMES[model_type] = config
+        sys.modules[f"transformers.models.{model_type}"] = sys.modules["canonlm"]
 
 
 class _WhenTableIsMade(MetaPathFinder):

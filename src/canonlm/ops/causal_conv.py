@@ -32,6 +32,9 @@ def causal_conv(
     """
     kernel = weight_C1K.shape[-1]
     compute = torch.promote_types(torch.promote_types(x_BTC.dtype, weight_C1K.dtype), torch.float32)
+    if state_BCK is not None and x_BTC.shape[1] == 1:  # decoding: nothing to shift, and document ids tell nothing
+        window_BCK = torch.cat([state_BCK[..., 1:].to(x_BTC.dtype), x_BTC.transpose(1, 2)], dim=-1)
+        return (window_BCK.to(compute) * weight_C1K[:, 0]).sum(-1).to(x_BTC.dtype)[:, None]
     history = 0
     if state_BCK is not None and kernel > 1:
         history = kernel - 1
@@ -79,6 +82,10 @@ def conv_state(
     at padding.
     """
     batch, time, channels = x_BTC.shape
+    if time == 1 and state_BCK is not None:
+        state_BCK = state_BCK.to(x_BTC.dtype)
+        after_BCK = torch.cat([state_BCK[..., 1:], x_BTC.transpose(1, 2)], dim=-1)
+        return after_BCK if mask_BT is None else torch.where(mask_BT[..., None] != 0, after_BCK, state_BCK)
     past_BKC = x_BTC.new_zeros(batch, kernel, channels) if state_BCK is None else state_BCK.transpose(1, 2)
     if mask_BT is None and doc_ids_BT is None:
         return torch.cat([past_BKC.to(x_BTC.dtype), x_BTC[:, -kernel:]], dim=1)[:, -kernel:].transpose(1, 2)

@@ -1,0 +1,88 @@
+"""Canon layers in a decoder that has none: `canonize(model, "ABCD")`.
+
+    model = AutoModelForCausalLM.from_pretrained(…)
+    canonlm.canonize(model, "ABCD")          # the same model, the same answers; its Canon layers start at zero
+    model.save_pretrained(…)                 # loads again by AutoModelForCausalLM once canonlm is imported
+    canonlm.decanonize(model)
+
+The model stays what it is, a model of transformers: it trains, generates and saves as before.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from canonlm.canon import sites as site_grammar
+from canonlm.canon.hosted import CanonizedModel, canonized_class, host_class
+from canonlm.canon.installing import install, remove
+from canonlm.canon.placing import Place, place
+from canonlm.canon.sites import Variant
+from canonlm.errors import expected
+
+INITS = ("zero", "uniform")
+
+
+def canonize(model: PreTrainedModel, sites: str, *, init: str = "zero") -> PreTrainedModel:
+    """Put Canon layers into a causal decoder of transformers, in place; returns it.
+
+    sites: as in `canonlm.canon.sites`: "ABCD", "KVOM:scaled". init: "zero": a layer whose variant does not say how it
+    starts, starts as the identity; "uniform": its taps are drawn, as in the paper.
+
+    InvalidSetting, in one line: not such a model, one that has Canon layers, sites that it cannot have.
+    """
+    places = describe(model, sites, init=init)
+    text = _text(sites, init)
+    install(model, places)
+    host: Any = type(model)
+    model.__class__ = canonized_class(host, text)
+    return model
+
+
+def describe(model: PreTrainedModel, sites: str, *, init: str = "zero") -> list[Place]:
+    """The Canon layers that `canonize` would make. The model may be on the meta device."""
+    if not isinstance(model, PreTrainedModel):
+        hint = "a model of transformers" + (" (canonize it before PEFT wraps it)" if _is_peft(model) else "")
+        raise expected("model", hint, type(model).__name__)
+    if isinstance(model, CanonizedModel):
+        raise expected("model", "one without Canon layers (decanonize gives it back)", type(model).__name__)
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        raise expected("model", "one that is not spread over devices yet", type(model).__name__)
+    return place(model, _variants(sites, init), sites)
+
+
+def decanonize(model: PreTrainedModel) -> PreTrainedModel:
+    """Take all Canon layers out again, in place; returns the host. InvalidSetting: it has none."""
+    if not isinstance(model, CanonizedModel):
+        raise expected("model", "one that canonlm.canonize was called on", type(model).__name__)
+    remove(model)
+    model.__class__ = host_class(type(model))
+    return model
+
+
+def _text(sites: str, init: str) -> str:
+    """Sites as they are saved: those that start as the identity say so."""
+    return site_grammar.write(_variants(sites, init))
+
+
+def _variants(sites: str, init: str) -> dict[str, Variant]:
+    if init not in INITS:
+        raise expected("init", " or ".join(f'"{name}"' for name in INITS), init)
+    parsed = site_grammar.parse(sites)
+    if not parsed:
+        raise expected("sites", 'letters such as "ABCD"', sites)
+    return {letter: _starting(variant) for letter, variant in parsed.items()} if init == "zero" else parsed
+
+
+def _starting(variant: Variant) -> Variant:
+    """Starting as the identity, where nothing in the variant is against it."""
+    if variant.start != "uniform" or variant.frozen or variant.form not in ("conv", "dynamic"):
+        return variant
+    if variant.residual:
+        return replace(variant, start="zero")
+    return variant if variant.activation else replace(variant, start="id")
+
+
+def _is_peft(model: object) -> bool:
+    return any(base.__name__ == "PeftModel" for base in type(model).__mro__)

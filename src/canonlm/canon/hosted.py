@@ -1,0 +1,148 @@
+"""Canonized models as transformers sees them: their class, and their folders.
+
+In memory the class is derived from the host's, with its name, and the configuration is the host's own. A folder says
+`model_type: canon_host` and holds the host's configuration one level down, so that the plain class refuses it.
+"""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from canonlm.canon import states
+from canonlm.canon.installing import install
+from canonlm.canon.placing import place
+from canonlm.canon.sites import parse
+from canonlm.errors import InvalidSetting, expected
+
+MODEL_TYPE = "canon_host"
+NOT_ITS_OWN = "a canonized model's: import canonlm, then AutoModelForCausalLM.from_pretrained"
+
+
+class CanonizedModel:
+    """What is put before the class of a host."""
+
+    canon_sites = ""
+
+    def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        host: Any = self
+        install(host, place(host, parse(self.canon_sites), self.canon_sites))
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the host's. ValueError: the folder is not of a model with these Canon layers."""
+        place, wants_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
+        if place is not None:
+            saved, _ = PreTrainedConfig.get_config_dict(place, **_of_hub(kwargs))
+            if saved.get("model_type") != MODEL_TYPE:
+                what = "the folder of a canonized model (load the host by its own class, then canonize it)"
+                raise expected(f"{place}: model_type", what, saved.get("model_type"))
+            if saved["sites"] != cls.canon_sites:
+                raise expected(f"{place}: sites", f'"{cls.canon_sites}"', saved["sites"])
+            if not isinstance(kwargs.get("config"), PreTrainedConfig) or isinstance(kwargs["config"], CanonHostConfig):
+                kwargs["config"] = host_config(saved)
+        model, info = super().from_pretrained(place, *args, output_loading_info=True, **kwargs)  # type: ignore[misc]
+        lacking = sorted(name for name in info["missing_keys"] if ".canon_" in name)
+        if lacking:
+            raise InvalidSetting("model", f"{place}: its Canon layers are not in it, such as {lacking[0]}")
+        return (model, info) if wants_info else model
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("push_to_hub"):
+            raise expected("push_to_hub", "a saved folder first (then: hf upload)", True)
+        super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
+        file = Path(save_directory) / "config.json"
+        if not file.exists():  # written by another process
+            return
+        host = json.loads(file.read_text())
+        if host.get("model_type") != MODEL_TYPE:
+            saved = {"architectures": host.get("architectures"), "model_type": MODEL_TYPE, "sites": self.canon_sites}
+            # Every configuration checks its vocab_size: a class without Canon layers stops there, and shows this.
+            saved |= {"vocab_size": NOT_ITS_OWN, "host_type": host.pop("model_type"), "host": host}
+            file.write_text(json.dumps(saved, indent=2) + "\n")
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any
+    ) -> Any:
+        made = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
+        for cache in model_kwargs.values():
+            if isinstance(cache, Cache):
+                states.adopt(cache)
+                if getattr(generation_config, "is_assistant", False):
+                    cache.activate_past_recording()
+        return made
+
+
+@functools.cache
+def canonized_class(model_class: type, sites: str) -> Any:
+    # Its name and home too: the library looks a class up by them, and takes those from elsewhere for remote code.
+    names = {name: getattr(model_class, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(model_class.__name__, (CanonizedModel, model_class), {**names, "canon_sites": sites})
+
+
+def host_class(canonized: type) -> Any:
+    return canonized.__bases__[1]
+
+
+class CanonHostConfig(PreTrainedConfig):
+    """What the folder of a canonized model says. `AutoModelForCausalLM` makes the model out of it."""
+
+    model_type = MODEL_TYPE
+    sites: str = ""
+    host_type: str = ""
+    host: dict | None = None
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        return super().from_dict(
+            {key: config_dict[key] for key in ("sites", "host_type", "host") if key in config_dict}, **kwargs
+        )
+
+
+class CanonHostForCausalLM(PreTrainedModel):
+    """Not a model: where `AutoModelForCausalLM` finds out which one a folder holds."""
+
+    config_class = CanonHostConfig
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        config = kwargs.pop("config", None)
+        if not isinstance(config, CanonHostConfig):
+            config = CanonHostConfig.from_pretrained(pretrained_model_name_or_path, **_of_hub(kwargs))
+        if config._attn_implementation is not None:
+            kwargs.setdefault("attn_implementation", config._attn_implementation)
+        return cls.class_of(config).from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+    @classmethod
+    def _from_config(cls, config: Any, **kwargs: Any) -> Any:
+        return cls.class_of(config)._from_config(host_config(vars(config)), **kwargs)
+
+    @classmethod
+    def class_of(cls, config: CanonHostConfig) -> Any:
+        host = host_config(vars(config))
+        names = (config.host or {}).get("architectures") or []
+        named = getattr(transformers, names[0], None) if names else None
+        model_class = named if isinstance(named, type) else AutoModelForCausalLM._model_mapping[type(host)]
+        return canonized_class(model_class, config.sites)
+
+
+def host_config(saved: dict[str, Any]) -> Any:
+    """The host's configuration, of what a folder says."""
+    kind: Any = saved.get("host_type")
+    if kind not in CONFIG_MAPPING:
+        raise expected("host_type", "a type that transformers knows", kind)
+    return CONFIG_MAPPING[kind].from_dict(dict(saved.get("host") or {}))
+
+
+def _of_hub(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Of the options of `from_pretrained`, where to look."""
+    names = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+    return {name: kwargs[name] for name in names if name in kwargs}
+
+
+AutoModelForCausalLM.register(CanonHostConfig, CanonHostForCausalLM, exist_ok=True)

@@ -1,0 +1,208 @@
+"""Which Canon layers a host gets: sites, by letter, become places in its blocks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from canonlm.canon import hosts
+from canonlm.canon.fused import Channels, channels_of
+from canonlm.canon.hosts import Block, Mixer, channels_in, channels_out
+from canonlm.canon.sites import Variant
+from canonlm.errors import InvalidSetting
+
+
+@dataclass(frozen=True)
+class Place:
+    """One Canon layer. block, module: paths in the model and in the block; side: "input" or "output" of the module.
+
+    channels: how many the layer is on; part: which, where not all. head_dim, input_size: what `:dynamic` and `:offset`
+    need to know. name: of the layer in the block.
+    """
+
+    block: str
+    letters: str
+    name: str
+    module: str
+    side: str
+    channels: int
+    variant: Variant
+    part: Channels | None = None
+    head_dim: int | None = None
+    input_size: int | None = None
+
+    def __str__(self) -> str:
+        some = "" if self.part is None else " (some of its channels)"
+        return f"{self.letters:3} {self.channels:6} channels, {self.side} of {self.module}{some}"
+
+
+def place(model: PreTrainedModel, sites: dict[str, Variant], text: str) -> list[Place]:
+    """InvalidSetting, in one line: a site that no block can have, or a variant that it cannot have there."""
+    if "b" in sites:
+        what = "no b: short convolutions belong to a host's own mixers"
+        raise InvalidSetting("sites", f"sites: expected {what}, got {text!r}".replace("'", '"'))
+    blocks, config = hosts.find(model), model.config.get_text_config(decoder=True)
+    width: int = config.hidden_size
+    kind, places, reasons = config.model_type, [], dict[str, str]()
+    for index, block in enumerate(blocks):
+        for letters, variant in _together(sites):
+            if letters == "E":
+                found = _embedding(block, width, variant, reasons) if index == 0 else []
+            elif letters in ("A", "O"):
+                found = [_at_mixer(letters, block, mixer, width, variant) for mixer in block.mixers]
+                reasons.setdefault(letters, "no mixer under a name that we know")
+            elif letters in ("C", "M"):
+                found = [
+                    Place("", letters, "", mlp.enter if letters == "C" else mlp.leave, _side(letters), width, variant)
+                    for mlp in block.mlps
+                ]
+                reasons.setdefault(letters, "no MLP under a name that we know")
+            elif letters == "D":
+                found = list(_in_mlps(block, variant, reasons))
+            else:
+                found = [
+                    one for mixer in block.mixers for one in _in_mixer(block, mixer, letters, variant, config, reasons)
+                ]
+            places += [_named(block, one, found) for one in found]
+    for letter in sites:
+        if not any(letter in one.letters for one in places):
+            why = reasons.get(letter, "no such place")
+            raise InvalidSetting("sites", f'sites: no {letter} in {kind}: {why}, got "{text}"')
+    return places
+
+
+def _together(sites: dict[str, Variant]) -> Iterator[tuple[str, Variant]]:
+    """Q, K and V in one where they are alike."""
+    alike = {*"QKV"} <= sites.keys() and sites["Q"] == sites["K"] == sites["V"]
+    for letter, variant in sites.items():
+        if not (alike and letter in "KV"):
+            yield ("QKV" if alike and letter == "Q" else letter), variant
+
+
+def _side(letter: str) -> str:
+    return "input" if letter in "AC" else "output"
+
+
+def _named(block: Block, one: Place, same_letter: list[Place]) -> Place:
+    """With its names. `canon_A`; of several with one letter in a block `canon_A_mamba`."""
+    letters = "QKV" if one.letters == "QKV" else one.letters
+    name = f"canon_{letters}"
+    if sum(other.letters == one.letters for other in same_letter) > 1:
+        names = [other.module for other in same_letter if other.letters == one.letters]
+        name += "_" + _short(one.module, names).replace(".", "_").removesuffix("_proj")
+    fields = {key: value for key, value in vars(one).items() if key not in ("block", "name")}
+    return Place(block=block.path, name=name, **fields)
+
+
+def _short(path: str, paths: list[str]) -> str:
+    """Without the beginning and the end that all have."""
+    parts = [p.split(".") for p in paths]
+    mine = path.split(".")
+    while len(mine) > 1 and all(len(p) > 1 and p[0] == mine[0] for p in parts):
+        mine, parts = mine[1:], [p[1:] for p in parts]
+    while len(mine) > 1 and all(len(p) > 1 and p[-1] == mine[-1] for p in parts):
+        mine, parts = mine[:-1], [p[:-1] for p in parts]
+    return ".".join(mine)
+
+
+def _embedding(block: Block, width: int, variant: Variant, reasons: dict[str, str]) -> list[Place]:
+    streams = {"altup", "attn_hc"} & block.module._modules.keys()
+    if streams or block.path.startswith("model.L_module"):
+        reasons["E"] = "its blocks take several streams at once, or run several times"
+        return []
+    return [Place("", "E", "", "", "input", width, variant)]
+
+
+def _at_mixer(letter: str, block: Block, mixer: Mixer, width: int, variant: Variant) -> Place:
+    if letter == "O":
+        return Place("", letter, "", mixer.leave, "output", width, variant)
+    # Of latent attention, queries may be projected from something smaller; keys never are.
+    path = next((mixer.roles[role] for role in ("K", "KV", "QKV", "all") if role in mixer.roles), None)
+    size = width if path is None else channels_in(block.module.get_submodule(path))
+    return Place("", letter, "", mixer.enter, "input", size, variant)
+
+
+def _in_mlps(block: Block, variant: Variant, reasons: dict[str, str]) -> Iterator[Place]:
+    for mlp in block.mlps:
+        if mlp.why_none:
+            reasons["D"] = mlp.why_none
+        for path in mlp.projections:
+            yield Place("", "D", "", path, "output", channels_out(block.module.get_submodule(path)), variant)
+    reasons.setdefault("D", "no projection before a nonlinearity under a name that we know")
+
+
+def _in_mixer(
+    block: Block, mixer: Mixer, letters: str, variant: Variant, config: Any, reasons: dict[str, str]
+) -> Iterator[Place]:
+    """On the projections of one mixer. letters: Q, K or V alone, or QKV, which is B."""
+    for letter in letters:
+        reasons.setdefault(letter, "no projections of queries, keys and values under names that we know")
+    for role, path in mixer.roles.items():
+        projection = block.module.get_submodule(path)
+        if role == "all":
+            if letters == "QKV":
+                yield from _whole(projection, path, "QKV", variant, mixer, reasons)
+            else:
+                reasons[letters] = "one projection makes all that its mixer reads (B is Canon on all of it)"
+        elif mixer.shares_keys and role in ("K", "V"):
+            reasons.setdefault(role, "its keys and values are those of another block")
+        elif role == "KV":
+            if letters == "QKV":
+                yield from _whole(projection, path, "KV", variant, mixer, reasons)
+            elif letters in "KV":
+                reasons[letters] = "keys and values come from one projection (B is Canon on all of it)"
+        elif role == "QKV":
+            yield from _fused(projection, path, letters, variant, mixer, reasons)
+        elif role in letters:
+            channels = channels_of(mixer.module, projection, role)
+            assert channels is not None
+            yield from _separate(projection, path, role, channels[role], variant, mixer, config)
+
+
+def _whole(
+    projection: nn.Module, path: str, letters: str, variant: Variant, mixer: Mixer, reasons: dict[str, str]
+) -> Iterator[Place]:
+    _needs_no_heads(variant, mixer, "its projection makes more than keys, or more than queries")
+    yield Place("", letters, "", path, "output", channels_out(projection), variant)
+
+
+def _fused(
+    projection: nn.Module, path: str, letters: str, variant: Variant, mixer: Mixer, reasons: dict[str, str]
+) -> Iterator[Place]:
+    _needs_no_heads(variant, mixer, "its queries, keys and values come from one projection")
+    channels, width = channels_of(mixer.module, projection, "QKV"), channels_out(projection)
+    if letters == "QKV":
+        parts = [] if channels is None else sorted(channels.values(), key=lambda one: one.first)
+        whole = Channels(parts[0].groups, parts[0].first, parts[-1].end) if parts else Channels(1, 0, width)
+    elif channels is None:
+        reasons[letters] = f"we do not know which channels of {path} are its own (B is Canon on all of them)"
+        return
+    else:
+        whole = channels[letters]
+    part = None if whole.count == width else whole
+    yield Place("", letters, "", path, "output", whole.count, variant, part)
+
+
+def _separate(
+    projection: nn.Module, path: str, letter: str, channels: Channels, variant: Variant, mixer: Mixer, config: Any
+) -> Iterator[Place]:
+    part = None if channels.count == channels_out(projection) else channels
+    head_dim = input_size = None
+    if variant.form in ("dynamic", "offset"):
+        names = ("head_dim", "attention_head_size", "head_k_dim")
+        sizes = [getattr(mixer.module, name, None) for name in names] + [getattr(config, "head_dim", None)]
+        head_dim = next((size for size in sizes if isinstance(size, int)), None)
+        if head_dim is None or channels.count % head_dim:
+            _needs_no_heads(variant, mixer, "its head size is not known")
+        if "KV" in mixer.roles:
+            _needs_no_heads(variant, mixer, "its projection does not read the mixer's input")
+        input_size = channels_in(projection) if variant.form == "dynamic" else None
+    yield Place("", letter, "", path, "output", channels.count, variant, part, head_dim, input_size)
+
+
+def _needs_no_heads(variant: Variant, mixer: Mixer, why: str) -> None:
+    if variant.form in ("dynamic", "offset"):
+        kind = type(mixer.module).__name__
+        raise InvalidSetting("sites", f"sites: no :{variant.form} in {kind}: {why}")

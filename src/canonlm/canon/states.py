@@ -1,0 +1,149 @@
+"""Canon states in a host's own cache: what moves the cache's keys and values moves them too.
+
+A cache is adopted by giving its object a class that is derived from its own and has the same name. Nothing in it is
+replaced, and its layers, which some hosts look at, stay as they are.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, StaticCache
+
+from canonlm.errors import expected
+
+
+class CanonCache:
+    """What is put before the class of a cache. A state is `[B, C, K]`: the last K inputs of a Canon layer, time last;
+    longer while the past is recorded."""
+
+    canon_states: dict[str, Tensor]
+    canon_records: bool
+    canon_static: bool
+
+    def read_canon(self, key: str, kernel: int) -> Tensor | None:
+        state = self.canon_states.get(key)
+        return state if state is None or not self.canon_records else state[..., -kernel:]
+
+    def write_canon(self, key: str, state: Tensor, inputs_BTC: Tensor, real_BT: Tensor | None) -> None:
+        """state: after the inputs, of which those that are real are no padding."""
+        old = self.canon_states.get(key)
+        if self.canon_records:
+            # Someone may take tokens back (prompt lookup): every input is kept, until `crop` cuts the state.
+            past = torch.zeros_like(state) if old is None else old
+            new = inputs_BTC if real_BT is None else inputs_BTC.masked_fill(~real_BT[..., None], 0)
+            self.canon_states[key] = torch.cat([past, new.transpose(1, 2)], dim=-1)
+        elif self.canon_static and old is not None and not state.requires_grad:
+            old.copy_(state)  # in place: a CUDA graph reads it from the same address every time
+        else:
+            self.canon_states[key] = state
+
+    def activate_past_recording(self) -> None:
+        super().activate_past_recording()  # type: ignore[misc]
+        self.canon_records = True
+
+    def crop(self, tokens_to_remove: int) -> None:
+        removed = -tokens_to_remove
+        if tokens_to_remove > 0:  # an older meaning: how many tokens are to stay
+            removed = max(0, int(self.get_seq_length()) - tokens_to_remove)  # type: ignore[attr-defined]
+        if removed and self.canon_states and not self.canon_records:
+            raise expected(
+                "past_key_values", "activate_past_recording() before tokens are read that a crop takes back", self
+            )
+        super().crop(tokens_to_remove)  # type: ignore[misc]
+        if self.canon_records:
+            for key, kernel in self.canon_kernels.items():
+                state = self.canon_states[key]
+                if state.shape[-1] - removed < kernel:
+                    raise expected("tokens_to_remove", "tokens that were read since recording began", tokens_to_remove)
+                end = state.shape[-1] - removed
+                self.canon_states[key] = state[..., end - kernel : end]
+
+    @property
+    def canon_kernels(self) -> dict[str, int]:
+        return {key: int(key.rpartition(":")[2]) for key in self.canon_states}
+
+    def reset(self) -> None:
+        super().reset()  # type: ignore[misc]
+        for key, kernel in self.canon_kernels.items():
+            state = self.canon_states[key]
+            if self.canon_static:
+                state.zero_()
+            else:
+                self.canon_states[key] = torch.zeros_like(state[..., :kernel])
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)  # type: ignore[misc]
+        for key, state in self.canon_states.items():
+            self.canon_states[key] = state.index_select(0, beam_idx.to(state.device))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)  # type: ignore[misc]
+        for key, state in self.canon_states.items():
+            self.canon_states[key] = state.repeat_interleave(repeats, dim=0)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)  # type: ignore[misc]
+        for key, state in self.canon_states.items():
+            self.canon_states[key] = state[indices, ...]
+
+    def __reduce__(self) -> Any:  # pickle cannot find a class that is made here by its name
+        return _new, (_class_before(type(self)),), vars(self)
+
+
+@functools.cache
+def _class_with_canon(cache_class: Any) -> Any:
+    names = {
+        "__module__": cache_class.__module__,
+        "__qualname__": cache_class.__qualname__,
+        "__doc__": cache_class.__doc__,
+    }
+    return type(cache_class.__name__, (CanonCache, cache_class), names)
+
+
+def _class_before(cache_class: type) -> type:
+    return cache_class.__bases__[1]
+
+
+def _new(cache_class: Any) -> Any:
+    made = _class_with_canon(cache_class)
+    return made.__new__(made)
+
+
+def remember_recording() -> None:
+    """Let every cache know that it was asked to record its past: the library's own only tells layers that can forget,
+    and a cache may be asked before a model sees it."""
+    plain = Cache.activate_past_recording
+    if getattr(plain, "remembers", False):
+        return
+
+    @functools.wraps(plain)
+    def activate_past_recording(self: Any) -> None:
+        plain(self)
+        self.canon_records = True
+
+    activate_past_recording.remembers = True  # type: ignore[attr-defined]
+    Cache.activate_past_recording = activate_past_recording  # type: ignore[method-assign]
+
+
+def adopt(cache: Any) -> None:
+    """Make a place for Canon states in a cache. One that is adopted already stays as it is."""
+    if isinstance(cache, CanonCache):
+        return
+    # Inside of a graph a class cannot change: the states are kept, and the methods come when the cache is next seen.
+    if "canon_states" not in vars(cache):
+        cache.canon_states = {}
+        cache.canon_records = getattr(cache, "canon_records", False)
+        cache.canon_static = isinstance(cache, StaticCache)
+    if not torch.compiler.is_compiling():
+        plain: Any = type(cache)
+        cache.__class__ = _class_with_canon(plain)
+
+
+def read(cache: Cache, key: str, kernel: int) -> Tensor | None:
+    return CanonCache.read_canon(cache, key, kernel)  # type: ignore[arg-type]
+
+
+def write(cache: Cache, key: str, state: Tensor, inputs_BTC: Tensor, real_BT: Tensor | None) -> None:
+    CanonCache.write_canon(cache, key, state, inputs_BTC, real_BT)  # type: ignore[arg-type]

@@ -1,0 +1,214 @@
+"""Canon layers inside of a host: what is put around its blocks, and on the inputs and outputs of their parts.
+
+A block gets a class that is derived from its own, so that the layout of the tokens travels with the block's arguments:
+a block that is computed again in the backward gets the same. Parts keep their classes; hooks on them do the rest.
+"""
+
+import functools
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+
+from canonlm.canon import states
+from canonlm.canon.fused import Channels
+from canonlm.canon.layout import Layout, layout_of
+from canonlm.errors import InvalidSetting, expected
+
+
+class Hosted:
+    """What a canonized model keeps: its sites, bound to its modules, and the layout of the forward that is running."""
+
+    def __init__(self, decoder: nn.Module, names: Sequence[str]) -> None:
+        """decoder: the module that takes `input_ids`; names: of its forward's arguments."""
+        self.decoder, self.names = decoder, tuple(names)
+        self.layout: Layout | None = None
+        self.last: Layout | None = None
+        self.sites: list[Site] = []
+        self.handles: list[Any] = []
+
+    def begin(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Before the decoder's forward."""
+        for site in self.sites:
+            if site.is_stale:
+                site.bind()
+        self.layout = layout_of(decoder, {**dict(zip(self.names, args, strict=False)), **kwargs})  # type: ignore[arg-type]
+
+    def end(self, decoder: nn.Module, args: tuple, output: Any) -> None:
+        self.last, self.layout = self.layout, None
+
+    def current(self) -> Layout:
+        """Of the running forward, or, where a block is computed again from outside, of the last."""
+        layout = self.layout
+        if layout is None and torch._C._current_graph_task_id() != -1:
+            layout = self.last
+        if layout is None:
+            what = "a call of the model, which tells Canon layers of padding and documents, not of a block alone"
+            raise expected("forward", what, type(self.decoder).__name__)
+        return layout
+
+
+class Running:
+    """A block's arguments, while its forward runs."""
+
+    layout: Layout | None = None
+    cache: Cache | None = None
+    key = ""
+
+
+class CanonBlock:
+    """What is put before the class of a block."""
+
+    canon_host: Hosted
+    canon_index: int
+    canon_running: Running
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs["canon_layout"] = self.canon_host.current()
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+    def forward(self, *args: Any, canon_layout: Layout | None = None, **kwargs: Any) -> Any:
+        running, layout = self.canon_running, canon_layout
+        cache = next((value for value in (*kwargs.values(), *args) if isinstance(value, Cache)), None)
+        if cache is not None and layout is not None:
+            states.adopt(cache)
+            visit = layout.visits.get(self.canon_index, 0)
+            layout.visits[self.canon_index] = visit + 1
+            running.key = f"{self.canon_index}" if visit == 0 else f"{self.canon_index}/{visit}"
+        running.layout, running.cache = layout, cache
+        try:
+            if "canon_E" in self._modules:  # type: ignore[attr-defined]
+                args, kwargs = on_input(args, kwargs, lambda x: run(self, "canon_E", x))  # type: ignore[arg-type]
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            running.layout = running.cache = None
+
+
+@functools.cache
+def _block_class(block_class: Any) -> Any:
+    # Its name and home too: the library finds out by them what may not be split, and whose code this is.
+    names = ("__module__", "__qualname__", "__doc__")
+    return type(block_class.__name__, (CanonBlock, block_class), {name: getattr(block_class, name) for name in names})
+
+
+def run(block: nn.Module, name: str, x: Tensor, mixer_input: Tensor | None = None) -> Tensor:
+    """The Canon layer of that name on `[B, T, C]`, or on all tokens in one list, `[B * T, C]`."""
+    running: Running = block.canon_running  # type: ignore[assignment]
+    layout, cache = running.layout, running.cache
+    if layout is None:
+        raise InvalidSetting("forward", f"forward: {name} runs outside of its block, so nothing tells it of padding")
+    shape = x.shape
+    if x.ndim == 2 and shape[0] == layout.batch * layout.time:
+        x = x.unflatten(0, (layout.batch, layout.time))
+    if x.ndim != 3 or x.shape[1] != layout.time or x.shape[0] != layout.batch:
+        what = f"the input [{layout.batch}, {layout.time}, channels] of {name}"
+        raise InvalidSetting("forward", f"forward: expected {what}, got {list(shape)}")
+    canon = getattr(block, name)  # by name: training parts of a model may have put another module there
+    options = {} if mixer_input is None else {"mixer_input": mixer_input}
+    if cache is None:
+        y = canon(x, attention_mask=layout.real, doc_ids=layout.doc_ids, **options)
+    else:
+        kernel = canon.kernel_size
+        key = f"{running.key}.{name}:{kernel}"
+        past = states.read(cache, key, kernel)
+        if past is not None and past.device != x.device:
+            past = past.to(x.device)
+        y, state = canon(
+            x, attention_mask=layout.real, doc_ids=layout.doc_ids, state=past, return_state=True, **options
+        )
+        states.write(cache, key, state, x, layout.real)
+    return y if y.shape == shape else y.reshape(shape)
+
+
+def on_input(args: tuple, kwargs: dict[str, Any], change: Any) -> tuple[tuple, dict[str, Any]]:
+    """Arguments with the hidden states changed, in each place where they stand."""
+    x = next((value for value in args if isinstance(value, Tensor)), None)
+    if x is None:
+        x = kwargs.get("hidden_states")
+    if x is None:
+        x = next(value for value in kwargs.values() if isinstance(value, Tensor) and value.is_floating_point())
+    y = change(x)
+    return tuple(y if value is x else value for value in args), {k: y if v is x else v for k, v in kwargs.items()}
+
+
+class InputHook:
+    """Before a module's forward: a Canon layer on its input."""
+
+    def __init__(self, block: nn.Module, name: str) -> None:
+        self.block, self.name = block, name
+
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        return on_input(args, kwargs, lambda x: run(self.block, self.name, x))
+
+
+class OutputHook:
+    """After a module's forward: a Canon layer on its output, or on some channels of it."""
+
+    def __init__(self, block: nn.Module, name: str, channels: Channels | None, takes_input: bool) -> None:
+        self.block, self.name, self.channels, self.takes_input = block, name, channels, takes_input
+
+    def __call__(self, module: nn.Module, args: tuple, output: Any) -> Any:
+        x = output[0] if isinstance(output, tuple) else output
+        source = args[0] if self.takes_input else None
+        if (channels := self.channels) is None:
+            y = run(self.block, self.name, x, source)
+        else:
+            parts = x.unflatten(-1, (channels.groups, -1))
+            mine = run(self.block, self.name, parts[..., channels.first : channels.end].flatten(-2), source)
+            mine = mine.unflatten(-1, (channels.groups, -1))
+            y = torch.cat([parts[..., : channels.first], mine, parts[..., channels.end :]], dim=-1).flatten(-2)
+        return (y, *output[1:]) if isinstance(output, tuple) else y
+
+
+class Site:
+    """A hook on the child of that name of a module, whichever module that is at the time: training adapters and
+    quantisation put others in its place."""
+
+    def __init__(self, parent: nn.Module, child: str, hook: InputHook | OutputHook) -> None:
+        self.parent, self.child, self.hook = parent, child, hook
+        self.bound: nn.Module | None = None
+        self.handle: Any = None
+        self.bind()
+
+    @property
+    def is_stale(self) -> bool:
+        return self.parent._modules[self.child] is not self.bound
+
+    @torch.compiler.disable
+    def bind(self) -> None:
+        self.remove()
+        self.bound = module = self.parent._modules[self.child]
+        assert module is not None
+        if isinstance(self.hook, InputHook):
+            self.handle = module.register_forward_pre_hook(self.hook, with_kwargs=True)
+        else:
+            self.handle = module.register_forward_hook(self.hook)
+
+    def remove(self) -> None:
+        if self.handle is not None:
+            self.handle.remove()
+
+
+def wrap_block(block: nn.Module, host: Hosted, index: int) -> None:
+    hooked = getattr(block, "_old_forward", None)  # of accelerate, which puts its own forward before ours
+    if "forward" in vars(block) and hooked is None:
+        what = "blocks whose forward nothing has replaced: canonize the model first"
+        raise InvalidSetting("model", f"model: expected {what}, got a {type(block).__name__} with another forward")
+    plain: Any = type(block)
+    block.__class__ = _block_class(plain)
+    block.canon_host, block.canon_index, block.canon_running = host, index, Running()  # type: ignore[assignment]
+    if hooked is not None:
+        block._old_forward = types.MethodType(type(block).forward, block)  # type: ignore[assignment]
+
+
+def unwrap_block(block: nn.Module) -> None:
+    for name in [name for name in block._modules if name.startswith("canon_")]:
+        delattr(block, name)
+    block.__class__ = type(block).__bases__[1]
+    for name in ("canon_host", "canon_index", "canon_running"):
+        delattr(block, name)
+    if "_old_forward" in vars(block):
+        block._old_forward = types.MethodType(type(block).forward, block)  # type: ignore[assignment]

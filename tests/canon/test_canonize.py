@@ -1,0 +1,409 @@
+"""Canon layers in decoders of transformers: `canonlm.canonize`, against the host, and against plain forwards."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+import canonlm
+from canonlm import check
+from canonlm.canon.layer import CanonLayer
+from canonlm.models.interface import Sizes
+from canonlm.models.sizes import causal_config
+
+SIZES = Sizes(num_hidden_layers=2, hidden_size=32, num_attention_heads=4, vocab_size=61, seq_len=64)
+KINDS = {
+    "llama": "ABCDOME",
+    "qwen3": "ABCD",
+    "mistral": "KVOM:scaled",
+    "gemma2": "ABCD",
+    "gpt2": "ABCD",
+    "gpt_neox": "ABCD",
+    "phi3": "ABCD",
+    "olmo2": "ABCD",
+    "cohere": "ABCD",
+    "falcon": "ABCD",
+    "bloom": "ABCD",
+    "opt": "ABCD",
+    "mixtral": "ABCM",
+    "qwen2_moe": "ABC",
+    "deepseek_v3": "ABCD",
+    "mamba": "ABO",
+    "jamba": "ABCD",
+    "lfm2": "ABCD",
+}
+"""Hosts, and the sites that they are tested with."""
+
+QUICK = ("llama", "gpt2", "mixtral", "jamba")
+DOUBLE = torch.float64
+
+
+def host(kind: str, dtype: torch.dtype = DOUBLE, **fields: Any) -> PreTrainedModel:
+    """Small, with weights with which a wrong token shows."""
+    layers = {"jamba": 4, "lfm2": 4}.get(kind, 2)
+    sizes = Sizes(layers, SIZES.hidden_size, SIZES.num_attention_heads, SIZES.vocab_size, SIZES.seq_len, fields)
+    model_class, config = causal_config(f"hf:{kind}", sizes)
+    model: Any = model_class
+    torch.manual_seed(0)
+    made = model._from_config(config, dtype=dtype).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.ndim == 2:
+                parameter.copy_(parameter.shape[1] ** -0.5 * torch.randn(parameter.shape, generator=generator))
+    return made
+
+
+def with_taps(model: PreTrainedModel) -> PreTrainedModel:
+    """The same model; its Canon layers do something."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "canon_" in name:
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def canonized(kind: str, sites: str | None = None, **options: Any) -> PreTrainedModel:
+    return with_taps(canonlm.canonize(host(kind, **options), sites or KINDS[kind]))
+
+
+def ids(batch: int = 2, time: int = 10, seed: int = 3) -> torch.Tensor:
+    return torch.randint(1, SIZES.vocab_size, (batch, time), generator=torch.Generator().manual_seed(seed))
+
+
+def logits(model: Any, tokens: torch.Tensor, **options: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(tokens, **options).logits
+
+
+def differ(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+def slow_unless_quick(kinds: dict[str, str]) -> list:
+    return [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in kinds]
+
+
+# What it starts as, and what it computes.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_starts_as_the_host_bit_for_bit(kind):
+    model = host(kind, torch.float32)
+    before = logits(model, ids())
+    sites = KINDS[kind].replace(":scaled", "")
+    assert canonlm.canonize(model, sites) is model
+    assert torch.equal(logits(model, ids()), before)
+    assert any(isinstance(part, CanonLayer) for part in model.modules())
+
+
+@pytest.mark.parametrize("kind", slow_unless_quick(KINDS))
+@pytest.mark.parametrize("case", check.CASES)
+def test_it_answers_the_same_however_it_is_asked(kind, case):
+    before, after = (check.decoding(model, [case])[0] for model in (host(kind), canonized(kind)))
+    order = ("passed", "refused", "differs")
+    assert order.index(after.state) <= order.index(before.state), (before, after)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_tap_is_trained(kind):
+    model = canonized(kind, dtype=torch.float32).train()
+    model(ids(), labels=ids()).loss.backward()
+    without = [n for n, p in model.named_parameters() if "canon_" in n and (p.grad is None or not p.grad.any())]
+    assert not without
+
+
+def test_llama_is_our_own_decoder_with_the_same_weights():
+    """The definition: our decoder, whose Canon layers are called by its own forward."""
+    from canonlm import CanonLMConfig, CanonLMForCausalLM
+
+    model = canonized("llama", "ABCD")
+    config = model.config
+    ours = CanonLMForCausalLM(
+        CanonLMConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            max_position_embeddings=config.max_position_embeddings,
+            rope_theta=config.rope_parameters["rope_theta"],
+            rms_norm_eps=config.rms_norm_eps,
+            canon_set="ABCD",
+        )
+    ).to(DOUBLE)
+    names = {"canon_A": "canonA", "canon_C": "canonC", "canon_D_gate": "mlp.canonD_gate", "canon_D_up": "mlp.canonD_up"}
+    names |= {f"canon_{x.upper()}": f"self_attn.canonB_{x}" for x in "qkv"}
+    weights = {}
+    for name, tensor in model.state_dict().items():
+        for theirs, own in names.items():
+            name = name.replace(theirs + ".", own + ".")
+        weights[name] = tensor
+    ours.load_state_dict(weights)
+    assert differ(logits(ours.eval(), ids()), logits(model, ids())) < 1e-6  # its rotary table is made another way
+
+
+@pytest.mark.parametrize(
+    ("kind", "letter"), [(kind, letter) for kind in ("gpt2", "phi3", "gpt_neox", "falcon") for letter in "QKV"]
+)
+def test_channels_of_fused_projections_are_those_that_attention_gets(kind, letter):
+    """Told by gradients: of what attention gets as keys, by what the projection makes."""
+    model = host(kind)
+    [place, *_] = canonlm.describe(model, letter)
+    projection = model.get_submodule(f"{place.block}.{place.module}")
+    made, reached = [], {}
+    handle = projection.register_forward_hook(lambda module, args, output: made.append(output))
+    plain = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(query, key, value, *args, **kwargs):
+        if not reached:
+            reached.update(Q=query, K=key, V=value)
+        return plain(query, key, value, *args, **kwargs)
+
+    torch.nn.functional.scaled_dot_product_attention = watched
+    try:
+        model(ids(1, 4), use_cache=False)
+    finally:
+        torch.nn.functional.scaled_dot_product_attention = plain
+        handle.remove()
+    [gradient] = torch.autograd.grad(reached[letter].square().sum(), made[0])
+    channels = gradient.abs().sum((0, 1)) > 0
+    mine = torch.zeros_like(channels).unflatten(-1, (place.part.groups, -1))
+    mine[:, place.part.first : place.part.end] = True
+    assert torch.equal(channels, mine.flatten())
+
+
+# States, padding, documents.
+
+
+def test_a_token_is_taken_back_as_if_it_had_not_been():
+    model, tokens = canonized("llama"), ids()
+    cache = DynamicCache(config=model.config)
+    cache.activate_past_recording()
+    logits(model, tokens, past_key_values=cache, use_cache=True)
+    cache.crop(-4)
+    assert differ(logits(model, tokens[:, -4:], past_key_values=cache), logits(model, tokens)[:, -4:]) < 1e-9
+
+
+def test_taking_tokens_back_without_a_recorded_past_is_refused():
+    model = canonized("llama")
+    cache = model(ids(), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="activate_past_recording"):
+        cache.crop(-2)
+    assert cache.get_seq_length() == 10
+
+
+def test_a_prefix_is_read_once_and_continued_several_times():
+    model, prefix = canonized("llama"), ids(1, 6)
+    with torch.no_grad():
+        cache = model(prefix, use_cache=True).past_key_values
+    for seed in (5, 6):
+        more = ids(1, 4, seed)
+        whole = logits(model, torch.cat([prefix, more], dim=1))[:, 6:]
+        assert differ(logits(model, more, past_key_values=copy.deepcopy(cache)), whole) < 1e-9
+
+
+def test_rows_of_a_cache_are_selected_and_repeated():
+    model, tokens, more = canonized("llama"), ids(), ids(2, 1, 9)
+    cache = model(tokens, use_cache=True).past_key_values
+    cache.batch_select_indices(torch.tensor([1]))
+    cache.batch_repeat_interleave(2)
+    whole = torch.cat([tokens[[1, 1]], more], dim=1)
+    assert differ(logits(model, more, past_key_values=cache)[:, 0], logits(model, whole)[:, -1]) < 1e-9
+
+
+def test_a_cache_goes_through_pickle_and_is_reset():
+    model, tokens = canonized("llama"), ids()
+    with torch.no_grad():
+        cache = pickle.loads(pickle.dumps(model(tokens, use_cache=True).past_key_values))
+    more = ids(2, 1, 9)
+    whole = logits(model, torch.cat([tokens, more], dim=1))[:, -1]
+    assert differ(logits(model, more, past_key_values=cache)[:, 0], whole) < 1e-9
+    cache.reset()
+    assert differ(logits(model, tokens, past_key_values=cache), logits(model, tokens)) < 1e-9
+
+
+def test_a_cache_that_the_host_has_filled_is_refused():
+    model = host("llama")
+    cache = model(ids(), use_cache=True).past_key_values
+    canonlm.canonize(model, "AC")
+    with pytest.raises(ValueError, match="past_key_values"):
+        model(ids(2, 1), past_key_values=cache)
+
+
+def test_documents_are_isolated_where_the_host_isolates_them():
+    model, tokens = canonized("llama"), ids(1, 10)
+    positions = torch.cat([torch.arange(4), torch.arange(6)])[None]
+    packed = logits(model, tokens, position_ids=positions, use_cache=False)
+    assert differ(packed[:, 4:], logits(model, tokens[:, 4:])) < 1e-9
+    # With a cache, or a mask, the library lets attention cross documents: Canon layers do not make it half.
+    plain = host("llama")
+    for options in ({"use_cache": True}, {"use_cache": False, "attention_mask": torch.ones_like(tokens)}):
+        crossing = logits(plain, tokens, position_ids=positions, **options)
+        assert differ(crossing[:, 4:], logits(plain, tokens[:, 4:])) > 1e-3
+        assert "doc_ids" not in told(canonized("llama", "A"), tokens, position_ids=positions, **options)
+
+
+def told(model: Any, tokens: torch.Tensor, **options: Any) -> set[str]:
+    """What the first Canon layer is told of the tokens."""
+    known: set[str] = set()
+    layer = model.model.layers[0].canon_A
+    layer.register_forward_pre_hook(
+        lambda m, args, kwargs: known.update(k for k, v in kwargs.items() if v is not None), with_kwargs=True
+    )
+    logits(model, tokens, **options)
+    return known
+
+
+def test_padding_on_the_left_changes_nothing():
+    model, tokens = canonized("llama"), ids(1, 6)
+    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), tokens], dim=1)
+    mask = (torch.arange(9) >= 3).long()[None]
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    assert (
+        differ(logits(model, padded, attention_mask=mask, position_ids=positions)[:, 3:], logits(model, tokens)) < 1e-9
+    )
+
+
+def test_copies_are_independent():
+    model, tokens = canonized("llama"), ids()
+    other, before = copy.deepcopy(model), logits(model, tokens)
+    with torch.no_grad():
+        for name, parameter in other.named_parameters():
+            if "canon_" in name:
+                parameter.zero_()
+    assert torch.equal(logits(model, tokens), before)
+    assert differ(logits(other, tokens), logits(host("llama"), tokens)) < 1e-9
+
+
+# Variants.
+
+
+@pytest.mark.parametrize(
+    "sites",
+    [
+        "ABCD:k2",
+        "AC:smear",
+        "K:offset",
+        "KV:dynamic",
+        "B:dynamic:scaled",
+        "AC:silu:bias",
+        "AC:avg",
+        "A:nores:silu,C:id",
+    ],
+)
+def test_variants_decode_as_they_are_read(sites):
+    model, tokens = canonized("llama", sites), ids()
+    assert differ(logits(model, tokens), logits(host("llama"), tokens)) > 1e-4
+    [outcome] = check.decoding(model, ["pieces"])
+    assert outcome.state == "passed", outcome
+
+
+def test_uniform_taps_are_drawn_and_frozen_ones_stay():
+    model = canonlm.canonize(host("llama"), "A,C:frozen", init="uniform")
+    block: Any = model.model.layers[0]
+    assert 0.2 < block.canon_A.weight.abs().max() <= 0.5
+    assert block.canon_A.weight.requires_grad
+    assert not block.canon_C.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("kind", "sites", "why"),
+    [
+        ("llama", "X", "letters out of"),
+        ("llama", "AA", "A once"),
+        ("llama", "A:k0", "kernel"),
+        ("llama", "A:what", "variant"),
+        ("llama", "", "ABCD"),
+        ("llama", "Ab", "no b"),
+        ("gpt2", "K:offset", "one projection"),
+        ("phi3", "B:dynamic", "one projection"),
+        ("deepseek_v3", "K", "one projection"),
+        ("mixtral", "D", "no D in mixtral: routed experts have no time axis"),
+        ("mamba", "C", "no C in mamba"),
+        ("mamba", "K", "no K in mamba"),
+        ("bert", "AC", "sees? those after"),
+        ("rwkv", "A", "outside of the library's caches"),
+        ("xlnet", "A", "time first"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(kind, sites, why):
+    model = host(kind)
+    before = set(model.state_dict())
+    with pytest.raises(ValueError, match=why) as caught:
+        canonlm.canonize(model, sites)
+    assert "\n" not in str(caught.value)
+    assert set(model.state_dict()) == before
+
+
+def test_models_that_cannot_be_canonized():
+    model = canonized("llama", "A")
+    for wrong, why in ((model, "without Canon"), (nn.Linear(2, 2), "a model of transformers")):
+        with pytest.raises(ValueError, match=why):
+            canonlm.canonize(wrong, "A")
+    with pytest.raises(ValueError, match="canonize was called on"):
+        canonlm.decanonize(host("llama"))
+    ours = canonlm.CanonLMForCausalLM(canonlm.CanonLMConfig(vocab_size=11, hidden_size=8, num_attention_heads=2))
+    with pytest.raises(ValueError, match="of its own"):
+        canonlm.canonize(ours, "A")
+
+
+def test_the_description_tells_what_is_made():
+    model = host("gpt2")
+    rows = canonlm.describe(model, "ABCD")
+    assert [(row.letters, row.module, row.side, row.channels) for row in rows[:4]] == [
+        ("A", "attn", "input", 32),
+        ("QKV", "attn.c_attn", "output", 96),
+        ("C", "mlp", "input", 32),
+        ("D", "mlp.c_fc", "output", 128),
+    ]
+    assert len(rows) == 8
+    canonlm.canonize(model, "ABCD")
+    made = {name: part.hidden_size for name, part in model.named_modules() if isinstance(part, CanonLayer)}
+    assert made == {f"{row.block}.{row.name}": row.channels for row in rows}
+
+
+# Saving, and going back.
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "mixtral"])
+def test_a_folder_gives_the_model_back(kind, tmp_path):
+    model = canonized(kind, dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert torch.equal(logits(loaded.eval(), ids()), logits(model, ids()))
+    assert type(loaded) is type(model)
+
+
+def test_a_host_and_a_canonized_model_do_not_load_each_others_folders(tmp_path):
+    model, plain = canonized("llama", dtype=torch.float32), host("llama", torch.float32)
+    model.save_pretrained(tmp_path / "canon")
+    plain.save_pretrained(tmp_path / "plain")
+    with pytest.raises(ValueError, match="expected the folder of a canonized model"):
+        type(model).from_pretrained(tmp_path / "plain")
+    with pytest.raises(Exception, match="import canonlm"):
+        type(plain).from_pretrained(tmp_path / "canon")
+    other = canonized("llama", "A", dtype=torch.float32)
+    with pytest.raises(ValueError, match="sites"):
+        type(other).from_pretrained(tmp_path / "canon")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decanonize_gives_the_host_back(kind):
+    model = host(kind, torch.float32)
+    before, names, kind_of = logits(model, ids()), list(model.state_dict()), type(model)
+    blocks = [type(part) for part in model.modules()]
+    canonlm.decanonize(with_taps(canonlm.canonize(model, KINDS[kind])))
+    assert type(model) is kind_of
+    assert [type(part) for part in model.modules()] == blocks
+    assert list(model.state_dict()) == names
+    assert torch.equal(logits(model, ids()), before)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
