@@ -13,8 +13,10 @@ from transformers import GenerationConfig
 
 from canonlm.models import foreign
 from canonlm.models import loss as losses
+from canonlm.models.build import complete_name
 from canonlm.models.checks import check
 from canonlm.models.foreign import library_model, outside_model, positions
+from canonlm.models.initialize import generator_for
 from canonlm.models.interface import Sizes
 from canonlm.outside import load
 
@@ -70,6 +72,48 @@ def test_initial_weights_are_a_function_of_seed_and_name(model_type):
     model.module.tie_weights()
     assert equal(tensors(at_once), tensors(model.module))
     assert not equal(tensors(at_once), tensors(library_model(f"hf:{model_type}", SIZES, seed=4).module))
+
+
+@pytest.mark.parametrize(
+    "arch", ["hf:qwen3+canon", "hf:gpt2+canon=AC:bias", "hf:lfm2+canon=A:avg,M:k3", "hf:mixtral+canon=ABC"]
+)
+def test_canon_in_a_model_of_the_library(arch):
+    """Its host starts as without; Canon layers start as in our decoder, whatever else is drawn, in any order."""
+    model, plain = (library_model(name, SIZES, seed=3) for name in (arch, arch.partition("+")[0]))
+    check(model)
+    mine = model.module.state_dict()
+    assert equal({name: mine[name] for name in plain.module.state_dict()}, plain.module.state_dict())
+    taps = {name: p for name, p in model.module.named_parameters() if "canon_" in name}
+    assert taps
+    assert model.num_parameters == plain.num_parameters + sum(p.numel() for p in taps.values())
+    for name, parameter in taps.items():
+        layer = model.module.get_submodule(name.rpartition(".")[0])
+        drawn = torch.empty_like(parameter)
+        layer.fill(name.rpartition(".")[2], drawn, generator_for(3, name))
+        assert torch.equal(parameter, drawn)
+        assert parameter.abs().max() > 0
+    with torch.device("meta"):
+        apart = library_model(arch, SIZES, seed=3)
+    apart.module.to_empty(device="cpu")
+    for name, part in reversed({"": apart.module, **apart.blocks}.items()):
+        apart.initialize(part, name)
+    assert equal(apart.module.state_dict(), mine)
+    assert model.forward_flops(32)["conv"] > plain.forward_flops(32)["conv"]
+    model.loss(ids, targets, None, 64.0).total.backward()
+    assert all(p.grad.abs().max() > 0 for p in taps.values())
+
+
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    [
+        ("hf:qwen3+canon", "hf:qwen3+canon=ABCD"),
+        ("hf:qwen3{head_dim=16}+canon=DA:k3", "hf:qwen3{head_dim=16}+canon=AD:k3"),
+        ("hf:qwen3+canon:nores", "hf:qwen3+canon=ABCD:nores"),
+        ("hf:qwen3", "hf:qwen3"),
+    ],
+)
+def test_canon_has_one_name(arch, name):
+    assert complete_name(arch, SIZES)[0] == name
 
 
 def test_building_leaves_the_random_state_alone():
@@ -178,7 +222,13 @@ def test_causality_is_tried_behind_zeros_and_in_training():
         ("hf:qwen33", 'unknown model_type "qwen33". Did you mean "qwen3"?'),
         ("hf:llama{num_key_value_hedas=2}", 'unknown field "hf:llama{num_key_value_hedas}". Did you mean "num_key_v'),
         ("hf:llama{head_dim=16", "arch: expected a } at the end of its fields"),
-        ("hf:llama+canon", "arch: expected no modifiers (+)"),
+        ("hf:llama+rope=1", "arch: expected no modifiers (+)"),
+        ("hf:llama+canon+rope=1", "arch: expected no modifier but +canon"),
+        ("hf:llama+canons", "arch: expected no modifier but +canon"),
+        ("hf:llama+canon=", "+canon: expected sites such as +canon=AC"),
+        ("hf:llama+canon=AA", '+canon: expected A once, got "AA"'),
+        ("hf:mixtral+canon", "arch: hf:mixtral+canon cannot be built: sites: no D in mixtral"),
+        ("hf:rwkv+canon", "arch: hf:rwkv+canon cannot be built: model: rwkv cannot have Canon layers"),
         ("hf:llama{num_key_value_heads=3}", "arch: hf:llama{num_key_value_heads=3} does not run here"),
         ("hf:llama{hidden_act=nothing}", "arch: hf:llama{hidden_act=nothing} cannot be built here (KeyError"),
         ("hf:gemma3", "arch: hf:gemma3 is made of several models (text_config, vision_config); take one of text"),

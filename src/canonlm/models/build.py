@@ -1,7 +1,7 @@
 """From an architecture's name and sizes to a model: the one place where models are made.
 
 llama+canon, gla5{num_heads=4}                our decoder (`canonlm.models.archs` has the names)
-hf:qwen3{num_key_value_heads=2}, fla:kda      transformers, flash-linear-attention
+hf:qwen3{num_key_value_heads=2}, fla:kda      transformers, flash-linear-attention; with Canon layers hf:qwen3+canon=AC
 mine.py:Name, package.module:Name             a mixer for our decoder, or a model from outside
 """
 
@@ -55,7 +55,10 @@ def wrap(module: PreTrainedModel) -> LanguageModel:
     """The interface of a model that is there already."""
     if isinstance(module.config, CanonLMConfig):
         return Decoder(module, trained=True)  # type: ignore[arg-type]
-    return foreign.ForeignModel(f"hf:{module.config.model_type}", module, has_weights=True)
+    sites = getattr(module, "canon_sites", "")
+    return foreign.ForeignModel(
+        f"hf:{module.config.model_type}" + (f"+canon={sites}" if sites else ""), module, has_weights=True
+    )
 
 
 def complete_name(arch: str, sizes: Sizes) -> tuple[str, dict[str, Any]]:
@@ -64,6 +67,9 @@ def complete_name(arch: str, sizes: Sizes) -> tuple[str, dict[str, Any]]:
     What modifiers can say becomes part of the name: `llama+canon` with the field canon_residual = false is
     `llama+canon:nores`. Names of models from outside stay as they are.
     """
+    if arch.partition(":")[0] in LIBRARIES:
+        host, canon = foreign.split_canon(arch)
+        return host + (f"+canon={canon}" if canon else ""), sizes.fields
     if not _is_decoder(arch):
         return arch, sizes.fields
     config_of(arch, sizes, 0)  # refuses what cannot be before half of it is looked at

@@ -20,6 +20,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from canonlm.canon.canonize import canonize
+from canonlm.canon.layer import CanonLayer
+from canonlm.canon.sites import parse as parse_sites
+from canonlm.canon.sites import write as write_sites
+from canonlm.errors import InvalidSetting, expected
 from canonlm.models import loss as losses
 from canonlm.models.generation import Generation
 from canonlm.models.initialize import generator_for
@@ -32,23 +37,40 @@ _PLAIN: Any = SimpleNamespace(z_loss=None, z_loss_weight=0.0)
 
 
 def library_model(arch: str, sizes: Sizes, seed: int = 0) -> "ForeignModel":
-    """`hf:qwen3{num_key_value_heads=2}`, `fla:kda`: a model with random weights, on torch's default device.
+    """`hf:qwen3{num_key_value_heads=2}`, `hf:qwen3+canon=AC`, `fla:kda`: random weights, on torch's default device.
 
     On the meta device its parts still have to be made (`to_empty`) and initialized. InvalidSetting, in one line: no
-    such type or field, sizes that the type cannot have, a type that cannot be built here.
+    such type or field, sizes that the type cannot have, a type that cannot be built here, sites that it cannot have.
     """
     fla = arch.startswith("fla:")
-    model_class, config = (fla_config if fla else causal_config)(arch, sizes)
+    host, sites = split_canon(arch)
+    model_class, config = (fla_config if fla else causal_config)(host, sizes)
 
     def make() -> PreTrainedModel:
-        with _drawing(generator_for(seed, arch)):
-            return model_class._from_config(copy.deepcopy(config), dtype=torch.float32)
+        with _drawing(generator_for(seed, host)):
+            module = model_class._from_config(copy.deepcopy(config), dtype=torch.float32)
+            return canonize(module, sites, init="uniform") if sites else module
 
     try:
         module = make()
+    except InvalidSetting as error:
+        raise InvalidSetting("arch", f"arch: {arch} cannot be built: {error}") from None
     except Exception as error:  # the code of others: a package or a GPU that it needs, sizes that it cannot have
         raise refusal(arch, "cannot be built here", error) from error
     return (FlaModel if fla else ForeignModel)(arch, module, seed, make=make)
+
+
+def split_canon(arch: str) -> tuple[str, str]:
+    """`hf:qwen3+canon=A:zero,D` is (`hf:qwen3`, `A:zero,D`); `+canon` alone means ABCD. Canonical, "" without any."""
+    host, plus, modifier = arch.partition("+canon")
+    if not plus:
+        return arch, ""
+    if modifier and not modifier.startswith(("=", ":")):
+        raise expected("arch", "no modifier but +canon behind a model that is not our decoder", arch)
+    text = modifier[1:] if modifier.startswith("=") else f"ABCD{modifier}"
+    if not text:
+        raise expected("+canon", "sites such as +canon=AC", arch)
+    return host, write_sites(parse_sites(text, key="+canon"))
 
 
 def outside_model(arch: str, thing: Callable[..., nn.Module], sizes: Sizes, seed: int = 0) -> "ForeignModel":
@@ -165,6 +187,10 @@ class ForeignModel(LanguageModel):
         with _loaded([tensor for block in blocks for tensor in block.state_dict(keep_vars=True).values()]):
             for module in modules:
                 path = self._paths[module]
+                if isinstance(module, CanonLayer):
+                    for key, parameter in module.named_parameters(recurse=False):
+                        module.fill(key, parameter, generator_for(self.seed, f"{path}.{key}"))
+                    continue
                 with _drawing(generator_for(self.seed, path)):
                     self._owner(path)._init_weights(module)
         for module in modules:
@@ -212,7 +238,7 @@ class ForeignModel(LanguageModel):
                 continue
             weights = sum(p.numel() for p in module.parameters(recurse=False) if p.ndim > 1)
             is_expert = ".experts" in path or any(p.ndim == 3 for p in module.parameters(recurse=False))
-            if isinstance(module, nn.Conv1d):
+            if isinstance(module, nn.Conv1d | CanonLayer):
                 parts["conv"] += 2 * weights
             elif isinstance(module, nn.Linear | Conv1D) or (is_expert and not isinstance(module, nn.Embedding)):
                 parts["linear"] += 2 * weights * (used if is_expert else 1.0)
