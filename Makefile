@@ -4,17 +4,17 @@ BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all test-browser test-slurm checks fuzz kills bench pictures clean
+.PHONY: demo test test-all test-browser test-slurm test-peers checks fuzz kills bench pictures clean
 
 demo: .venv/installed  ## two small comparisons, minutes on two cores; ends with a table and runs/demo/report.html
 	$(BIN)/canonlm play copying --arch llama,llama+canon=A --out runs/demo
 	$(BIN)/canonlm play depo --arch llama,llama+canon --out runs/demo
 
 test: .venv/installed-dev  ## the tests, without the long matrices
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not browser and not slurm"
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not browser and not slurm and not peers"
 
 test-all: .venv/installed-dev  ## the long matrices
-	$(BIN)/python -m pytest -q -n 2 -m "slow and not browser and not slurm"
+	$(BIN)/python -m pytest -q -n 2 -m "slow and not browser and not slurm and not peers"
 
 test-browser: .venv/installed-dev  ## the report in headless Chromium (Debian's chromium and chromium-driver)
 	(command -v chromium && command -v chromedriver) >/dev/null || (apt-get update && apt-get install -y chromium chromium-driver)
@@ -23,6 +23,16 @@ test-browser: .venv/installed-dev  ## the report in headless Chromium (Debian's 
 test-slurm: .venv/installed-dev  ## launching on a SLURM cluster of this one machine (Debian's slurm-wlm; needs root)
 	(command -v slurmctld && command -v munged) >/dev/null || (apt-get update && apt-get install -y slurm-wlm munge)
 	$(BIN)/python -m pytest -q -m slurm
+
+test-peers: .venv/installed-dev .venv/peers/fetched  ## transformers' own model tests on our models, on the CPU
+	$(BIN)/python -m pytest -q -n 2 -rfE -o verbosity_subtests=0 -m peers tests/peers
+
+# Its source distribution has them. pip checks the sha256 in sdist.txt.
+.venv/peers/fetched: tests/peers/sdist.txt .venv/installed-dev
+	rm -rf .venv/peers
+	$(BIN)/pip download -q --no-binary transformers --no-deps --require-hashes -r $< -d .venv/peers
+	tar -xzf .venv/peers/transformers-*.tar.gz -C .venv/peers --strip-components=1
+	touch .venv/peers/tests/__init__.py $@
 
 SECONDS ?= 600
 fuzz: .venv/installed-dev  ## damaged folders and files through every command, on two cores; what fails lies in runs/fuzz
