@@ -28,7 +28,7 @@ test-peers: .venv/installed-dev .venv/peers/fetched  ## transformers' own model 
 	$(BIN)/python -m pytest -q -n 2 -rfE -o verbosity_subtests=0 -m peers tests/peers
 
 # Its source distribution has them. pip checks the sha256 in sdist.txt.
-.venv/peers/fetched: tests/peers/sdist.txt .venv/installed-dev
+.venv/peers/fetched: tests/peers/sdist.txt | .venv/installed-dev
 	rm -rf .venv/peers
 	$(BIN)/pip download -q --no-binary transformers --no-deps --require-hashes -r $< -d .venv/peers
 	tar -xzf .venv/peers/transformers-*.tar.gz -C .venv/peers --strip-components=1
