@@ -1,0 +1,223 @@
+"""Canonized models with what people use around models: PEFT, Trainer, accelerate, recomputation, compilers."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tiny_hosts import canonized, differ, host, ids, logits
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import canonlm
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def train(model: Any, **options: Any) -> dict[str, torch.Tensor]:
+    model.train()
+    model.zero_grad()
+    model(ids(), labels=ids(), **options).loss.backward()
+    return gradients(model)
+
+
+PACKED = {"position_ids": torch.cat([torch.arange(4), torch.arange(6)])[None].expand(2, -1), "use_cache": False}
+
+
+@pytest.mark.parametrize("options", [{}, PACKED], ids=["plain", "packed"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputed_blocks_get_the_same_layout(options, reentrant):
+    model = canonized("llama")
+    truth = train(model, **options)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    again = train(model, **options)
+    assert max(differ(again[name], truth[name]) for name in truth) < 1e-12
+
+
+def test_blocks_recomputed_by_others_get_the_same_layout():
+    model = canonized("llama")
+    truth = train(model, **PACKED)
+    for block in model.model.layers:
+        block.forward = _recomputed(block.forward)
+    again = train(model, **PACKED)
+    assert max(differ(again[name], truth[name]) for name in truth) < 1e-12
+
+
+def test_blocks_inside_of_a_checkpoint_get_the_same_layout():
+    """A module around a block, as torch's own checkpoint_wrapper puts it: the block is called again as a whole."""
+
+    class Around(nn.Module):
+        def __init__(self, block: nn.Module) -> None:
+            super().__init__()
+            self.block = block
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return checkpoint(self.block, *args, use_reentrant=False, **kwargs)
+
+    model = canonized("llama")
+    truth = train(model, **PACKED)
+    for index, block in enumerate(model.model.layers):
+        model.model.layers[index] = Around(block)
+    again = train(model, **PACKED)
+    again = {name.replace(".block.", "."): tensor for name, tensor in again.items()}
+    assert max(differ(again[name], truth[name]) for name in truth) < 1e-12
+
+
+def _recomputed(forward: Any) -> Any:
+    return lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def test_a_block_alone_is_refused():
+    model: Any = canonized("llama")
+    with pytest.raises(ValueError, match="not of a block alone"):
+        model.model.layers[0](torch.randn(1, 4, 32, dtype=torch.float64))
+
+
+def test_lora_beside_canon_layers(tmp_path):
+    """Canon-B comes after the projection with its adapter: merged weights compute the same."""
+    peft = pytest.importorskip("peft")
+    model = canonized("llama", "ABCD")
+    taps = sorted({name.split(".")[-2] for name, _ in model.named_parameters() if "canon_" in name})
+    targets = ["q_proj", "v_proj", "gate_proj"]
+    config = peft.LoraConfig(r=2, target_modules=targets, modules_to_save=taps, task_type="CAUSAL_LM")
+    tuned: Any = peft.get_peft_model(copy.deepcopy(model), config)
+    trained = {name for name, p in tuned.named_parameters() if p.requires_grad}
+    assert any("canon_A" in name for name in trained)
+    assert all("lora" in name or "canon_" in name for name in trained)
+    optimizer = torch.optim.SGD([p for p in tuned.parameters() if p.requires_grad], lr=0.5)
+    for _ in range(3):
+        tuned.train()
+        tuned(ids(), labels=ids()).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = logits(tuned.eval(), ids())
+    assert differ(after, logits(model, ids())) > 1e-3
+    tuned.save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path).eval()
+    assert differ(logits(loaded, ids()), after) < 1e-9
+    whole = tuned.merge_and_unload()
+    assert type(whole) is type(model)
+    assert differ(logits(whole, ids()), after) < 1e-9
+    with pytest.raises(ValueError, match="before PEFT"):
+        canonlm.canonize(peft.get_peft_model(host("llama"), config), "A")
+
+
+def test_a_replaced_projection_keeps_its_canon_layer():
+    """As quantisation replaces linear layers, which are only called."""
+
+    class Other(nn.Module):
+        def __init__(self, linear: nn.Linear) -> None:
+            super().__init__()
+            self.linear, self.out_features, self.in_features = linear, linear.out_features, linear.in_features
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)
+
+    before = canonized("llama", "ABCD")
+    truth = logits(before, ids())
+    for block in before.model.layers:
+        for parent, name in ((block.self_attn, "q_proj"), (block.mlp, "gate_proj")):
+            setattr(parent, name, Other(getattr(parent, name)))
+    assert differ(logits(before, ids()), truth) < 1e-12
+
+    quantised = host("llama")
+    for block in quantised.model.layers:
+        for name in ("q_proj", "k_proj", "v_proj"):
+            setattr(block.self_attn, name, Other(getattr(block.self_attn, name)))
+    canonlm.canonize(quantised, "ABCD")
+    plain = dict(canonized("llama", "ABCD").named_parameters())
+    with torch.no_grad():
+        for name, parameter in quantised.named_parameters():
+            if "canon_" in name:
+                parameter.copy_(plain[name])
+    assert differ(logits(quantised, ids()), truth) < 1e-12
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_hooks_of_accelerate_before_and_after(first, tmp_path):
+    """With weights that lie on the disk until a module is called."""
+    accelerate = pytest.importorskip("accelerate")
+    truth, model = canonized("llama", "ABCD"), host("llama")
+    device_map = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
+    device_map |= {"model.layers.0": "cpu", "model.layers.1": "disk"}
+    taps = {name: p for name, p in truth.named_parameters() if "canon_" in name}
+
+    def dispatch() -> None:
+        accelerate.dispatch_model(model, device_map, main_device="cpu", offload_dir=tmp_path, force_hooks=True)
+
+    if first:
+        dispatch()
+    canonlm.canonize(model, "ABCD")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "canon_" in name:
+                assert parameter.device.type == "cpu"
+                parameter.copy_(taps[name])
+    if not first:
+        dispatch()
+    assert differ(logits(model, ids()), logits(truth, ids())) < 1e-12
+
+
+def test_a_block_with_another_forward_is_refused():
+    model: Any = host("llama")
+    block = model.model.layers[0]
+    block.forward = block.forward
+    with pytest.raises(ValueError, match="canonize the model first"):
+        canonlm.canonize(model, "A")
+
+
+def test_the_trainer_trains_saves_and_goes_on(tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    torch.manual_seed(0)
+    rows = [{"input_ids": row, "labels": row} for row in ids(8)]
+
+    def trainer(model: Any) -> Trainer:
+        settings: dict[str, Any] = {"max_steps": 4, "save_steps": 2, "learning_rate": 0.05, "report_to": []}
+        settings |= {"per_device_train_batch_size": 4, "disable_tqdm": True, "use_cpu": True, "logging_steps": 10}
+        return Trainer(model=model, args=TrainingArguments(str(tmp_path), **settings), train_dataset=rows)
+
+    model = canonlm.canonize(host("llama", torch.float32), "ABCD")
+    trainer(model).train()
+    assert model.model.layers[0].canon_A.weight.abs().max() > 0
+    again: Any = canonlm.canonize(host("llama", torch.float32), "ABCD")
+    trainer(again).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert differ(again.model.layers[0].canon_A.weight, model.model.layers[0].canon_A.weight) < 1e-6
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-4").eval()
+    assert differ(logits(loaded, ids()), logits(model.eval().cpu(), ids())) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
+def test_compiling_breaks_no_graph(kind):
+    model = canonized(kind, "ABCD", dtype=torch.float32)
+    for options in ({"use_cache": False}, {}, {"attention_mask": torch.ones(2, 10, dtype=torch.long)}):
+        torch._dynamo.reset()
+        whole = torch.compile(model, backend="eager", fullgraph=True)
+        assert differ(logits(whole, ids(), **options), logits(model, ids(), **options)) < 1e-5
+    torch._dynamo.reset()
+
+
+def test_a_compiled_step_is_not_much_more_than_the_hosts():
+    """Operations in the graph of a token's step, per Canon layer."""
+    from transformers import StaticCache
+
+    sizes = []
+
+    def measured(graph: Any, inputs: Any) -> Any:
+        sizes.append(sum(node.op in ("call_function", "call_method") for node in graph.graph.nodes))
+        return graph.forward
+
+    for model in (host("llama", torch.float32), canonized("llama", "ABCD", dtype=torch.float32)):
+        torch._dynamo.reset()
+        cache = StaticCache(config=model.config, max_cache_len=16)
+        logits(model, ids(), past_key_values=cache, use_cache=True)
+        step: Any = torch.compile(model, backend=measured, fullgraph=True)
+        logits(step, ids(2, 1), past_key_values=cache, use_cache=True)
+    torch._dynamo.reset()
+    assert len(sizes) == 2
+    assert sizes[1] - sizes[0] <= 20 * 14  # seven layers in each of two blocks
