@@ -35,7 +35,8 @@ class Place:
 
     def __str__(self) -> str:
         some = "" if self.part is None else " (some of its channels)"
-        return f"{self.letters:3} {self.channels:6} channels, {self.side} of {self.module}{some}"
+        where = f"{self.side} of {self.module}{some}" if self.module else "input of the block"
+        return f"{self.letters:3} {self.channels:6} channels, {where}"
 
 
 def place(model: PreTrainedModel, sites: dict[str, Variant], text: str) -> list[Place]:

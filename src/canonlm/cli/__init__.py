@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import typer
 
 from canonlm.cli import (
+    canonize,
     check,
     convert,
     data,
+    doctor,
     evaluate,
     export,
     generate,
@@ -54,6 +56,8 @@ app.command(
 app.command()(probe.probe)
 app.command()(convert.convert)
 app.command()(check.check)
+app.command()(doctor.doctor)
+app.command()(canonize.canonize)
 
 
 LONGEST = 5_000

@@ -1,0 +1,121 @@
+"""`canonlm canonize`: Canon layers in a saved decoder that has none."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from canonlm.cli.options import DTYPE, TRUST, opened, writing_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from canonlm.canon.placing import Place
+
+MODEL = typer.Argument(
+    help="A folder of transformers, or a name on the Hugging Face Hub; with --dry-run also an architecture, such as "
+    "hf:qwen3.",
+    show_default=False,
+)
+OUT = typer.Argument(help="The folder to make.", show_default=False)
+SITES = typer.Option(help="Where: letters such as ABCD, with variants such as KVOM:scaled.")
+INIT = typer.Option(help="zero: the model answers as before; uniform: taps are drawn, as in the paper.")
+SEED = typer.Option(help="Of drawn taps.", min=0)
+DRY_RUN = typer.Option("--dry-run", help="Only print which layers each block would get; no weights are read.")
+
+
+def canonize(
+    model: Annotated[str, MODEL],
+    out: Annotated[Path | None, OUT] = None,
+    sites: Annotated[str, SITES] = "ABCD",
+    init: Annotated[str, INIT] = "zero",
+    seed: Annotated[int, SEED] = 0,
+    dry_run: Annotated[bool, DRY_RUN] = False,
+    dtype: Annotated[str | None, DTYPE] = None,
+    trust_remote_code: Annotated[bool, TRUST] = False,
+) -> int:
+    """Put Canon layers into a causal language model of transformers, and save it.
+
+    OUT loads by AutoModelForCausalLM once canonlm is imported, trains and generates as the model did before.
+    """
+    from canonlm.canon.canonize import canonize as put_into
+    from canonlm.canon.canonize import describe
+    from canonlm.errors import expected
+
+    path = Path(model).expanduser()
+    if (path / "config.yaml").is_file():
+        what = "a folder of transformers (of a run: train an architecture with +canon, or canonlm export it first)"
+        raise expected("MODEL", what, model)
+    if dry_run:
+        if out is not None:
+            raise expected("OUT", "nothing with --dry-run, which writes nothing", str(out))
+        host = _on_meta(model, trust_remote_code)
+        print(listing(describe(host, sites, init=init)))
+        return 0
+    if model.startswith("hf:"):
+        raise expected("MODEL", "a saved model (an architecture only with --dry-run)", model)
+    if out is None:
+        raise expected("OUT", "a folder to write (or --dry-run)", out)
+    if out.exists():
+        raise expected("OUT", "a folder that does not exist yet", str(out))
+
+    import torch
+
+    from canonlm.files import write_folder
+
+    subject = opened(model, dtype=dtype, device="cpu", trust_remote_code=trust_remote_code)
+    torch.manual_seed(seed)
+    places = describe(subject.model, sites, init=init)
+    made = put_into(subject.model, sites, init=init)
+
+    def fill(folder: Path) -> None:
+        made.save_pretrained(folder)
+        if subject.tokenizer is not None:
+            subject.tokenizer.save_pretrained(folder)
+
+    with writing_model(out):
+        write_folder(out, fill)
+    added = sum(p.numel() for name, p in made.named_parameters() if ".canon_" in name)
+    print(f"{len(places)} Canon layers, {added:,} parameters of {made.num_parameters():,}: {out}")
+    return 0
+
+
+def listing(places: "list[Place]") -> str:
+    """A paragraph for blocks that get the same layers."""
+    rows: dict[str, list[str]] = {}
+    for one in places:
+        rows.setdefault(one.block, []).append(str(one))
+    alike: dict[str, list[str]] = {}
+    for block, lines in rows.items():
+        alike.setdefault("\n".join(f"  {line}" for line in lines), []).append(block)
+    paragraphs = [f"{_several(blocks)}\n{lines}" for lines, blocks in alike.items()]
+    return "\n".join([*paragraphs, f"{len(places)} Canon layers in {len(rows)} blocks"])
+
+
+def _several(blocks: list[str]) -> str:
+    return blocks[0] if len(blocks) == 1 else f"{blocks[0]} and {len(blocks) - 1} more, up to {blocks[-1]}"
+
+
+def _on_meta(model: str, trust_remote_code: bool) -> "PreTrainedModel":
+    """The model without its numbers."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from canonlm.errors import InvalidSetting, brief
+    from canonlm.models.limits import few_modules
+
+    if model.startswith("hf:"):
+        from canonlm.models.interface import Sizes
+        from canonlm.models.sizes import causal_config
+
+        sizes = Sizes(num_hidden_layers=4, hidden_size=64, num_attention_heads=4, vocab_size=97, seq_len=64)
+        model_class, config = causal_config(model, sizes)
+        with torch.device("meta"):
+            return model_class._from_config(config, dtype=torch.float32)
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+        with torch.device("meta"), few_modules():
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever the code of some model raises
+        text = brief(" ".join(str(error).split()))
+        raise InvalidSetting("MODEL", f"MODEL: {brief(model)} cannot be built: {text}") from None
