@@ -4,17 +4,17 @@ BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all test-browser test-slurm test-peers checks fuzz kills bench pictures clean
+.PHONY: demo test test-all test-browser test-slurm test-peers test-kernels checks fuzz kills bench pictures clean
 
 demo: .venv/installed  ## two small comparisons, minutes on two cores; ends with a table and runs/demo/report.html
 	$(BIN)/canonlm play copying --arch llama,llama+canon=A --out runs/demo
 	$(BIN)/canonlm play depo --arch llama,llama+canon --out runs/demo
 
 test: .venv/installed-dev  ## the tests, without the long matrices
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not browser and not slurm and not peers"
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not browser and not slurm and not peers and not kernels"
 
 test-all: .venv/installed-dev  ## the long matrices
-	$(BIN)/python -m pytest -q -n 2 -m "slow and not browser and not slurm and not peers"
+	$(BIN)/python -m pytest -q -n 2 -m "slow and not browser and not slurm and not peers and not kernels"
 
 test-browser: .venv/installed-dev  ## the report in headless Chromium (Debian's chromium and chromium-driver)
 	(command -v chromium && command -v chromedriver) >/dev/null || (apt-get update && apt-get install -y chromium chromium-driver)
@@ -33,6 +33,17 @@ test-peers: .venv/installed-dev .venv/peers/fetched  ## transformers' own model 
 	$(BIN)/pip download -q --no-binary transformers --no-deps --require-hashes -r $< -d .venv/peers
 	tar -xzf .venv/peers/transformers-*.tar.gz -C .venv/peers --strip-components=1
 	touch .venv/peers/tests/__init__.py $@
+
+test-kernels: .venv-kernels/installed  ## the Triton kernels, interpreted on the CPU and compiled for GPUs that are not here
+	TRITON_INTERPRET=1 PYTHONPATH=src .venv-kernels/bin/python -m pytest -q -n 2 --confcutdir tests/kernels tests/kernels
+	PYTHONPATH=src .venv-kernels/bin/python benchmarks/kernels_static.py --check
+
+# Triton stays out of .venv: with it there, torch would take this machine for one with a GPU.
+.venv-kernels/installed: constraints.txt
+	test -x .venv-kernels/bin/python || $(PYTHON) -m venv .venv-kernels
+	.venv-kernels/bin/pip install -q -c constraints.txt torch numpy packaging pytest pytest-xdist hypothesis
+	.venv-kernels/bin/pip install -q triton==3.6.0
+	touch $@
 
 SECONDS ?= 600
 fuzz: .venv/installed-dev  ## damaged folders and files through every command, on two cores; what fails lies in runs/fuzz

@@ -1,0 +1,409 @@
+"""Triton kernels of the causal depthwise convolution, for one to a few tensors in one launch.
+
+    z_t = sum_{i<K} w_i * x_{t-i} + bias,   y_t = scale * (act(z_t) + residual * x_t)
+
+A program walks LT tokens of BC channels and keeps what it still needs of the last K - 1 rows in registers, so every
+row is read once, but for K - 1 rows at the edge of a tile. It loads U rows, then computes and stores: a store between
+two loads could be to the same address for all that the compiler knows, and would hold the second one up.
+
+Shapes: B batch, T time, C channels of a tensor, K taps. Taps are `[C, K]`, the last one for the current token. A state
+is `[B, sum of C, K]`. `reach` is `[B, T]` int8: see `documents`.
+"""
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor, float32
+
+from canonlm.ops.kernels.host import grid_of, or_any, packed_state, rowwise, strides
+from canonlm.ops.kernels.launches import launch_of
+from canonlm.ops.kernels.pieces import act, act_and_slope, locate, pick, row_of
+
+
+@triton.jit
+def forward(
+    xs, taps, biases, state, reach, last, ys, state_out, T, sizes, strides_b, strides_t, state_b, out_b, scale,
+    K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, HAS_REACH: tl.constexpr,
+    HAS_LAST: tl.constexpr, WRITE_STATE: tl.constexpr, RESIDUAL: tl.constexpr, ACT: tl.constexpr,
+    LT: tl.constexpr, BC: tl.constexpr, U: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    tile, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    index, block, offset = locate(sizes, tl.program_id(0), BC)
+    C, stride = pick(sizes, index), pick(strides_t, index)
+    t0 = tile * LT
+    c = block * BC + tl.arange(0, BC)
+    x = pick(xs, index) + b * pick(strides_b, index)
+    x_tile = x + t0.to(tl.int64) * stride
+    y_tile = pick(ys, index) + (b * T + t0) * C
+    codes = reach + b * T
+
+    w = ()
+    for i in tl.static_range(0, K):
+        w = w + (tl.load(pick(taps, index) + c * K + (K - 1 - i), mask=c < C, other=0.0).to(tl.float32),)
+    if HAS_BIAS:
+        bias = tl.load(pick(biases, index) + c, mask=c < C, other=0.0).to(tl.float32)
+
+    past = ()
+    for i in tl.static_range(1, K):
+        code = 0
+        if HAS_REACH:
+            code = tl.load(codes + t0 - i, mask=t0 >= i, other=0).to(tl.int32)
+        row = row_of(x_tile - i * stride + c, c < tl.where(t0 >= i, C, 0), code, HAS_REACH)
+        if HAS_STATE:
+            before = state + b * state_b + (offset + c) * K + (K + t0 - i)
+            row += tl.load(before, mask=c < tl.where(t0 < i, C, 0), other=0.0).to(x.dtype.element_ty).to(tl.float32)
+        past = past + (row,)
+
+    for g in tl.range(0, LT, U, num_stages=STAGES):
+        rows, reaches = (), ()
+        for u in tl.static_range(0, U):
+            t = t0 + g + u
+            code = 0
+            if HAS_REACH:
+                code = tl.load(codes + t, mask=t < T, other=0).to(tl.int32)
+            rows = rows + (row_of(x_tile + (g + u) * stride + c, c < tl.where(t < T, C, 0), code, HAS_REACH),)
+            reaches = reaches + (code & 7,)
+        window = past
+        for u in tl.static_range(0, U):
+            z = rows[u] * w[0]
+            for i in tl.static_range(1, K):
+                if HAS_REACH:
+                    z += tl.where(reaches[u] >= i, w[i], 0.0) * window[i - 1]
+                else:
+                    z += w[i] * window[i - 1]
+            if HAS_BIAS:
+                z += bias
+            z = act(z, ACT)
+            if RESIDUAL:
+                z += rows[u]
+            t = t0 + g + u
+            tl.store(y_tile + (g + u) * C + c, (z * scale).to(y_tile.dtype.element_ty), mask=c < tl.where(t < T, C, 0))
+            window = (rows[u],) + window
+        past = ()
+        for i in tl.static_range(1, K):
+            past = past + (window[i - 1],)
+
+    if WRITE_STATE:
+        # The K inputs that end at the last real token, by the program that has the last tile; read again.
+        end = T - 1
+        if HAS_LAST:
+            end = tl.load(last + b)
+        own = tl.where(tile == tl.num_programs(1) - 1, C, 0)
+        code = 7
+        if HAS_REACH:
+            code = tl.load(codes + end, mask=end >= 0, other=7).to(tl.int32) & 7
+        for i in tl.static_range(0, K):
+            t = end - i
+            pad = 0
+            if HAS_REACH:
+                pad = tl.load(codes + t, mask=t >= 0, other=0).to(tl.int32)
+            row = row_of(x + t.to(tl.int64) * stride + c, c < tl.where(t >= 0, own, 0), pad, HAS_REACH)
+            if HAS_STATE:
+                # A row without any real token keeps its state.
+                before = state + b * state_b + (offset + c) * K + (K + t)
+                row += tl.load(before, mask=c < tl.where(t < 0, own, 0), other=0.0).to(tl.float32)
+            row = tl.where(code >= i, row, 0.0)
+            after = state_out + b * out_b + (offset + c) * K + (K - 1 - i)
+            tl.store(after, row.to(state_out.dtype.element_ty), mask=c < own)
+
+
+@triton.jit
+def backward(
+    xs, dys, taps, state, reach, dxs, dstate, partials, T, sizes, strides_b, strides_t, dy_b, dy_t, state_b, total, scale,
+    K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, HAS_REACH: tl.constexpr, RESIDUAL: tl.constexpr,
+    LT: tl.constexpr, BC: tl.constexpr, U: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Without an activation. It walks backwards: at token t the last K - 1 rows of dy are those at t + 1 … t + K - 1,
+    which is all that dx_t = sum_i w_i * dy_{t+i} and x_t's share of dw_i = sum_t x_t * dy_{t+i} need."""
+    tile, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    index, block, offset = locate(sizes, tl.program_id(0), BC)
+    C, stride, dy_stride = pick(sizes, index), pick(strides_t, index), pick(dy_t, index)
+    t0 = tile * LT
+    c = block * BC + tl.arange(0, BC)
+    x_tile = pick(xs, index) + b * pick(strides_b, index) + t0.to(tl.int64) * stride
+    dy_tile = pick(dys, index) + b * pick(dy_b, index) + t0.to(tl.int64) * dy_stride
+    dx_tile = pick(dxs, index) + (b * T + t0) * C
+    codes = reach + b * T
+
+    w, dw = (), ()
+    for i in tl.static_range(0, K):
+        w = w + (tl.load(pick(taps, index) + c * K + (K - 1 - i), mask=c < C, other=0.0).to(tl.float32),)
+        dw = dw + (tl.zeros([BC], tl.float32),)
+    dbias = tl.zeros([BC], tl.float32)
+
+    ahead, far = (), ()
+    for i in tl.static_range(0, K - 1):
+        t = t0 + LT + i
+        code = 7
+        if HAS_REACH:
+            code = tl.load(codes + t, mask=t < T, other=0).to(tl.int32) & 7
+        row = tl.load(dy_tile + (LT + i) * dy_stride + c, mask=c < tl.where(t < T, C, 0), other=0.0).to(tl.float32)
+        ahead, far = ahead + (row,), far + (code,)
+
+    for g in tl.range(0, LT, U, num_stages=STAGES):
+        rows, flows, marks = (), (), ()
+        for u in tl.static_range(0, U):
+            j = LT - 1 - g - u
+            t = t0 + j
+            code = 7
+            if HAS_REACH:
+                code = tl.load(codes + t, mask=t < T, other=0).to(tl.int32)
+            keep = c < tl.where(t < T, C, 0)
+            rows = rows + (row_of(x_tile + j * stride + c, keep, code, HAS_REACH),)
+            flows = flows + (tl.load(dy_tile + j * dy_stride + c, mask=keep, other=0.0).to(tl.float32),)
+            marks = marks + (code,)
+        for u in tl.static_range(0, U):
+            j = LT - 1 - g - u
+            dx = flows[u] * w[0]
+            sums = (dw[0] + rows[u] * flows[u],)
+            for i in tl.static_range(1, K):
+                flow = ahead[i - 1]
+                if HAS_REACH:
+                    flow = tl.where(far[i - 1] >= i, flow, 0.0)
+                dx += flow * w[i]
+                sums = sums + (dw[i] + rows[u] * flow,)
+            dw = sums
+            if HAS_BIAS:
+                dbias += flows[u]
+            if RESIDUAL:
+                dx += flows[u]
+            dx *= scale
+            if HAS_REACH:
+                dx = tl.where((marks[u] & 8) != 0, 0.0, dx)
+            tl.store(dx_tile + j * C + c, dx.to(dx_tile.dtype.element_ty), mask=c < tl.where(t0 + j < T, C, 0))
+            longer, further = (flows[u],) + ahead, (marks[u] & 7,) + far
+            ahead, far = (), ()
+            for i in tl.static_range(0, K - 1):
+                ahead, far = ahead + (longer[i],), far + (further[i],)
+
+    if HAS_STATE:  # the tokens before the first, in programs of the first tile
+        first = tl.where(tile == 0, C, 0)
+        grad = dstate + (b * total + offset + c) * K
+        tl.store(grad, tl.zeros([BC], tl.float32).to(dstate.dtype.element_ty), mask=c < first)  # never read
+        for m in tl.static_range(1, K):
+            before = state + b * state_b + (offset + c) * K + (K - m)
+            row = tl.load(before, mask=c < first, other=0.0).to(x_tile.dtype.element_ty).to(tl.float32)
+            dx = tl.zeros([BC], tl.float32)
+            sums = ()
+            for i in tl.static_range(0, K):
+                share = dw[i]
+                if i >= m:
+                    flow = ahead[i - m]
+                    if HAS_REACH:
+                        flow = tl.where(far[i - m] >= i, flow, 0.0)
+                    dx += flow * w[i]
+                    share += row * flow
+                sums = sums + (share,)
+            dw = sums
+            tl.store(grad + (K - m), (dx * scale).to(dstate.dtype.element_ty), mask=c < first)
+
+    out = partials + ((b * tl.num_programs(1) + tile) * total + offset + c) * (K + HAS_BIAS)
+    for i in tl.static_range(0, K):
+        tl.store(out + (K - 1 - i), dw[i] * scale, mask=c < C)
+    if HAS_BIAS:
+        tl.store(out + K, dbias * scale, mask=c < C)
+
+
+@triton.jit
+def backward_act(
+    xs, dys, taps, biases, state, reach, dxs, dstate, partials, T, sizes, strides_b, strides_t, dy_b, dy_t, state_b, total,
+    scale,
+    K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, HAS_REACH: tl.constexpr, RESIDUAL: tl.constexpr,
+    ACT: tl.constexpr, LT: tl.constexpr, BC: tl.constexpr, U: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """With an activation: z is computed again. It walks forwards with the last K - 1 rows of x, spreads dz_t over
+    dx_{t-K+1} … dx_t, of which the first is then complete, and goes on for K - 1 tokens past its tile."""
+    tile, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    index, block, offset = locate(sizes, tl.program_id(0), BC)
+    C, stride, dy_stride = pick(sizes, index), pick(strides_t, index), pick(dy_t, index)
+    t0 = tile * LT
+    c = block * BC + tl.arange(0, BC)
+    x_tile = pick(xs, index) + b * pick(strides_b, index) + t0.to(tl.int64) * stride
+    dy_tile = pick(dys, index) + b * pick(dy_b, index) + t0.to(tl.int64) * dy_stride
+    dx_tile = pick(dxs, index) + (b * T + t0) * C
+    codes = reach + b * T
+    grad = dstate + (b * total + offset + c) * K
+
+    w, dw = (), ()
+    for i in tl.static_range(0, K):
+        w = w + (tl.load(pick(taps, index) + c * K + (K - 1 - i), mask=c < C, other=0.0).to(tl.float32),)
+        dw = dw + (tl.zeros([BC], tl.float32),)
+    bias = tl.zeros([BC], tl.float32)
+    if HAS_BIAS:
+        bias = tl.load(pick(biases, index) + c, mask=c < C, other=0.0).to(tl.float32)
+    dbias = tl.zeros([BC], tl.float32)
+
+    past, pending = (), ()
+    for i in tl.static_range(1, K):
+        code = 0
+        if HAS_REACH:
+            code = tl.load(codes + t0 - i, mask=t0 >= i, other=0).to(tl.int32)
+        row = row_of(x_tile - i * stride + c, c < tl.where(t0 >= i, C, 0), code, HAS_REACH)
+        if HAS_STATE:
+            before = state + b * state_b + (offset + c) * K + (K + t0 - i)
+            row += (
+                tl.load(before, mask=c < tl.where(t0 < i, C, 0), other=0.0).to(x_tile.dtype.element_ty).to(tl.float32)
+            )
+        past, pending = past + (row,), pending + (tl.zeros([BC], tl.float32),)
+    if HAS_STATE:
+        tl.store(grad, tl.zeros([BC], tl.float32).to(dstate.dtype.element_ty), mask=c < tl.where(tile == 0, C, 0))
+
+    for g in tl.range(0, LT, U, num_stages=STAGES):
+        rows, flows, marks = (), (), ()
+        for u in tl.static_range(0, U):
+            t = t0 + g + u
+            code = 7
+            if HAS_REACH:
+                code = tl.load(codes + t, mask=t < T, other=0).to(tl.int32)
+            keep = c < tl.where(t < T, C, 0)
+            rows = rows + (row_of(x_tile + (g + u) * stride + c, keep, code, HAS_REACH),)
+            flows = flows + (tl.load(dy_tile + (g + u) * dy_stride + c, mask=keep, other=0.0).to(tl.float32),)
+            marks = marks + (code & 7,)
+        for u in tl.static_range(0, U):
+            z = rows[u] * w[0] + bias
+            for i in tl.static_range(1, K):
+                if HAS_REACH:
+                    z += tl.where(marks[u] >= i, w[i], 0.0) * past[i - 1]
+                else:
+                    z += w[i] * past[i - 1]
+            value, slope = act_and_slope(z, ACT)
+            dz = flows[u] * slope
+            dbias += dz
+            window = (rows[u],) + past
+            flow = dz * w[0]
+            if RESIDUAL:
+                flow += flows[u]
+            spread, sums = (flow,), (dw[0] + dz * rows[u],)
+            for i in tl.static_range(1, K):
+                reached = dz
+                if HAS_REACH:
+                    reached = tl.where(marks[u] >= i, dz, 0.0)
+                spread = spread + (pending[i - 1] + reached * w[i],)
+                sums = sums + (dw[i] + reached * window[i],)
+            dw = sums
+            j = g + u - (K - 1)
+            s = t0 + j
+            done = spread[K - 1] * scale
+            if HAS_REACH:
+                mark = tl.load(codes + s, mask=(s >= 0) & (s < T), other=0).to(tl.int32)
+                done = tl.where((mark & 8) != 0, 0.0, done)
+            here = tl.where((s >= t0) & (s < T), C, 0)
+            tl.store(dx_tile + j * C + c, done.to(dx_tile.dtype.element_ty), mask=c < here)
+            if HAS_STATE:
+                tl.store(grad + (K + s), done.to(dstate.dtype.element_ty), mask=c < tl.where(s < 0, C, 0))
+            past, pending = (), ()
+            for i in tl.static_range(0, K - 1):
+                past, pending = past + (window[i],), pending + (spread[i],)
+
+    for u in tl.static_range(0, K - 1):
+        t = t0 + LT + u
+        mark = 7
+        if HAS_REACH:
+            mark = tl.load(codes + t, mask=t < T, other=0).to(tl.int32)
+        keep = c < tl.where(t < T, C, 0)
+        row = row_of(x_tile + (LT + u) * stride + c, keep, mark, HAS_REACH)
+        flow = tl.load(dy_tile + (LT + u) * dy_stride + c, mask=keep, other=0.0).to(tl.float32)
+        mark = mark & 7
+        z = row * w[0] + bias
+        for i in tl.static_range(1, K):
+            if HAS_REACH:
+                z += tl.where(mark >= i, w[i], 0.0) * past[i - 1]
+            else:
+                z += w[i] * past[i - 1]
+        value, slope = act_and_slope(z, ACT)
+        dz = flow * slope
+        window = (row,) + past
+        spread = (dz,)
+        for i in tl.static_range(1, K):
+            reached = dz
+            if HAS_REACH:
+                reached = tl.where(mark >= i, dz, 0.0)
+            spread = spread + (pending[i - 1] + reached * w[i],)
+        j = LT + u - (K - 1)
+        s = t0 + j
+        done = spread[K - 1] * scale
+        if HAS_REACH:
+            mark = tl.load(codes + s, mask=(s >= 0) & (s < T), other=0).to(tl.int32)
+            done = tl.where((mark & 8) != 0, 0.0, done)
+        tl.store(dx_tile + j * C + c, done.to(dx_tile.dtype.element_ty), mask=c < tl.where((s >= t0) & (s < T), C, 0))
+        if HAS_STATE:
+            tl.store(grad + (K + s), done.to(dstate.dtype.element_ty), mask=c < tl.where(s < 0, C, 0))
+        past, pending = (), ()
+        for i in tl.static_range(0, K - 1):
+            past, pending = past + (window[i],), pending + (spread[i],)
+
+    out = partials + ((b * tl.num_programs(1) + tile) * total + offset + c) * (K + HAS_BIAS)
+    for i in tl.static_range(0, K):
+        tl.store(out + (K - 1 - i), dw[i] * scale, mask=c < C)
+    if HAS_BIAS:
+        tl.store(out + K, dbias * scale, mask=c < C)
+
+
+def run_forward(
+    xs: Sequence[Tensor],
+    taps: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    state: Tensor | None,
+    reach: Tensor | None,
+    last: Tensor | None,
+    *,
+    residual: bool,
+    act: int,
+    scale: float,
+    return_state: bool,
+) -> list[Tensor]:
+    """The results, `[B, T, C_i]`, and the final state `[B, sum of C_i, K]` if it is to be returned."""
+    xs, taps = [rowwise(x) for x in xs], [tap.contiguous() for tap in taps]
+    batch, time, _ = xs[0].shape
+    kernel, sizes = taps[0].shape[-1], tuple(x.shape[2] for x in xs)
+    ys = [x.new_empty(x.shape) for x in xs]
+    state = state if state is None else packed_state(state)
+    after = [xs[0].new_empty(batch, sum(sizes), kernel)] if return_state else []
+    launch = launch_of("forward", xs[0].device, kernel, batch, time, sum(sizes))
+    if ys[0].numel() or after:
+        forward[grid_of(launch, batch, time, sizes)](
+            tuple(xs), tuple(taps), tuple(biases) or tuple(taps), *or_any(xs[0], state, reach, last), tuple(ys),
+            *or_any(xs[0], *after or [None]), time, sizes, strides(xs, 0), strides(xs, 1),
+            0 if state is None else state.stride(0), sum(sizes) * kernel, scale,
+            kernel, bool(biases), state is not None, reach is not None, last is not None, return_state, residual, act,
+            launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps,
+        )  # fmt: skip
+    return ys + after
+
+
+def run_backward(
+    dys: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    taps: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    state: Tensor | None,
+    reach: Tensor | None,
+    *,
+    residual: bool,
+    act: int,
+    scale: float,
+) -> list[Tensor]:
+    """The gradients of `xs`, `taps`, `biases` and, if there is one, `state`."""
+    xs, taps, dys = [rowwise(x) for x in xs], [tap.contiguous() for tap in taps], [rowwise(dy) for dy in dys]
+    batch, time, _ = xs[0].shape
+    kernel, sizes, total = taps[0].shape[-1], tuple(x.shape[2] for x in xs), sum(x.shape[2] for x in xs)
+    name = "backward_act" if act else "backward"
+    launch = launch_of(name, xs[0].device, kernel, batch, time, total)
+    grid = grid_of(launch, batch, time, sizes)
+    dxs = [x.new_empty(x.shape) for x in xs]
+    state = state if state is None else packed_state(state)
+    dstate = [] if state is None else [state.new_empty(batch, total, kernel)]
+    partials = xs[0].new_empty(batch * grid[1], total, kernel + bool(biases), dtype=float32)
+    function, extra = (backward_act, (tuple(biases) or tuple(taps),)) if act else (backward, ())
+    function[grid](
+        tuple(xs), tuple(dys), tuple(taps), *extra, *or_any(xs[0], state, reach), tuple(dxs),
+        *or_any(xs[0], *dstate or [None]), partials, time, sizes, strides(xs, 0), strides(xs, 1),
+        strides(dys, 0), strides(dys, 1), 0 if state is None else state.stride(0), total, scale,
+        kernel, bool(biases), state is not None, reach is not None, residual, *([act] if act else []),
+        launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps,
+    )  # fmt: skip
+    sums = partials.sum(0).split(sizes)
+    dtaps = [part[:, :kernel].to(tap.dtype).view_as(tap) for part, tap in zip(sums, taps, strict=True)]
+    dbiases = [part[:, kernel].to(bias.dtype) for part, bias in zip(sums, biases, strict=False)]
+    return dxs + dtaps + dbiases + dstate

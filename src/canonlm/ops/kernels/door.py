@@ -1,0 +1,163 @@
+"""The kernels as functions of tensors: differentiable, traced by compilers as single operators, the same on any device.
+
+Triton is imported when the first kernel runs. Every function takes `[B, T, C]` inputs in bfloat16, float16 or float32
+whose channels lie side by side, sums in float32 and rounds a result once. Several tensors are computed in one launch.
+
+What the arguments are, everywhere:
+    taps: `[C, 1, K]` or `[C, K]`, K <= 8, without the residual; the last one multiplies the current token.
+    state: `[B, sum of C, K]`, the last K inputs before these, of all tensors side by side, or None for zeros.
+    reach, last: see `documents`; made once per batch. None: one document a row; no padding.
+    activation: one of ACTIVATIONS.
+"""
+
+import functools
+import importlib.util
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from canonlm.ops.kernels.documents import MAX_KERNEL
+
+ACTIVATIONS = {"none": 0, "silu": 1, "gelu_pytorch_tanh": 2}
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def usable(*tensors: Tensor, kernel: int) -> bool:
+    """Whether the kernels can compute on these inputs: on a GPU with Triton, or on a CPU in Triton's interpreter."""
+    if kernel > MAX_KERNEL or not all(tensor.dtype in DTYPES for tensor in tensors):
+        return False
+    device = tensors[0].device.type
+    return _triton() and (device == "cuda" or (device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"))
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def _triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def canon(
+    xs: Sequence[Tensor],
+    taps: Sequence[Tensor],
+    *,
+    biases: Sequence[Tensor] = (),
+    state: Tensor | None = None,
+    reach: Tensor | None = None,
+    residual: bool = True,
+    activation: str = "none",
+    scale: float = 1.0,
+) -> list[Tensor]:
+    """scale * (act(conv(x) + bias) + residual * x), for each of the tensors."""
+    args = list(xs), list(taps), list(biases), state, reach, residual, ACTIVATIONS[activation], scale
+    return torch.ops.canonlm.conv(*args)
+
+
+def canon_with_state(
+    xs: Sequence[Tensor],
+    taps: Sequence[Tensor],
+    *,
+    biases: Sequence[Tensor] = (),
+    state: Tensor | None = None,
+    reach: Tensor | None = None,
+    last: Tensor | None = None,
+    residual: bool = True,
+    activation: str = "none",
+    scale: float = 1.0,
+) -> tuple[list[Tensor], Tensor]:
+    """`canon`, and the state after these inputs, through which no gradient flows (a prefill)."""
+    args = list(xs), list(taps), list(biases), state, reach, last, residual, ACTIVATIONS[activation], scale
+    *ys, after = torch.ops.canonlm.conv_with_state(*args)
+    return ys, after
+
+
+LIBRARY = torch.library.Library("canonlm", "FRAGMENT")
+_CONV = "Tensor[] xs, Tensor[] taps, Tensor[] biases, Tensor? state, Tensor? reach"
+_HOW = "bool residual, int act, float scale"
+LIBRARY.define(f"conv({_CONV}, {_HOW}) -> Tensor[]")
+LIBRARY.define(f"conv_with_state({_CONV}, Tensor? last, {_HOW}) -> Tensor[]")
+LIBRARY.define(f"conv_backward(Tensor[] dys, {_CONV}, {_HOW}) -> Tensor[]")
+
+
+def _conv(xs, taps, biases, state, reach, residual, act, scale):
+    from canonlm.ops.kernels.conv import run_forward
+
+    how = {"residual": residual, "act": act, "scale": scale}
+    return run_forward(xs, taps, biases, state, reach, None, **how, return_state=False)
+
+
+def _conv_with_state(xs, taps, biases, state, reach, last, residual, act, scale):
+    from canonlm.ops.kernels.conv import run_forward
+
+    how = {"residual": residual, "act": act, "scale": scale}
+    return run_forward(xs, taps, biases, state, reach, last, **how, return_state=True)
+
+
+def _conv_backward(dys, xs, taps, biases, state, reach, residual, act, scale):
+    from canonlm.ops.kernels.conv import run_backward
+
+    return run_backward(dys, xs, taps, biases, state, reach, residual=residual, act=act, scale=scale)
+
+
+def _new(tensor: Tensor, *shape: int) -> Tensor:
+    return tensor.new_empty(shape or tensor.shape)
+
+
+def _conv_fake(xs, taps, biases, state, reach, residual, act, scale):
+    return [_new(x) for x in xs]
+
+
+def _conv_with_state_fake(xs, taps, biases, state, reach, last, residual, act, scale):
+    batch, kernel = xs[0].shape[0], taps[0].shape[-1]
+    return [*(_new(x) for x in xs), _new(xs[0], batch, sum(x.shape[2] for x in xs), kernel)]
+
+
+def _conv_backward_fake(dys, xs, taps, biases, state, reach, residual, act, scale):
+    return [_new(tensor) for tensor in (*xs, *taps, *biases, *([] if state is None else [state]))]
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, n, how, reach, state, *tensors):
+        ctx.save_for_backward(reach, state, *tensors)
+        ctx.n, ctx.how = n, how
+        with torch._C._AutoDispatchBelowAutograd():
+            return tuple(torch.ops.canonlm.conv(*_thirds(tensors, n), state, reach, *how))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *dys):
+        reach, state, *tensors = ctx.saved_tensors
+        grads = torch.ops.canonlm.conv_backward(list(dys), *_thirds(tensors, ctx.n), state, reach, *ctx.how)
+        dstate = None if state is None else grads.pop()
+        return None, None, None, dstate, *grads
+
+
+def _thirds(tensors, n):
+    """xs, taps, biases (of which there may be none)"""
+    return list(tensors[:n]), list(tensors[n : 2 * n]), list(tensors[2 * n :])
+
+
+def _conv_autograd(xs, taps, biases, state, reach, *how):
+    if _differentiates(*xs, *taps, *biases, state):
+        return list(_Conv.apply(len(xs), how, reach, state, *xs, *taps, *biases))
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.canonlm.conv(xs, taps, biases, state, reach, *how)
+
+
+def _differentiates(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def _register(name, implementation, fake, autograd=None):
+    LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"canonlm::{name}", fake, lib=LIBRARY)
+    if autograd is not None:
+        LIBRARY.impl(name, autograd, "Autograd")
+
+
+_register("conv", _conv, _conv_fake, _conv_autograd)
+_register("conv_with_state", _conv_with_state, _conv_with_state_fake)
+_register("conv_backward", _conv_backward, _conv_backward_fake)

@@ -1,0 +1,39 @@
+"""Between torch's tensors and the kernels' arguments."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from canonlm.ops.kernels.launches import Launch
+
+
+def rowwise(x_BTC: Tensor) -> Tensor:
+    """`x`, its channels side by side; its batch and time may have any strides, 0 too (as a sum's gradient has)."""
+    return x_BTC if x_BTC.stride(-1) == 1 or x_BTC.shape[-1] == 1 else x_BTC.contiguous()
+
+
+def packed_state(state_BCK: Tensor) -> Tensor:
+    """`state`, the K numbers of a channel and all channels side by side; rows may have any stride."""
+    side_by_side = state_BCK.stride(2) == 1 and state_BCK.stride(1) == state_BCK.shape[2]
+    return state_BCK if side_by_side else state_BCK.contiguous()
+
+
+def strides(tensors: Sequence[Tensor], dim: int) -> tuple[int, ...]:
+    return tuple(tensor.stride(dim) for tensor in tensors)
+
+
+def or_any(stand_in: Tensor, *tensors: Tensor | None) -> list[Tensor]:
+    """A kernel's argument is never None: what it does not read is another tensor."""
+    return [stand_in if tensor is None else tensor for tensor in tensors]
+
+
+def grid_of(launch: Launch, batch: int, time: int, sizes: Sequence[int]) -> tuple[int, int, int]:
+    blocks = sum(-(-size // launch.channels) for size in sizes)
+    return blocks, max(1, -(-time // launch.tokens)), batch
+
+
+def power_of_two(n: int) -> int:
+    """The smallest one that is at least n."""
+    return 1 << max(0, n - 1).bit_length()
+
+

@@ -1,0 +1,98 @@
+"""How a kernel is launched: tile sizes per architecture, and those that `tune` measured on this machine.
+
+The built-in ones for sm_90 are what a compiler without a card suggests (registers, loads in flight); none was measured.
+"""
+
+import functools
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Tile sizes. `tokens` is the largest tile; a launch with few programs takes a smaller one."""
+
+    channels: int  # BC, of a program
+    warps: int
+    rows: int = 4  # U, loaded before any is used
+    stages: int = 2  # of the loop over rows: how many groups are under way
+    tokens: int = 256  # LT
+
+
+# kernel -> K <= 4, K > 4
+LAUNCHES = {
+    "sm_90": {
+        "forward": (Launch(256, 2, stages=3), Launch(256, 2, rows=8)),
+        "backward": (Launch(256, 2), Launch(256, 4)),
+        "backward_act": (Launch(256, 4), Launch(256, 4)),
+        "gated_forward": (Launch(256, 4), Launch(256, 4)),
+        "gated_backward": (Launch(256, 4), Launch(256, 4)),
+        "normed_forward": (Launch(0, 8), Launch(0, 8)),
+        "normed_backward": (Launch(0, 8), Launch(0, 16)),
+        "step": (Launch(256, 2), Launch(256, 2)),
+        "gated_step": (Launch(256, 2), Launch(256, 2)),
+        "normed_step": (Launch(0, 8), Launch(0, 8)),
+    },
+}
+LAUNCHES["sm_80"] = LAUNCHES["sm_90"]
+LAUNCHES["sm_100"] = LAUNCHES["sm_90"]
+
+WARPS_PER_SM = 24
+"""A tile is made shorter until the launch has so many warps for each multiprocessor, or is 64 tokens long."""
+
+
+def launch_of(kernel: str, device: torch.device, taps: int, batch: int, time: int, channels: int) -> Launch:
+    """The launch for inputs `[batch, time, channels]` (`channels`: of all tensors)."""
+    arch, processors = _card(device)
+    launch = launch_at(arch, kernel, taps)
+    blocks = batch * max(1, channels // launch.channels if launch.channels else 1)
+    tokens = launch.tokens
+    while tokens > 64 and blocks * -(-time // tokens) * launch.warps < WARPS_PER_SM * processors:
+        tokens //= 2
+    return replace(launch, tokens=tokens)
+
+
+def launch_at(arch: str, kernel: str, taps: int) -> Launch:
+    return tuned(arch).get(f"{kernel} K={taps}") or LAUNCHES[arch][kernel][taps > 4]
+
+
+@functools.cache
+def _card(device: torch.device) -> tuple[str, int]:
+    if device.type != "cuda":
+        return "sm_90", 132
+    major, _ = torch.cuda.get_device_capability(device)
+    known = {8: "sm_80", 9: "sm_90"}
+    return known.get(major, "sm_100"), torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def tuned_path() -> Path:
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder) / "canonlm" / "kernels.json"
+
+
+@functools.cache
+def tuned(arch: str) -> dict[str, Launch]:
+    """What `tune` kept for this architecture; nothing if the file is missing or not ours."""
+    try:
+        kept = json.loads(tuned_path().read_text())[arch]
+        return {key: Launch(**values) for key, values in kept.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def keep(arch: str, launches: dict[str, Launch]) -> Path:
+    """Write what `tune` measured, and use it from now on."""
+    path = tuned_path()
+    try:
+        kept = json.loads(path.read_text())
+    except (OSError, ValueError):
+        kept = {}
+    kept[arch] = kept.get(arch, {}) | {key: asdict(launch) for key, launch in launches.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(kept, indent=2) + "\n")
+    tuned.cache_clear()
+    return path

@@ -1,0 +1,53 @@
+"""What the kernels must compute, in plain loops over rows and tokens, in float64."""
+
+import torch
+from torch.nn import functional
+
+ACTS = {
+    "none": lambda z: z,
+    "silu": functional.silu,
+    "gelu_pytorch_tanh": lambda z: functional.gelu(z, approximate="tanh"),
+}
+
+
+def conv(x, taps, bias=None, state=None, docs=None, mask=None, residual=True, activation="none", scale=1.0):
+    """`[B, T, C]`; before the row there is the state, of the first token's document, or zeros."""
+    kernel, taps = taps.shape[-1], taps.reshape(x.shape[-1], -1)
+    rows = []
+    for b in range(x.shape[0]):
+        for t in range(x.shape[1]):
+            z = torch.zeros(x.shape[2], dtype=x.dtype) if bias is None else bias
+            for back in range(kernel):
+                past = t - back
+                if docs is not None and docs[b, max(past, 0)] != docs[b, t]:
+                    break
+                z = z + taps[:, kernel - 1 - back] * input_at(x, state, mask, b, past)
+            z = ACTS[activation](z)
+            rows.append(scale * (z + input_at(x, state, mask, b, t)) if residual else scale * z)
+    return torch.stack(rows).reshape(x.shape)
+
+
+def input_at(x, state, mask, b, t):
+    if t >= 0:
+        return x[b, t] if mask is None or mask[b, t] else 0 * x[b, t]
+    if state is not None and -t <= state.shape[2]:
+        return state[b, :, state.shape[2] + t]
+    return torch.zeros(x.shape[2], dtype=x.dtype)
+
+
+def final_state(x, kernel, state=None, docs=None, mask=None):
+    """`[B, C, K]`, the last K inputs at each row's last real token, zero where of another document."""
+    rows = []
+    for b in range(x.shape[0]):
+        real = [t for t in range(x.shape[1]) if mask is None or mask[b, t]]
+        end, columns = (real[-1] if real else -1), []
+        for back in range(kernel):
+            apart = docs is not None and end >= 0 and docs[b, max(end - back, 0)] != docs[b, end]
+            column = input_at(x, state, mask, b, end - back)
+            columns.append(0 * column if apart else column)
+        rows.append(torch.stack(columns[::-1], dim=-1))
+    return torch.stack(rows)
+
+
+def rms_norm(x, weight, eps):
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
