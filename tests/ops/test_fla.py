@@ -9,6 +9,8 @@ import torch
 from torch.testing import assert_close
 
 from canonlm.ops import fla
+from canonlm.ops import gated_linear_attention as op_of_gla
+from canonlm.ops import ssd as op_of_ssd
 from canonlm.ops.gated_linear_attention import gated_linear_attention, gated_linear_attention_recurrent
 from canonlm.ops.ssd import ssd
 
@@ -71,7 +73,9 @@ def calls(monkeypatch):
         module = ModuleType(f"fla.ops.{family}")
         setattr(module, name, stand_in(calls, scalar=scalar))
         monkeypatch.setitem(sys.modules, f"fla.ops.{family}", module)
-    monkeypatch.setattr(fla, "takes", lambda *_, **__: True)
+    monkeypatch.setattr(fla, "takes", lambda *_: True)
+    for module in (op_of_gla, op_of_ssd):
+        monkeypatch.setattr(module, "_kernel_is_right", lambda with_gradients: True)
     return calls
 
 
@@ -105,7 +109,7 @@ def test_kernels_and_our_own_form_agree(calls, monkeypatch, case, with_state, do
     leaves = [x.requires_grad_() for x in (*tensors, *state.values()) if x is not None]
     by_kernel = value_and_gradients()
     assert len(calls) == 1
-    monkeypatch.setattr(fla, "takes", lambda *_, **__: False)
+    monkeypatch.setattr(fla, "takes", lambda *_: False)
     ours = value_and_gradients()
     assert len(calls) == 1
     close = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.1, "rtol": 0.03}
@@ -122,26 +126,17 @@ def test_documents_become_one_long_row(calls):
 
 
 def test_the_kernels_are_for_half_precision_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(fla, "_installed", lambda: True)
+    monkeypatch.setattr(fla, "installed", lambda: True)
     assert fla.takes(ON_A_GPU)
     assert not fla.takes(SimpleNamespace(is_cuda=True, dtype=torch.float32, numel=lambda: 1))
     assert not fla.takes(SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, numel=lambda: 0))
     assert not fla.takes(torch.ones(1, dtype=torch.bfloat16))
 
 
-def test_no_training_where_gradients_would_be_wrong(monkeypatch):
-    monkeypatch.setattr(fla, "_installed", lambda: True)
-    monkeypatch.setattr(fla, "differentiates_scalar_decays", lambda: False)
-    assert fla.takes(ON_A_GPU)
-    assert not fla.takes(ON_A_GPU, scalar_decay=True)
-    with torch.no_grad():
-        assert fla.takes(ON_A_GPU, scalar_decay=True)
-
-
 @pytest.fixture
 def nothing_asked_yet(monkeypatch):
     monkeypatch.setitem(sys.modules, "fla.ops", None)  # importing it raises ImportError
-    monkeypatch.setattr(fla, "_installed", fla.asked_once(fla._installed.__wrapped__))
+    monkeypatch.setattr(fla, "installed", fla.asked_once(fla.installed.__wrapped__))
 
 
 @pytest.mark.usefixtures("nothing_asked_yet")
@@ -157,7 +152,7 @@ def test_a_missing_package_is_said_once_and_only_on_a_gpu(recwarn):
 @pytest.mark.usefixtures("nothing_asked_yet")
 def test_a_compiler_asks_once_and_does_not_look_inside():
     def double_without_kernels(x):
-        return x if fla._installed() else 2 * x
+        return x if fla.installed() else 2 * x
 
     with pytest.warns(UserWarning, match="cannot be imported"):
         doubled = torch.compile(double_without_kernels, fullgraph=True, backend="eager")(torch.ones(2))

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from packaging.version import Version
 from torch import Tensor
 
 
@@ -29,40 +28,18 @@ def asked_once(answer: Callable[[], bool]) -> Callable[[], bool]:
     return ask
 
 
-def takes(x_BTHD: Tensor, *, scalar_decay: bool = False) -> bool:
-    """Whether a kernel, one with a decay per head only if `scalar_decay`, can be used on `x_BTHD`: on a GPU, in half
-    precision.
+def takes(x_BTHD: Tensor) -> bool:
+    """Whether a kernel can be used on `x_BTHD`: on a GPU, in half precision.
 
     Not in float32, which some of the kernels refuse and others multiply in TF32.
     """
     half = x_BTHD.dtype in (torch.bfloat16, torch.float16)
-    if not (x_BTHD.is_cuda and half and x_BTHD.numel() > 0 and _installed()):
-        return False
-    return not (scalar_decay and torch.is_grad_enabled()) or differentiates_scalar_decays()
+    return x_BTHD.is_cuda and half and x_BTHD.numel() > 0 and installed()
 
 
 @asked_once
-def differentiates_scalar_decays() -> bool:
-    """Whether gradients of the kernels with one decay per head are right: Triton 3.4 to 3.7.0 miscompiles them on
-    Hopper GPUs, and flash-linear-attention then refuses to compute them unless tilelang is there to do it."""
-    import triton
-
-    version = Version(triton.__version__)
-    if torch.cuda.get_device_capability() != (9, 0) or not Version("3.4") <= version < Version("3.7.1"):
-        return True
-    if importlib.util.find_spec("tilelang") is not None:
-        return True
-    warnings.warn(
-        f"Triton {version} computes wrong gradients of the kernels of Gated DeltaNet, Mamba2 and retention on a Hopper "
-        "GPU, so these are trained in their PyTorch form, which is slower. To have the kernels: Triton >= 3.7.1, or "
-        "pip install tilelang",
-        stacklevel=2,
-    )
-    return False
-
-
-@asked_once
-def _installed() -> bool:
+def installed() -> bool:
+    """Whether the package can be imported; said once where it cannot."""
     try:
         importlib.import_module("fla.ops")
     except ImportError as error:

@@ -16,6 +16,7 @@ from torch import Tensor
 from canonlm.ops import fla
 from canonlm.ops.chunks import from_chunks, pad_to_chunks, segments, to_chunks
 from canonlm.ops.precision import outside_autocast
+from canonlm.ops.trials import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 
 
 @outside_autocast
@@ -40,7 +41,8 @@ def gated_delta_rule(
     inputs = (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH)
     if q_BTHK.shape[1] == 1 and not torch.is_grad_enabled():
         return gated_delta_rule_recurrent(*inputs, scale=scale, state_BHKV=state_BHKV, doc_ids_BT=doc_ids_BT)
-    if q_BTHK.shape[-1] <= 256 and fla.takes(v_BTHV, scalar_decay=True):  # more key channels the kernel does not know
+    fits = q_BTHK.shape[-1] <= 256  # more key channels the kernel does not know
+    if fits and fla.takes(v_BTHV) and _kernel_is_right(torch.is_grad_enabled()):
         return _by_kernel(*inputs, scale, state_BHKV, doc_ids_BT)
     return gated_delta_rule_chunked(*inputs, scale=scale, state_BHKV=state_BHKV, doc_ids_BT=doc_ids_BT)
 
@@ -278,3 +280,27 @@ def _by_kernel(q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH, scale, state_BHKV, doc_i
     inputs = {"q": q_BTHK.to(v_BTHV.dtype), "k": k_BTHK.to(v_BTHV.dtype), "v": v_BTHV}
     inputs |= {"g": g_BTH.to(torch.float32), "beta": beta_BTH.to(torch.float32)}
     return fla.run("gated_delta_rule", "chunk_gated_delta_rule", inputs, state_BHKV, doc_ids_BT, scale=scale)
+
+
+def _trial_inputs(generator: torch.Generator, width: int) -> Inputs:
+    q, k = (normal(generator, *SHAPE, width) for _ in range(2))
+    tokens = {
+        "q": torch.nn.functional.normalize(q, dim=-1),
+        "k": torch.nn.functional.normalize(k, dim=-1),
+        "v": normal(generator, *SHAPE, width),
+        "g": log_decays(generator, *SHAPE),
+        "beta": normal(generator, *SHAPE).mul(3).sigmoid(),
+    }
+    return tokens, states(generator, width)
+
+
+KERNEL = Kernel(
+    "fla chunk_gated_delta_rule",
+    lambda q, k, v, g, beta, state, doc_ids: _by_kernel(q, k, v, g, beta, None, state, doc_ids),
+    lambda q, k, v, g, beta, state, doc_ids: gated_delta_rule_recurrent(
+        q, k, v, g, beta, state_BHKV=state, doc_ids_BT=doc_ids
+    ),
+    _trial_inputs,
+    wide=("g", "beta"),
+)
+_kernel_is_right = judge(KERNEL)

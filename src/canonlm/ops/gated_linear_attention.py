@@ -19,6 +19,7 @@ from torch import Tensor
 from canonlm.ops import fla
 from canonlm.ops.chunks import decays, from_chunks, pad_to_chunks, scan, segments, starts, to_chunks
 from canonlm.ops.precision import outside_autocast
+from canonlm.ops.trials import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 
 NEAR = 8
 """Tokens that meet one by one in the chunked form; blocks of as many, and of more, meet in matrix products."""
@@ -45,7 +46,7 @@ def gated_linear_attention(
     inputs = (q_BTHK, k_BTJK, v_BTJV, g_BTJK)
     if q_BTHK.shape[1] == 1 and not torch.is_grad_enabled():
         return gated_linear_attention_recurrent(*inputs, scale=scale, state_BJKV=state_BJKV, doc_ids_BT=doc_ids_BT)
-    if fla.takes(v_BTJV):
+    if fla.takes(v_BTJV) and _kernel_is_right(torch.is_grad_enabled()):
         return _by_kernel(*inputs, scale, state_BJKV, doc_ids_BT)
     return gated_linear_attention_chunked(*inputs, scale=scale, state_BJKV=state_BJKV, doc_ids_BT=doc_ids_BT)
 
@@ -303,3 +304,25 @@ def _by_kernel(q_BTHK, k_BTJK, v_BTJV, g_BTJK, scale, state_BJKV, doc_ids_BT):
     inputs = {"q": q_BTHK.to(v_BTHV.dtype), "k": k_BTHK.to(v_BTHV.dtype), "v": v_BTHV, "g": g_BTHK.to(torch.float32)}
     o_BTHV, state_BHKV = fla.run("gla", "chunk_gla", inputs, state_BHKV, doc_ids_BT, scale=scale)
     return o_BTHV, state_BHKV[:, ::group]
+
+
+def _trial_inputs(generator: torch.Generator, width: int) -> Inputs:
+    tokens = {
+        "q": normal(generator, *SHAPE, width),
+        "k": normal(generator, *SHAPE, width),
+        "v": normal(generator, *SHAPE, width),
+        "g": log_decays(generator, *SHAPE, width),
+    }
+    return tokens, states(generator, width)
+
+
+KERNEL = Kernel(
+    "fla chunk_gla",
+    lambda q, k, v, g, state, doc_ids: _by_kernel(q, k, v, g, None, state, doc_ids),
+    lambda q, k, v, g, state, doc_ids: gated_linear_attention_recurrent(
+        q, k, v, g, state_BJKV=state, doc_ids_BT=doc_ids
+    ),
+    _trial_inputs,
+    wide=("g",),
+)
+_kernel_is_right = judge(KERNEL)

@@ -15,6 +15,7 @@ from torch import Tensor
 from canonlm.ops import fla
 from canonlm.ops.chunks import decays, from_chunks, pad_to_chunks, scan, segments, starts, to_chunks
 from canonlm.ops.precision import outside_autocast
+from canonlm.ops.trials import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 
 
 @outside_autocast
@@ -37,7 +38,7 @@ def ssd(
     inputs = (x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN)
     if x_BTHP.shape[1] == 1 and not torch.is_grad_enabled():
         return ssd_recurrent(*inputs, state_BHPN=state_BHPN, doc_ids_BT=doc_ids_BT)
-    if fla.takes(x_BTHP, scalar_decay=True):
+    if fla.takes(x_BTHP) and _kernel_is_right(torch.is_grad_enabled()):
         return _by_kernel(*inputs, state_BHPN, doc_ids_BT)
     return ssd_chunked(*inputs, state_BHPN=state_BHPN, doc_ids_BT=doc_ids_BT)
 
@@ -255,3 +256,25 @@ def _by_kernel(x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN, state_BHPN, doc_ids_BT):
         scale=1.0,
     )
     return y_BTHP, state_BHNP.transpose(2, 3)
+
+
+def _trial_inputs(generator: torch.Generator, width: int) -> Inputs:
+    steps = -log_decays(generator, *SHAPE)  # with A = -1 the decays are exp(-steps)
+    tokens = {
+        "x": normal(generator, *SHAPE, width),
+        "dt": steps,
+        "A": -torch.ones(SHAPE[2], dtype=torch.float64),
+        "B": normal(generator, *SHAPE[:2], 1, width) / 8,
+        "C": normal(generator, *SHAPE[:2], 1, width) / 8,
+    }
+    return tokens, states(generator, width)
+
+
+KERNEL = Kernel(
+    "fla chunk_simple_gla",
+    lambda x, dt, A, B, C, state, doc_ids: _by_kernel(x, dt, A, B, C, state, doc_ids),
+    lambda x, dt, A, B, C, state, doc_ids: ssd_recurrent(x, dt, A, B, C, state_BHPN=state, doc_ids_BT=doc_ids),
+    _trial_inputs,
+    wide=("dt", "A"),
+)
+_kernel_is_right = judge(KERNEL)

@@ -1,0 +1,83 @@
+"""`canonlm doctor`: what this machine has, what of it is fast, and what is right."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+AGAIN = typer.Option("--again", help="Try every kernel again, even where the outcome is noted for these versions.")
+JSON = typer.Option(help="A file to write the same to.", show_default=False)
+
+
+def doctor(again: Annotated[bool, AGAIN] = False, json: Annotated[Path | None, JSON] = None) -> int:
+    """What is installed here, and is every kernel that models would use right?
+
+    Each is compared with its definition on small random inputs: values and gradients, packed documents, decays that
+    end all memory. Outcomes are noted for these versions and this device. Exit code 1: something that would be used is
+    wrong (training then uses the slower form and says so).
+    """
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    from canonlm.files import write_json
+    from canonlm.ops import trials
+    from canonlm.ops.inventory import forms
+    from canonlm.train.machine import environment
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    machine = {**environment(device), **trials.versions()}
+    rows: list[dict[str, Any]] = []
+    for form in forms(device):
+        for dtype in form.dtypes:
+            row: dict[str, Any] = {"kernel": form.kernel.name, "used_for": form.used_for}
+            row["dtype"] = str(dtype).removeprefix("torch.")
+            if form.missing:
+                rows.append({**row, "state": "missing", "detail": form.missing})
+                continue
+            errors = trials.known(form.kernel, device, dtype, again=again)
+            is_right = max(errors.values, errors.gradients) <= 1
+            limit = trials.LIMITS[dtype]
+            rows.append(
+                {
+                    **row,
+                    "state": "right" if is_right else "wrong",
+                    "values": errors.values * limit,
+                    "gradients": errors.gradients * limit,
+                    "detail": errors.detail,
+                }
+            )
+    notes = _notes(machine, device.type)
+
+    console = Console()
+    console = console if console.is_terminal else Console(width=160)
+    for name, value in machine.items():
+        console.print(f"{name:24}{value}", highlight=False, markup=False)
+    table = Table("kernel", "used for", "inputs", "", "values", "gradients", "", box=None, padding=(0, 2, 0, 0))
+    marks = {"right": "green", "wrong": "bold red", "missing": "yellow"}
+    for row in rows:
+        off = [f"{row[key]:.1e}" if key in row else "" for key in ("values", "gradients")]
+        state = f"[{marks[row['state']]}]{row['state']}[/]"
+        table.add_row(row["kernel"], row["used_for"], row["dtype"], state, *off, row["detail"])
+    console.print()
+    console.print(table)
+    for note in notes:
+        console.print(f"- {note}", highlight=False, markup=False)
+    if json is not None:
+        write_json(json, {"machine": machine, "kernels": rows, "notes": notes})
+    wrong = [f"{row['kernel']} ({row['dtype']})" for row in rows if row["state"] == "wrong"]
+    print(f"wrong on this machine: {', '.join(wrong)}" if wrong else "everything that would be used is right")
+    return 1 if wrong else 0
+
+
+def _notes(machine: dict[str, Any], kind: str) -> list[str]:
+    """What a user of this machine should know."""
+    notes = []
+    if kind != "cuda":
+        notes.append("No GPU: models train in their PyTorch forms, made for a CPU. bfloat16 products may be emulated.")
+        if "flash-linear-attention" in machine or "triton" in machine:
+            what = "triton or flash-linear-attention is installed where there is no GPU"
+            notes.append(f"{what}: linear models of transformers may fail. Remove them: pip uninstall triton fla-core")
+    elif "triton" not in machine:
+        notes.append("triton is missing: there are no kernels of flash-linear-attention, and torch.compile is slow.")
+    return notes

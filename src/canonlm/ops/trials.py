@@ -1,0 +1,197 @@
+"""Is a kernel right on this machine? It is tried once, on small random inputs, against the recurrence that it computes.
+
+Compilers and kernels have computed wrong numbers, and wrong gradients of right numbers, on some GPUs and in some
+versions. A trial finds that out where it matters, and no list of versions has to be right.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LIMITS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 1e-2}
+"""How far results may be off, of the largest entry, by the precision of the inputs."""
+
+SHAPE = (2, 70, 2)
+"""Rows, tokens and heads of the inputs: more tokens than a chunk has, and no multiple of it."""
+
+WIDTHS = {"cuda": 64, "cpu": 16}
+"""Channels of a head, by device: what kernels are made for, and what takes no time."""
+
+Inputs = tuple[dict[str, Tensor], Tensor]
+"""In float64: arguments by name, and the state before the first token."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A form of an op, and the definition that it is compared with.
+
+    name: for people. fast, definition: called with the inputs by name, `state` and `doc_ids`, they return the output
+    and the state after it. inputs: makes them out of a generator, for heads of that many channels. wide: inputs that
+    stay in float32 (decays, gates).
+    """
+
+    name: str
+    fast: Callable[..., tuple[Tensor, Tensor]]
+    definition: Callable[..., tuple[Tensor, Tensor]]
+    inputs: Callable[[torch.Generator, int], Inputs]
+    wide: tuple[str, ...] = ()
+
+
+class Errors(NamedTuple):
+    """The largest error of a trial's results, over the limit of their precision: at most 1 is right. Infinite: not a
+    number, or the kernel raised an error, which `detail` tells."""
+
+    values: float
+    gradients: float
+    detail: str = ""
+
+
+def attempt(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Errors:
+    """Run the kernel on ordinary inputs, on packed documents, and on decays that end all memory, and compare."""
+    values = gradients = 0.0
+    for index, doc_ids in enumerate((None, _documents())):
+        generator = torch.Generator().manual_seed(index)
+        inputs, state = kernel.inputs(generator, WIDTHS.get(device.type, 64))
+        given = {name: x.to(torch.float32 if name in kernel.wide else dtype) for name, x in inputs.items()}
+        weights = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in _shapes(kernel, inputs)]
+        true = _results(kernel.definition, {n: x.double() for n, x in given.items()}, state, doc_ids, weights)
+        there = {name: x.to(device) for name, x in given.items()}
+        try:
+            with torch.autocast(device.type, enabled=False):
+                got = _results(
+                    kernel.fast,
+                    there,
+                    state.float().to(device),
+                    None if doc_ids is None else doc_ids.to(device),
+                    weights,
+                )
+        except Exception as error:  # a compiler's, a driver's or a package's own
+            told = " ".join(f"{type(error).__name__}: {error}".split())
+            return Errors(torch.inf, torch.inf, told[:200])
+        errors = [_error(one, other) / LIMITS[dtype] for one, other in zip(got, true, strict=True)]
+        values, gradients = max(values, *errors[:2]), max(gradients, *errors[2:])
+    return Errors(values, gradients)
+
+
+def judge(kernel: Kernel) -> Callable[[bool], bool]:
+    """A function that tells whether the kernel is right on this GPU in half precision, its argument: with gradients?
+
+    The kernel is tried when that is first asked, which takes seconds; the answer is kept for these versions. Where the
+    kernel is wrong, that is said once. To a compiler the answer is a constant.
+    """
+
+    @functools.cache
+    def once(with_gradients: bool) -> bool:
+        errors = known(kernel, torch.device("cuda"), torch.bfloat16)
+        is_right = errors.values <= 1 and (errors.gradients <= 1 or not with_gradients)
+        if not is_right:
+            what = errors.detail or f"its {'gradients' if errors.values <= 1 else 'values'} are off"
+            warnings.warn(
+                f"{kernel.name} is wrong on this machine ({what}), so the PyTorch form is used, which is slower; "
+                "`canonlm doctor` shows all kernels",
+                stacklevel=2,
+            )
+        return is_right
+
+    @torch.compiler.assume_constant_result
+    def is_right(with_gradients: bool) -> bool:
+        return once(with_gradients)
+
+    return is_right
+
+
+def known(kernel: Kernel, device: torch.device, dtype: torch.dtype, *, again: bool = False) -> Errors:
+    """The errors of a kernel on this machine: as noted in the user's cache, else (or `again`) tried and noted."""
+    file, key = _file(), f"{kernel.name}, {str(dtype).removeprefix('torch.')}, {fingerprint(device)}"
+    notes = _read(file)
+    if not again and key in notes:
+        return Errors(*notes[key])
+    errors = attempt(kernel, device, dtype)
+    with suppress(OSError):  # a cache that cannot be written: it is tried again next time
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as new:
+            json.dump({**_read(file), key: list(errors)}, new)
+        os.replace(new.name, file)
+    return errors
+
+
+def versions() -> dict[str, str]:
+    """Of what computes, where it is installed."""
+    found = {}
+    for name in ("torch", "triton", "flash-linear-attention", "fla-core", "tilelang", "transformers"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def fingerprint(device: torch.device) -> str:
+    """Of the device and the versions: what a trial's outcome depends on."""
+    card = str(torch.cuda.get_device_properties(device)) if device.type == "cuda" else "cpu"
+    return hashlib.sha256(json.dumps([card, torch.version.cuda, versions()]).encode()).hexdigest()[:16]
+
+
+def _results(call, inputs: dict[str, Tensor], state: Tensor, doc_ids: Tensor | None, weights: list[Tensor]):
+    """Output, state, and the gradients of a sum of both, of every input."""
+    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+    first = state.detach().requires_grad_()
+    with torch.enable_grad():
+        y, final = call(**leaves, state=first, doc_ids=doc_ids)
+        total = (y * weights[0].to(y)).sum() + (final * weights[1].to(final)).sum()
+        return [y, final, *torch.autograd.grad(total, [*leaves.values(), first])]
+
+
+def _shapes(kernel: Kernel, inputs: dict[str, Tensor]) -> list[torch.Size]:
+    with torch.no_grad():
+        meta = {name: x.to("meta") for name, x in inputs.items()}
+        return [x.shape for x in kernel.definition(**meta, state=None, doc_ids=None)]
+
+
+def _error(one: Tensor, other: Tensor) -> float:
+    difference = (one.detach().cpu().double() - other.detach().cpu()).abs().max()
+    return float((difference / other.detach().abs().max().clamp(min=1e-30)).nan_to_num(nan=torch.inf))
+
+
+def _documents() -> Tensor:
+    ids = torch.zeros(SHAPE[:2], dtype=torch.long)
+    ids[0, 40:], ids[0, 41:], ids[1, 64:] = 1, 2, 1
+    return ids
+
+
+def states(generator: torch.Generator, width: int) -> Tensor:
+    """Before the first tokens: `[rows, heads, width, width]`."""
+    return normal(generator, SHAPE[0], SHAPE[2], width, width)
+
+
+def normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def log_decays(generator: torch.Generator, *shape: int) -> Tensor:
+    """Mostly mild; some end all memory, some none of it."""
+    g = torch.nn.functional.logsigmoid(normal(generator, *shape) + 2)
+    draw = torch.rand(shape, generator=generator)
+    return torch.where(draw < 0.03, -40.0, torch.where(draw > 0.97, 0.0, g))
+
+
+def _file() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "canonlm" / "kernels.json"
+
+
+def _read(file: Path) -> dict[str, tuple[float, float, str]]:
+    try:
+        notes = json.loads(file.read_text())
+        return {key: (float(v), float(g), str(d)) for key, (v, g, d) in notes.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}

@@ -1,0 +1,40 @@
+"""`canonlm doctor`: what it prints, what it writes, and its exit code."""
+
+import json
+
+import pytest
+import torch
+
+from canonlm.cli import main
+from canonlm.ops import gated_linear_attention, inventory, ssd
+from canonlm.ops.inventory import Form
+from canonlm.ops.trials import Kernel
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_a_healthy_machine(tmp_path, capsys):
+    assert main(["doctor", "--json", str(tmp_path / "doctor.json")]) == 0
+    out, report = capsys.readouterr().out, json.loads((tmp_path / "doctor.json").read_text())
+    assert out.splitlines()[-1] == "everything that would be used is right"
+    assert report["machine"]["torch"] == torch.__version__
+    assert f"torch                   {torch.__version__}" in out
+    kernels = {(row["kernel"], row["dtype"]) for row in report["kernels"]}
+    assert len(kernels) == len(report["kernels"]) == 8
+    assert {name for name, _ in kernels} >= {"causal convolution", "state-space duality, in chunks"}
+    assert all(row["state"] == "right" and 0 <= row["values"] < 0.02 for row in report["kernels"])
+
+
+def test_wrong_and_missing_kernels_are_named(monkeypatch, capsys):
+    real = gated_linear_attention.KERNEL
+    zero = Kernel("a kernel of zeros", lambda **i: (0 * i["v"], 0 * i["state"] + 0 * sum(x.sum() for x in i.values()
+                  if isinstance(x, torch.Tensor))), real.definition, real.inputs, real.wide)  # fmt: skip
+    some = [Form(zero, "GLA", (torch.float32,)), Form(ssd.KERNEL, "Mamba2", (torch.bfloat16,), "fla is not there")]
+    monkeypatch.setattr(inventory, "forms", lambda device: some)
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == "wrong on this machine: a kernel of zeros (float32)"
+    assert "fla is not there" in out
