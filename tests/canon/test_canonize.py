@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_hosts import DOUBLE, KINDS, canonized, differ, host, ids, logits, with_taps
 from torch import nn
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 import canonlm
 from canonlm import check
@@ -150,14 +150,21 @@ def test_rows_of_a_cache_are_selected_and_repeated():
     assert differ(logits(model, more, past_key_values=cache)[:, 0], logits(model, whole)[:, -1]) < 1e-9
 
 
-def test_a_cache_goes_through_pickle_and_is_reset():
+def test_a_cache_goes_through_pickle():
     model, tokens = canonized("llama"), ids()
     with torch.no_grad():
         cache = pickle.loads(pickle.dumps(model(tokens, use_cache=True).past_key_values))
     more = ids(2, 1, 9)
     whole = logits(model, torch.cat([tokens, more], dim=1))[:, -1]
     assert differ(logits(model, more, past_key_values=cache)[:, 0], whole) < 1e-9
-    cache.reset()
+
+
+def test_a_static_cache_is_used_again():
+    model, tokens = canonized("llama"), ids()
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    for seed in (5, 6):
+        logits(model, ids(2, 6, seed), past_key_values=cache)
+        cache.reset()
     assert differ(logits(model, tokens, past_key_values=cache), logits(model, tokens)) < 1e-9
 
 
@@ -201,6 +208,52 @@ def test_padding_on_the_left_changes_nothing():
     assert (
         differ(logits(model, padded, attention_mask=mask, position_ids=positions)[:, 3:], logits(model, tokens)) < 1e-9
     )
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "mistral"])
+def test_padding_beside_static_caches(kind):
+    """Whose masks are prepared before the model sees them."""
+    model, prompts = canonized(kind), ids(3, 12)
+    mask = (torch.arange(12) >= torch.tensor([[0], [5], [9]])).long()
+    settings: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    rows = [
+        model.generate(row[None, row.shape[0] - m.sum() :], **settings) for row, m in zip(prompts, mask, strict=True)
+    ]
+    for options in (
+        {"cache_implementation": "static"},
+        {"cache_implementation": "static", "prefill_chunk_size": 3},
+        {},
+    ):
+        written = model.generate(prompts, attention_mask=mask, **settings, **options)
+        for row, alone in zip(written, rows, strict=True):
+            assert torch.equal(row[12:], alone[0, -30:])
+
+
+def test_prepared_masks_tell_of_documents_too():
+    model, tokens = canonized("llama"), ids(1, 10)
+    document = torch.arange(10) >= 4
+    mask = (document[:, None] == document) & torch.ones(10, 10, dtype=torch.bool).tril()
+    positions = torch.cat([torch.arange(4), torch.arange(6)])[None]
+    packed = logits(model, tokens, attention_mask=mask[None, None], position_ids=positions)
+    assert differ(packed[:, 4:], logits(model, tokens[:, 4:])) < 1e-9
+    causal = torch.ones(10, 10, dtype=torch.bool).tril()[None, None]
+    assert differ(logits(model, tokens, attention_mask=causal), logits(model, tokens)) < 1e-9
+
+
+def test_caches_without_a_place_for_states_are_refused():
+    with pytest.raises(ValueError, match="a Cache of transformers"):
+        canonized("llama")(ids(), past_key_values=((torch.zeros(1), torch.zeros(1)),))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral", "gemma2"])
+def test_inner_states_can_be_asked_for(kind):
+    model = host(kind)
+    options = {"output_hidden_states": True, "use_cache": False}
+    with torch.no_grad():
+        before = model(ids(), **options).hidden_states
+        after = canonlm.canonize(model, "AC")(ids(), **options).hidden_states
+    assert len(after) == len(before) == model.config.num_hidden_layers + 1
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
 
 def test_copies_are_independent():
@@ -326,6 +379,18 @@ def test_a_host_and_a_canonized_model_do_not_load_each_others_folders(tmp_path):
     other = canonized("llama", "A", dtype=torch.float32)
     with pytest.raises(ValueError, match="sites"):
         type(other).from_pretrained(tmp_path / "canon")
+
+
+def test_a_folder_that_lacks_a_tap_is_refused(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model = canonized("llama", dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.1.canon_C.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="canon_C"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

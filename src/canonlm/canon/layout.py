@@ -44,18 +44,41 @@ def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Layout | 
     if not isinstance(tokens, Tensor):
         return None
     batch, time = tokens.shape[:2]
-    cache = next((arguments[name] for name in CACHE_NAMES if isinstance(arguments.get(name), Cache)), None)
+    cache = _cache(arguments)
     past: int | Tensor = 0
     if cache is not None:
         states.adopt(cache)
         past = _length(cache)
-        if not torch.compiler.is_compiling() and not cache.canon_states and _is_filled(cache, past):
+        if not torch.compiler.is_compiling() and not cache.canon_states and _is_filled(cache, past):  # type: ignore[attr-defined]
             raise expected("past_key_values", "a cache that this model has filled since it has Canon layers", cache)
     mask = arguments.get("attention_mask")
-    real = None if mask is None else _real(mask, cache, past, batch, time)
-    if real is not None and not torch.compiler.is_compiling() and bool(real.all()):
-        real = None
-    return Layout(batch, time, real, _documents(model, arguments, cache, batch, time))
+    if isinstance(mask, Mapping):  # one for each kind of layer
+        kinds = [kind for kind in ("full_attention", "sliding_attention") if kind in mask] or list(mask)
+        mask = mask[kinds[0]] if kinds else None
+    real = doc_ids = None
+    if isinstance(mask, Tensor) and mask.ndim == 2:
+        real = _real(mask, past, time)
+    elif isinstance(mask, Tensor) and mask.ndim == 4:
+        real, doc_ids = _read_prepared(mask, past, batch, time)
+    if doc_ids is None:
+        doc_ids = _documents(model, arguments, cache, batch, time)
+    return Layout(batch, time, _unless(real, torch.all), doc_ids)
+
+
+def _unless(values: Tensor | None, test: Any) -> Tensor | None:
+    """None where all is as without them; inside of a graph nobody can look."""
+    if values is None or (not torch.compiler.is_compiling() and bool(test(values))):
+        return None
+    return values
+
+
+def _cache(arguments: Mapping[str, Any]) -> Cache | None:
+    for name in (*CACHE_NAMES, "cache", "state", "mems"):
+        value = arguments.get(name)
+        if value is not None and not isinstance(value, Cache):
+            what = "a Cache of transformers (continuous batching has no place for the states of Canon layers)"
+            raise expected(name, what, type(value).__name__)
+    return next((arguments[name] for name in CACHE_NAMES if arguments.get(name) is not None), None)
 
 
 def _is_filled(cache: Cache, past: int | Tensor) -> bool:
@@ -69,54 +92,50 @@ def _length(cache: Cache) -> int | Tensor:
         return -1
 
 
-def _real(mask: Any, cache: Cache | None, past: int | Tensor, batch: int, time: int) -> Tensor | None:
-    """`[B, T]` out of a mask of tokens `[B, past + T]`, or out of prepared masks of attention `[B, 1, T, columns]`."""
-    if isinstance(mask, Mapping):  # one for each kind of layer
-        kinds = [kind for kind in ("full_attention", "sliding_attention", "chunked_attention") if kind in mask]
-        kinds = kinds or list(mask)
-        return _real(mask[kinds[0]], cache, past, batch, time) if kinds else None
-    if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
-        return None
-    if mask.ndim == 2:
-        if isinstance(past, Tensor):
-            return mask.index_select(1, past + torch.arange(time, device=mask.device)) != 0
-        start = past if past >= 0 else mask.shape[1] - time
-        if mask.shape[1] < start + time:
-            raise expected("attention_mask", f"{start + time} columns: cached tokens and new ones", mask.shape[1])
-        return mask[:, start : start + time] != 0
-    # Does a token see itself? A window's columns may begin later than the row.
-    first = past if isinstance(past, Tensor) else max(past, 0)
-    if mask.shape[-1] < time or (not isinstance(first, Tensor) and mask.shape[-1] < first + time):
-        first = mask.shape[-1] - time
-    columns = (first + torch.arange(time, device=mask.device)).view(1, time, 1)
-    itself = mask[:, 0].gather(2, columns.expand(mask.shape[0], time, 1))[..., 0]
-    itself = itself if itself.dtype == torch.bool else itself >= 0
-    return itself.expand(batch, time)
+def _real(mask: Tensor, past: int | Tensor, time: int) -> Tensor:
+    """Of the new tokens, out of a mask of all tokens, `[B, past + T]` or longer."""
+    if isinstance(past, Tensor):
+        return mask.index_select(1, past + torch.arange(time, device=mask.device)) != 0
+    start = past if past >= 0 else mask.shape[1] - time
+    if mask.shape[1] < start + time:
+        raise expected("attention_mask", f"{start + time} columns: cached tokens and new ones", mask.shape[1])
+    return mask[:, start : start + time] != 0
+
+
+def _read_prepared(mask: Tensor, past: int | Tensor, batch: int, time: int) -> tuple[Tensor, Tensor | None]:
+    """Real tokens and documents, out of a mask of attention, `[B, 1, T, columns]`: padding does not see itself, and the
+    first token of a document not the one before it."""
+    latest = mask.shape[-1] - time  # of a window, whose columns begin later than the row
+    first = past.clamp(max=latest) if isinstance(past, Tensor) else min(max(past, 0), latest)
+    sees = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    columns = (first + torch.arange(time, device=mask.device)).view(1, time, 1).expand(mask.shape[0], time, 1)
+    real = sees[:, 0].gather(2, columns)[..., 0].expand(batch, time)
+    if time == 1:
+        return real, None
+    before = sees[:, 0, 1:].gather(2, columns[:, 1:] - 1)[..., 0].expand(batch, time - 1)
+    starts = torch.nn.functional.pad(real[:, 1:] & real[:, :-1] & ~before, (1, 0))
+    return real, None if _unless(~starts, torch.all) is None else starts.cumsum(-1)
 
 
 def _documents(
     model: PreTrainedModel, arguments: Mapping[str, Any], cache: Cache | None, batch: int, time: int
 ) -> Tensor | None:
     """Documents of packed rows, where the library keeps attention inside of them: without a mask and a cache, where
-    positions do not go on by one; with flash attention also by the borders that it is given (`cu_seq_lens_q`)."""
+    positions do not go on by one. Flash attention takes one row, with a cache too, or borders (`cu_seq_lens_q`)."""
     flash = "flash" in (model.config._attn_implementation or "")
-    borders = arguments.get("cu_seq_lens_q")
+    borders, positions = arguments.get("cu_seq_lens_q"), arguments.get("position_ids")
     if isinstance(borders, Tensor) and flash:
         places = torch.arange(time, device=borders.device)
         return torch.searchsorted(borders[1:].contiguous(), places, right=True).expand(batch, time)
-    positions = arguments.get("position_ids")
-    if not isinstance(positions, Tensor) or positions.ndim != 2 or time == 1 or cache is not None:
+    if not isinstance(positions, Tensor) or positions.ndim != 2 or time == 1:
         return None
-    if (
-        arguments.get("attention_mask") is not None
-        or (flash and batch > 1)
-        or (not flash and makes_cache(model, arguments))
-    ):
+    mask = arguments.get("attention_mask")
+    if flash and (batch > 1 or (isinstance(mask, Tensor) and _unless(mask != 0, torch.all) is not None)):
         return None
-    starts = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1
-    if not torch.compiler.is_compiling() and not starts.any():
+    if not flash and (mask is not None or cache is not None or makes_cache(model, arguments)):
         return None
-    return starts.cumsum(-1).expand(batch, time)
+    goes_on = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) == 1
+    return None if _unless(goes_on, torch.all) is None else (~goes_on).cumsum(-1).expand(batch, time)
 
 
 def makes_cache(model: PreTrainedModel, arguments: Mapping[str, Any]) -> bool:
