@@ -24,8 +24,8 @@ def _to_bfloat16(bits):
 
 
 def correct_the_interpreter():
-    """Its cast from float32 to bfloat16 cuts digits off; and it patches `triton.language` again for every call of a
-    function, which is most of its time: here, once."""
+    """Its cast from float32 to bfloat16 cuts digits off. And for most of its time it patches `triton.language`, again
+    for every call of a function: here, once."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -46,6 +46,7 @@ def correct_the_interpreter():
     interpreter.InterpreterBuilder.cast_impl = cast_impl
     interpreter.InterpretedFunction.__call__ = call
     scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
     scope.restore = lambda: None
     interpreter._patch_lang = lambda fn: scope
 

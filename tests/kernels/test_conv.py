@@ -62,7 +62,7 @@ def test_with_an_activation(case):
     check(case)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(cases(sizes=[20, 5, 7], time=9, bias=False), st.sampled_from(["none", "silu"]))
 def test_three_tensors_in_one_launch(case, activation):
     case.activation = activation

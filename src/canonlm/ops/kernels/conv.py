@@ -18,7 +18,22 @@ from torch import Tensor, float32
 
 from canonlm.ops.kernels.host import grid_of, or_any, packed_state, rowwise, strides
 from canonlm.ops.kernels.launches import launch_of
-from canonlm.ops.kernels.pieces import act, act_and_slope, locate, pick, row_of
+from canonlm.ops.kernels.pieces import (
+    act,
+    act_and_slope,
+    code_at,
+    locate,
+    pick,
+    row_before,
+    row_of,
+    shifted,
+    spread,
+    store_row,
+    taps_of,
+    weight_gradients,
+    weighted,
+    zeros,
+)
 
 
 @triton.jit
@@ -37,52 +52,32 @@ def forward(
     x_tile = x + t0.to(tl.int64) * stride
     y_tile = pick(ys, index) + (b * T + t0) * C
     codes = reach + b * T
+    before = state + b * state_b + (offset + c) * K
 
-    w = ()
-    for i in tl.static_range(0, K):
-        w = w + (tl.load(pick(taps, index) + c * K + (K - 1 - i), mask=c < C, other=0.0).to(tl.float32),)
+    w = taps_of(pick(taps, index), c, C, K)
     if HAS_BIAS:
         bias = tl.load(pick(biases, index) + c, mask=c < C, other=0.0).to(tl.float32)
-
     past = ()
     for i in tl.static_range(1, K):
-        code = 0
-        if HAS_REACH:
-            code = tl.load(codes + t0 - i, mask=t0 >= i, other=0).to(tl.int32)
-        row = row_of(x_tile - i * stride + c, c < tl.where(t0 >= i, C, 0), code, HAS_REACH)
-        if HAS_STATE:
-            before = state + b * state_b + (offset + c) * K + (K + t0 - i)
-            row += tl.load(before, mask=c < tl.where(t0 < i, C, 0), other=0.0).to(x.dtype.element_ty).to(tl.float32)
-        past = past + (row,)
+        code = code_at(codes, t0 - i, T, HAS_REACH)
+        past = past + (row_before(x_tile, stride, t0, i, c, C, before, code, K, HAS_STATE, HAS_REACH),)
 
     for g in tl.range(0, LT, U, num_stages=STAGES):
-        rows, reaches = (), ()
+        rows, marks = (), ()
         for u in tl.static_range(0, U):
             t = t0 + g + u
-            code = 0
-            if HAS_REACH:
-                code = tl.load(codes + t, mask=t < T, other=0).to(tl.int32)
+            code = code_at(codes, t, T, HAS_REACH)
             rows = rows + (row_of(x_tile + (g + u) * stride + c, c < tl.where(t < T, C, 0), code, HAS_REACH),)
-            reaches = reaches + (code & 7,)
-        window = past
+            marks = marks + (code,)
         for u in tl.static_range(0, U):
-            z = rows[u] * w[0]
-            for i in tl.static_range(1, K):
-                if HAS_REACH:
-                    z += tl.where(reaches[u] >= i, w[i], 0.0) * window[i - 1]
-                else:
-                    z += w[i] * window[i - 1]
+            z = weighted(rows[u], past, w, marks[u], K, HAS_REACH)
             if HAS_BIAS:
                 z += bias
             z = act(z, ACT)
             if RESIDUAL:
                 z += rows[u]
-            t = t0 + g + u
-            tl.store(y_tile + (g + u) * C + c, (z * scale).to(y_tile.dtype.element_ty), mask=c < tl.where(t < T, C, 0))
-            window = (rows[u],) + window
-        past = ()
-        for i in tl.static_range(1, K):
-            past = past + (window[i - 1],)
+            store_row(y_tile + (g + u) * C + c, z * scale, c < tl.where(t0 + g + u < T, C, 0))
+            past = shifted(rows[u], past, K)
 
     if WRITE_STATE:
         # The K inputs that end at the last real token, by the program that has the last tile; read again.
@@ -93,19 +88,14 @@ def forward(
         code = 7
         if HAS_REACH:
             code = tl.load(codes + end, mask=end >= 0, other=7).to(tl.int32) & 7
+        after = state_out + b * out_b + (offset + c) * K
         for i in tl.static_range(0, K):
             t = end - i
-            pad = 0
-            if HAS_REACH:
-                pad = tl.load(codes + t, mask=t >= 0, other=0).to(tl.int32)
+            pad = code_at(codes, t, T, HAS_REACH)
             row = row_of(x + t.to(tl.int64) * stride + c, c < tl.where(t >= 0, own, 0), pad, HAS_REACH)
-            if HAS_STATE:
-                # A row without any real token keeps its state.
-                before = state + b * state_b + (offset + c) * K + (K + t)
-                row += tl.load(before, mask=c < tl.where(t < 0, own, 0), other=0.0).to(tl.float32)
-            row = tl.where(code >= i, row, 0.0)
-            after = state_out + b * out_b + (offset + c) * K + (K - 1 - i)
-            tl.store(after, row.to(state_out.dtype.element_ty), mask=c < own)
+            if HAS_STATE:  # a row without any real token keeps it
+                row += tl.load(before + (K + t), mask=c < tl.where(t < 0, own, 0), other=0.0).to(tl.float32)
+            store_row(after + (K - 1 - i), tl.where(code >= i, row, 0.0), c < own)
 
 
 @triton.jit
@@ -126,83 +116,62 @@ def backward(
     dx_tile = pick(dxs, index) + (b * T + t0) * C
     codes = reach + b * T
 
-    w, dw = (), ()
-    for i in tl.static_range(0, K):
-        w = w + (tl.load(pick(taps, index) + c * K + (K - 1 - i), mask=c < C, other=0.0).to(tl.float32),)
-        dw = dw + (tl.zeros([BC], tl.float32),)
-    dbias = tl.zeros([BC], tl.float32)
-
+    w, dw, dbias = taps_of(pick(taps, index), c, C, K), zeros(K, BC), tl.full([BC], 0.0, tl.float32)
     ahead, far = (), ()
     for i in tl.static_range(0, K - 1):
         t = t0 + LT + i
-        code = 7
-        if HAS_REACH:
-            code = tl.load(codes + t, mask=t < T, other=0).to(tl.int32) & 7
         row = tl.load(dy_tile + (LT + i) * dy_stride + c, mask=c < tl.where(t < T, C, 0), other=0.0).to(tl.float32)
-        ahead, far = ahead + (row,), far + (code,)
+        ahead, far = ahead + (row,), far + (code_at(codes, t, T, HAS_REACH) & 7,)
 
     for g in tl.range(0, LT, U, num_stages=STAGES):
         rows, flows, marks = (), (), ()
         for u in tl.static_range(0, U):
             j = LT - 1 - g - u
-            t = t0 + j
-            code = 7
-            if HAS_REACH:
-                code = tl.load(codes + t, mask=t < T, other=0).to(tl.int32)
-            keep = c < tl.where(t < T, C, 0)
-            rows = rows + (row_of(x_tile + j * stride + c, keep, code, HAS_REACH),)
-            flows = flows + (tl.load(dy_tile + j * dy_stride + c, mask=keep, other=0.0).to(tl.float32),)
+            code, mask = code_at(codes, t0 + j, T, HAS_REACH), c < tl.where(t0 + j < T, C, 0)
+            rows = rows + (row_of(x_tile + j * stride + c, mask, code, HAS_REACH),)
+            flows = flows + (tl.load(dy_tile + j * dy_stride + c, mask=mask, other=0.0).to(tl.float32),)
             marks = marks + (code,)
         for u in tl.static_range(0, U):
             j = LT - 1 - g - u
-            dx = flows[u] * w[0]
-            sums = (dw[0] + rows[u] * flows[u],)
-            for i in tl.static_range(1, K):
-                flow = ahead[i - 1]
-                if HAS_REACH:
-                    flow = tl.where(far[i - 1] >= i, flow, 0.0)
-                dx += flow * w[i]
-                sums = sums + (dw[i] + rows[u] * flow,)
-            dw = sums
+            dx, dw = towards(flows[u] * w[0], dw, rows[u], flows[u], ahead, far, w, K, HAS_REACH)
             if HAS_BIAS:
                 dbias += flows[u]
             if RESIDUAL:
                 dx += flows[u]
-            dx *= scale
             if HAS_REACH:
                 dx = tl.where((marks[u] & 8) != 0, 0.0, dx)
-            tl.store(dx_tile + j * C + c, dx.to(dx_tile.dtype.element_ty), mask=c < tl.where(t0 + j < T, C, 0))
-            longer, further = (flows[u],) + ahead, (marks[u] & 7,) + far
-            ahead, far = (), ()
-            for i in tl.static_range(0, K - 1):
-                ahead, far = ahead + (longer[i],), far + (further[i],)
+            store_row(dx_tile + j * C + c, dx * scale, c < tl.where(t0 + j < T, C, 0))
+            ahead, far = shifted(flows[u], ahead, K), shifted(marks[u] & 7, far, K)
 
     if HAS_STATE:  # the tokens before the first, in programs of the first tile
         first = tl.where(tile == 0, C, 0)
-        grad = dstate + (b * total + offset + c) * K
-        tl.store(grad, tl.zeros([BC], tl.float32).to(dstate.dtype.element_ty), mask=c < first)  # never read
+        before, grad = state + b * state_b + (offset + c) * K, dstate + (b * total + offset + c) * K
+        nothing = tl.full([BC], 0.0, tl.float32)
+        store_row(grad, nothing, c < first)  # of the oldest input, which no tap reaches
         for m in tl.static_range(1, K):
-            before = state + b * state_b + (offset + c) * K + (K - m)
-            row = tl.load(before, mask=c < first, other=0.0).to(x_tile.dtype.element_ty).to(tl.float32)
-            dx = tl.zeros([BC], tl.float32)
-            sums = ()
-            for i in tl.static_range(0, K):
-                share = dw[i]
-                if i >= m:
-                    flow = ahead[i - m]
-                    if HAS_REACH:
-                        flow = tl.where(far[i - m] >= i, flow, 0.0)
-                    dx += flow * w[i]
-                    share += row * flow
-                sums = sums + (share,)
-            dw = sums
-            tl.store(grad + (K - m), (dx * scale).to(dstate.dtype.element_ty), mask=c < first)
+            row = tl.load(before + (K - m), mask=c < first, other=0.0).to(x_tile.dtype.element_ty).to(tl.float32)
+            dx, dw = towards(nothing, dw, row, nothing, ahead, far, w, K, HAS_REACH)
+            store_row(grad + (K - m), dx * scale, c < first)
+            ahead, far = shifted(nothing, ahead, K), shifted(7, far, K)
 
     out = partials + ((b * tl.num_programs(1) + tile) * total + offset + c) * (K + HAS_BIAS)
     for i in tl.static_range(0, K):
         tl.store(out + (K - 1 - i), dw[i] * scale, mask=c < C)
     if HAS_BIAS:
         tl.store(out + K, dbias * scale, mask=c < C)
+
+
+@triton.jit
+def towards(dx, dw, row, flow, ahead, far, w, K: tl.constexpr, HAS_REACH: tl.constexpr):
+    """dx + sum_{i>0} w_i * dy_{t+i}, and dw_i + x_t * dy_{t+i}, of the tokens that reach back to t."""
+    sums = (dw[0] + row * flow,)
+    for i in tl.static_range(1, K):
+        flow = ahead[i - 1]
+        if HAS_REACH:
+            flow = tl.where(far[i - 1] >= i, flow, 0.0)
+        dx += flow * w[i]
+        sums = sums + (dw[i] + row * flow,)
+    return dx, sums
 
 
 @triton.jit
@@ -223,121 +192,77 @@ def backward_act(
     dy_tile = pick(dys, index) + b * pick(dy_b, index) + t0.to(tl.int64) * dy_stride
     dx_tile = pick(dxs, index) + (b * T + t0) * C
     codes = reach + b * T
-    grad = dstate + (b * total + offset + c) * K
+    before, grad = state + b * state_b + (offset + c) * K, dstate + (b * total + offset + c) * K
 
-    w, dw = (), ()
-    for i in tl.static_range(0, K):
-        w = w + (tl.load(pick(taps, index) + c * K + (K - 1 - i), mask=c < C, other=0.0).to(tl.float32),)
-        dw = dw + (tl.zeros([BC], tl.float32),)
-    bias = tl.zeros([BC], tl.float32)
+    w, dw, dbias = taps_of(pick(taps, index), c, C, K), zeros(K, BC), tl.full([BC], 0.0, tl.float32)
+    bias = tl.full([BC], 0.0, tl.float32)
     if HAS_BIAS:
         bias = tl.load(pick(biases, index) + c, mask=c < C, other=0.0).to(tl.float32)
-    dbias = tl.zeros([BC], tl.float32)
-
-    past, pending = (), ()
+    past, pending = (), zeros(K - 1, BC)
+    pads, PAST = tile * 0, 1 << (K - 1)  # a bit per token, the current one's last: was it padding?
     for i in tl.static_range(1, K):
-        code = 0
-        if HAS_REACH:
-            code = tl.load(codes + t0 - i, mask=t0 >= i, other=0).to(tl.int32)
-        row = row_of(x_tile - i * stride + c, c < tl.where(t0 >= i, C, 0), code, HAS_REACH)
-        if HAS_STATE:
-            before = state + b * state_b + (offset + c) * K + (K + t0 - i)
-            row += (
-                tl.load(before, mask=c < tl.where(t0 < i, C, 0), other=0.0).to(x_tile.dtype.element_ty).to(tl.float32)
-            )
-        past, pending = past + (row,), pending + (tl.zeros([BC], tl.float32),)
+        code = code_at(codes, t0 - i, T, HAS_REACH)
+        past = past + (row_before(x_tile, stride, t0, i, c, C, before, code, K, HAS_STATE, HAS_REACH),)
     if HAS_STATE:
-        tl.store(grad, tl.zeros([BC], tl.float32).to(dstate.dtype.element_ty), mask=c < tl.where(tile == 0, C, 0))
+        store_row(grad, tl.full([BC], 0.0, tl.float32), c < tl.where(tile == 0, C, 0))
 
     for g in tl.range(0, LT, U, num_stages=STAGES):
         rows, flows, marks = (), (), ()
         for u in tl.static_range(0, U):
             t = t0 + g + u
-            code = 7
-            if HAS_REACH:
-                code = tl.load(codes + t, mask=t < T, other=0).to(tl.int32)
-            keep = c < tl.where(t < T, C, 0)
-            rows = rows + (row_of(x_tile + (g + u) * stride + c, keep, code, HAS_REACH),)
-            flows = flows + (tl.load(dy_tile + (g + u) * dy_stride + c, mask=keep, other=0.0).to(tl.float32),)
-            marks = marks + (code & 7,)
+            code, mask = code_at(codes, t, T, HAS_REACH), c < tl.where(t < T, C, 0)
+            rows = rows + (row_of(x_tile + (g + u) * stride + c, mask, code, HAS_REACH),)
+            flows = flows + (tl.load(dy_tile + (g + u) * dy_stride + c, mask=mask, other=0.0).to(tl.float32),)
+            marks = marks + (code,)
         for u in tl.static_range(0, U):
-            z = rows[u] * w[0] + bias
-            for i in tl.static_range(1, K):
-                if HAS_REACH:
-                    z += tl.where(marks[u] >= i, w[i], 0.0) * past[i - 1]
-                else:
-                    z += w[i] * past[i - 1]
+            z = weighted(rows[u], past, w, marks[u], K, HAS_REACH) + bias
             value, slope = act_and_slope(z, ACT)
             dz = flows[u] * slope
             dbias += dz
-            window = (rows[u],) + past
-            flow = dz * w[0]
-            if RESIDUAL:
-                flow += flows[u]
-            spread, sums = (flow,), (dw[0] + dz * rows[u],)
-            for i in tl.static_range(1, K):
-                reached = dz
-                if HAS_REACH:
-                    reached = tl.where(marks[u] >= i, dz, 0.0)
-                spread = spread + (pending[i - 1] + reached * w[i],)
-                sums = sums + (dw[i] + reached * window[i],)
-            dw = sums
-            j = g + u - (K - 1)
-            s = t0 + j
-            done = spread[K - 1] * scale
+            dw = weight_gradients(dw, dz, rows[u], past, marks[u], K, HAS_REACH)
+            sums = with_residual(spread(pending, dz, w, marks[u], K, HAS_REACH), flows[u], K, RESIDUAL)
+            s = g + u - (K - 1)
+            done = sums[K - 1] * scale
             if HAS_REACH:
-                mark = tl.load(codes + s, mask=(s >= 0) & (s < T), other=0).to(tl.int32)
-                done = tl.where((mark & 8) != 0, 0.0, done)
-            here = tl.where((s >= t0) & (s < T), C, 0)
-            tl.store(dx_tile + j * C + c, done.to(dx_tile.dtype.element_ty), mask=c < here)
+                pads = ((pads << 1) | (marks[u] >> 3)) & 255
+                done = tl.where((pads & PAST) != 0, 0.0, done)
+            store_row(dx_tile + s * C + c, done, c < tl.where((s >= 0) & (t0 + s < T), C, 0))
             if HAS_STATE:
-                tl.store(grad + (K + s), done.to(dstate.dtype.element_ty), mask=c < tl.where(s < 0, C, 0))
-            past, pending = (), ()
-            for i in tl.static_range(0, K - 1):
-                past, pending = past + (window[i],), pending + (spread[i],)
+                store_row(grad + (K + t0 + s), done, c < tl.where(t0 + s < 0, C, 0))
+            past, pending = shifted(rows[u], past, K), shifted(sums[0], sums[1:], K)
 
+    rows, flows, marks = (), (), ()
     for u in tl.static_range(0, K - 1):
         t = t0 + LT + u
-        mark = 7
-        if HAS_REACH:
-            mark = tl.load(codes + t, mask=t < T, other=0).to(tl.int32)
-        keep = c < tl.where(t < T, C, 0)
-        row = row_of(x_tile + (LT + u) * stride + c, keep, mark, HAS_REACH)
-        flow = tl.load(dy_tile + (LT + u) * dy_stride + c, mask=keep, other=0.0).to(tl.float32)
-        mark = mark & 7
-        z = row * w[0] + bias
-        for i in tl.static_range(1, K):
-            if HAS_REACH:
-                z += tl.where(mark >= i, w[i], 0.0) * past[i - 1]
-            else:
-                z += w[i] * past[i - 1]
+        code, mask = code_at(codes, t, T, HAS_REACH), c < tl.where(t < T, C, 0)
+        rows = rows + (row_of(x_tile + (LT + u) * stride + c, mask, code, HAS_REACH),)
+        flows = flows + (tl.load(dy_tile + (LT + u) * dy_stride + c, mask=mask, other=0.0).to(tl.float32),)
+        marks = marks + (code,)
+    for u in tl.static_range(0, K - 1):
+        z = weighted(rows[u], past, w, marks[u], K, HAS_REACH) + bias
         value, slope = act_and_slope(z, ACT)
-        dz = flow * slope
-        window = (row,) + past
-        spread = (dz,)
-        for i in tl.static_range(1, K):
-            reached = dz
-            if HAS_REACH:
-                reached = tl.where(mark >= i, dz, 0.0)
-            spread = spread + (pending[i - 1] + reached * w[i],)
-        j = LT + u - (K - 1)
-        s = t0 + j
-        done = spread[K - 1] * scale
+        sums = spread(pending, flows[u] * slope, w, marks[u], K, HAS_REACH)
+        s = LT + u - (K - 1)
+        done = sums[K - 1] * scale
         if HAS_REACH:
-            mark = tl.load(codes + s, mask=(s >= 0) & (s < T), other=0).to(tl.int32)
-            done = tl.where((mark & 8) != 0, 0.0, done)
-        tl.store(dx_tile + j * C + c, done.to(dx_tile.dtype.element_ty), mask=c < tl.where((s >= t0) & (s < T), C, 0))
-        if HAS_STATE:
-            tl.store(grad + (K + s), done.to(dstate.dtype.element_ty), mask=c < tl.where(s < 0, C, 0))
-        past, pending = (), ()
-        for i in tl.static_range(0, K - 1):
-            past, pending = past + (window[i],), pending + (spread[i],)
+            pads = ((pads << 1) | (marks[u] >> 3)) & 255
+            done = tl.where((pads & PAST) != 0, 0.0, done)
+        store_row(dx_tile + s * C + c, done, c < tl.where(t0 + s < T, C, 0))
+        past, pending = shifted(rows[u], past, K), shifted(sums[0], sums[1:], K)
 
     out = partials + ((b * tl.num_programs(1) + tile) * total + offset + c) * (K + HAS_BIAS)
     for i in tl.static_range(0, K):
         tl.store(out + (K - 1 - i), dw[i] * scale, mask=c < C)
     if HAS_BIAS:
         tl.store(out + K, dbias * scale, mask=c < C)
+
+
+@triton.jit
+def with_residual(sums, flow, K: tl.constexpr, RESIDUAL: tl.constexpr):
+    """The current token's gradient has the residual's share too."""
+    if RESIDUAL:
+        sums = (sums[0] + flow,) + sums[1:]
+    return sums
 
 
 def run_forward(

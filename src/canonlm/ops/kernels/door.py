@@ -73,12 +73,50 @@ def canon_with_state(
     return ys, after
 
 
+def gated(
+    gate: Tensor,
+    up: Tensor,
+    taps: Sequence[Tensor],
+    *,
+    state: Tensor | None = None,
+    reach: Tensor | None = None,
+    residual: bool = True,
+    activation: str = "silu",
+    scale: float = 1.0,
+) -> Tensor:
+    """act(canon(gate)) * canon(up) in one pass; the canons have no bias and no activation of their own."""
+    [y] = torch.ops.canonlm.gated(gate, up, list(taps), state, reach, residual, ACTIVATIONS[activation], scale)
+    return y
+
+
+def gated_with_state(
+    gate: Tensor,
+    up: Tensor,
+    taps: Sequence[Tensor],
+    *,
+    state: Tensor | None = None,
+    reach: Tensor | None = None,
+    last: Tensor | None = None,
+    residual: bool = True,
+    activation: str = "silu",
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """`gated`, and the state after these inputs, through which no gradient flows (a prefill)."""
+    how = residual, ACTIVATIONS[activation], scale
+    y, after = torch.ops.canonlm.gated_with_state(gate, up, list(taps), state, reach, last, *how)
+    return y, after
+
+
 LIBRARY = torch.library.Library("canonlm", "FRAGMENT")
 _CONV = "Tensor[] xs, Tensor[] taps, Tensor[] biases, Tensor? state, Tensor? reach"
 _HOW = "bool residual, int act, float scale"
 LIBRARY.define(f"conv({_CONV}, {_HOW}) -> Tensor[]")
 LIBRARY.define(f"conv_with_state({_CONV}, Tensor? last, {_HOW}) -> Tensor[]")
 LIBRARY.define(f"conv_backward(Tensor[] dys, {_CONV}, {_HOW}) -> Tensor[]")
+_GATED = "Tensor gate, Tensor up, Tensor[] taps, Tensor? state, Tensor? reach"
+LIBRARY.define(f"gated({_GATED}, {_HOW}) -> Tensor[]")
+LIBRARY.define(f"gated_with_state({_GATED}, Tensor? last, {_HOW}) -> Tensor[]")
+LIBRARY.define(f"gated_backward(Tensor dy, {_GATED}, {_HOW}) -> Tensor[]")
 
 
 def _conv(xs, taps, biases, state, reach, residual, act, scale):
@@ -147,6 +185,61 @@ def _conv_autograd(xs, taps, biases, state, reach, *how):
         return torch.ops.canonlm.conv(xs, taps, biases, state, reach, *how)
 
 
+def _gated(gate, up, taps, state, reach, residual, act, scale):
+    from canonlm.ops.kernels.gated import run_forward
+
+    how = {"residual": residual, "act": act, "scale": scale}
+    return run_forward(gate, up, taps, state, reach, None, **how, return_state=False)
+
+
+def _gated_with_state(gate, up, taps, state, reach, last, residual, act, scale):
+    from canonlm.ops.kernels.gated import run_forward
+
+    how = {"residual": residual, "act": act, "scale": scale}
+    return run_forward(gate, up, taps, state, reach, last, **how, return_state=True)
+
+
+def _gated_backward(dy, gate, up, taps, state, reach, residual, act, scale):
+    from canonlm.ops.kernels.gated import run_backward
+
+    return run_backward(dy, gate, up, taps, state, reach, residual=residual, act=act, scale=scale)
+
+
+def _gated_fake(gate, up, taps, state, reach, residual, act, scale):
+    return [_new(gate)]
+
+
+def _gated_with_state_fake(gate, up, taps, state, reach, last, residual, act, scale):
+    return [_new(gate), _new(gate, gate.shape[0], 2 * gate.shape[2], taps[0].shape[-1])]
+
+
+def _gated_backward_fake(dy, gate, up, taps, state, reach, residual, act, scale):
+    return [_new(tensor) for tensor in (gate, up, *taps, *([] if state is None else [state]))]
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, how, reach, gate, up, gate_taps, up_taps, state):
+        ctx.save_for_backward(reach, gate, up, gate_taps, up_taps, state)
+        ctx.how = how
+        with torch._C._AutoDispatchBelowAutograd():
+            return torch.ops.canonlm.gated(gate, up, [gate_taps, up_taps], state, reach, *how)[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        reach, gate, up, gate_taps, up_taps, state = ctx.saved_tensors
+        grads = torch.ops.canonlm.gated_backward(dy, gate, up, [gate_taps, up_taps], state, reach, *ctx.how)
+        return None, None, *grads, *([None] if state is None else [])
+
+
+def _gated_autograd(gate, up, taps, state, reach, *how):
+    if _differentiates(gate, up, *taps, state):
+        return [_Gated.apply(how, reach, gate, up, *taps, state)]
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.canonlm.gated(gate, up, taps, state, reach, *how)
+
+
 def _differentiates(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
@@ -161,3 +254,6 @@ def _register(name, implementation, fake, autograd=None):
 _register("conv", _conv, _conv_fake, _conv_autograd)
 _register("conv_with_state", _conv_with_state, _conv_with_state_fake)
 _register("conv_backward", _conv_backward, _conv_backward_fake)
+_register("gated", _gated, _gated_fake, _gated_autograd)
+_register("gated_with_state", _gated_with_state, _gated_with_state_fake)
+_register("gated_backward", _gated_backward, _gated_backward_fake)

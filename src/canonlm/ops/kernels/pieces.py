@@ -35,12 +35,100 @@ def locate(sizes, pid, BC: tl.constexpr):
 
 
 @triton.jit
+def code_at(codes, t, T, HAS_REACH: tl.constexpr):
+    """The byte of `reach` at a token (see `documents`); 0 outside of the row, 7 if there is no `reach`."""
+    if HAS_REACH:
+        return tl.load(codes + t, mask=(t >= 0) & (t < T), other=0).to(tl.int32)
+    else:
+        return 7
+
+
+@triton.jit
 def row_of(pointer, mask, code, HAS_REACH: tl.constexpr):
     """A row of the input in float32, zero where it is masked or padding."""
     row = tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
     if HAS_REACH:
         row = tl.where((code & 8) != 0, 0.0, row)
     return row
+
+
+@triton.jit
+def row_before(x_tile, stride, t0, i, c, C, state, code, K: tl.constexpr, HAS_STATE: tl.constexpr, HAS_REACH: tl.constexpr):
+    """The row i tokens before a tile that begins at t0: of the input, or of the state (at its row and channels)."""
+    row = row_of(x_tile - i * stride + c, c < tl.where(t0 >= i, C, 0), code, HAS_REACH)
+    if HAS_STATE:
+        kept = tl.load(state + (K + t0 - i), mask=c < tl.where(t0 < i, C, 0), other=0.0)
+        row += kept.to(x_tile.dtype.element_ty).to(tl.float32)
+    return row
+
+
+@triton.jit
+def taps_of(taps, c, C, K: tl.constexpr):
+    """The tap for i tokens back, for i = 0 … K - 1."""
+    w = ()
+    for i in tl.static_range(0, K):
+        w = w + (tl.load(taps + c * K + (K - 1 - i), mask=c < C, other=0.0).to(tl.float32),)
+    return w
+
+
+@triton.jit
+def zeros(n: tl.constexpr, BC: tl.constexpr):
+    rows = ()
+    for _ in tl.static_range(0, n):
+        rows = rows + (tl.full([BC], 0.0, tl.float32),)
+    return rows
+
+
+@triton.jit
+def weighted(row, past, w, mark, K: tl.constexpr, HAS_REACH: tl.constexpr):
+    """sum_i w_i * x_{t-i} of the taps that the token's reach lets count."""
+    z = row * w[0]
+    for i in tl.static_range(1, K):
+        if HAS_REACH:
+            z += tl.where((mark & 7) >= i, w[i], 0.0) * past[i - 1]
+        else:
+            z += w[i] * past[i - 1]
+    return z
+
+
+@triton.jit
+def weight_gradients(dw, dz, row, past, mark, K: tl.constexpr, HAS_REACH: tl.constexpr):
+    """dw_i + dz_t * x_{t-i}"""
+    sums = (dw[0] + dz * row,)
+    for i in tl.static_range(1, K):
+        flow = dz
+        if HAS_REACH:
+            flow = tl.where((mark & 7) >= i, dz, 0.0)
+        sums = sums + (dw[i] + flow * past[i - 1],)
+    return sums
+
+
+@triton.jit
+def spread(pending, dz, w, mark, K: tl.constexpr, HAS_REACH: tl.constexpr):
+    """dx_{t-i} + w_i * dz_t for i = 0 … K - 1, of which the last is then complete."""
+    sums = (dz * w[0],)
+    for i in tl.static_range(1, K):
+        flow = dz
+        if HAS_REACH:
+            flow = tl.where((mark & 7) >= i, dz, 0.0)
+        sums = sums + (pending[i - 1] + flow * w[i],)
+    return sums
+
+
+@triton.jit
+def shifted(row, past, K: tl.constexpr):
+    """`past` one token later: `row` comes in, the oldest leaves."""
+    rows = ()
+    if K > 1:
+        rows = (row,)
+        for i in tl.static_range(0, K - 2):
+            rows = rows + (past[i],)
+    return rows
+
+
+@triton.jit
+def store_row(pointer, row, mask):
+    tl.store(pointer, row.to(pointer.dtype.element_ty), mask=mask)
 
 
 @triton.jit
