@@ -22,7 +22,7 @@ def t_factor(count: int) -> float:
     degrees, low, high = count - 1, 0.0, 13.0  # 12.7 for one degree, falling to 1.96
     while high - low > 1e-12:
         middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, degrees) < 0.95 else (low, middle)
+        low, high = (middle, high) if t_probability(middle, degrees) < 0.95 else (low, middle)
     return high
 
 
@@ -41,7 +41,7 @@ def newcombe_interval(share: float, total: int, other: float, other_total: int) 
     return gap - math.hypot(share - low, other_high - other), gap + math.hypot(high - share, other - other_low)
 
 
-def _within(t: float, degrees: int) -> float:
+def t_probability(t: float, degrees: int) -> float:
     """Probability of |T| ≤ t, a finite sum for odd degrees and one for even (Abramowitz and Stegun 26.7.3, 26.7.4)."""
     angle = math.atan(t / math.sqrt(degrees))
     sine, cosine = math.sin(angle), math.cos(angle)

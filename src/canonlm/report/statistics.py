@@ -1,0 +1,227 @@
+"""Who scores higher, as far as a few seeds can say: intervals and tests that hold for what runs really do.
+
+A seed is one observation: answers of one run tell how well that run is known, not how well the architecture is. Scores
+of runs are often in one of two states (a task is solved, or it is not). Then a few seeds look alike by luck, and their
+own variance says nothing. So variances have a floor, two-state slices have a bound without assumptions (Gaffke), tests
+permute whole runs, and no verdict comes from fewer than five seeds. `benchmarks/statistics.py` simulates all of it.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .intervals import t_factor, t_probability
+
+Values = NDArray[np.float64]
+
+LEVEL = 0.05
+MIN_SEEDS = 5
+MIN_GAP = 0.01
+"""The smallest difference that counts: one point of 100."""
+
+DESIGN = 1.9
+"""Variance of a run's accuracy, in units of p (1 - p) / questions: questions come in clusters that share an example."""
+
+DRAWS = 20_000
+"""Of weights, for Gaffke's bound."""
+
+ENUMERATED, SAMPLED = 20_000, 9_999
+"""The most labellings of runs that are all tried; how many are drawn where there are more."""
+
+
+def floored_variance(values: Sequence[float], questions: int) -> float:
+    """The variance of one seed's accuracy: not below what its questions alone make, nor below one point."""
+    variance = float(np.var(values, ddof=1)) if len(values) > 1 else 0.0
+    share = (questions * float(np.mean(values)) + 2) / (questions + 4)
+    return max(variance, DESIGN * share * (1 - share) / questions, MIN_GAP**2)
+
+
+def t_interval(values: Sequence[float], questions: int) -> tuple[float, float]:
+    """95 % interval of the mean accuracy of seeds, with the floored variance, cut to [0, 1]. Needs two seeds."""
+    mean, count = float(np.mean(values)), len(values)
+    half = t_factor(count) * math.sqrt(floored_variance(values, questions) / count)
+    return max(0.0, mean - half), min(1.0, mean + half)
+
+
+def gaffke_interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the mean of numbers in [0, 1], whatever their distribution: Gaffke's bound on each side.
+
+    The seeds, and 0 (or 1) for what was not seen, get weights drawn uniformly from the simplex; the bounds are the
+    2.5 % and 97.5 % quantiles of the weighted means.
+    """
+    weights = _simplex(len(values) + 1)
+    low, high = (weights @ np.array([*sorted(values), beyond]) for beyond in (0.0, 1.0))
+    return max(0.0, float(np.quantile(low, LEVEL / 2))), min(1.0, float(np.quantile(high, 1 - LEVEL / 2)))
+
+
+@cache
+def _simplex(size: int) -> Values:
+    return np.random.default_rng(0).dirichlet(np.ones(size), DRAWS)
+
+
+def mean_interval(values: Sequence[float], questions: int, *, two_state: bool) -> tuple[float, float]:
+    return gaffke_interval(values) if two_state else t_interval(values, questions)
+
+
+def difference_interval(
+    ours: Sequence[float], theirs: Sequence[float], questions: int, *, two_state: bool
+) -> tuple[float, float]:
+    """95 % interval of mean(ours) - mean(theirs): Newcombe's combination of Gaffke's bounds on two-state slices, else
+    Welch's with floored variances."""
+    gap = float(np.mean(ours) - np.mean(theirs))
+    if two_state:
+        (low, high), (other_low, other_high) = gaffke_interval(ours), gaffke_interval(theirs)
+        mean, other = float(np.mean(ours)), float(np.mean(theirs))
+        return gap - math.hypot(mean - low, other_high - other), gap + math.hypot(high - mean, other - other_low)
+    error, degrees = _welch(ours, theirs, questions)
+    half = t_factor(degrees + 1) * error
+    return max(-1.0, gap - half), min(1.0, gap + half)
+
+
+def welch_p(ours: Sequence[float], theirs: Sequence[float], questions: int) -> float:
+    """Two-sided, with floored variances."""
+    error, degrees = _welch(ours, theirs, questions)
+    return 1 - t_probability(abs(float(np.mean(ours) - np.mean(theirs))) / error, degrees)
+
+
+def _welch(ours: Sequence[float], theirs: Sequence[float], questions: int) -> tuple[float, int]:
+    """The standard error of the difference of means, and degrees of freedom, rounded down."""
+    parts = [(floored_variance(values, questions) / len(values), len(values)) for values in (ours, theirs)]
+    total = sum(part for part, _ in parts)
+    degrees = total**2 / sum(part**2 / (count - 1) for part, count in parts)
+    return math.sqrt(total), max(1, int(degrees + 1e-9))
+
+
+def permutation_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Of the difference of means, two-sided: in how many of all ways to label the runs it would be as large."""
+    return float(max_t_p(np.array([ours]), np.array([theirs]))[0])
+
+
+def max_t_p(ours: Values, theirs: Values) -> Values:
+    """Adjusted p of every slice (`[slices, seeds]` each): step-down max-T over permutations of whole runs.
+
+    T is |difference of means| over the standard deviation of all values of the slice. Ties count, with a relative
+    tolerance.
+    """
+    together = np.concatenate([ours, theirs], axis=1)
+    count, total = ours.shape[1], together.shape[1]
+    labels = _labellings(count, total)
+    spread = together.std(axis=1)
+    spread = np.where(spread < 1e-12, np.inf, spread)
+    sums = together @ labels.T  # [slices, labellings]
+    whole = together.sum(axis=1, keepdims=True)
+    t = np.abs(sums / count - (whole - sums) / (total - count)) / spread[:, None]
+    order = np.argsort(-t[:, 0], kind="stable")
+    adjusted, worst = np.ones(len(order)), 0.0
+    for rank, index in enumerate(order):
+        largest = t[order[rank:]].max(axis=0)
+        worst = max(worst, float((largest >= t[index, 0] * (1 - 1e-9) - 1e-12).mean()))
+        adjusted[index] = worst
+    return adjusted
+
+
+@cache
+def _labellings(count: int, total: int) -> Values:
+    """`[labellings, runs]`, 1 where a run is ours; the first is how they were."""
+    first = np.zeros((1, total))
+    first[0, :count] = 1
+    if math.comb(total, count) <= ENUMERATED:
+        rows = np.zeros((math.comb(total, count), total))
+        for row, chosen in zip(rows, itertools.combinations(range(total), count), strict=True):
+            row[list(chosen)] = 1
+        return rows  # combinations begin with 0 … count - 1
+    drawn = np.random.default_rng(0).permuted(np.repeat(first, SAMPLED, axis=0), axis=1)
+    return np.concatenate([first, drawn])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of two architectures on a page with some pairs.
+
+    state: "higher" or "lower" (ours against theirs: their runs differ), "alike" (no difference seen), "undecided" (too
+    few seeds). seeds: how many of each were used. gap, low, high: of the mean scores. slices: those on which the runs
+    differ, with the sign. on_average: is the mean itself shown to be different?
+    """
+
+    state: str
+    seeds: int
+    gap: float
+    low: float
+    high: float
+    slices: Mapping[str, int]
+    on_average: bool
+
+    @property
+    def more_seeds(self) -> int:
+        """How many more seeds of each a verdict needs at least; 0 where there are enough."""
+        return max(0, MIN_SEEDS - self.seeds)
+
+
+def compare(
+    ours: Mapping[str, Sequence[float]],
+    theirs: Mapping[str, Sequence[float]],
+    questions: int,
+    *,
+    pairs: int = 1,
+    two_state: bool = True,
+) -> Comparison:
+    """Accuracies of seeds by slice, in the order of seeds: of each architecture the first n, n the smaller number.
+
+    First the score, the mean over slices: both the exact permutation test and Welch's with floored variance have to
+    reject at 0.05 / pairs, and the gap has to be a point. Only then the slices: each needs max-T over slices, times
+    pairs, Welch's with Holm's correction, and a point.
+
+    questions: of one run and slice. pairs: how many comparisons the page makes. two_state: can a run have solved the
+    task or not? ValueError: no slice in common, or no seed.
+    """
+    keys = [key for key in ours if key in theirs]
+    if not keys:
+        raise ValueError("no slice in common")
+    seeds = min(len(each[key]) for key in keys for each in (ours, theirs))
+    if seeds < 1:
+        raise ValueError("no seed")
+    a, b = (np.array([list(each[key])[:seeds] for key in keys], dtype=float) for each in (ours, theirs))
+    mine, other = a.mean(axis=0).tolist(), b.mean(axis=0).tolist()
+    gap = float(np.mean(mine) - np.mean(other))
+    asked = questions * len(keys)
+    if seeds < 2:
+        return Comparison("undecided", seeds, gap, -1.0, 1.0, {}, False)
+    low, high = difference_interval(mine, other, asked, two_state=two_state)
+    if seeds < MIN_SEEDS:
+        return Comparison("undecided", seeds, gap, low, high, {}, False)
+    p = max(permutation_p(mine, other), welch_p(mine, other, asked))
+    if pairs * p > LEVEL or abs(gap) < MIN_GAP:
+        return Comparison("alike", seeds, gap, low, high, {}, False)
+    return Comparison(
+        "higher" if gap > 0 else "lower",
+        seeds,
+        gap,
+        low,
+        high,
+        _slices(keys, a, b, questions, pairs),
+        low > 0 or high < 0,
+    )
+
+
+def _slices(keys: Sequence[str], a: Values, b: Values, questions: int, pairs: int) -> dict[str, int]:
+    permuted = max_t_p(a, b) * pairs
+    single = np.array([welch_p(*rows, questions) for rows in zip(a, b, strict=True)]) * pairs
+    holm, worst = np.ones(len(keys)), 0.0
+    for rank, index in enumerate(np.argsort(single, kind="stable")):
+        worst = max(worst, float(single[index]) * (len(keys) - rank))
+        holm[index] = worst
+    gaps = a.mean(axis=1) - b.mean(axis=1)
+    sure = (permuted <= LEVEL) & (holm <= LEVEL) & (np.abs(gaps) >= MIN_GAP)
+    signs: Any = np.sign(gaps)
+    return {key: int(signs[index]) for index, key in enumerate(keys) if sure[index]}
+
+
+def at_least(solved: int, seeds: int) -> float:
+    """The share of seeds that solves a task, at least, with 97.5 % confidence, where `solved` of `seeds` did."""
+    return gaffke_interval([1.0] * solved + [0.0] * (seeds - solved))[0]
