@@ -30,6 +30,7 @@ from canonlm.ops.kernels.pieces import (
     spread,
     store_row,
     taps_of,
+    towards,
     weight_gradients,
     weighted,
     zeros,
@@ -159,19 +160,6 @@ def backward(
         tl.store(out + (K - 1 - i), dw[i] * scale, mask=c < C)
     if HAS_BIAS:
         tl.store(out + K, dbias * scale, mask=c < C)
-
-
-@triton.jit
-def towards(dx, dw, row, flow, ahead, far, w, K: tl.constexpr, HAS_REACH: tl.constexpr):
-    """dx + sum_{i>0} w_i * dy_{t+i}, and dw_i + x_t * dy_{t+i}, of the tokens that reach back to t."""
-    sums = (dw[0] + row * flow,)
-    for i in tl.static_range(1, K):
-        flow = ahead[i - 1]
-        if HAS_REACH:
-            flow = tl.where(far[i - 1] >= i, flow, 0.0)
-        dx += flow * w[i]
-        sums = sums + (dw[i] + row * flow,)
-    return dx, sums
 
 
 @triton.jit

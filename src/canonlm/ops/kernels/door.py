@@ -33,6 +33,11 @@ def usable(*tensors: Tensor, kernel: int) -> bool:
     return _triton() and (device == "cuda" or (device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"))
 
 
+def normed_usable(*tensors: Tensor, channels: int, kernel: int) -> bool:
+    """Whether `normed` can be used: a program has all channels, and registers for C * K <= 8192 numbers' worth."""
+    return channels * max(kernel, 4) <= 8192 and usable(*tensors, kernel=kernel)
+
+
 @torch.compiler.assume_constant_result
 @functools.cache
 def _triton() -> bool:
@@ -107,6 +112,98 @@ def gated_with_state(
     return y, after
 
 
+def normed(
+    x: Tensor,
+    branch: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    taps: Tensor,
+    *,
+    state: Tensor | None = None,
+    reach: Tensor | None = None,
+    residual: bool = True,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """s and canon(rms_norm(s) * weight), where s = x + branch, or x itself without a branch.
+
+    The normalised s is rounded to its dtype before the convolution, as the norm alone returns it.
+    """
+    y, _, *s = torch.ops.canonlm.normed(x, branch, weight, eps, taps, state, reach, residual, scale)
+    return s[0] if s else x, y
+
+
+def normed_with_state(
+    x: Tensor,
+    branch: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    taps: Tensor,
+    *,
+    state: Tensor | None = None,
+    reach: Tensor | None = None,
+    last: Tensor | None = None,
+    residual: bool = True,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`normed`, and the state after these inputs, through which no gradient flows (a prefill)."""
+    args = x, branch, weight, eps, taps, state, reach, last, residual, scale
+    y, _, *s, after = torch.ops.canonlm.normed_with_state(*args)
+    return s[0] if s else x, y, after
+
+
+def step(
+    xs: Sequence[Tensor],
+    taps: Sequence[Tensor],
+    state: Tensor,
+    *,
+    biases: Sequence[Tensor] = (),
+    mask: Tensor | None = None,
+    residual: bool = True,
+    activation: str = "none",
+    scale: float = 1.0,
+) -> list[Tensor]:
+    """`canon` of one new token, `[B, 1, C]` each, without gradients. `state` is moved on in place; its channels must
+    lie side by side, K numbers each. Rows whose `mask`, `[B, 1]`, is 0 keep their state."""
+    how = residual, ACTIVATIONS[activation], scale
+    return torch.ops.canonlm.step(list(xs), list(taps), list(biases), _in_place(state), mask, *how)
+
+
+def gated_step(
+    gate: Tensor,
+    up: Tensor,
+    taps: Sequence[Tensor],
+    state: Tensor,
+    *,
+    mask: Tensor | None = None,
+    residual: bool = True,
+    activation: str = "silu",
+    scale: float = 1.0,
+) -> Tensor:
+    """`gated` of one new token; see `step`."""
+    how = residual, ACTIVATIONS[activation], scale
+    return torch.ops.canonlm.gated_step(gate, up, list(taps), _in_place(state), mask, *how)
+
+
+def normed_step(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    taps: Tensor,
+    state: Tensor,
+    *,
+    mask: Tensor | None = None,
+    residual: bool = True,
+    scale: float = 1.0,
+) -> Tensor:
+    """`normed` of one new token; see `step`."""
+    return torch.ops.canonlm.normed_step(x, weight, eps, taps, _in_place(state), mask, residual, scale)
+
+
+def _in_place(state: Tensor) -> Tensor:
+    assert state.stride(2) == 1 and state.stride(1) == state.shape[2], "a state's channels lie side by side"
+    return state
+
+
 LIBRARY = torch.library.Library("canonlm", "FRAGMENT")
 _CONV = "Tensor[] xs, Tensor[] taps, Tensor[] biases, Tensor? state, Tensor? reach"
 _HOW = "bool residual, int act, float scale"
@@ -117,6 +214,19 @@ _GATED = "Tensor gate, Tensor up, Tensor[] taps, Tensor? state, Tensor? reach"
 LIBRARY.define(f"gated({_GATED}, {_HOW}) -> Tensor[]")
 LIBRARY.define(f"gated_with_state({_GATED}, Tensor? last, {_HOW}) -> Tensor[]")
 LIBRARY.define(f"gated_backward(Tensor dy, {_GATED}, {_HOW}) -> Tensor[]")
+_NORMED = "Tensor x, Tensor? branch, Tensor weight, float eps, Tensor taps, Tensor? state, Tensor? reach"
+LIBRARY.define(f"normed({_NORMED}, bool residual, float scale) -> Tensor[]")
+LIBRARY.define(f"normed_with_state({_NORMED}, Tensor? last, bool residual, float scale) -> Tensor[]")
+LIBRARY.define(
+    "normed_backward(Tensor dy, Tensor? flow, Tensor x, Tensor weight, Tensor taps, Tensor rstd, Tensor? state, "
+    "Tensor? reach, bool residual, float scale) -> Tensor[]"
+)
+_STEP = "Tensor(a!) state, Tensor? mask"
+LIBRARY.define(f"step(Tensor[] xs, Tensor[] taps, Tensor[] biases, {_STEP}, {_HOW}) -> Tensor[]")
+LIBRARY.define(f"gated_step(Tensor gate, Tensor up, Tensor[] taps, {_STEP}, {_HOW}) -> Tensor")
+LIBRARY.define(
+    f"normed_step(Tensor x, Tensor weight, float eps, Tensor taps, {_STEP}, bool residual, float scale) -> Tensor"
+)
 
 
 def _conv(xs, taps, biases, state, reach, residual, act, scale):
@@ -240,6 +350,86 @@ def _gated_autograd(gate, up, taps, state, reach, *how):
         return torch.ops.canonlm.gated(gate, up, taps, state, reach, *how)
 
 
+def _normed(x, branch, weight, eps, taps, state, reach, residual, scale):
+    from canonlm.ops.kernels.normed import run_forward
+
+    how = {"residual": residual, "scale": scale}
+    return run_forward(x, branch, weight, eps, taps, state, reach, None, **how, return_state=False)
+
+
+def _normed_with_state(x, branch, weight, eps, taps, state, reach, last, residual, scale):
+    from canonlm.ops.kernels.normed import run_forward
+
+    how = {"residual": residual, "scale": scale}
+    return run_forward(x, branch, weight, eps, taps, state, reach, last, **how, return_state=True)
+
+
+def _normed_backward(dy, flow, x, weight, taps, rstd, state, reach, residual, scale):
+    from canonlm.ops.kernels.normed import run_backward
+
+    return run_backward(dy, flow, x, weight, taps, rstd, state, reach, residual=residual, scale=scale)
+
+
+def _normed_fake(x, branch, *_):
+    rstd = x.new_empty(x.shape[:2], dtype=torch.float32)
+    return [_new(x), rstd, *([] if branch is None else [_new(x)])]
+
+
+def _normed_with_state_fake(x, branch, weight, eps, taps, *_):
+    return [*_normed_fake(x, branch), _new(x, x.shape[0], x.shape[2], taps.shape[-1])]
+
+
+def _normed_backward_fake(dy, flow, x, weight, taps, rstd, state, *_):
+    return [_new(tensor) for tensor in (x, weight, taps, *([] if state is None else [state]))]
+
+
+class _Normed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, eps, how, reach, x, branch, weight, taps, state):
+        with torch._C._AutoDispatchBelowAutograd():
+            y, rstd, *s = torch.ops.canonlm.normed(x, branch, weight, eps, taps, state, reach, *how)
+        ctx.save_for_backward(reach, *(s or [x]), weight, taps, rstd, state)
+        ctx.how, ctx.has_branch = how, branch is not None
+        ctx.mark_non_differentiable(rstd)
+        ctx.set_materialize_grads(False)
+        return y, rstd, *s
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy, _, flow=None):
+        reach, s, weight, taps, rstd, state = ctx.saved_tensors
+        dy = torch.zeros_like(s) if dy is None else dy
+        dx, dweight, dtaps, *dstate = torch.ops.canonlm.normed_backward(
+            dy, flow, s, weight, taps, rstd, state, reach, *ctx.how
+        )
+        return None, None, None, dx, dx if ctx.has_branch else None, dweight, dtaps, *(dstate or [None])
+
+
+def _normed_autograd(x, branch, weight, eps, taps, state, reach, *how):
+    if _differentiates(x, branch, weight, taps, state):
+        return list(_Normed.apply(eps, how, reach, x, branch, weight, taps, state))
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.canonlm.normed(x, branch, weight, eps, taps, state, reach, *how)
+
+
+def _step(xs, taps, biases, state, mask, residual, act, scale):
+    from canonlm.ops.kernels.step import run_step
+
+    return run_step(xs, taps, biases, state, mask, residual=residual, act=act, scale=scale)
+
+
+def _gated_step(gate, up, taps, state, mask, residual, act, scale):
+    from canonlm.ops.kernels.step import run_gated_step
+
+    return run_gated_step(gate, up, taps, state, mask, residual=residual, act=act, scale=scale)
+
+
+def _normed_step(x, weight, eps, taps, state, mask, residual, scale):
+    from canonlm.ops.kernels.step import run_normed_step
+
+    return run_normed_step(x, weight, eps, taps, state, mask, residual=residual, scale=scale)
+
+
 def _differentiates(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
@@ -257,3 +447,9 @@ _register("conv_backward", _conv_backward, _conv_backward_fake)
 _register("gated", _gated, _gated_fake, _gated_autograd)
 _register("gated_with_state", _gated_with_state, _gated_with_state_fake)
 _register("gated_backward", _gated_backward, _gated_backward_fake)
+_register("normed", _normed, _normed_fake, _normed_autograd)
+_register("normed_with_state", _normed_with_state, _normed_with_state_fake)
+_register("normed_backward", _normed_backward, _normed_backward_fake)
+_register("step", _step, lambda xs, *_: [_new(x) for x in xs])
+_register("gated_step", _gated_step, lambda gate, *_: _new(gate))
+_register("normed_step", _normed_step, lambda x, *_: _new(x))

@@ -19,6 +19,7 @@ from canonlm.ops.kernels.pieces import (
     act,
     act_and_slope,
     code_at,
+    combined,
     row_before,
     row_of,
     shifted,
@@ -29,19 +30,6 @@ from canonlm.ops.kernels.pieces import (
     weighted,
     zeros,
 )
-
-
-@triton.jit
-def combined(w, scale, K: tl.constexpr, RESIDUAL: tl.constexpr):
-    """Taps, the residual and the scale as one convolution."""
-    whole = ()
-    for i in tl.static_range(0, K):
-        tap = w[i]
-        if RESIDUAL:
-            if i == 0:
-                tap += 1.0
-        whole = whole + (tap * scale,)
-    return whole
 
 
 @triton.jit

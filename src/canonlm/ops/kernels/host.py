@@ -31,9 +31,3 @@ def grid_of(launch: Launch, batch: int, time: int, sizes: Sequence[int]) -> tupl
     blocks = sum(-(-size // launch.channels) for size in sizes)
     return blocks, max(1, -(-time // launch.tokens)), batch
 
-
-def power_of_two(n: int) -> int:
-    """The smallest one that is at least n."""
-    return 1 << max(0, n - 1).bit_length()
-
-

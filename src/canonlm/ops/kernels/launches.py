@@ -16,7 +16,7 @@ import torch
 class Launch:
     """Tile sizes. `tokens` is the largest tile; a launch with few programs takes a smaller one."""
 
-    channels: int  # BC, of a program
+    channels: int  # BC, of a program; for kernels with a norm, which have all channels, those of a warp
     warps: int
     rows: int = 4  # U, loaded before any is used
     stages: int = 2  # of the loop over rows: how many groups are under way
@@ -31,11 +31,11 @@ LAUNCHES = {
         "backward_act": (Launch(256, 4), Launch(256, 4)),
         "gated_forward": (Launch(256, 4), Launch(256, 4)),
         "gated_backward": (Launch(256, 4), Launch(256, 4)),
-        "normed_forward": (Launch(0, 8), Launch(0, 8)),
-        "normed_backward": (Launch(0, 8), Launch(0, 16)),
+        "normed_forward": (Launch(256, 1), Launch(128, 1, rows=2)),
+        "normed_backward": (Launch(128, 1, rows=2), Launch(64, 1, rows=2)),
         "step": (Launch(256, 2), Launch(256, 2)),
         "gated_step": (Launch(256, 2), Launch(256, 2)),
-        "normed_step": (Launch(0, 8), Launch(0, 8)),
+        "normed_step": (Launch(256, 1), Launch(256, 1)),
     },
 }
 LAUNCHES["sm_80"] = LAUNCHES["sm_90"]
@@ -49,7 +49,10 @@ def launch_of(kernel: str, device: torch.device, taps: int, batch: int, time: in
     """The launch for inputs `[batch, time, channels]` (`channels`: of all tensors)."""
     arch, processors = _card(device)
     launch = launch_at(arch, kernel, taps)
-    blocks = batch * max(1, channels // launch.channels if launch.channels else 1)
+    if kernel.startswith("normed"):  # a program has all channels, and more warps for more of them
+        width = max(1 << (channels - 1).bit_length(), 16)
+        launch = replace(launch, channels=width, warps=min(16, max(1, width // launch.channels)))
+    blocks = batch * max(1, channels // launch.channels)
     tokens = launch.tokens
     while tokens > 64 and blocks * -(-time // tokens) * launch.warps < WARPS_PER_SM * processors:
         tokens //= 2

@@ -72,6 +72,19 @@ def taps_of(taps, c, C, K: tl.constexpr):
 
 
 @triton.jit
+def combined(w, scale, K: tl.constexpr, RESIDUAL: tl.constexpr):
+    """Taps, the residual and the scale as one convolution."""
+    whole = ()
+    for i in tl.static_range(0, K):
+        tap = w[i]
+        if RESIDUAL:
+            if i == 0:
+                tap += 1.0
+        whole = whole + (tap * scale,)
+    return whole
+
+
+@triton.jit
 def zeros(n: tl.constexpr, BC: tl.constexpr):
     rows = ()
     for _ in tl.static_range(0, n):
@@ -89,6 +102,19 @@ def weighted(row, past, w, mark, K: tl.constexpr, HAS_REACH: tl.constexpr):
         else:
             z += w[i] * past[i - 1]
     return z
+
+
+@triton.jit
+def towards(dx, dw, row, flow, ahead, far, w, K: tl.constexpr, HAS_REACH: tl.constexpr):
+    """dx + sum_{i>0} w_i * dy_{t+i}, and dw_i + x_t * dy_{t+i}, of the tokens that reach back to t."""
+    sums = (dw[0] + row * flow,)
+    for i in tl.static_range(1, K):
+        flow = ahead[i - 1]
+        if HAS_REACH:
+            flow = tl.where(far[i - 1] >= i, flow, 0.0)
+        dx += flow * w[i]
+        sums = sums + (dw[i] + row * flow,)
+    return dx, sums
 
 
 @triton.jit
@@ -124,6 +150,22 @@ def shifted(row, past, K: tl.constexpr):
         for i in tl.static_range(0, K - 2):
             rows = rows + (past[i],)
     return rows
+
+
+@triton.jit
+def sums_of(rows, U: tl.constexpr):
+    """The sums of one, two or four rows: as many in one reduction, which waits for all warps once."""
+    if U == 4:
+        pairs = tl.join(tl.join(rows[0], rows[1]), tl.join(rows[2], rows[3]))
+        first, second = tl.split(tl.sum(pairs, axis=0))
+        a, b = tl.split(first)
+        c, d = tl.split(second)
+        return a, b, c, d
+    elif U == 2:
+        a, b = tl.split(tl.sum(tl.join(rows[0], rows[1]), axis=0))
+        return a, b
+    else:
+        return (tl.sum(rows[0], axis=0),)
 
 
 @triton.jit

@@ -1,0 +1,176 @@
+"""Triton kernels of one decoding step: y_t of the newest token, and the state moved on in place.
+
+A state is `[B, sum of C, K]`: the last K inputs of every channel. It loses the oldest, and x is written to its end; a
+row whose `real` is 0 (padding) keeps its state. What a program reads of a state it has read before it writes there:
+the compiler may give the shifted store to another thread than the load, hence the barrier.
+"""
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from canonlm.ops.kernels.host import or_any, rowwise, strides
+from canonlm.ops.kernels.launches import launch_of
+from canonlm.ops.kernels.pieces import act, locate, pick, row_of, store_row, taps_of
+
+
+@triton.jit
+def moved_on(x, state, c, C, w, keep, K: tl.constexpr):
+    """sum_j w_j * (the K inputs that end with x); the state then holds them, or what it held where `keep`."""
+    z = x * w[0]
+    columns = (tl.load(state, mask=c < C, other=0.0),)
+    for j in tl.static_range(1, K):
+        column = tl.load(state + j, mask=c < C, other=0.0)
+        z += column.to(tl.float32) * w[K - j]
+        columns = columns + (column,)
+    tl.debug_barrier()
+    for j in tl.static_range(0, K - 1):
+        tl.store(state + j, tl.where(keep, columns[j], columns[j + 1]), mask=c < C)
+    newest = tl.where(keep, columns[K - 1], x.to(columns[0].dtype))
+    tl.store(state + (K - 1), newest, mask=c < C)
+    return z
+
+
+@triton.jit
+def step(
+    xs, taps, biases, state, real, ys, sizes, strides_b, state_b, real_b, scale,
+    K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_REAL: tl.constexpr, RESIDUAL: tl.constexpr, ACT: tl.constexpr,
+    BC: tl.constexpr,
+):  # fmt: skip
+    """One to a few tensors, whose channels lie one after another in the state."""
+    b = tl.program_id(1).to(tl.int64)
+    index, block, offset = locate(sizes, tl.program_id(0), BC)
+    C = pick(sizes, index)
+    c = block * BC + tl.arange(0, BC)
+    keep = is_padding(real, b, real_b, HAS_REAL)
+    w = taps_of(pick(taps, index), c, C, K)
+    x = row_of(pick(xs, index) + b * pick(strides_b, index) + c, c < C, keep * 8, HAS_REAL)
+    z = moved_on(x, state + b * state_b + (offset + c) * K, c, C, w, keep != 0, K)
+    if HAS_BIAS:
+        z += tl.load(pick(biases, index) + c, mask=c < C, other=0.0).to(tl.float32)
+    z = act(z, ACT)
+    if RESIDUAL:
+        z += x
+    store_row(pick(ys, index) + b * C + c, z * scale, c < C)
+
+
+@triton.jit
+def gated_step(
+    gate, up, gate_taps, up_taps, state, real, y, C, gate_b, up_b, state_b, real_b, scale,
+    K: tl.constexpr, HAS_REAL: tl.constexpr, RESIDUAL: tl.constexpr, ACT: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """act(canon(gate)) * canon(up)"""
+    b = tl.program_id(1).to(tl.int64)
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    keep = is_padding(real, b, real_b, HAS_REAL)
+    before = state + b * state_b + c * K
+    v, w = taps_of(gate_taps, c, C, K), taps_of(up_taps, c, C, K)
+    gate_row = row_of(gate + b * gate_b + c, c < C, keep * 8, HAS_REAL)
+    up_row = row_of(up + b * up_b + c, c < C, keep * 8, HAS_REAL)
+    z = moved_on(gate_row, before, c, C, v, keep != 0, K)
+    r = moved_on(up_row, before + C * K, c, C, w, keep != 0, K)
+    if RESIDUAL:
+        z += gate_row
+        r += up_row
+    store_row(y + b * C + c, act(z * scale, ACT) * (r * scale), c < C)
+
+
+@triton.jit
+def normed_step(
+    x, weight, taps, state, real, y, C, x_b, state_b, real_b, eps, scale,
+    K: tl.constexpr, HAS_REAL: tl.constexpr, RESIDUAL: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """canon(rms_norm(x) * weight); a program per row."""
+    b = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BC)
+    keep = is_padding(real, b, real_b, HAS_REAL)
+    w = taps_of(taps, c, C, K)
+    g = tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
+    row = tl.load(x + b * x_b + c, mask=c < C, other=0.0).to(tl.float32)
+    h = row * (1.0 / tl.sqrt(tl.sum(row * row, axis=0) / C + eps)) * g
+    h = h.to(x.dtype.element_ty).to(tl.float32)  # what the state holds, and what the norm alone returns
+    if HAS_REAL:
+        h = tl.where(keep != 0, 0.0, h)
+    z = moved_on(h, state + b * state_b + c * K, c, C, w, keep != 0, K)
+    if RESIDUAL:
+        z += h
+    store_row(y + b * C + c, z * scale, c < C)
+
+
+@triton.jit
+def is_padding(real, b, real_b, HAS_REAL: tl.constexpr):
+    if HAS_REAL:
+        return (tl.load(real + b * real_b) == 0).to(tl.int32)
+    else:
+        return 0
+
+
+def run_step(
+    xs: Sequence[Tensor],
+    taps: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    state: Tensor,
+    real: Tensor | None,
+    *,
+    residual: bool,
+    act: int,
+    scale: float,
+) -> list[Tensor]:
+    xs, taps = [rowwise(x) for x in xs], [tap.contiguous() for tap in taps]
+    kernel, batch, sizes = taps[0].shape[-1], xs[0].shape[0], tuple(x.shape[-1] for x in xs)
+    ys = [x.new_empty(x.shape) for x in xs]
+    launch = launch_of("step", xs[0].device, kernel, batch, 1, sum(sizes))
+    step[sum(-(-size // launch.channels) for size in sizes), batch](
+        tuple(xs), tuple(taps), tuple(biases) or tuple(taps), state, *or_any(state, real), tuple(ys), sizes,
+        strides(xs, 0), state.stride(0), 0 if real is None else real.stride(0), scale,
+        kernel, bool(biases), real is not None, residual, act, launch.channels, num_warps=launch.warps,
+    )  # fmt: skip
+    return ys
+
+
+def run_gated_step(
+    gate: Tensor,
+    up: Tensor,
+    taps: Sequence[Tensor],
+    state: Tensor,
+    real: Tensor | None,
+    *,
+    residual: bool,
+    act: int,
+    scale: float,
+) -> Tensor:
+    gate, up, (gate_taps, up_taps) = rowwise(gate), rowwise(up), [tap.contiguous() for tap in taps]
+    kernel, (batch, _, channels) = gate_taps.shape[-1], gate.shape
+    y = gate.new_empty(gate.shape)
+    launch = launch_of("gated_step", gate.device, kernel, batch, 1, channels)
+    gated_step[-(-channels // launch.channels), batch](
+        gate, up, gate_taps, up_taps, state, *or_any(state, real), y, channels, gate.stride(0), up.stride(0),
+        state.stride(0), 0 if real is None else real.stride(0), scale,
+        kernel, real is not None, residual, act, launch.channels, num_warps=launch.warps,
+    )  # fmt: skip
+    return y
+
+
+def run_normed_step(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    taps: Tensor,
+    state: Tensor,
+    real: Tensor | None,
+    *,
+    residual: bool,
+    scale: float,
+) -> Tensor:
+    x, taps = rowwise(x), taps.contiguous()
+    kernel, (batch, _, channels) = taps.shape[-1], x.shape
+    y = x.new_empty(x.shape)
+    launch = launch_of("normed_step", x.device, kernel, batch, 1, channels)
+    normed_step[(batch,)](
+        x, weight, taps, state, *or_any(state, real), y, channels, x.stride(0), state.stride(0),
+        0 if real is None else real.stride(0), eps, scale,
+        kernel, real is not None, residual, launch.channels, num_warps=launch.warps,
+    )  # fmt: skip
+    return y
