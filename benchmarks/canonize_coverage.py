@@ -3,6 +3,7 @@
     python benchmarks/canonize_coverage.py             # all types: benchmarks/results/canonize-coverage.json
     python benchmarks/canonize_coverage.py gpt2 phi3   # some, printed
     python benchmarks/canonize_coverage.py --quick     # without the cases of `canonlm check`
+    python benchmarks/canonize_coverage.py --update gpt2   # replaces these rows of the results
 
 Each type is built small, with random weights, and gets AC, then ABCD or, where a site is refused, the others of ABCD.
 Its Canon layers start at zero: logits and greedy tokens have to be the host's, bit for bit. Then their taps are random:
@@ -22,14 +23,24 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "canonize-coverage.json"
 LIMIT_S = 240
 LAYERS = {"gemma3n_text": 4}
-OPTIONS: dict[str, str] = {}
-"""Fields of types that cannot be built at the small sizes otherwise."""
+_DECODER = "{is_decoder=true,pad_token_id=0}"
+OPTIONS = {
+    **dict.fromkeys(
+        ("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie"), _DECODER
+    ),
+    **dict.fromkeys(("megatron-bert", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer"), _DECODER),
+    **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl"), _DECODER),
+    "xmod": "{is_decoder=true,pad_token_id=0,default_language=en_XX}",
+    "falcon_h1": "{mamba_d_ssm=64,mamba_n_heads=4,mamba_d_head=16,mamba_n_groups=1}",
+}
+"""Fields of types that are encoders, or cannot be built at the small sizes, by default."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("types", nargs="*")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--update", action="store_true")
     arguments = parser.parse_args()
 
     import torch
@@ -43,9 +54,11 @@ def main() -> None:
     for name in arguments.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         rows[name] = row = in_a_process(name, arguments.quick)
         print(f"{name:28} {row['outcome']:10} {summary(row)}", flush=True)
+    if arguments.update:
+        rows = json.loads(RESULTS.read_text())["types"] | rows
     counts = count(rows)
     print(json.dumps(counts, indent=1))
-    if not arguments.types and not arguments.quick:
+    if (arguments.update or not arguments.types) and not arguments.quick:
         data = {"transformers": transformers.__version__, "counts": counts, "types": rows}
         RESULTS.write_text(json.dumps(data, indent=1) + "\n")
 
@@ -201,6 +214,11 @@ def compared(name: str, host, sites: str, quick: bool) -> dict:
         for case, one in ours.items()
         if order.index(one.state) > order.index(theirs[case].state)
     }
+    # A host may be right by luck: a case that it gets wrong for other tokens is not one that we have made wrong.
+    for case in [case for case in worse if ours[case].state == "differs"]:
+        if any(check.decoding(host, [case], seed=seed)[0].state == "differs" for seed in (1, 2, 3, 4)):
+            theirs[case] = ours[case]
+            del worse[case]
     row["worse"] = worse
     row["host wrong"] = [case for case, one in theirs.items() if one.state == "differs"]
     return row

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -366,6 +368,32 @@ def test_a_folder_gives_the_model_back(kind, tmp_path):
     assert not info["unexpected_keys"]
     assert torch.equal(logits(loaded.eval(), ids()), logits(model, ids()))
     assert type(loaded) is type(model)
+
+
+ELSEWHERE = """
+import sys
+for package in ("canonlm", "pydantic", "annotated_types"):
+    sys.modules[package] = None  # importing it fails
+import torch
+from transformers import AutoModelForCausalLM
+folder, ids = sys.argv[1], torch.load(f"{sys.argv[1]}/ids.pt")
+for place in (folder, f"{folder}/again"):
+    model = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True).eval()
+    assert torch.equal(model(ids).logits, torch.load(f"{folder}/logits.pt"))
+    if place == folder:
+        model.save_pretrained(f"{folder}/again")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_folder_with_its_code_loads_where_canonlm_is_not(kind, tmp_path):
+    model = canonized(kind, dtype=torch.float32)
+    model.save_pretrained(tmp_path, self_contained=True)
+    torch.save(ids(), tmp_path / "ids.pt")
+    torch.save(logits(model, ids()), tmp_path / "logits.pt")
+    subprocess.run([sys.executable, "-c", ELSEWHERE, str(tmp_path)], check=True)
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path), ids()), logits(model, ids()))
 
 
 def test_a_host_and_a_canonized_model_do_not_load_each_others_folders(tmp_path):

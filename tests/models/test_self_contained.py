@@ -17,7 +17,8 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, __version__
-from canonlm.models.self_contained import INSTALLED, Module, flat_modules
+from canonlm.flat_code import INSTALLED, Module
+from canonlm.models.self_contained import flat_modules
 
 IDS = torch.arange(24).reshape(2, 12) * 7 % 60 + 1
 ELSEWHERE = """

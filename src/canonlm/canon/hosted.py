@@ -6,6 +6,7 @@ In memory the class is derived from the host's, with its name, and the configura
 
 import functools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,18 @@ from canonlm.canon.installing import install
 from canonlm.canon.placing import place
 from canonlm.canon.sites import parse
 from canonlm.errors import InvalidSetting, expected
+from canonlm.flat_code import flat, flat_modules, write_modules
 
 MODEL_TYPE = "canon_host"
+ENTRIES = {
+    "AutoConfig": "canonlm.canon.hosted.CanonHostConfig",
+    "AutoModelForCausalLM": "canonlm.canon.hosted.CanonHostForCausalLM",
+}
+"""What transformers' Auto classes ask for, of a folder that brings its code."""
+
+IS_OURS = __name__ == "canonlm.canon.hosted"
+"""Is this canonlm's own module, and not the copy that a folder brought?"""
+
 NOT_ITS_OWN = "a canonized model's: import canonlm, then AutoModelForCausalLM.from_pretrained"
 
 
@@ -52,7 +63,9 @@ class CanonizedModel:
             raise InvalidSetting("model", f"{place}: its Canon layers are not in it, such as {lacking[0]}")
         return (model, info) if wants_info else model
 
-    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: Any, *args: Any, self_contained: bool = False, **kwargs: Any) -> None:
+        """As the host's. With `self_contained` the folder brings our code: `from_pretrained(…, trust_remote_code=True)`
+        loads it where canonlm is not installed."""
         if kwargs.get("push_to_hub"):
             raise expected("push_to_hub", "a saved folder first (then: hf upload)", True)
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
@@ -64,6 +77,9 @@ class CanonizedModel:
             saved = {"architectures": host.get("architectures"), "model_type": MODEL_TYPE, "sites": self.canon_sites}
             # Every configuration checks its vocab_size: a class without Canon layers stops there, and shows this.
             saved |= {"vocab_size": NOT_ITS_OWN, "host_type": host.pop("model_type"), "host": host}
+            if self_contained or not IS_OURS:
+                _write_code(save_directory)
+                saved["auto_map"] = {auto: flat(path) for auto, path in ENTRIES.items()}
             file.write_text(json.dumps(saved, indent=2) + "\n")
 
     def _prepare_cache_for_generation(
@@ -137,6 +153,14 @@ def host_config(saved: dict[str, Any]) -> Any:
     if kind not in CONFIG_MAPPING:
         raise expected("host_type", "a type that transformers knows", kind)
     return CONFIG_MAPPING[kind].from_dict(dict(saved.get("host") or {}))
+
+
+def _write_code(folder: Any) -> None:
+    if IS_OURS:
+        write_modules(flat_modules(ENTRIES.values()), folder)
+    else:
+        for file in Path(__file__).parent.glob("[!_]*.py"):
+            shutil.copy(file, folder)
 
 
 def _of_hub(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ MIXERS = (
     *("mamba", "mixer", "conv", "temporal_block"),
 )
 MLPS = ("mlp", "mlps", "feed_forward", "ffn", "ff", "block_sparse_moe", "shared_mlp", "moe", "mixer")
-WRAPPERS = ("mamba_decoder",)
-"""Blocks inside of blocks."""
+INNER_BLOCKS = ("mamba_decoder",)
+"""Blocks inside of blocks, beside parts that several blocks share."""
 
 ROLES = {
     "Q": ("q_proj", "query", "Wq", "q_lin", "query_proj", "project_q", "q_b_proj", "q_gate_proj"),
@@ -142,7 +142,11 @@ def _lists_of_blocks(model: PreTrainedModel) -> dict[str, nn.Module]:
         largest = max(lists, key=lambda name: sum(p.numel() for p in lists[name].parameters()))
         named = {largest: lists[largest]}
     outermost = [name for name in named if not any(name.startswith(f"{other}.") for other in named)]
-    return {f"{name}.{index}": block for name in outermost for index, block in enumerate(named[name])}
+    blocks = {f"{name}.{index}": block for name in outermost for index, block in enumerate(named[name])}
+    inner = {
+        path: next((name for name in INNER_BLOCKS if name in block._modules), "") for path, block in blocks.items()
+    }
+    return {f"{path}.{inner[path]}".rstrip("."): block.get_submodule(inner[path]) for path, block in blocks.items()}
 
 
 def _block(path: str, block: nn.Module, shared: set[nn.Module]) -> Block:
@@ -160,14 +164,12 @@ def _block(path: str, block: nn.Module, shared: set[nn.Module]) -> Block:
     return Block(path, block, mixers, mlps)
 
 
-def _parts(block: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+def _parts(block: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, child in block.named_children():
         if isinstance(child, nn.ModuleList):
-            yield from ((f"{prefix}{name}.{index}", part) for index, part in enumerate(child))
-        elif name in WRAPPERS:
-            yield from _parts(child, f"{prefix}{name}.")
+            yield from ((f"{name}.{index}", part) for index, part in enumerate(child))
         else:
-            yield prefix + name, child
+            yield name, child
 
 
 def _mixer(path: str, module: nn.Module) -> Mixer | None:

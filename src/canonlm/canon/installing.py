@@ -33,11 +33,11 @@ def install(model: PreTrainedModel, places: list[Place]) -> None:
             canon.requires_grad_(False)
         block.add_module(one.name, canon)
         if one.module:
-            parent, _, child = one.module.rpartition(".")
             hook: Any = InputHook(block, one.name)
             if one.side == "output":
                 hook = OutputHook(block, one.name, one.part, one.variant.form == "dynamic")
-            host.sites.append(Site(block.get_submodule(parent), child, hook))
+            bound: Any = block.canon_bound
+            bound.append(Site(block, one.module, hook))
     host.handles = [
         decoder.register_forward_pre_hook(host.begin, with_kwargs=True),
         decoder.register_forward_hook(host.end),
@@ -47,8 +47,6 @@ def install(model: PreTrainedModel, places: list[Place]) -> None:
 
 def remove(model: PreTrainedModel) -> None:
     host: Any = model.canon_host
-    for site in host.sites:
-        site.remove()
     for handle in host.handles:
         handle.remove()
     for block in [part for part in model.modules() if "canon_index" in vars(part)]:

@@ -20,21 +20,17 @@ from canonlm.errors import InvalidSetting, expected
 
 
 class Hosted:
-    """What a canonized model keeps: its sites, bound to its modules, and the layout of the forward that is running."""
+    """What a canonized model keeps: the layout of the forward that is running."""
 
     def __init__(self, decoder: nn.Module, names: Sequence[str]) -> None:
         """decoder: the module that takes `input_ids`; names: of its forward's arguments."""
         self.decoder, self.names = decoder, tuple(names)
         self.layout: Layout | None = None
         self.last: Layout | None = None
-        self.sites: list[Site] = []
         self.handles: list[Any] = []
 
     def begin(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """Before the decoder's forward."""
-        for site in self.sites:
-            if site.is_stale:
-                site.bind()
         self.layout = layout_of(decoder, {**dict(zip(self.names, args, strict=False)), **kwargs})  # type: ignore[arg-type]
 
     def end(self, decoder: nn.Module, args: tuple, output: Any) -> None:
@@ -65,6 +61,7 @@ class CanonBlock:
     canon_host: Hosted
     canon_index: int
     canon_running: Running
+    canon_bound: "list[Site]"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs["canon_layout"] = self.canon_host.current()
@@ -79,6 +76,8 @@ class CanonBlock:
             layout.visits[self.canon_index] = visit + 1
             running.key = f"{self.canon_index}" if visit == 0 else f"{self.canon_index}/{visit}"
         running.layout, running.cache = layout, cache
+        for site in self.canon_bound:
+            site.check()
         try:
             if "canon_E" in self._modules:  # type: ignore[attr-defined]
                 args, kwargs = on_input(args, kwargs, lambda x: run(self, "canon_E", x))  # type: ignore[arg-type]
@@ -164,24 +163,32 @@ class OutputHook:
 
 
 class Site:
-    """A hook on the child of that name of a module, whichever module that is at the time: training adapters and
-    quantisation put others in its place."""
+    """A hook on the part of a block at that path, whichever module that is at the time: training adapters and
+    quantisation put others in its place, and some hosts do so themselves."""
 
-    def __init__(self, parent: nn.Module, child: str, hook: InputHook | OutputHook) -> None:
-        self.parent, self.child, self.hook = parent, child, hook
+    def __init__(self, block: nn.Module, path: str, hook: InputHook | OutputHook) -> None:
+        self.block, self.path, self.hook = block, path.split("."), hook
         self.bound: nn.Module | None = None
         self.handle: Any = None
         self.bind()
 
-    @property
-    def is_stale(self) -> bool:
-        return self.parent._modules[self.child] is not self.bound
+    def part(self) -> nn.Module:
+        module: Any = self.block
+        for name in self.path:
+            module = module._modules.get(name)
+            if module is None:
+                what = f"{'.'.join(self.path)} in {type(self.block).__name__}, which has a Canon layer"
+                raise InvalidSetting("model", f"model: expected {what}; {name} is no longer there")
+        return module
+
+    def check(self) -> None:
+        if self.part() is not self.bound:
+            self.bind()
 
     @torch.compiler.disable
     def bind(self) -> None:
         self.remove()
-        self.bound = module = self.parent._modules[self.child]
-        assert module is not None
+        self.bound = module = self.part()
         if isinstance(self.hook, InputHook):
             self.handle = module.register_forward_pre_hook(self.hook, with_kwargs=True)
         else:
@@ -200,6 +207,7 @@ def wrap_block(block: nn.Module, host: Hosted, index: int) -> None:
     plain: Any = type(block)
     block.__class__ = _block_class(plain)
     block.canon_host, block.canon_index, block.canon_running = host, index, Running()  # type: ignore[assignment]
+    block.canon_bound = []  # type: ignore[assignment]
     if hooked is not None:
         block._old_forward = types.MethodType(type(block).forward, block)  # type: ignore[assignment]
 
@@ -208,7 +216,9 @@ def unwrap_block(block: nn.Module) -> None:
     for name in [name for name in block._modules if name.startswith("canon_")]:
         delattr(block, name)
     block.__class__ = type(block).__bases__[1]
-    for name in ("canon_host", "canon_index", "canon_running"):
+    for site in block.canon_bound:  # type: ignore[union-attr]
+        site.remove()
+    for name in ("canon_host", "canon_index", "canon_running", "canon_bound"):
         delattr(block, name)
     if "_old_forward" in vars(block):
         block._old_forward = types.MethodType(type(block).forward, block)  # type: ignore[assignment]
