@@ -101,7 +101,7 @@ def test_the_page_loads_nothing(written):
 def test_the_page_names_what_it_should(written):
     for text in ("Do Canon layers help a small Llama?", "Copying a list", "1 hop", "documents in a window isolated",
                  "window length (tokens)", "a laptop", "canonlm play demo --arch", "1.06 M",
-                 "llama+canon beats llama", "best learning rate"):  # fmt: skip
+                 "undecided, a verdict needs", "best learning rate"):  # fmt: skip
         assert text in written
 
 

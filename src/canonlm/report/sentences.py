@@ -1,11 +1,12 @@
 """The sentences that the report computes from the runs."""
 
 import itertools
-import statistics
 from collections.abc import Mapping, Sequence
+from statistics import mean
 
 from ..runs.rows import is_slice, primary
-from .summary import Architecture, Difference, Rate, Spread, columns_of, differences
+from . import statistics
+from .summary import Architecture, Rate, Spread, columns_of
 from .words import count_of, listed, percent, quantity, score_of, sentence, slice_label
 
 FEW = 3  # architectures that can be compared in sentences; for more, the tables say it better
@@ -46,19 +47,20 @@ def results_sentences(architectures: Sequence[Architecture], chance: Mapping[str
 
 
 def verdict(architectures: Sequence[Architecture]) -> str:
-    """Which architecture learned what, said only as far as runs bear it out: by `Difference.sure`.
+    """Which architecture's runs score higher, as far as their seeds say (`canonlm.report.statistics`).
 
     By the slices of the primary scale, or by the measure that is the task's score.
     """
-    found = [a for a in architectures if a.best]
+    finished = [a for a in architectures if a.best]
     score = architectures[0].score if architectures else ""
-    if len(found) < 2:
+    if len(finished) < 2:
         return ""
-    if len(found) > FEW:
-        return f"At the best learning rates, {_ranked([a.best for a in found if a.best], found[0].task, score)}."
-    said = [_compared(score, a, b) for a, b in itertools.combinations(found, 2)]
-    later = [sentence(text) if text.startswith(("in one pair ", "neither ")) else text for text in said[1:]]
-    return f"At the best learning rates, {'. '.join([said[0], *later])}."
+    if len(finished) > FEW:
+        return f"At the best learning rates, {_ranked([a.best for a in finished if a.best], finished[0].task, score)}."
+    pairs = list(itertools.combinations(finished, 2))
+    first, *more = [_compared(score, a, b, len(pairs)) for a, b in pairs]
+    more = [sentence(text) if text.startswith(("no ", "neither ")) else text for text in more]
+    return f"At the best learning rates, {'. '.join([first, *more])}."
 
 
 def _ranked(bests: Sequence[Rate], task: str, score: str) -> str:
@@ -70,63 +72,57 @@ def _ranked(bests: Sequence[Rate], task: str, score: str) -> str:
     return f"{what}, {runs}: {listed(told)}; how sure these are, the tables say"
 
 
-def _compared(score: str, a: Architecture, b: Architecture) -> str:
+def _compared(score: str, a: Architecture, b: Architecture, pairs: int) -> str:
     assert a.best is not None
     assert b.best is not None
-    task = a.task
-    asked = [key for key in _judged(a.best, score) if key in _judged(b.best, score)]
-    gaps = [gap for gap in differences(a, b) if gap.key in asked]  # what b has more than a
-    if not asked:
+    task, keys = a.task, [key for key in _judged(a.best, score) if key in _judged(b.best, score)]
+    if not keys:
         return f"{a.arch} and {b.arch} were not asked the same questions"
-    if not gaps:
-        return f"{a.arch} and {b.arch} have no seed in common, by which they could be compared"
-    if all(gap.means == (0, 0) for gap in gaps):
+    ours, theirs = ({key: arch.best.values(key) for key in keys} for arch in (b, a) if arch.best)
+    if not any(value for each in (ours, theirs) for values in each.values() for value in values):
         return f"neither {a.arch} nor {b.arch} got anything right yet"
-    pairs = _pairs(gaps)
-    if all(value == 0 for gap in gaps for value in gap.values):
-        return f"{a.arch} and {b.arch} score exactly the same in {pairs}"
-    unit = f" {quantity(task, score).label}" if score else ""
-    if max(gap.pairs for gap in gaps) == 1:
-        ours, theirs = _means(gaps, task)
-        over = " averaged over question types" if len(gaps) > 1 else ""
-        return (f"in one pair of runs {a.arch} reaches {theirs} and {b.arch} {ours}{unit}{over}, "
-                "which does not say how much of that is luck")  # fmt: skip
-    parts = []
-    for winner, loser, sign in ((b, a, 1), (a, b, -1)):
-        where = [gap for gap in gaps if gap.sure and sign * gap.mean > 0]
-        if where:
-            better, worse = _means(where, task)[::sign]
-            average = "on average " if len(where) > 1 else ""
-            parts.append(f"{winner.arch} beats {loser.arch}{_on(where, gaps, task)}: "
-                         f"{average}{better} against {worse}{unit}")  # fmt: skip
-    rest = [slice_label(task, gap.key) for gap in gaps if not gap.sure]
-    if not parts:
-        return f"{a.arch} and {b.arch} cannot be told apart by {pairs}"
-    return "; ".join(parts) + (f"; on {listed(rest)} they cannot be told apart" if rest else "") + f" ({pairs})"
+    questions = None if score else min(arch.best.questions(key) for arch in (a, b) for key in keys if arch.best)
+    result = statistics.compare(ours, theirs, questions, pairs=pairs)
+    unit = f" {quantity(task, score).label}" if score else " averaged over question types" if len(keys) > 1 else ""
+    mine, other = (_mean(each, result.seeds, task, score) for each in (ours, theirs))
+    if result.state == "undecided":
+        runs = f"{count_of(result.seeds, 'run')} each"
+        return (
+            f"{a.arch} reaches {other} and {b.arch} {mine}{unit} ({runs}): undecided, a verdict needs "
+            f"{count_of(result.more_seeds, 'more seed')} of each"
+        )
+    runs = f"{result.seeds} seeds each"
+    if result.state == "alike":
+        return f"no difference is seen between {a.arch} and {b.arch}: {other} and {mine}{unit} ({runs})"
+    higher, lower = (b, a) if result.state == "higher" else (a, b)
+    better, worse = (mine, other) if result.state == "higher" else (other, mine)
+    text = f"the runs of {higher.arch} score higher than those of {lower.arch}: {better} against {worse}{unit} ({runs})"
+    if result.on_average:
+        text += f"; {higher.arch} scores higher on average, too"
+    return text + _on(result.slices, keys, (b, a), higher, task)
+
+
+def _on(slices: Mapping[str, int], keys: Sequence[str], ours_theirs: Sequence[Architecture], higher: Architecture,
+        task: str) -> str:  # fmt: skip
+    """On which question types the runs differ, and where the other way round."""
+    if len(keys) == 1:
+        return ""
+    ours, _ = ours_theirs
+    sign = 1 if higher is ours else -1
+    same, against = ([key for key in keys if slices.get(key) == each * sign] for each in (1, -1))
+    if len(same) == len(keys):
+        return "; so on every question type"
+    text = f"; so on {listed([slice_label(task, key) for key in same])}" if same else "; on no single question type"
+    return text + (f", and the other way round on {listed([slice_label(task, k) for k in against])}" if against else "")
 
 
 def _judged(rate: Rate, score: str) -> list[str]:
     return [key for key in ([score] if score else primary(rate.slices)) if rate.spread(key)]
 
 
-def _means(gaps: Sequence[Difference], task: str) -> tuple[str, str]:
-    """What the two architectures scored on these questions, averaged."""
-    say = quantity(task, gaps[0].key).say
-    ours, theirs = (statistics.mean(gap.means[side] for gap in gaps) for side in (0, 1))
-    return say(ours), say(theirs)
-
-
-def _on(where: Sequence[Difference], gaps: Sequence[Difference], task: str) -> str:
-    if len(gaps) == 1:
-        return ""
-    every = len(where) == len(gaps)
-    return " on every question type" if every else f" on {listed([slice_label(task, gap.key) for gap in where])}"
-
-
-def _pairs(gaps: Sequence[Difference]) -> str:
-    """`3 pairs of runs`; `1 to 3 pairs of runs`"""
-    least, most = min(gap.pairs for gap in gaps), max(gap.pairs for gap in gaps)
-    return f"{f'{least} to ' if least < most else ''}{count_of(most, 'pair')} of runs"
+def _mean(values: Mapping[str, Sequence[float]], seeds: int, task: str, score: str) -> str:
+    """Of the first seeds, averaged over slices."""
+    return quantity(task, score).say(mean(mean(each[:seeds]) for each in values.values()))
 
 
 def _repeated(runs: Sequence[tuple[str, int]]) -> str:

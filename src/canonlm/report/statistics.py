@@ -35,9 +35,14 @@ ENUMERATED, SAMPLED = 20_000, 9_999
 """The most labellings of runs that are all tried; how many are drawn where there are more."""
 
 
-def floored_variance(values: Sequence[float], questions: int) -> float:
-    """The variance of one seed's accuracy: not below what its questions alone make, nor below one point."""
+def floored_variance(values: Sequence[float], questions: int | None) -> float:
+    """The variance of one seed's accuracy: not below what its questions alone make, nor below one point.
+
+    questions: of a run; None: the values are no accuracies, and their variance has no floor.
+    """
     variance = float(np.var(values, ddof=1)) if len(values) > 1 else 0.0
+    if questions is None:
+        return variance
     share = (questions * float(np.mean(values)) + 2) / (questions + 4)
     return max(variance, DESIGN * share * (1 - share) / questions, MIN_GAP**2)
 
@@ -70,7 +75,7 @@ def mean_interval(values: Sequence[float], questions: int, *, two_state: bool) -
 
 
 def difference_interval(
-    ours: Sequence[float], theirs: Sequence[float], questions: int, *, two_state: bool
+    ours: Sequence[float], theirs: Sequence[float], questions: int | None, *, two_state: bool
 ) -> tuple[float, float]:
     """95 % interval of mean(ours) - mean(theirs): Newcombe's combination of Gaffke's bounds on two-state slices, else
     Welch's with floored variances."""
@@ -81,19 +86,23 @@ def difference_interval(
         return gap - math.hypot(mean - low, other_high - other), gap + math.hypot(high - mean, other - other_low)
     error, degrees = _welch(ours, theirs, questions)
     half = t_factor(degrees + 1) * error
-    return max(-1.0, gap - half), min(1.0, gap + half)
+    return (gap - half, gap + half) if questions is None else (max(-1.0, gap - half), min(1.0, gap + half))
 
 
-def welch_p(ours: Sequence[float], theirs: Sequence[float], questions: int) -> float:
+def welch_p(ours: Sequence[float], theirs: Sequence[float], questions: int | None) -> float:
     """Two-sided, with floored variances."""
-    error, degrees = _welch(ours, theirs, questions)
-    return 1 - t_probability(abs(float(np.mean(ours) - np.mean(theirs))) / error, degrees)
+    (error, degrees), gap = _welch(ours, theirs, questions), abs(float(np.mean(ours) - np.mean(theirs)))
+    if error == 0:
+        return float(gap == 0)
+    return 1 - t_probability(gap / error, degrees)
 
 
-def _welch(ours: Sequence[float], theirs: Sequence[float], questions: int) -> tuple[float, int]:
+def _welch(ours: Sequence[float], theirs: Sequence[float], questions: int | None) -> tuple[float, int]:
     """The standard error of the difference of means, and degrees of freedom, rounded down."""
     parts = [(floored_variance(values, questions) / len(values), len(values)) for values in (ours, theirs)]
     total = sum(part for part, _ in parts)
+    if total == 0:
+        return 0.0, 1
     degrees = total**2 / sum(part**2 / (count - 1) for part, count in parts)
     return math.sqrt(total), max(1, int(degrees + 1e-9))
 
@@ -166,7 +175,7 @@ class Comparison:
 def compare(
     ours: Mapping[str, Sequence[float]],
     theirs: Mapping[str, Sequence[float]],
-    questions: int,
+    questions: int | None,
     *,
     pairs: int = 1,
     two_state: bool = True,
@@ -177,8 +186,9 @@ def compare(
     reject at 0.05 / pairs, and the gap has to be a point. Only then the slices: each needs max-T over slices, times
     pairs, Welch's with Holm's correction, and a point.
 
-    questions: of one run and slice. pairs: how many comparisons the page makes. two_state: can a run have solved the
-    task or not? ValueError: no slice in common, or no seed.
+    questions: of one run and slice; None: the values are not accuracies, so variances have no floor, and no gap is too
+    small. pairs: how many comparisons the page makes. two_state: can a run have solved the task or not?
+    ValueError: no slice in common, or no seed.
     """
     keys = [key for key in ours if key in theirs]
     if not keys:
@@ -189,14 +199,14 @@ def compare(
     a, b = (np.array([list(each[key])[:seeds] for key in keys], dtype=float) for each in (ours, theirs))
     mine, other = a.mean(axis=0).tolist(), b.mean(axis=0).tolist()
     gap = float(np.mean(mine) - np.mean(other))
-    asked = questions * len(keys)
     if seeds < 2:
-        return Comparison("undecided", seeds, gap, -1.0, 1.0, {}, False)
-    low, high = difference_interval(mine, other, asked, two_state=two_state)
+        return Comparison("undecided", seeds, gap, -math.inf, math.inf, {}, False)
+    total = None if questions is None else questions * len(keys)
+    low, high = difference_interval(mine, other, total, two_state=two_state and questions is not None)
     if seeds < MIN_SEEDS:
         return Comparison("undecided", seeds, gap, low, high, {}, False)
-    p = max(permutation_p(mine, other), welch_p(mine, other, asked))
-    if pairs * p > LEVEL or abs(gap) < MIN_GAP:
+    p = max(permutation_p(mine, other), welch_p(mine, other, total))
+    if pairs * p > LEVEL or abs(gap) < _smallest(questions):
         return Comparison("alike", seeds, gap, low, high, {}, False)
     return Comparison(
         "higher" if gap > 0 else "lower",
@@ -209,7 +219,11 @@ def compare(
     )
 
 
-def _slices(keys: Sequence[str], a: Values, b: Values, questions: int, pairs: int) -> dict[str, int]:
+def _smallest(questions: int | None) -> float:
+    return 0.0 if questions is None else MIN_GAP
+
+
+def _slices(keys: Sequence[str], a: Values, b: Values, questions: int | None, pairs: int) -> dict[str, int]:
     permuted = max_t_p(a, b) * pairs
     single = np.array([welch_p(*rows, questions) for rows in zip(a, b, strict=True)]) * pairs
     holm, worst = np.ones(len(keys)), 0.0
@@ -217,7 +231,7 @@ def _slices(keys: Sequence[str], a: Values, b: Values, questions: int, pairs: in
         worst = max(worst, float(single[index]) * (len(keys) - rank))
         holm[index] = worst
     gaps = a.mean(axis=1) - b.mean(axis=1)
-    sure = (permuted <= LEVEL) & (holm <= LEVEL) & (np.abs(gaps) >= MIN_GAP)
+    sure = (permuted <= LEVEL) & (holm <= LEVEL) & (np.abs(gaps) >= _smallest(questions))
     signs: Any = np.sign(gaps)
     return {key: int(signs[index]) for index, key in enumerate(keys) if sure[index]}
 

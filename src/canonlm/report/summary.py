@@ -87,6 +87,15 @@ class Rate:
     def seeds(self) -> tuple[int, ...]:
         return tuple(sorted(run.seed for run in self.runs))
 
+    def values(self, key: str) -> list[float]:
+        """What the seeds scored on a slice or a measure, in their order."""
+        found = _values(self.runs, key)
+        return [found[seed] for seed in sorted(found)]
+
+    def questions(self, key: str) -> int:
+        """How many answers a run gave on a slice, at least."""
+        return min(_final(run).slices[key].total for run in self.runs if key in _final(run).slices)
+
     @property
     def repeats(self) -> int:
         """Seeds among the finished runs."""
@@ -138,11 +147,6 @@ class Difference:
     @property
     def pairs(self) -> int:
         return len(self.values)
-
-    @property
-    def sure(self) -> bool:
-        """Whether repeats bear out that there is a difference at all."""
-        return self.pairs > 1 and self.low < self.high and not self.low <= 0 <= self.high
 
 
 def wilson(count: Count) -> tuple[float, float]:
