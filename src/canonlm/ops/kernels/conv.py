@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, float32
 
-from canonlm.ops.kernels.host import grid_of, or_any, packed_state, rowwise, strides
+from canonlm.ops.kernels.host import grid_of, or_any, packed_state, rowwise, strides, summed
 from canonlm.ops.kernels.launches import launch_of
 from canonlm.ops.kernels.pieces import (
     act,
@@ -316,7 +316,7 @@ def run_backward(
         kernel, bool(biases), state is not None, reach is not None, residual, *([act] if act else []),
         launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps,
     )  # fmt: skip
-    sums = partials.sum(0).split(sizes)
-    dtaps = [part[:, :kernel].to(tap.dtype).view_as(tap) for part, tap in zip(sums, taps, strict=True)]
-    dbiases = [part[:, kernel].to(bias.dtype) for part, bias in zip(sums, biases, strict=False)]
+    parts = partials.split(sizes, dim=1)
+    dtaps = [summed(part[..., :kernel], tap) for part, tap in zip(parts, taps, strict=True)]
+    dbiases = [summed(part[..., kernel], bias) for part, bias in zip(parts, biases, strict=False)]
     return dxs + dtaps + dbiases + dstate

@@ -165,7 +165,9 @@ def step(
     """`canon` of one new token, `[B, 1, C]` each, without gradients. `state` is moved on in place; its channels must
     lie side by side, K numbers each. Rows whose `mask`, `[B, 1]`, is 0 keep their state."""
     how = residual, ACTIVATIONS[activation], scale
-    return torch.ops.canonlm.step(list(xs), list(taps), list(biases), _in_place(state), mask, *how)
+    ys = [x.new_empty(x.shape) for x in xs]
+    torch.ops.canonlm.step(list(xs), list(taps), list(biases), _in_place(state), mask, ys, *how)
+    return ys
 
 
 def gated_step(
@@ -222,7 +224,7 @@ LIBRARY.define(
     "Tensor? reach, bool residual, float scale) -> Tensor[]"
 )
 _STEP = "Tensor(a!) state, Tensor? mask"
-LIBRARY.define(f"step(Tensor[] xs, Tensor[] taps, Tensor[] biases, {_STEP}, {_HOW}) -> Tensor[]")
+LIBRARY.define(f"step(Tensor[] xs, Tensor[] taps, Tensor[] biases, {_STEP}, Tensor(b!)[] ys, {_HOW}) -> ()")
 LIBRARY.define(f"gated_step(Tensor gate, Tensor up, Tensor[] taps, {_STEP}, {_HOW}) -> Tensor")
 LIBRARY.define(
     f"normed_step(Tensor x, Tensor weight, float eps, Tensor taps, {_STEP}, bool residual, float scale) -> Tensor"
@@ -412,10 +414,10 @@ def _normed_autograd(x, branch, weight, eps, taps, state, reach, *how):
         return torch.ops.canonlm.normed(x, branch, weight, eps, taps, state, reach, *how)
 
 
-def _step(xs, taps, biases, state, mask, residual, act, scale):
+def _step(xs, taps, biases, state, mask, ys, residual, act, scale):
     from canonlm.ops.kernels.step import run_step
 
-    return run_step(xs, taps, biases, state, mask, residual=residual, act=act, scale=scale)
+    run_step(xs, taps, biases, state, mask, ys, residual=residual, act=act, scale=scale)
 
 
 def _gated_step(gate, up, taps, state, mask, residual, act, scale):
@@ -450,6 +452,6 @@ _register("gated_backward", _gated_backward, _gated_backward_fake)
 _register("normed", _normed, _normed_fake, _normed_autograd)
 _register("normed_with_state", _normed_with_state, _normed_with_state_fake)
 _register("normed_backward", _normed_backward, _normed_backward_fake)
-_register("step", _step, lambda xs, *_: [_new(x) for x in xs])
+_register("step", _step, lambda *_: None)
 _register("gated_step", _gated_step, lambda gate, *_: _new(gate))
 _register("normed_step", _normed_step, lambda x, *_: _new(x))

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, float32
 
-from canonlm.ops.kernels.host import grid_of, or_any, packed_state, rowwise
+from canonlm.ops.kernels.host import grid_of, or_any, packed_state, rowwise, summed
 from canonlm.ops.kernels.launches import launch_of
 from canonlm.ops.kernels.pieces import (
     act,
@@ -251,5 +251,4 @@ def run_backward(
         kernel, state is not None, reach is not None, residual, act,
         launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps,
     )  # fmt: skip
-    sums = partials.sum(0)
-    return [dgate, dup, *(part.to(tap.dtype).view_as(tap) for part, tap in zip(sums, taps, strict=True)), *dstate]
+    return [dgate, dup, *(summed(partials[:, i], tap) for i, tap in enumerate(taps)), *dstate]

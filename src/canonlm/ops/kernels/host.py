@@ -31,3 +31,8 @@ def grid_of(launch: Launch, batch: int, time: int, sizes: Sequence[int]) -> tupl
     blocks = sum(-(-size // launch.channels) for size in sizes)
     return blocks, max(1, -(-time // launch.tokens)), batch
 
+
+def summed(partials: Tensor, like: Tensor) -> Tensor:
+    """Over the programs, in a fixed order: gradients of weights are the same in every run. A tensor of its own, for
+    results of an operator may not share memory."""
+    return partials.sum(0).to(like.dtype).view_as(like)

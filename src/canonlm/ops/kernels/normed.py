@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, float32
 
-from canonlm.ops.kernels.host import or_any, packed_state, rowwise
+from canonlm.ops.kernels.host import or_any, packed_state, rowwise, summed
 from canonlm.ops.kernels.launches import launch_of
 from canonlm.ops.kernels.pieces import (
     code_at,
@@ -253,5 +253,4 @@ def run_backward(
         kernel, flow is not None, state is not None, reach is not None, residual,
         launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps,
     )  # fmt: skip
-    sums = partials.sum(0)
-    return [dx, sums[:, kernel].to(weight.dtype), sums[:, :kernel].to(taps.dtype).view_as(taps), *dstate]
+    return [dx, summed(partials[..., kernel], weight), summed(partials[..., :kernel], taps), *dstate]

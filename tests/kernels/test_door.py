@@ -1,0 +1,131 @@
+"""The kernels as operators: what torch requires of them, under its compiler, and with activations computed again."""
+
+import pytest
+import torch
+from cases import Case, near, small_tiles
+from torch.utils.checkpoint import checkpoint
+
+from canonlm.ops.kernels import door
+
+OPS = torch.ops.canonlm
+
+
+def leaves(tensors):
+    return [tensor.detach().clone().requires_grad_() for tensor in tensors]
+
+
+def samples():
+    """An operator and arguments for it, each."""
+    case = Case(time=9, sizes=[12, 12], state=True, docs=True, bias=True, batch=2)
+    xs, taps, biases, past = leaves(case.xs), leaves(case.taps), leaves(case.biases), case.past.clone().requires_grad_()
+    weight, one = leaves([case.biases[0]])[0], [x[:, :1].detach() for x in case.xs]
+    fixed = [tap.detach() for tap in case.taps]
+    r = torch.rand(2, 9)
+    yield OPS.conv.default, (xs, taps, biases, past, case.reach, True, 1, 1.0)
+    yield OPS.conv.default, (xs[:1], taps[:1], [], None, None, True, 0, 1.0)
+    yield OPS.conv_backward.default, (case.dys, case.xs, fixed, [], case.past, None, True, 0, 1.0)
+    yield OPS.conv_with_state.default, (case.xs, fixed, [], case.past, None, None, True, 0, 1.0)
+    yield OPS.gated.default, (*xs, taps, past, case.reach, True, 1, 1.0)
+    yield OPS.gated_backward.default, (case.dys[0], *case.xs, fixed, None, None, True, 1, 1.0)
+    yield OPS.gated_with_state.default, (*case.xs, fixed, case.past, None, None, True, 1, 1.0)
+    yield OPS.normed.default, (xs[0], None, weight, 1e-5, taps[0], None, case.reach, True, 1.0)
+    yield OPS.normed.default, (xs[0], xs[1], weight, 1e-5, taps[0], None, None, True, 1.0)
+    args = case.dys[0], case.dys[1], case.xs[0], case.biases[0], fixed[0], r, None, None, True, 1.0
+    yield OPS.normed_backward.default, args
+    args = case.xs[0], case.xs[1], case.biases[0], 1e-5, fixed[0], None, None, None, True, 1.0
+    yield OPS.normed_with_state.default, args
+    yield OPS.step.default, (one, fixed, [], case.past.clone(), None, [x.clone() for x in one], True, 0, 1.0)
+    yield OPS.gated_step.default, (*one, fixed, case.past.clone(), None, True, 1, 1.0)
+    yield OPS.normed_step.default, (one[0], case.biases[0], 1e-5, fixed[0], case.past[:, :12].clone(), None, True, 1.0)
+
+
+@pytest.mark.parametrize("index", range(14))
+def test_opcheck(index):
+    op, args = list(samples())[index]
+    with small_tiles(Case()):
+        torch.library.opcheck(op, args)
+
+
+def block(x, branch, weight, taps, gate_taps, up_taps, reach):
+    """A little of a decoder: every differentiable operator."""
+    s, h = door.normed(x, branch, weight, 1e-5, taps, reach=reach)
+    q, k = door.canon([h, h[..., :4]], [taps, taps[:4]], reach=reach)
+    return s + door.gated(h.sin(), h.cos(), [gate_taps, up_taps], reach=reach) + q + k.sum(-1, keepdim=True)
+
+
+def block_inputs():
+    case = Case(time=9, sizes=[12, 12, 12], docs=True)
+    return leaves([*case.xs[:2], case.taps[0][:, 0, 0] + 1, *case.taps]), case.reach
+
+
+def test_compiled_without_a_graph_break_equals_eager():
+    args, reach = block_inputs()
+    with small_tiles(Case()):
+        eager = block(*args, reach)
+        compiled = torch.compile(block, fullgraph=True, backend="aot_eager")(*args, reach)
+        grads = torch.autograd.grad(eager.square().sum(), args)
+        compiled_grads = torch.autograd.grad(compiled.square().sum(), args)
+    torch.testing.assert_close(compiled, eager)
+    torch.testing.assert_close(compiled_grads, grads)
+
+
+def test_activations_computed_again_equal_kept_ones():
+    args, reach = block_inputs()
+    with small_tiles(Case()):
+        grads = torch.autograd.grad(block(*args, reach).square().sum(), args)
+        again = torch.autograd.grad(checkpoint(block, *args, reach, use_reentrant=False).square().sum(), args)
+    assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True))
+
+
+def test_a_compiled_step_moves_the_state_in_place():
+    case = Case(time=1, sizes=[12, 12], state=True)
+
+    def token(x, y, state):
+        a, b = door.step([x, y], case.taps, state)
+        return door.gated_step(a, b, case.taps, state)
+
+    state, same = case.past.clone(), case.past.clone()
+    with small_tiles(Case()), torch.no_grad():
+        compiled = torch.compile(token, fullgraph=True, backend="aot_eager")(*case.xs, state)
+        torch.testing.assert_close(compiled, token(*case.xs, same))
+    assert torch.equal(state, same)
+
+
+def test_nothing_but_inputs_is_saved_for_the_backward():
+    case, saved = Case(time=9, sizes=[12, 12]), []
+
+    def pack(tensor):
+        saved.append(tensor.data_ptr())
+        return tensor
+
+    xs, taps = leaves(case.xs), leaves(case.taps)
+    with small_tiles(Case()), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        door.canon(xs, taps)
+        door.gated(*xs, taps)
+    assert set(saved) <= {tensor.data_ptr() for tensor in (*xs, *taps)}
+
+
+@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32])
+def test_under_autocast_and_with_parameters_of_another_dtype(weights):
+    case = Case(time=9, sizes=[12], dtype=torch.bfloat16)
+    [x], [taps] = leaves(case.xs), leaves([tap.to(weights) for tap in case.taps])
+    with small_tiles(Case()), torch.autocast("cpu", dtype=torch.bfloat16):
+        [y] = door.canon([x], [taps])
+        y.sum().backward()
+    assert (y.dtype, x.grad.dtype, taps.grad.dtype) == (torch.bfloat16, torch.bfloat16, weights)
+
+
+def test_empty_inputs():
+    with small_tiles(Case()):
+        [y] = door.canon([torch.zeros(0, 5, 12)], [torch.zeros(12, 1, 4)])
+    assert y.shape == (0, 5, 12)
+
+
+def test_what_the_kernels_take():
+    x = torch.zeros(1, 2, 4)
+    assert door.usable(x, kernel=8)
+    assert not door.usable(x, kernel=9)
+    assert not door.usable(x.double(), kernel=4)
+    assert door.normed_usable(x, channels=2048, kernel=4)
+    assert not door.normed_usable(x, channels=4096, kernel=4)
+    near(x, x, x.dtype)
