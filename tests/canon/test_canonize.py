@@ -10,7 +10,15 @@ import pytest
 import torch
 from tiny_hosts import DOUBLE, KINDS, canonized, differ, host, ids, logits, with_taps
 from torch import nn
-from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+    StaticCache,
+)
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import canonlm
 from canonlm import check
@@ -354,6 +362,71 @@ def test_the_description_tells_what_is_made():
     canonlm.canonize(model, "ABCD")
     made = {name: part.hidden_size for name, part in model.named_modules() if isinstance(part, CanonLayer)}
     assert made == {f"{row.block}.{row.name}": row.channels for row in rows}
+
+
+class OwnConfig(PreTrainedConfig):
+    model_type = "own-decoder"
+    vocab_size: int = 61
+    hidden_size: int = 16
+    num_hidden_layers: int = 2
+
+
+class OwnAttention(nn.Module):
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index, self.out = index, nn.Linear(16, 16)
+        self.q_proj, self.k_proj, self.v_proj = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, cache: Any) -> torch.Tensor:
+        parts = (
+            project(x).unflatten(-1, (2, 8)).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k, v = parts
+        if cache is not None:
+            k, v = cache.update(k, v, self.index)
+        mask = torch.ones(k.shape[2], k.shape[2], dtype=torch.bool).tril()[-q.shape[2] :]
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class OwnBlock(nn.Module):
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.attn, self.fc1, self.fc2 = OwnAttention(index), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor, cache: Any) -> torch.Tensor:
+        x = x + self.attn(x, cache)
+        return x + self.fc2(self.fc1(x).relu())
+
+
+class OwnModel(PreTrainedModel, GenerationMixin):
+    """As somebody may have written theirs: positional arguments, and an MLP in the block itself."""
+
+    config_class = OwnConfig
+
+    def __init__(self, config: OwnConfig) -> None:
+        super().__init__(config)
+        self.embed, self.head = nn.Embedding(61, 16), nn.Linear(16, 61)
+        self.blocks = nn.ModuleList(OwnBlock(index) for index in range(2))
+        self.post_init()
+
+    def forward(self, input_ids, past_key_values=None, use_cache=None, **kwargs):
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache()
+        x = self.embed(input_ids)
+        for block in self.blocks:
+            x = block(x, past_key_values)
+        return CausalLMOutputWithPast(logits=self.head(x), past_key_values=past_key_values)
+
+
+def test_a_model_that_the_library_does_not_know():
+    model = OwnModel(OwnConfig()).eval()
+    before = logits(model, ids())
+    canonlm.canonize(model, "ABCDOME")
+    assert torch.equal(logits(model, ids()), before)
+    with_taps(model)
+    cases = ["causality", "greedy", "pieces", "crop", "beams", "prompt lookup", "save and load"]
+    assert [outcome.state for outcome in check.decoding(model, cases)] == ["passed"] * len(cases)
 
 
 # Saving, and going back.

@@ -56,7 +56,7 @@ class CanonizedModel:
             if saved["sites"] != cls.canon_sites:
                 raise expected(f"{place}: sites", f'"{cls.canon_sites}"', saved["sites"])
             if not isinstance(kwargs.get("config"), PreTrainedConfig) or isinstance(kwargs["config"], CanonHostConfig):
-                kwargs["config"] = host_config(saved)
+                kwargs["config"] = host_config(saved, getattr(cls, "config_class", None))
         model, info = super().from_pretrained(place, *args, output_loading_info=True, **kwargs)  # type: ignore[misc]
         lacking = sorted(name for name in info["missing_keys"] if ".canon_" in name)
         if lacking:
@@ -147,12 +147,14 @@ class CanonHostForCausalLM(PreTrainedModel):
         return canonized_class(model_class, config.sites)
 
 
-def host_config(saved: dict[str, Any]) -> Any:
-    """The host's configuration, of what a folder says."""
+def host_config(saved: dict[str, Any], config_class: Any = None) -> Any:
+    """The host's configuration, of what a folder says. config_class: of a host that the library may not know."""
     kind: Any = saved.get("host_type")
-    if kind not in CONFIG_MAPPING:
-        raise expected("host_type", "a type that transformers knows", kind)
-    return CONFIG_MAPPING[kind].from_dict(dict(saved.get("host") or {}))
+    if kind != getattr(config_class, "model_type", None):
+        if kind not in CONFIG_MAPPING:
+            raise expected("host_type", "a type that transformers knows", kind)
+        config_class = CONFIG_MAPPING[kind]
+    return config_class.from_dict(dict(saved.get("host") or {}))
 
 
 def _write_code(folder: Any) -> None:
