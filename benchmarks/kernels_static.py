@@ -54,36 +54,184 @@ def compiled_by(call: Callable[[], object], capability: int) -> list:
     return kernels
 
 
-WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
-ASYNC = {"": 4, "64": 8, "128": 16}
-
-
 def describe(kernel) -> dict:
-    """Registers per thread, spilled bytes, and the SASS's global loads and stores in order, by width in bytes."""
+    """Registers per thread, spilled instructions, and the SASS's global loads and stores in order, in bytes."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        usage = subprocess.run(
-            [TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=True
+        usage, sass = (
+            subprocess.run([TOOLS / "cuobjdump", what, file.name], capture_output=True, text=True, check=True).stdout
+            for what in ("-res-usage", "-sass")
         )
-        sass = subprocess.run([TOOLS / "cuobjdump", "-sass", file.name], capture_output=True, text=True, check=True)
-    numbers = {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage.stdout)}
-    loads, stores, order = [], [], []
-    for opcode in re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z0-9_.]+)", sass.stdout, re.M):
-        parts = opcode.split(".")
-        if parts[0] in ("LDG", "LDGSTS"):
-            loads.append(max([WIDTHS.get(part, 0) for part in parts[1:]] + [0]) or 4)
-            order.append("L")
-        elif parts[0] == "STG":
-            stores.append(max([WIDTHS.get(part, 0) for part in parts[1:]] + [0]) or 4)
-            order.append("S")
+    numbers = {key: int(value) for key, value in re.findall(r"(REG|LOCAL):(\d+)", usage)}
+    loads, order = [], ""
+    for opcode in re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z0-9_.]+)", sass, re.M):
+        name, *modifiers = opcode.split(".")
+        if name in ("LDG", "LDGSTS"):
+            loads.append(max((WIDTHS.get(modifier, 0) for modifier in modifiers), default=0) or 4)
+            order += "L"
+        elif name == "STG":
+            order += "S"
+    registers, warps = numbers["REG"], kernel.metadata.num_warps
+    blocks = 65536 // (-(-registers // 8) * 8 * 32 * warps)  # of a multiprocessor, by its registers
     return {
-        "kernel": kernel.metadata.name,
-        "warps": kernel.metadata.num_warps,
-        "registers": numbers["REG"],
-        "shared": kernel.metadata.shared,
-        "spilled": len(re.findall(r"\b(?:LDL|STL)\b", sass.stdout)) + numbers["LOCAL"],
-        "loads": loads,
-        "stores": stores,
-        "order": "".join(order),
+        "registers": registers,
+        "warps": warps,
+        "warps_per_sm": min(64, blocks * warps),
+        "shared_bytes": kernel.metadata.shared,
+        "spills": len(re.findall(r"\b(?:LDL|STL)\b", sass)) + numbers["LOCAL"],
+        "loads": {str(width): loads.count(width) for width in sorted(set(loads))},
+        "order": re.sub(r"(.)\1*", lambda run: f"{len(run[0])}{run[1]} ", order).strip(),
     }
+
+
+WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
+
+
+def variants():
+    """name -> (what launches one kernel, the launch's kernel name, K, results per token, does it read a state?)
+
+    In bfloat16 with float32 taps, at the sizes of a 1B model: 2048 channels, 8192 in the MLP.
+    """
+    from canonlm.ops.kernels import conv, gated, normed, step
+
+    def rows(channels, dtype=torch.bfloat16, time=512):
+        return torch.empty(8, time, channels, dtype=dtype)
+
+    def taps(channels, kernel=4):
+        return torch.empty(channels, kernel)
+
+    x, wide, half, w, weight = rows(2048), rows(8192), rows(1024), taps(2048), torch.empty(2048)
+    reach, rstd = torch.empty(8, 512, dtype=torch.int8), torch.empty(8, 512)
+    qkv, qkv_taps = [x, rows(512), rows(512)], [w, taps(512), taps(512)]
+    act = {"residual": True, "act": 1, "scale": 1.0}
+    plain = {"residual": True, "act": 0, "scale": 1.0}
+    bare = {"residual": True, "scale": 1.0}
+    one, few, mlp = rows(2048, time=1), [rows(n, time=1) for n in (2048, 512, 512)], rows(8192, time=1)
+
+    for kernel in (4, 8):
+        w, w_wide, w_half = taps(2048, kernel), [taps(8192, kernel)] * 2, taps(1024, kernel)
+        state = torch.empty(8, 2048, kernel, dtype=torch.bfloat16)
+        y, weight_y = (x, weight) if kernel == 4 else (half, torch.empty(1024))
+        w_y = w if kernel == 4 else w_half
+        for documents in (None, reach):
+            tail = f", K={kernel}" + (", documents" if documents is not None else "")
+
+            def forward(w=w, r=documents, how=plain):
+                conv.run_forward([x], [w], [], None, r, None, **how, return_state=False)
+
+            def forward_act(w=w, r=documents):
+                conv.run_forward([x], [w], [], None, r, None, **act, return_state=False)
+
+            def backward(w=w, r=documents, how=plain):
+                conv.run_backward([x], [x], [w], [], None, r, **how)
+
+            def backward_act(w=w, r=documents):
+                conv.run_backward([x], [x], [w], [], None, r, **act)
+
+            def gated_forward(w=w_wide, r=documents):
+                gated.run_forward(wide, wide, w, None, r, None, **act, return_state=False)
+
+            def gated_backward(w=w_wide, r=documents):
+                gated.run_backward(wide, wide, wide, w, None, r, **act)
+
+            def normed_forward(y=y, g=weight_y, w=w_y, r=documents):
+                normed.run_forward(y, y, g, 1e-6, w, None, r, None, **bare, return_state=False)
+
+            def normed_backward(y=y, g=weight_y, w=w_y, r=documents):
+                normed.run_backward(y, y, y, g, w, rstd, None, r, **bare)
+
+            yield "forward" + tail, forward, "forward", kernel, 1, False
+            yield "forward, SiLU" + tail, forward_act, "forward", kernel, 1, False
+            yield "backward" + tail, backward, "backward", kernel, 1, False
+            yield "backward, SiLU" + tail, backward_act, "backward_act", kernel, 1, False
+            yield "act(gate) * up forward" + tail, gated_forward, "gated_forward", kernel, 1, False
+            yield "act(gate) * up backward" + tail, gated_backward, "gated_backward", kernel, 2, False
+            yield "add, norm forward" + tail, normed_forward, "normed_forward", kernel, 3, False
+            yield "add, norm backward" + tail, normed_backward, "normed_backward", kernel, 1, False
+
+        def prefill(w=w, state=state):
+            conv.run_forward([x], [w], [], state, None, None, **plain, return_state=True)
+
+        def with_state(w=w, state=state):
+            conv.run_backward([x], [x], [w], [], state, reach, **plain)
+
+        yield f"forward, state in and out, K={kernel}", prefill, "forward", kernel, 1, True
+        yield f"backward, state, documents, K={kernel}", with_state, "backward", kernel, 1, True
+    w = taps(2048)
+
+    def three():
+        conv.run_forward(qkv, qkv_taps, [], None, None, None, **plain, return_state=False)
+
+    def three_backward():
+        conv.run_backward(qkv, qkv, qkv_taps, [], None, None, **plain)
+
+    def steps():
+        state = torch.empty(8, 3072, 4, dtype=torch.bfloat16)
+        step.run_step(few, qkv_taps, [], state, None, few, **plain)
+
+    def gated_step():
+        state = torch.empty(8, 16384, 4, dtype=torch.bfloat16)
+        step.run_gated_step(mlp, mlp, [taps(8192)] * 2, state, None, **act)
+
+    def normed_step():
+        state = torch.empty(8, 2048, 4, dtype=torch.bfloat16)
+        step.run_normed_step(one, weight, 1e-6, w, state, None, **bare)
+
+    yield "forward, q, k and v, K=4", three, "forward", 4, 1, False
+    yield "backward, q, k and v, K=4", three_backward, "backward", 4, 1, False
+    yield "step, q, k and v, K=4", steps, "step", 4, 0, True
+    yield "act(gate) * up step, K=4", gated_step, "gated_step", 4, 0, True
+    yield "norm, step, K=4", normed_step, "normed_step", 4, 0, True
+
+
+def complaints(row: dict, results: int, reads_state: bool) -> list[str]:
+    """What a kernel must not do."""
+    wrong = []
+    if row["spills"]:
+        wrong.append(f"{row['spills']} spills")
+    wide = min(8, 2 * row["channels_per_thread"])  # bytes of a bfloat16 row that a thread loads at once
+    narrow = sum(count for width, count in row["loads"].items() if 1 < int(width) < wide)
+    weights = row["K"] * row["channels_per_thread"] * (2 if "gated" in row["launch"] else 1)
+    scalars = row["rows"] if row["launch"] == "normed_backward" else 0
+    if not reads_state and narrow > (weights + scalars if wide == 8 else 0):
+        wrong.append(f"{narrow} loads of less than {wide} bytes; taps and scalars are {weights + scalars}")
+    runs = [int(run[:-1]) for run in row["order"].split() if run[-1] == "S"]
+    if max(runs) < row["rows"] * results:
+        wrong.append(f"stores between loads: {row['order']}")
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", type=int, nargs="+", default=[80, 90, 100], help="compute capabilities")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a kernel is not as it must be")
+    args = parser.parse_args()
+    from canonlm.ops.kernels import launches
+
+    rows, failures = [], 0
+    for arch in args.arch:
+        launches._card = lambda device, arch=arch: (f"sm_{arch}", 132)
+        for name, call, launch_name, kernel, results, reads_state in variants():
+            [compiled] = compiled_by(call, arch)
+            launch = launches.launch_of(launch_name, torch.device("cpu"), kernel, 8, 512, 2048 if kernel == 4 else 1024)
+            row = {"kernel": name, "arch": f"sm_{arch}", "launch": launch_name, "K": kernel, **describe(compiled)}
+            row |= {"rows": launch.rows, "channels": launch.channels, "stages": launch.stages}
+            row["channels_per_thread"] = max(1, launch.channels // (32 * row["warps"]))
+            wrong = complaints(row, results, reads_state)
+            failures += bool(wrong)
+            print(
+                f"sm_{arch:<4}{name:<44}{row['registers']:>4} registers {row['warps_per_sm']:>3} warps/SM  "
+                f"{'; '.join(wrong) or 'ok'}",
+                flush=True,
+            )
+            rows.append(row)
+    if not args.check:
+        versions = {"triton": triton.__version__, "torch": torch.__version__}
+        text = json.dumps({"versions": versions, "kernels": rows}, indent=1)
+        (HERE / "results/kernels-static.json").write_text(text + "\n")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -31,7 +31,7 @@ LAUNCHES = {
         "backward_act": (Launch(256, 4), Launch(256, 4)),
         "gated_forward": (Launch(256, 4), Launch(256, 4)),
         "gated_backward": (Launch(256, 4), Launch(256, 4)),
-        "normed_forward": (Launch(256, 1), Launch(128, 1, rows=2)),
+        "normed_forward": (Launch(128, 1), Launch(128, 1, rows=2)),
         "normed_backward": (Launch(128, 1, rows=2), Launch(64, 1, rows=2)),
         "step": (Launch(256, 2), Launch(256, 2)),
         "gated_step": (Launch(256, 2), Launch(256, 2)),

@@ -17,20 +17,29 @@ from canonlm.ops.kernels.pieces import act, locate, pick, row_of, store_row, tap
 
 
 @triton.jit
-def moved_on(x, state, c, C, w, keep, K: tl.constexpr):
-    """sum_j w_j * (the K inputs that end with x); the state then holds them, or what it held where `keep`."""
+def columns_of(state, c, C, K: tl.constexpr):
+    columns = ()
+    for j in tl.static_range(0, K):
+        columns = columns + (tl.load(state + j, mask=c < C, other=0.0),)
+    return columns
+
+
+@triton.jit
+def convolved(x, columns, w, K: tl.constexpr):
+    """sum_j w_j * (the K inputs that end with x)"""
     z = x * w[0]
-    columns = (tl.load(state, mask=c < C, other=0.0),)
-    for j in tl.static_range(1, K):
-        column = tl.load(state + j, mask=c < C, other=0.0)
-        z += column.to(tl.float32) * w[K - j]
-        columns = columns + (column,)
-    tl.debug_barrier()
+    for i in tl.static_range(1, K):
+        z += columns[K - i].to(tl.float32) * w[i]
+    return z
+
+
+@triton.jit
+def move_on(state, columns, x, c, C, keep, K: tl.constexpr):
+    """The state then holds the K inputs that end with x, or what it held where `keep`."""
     for j in tl.static_range(0, K - 1):
         tl.store(state + j, tl.where(keep, columns[j], columns[j + 1]), mask=c < C)
     newest = tl.where(keep, columns[K - 1], x.to(columns[0].dtype))
     tl.store(state + (K - 1), newest, mask=c < C)
-    return z
 
 
 @triton.jit
@@ -47,12 +56,16 @@ def step(
     keep = is_padding(real, b, real_b, HAS_REAL)
     w = taps_of(pick(taps, index), c, C, K)
     x = row_of(pick(xs, index) + b * pick(strides_b, index) + c, c < C, keep * 8, HAS_REAL)
-    z = moved_on(x, state + b * state_b + (offset + c) * K, c, C, w, keep != 0, K)
+    before = state + b * state_b + (offset + c) * K
+    columns = columns_of(before, c, C, K)
+    z = convolved(x, columns, w, K)
     if HAS_BIAS:
         z += tl.load(pick(biases, index) + c, mask=c < C, other=0.0).to(tl.float32)
     z = act(z, ACT)
     if RESIDUAL:
         z += x
+    tl.debug_barrier()
+    move_on(before, columns, x, c, C, keep != 0, K)
     store_row(pick(ys, index) + b * C + c, z * scale, c < C)
 
 
@@ -69,11 +82,14 @@ def gated_step(
     v, w = taps_of(gate_taps, c, C, K), taps_of(up_taps, c, C, K)
     gate_row = row_of(gate + b * gate_b + c, c < C, keep * 8, HAS_REAL)
     up_row = row_of(up + b * up_b + c, c < C, keep * 8, HAS_REAL)
-    z = moved_on(gate_row, before, c, C, v, keep != 0, K)
-    r = moved_on(up_row, before + C * K, c, C, w, keep != 0, K)
+    gates, ups = columns_of(before, c, C, K), columns_of(before + C * K, c, C, K)
+    z, r = convolved(gate_row, gates, v, K), convolved(up_row, ups, w, K)
     if RESIDUAL:
         z += gate_row
         r += up_row
+    tl.debug_barrier()
+    move_on(before, gates, gate_row, c, C, keep != 0, K)
+    move_on(before + C * K, ups, up_row, c, C, keep != 0, K)
     store_row(y + b * C + c, act(z * scale, ACT) * (r * scale), c < C)
 
 
@@ -86,16 +102,19 @@ def normed_step(
     b = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BC)
     keep = is_padding(real, b, real_b, HAS_REAL)
-    w = taps_of(taps, c, C, K)
+    w, before = taps_of(taps, c, C, K), state + b * state_b + c * K
+    columns = columns_of(before, c, C, K)
     g = tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
     row = tl.load(x + b * x_b + c, mask=c < C, other=0.0).to(tl.float32)
     h = row * (1.0 / tl.sqrt(tl.sum(row * row, axis=0) / C + eps)) * g
     h = h.to(x.dtype.element_ty).to(tl.float32)  # what the state holds, and what the norm alone returns
     if HAS_REAL:
         h = tl.where(keep != 0, 0.0, h)
-    z = moved_on(h, state + b * state_b + c * K, c, C, w, keep != 0, K)
+    z = convolved(h, columns, w, K)
     if RESIDUAL:
         z += h
+    tl.debug_barrier()
+    move_on(before, columns, h, c, C, keep != 0, K)
     store_row(y + b * C + c, z * scale, c < C)
 
 
