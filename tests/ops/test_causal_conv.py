@@ -177,3 +177,20 @@ def test_leaves_its_inputs_alone():
     value_and_gradients(ours, x, weight, doc_ids, state)
     conv_state(x, 4, doc_ids_BT=doc_ids, state_BCK=state)
     assert_close([x, weight, doc_ids, state], before, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 4])
+@pytest.mark.parametrize("masked", [False, True])
+def test_one_token_after_a_state_is_the_next_of_the_row(kernel, masked):
+    """Decoding has a shorter way. A row whose token is padding keeps its state."""
+    x_BTC, weight = torch.randn(3, 7, 5, dtype=torch.double), torch.randn(5, 1, kernel, dtype=torch.double)
+    state = conv_state(x_BTC[:, :6], kernel)
+    whole = causal_conv(x_BTC, weight)
+    assert_close(causal_conv(x_BTC[:, 6:], weight, state_BCK=state)[:, 0], whole[:, 6])
+    mask = torch.tensor([[1], [0], [1]]) if masked else None
+    last = x_BTC[:, 6:] if mask is None else x_BTC[:, 6:] * mask[..., None]
+    after = conv_state(last, kernel, mask_BT=mask, state_BCK=state)
+    true = conv_state(x_BTC, kernel)
+    if mask is not None:
+        true[1] = state[1]
+    assert_close(after, true)
