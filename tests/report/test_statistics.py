@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from canonlm.report import statistics
 
 ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("simulated_pages", ROOT / "benchmarks" / "statistics.py")
+spec = importlib.util.spec_from_file_location("simulated_pages", ROOT / "benchmarks" / "verdicts.py")
 simulated = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(simulated)
 

@@ -3,7 +3,7 @@
 A seed is one observation: answers of one run tell how well that run is known, not how well the architecture is. Scores
 of runs are often in one of two states (a task is solved, or it is not). Then a few seeds look alike by luck, and their
 own variance says nothing. So variances have a floor, two-state slices have a bound without assumptions (Gaffke), tests
-permute whole runs, and no verdict comes from fewer than five seeds. `benchmarks/statistics.py` simulates all of it.
+permute whole runs, and no verdict comes from fewer than five seeds. `benchmarks/verdicts.py` simulates all of it.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """Do verdicts hold? Simulated pages of reports, with distributions of runs that are known.
 
-    python benchmarks/statistics.py [--pages 2000]        some 10 minutes; writes benchmarks/results/statistics.json
+    python benchmarks/verdicts.py [--pages 2000]        some 10 minutes; writes benchmarks/results/verdicts.json
 
 A page has five slices and one or three pairs of architectures. A run has 1,000 questions a slice, in clusters of ten
 that share an example (intra-class correlation 0.1). The script counts pages with a false verdict, intervals that hold
@@ -18,7 +18,7 @@ import numpy as np
 from canonlm.files import write_text
 from canonlm.report.statistics import compare, gaffke_interval, t_interval
 
-RESULT = Path(__file__).parent / "results" / "statistics.json"
+RESULT = Path(__file__).parent / "results" / "verdicts.json"
 SLICES, QUESTIONS, CLUSTER, CORRELATION = 5, 1_000, 10, 0.1
 Means = Callable[[np.random.Generator, int], np.ndarray]
 
