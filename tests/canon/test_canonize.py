@@ -483,6 +483,13 @@ def test_a_host_and_a_canonized_model_do_not_load_each_others_folders(tmp_path):
         type(other).from_pretrained(tmp_path / "canon")
 
 
+def test_frozen_taps_are_frozen_when_loaded(tmp_path):
+    canonlm.canonize(host("llama", torch.float32), "A:frozen,C").save_pretrained(tmp_path)
+    block = AutoModelForCausalLM.from_pretrained(tmp_path).model.layers[1]
+    assert not block.canon_A.weight.requires_grad
+    assert block.canon_C.weight.requires_grad
+
+
 def test_a_folder_that_lacks_a_tap_is_refused(tmp_path):
     from safetensors.torch import load_file, save_file
 

@@ -46,23 +46,42 @@ def test_blocks_recomputed_by_others_get_the_same_layout():
     assert max(differ(again[name], truth[name]) for name in truth) < 1e-12
 
 
-def test_blocks_inside_of_a_checkpoint_get_the_same_layout():
+class Around(nn.Module):
     """A module around a block, as torch's own checkpoint_wrapper puts it: the block is called again as a whole."""
 
-    class Around(nn.Module):
-        def __init__(self, block: nn.Module) -> None:
-            super().__init__()
-            self.block = block
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
 
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return checkpoint(self.block, *args, use_reentrant=False, **kwargs)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(self.block, *args, use_reentrant=False, **kwargs)
 
+
+def test_blocks_inside_of_a_checkpoint_get_the_same_layout():
     model = canonized("llama")
     truth = train(model, **PACKED)
     for index, block in enumerate(model.model.layers):
         model.model.layers[index] = Around(block)
     again = train(model, **PACKED)
     again = {name.replace(".block.", "."): tensor for name, tensor in again.items()}
+    assert max(differ(again[name], truth[name]) for name in truth) < 1e-12
+
+
+def test_two_forwards_before_one_backward():
+    """As preferences are learned: blocks that are computed again from outside know which forward they were in."""
+    model = canonized("llama").train()
+    other = {"position_ids": torch.cat([torch.arange(7), torch.arange(3)])[None].expand(2, -1), "use_cache": False}
+
+    def both() -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        losses = [model(ids(), labels=ids(), **options).loss for options in (PACKED, other)]
+        (losses[0] - 2 * losses[1]).backward()
+        return gradients(model)
+
+    truth = both()
+    for index, block in enumerate(model.model.layers):
+        model.model.layers[index] = Around(block)
+    again = {name.replace(".block.", "."): tensor for name, tensor in both().items()}
     assert max(differ(again[name], truth[name]) for name in truth) < 1e-12
 
 

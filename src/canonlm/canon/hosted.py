@@ -16,6 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from canonlm.canon import states
 from canonlm.canon.installing import install
+from canonlm.canon.layer import CanonLayer
 from canonlm.canon.placing import place
 from canonlm.canon.sites import parse
 from canonlm.errors import InvalidSetting, expected
@@ -61,6 +62,9 @@ class CanonizedModel:
         lacking = sorted(name for name in info["missing_keys"] if ".canon_" in name)
         if lacking:
             raise InvalidSetting("model", f"{place}: its Canon layers are not in it, such as {lacking[0]}")
+        for part in model.modules():
+            if isinstance(part, CanonLayer) and part.frozen:
+                part.requires_grad_(False)  # loading makes parameters anew
         return (model, info) if wants_info else model
 
     def save_pretrained(self, save_directory: Any, *args: Any, self_contained: bool = False, **kwargs: Any) -> None:

@@ -36,11 +36,14 @@ class Hosted:
     def end(self, decoder: nn.Module, args: tuple, output: Any) -> None:
         self.last, self.layout = self.layout, None
 
-    def current(self) -> Layout:
-        """Of the running forward, or, where a block is computed again from outside, of the last."""
+    def layout_for(self, x: Any) -> Layout:
+        """Of the running forward. A block that is computed again from outside, after it, is known by its input `x`,
+        which is the same object where nothing has detached it."""
         layout = self.layout
         if layout is None and torch._C._current_graph_task_id() != -1:
-            layout = self.last
+            layout = getattr(x, "canon_layout", self.last)
+        elif isinstance(x, Tensor) and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            x.canon_layout = layout  # type: ignore[attr-defined]
         if layout is None:
             what = "a call of the model, which tells Canon layers of padding and documents, not of a block alone"
             raise expected("forward", what, type(self.decoder).__name__)
@@ -64,7 +67,7 @@ class CanonBlock:
     canon_bound: "list[Site]"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs["canon_layout"] = self.canon_host.current()
+        kwargs["canon_layout"] = self.canon_host.layout_for(args[0] if args else kwargs.get("hidden_states"))
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def forward(self, *args: Any, canon_layout: Layout | None = None, **kwargs: Any) -> Any:
