@@ -72,7 +72,7 @@ RUN = {
         "optim": {"lr": 1e-2, "warmup_steps": 5},
     },
 }
-FOREIGN = {"qwen3": "hf:qwen3", "mamba2": "hf:mamba2"}
+FOREIGN = {"qwen3": "hf:qwen3+canon=ABCD", "mamba2": "hf:mamba2"}
 ALONE = World(torch.device("cpu"))
 
 
