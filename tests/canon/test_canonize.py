@@ -117,9 +117,9 @@ def test_channels_of_fused_projections_are_those_that_attention_gets(kind, lette
         handle.remove()
     [gradient] = torch.autograd.grad(reached[letter].square().sum(), made[0])
     channels = gradient.abs().sum((0, 1)) > 0
-    mine = torch.zeros_like(channels).unflatten(-1, (place.part.groups, -1))
-    mine[:, place.part.first : place.part.end] = True
-    assert torch.equal(channels, mine.flatten())
+    selected = torch.zeros_like(channels).unflatten(-1, (place.part.groups, -1))
+    selected[:, place.part.first : place.part.end] = True
+    assert torch.equal(channels, selected.flatten())
 
 
 # States, padding, documents.
@@ -197,10 +197,10 @@ def test_documents_are_isolated_where_the_host_isolates_them():
     for options in ({"use_cache": True}, {"use_cache": False, "attention_mask": torch.ones_like(tokens)}):
         crossing = logits(plain, tokens, position_ids=positions, **options)
         assert differ(crossing[:, 4:], logits(plain, tokens[:, 4:])) > 1e-3
-        assert "doc_ids" not in told(canonized("llama", "A"), tokens, position_ids=positions, **options)
+        assert "doc_ids" not in layout_keys(canonized("llama", "A"), tokens, position_ids=positions, **options)
 
 
-def told(model: Any, tokens: torch.Tensor, **options: Any) -> set[str]:
+def layout_keys(model: Any, tokens: torch.Tensor, **options: Any) -> set[str]:
     """What the first Canon layer is told of the tokens."""
     known: set[str] = set()
     layer = model.model.layers[0].canon_A

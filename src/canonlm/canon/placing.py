@@ -50,23 +50,23 @@ def place(model: PreTrainedModel, sites: dict[str, Variant], text: str) -> list[
     for index, block in enumerate(blocks):
         for letters, variant in _together(sites):
             if letters == "E":
-                found = _embedding(block, width, variant, reasons) if index == 0 else []
+                rows = _embedding(block, width, variant, reasons) if index == 0 else []
             elif letters in ("A", "O"):
-                found = [_at_mixer(letters, block, mixer, width, variant) for mixer in block.mixers]
+                rows = [_at_mixer(letters, block, mixer, width, variant) for mixer in block.mixers]
                 reasons.setdefault(letters, "no mixer under a name that we know")
             elif letters in ("C", "M"):
-                found = [
+                rows = [
                     Place("", letters, "", mlp.enter if letters == "C" else mlp.leave, _side(letters), width, variant)
                     for mlp in block.mlps
                 ]
                 reasons.setdefault(letters, "no MLP under a name that we know")
             elif letters == "D":
-                found = list(_in_mlps(block, variant, reasons))
+                rows = list(_in_mlps(block, variant, reasons))
             else:
-                found = [
+                rows = [
                     one for mixer in block.mixers for one in _in_mixer(block, mixer, letters, variant, config, reasons)
                 ]
-            places += [_named(block, one, found) for one in found]
+            places += [_named(block, one, rows) for one in rows]
     for letter in sites:
         if not any(letter in one.letters for one in places):
             why = reasons.get(letter, "no such place")
@@ -100,12 +100,12 @@ def _named(block: Block, one: Place, same_letter: list[Place]) -> Place:
 def _short(path: str, paths: list[str]) -> str:
     """Without the beginning and the end that all have."""
     parts = [p.split(".") for p in paths]
-    mine = path.split(".")
-    while len(mine) > 1 and all(len(p) > 1 and p[0] == mine[0] for p in parts):
-        mine, parts = mine[1:], [p[1:] for p in parts]
-    while len(mine) > 1 and all(len(p) > 1 and p[-1] == mine[-1] for p in parts):
-        mine, parts = mine[:-1], [p[:-1] for p in parts]
-    return ".".join(mine)
+    own = path.split(".")
+    while len(own) > 1 and all(len(p) > 1 and p[0] == own[0] for p in parts):
+        own, parts = own[1:], [p[1:] for p in parts]
+    while len(own) > 1 and all(len(p) > 1 and p[-1] == own[-1] for p in parts):
+        own, parts = own[:-1], [p[:-1] for p in parts]
+    return ".".join(own)
 
 
 def _embedding(block: Block, width: int, variant: Variant, reasons: dict[str, str]) -> list[Place]:

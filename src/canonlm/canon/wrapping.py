@@ -159,9 +159,9 @@ class OutputHook:
             y = run(self.block, self.name, x, source)
         else:
             parts = x.unflatten(-1, (channels.groups, -1))
-            mine = run(self.block, self.name, parts[..., channels.first : channels.end].flatten(-2), source)
-            mine = mine.unflatten(-1, (channels.groups, -1))
-            y = torch.cat([parts[..., : channels.first], mine, parts[..., channels.end :]], dim=-1).flatten(-2)
+            selected = run(self.block, self.name, parts[..., channels.first : channels.end].flatten(-2), source)
+            selected = selected.unflatten(-1, (channels.groups, -1))
+            y = torch.cat([parts[..., : channels.first], selected, parts[..., channels.end :]], dim=-1).flatten(-2)
         return (y, *output[1:]) if isinstance(output, tuple) else y
 
 
