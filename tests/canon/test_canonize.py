@@ -267,6 +267,15 @@ def test_inner_states_can_be_asked_for(kind):
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
 
+def test_a_model_goes_through_pickle():
+    model = canonized("llama")
+    again = pickle.loads(pickle.dumps(model))
+    assert type(again) is type(model)
+    assert torch.equal(logits(again, ids()), logits(model, ids()))
+    canonlm.decanonize(again)
+    assert torch.equal(logits(again, ids()), logits(host("llama"), ids()))
+
+
 def test_copies_are_independent():
     model, tokens = canonized("llama"), ids()
     other, before = copy.deepcopy(model), logits(model, tokens)

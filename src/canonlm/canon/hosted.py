@@ -86,6 +86,9 @@ class CanonizedModel:
                 saved["auto_map"] = {auto: flat(path) for auto, path in ENTRIES.items()}
             file.write_text(json.dumps(saved, indent=2) + "\n")
 
+    def __reduce__(self) -> Any:  # pickle cannot find a class that is made here by its name
+        return _new_model, (host_class(type(self)), self.canon_sites), vars(self)
+
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any
     ) -> Any:
@@ -103,6 +106,11 @@ def canonized_class(model_class: type, sites: str) -> Any:
     # Its name and home too: the library looks a class up by them, and takes those from elsewhere for remote code.
     names = {name: getattr(model_class, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(model_class.__name__, (CanonizedModel, model_class), {**names, "canon_sites": sites})
+
+
+def _new_model(model_class: Any, sites: str) -> Any:
+    made = canonized_class(model_class, sites)
+    return made.__new__(made)
 
 
 def host_class(canonized: type) -> Any:

@@ -88,12 +88,20 @@ class CanonBlock:
         finally:
             running.layout = running.cache = None
 
+    def __reduce__(self) -> Any:  # pickle cannot find a class that is made here by its name
+        return _new_block, (type(self).__bases__[1],), vars(self)
+
 
 @functools.cache
 def _block_class(block_class: Any) -> Any:
     # Its name and home too: the library finds out by them what may not be split, and whose code this is.
     names = ("__module__", "__qualname__", "__doc__")
     return type(block_class.__name__, (CanonBlock, block_class), {name: getattr(block_class, name) for name in names})
+
+
+def _new_block(block_class: Any) -> Any:
+    made = _block_class(block_class)
+    return made.__new__(made)
 
 
 def run(block: nn.Module, name: str, x: Tensor, mixer_input: Tensor | None = None) -> Tensor:
