@@ -36,7 +36,7 @@ test-peers: .venv/installed-dev .venv/peers/fetched  ## transformers' own model 
 
 test-kernels: .venv-kernels/installed  ## the Triton kernels, interpreted on the CPU and compiled for GPUs that are not here
 	TRITON_INTERPRET=1 PYTHONPATH=src .venv-kernels/bin/python -m pytest -q -n 2 --confcutdir tests/kernels tests/kernels
-	PYTHONPATH=src .venv-kernels/bin/python benchmarks/kernels_static.py --check
+	PYTHONPATH=src .venv-kernels/bin/python -P benchmarks/kernels_static.py --check
 
 # Triton stays out of .venv: with it there, torch would take this machine for one with a GPU.
 .venv-kernels/installed: constraints.txt

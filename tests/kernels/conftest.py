@@ -1,14 +1,10 @@
-"""The kernels in Triton's interpreter, on CPU tensors. `make test-kernels` runs these in an environment of their own."""
+"""The kernels in Triton's interpreter, on CPU tensors; `make test-kernels` runs them in an environment of their own."""
 
 import importlib.util
 import os
 import tempfile
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def pytest_collection_modifyitems(items):
@@ -16,42 +12,9 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.kernels)
 
 
-def _to_bfloat16(bits):
-    """Round to nearest, ties to even, as a GPU does."""
-    rounded = (bits + (((bits >> 16) & 1) + 0x7FFF).astype(np.uint32)) >> 16
-    nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    return np.where(nan, np.uint32(0x7FC0), rounded).astype(np.uint16)
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from interpreter import correct_the_interpreter
 
-
-def correct_the_interpreter():
-    """Its cast from float32 to bfloat16 cuts digits off. And for most of its time it patches `triton.language`, again
-    for every call of a function: here, once."""
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    cast = interpreter.InterpreterBuilder.cast_impl
-
-    def cast_impl(self, src, dst_type):
-        source, wanted = src.dtype.scalar, dst_type.scalar
-        if source == tl.float32 and wanted == tl.bfloat16:
-            return interpreter.TensorHandle(_to_bfloat16(src.data.view(np.uint32)), wanted)
-        if source == tl.bfloat16 and wanted == tl.float32:
-            wide = (src.data.astype(np.uint32) << 16).view(np.float32)
-            return interpreter.TensorHandle(wide, wanted)
-        return cast(self, src, dst_type)
-
-    def call(self, *args, **kwargs):
-        return self.rewrite()(*args, **kwargs)
-
-    interpreter.InterpreterBuilder.cast_impl = cast_impl
-    interpreter.InterpretedFunction.__call__ = call
-    scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
-    scope.restore = lambda: None
-    interpreter._patch_lang = lambda fn: scope
-
-
-if INTERPRETED:
     correct_the_interpreter()
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="canonlm-kernels-")  # no tuned launches of this user's
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["test_*.py"]

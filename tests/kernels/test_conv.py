@@ -95,5 +95,7 @@ def test_bfloat16_is_rounded_once_to_the_nearest():
 def test_weight_gradients_are_the_same_in_every_run():
     case = Case(time=40, batch=2)
     with small_tiles(case):
-        runs = [torch.ops.canonlm.conv_backward(case.dys, case.xs, case.taps, [], None, None, True, 0, 1.0) for _ in "ab"]
+        runs = [
+            torch.ops.canonlm.conv_backward(case.dys, case.xs, case.taps, [], None, None, True, 0, 1.0) for _ in "ab"
+        ]
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))

@@ -48,6 +48,7 @@ def test_opcheck(index):
 
 def block(x, branch, weight, taps, gate_taps, up_taps, reach):
     """A little of a decoder: every differentiable operator."""
+    assert door.usable(x, kernel=taps.shape[-1])
     s, h = door.normed(x, branch, weight, 1e-5, taps, reach=reach)
     q, k = door.canon([h, h[..., :4]], [taps, taps[:4]], reach=reach)
     return s + door.gated(h.sin(), h.cos(), [gate_taps, up_taps], reach=reach) + q + k.sum(-1, keepdim=True)

@@ -45,7 +45,9 @@ def test_a_step_equals_the_definition_and_padding_keeps_the_state(case):
 
 
 @SOME
-@given(cases(sizes=[20, 20], docs=False, state=True, bias=False, time=1), st.sampled_from(["silu", "gelu_pytorch_tanh"]))
+@given(
+    cases(sizes=[20, 20], docs=False, state=True, bias=False, time=1), st.sampled_from(["silu", "gelu_pytorch_tanh"])
+)
 def test_gated_step_equals_gated_of_one_token(case, activation):
     state, call = case.past.clone(), {"residual": case.residual, "activation": activation, "scale": case.scale}
     with small_tiles(case):

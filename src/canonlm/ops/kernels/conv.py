@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, float32
 
-from canonlm.ops.kernels.host import grid_of, or_any, packed_state, rowwise, strides, summed
+from canonlm.ops.kernels.host import grid_of, or_any, packed_state, rowwise, some_or_none, strides, summed
 from canonlm.ops.kernels.launches import launch_of
 from canonlm.ops.kernels.pieces import (
     act,
@@ -37,7 +37,7 @@ from canonlm.ops.kernels.pieces import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])  # lengths vary, and one of them is 1
 def forward(
     xs, taps, biases, state, reach, last, ys, state_out, T, sizes, strides_b, strides_t, state_b, out_b, scale,
     K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, HAS_REACH: tl.constexpr,
@@ -99,9 +99,10 @@ def forward(
             store_row(after + (K - 1 - i), tl.where(code >= i, row, 0.0), c < own)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])  # lengths vary, and one of them is 1
 def backward(
-    xs, dys, taps, state, reach, dxs, dstate, partials, T, sizes, strides_b, strides_t, dy_b, dy_t, state_b, total, scale,
+    xs, dys, taps, state, reach, dxs, dstate, partials, T, sizes, strides_b, strides_t, dy_b, dy_t, state_b, total,
+    scale,
     K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, HAS_REACH: tl.constexpr, RESIDUAL: tl.constexpr,
     LT: tl.constexpr, BC: tl.constexpr, U: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -162,10 +163,10 @@ def backward(
         tl.store(out + K, dbias * scale, mask=c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])  # lengths vary, and one of them is 1
 def backward_act(
-    xs, dys, taps, biases, state, reach, dxs, dstate, partials, T, sizes, strides_b, strides_t, dy_b, dy_t, state_b, total,
-    scale,
+    xs, dys, taps, biases, state, reach, dxs, dstate, partials, T, sizes, strides_b, strides_t, dy_b, dy_t, state_b,
+    total, scale,
     K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, HAS_REACH: tl.constexpr, RESIDUAL: tl.constexpr,
     ACT: tl.constexpr, LT: tl.constexpr, BC: tl.constexpr, U: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -204,7 +205,7 @@ def backward_act(
             marks = marks + (code,)
         for u in tl.static_range(0, U):
             z = weighted(rows[u], past, w, marks[u], K, HAS_REACH) + bias
-            value, slope = act_and_slope(z, ACT)
+            _, slope = act_and_slope(z, ACT)
             dz = flows[u] * slope
             dbias += dz
             dw = weight_gradients(dw, dz, rows[u], past, marks[u], K, HAS_REACH)
@@ -228,7 +229,7 @@ def backward_act(
         marks = marks + (code,)
     for u in tl.static_range(0, K - 1):
         z = weighted(rows[u], past, w, marks[u], K, HAS_REACH) + bias
-        value, slope = act_and_slope(z, ACT)
+        _, slope = act_and_slope(z, ACT)
         sums = spread(pending, flows[u] * slope, w, marks[u], K, HAS_REACH)
         s = LT + u - (K - 1)
         done = sums[K - 1] * scale
@@ -277,10 +278,11 @@ def run_forward(
     if ys[0].numel() or after:
         forward[grid_of(launch, batch, time, sizes)](
             tuple(xs), tuple(taps), tuple(biases) or tuple(taps), *or_any(xs[0], state, reach, last), tuple(ys),
-            *or_any(xs[0], *after or [None]), time, sizes, strides(xs, 0), strides(xs, 1),
+            *or_any(xs[0], *some_or_none(after)), time, sizes, strides(xs, 0), strides(xs, 1),
             0 if state is None else state.stride(0), sum(sizes) * kernel, scale,
             kernel, bool(biases), state is not None, reach is not None, last is not None, return_state, residual, act,
             launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps,
+        maxnreg=launch.registers,
         )  # fmt: skip
     return ys + after
 
@@ -311,10 +313,11 @@ def run_backward(
     function, extra = (backward_act, (tuple(biases) or tuple(taps),)) if act else (backward, ())
     function[grid](
         tuple(xs), tuple(dys), tuple(taps), *extra, *or_any(xs[0], state, reach), tuple(dxs),
-        *or_any(xs[0], *dstate or [None]), partials, time, sizes, strides(xs, 0), strides(xs, 1),
+        *or_any(xs[0], *some_or_none(dstate)), partials, time, sizes, strides(xs, 0), strides(xs, 1),
         strides(dys, 0), strides(dys, 1), 0 if state is None else state.stride(0), total, scale,
         kernel, bool(biases), state is not None, reach is not None, residual, *([act] if act else []),
         launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps,
+        maxnreg=launch.registers,
     )  # fmt: skip
     parts = partials.split(sizes, dim=1)
     dtaps = [summed(part[..., :kernel], tap) for part, tap in zip(parts, taps, strict=True)]

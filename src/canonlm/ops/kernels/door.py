@@ -29,8 +29,7 @@ def usable(*tensors: Tensor, kernel: int) -> bool:
     """Whether the kernels can compute on these inputs: on a GPU with Triton, or on a CPU in Triton's interpreter."""
     if kernel > MAX_KERNEL or not all(tensor.dtype in DTYPES for tensor in tensors):
         return False
-    device = tensors[0].device.type
-    return _triton() and (device == "cuda" or (device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"))
+    return tensors[0].device.type == _device_type()
 
 
 def normed_usable(*tensors: Tensor, channels: int, kernel: int) -> bool:
@@ -39,9 +38,15 @@ def normed_usable(*tensors: Tensor, channels: int, kernel: int) -> bool:
 
 
 @torch.compiler.assume_constant_result
+def _device_type() -> str:
+    return _look_for_triton()
+
+
 @functools.cache
-def _triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def _look_for_triton() -> str:
+    if importlib.util.find_spec("triton") is None:
+        return "none: Triton is not installed"
+    return "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
 
 def canon(
@@ -202,7 +207,7 @@ def normed_step(
 
 
 def _in_place(state: Tensor) -> Tensor:
-    assert state.stride(2) == 1 and state.stride(1) == state.shape[2], "a state's channels lie side by side"
+    assert state.stride()[1:] == (state.shape[2], 1), "a state's channels lie side by side"
     return state
 
 
@@ -437,7 +442,15 @@ def _differentiates(*tensors: Tensor | None) -> bool:
 
 
 def _register(name, implementation, fake, autograd=None):
-    LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
+    @functools.wraps(implementation)
+    def run(first, *rest):
+        x = first[0] if isinstance(first, list | tuple) else first
+        if not x.is_cuda:
+            return implementation(first, *rest)
+        with torch.cuda.device_of(x):  # a model's layers may be on several cards; Triton launches on the current one
+            return implementation(first, *rest)
+
+    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"canonlm::{name}", fake, lib=LIBRARY)
     if autograd is not None:
         LIBRARY.impl(name, autograd, "Autograd")

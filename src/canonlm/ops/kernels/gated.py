@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, float32
 
-from canonlm.ops.kernels.host import grid_of, or_any, packed_state, rowwise, summed
+from canonlm.ops.kernels.host import grid_of, or_any, packed_state, rowwise, some_or_none, summed
 from canonlm.ops.kernels.launches import launch_of
 from canonlm.ops.kernels.pieces import (
     act,
@@ -32,7 +32,7 @@ from canonlm.ops.kernels.pieces import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])  # lengths vary, and one of them is 1
 def forward(
     gate, up, gate_taps, up_taps, state, reach, last, y, state_out, T, C, gate_b, gate_t, up_b, up_t, state_b, scale,
     K: tl.constexpr, HAS_STATE: tl.constexpr, HAS_REACH: tl.constexpr, HAS_LAST: tl.constexpr,
@@ -93,7 +93,7 @@ def forward(
             store_row(after + (C * K + K - 1 - i), tl.where(code >= i, up_row, 0.0), c < own)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])  # lengths vary, and one of them is 1
 def backward(
     gate, up, dy, gate_taps, up_taps, state, reach, dgate, dup, dstate, partials, T, C,
     gate_b, gate_t, up_b, up_t, dy_b, dy_t, state_b, scale,
@@ -213,10 +213,11 @@ def run_forward(
     after = [gate.new_empty(batch, 2 * channels, kernel)] if return_state else []
     launch = launch_of("gated_forward", gate.device, kernel, batch, time, channels)
     forward[grid_of(launch, batch, time, [channels])](
-        gate, up, gate_taps, up_taps, *or_any(gate, state, reach, last), y, *or_any(gate, *after or [None]),
+        gate, up, gate_taps, up_taps, *or_any(gate, state, reach, last), y, *or_any(gate, *some_or_none(after)),
         time, channels, *gate.stride()[:2], *up.stride()[:2], 0 if state is None else state.stride(0), scale,
         kernel, state is not None, reach is not None, last is not None, return_state, residual, act,
         launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps,
+        maxnreg=launch.registers,
     )  # fmt: skip
     return [y, *after]
 
@@ -245,10 +246,11 @@ def run_backward(
     dstate = [] if state is None else [state.new_empty(state.shape)]
     partials = gate.new_empty(batch * grid[1], 2, channels, kernel, dtype=float32)
     backward[grid](
-        gate, up, dy, gate_taps, up_taps, *or_any(gate, state, reach), dgate, dup, *or_any(gate, *dstate or [None]),
+        gate, up, dy, gate_taps, up_taps, *or_any(gate, state, reach), dgate, dup, *or_any(gate, *some_or_none(dstate)),
         partials, time, channels, *gate.stride()[:2], *up.stride()[:2], *dy.stride()[:2],
         0 if state is None else state.stride(0), scale,
         kernel, state is not None, reach is not None, residual, act,
         launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps,
+        maxnreg=launch.registers,
     )  # fmt: skip
     return [dgate, dup, *(summed(partials[:, i], tap) for i, tap in enumerate(taps)), *dstate]

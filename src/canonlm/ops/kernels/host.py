@@ -27,6 +27,10 @@ def or_any(stand_in: Tensor, *tensors: Tensor | None) -> list[Tensor]:
     return [stand_in if tensor is None else tensor for tensor in tensors]
 
 
+def some_or_none(tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    return tensors or [None]
+
+
 def grid_of(launch: Launch, batch: int, time: int, sizes: Sequence[int]) -> tuple[int, int, int]:
     blocks = sum(-(-size // launch.channels) for size in sizes)
     return blocks, max(1, -(-time // launch.tokens)), batch

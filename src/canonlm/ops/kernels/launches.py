@@ -21,16 +21,17 @@ class Launch:
     rows: int = 4  # U, loaded before any is used
     stages: int = 2  # of the loop over rows: how many groups are under way
     tokens: int = 256  # LT
+    registers: int | None = None  # of a thread, at most; None: as many as the compiler wants
 
 
-# kernel -> K <= 4, K > 4
+# kernel -> for K <= 4, for K > 4
 LAUNCHES = {
     "sm_90": {
         "forward": (Launch(256, 2, stages=3), Launch(256, 2, rows=8)),
         "backward": (Launch(256, 2), Launch(256, 4)),
         "backward_act": (Launch(256, 4), Launch(256, 4)),
         "gated_forward": (Launch(256, 4), Launch(256, 4)),
-        "gated_backward": (Launch(256, 4), Launch(256, 4)),
+        "gated_backward": (Launch(256, 4, registers=96), Launch(256, 4, rows=2)),
         "normed_forward": (Launch(128, 1), Launch(128, 1, rows=2)),
         "normed_backward": (Launch(128, 1, rows=2), Launch(64, 1, rows=2)),
         "step": (Launch(256, 2), Launch(256, 2)),
@@ -39,7 +40,7 @@ LAUNCHES = {
     },
 }
 LAUNCHES["sm_80"] = LAUNCHES["sm_90"]
-LAUNCHES["sm_100"] = LAUNCHES["sm_90"]
+LAUNCHES["sm_100"] = LAUNCHES["sm_90"] | {"gated_backward": (Launch(256, 4, registers=128), Launch(256, 4, rows=1))}
 
 WARPS_PER_SM = 24
 """A tile is made shorter until the launch has so many warps for each multiprocessor, or is 64 tokens long."""

@@ -1,18 +1,19 @@
 """Triton kernels of what surrounds Canon-A and Canon-C: s = x + branch, y = canon(rms_norm(s) * weight).
 
-    h_t = s_t * r_t * weight,   r_t = 1 / sqrt(mean(s_t^2) + eps),   y_t = scale * (sum_{i<K} w_i * h_{t-i} + residual * h_t)
+    h_t = s_t * r_t * weight,   r_t = 1 / sqrt(mean(s_t^2) + eps)
+    y_t = scale * (sum_{i<K} w_i * h_{t-i} + residual * h_t)
 
-The normalised stream h is never written. It is rounded to the dtype of x before the convolution, for a state holds it so;
-r, `[B, T]` float32, is kept for the backward. A program has all channels of LT tokens: a row's norm is a sum
-over its threads, of up to four rows at a time. `branch` is what a block adds to the residual stream before this
-norm, or None; the sum is then returned, and its gradient comes in with that of y.
+The normalised stream h is never written. It is rounded to the dtype of x before the convolution, as the norm alone
+returns it and a state holds it; r, `[B, T]` float32, is kept for the backward. A program has all channels of LT tokens:
+a row's norm is a sum over its threads, of up to four rows at a time. `branch` is what a block adds to the residual
+stream before this norm, or None; the sum is then returned, and its gradient comes in with that of y.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor, float32
 
-from canonlm.ops.kernels.host import or_any, packed_state, rowwise, summed
+from canonlm.ops.kernels.host import or_any, packed_state, rowwise, some_or_none, summed
 from canonlm.ops.kernels.launches import launch_of
 from canonlm.ops.kernels.pieces import (
     code_at,
@@ -45,7 +46,7 @@ def normalised(row, r, weight, code, dtype: tl.constexpr, HAS_REACH: tl.constexp
     return h
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])  # lengths vary, and one of them is 1
 def forward(
     x, branch, weight, taps, state, reach, last, y, rstd, added_out, state_out, T, C, x_b, x_t, branch_b, branch_t,
     state_b, eps, scale,
@@ -115,7 +116,7 @@ def forward(
             store_row(after + (K - 1 - i), tl.where(code >= i, h, 0.0), c < own)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])  # lengths vary, and one of them is 1
 def backward(
     x, dy, flow, weight, taps, rstd, state, reach, dx, dstate, partials, T, C, x_b, x_t, dy_b, dy_t, flow_b, flow_t,
     state_b, scale,
@@ -213,11 +214,13 @@ def run_forward(
     after = [x.new_empty(batch, channels, kernel)] if return_state else []
     launch = launch_of("normed_forward", x.device, kernel, batch, time, channels)
     forward[max(1, -(-time // launch.tokens)), batch](
-        x, *or_any(x, branch), weight, taps, *or_any(x, state, reach, last), y, r, *or_any(x, *s or [None]),
-        *or_any(x, *after or [None]), time, channels, *x.stride()[:2], *(x if branch is None else branch).stride()[:2],
+        x, *or_any(x, branch), weight, taps, *or_any(x, state, reach, last), y, r, *or_any(x, *some_or_none(s)),
+        *or_any(x, *some_or_none(after)), time, channels, *x.stride()[:2],
+        *(x if branch is None else branch).stride()[:2],
         0 if state is None else state.stride(0), eps, scale,
         kernel, branch is not None, state is not None, reach is not None, last is not None, return_state, residual,
         launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps,
+        maxnreg=launch.registers,
     )  # fmt: skip
     return [y, r, *s, *after]
 
@@ -247,10 +250,11 @@ def run_backward(
     dstate = [] if state is None else [state.new_empty(state.shape)]
     partials = x.new_empty(batch * tiles, channels, kernel + 1, dtype=float32)
     backward[tiles, batch](
-        x, dy, *or_any(x, flow), weight, taps, rstd, *or_any(x, state, reach), dx, *or_any(x, *dstate or [None]),
+        x, dy, *or_any(x, flow), weight, taps, rstd, *or_any(x, state, reach), dx, *or_any(x, *some_or_none(dstate)),
         partials, time, channels, *x.stride()[:2], *dy.stride()[:2], *(x if flow is None else flow).stride()[:2],
         0 if state is None else state.stride(0), scale,
         kernel, flow is not None, state is not None, reach is not None, residual,
         launch.tokens, launch.channels, launch.rows, launch.stages, num_warps=launch.warps,
+        maxnreg=launch.registers,
     )  # fmt: skip
     return [dx, summed(partials[..., kernel], weight), summed(partials[..., :kernel], taps), *dstate]

@@ -53,7 +53,9 @@ def row_of(pointer, mask, code, HAS_REACH: tl.constexpr):
 
 
 @triton.jit
-def row_before(x_tile, stride, t0, i, c, C, state, code, K: tl.constexpr, HAS_STATE: tl.constexpr, HAS_REACH: tl.constexpr):
+def row_before(
+    x_tile, stride, t0, i, c, C, state, code, K: tl.constexpr, HAS_STATE: tl.constexpr, HAS_REACH: tl.constexpr
+):
     """The row i tokens before a tile that begins at t0: of the input, or of the state (at its row and channels)."""
     row = row_of(x_tile - i * stride + c, c < tl.where(t0 >= i, C, 0), code, HAS_REACH)
     if HAS_STATE:

@@ -1,0 +1,74 @@
+"""Few launches per architecture, and what a measurement of others would keep."""
+
+import json
+
+import pytest
+import torch
+from cases import Case, near
+
+from canonlm.ops.kernels import conv, door, launches, tune
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    launches.tuned.cache_clear()
+    yield tmp_path / "canonlm/kernels.json"
+    launches.tuned.cache_clear()
+
+
+def test_tiles_are_shorter_where_there_are_few_programs():
+    long, short = (launches.launch_of("forward", CPU, 4, batch, 4096, 2048).tokens for batch in (64, 1))
+    assert (long, short) == (256, 64)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_every_architecture_has_every_kernel(arch):
+    assert launches.LAUNCHES[arch].keys() == launches.LAUNCHES["sm_90"].keys()
+
+
+def test_a_program_with_a_norm_has_all_channels():
+    launch = launches.launch_of("normed_forward", CPU, 4, 8, 4096, 2000)
+    assert (launch.channels, launch.warps) == (2048, 16)
+
+
+def test_the_fastest_is_kept_and_used(cache):
+    case = Case(time=9)
+    calls = {
+        "forward": lambda: conv.run_forward(
+            case.xs, case.taps, [], None, None, None, residual=True, act=0, scale=1.0, return_state=False
+        )
+    }
+    times = iter([3.0, 1.0])
+
+    def seconds(call):
+        return next(times, 2.0)
+
+    best = tune.fastest(calls, 4, "sm_90", seconds)
+    second = tune.candidates("forward", 4)[1]
+    assert best == {"forward K=4": second}
+    assert launches.launch_at("sm_90", "forward", 4) == second
+    assert launches.launch_at("sm_80", "forward", 4) == launches.LAUNCHES["sm_80"]["forward"][0]
+    [y] = door.canon(case.xs, case.taps)
+    assert y.shape == case.xs[0].shape
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"sm_90": 3}', '{"sm_90": {"forward K=4": {"colour": 3}}}'])
+def test_a_damaged_file_is_passed_over(cache, text):
+    cache.parent.mkdir()
+    cache.write_text(text)
+    assert launches.launch_at("sm_90", "forward", 4) == launches.LAUNCHES["sm_90"]["forward"][0]
+
+
+def test_keeping_leaves_other_kernels_alone(cache):
+    launches.keep("sm_80", {"forward K=4": launches.Launch(512, 4)})
+    launches.keep("sm_90", {"backward K=4": launches.Launch(512, 4)})
+    assert json.loads(cache.read_text()).keys() == {"sm_80", "sm_90"}
+
+
+def test_the_calls_that_would_be_measured_run():
+    for call in tune._calls(CPU, 1, 5, 16, 16, 4).values():
+        call()
+    near(torch.zeros(1), torch.zeros(1), torch.float32)
