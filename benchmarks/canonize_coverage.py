@@ -4,6 +4,7 @@
     python benchmarks/canonize_coverage.py gpt2 phi3   # some, printed
     python benchmarks/canonize_coverage.py --quick     # without the cases of `canonlm check`
     python benchmarks/canonize_coverage.py --update gpt2   # replaces these rows of the results
+    python benchmarks/canonize_coverage.py --train     # 30 steps on Depo of every type that the results call handled
 
 Each type is built small, with random weights, and gets AC, then ABCD or, where a site is refused, the others of ABCD.
 Its Canon layers start at zero: logits and greedy tokens have to be the host's, bit for bit. Then their taps are random:
@@ -17,6 +18,7 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("types", nargs="*")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--update", action="store_true")
+    parser.add_argument("--train", action="store_true")
     arguments = parser.parse_args()
 
     import torch
@@ -50,9 +53,11 @@ def main() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    if arguments.train:
+        return train_all(arguments.types)
     rows = {}
     for name in arguments.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        rows[name] = row = in_a_process(name, arguments.quick)
+        rows[name] = row = in_a_process(lambda name=name: try_type(name, arguments.quick))
         print(f"{name:28} {row['outcome']:10} {summary(row)}", flush=True)
     if arguments.update:
         rows = json.loads(RESULTS.read_text())["types"] | rows
@@ -96,8 +101,44 @@ def count(rows: dict[str, dict]) -> dict[str, int]:
     }
 
 
-def in_a_process(name: str, quick: bool) -> dict:
-    """The row of a type, made by a copy of this process."""
+def train_all(types: list[str]) -> None:
+    data = json.loads(RESULTS.read_text())
+    handled = {name: row for name, row in data["types"].items() if row["outcome"] == "handled"}
+    for name in types or handled:
+        row = in_a_process(lambda name=name: trained(name, handled[name]["sites"]))
+        handled[name]["training"] = {key: value for key, value in row.items() if key != "seconds"}
+        print(f"{name:28} {row}", flush=True)
+    ran = [row["training"] for row in handled.values() if "training" in row]
+    data["counts"]["30 steps on Depo"] = sum(row.get("last") is not None for row in ran)
+    data["counts"]["30 steps on Depo, the loss fell"] = sum((row.get("last") or 9) < row.get("first", 0) for row in ran)
+    print(json.dumps(data["counts"], indent=1))
+    RESULTS.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def trained(name: str, sites: str) -> dict:
+    """Mean losses of the first and the last five of 30 steps of a run."""
+    import tempfile
+
+    from canonlm.recipes import load_preset
+    from canonlm.train.config import resolve
+    from canonlm.train.loop import train
+    from canonlm.train.recipe import merge
+
+    changes = {
+        "arch": f"hf:{name}{OPTIONS.get(name, '')}+canon={sites}",
+        "model": {"hidden_size": 64, "num_hidden_layers": LAYERS.get(name, 4)},
+        "train": {"steps": 30, "batch_size": 16, "log_every": 1, "eval_every": 30, "eval_size": 8, "num_threads": 1},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        train(resolve(merge(load_preset("depo", "tiny").run, changes)), Path(folder) / "run")
+        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+    losses = [row["loss"] for row in map(json.loads, lines) if row["kind"] == "train"]
+    assert len(losses) == 30
+    return {"first": round(sum(losses[:5]) / 5, 4), "last": round(sum(losses[-5:]) / 5, 4)}
+
+
+def in_a_process(make: Callable[[], dict]) -> dict:
+    """What `make` returns, called in a copy of this process."""
     reading, writing = os.pipe()
     started = time.time()
     if (child := os.fork()) == 0:
@@ -107,7 +148,7 @@ def in_a_process(name: str, quick: bool) -> dict:
         os.dup2(devnull, 1)
         os.dup2(devnull, 2)
         try:
-            row = try_type(name, quick)
+            row = make()
         except Exception as error:
             row = failed(error)
         with os.fdopen(writing, "w") as pipe:

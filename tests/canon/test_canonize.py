@@ -1,6 +1,7 @@
 """Canon layers in decoders of transformers: `canonlm.canonize`, against the host, and against plain forwards."""
 
 import copy
+import json
 import pickle
 import subprocess
 import sys
@@ -522,3 +523,34 @@ def test_decanonize_gives_the_host_back(kind):
     assert list(model.state_dict()) == names
     assert torch.equal(logits(model, ids()), before)
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sites": "A"}, "has weights of other Canon layers"),
+        ({"sites": "ABCDO"}, "lacks weights of Canon layers"),
+        ({"sites": "ABCDX"}, "sites: expected letters out of"),
+        ({"sites": ["A"]}, "sites: expected letters such as"),
+        ({"host_type": "canon_host"}, "host_type: expected a type of transformers' own"),
+        ({"host_type": "canonlm"}, "host_type: expected a type of transformers' own"),
+        ({"host_type": 3}, "host_type: expected a type of transformers' own"),
+        ({"host_type": "vit"}, "host_type: expected a causal model of transformers"),
+        ({"host": [1]}, "host: expected an object"),
+    ],
+)
+def test_a_folder_that_says_something_else_is_refused_in_one_line(changes, message, tmp_path):
+    canonlm.canonize(host("llama"), "ABCD").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ValueError, match=message) as error:
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_cannot_name_any_class_of_the_library(tmp_path):
+    canonlm.canonize(host("llama"), "ABCD").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["host"]["architectures"] = ["Trainer"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)).__name__ == "LlamaForCausalLM"

@@ -59,9 +59,9 @@ class CanonizedModel:
             if not isinstance(kwargs.get("config"), PreTrainedConfig) or isinstance(kwargs["config"], CanonHostConfig):
                 kwargs["config"] = host_config(saved, getattr(cls, "config_class", None))
         model, info = super().from_pretrained(place, *args, output_loading_info=True, **kwargs)  # type: ignore[misc]
-        lacking = sorted(name for name in info["missing_keys"] if ".canon_" in name)
-        if lacking:
-            raise InvalidSetting("model", f"{place}: its Canon layers are not in it, such as {lacking[0]}")
+        for key, what in (("missing_keys", "lacks weights of"), ("unexpected_keys", "has weights of other")):
+            if names := sorted(name for name in info[key] if ".canon_" in name):
+                raise InvalidSetting("model", f"{place}: {what} Canon layers, such as {names[0]}")
         for part in model.modules():
             if isinstance(part, CanonLayer) and part.frozen:
                 part.requires_grad_(False)  # loading makes parameters anew
@@ -152,21 +152,27 @@ class CanonHostForCausalLM(PreTrainedModel):
 
     @classmethod
     def class_of(cls, config: CanonHostConfig) -> Any:
+        parse(config.sites)
         host = host_config(vars(config))
         names = (config.host or {}).get("architectures") or []
-        named = getattr(transformers, names[0], None) if names else None
-        model_class = named if isinstance(named, type) else AutoModelForCausalLM._model_mapping[type(host)]
-        return canonized_class(model_class, config.sites)
+        named = getattr(transformers, str(names[0]), None) if names else None
+        if isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is type(host):
+            return canonized_class(named, config.sites)
+        if type(host) not in AutoModelForCausalLM._model_mapping:
+            raise expected("host_type", "a causal model of transformers", host.model_type)
+        return canonized_class(AutoModelForCausalLM._model_mapping[type(host)], config.sites)
 
 
 def host_config(saved: dict[str, Any], config_class: Any = None) -> Any:
     """The host's configuration, of what a folder says. config_class: of a host that the library may not know."""
     kind: Any = saved.get("host_type")
+    if not isinstance(host := saved.get("host"), dict):
+        raise expected("host", "an object, the host's configuration", host)
     if kind != getattr(config_class, "model_type", None):
-        if kind not in CONFIG_MAPPING:
-            raise expected("host_type", "a type that transformers knows", kind)
+        if kind not in CONFIG_MAPPING or kind in (MODEL_TYPE, "canonlm"):
+            raise expected("host_type", "a type of transformers' own", kind)
         config_class = CONFIG_MAPPING[kind]
-    return config_class.from_dict(dict(saved.get("host") or {}))
+    return config_class.from_dict(dict(host))
 
 
 def _write_code(folder: Any) -> None:

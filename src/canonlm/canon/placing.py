@@ -11,7 +11,7 @@ from canonlm.canon import hosts
 from canonlm.canon.fused import Channels, channels_of
 from canonlm.canon.hosts import Block, Mixer, channels_in, channels_out
 from canonlm.canon.sites import Variant
-from canonlm.errors import InvalidSetting
+from canonlm.errors import InvalidSetting, expected
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def place(model: PreTrainedModel, sites: dict[str, Variant], text: str) -> list[
     """InvalidSetting, in one line: a site that no block can have, or a variant that it cannot have there."""
     if "b" in sites:
         what = "no b: short convolutions belong to a host's own mixers"
-        raise InvalidSetting("sites", f"sites: expected {what}, got {text!r}".replace("'", '"'))
+        raise expected("sites", what, text)
     blocks, config = hosts.find(model), model.config.get_text_config(decoder=True)
     width: int = config.hidden_size
     kind, places, reasons = config.model_type, [], dict[str, str]()

@@ -11,7 +11,8 @@ Letters are places in a block, in the order in which it meets them:
     D        the MLP's projections (gate and up) before the nonlinearity
     M        the MLP's output, before it joins the residual stream
 
-Commas (or semicolons) separate groups of letters; colons put variants behind a group (`VARIANTS` below; docs/canon.md defines each).
+Commas (or semicolons) separate groups of letters; colons put variants behind a group (`VARIANTS` below; docs/canon.md
+defines each).
 A, B, C, D and b: Physics of Language Models, Part 4.1 (arXiv 2512.17351). K, V, O, M: Inkling.
 """
 
