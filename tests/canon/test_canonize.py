@@ -25,11 +25,11 @@ import canonlm
 from canonlm import check
 from canonlm.canon.layer import CanonLayer
 
-QUICK = ("llama", "gpt2", "mixtral", "jamba")
-
-
-def slow_unless_quick(kinds: dict[str, str]) -> list:
-    return [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in kinds]
+QUICK = {
+    **dict.fromkeys(("llama", "gpt2"), set(check.CASES)),
+    **dict.fromkeys(("mixtral", "jamba"), {"greedy", "left padding", "packed documents"}),
+}
+"""By host, the cases that are not slow."""
 
 
 # What it starts as, and what it computes.
@@ -45,8 +45,14 @@ def test_it_starts_as_the_host_bit_for_bit(kind):
     assert any(isinstance(part, CanonLayer) for part in model.modules())
 
 
-@pytest.mark.parametrize("kind", slow_unless_quick(KINDS))
-@pytest.mark.parametrize("case", check.CASES)
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [
+        pytest.param(kind, case, marks=() if case in QUICK.get(kind, ()) else pytest.mark.slow)
+        for kind in KINDS
+        for case in check.CASES
+    ],
+)
 def test_it_answers_the_same_however_it_is_asked(kind, case):
     before, after = (check.decoding(model, [case])[0] for model in (host(kind), canonized(kind)))
     order = ("passed", "refused", "differs")

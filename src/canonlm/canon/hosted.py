@@ -156,11 +156,12 @@ class CanonHostForCausalLM(PreTrainedModel):
         host = host_config(vars(config))
         names = (config.host or {}).get("architectures") or []
         named = getattr(transformers, str(names[0]), None) if names else None
-        if isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is type(host):
-            return canonized_class(named, config.sites)
-        if type(host) not in AutoModelForCausalLM._model_mapping:
-            raise expected("host_type", "a causal model of transformers", host.model_type)
-        return canonized_class(AutoModelForCausalLM._model_mapping[type(host)], config.sites)
+        model_class: Any = named if isinstance(named, type) and issubclass(named, PreTrainedModel) else None
+        if model_class is None or model_class.config_class is not type(host):
+            if type(host) not in AutoModelForCausalLM._model_mapping:
+                raise expected("host_type", "a causal model of transformers", host.model_type)
+            model_class = AutoModelForCausalLM._model_mapping[type(host)]
+        return canonized_class(model_class, config.sites)
 
 
 def host_config(saved: dict[str, Any], config_class: Any = None) -> Any:
