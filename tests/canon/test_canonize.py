@@ -26,8 +26,8 @@ from canonlm import check
 from canonlm.canon.layer import CanonLayer
 
 QUICK = {
-    **dict.fromkeys(("llama", "gpt2"), set(check.CASES)),
-    **dict.fromkeys(("mixtral", "jamba"), {"greedy", "left padding", "packed documents"}),
+    **dict.fromkeys(("llama", "gpt2"), tuple(check.CASES)),
+    **dict.fromkeys(("mixtral", "jamba"), ("greedy", "left padding", "packed documents")),
 }
 """By host, the cases that are not slow."""
 
