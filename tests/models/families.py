@@ -8,5 +8,6 @@ FAMILIES = {
     **{name: {"mixers": [name], "canon_set": "AbBCD"} for name, mixer in MIXERS.items() if mixer.recurrent},
     "mamba2": {"mixers": ["mamba2"], "canon_set": "AbBCD", **MAMBA},
     "hybrid": {"mixers": [*MIXERS], "num_hidden_layers": len(MIXERS), "canon_set": "ABCD", **MAMBA},
+    "sites": {"canon_set": "E:smear,A:avg,Q:k3,KV:dynamic:scaled,OM:scaled,D:k2:id", "num_key_value_heads": 2},
     "moe": {"mlp": "moe", "num_experts": 4, "intermediate_size": 24, "canon_set": "ABC"},
 }
