@@ -5,6 +5,11 @@ import os
 import tempfile
 
 import pytest
+from hypothesis import Phase, settings
+
+# A smaller failing case is not worth minutes of the interpreter.
+settings.register_profile("kernels", phases=[Phase.explicit, Phase.reuse, Phase.generate])
+settings.load_profile("kernels")
 
 
 def pytest_collection_modifyitems(items):
