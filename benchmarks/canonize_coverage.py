@@ -102,17 +102,20 @@ def count(rows: dict[str, dict]) -> dict[str, int]:
 
 
 def train_all(types: list[str]) -> None:
+    """Those that are handled and have not been trained, or `types`; the results are kept after each."""
     data = json.loads(RESULTS.read_text())
     handled = {name: row for name, row in data["types"].items() if row["outcome"] == "handled"}
-    for name in types or handled:
+    for name in types or [name for name in handled if "training" not in handled[name]]:
         row = in_a_process(lambda name=name: trained(name, handled[name]["sites"]))
         handled[name]["training"] = {key: value for key, value in row.items() if key != "seconds"}
         print(f"{name:28} {row}", flush=True)
-    ran = [row["training"] for row in handled.values() if "training" in row]
-    data["counts"]["30 steps on Depo"] = sum(row.get("last") is not None for row in ran)
-    data["counts"]["30 steps on Depo, the loss fell"] = sum((row.get("last") or 9) < row.get("first", 0) for row in ran)
+        ran = [row["training"] for row in handled.values() if "training" in row]
+        data["counts"]["30 steps on Depo"] = sum(row.get("last") is not None for row in ran)
+        data["counts"]["30 steps on Depo, the loss fell"] = sum(
+            (row.get("last") or 9) < row.get("first", 0) for row in ran
+        )
+        RESULTS.write_text(json.dumps(data, indent=1) + "\n")
     print(json.dumps(data["counts"], indent=1))
-    RESULTS.write_text(json.dumps(data, indent=1) + "\n")
 
 
 def trained(name: str, sites: str) -> dict:
