@@ -6,6 +6,7 @@ from cases import Case, cases, near, small_tiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from canonlm.ops.causal_conv import causal_conv, conv_state
 from canonlm.ops.kernels import door
 
 FEW = settings(max_examples=20, deadline=None)
@@ -72,6 +73,22 @@ def test_three_tensors_in_one_launch(case, activation):
 def test_a_plain_case_of_every_kernel_size():
     for kernel in range(1, 9):
         check(Case(kernel=kernel, time=17, state=True, docs=True, batch=1, sizes=[5]))
+
+
+@FEW
+@given(cases(bias=False, dtype=torch.float32, scale=1.0, residual=False))
+def test_the_same_as_the_form_for_cpus(case):
+    """Layers may take the one or the other."""
+    [x], [taps] = case.xs, case.taps
+    if case.mask is not None:
+        x = x.masked_fill((case.mask == 0)[..., None], 0)
+    with small_tiles(case):
+        [y], after = door.canon_with_state(
+            case.xs, case.taps, state=case.past, reach=case.reach, last=case.last, residual=False
+        )
+    near(y, causal_conv(x, taps, doc_ids_BT=case.doc_ids, state_BCK=case.past), torch.float32)
+    state = conv_state(x, case.kernel, mask_BT=case.mask, doc_ids_BT=case.doc_ids, state_BCK=case.past)
+    assert torch.equal(after, state)
 
 
 def test_gradient_of_a_sum_has_no_strides():
