@@ -158,6 +158,14 @@ def test_logits_that_are_changed_behind_the_head_are_held_whole(model_type, monk
     assert_close(model.loss(ids, targets, None, 64.0).total, whole)
 
 
+def test_flops_of_heads_that_differ_from_layer_to_layer():
+    """Three sliding layers with heads of 8 channels and a window of 16, one full layer with heads of 16."""
+    model = library_model("hf:gemma4_text{sliding_window=16}", SIZES)
+    sizes = {(c.num_attention_heads, c.head_dim) for c in model.module.config.per_layer_config}
+    assert sizes == {(4, 8), (4, 16)}
+    assert model.forward_flops(32)["attention"] == 3 * 4 * 4 * 8 * 16 + 4 * 4 * 16 * 16
+
+
 def test_router_loss_is_a_mean_over_targets():
     model = library_model("hf:qwen3_moe{output_router_logits=true,router_aux_loss_coef=0.5}", SIZES)
     outputs = model.module(input_ids=ids, use_cache=False)

@@ -242,15 +242,17 @@ class ForeignModel(LanguageModel):
                 parts["conv"] += 2 * weights
             elif isinstance(module, nn.Linear | Conv1D) or (is_expert and not isinstance(module, nn.Embedding)):
                 parts["linear"] += 2 * weights * (used if is_expert else 1.0)
-        heads, width = _of(config, "num_attention_heads"), _of(config, "hidden_size")
-        head_dim = _of(config, "head_dim") or (width // heads if heads else 0)
-        for reach in self._reaches(seq_len):
+        width, layers = _of(config, "hidden_size"), getattr(config, "per_layer_config", None) or []
+        for index, reach in self._reaches(seq_len):
+            layer = layers[index] if index < len(layers) else config  # heads may differ from layer to layer
+            heads = _of(layer, "num_attention_heads")
+            head_dim = _of(layer, "head_dim") or (width // heads if heads else 0)
             parts["attention"] += 4 * heads * head_dim * reach
         vocabulary = head.weight.numel() if head is not None else width * config.vocab_size
         return {**parts, "head": 2.0 * vocabulary}
 
-    def _reaches(self, seq_len: int) -> Iterator[float]:
-        """How many tokens a token meets in each layer of attention, on average."""
+    def _reaches(self, seq_len: int) -> Iterator[tuple[int, float]]:
+        """Layers of attention by their index, and how many tokens a token meets there, on average."""
         config = self.module.config.get_text_config()
         window = _of(config, "sliding_window", "attention_chunk_size", "attention_window_size") or seq_len
         types = getattr(config, "layer_types", None) or []
@@ -258,9 +260,9 @@ class ForeignModel(LanguageModel):
             kind = types[index] if len(types) == len(self._blocks) else None
             attends = any("Attention" in type(m).__name__ for m in block.modules())
             if kind in ("sliding_attention", "chunked_attention", "hybrid_sliding"):
-                yield min(seq_len / 2, window)
+                yield index, min(seq_len / 2, window)
             elif kind in ("full_attention", "hybrid") or (kind is None and attends):
-                yield seq_len / 2
+                yield index, seq_len / 2
 
 
 class FlaModel(ForeignModel):
@@ -347,5 +349,11 @@ def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterato
 
 
 def _of(config: Any, *names: str) -> int:
-    values = (getattr(config, name, None) for name in names)
-    return next((value for value in values if isinstance(value, int)), 0)
+    for name in names:
+        try:
+            value = getattr(config, name, None)
+        except Exception:  # of the library: it differs from layer to layer
+            continue
+        if isinstance(value, int):
+            return value
+    return 0
