@@ -2,9 +2,9 @@
 
 import definition
 import torch
-from cases import Case, cases, near, small_tiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_cases import Case, cases, near, small_tiles
 
 from canonlm.ops.causal_conv import causal_conv, conv_state
 from canonlm.ops.kernels import door

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import Case, near, small_tiles
+from kernel_cases import Case, near, small_tiles
 from torch.utils.checkpoint import checkpoint
 
 from canonlm.ops.kernels import door

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from cases import Case, near
+from kernel_cases import Case, near
 
 from canonlm.ops.kernels import conv, door, launches, tune
 

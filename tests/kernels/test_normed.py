@@ -2,9 +2,9 @@
 
 import definition
 import torch
-from cases import EPSILON, Case, cases, near, small_tiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_cases import EPSILON, Case, cases, near, small_tiles
 
 from canonlm.ops.kernels import door
 
