@@ -279,7 +279,8 @@ def test_kernel_is_called_as_it_wants(docs, state, scale, monkeypatch):
     monkeypatch.setitem(sys.modules, "fla.ops.gated_delta_rule", fake)
     monkeypatch.setitem(sys.modules, "fla.ops", ModuleType("fla.ops"))
     monkeypatch.setitem(sys.modules, "fla", ModuleType("fla"))
-    monkeypatch.setattr(fla, "takes", lambda x, **_: x.dtype == torch.bfloat16)
+    monkeypatch.setattr(fla, "takes", lambda x: x.dtype == torch.bfloat16)
+    monkeypatch.setattr(module, "_kernel_is_right", lambda with_gradients: True)  # it is a stand-in
     tensors, doc_ids = inputs(14, docs=docs, state=state)
     tensors = [x.detach().to(torch.bfloat16 if i in (0, 2) else torch.float32) for i, x in enumerate(tensors)]
     q, k, v, g, beta, *initial = tensors
@@ -292,7 +293,7 @@ def test_kernel_is_called_as_it_wants(docs, state, scale, monkeypatch):
 
 
 def test_wide_keys_are_not_for_the_kernel(monkeypatch):
-    monkeypatch.setattr(fla, "takes", lambda *_, **__: True)
+    monkeypatch.setattr(fla, "takes", lambda *_: True)
     monkeypatch.setattr(fla, "run", lambda *_, **__: pytest.fail("called the kernel"))
     tensors, _ = inputs(15, time=3, keys=257)
     gated_delta_rule(*tensors[:5])
