@@ -31,7 +31,7 @@ def kernel(name, fast=None):
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "canonlm" / "kernels.json"
+    return tmp_path / "canonlm" / "kernel-trials.json"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -64,7 +64,7 @@ class CanonizedModel:
                 raise InvalidSetting("model", f"{place}: {what} Canon layers, such as {names[0]}")
         for part in model.modules():
             if isinstance(part, CanonLayer) and part.frozen:
-                part.requires_grad_(False)  # loading makes parameters anew
+                part.requires_grad_(False)  # loading replaces parameters by trainable ones
         return (model, info) if wants_info else model
 
     def save_pretrained(self, save_directory: Any, *args: Any, self_contained: bool = False, **kwargs: Any) -> None:

@@ -71,7 +71,7 @@ class Mlp:
     leave: str
     projections: list[str]
     why_none: str = ""
-    """Where there are no projections to put Canon-D on."""
+    """Why Canon-D has no place, where `projections` is empty."""
 
 
 @dataclass

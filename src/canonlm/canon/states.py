@@ -27,7 +27,7 @@ class CanonCache:
         return state if state is None or not self.canon_records else state[..., -kernel:]
 
     def write_canon(self, key: str, state: Tensor, inputs_BTC: Tensor, real_BT: Tensor | None) -> None:
-        """state: after the inputs, of which those that are real are no padding."""
+        """state: after the inputs. real_BT: False at padding."""
         old = self.canon_states.get(key)
         if self.canon_records:
             # Someone may take tokens back (prompt lookup): every input is kept, until `crop` cuts the state.
@@ -112,8 +112,8 @@ def _new(cache_class: Any) -> Any:
 
 
 def remember_recording() -> None:
-    """Let every cache know that it was asked to record its past: the library's own only tells layers that can forget,
-    and a cache may be asked before a model sees it."""
+    """Patch `Cache.activate_past_recording` to mark the cache: the library marks only layers that can forget, and a
+    cache may be told to record before a model sees it."""
     plain = Cache.activate_past_recording
     if getattr(plain, "remembers", False):
         return

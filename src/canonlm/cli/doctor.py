@@ -76,8 +76,8 @@ def _notes(machine: dict[str, Any], kind: str) -> list[str]:
     if kind != "cuda":
         notes.append("No GPU: models train in their PyTorch forms, made for a CPU. bfloat16 products may be emulated.")
         if "flash-linear-attention" in machine or "triton" in machine:
-            what = "triton or flash-linear-attention is installed where there is no GPU"
+            what = "triton or flash-linear-attention is installed without a GPU"
             notes.append(f"{what}: linear models of transformers may fail. Remove them: pip uninstall triton fla-core")
     elif "triton" not in machine:
-        notes.append("triton is missing: there are no kernels of flash-linear-attention, and torch.compile is slow.")
+        notes.append("triton is missing: flash-linear-attention and torch.compile need it for their kernels.")
     return notes

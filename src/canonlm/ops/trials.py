@@ -78,8 +78,8 @@ def attempt(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Errors:
                     weights,
                 )
         except Exception as error:  # a compiler's, a driver's or a package's own
-            told = " ".join(f"{type(error).__name__}: {error}".split())
-            return Errors(torch.inf, torch.inf, told[:200])
+            detail = " ".join(f"{type(error).__name__}: {error}".split())
+            return Errors(torch.inf, torch.inf, detail[:200])
         errors = [_error(one, other) / LIMITS[dtype] for one, other in zip(got, true, strict=True)]
         values, gradients = max(values, *errors[:2]), max(gradients, *errors[2:])
     return Errors(values, gradients)
@@ -88,8 +88,8 @@ def attempt(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Errors:
 def judge(kernel: Kernel) -> Callable[[bool], bool]:
     """A function that tells whether the kernel is right on this GPU in half precision, its argument: with gradients?
 
-    The kernel is tried when that is first asked, which takes seconds; the answer is kept for these versions. Where the
-    kernel is wrong, that is said once. To a compiler the answer is a constant.
+    The first call tries the kernel, which takes seconds; the answer is kept for these versions. A warning names a
+    wrong kernel once. To a compiler the answer is a constant.
     """
 
     @functools.cache
@@ -129,11 +129,11 @@ def known(kernel: Kernel, device: torch.device, dtype: torch.dtype, *, again: bo
 
 def versions() -> dict[str, str]:
     """Of what computes, where it is installed."""
-    found = {}
+    installed = {}
     for name in ("torch", "triton", "flash-linear-attention", "fla-core", "tilelang", "transformers"):
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            installed[name] = importlib.metadata.version(name)
+    return installed
 
 
 def fingerprint(device: torch.device) -> str:
@@ -186,7 +186,7 @@ def log_decays(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def _file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "canonlm" / "kernels.json"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "canonlm" / "kernel-trials.json"
 
 
 def _read(file: Path) -> dict[str, tuple[float, float, str]]:

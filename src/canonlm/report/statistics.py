@@ -38,7 +38,7 @@ ENUMERATED, SAMPLED = 20_000, 9_999
 def floored_variance(values: Sequence[float], questions: int | None) -> float:
     """The variance of one seed's accuracy: not below what its questions alone make, nor below one point.
 
-    questions: of a run; None: the values are no accuracies, and their variance has no floor.
+    questions: of a run; None: the values are not accuracies, so their variance has no floor.
     """
     variance = float(np.var(values, ddof=1)) if len(values) > 1 else 0.0
     if questions is None:
