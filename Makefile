@@ -4,17 +4,17 @@ BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all test-browser test-slurm test-peers test-kernels checks fuzz kills bench pictures clean
+.PHONY: demo test test-all test-browser test-slurm test-peers test-kernels gpu checks docs dist fuzz kills bench pictures clean
 
 demo: .venv/installed  ## two small comparisons, minutes on two cores; ends with a table and runs/demo/report.html
 	$(BIN)/canonlm play copying --arch llama,llama+canon=A --out runs/demo
 	$(BIN)/canonlm play depo --arch llama,llama+canon --out runs/demo
 
 test: .venv/installed-dev  ## the tests, without the long matrices
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not browser and not slurm and not peers and not kernels"
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not browser and not slurm and not peers and not kernels and not gpu"
 
 test-all: .venv/installed-dev  ## the long matrices
-	$(BIN)/python -m pytest -q -n 2 -m "slow and not browser and not slurm and not peers and not kernels"
+	$(BIN)/python -m pytest -q -n 2 -m "slow and not browser and not slurm and not peers and not kernels and not gpu"
 
 test-browser: .venv/installed-dev  ## the report in headless Chromium (Debian's chromium and chromium-driver)
 	(command -v chromium && command -v chromedriver) >/dev/null || (apt-get update && apt-get install -y chromium chromium-driver)
@@ -39,11 +39,15 @@ test-kernels: .venv-kernels/installed  ## the Triton kernels, interpreted on the
 	PYTHONPATH=src .venv-kernels/bin/python -P benchmarks/kernels_static.py --check
 
 # Triton stays out of .venv: with it there, torch would take this machine for one with a GPU.
-.venv-kernels/installed: constraints.txt
+.venv-kernels/installed: constraints.txt Makefile
 	test -x .venv-kernels/bin/python || $(PYTHON) -m venv .venv-kernels
-	.venv-kernels/bin/pip install -q -c constraints.txt torch numpy packaging pytest pytest-xdist hypothesis
+	.venv-kernels/bin/pip install -q -c constraints.txt torch transformers numba pydantic pytest pytest-xdist hypothesis
 	.venv-kernels/bin/pip install -q triton==3.6.0
 	touch $@
+
+ONLY ?=
+gpu:  ## everything that only a GPU can show, in nine minutes, with the Python at hand: make gpu PYTHON=python3 ONLY=conv,train
+	$(PYTHON) benchmarks/gpu.py $(if $(ONLY),--only $(ONLY))
 
 SECONDS ?= 600
 fuzz: .venv/installed-dev  ## damaged folders and files through every command, on two cores; what fails lies in runs/fuzz
@@ -53,11 +57,25 @@ KILLS ?= 200
 kills: .venv/installed-dev  ## kill train, play and data prepare at random moments, and compare what they end with
 	$(BIN)/python tests/abuse/kills.py --kills $(KILLS)
 
-checks: .venv/installed-dev  ## formatting, lint, types, which room imports which
+checks: .venv/installed-dev  ## formatting, lint, types, which room imports which, words
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell *.md docs src
+	$(BIN)/python .ci/words.py
+
+docs: .venv-docs/installed  ## the docs as a site, in build/site: open index.html, or `python -m http.server -d build/site` to search too
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+# It reads the sources without importing them, so it needs neither torch nor this package.
+.venv-docs/installed: constraints.txt Makefile
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install -q -c constraints.txt mkdocs-material 'mkdocstrings[python]' ruff
+	touch $@
+
+dist:  ## what would be published, in dist/, and a training with the wheel in a fresh environment; six minutes
+	.ci/dist
 
 bench: .venv/installed-dev  ## the numbers that README and docs quote
 	$(BIN)/python benchmarks/tasks.py

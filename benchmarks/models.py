@@ -55,7 +55,7 @@ def transformers_llama(shape: dict) -> torch.nn.Module:
     config = transformers.LlamaConfig(
         vocab_size=shape["vocab"],
         hidden_size=shape["hidden"],
-        intermediate_size=8 * shape["hidden"] // 3,
+        intermediate_size=shape.get("width", 8 * shape["hidden"] // 3),
         num_hidden_layers=shape["layers"],
         num_attention_heads=shape["heads"],
         rms_norm_eps=1e-5,

@@ -20,9 +20,12 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median
 
+from canonlm.experiments.outcomes import accuracy
 from canonlm.files import write_text
+from canonlm.runs.intervals import t_interval
+from canonlm.runs.rows import evaluation
 
 RESULTS = Path(__file__).parent / "results"
 ROWS, TIMES = RESULTS / "placements.csv", RESULTS / "placements-time.json"
@@ -68,8 +71,8 @@ def one(task: str, sites: str, lr: float, seed: int) -> list[dict]:
     lines = []
     for row in rows:
         if row["kind"] == "eval":
-            slices = row.get("slices") or []
-            score = mean(each["correct"] / each["total"] for each in slices) if slices else None
+            # Of the main scale; of Lano its headline, sentences from the start.
+            score = accuracy(evaluation(row), ["from=start"] if task == "lano" else []) if row.get("slices") else None
             line = (task, sites, lr, seed, row["step"], config.train.steps, score, row.get("loss"), mean(last))
             lines.append(dict(zip(FIELDS, line, strict=True)))
     return lines
@@ -173,15 +176,12 @@ def measure_time(rounds: int = 30) -> None:
 
 # -- the table --------------------------------------------------------------------------------------------------------
 
-T975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
-"""Two-sided 95 % points of Student's t, by degrees of freedom."""
-
 
 def interval(values: list[float]) -> str:
     if len(values) < 2:
         return f"{values[0]:+.3f} (one seed)"
-    half = T975[len(values) - 1] * stdev(values) / len(values) ** 0.5
-    return f"{mean(values):+.3f} +- {half:.3f} ({len(values)} seeds)"
+    low, high = t_interval(values)
+    return f"{mean(values):+.3f} [{low:+.3f}, {high:+.3f}] ({len(values)} seeds)"
 
 
 def at_equal_time(rows: list[dict], run: tuple, ratio: float) -> float | None:

@@ -1,14 +1,14 @@
 """What training costs: our loop against transformers' Trainer, Canon's share of a step, the memory of the loss.
 
-    python benchmarks/train.py [--device cuda] [--quick] [--only trainer,canon,loss,models] [--json FILE]
+    python benchmarks/train.py [--device cuda] [--quick] [--only trainer,canon,loss] [--json FILE]
 
 trainer   Tokens per second of both loops, taking turns after every few steps, so that a busy moment of the machine hits
           both: the same Llama and tokens, attention (sdpa), dtype, optimizer (fused AdamW, clipping) and logging; no
           evaluation, no checkpoint in the time. The ratio is the median over the turns.
 canon     CPU: one training step without the optimizer, by Canon sites, taking turns: the median over the rounds of what
-          it took longer than the one without Canon in the same round.
+          it took longer than the one without Canon in the same round. With OMP_NUM_THREADS=1 times are those of
+          the processor, which hardly depend on what else runs.
 loss      Memory of the loss and its gradients, of all logits at once and in chunks, a process each.
-models    GPU: 1B models through our loop in bf16, compiled: tokens per second, MFU, Canon's overhead, peak memory.
 
 MFU: arithmetic of the model (canonlm.train.flops) over the peak of the device; of a CPU, over the speed of a large
 matrix product in the same process.
@@ -41,7 +41,7 @@ from canonlm.train.build import build_model
 from canonlm.train.config import RunConfig, resolve
 from canonlm.train.flops import flops_per_token, peak_flops
 from canonlm.train.loop import train
-from canonlm.train.machine import memory_gb
+from canonlm.train.machine import keep_freed_memory, memory_gb
 from canonlm.train.reading import complete
 
 CPU = {"layers": 12, "hidden": 512, "heads": 8, "time": 512, "batch": 8, "vocab": 4096, "precision": "fp32"}
@@ -52,7 +52,6 @@ QUICK_DECODER = {"layers": 4, "hidden": 128, "time": 128, "batch": 8}
 SITES = ["", "AC", "ABCD"]
 LOSS = {"vocab": 128256, "hidden": 512, "tokens": 4096}
 QUICK_LOSS = {"vocab": 16032, "hidden": 64, "tokens": 512}
-MODELS = ["llama", "llama+canon", "gla5", "gla5+canon"]
 OPTIM = {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "decay": "all", "warmup_steps": 10}
 TARGET = 1.1  # times the Trainer's speed
 WARM_UP = 3  # turns
@@ -264,12 +263,13 @@ def decoder_steps(sizes: dict[str, int], threads: int, rounds: int, compiled: bo
         )
         model = CanonLMForCausalLM(config).train()
         steps[sites or "none"] = partial(train_step, model, torch.compile(model) if compiled else model, ids_BT)
-    mode, took = "compiled" if compiled else "eager", passes_ms(steps, rounds)
+    mode = "compiled" if compiled else "eager"
+    took = passes_ms(steps, rounds, time.process_time if threads == 1 else time.perf_counter)
     overhead = {name: statistics.median(paired(took[name], took["none"])) - 1 for name in steps}
     for name, passes in took.items():
         spread = ", ".join(f"{ratio - 1:+.1%}" for ratio in sorted(paired(passes, took["none"])))
         print(f"{mode:9} {name:6} best {min(passes):8.1f} ms  {overhead[name]:+7.1%}  ({spread})", flush=True)
-    return {"mode": mode, "threads": threads, "ms": took, "overhead": overhead}
+    return {"mode": mode, "threads": threads, "layers": sizes["layers"], "ms": took, "overhead": overhead}
 
 
 def paired(passes: list[float], others: list[float]) -> list[float]:
@@ -318,45 +318,19 @@ def losses(sizes: dict, device: str) -> dict:
     return {"sizes": sizes, **rows, "memory_ratio": ratio}
 
 
-# -- models on a GPU --------------------------------------------------------------------------------------------------
-
-
-def models(shape: dict, tokens: Path, device: str, steps: int) -> list[dict]:
-    """One after the other; what a row of `metrics.jsonl` says of the second half of the steps, at its best."""
-    rows: list[dict] = []
-    for arch in MODELS:
-        torch._dynamo.reset()
-        run = our_run(arch, shape, tokens, device, compiled=True, steps=steps, log_every=steps // 8)
-        logged: list[dict] = []
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                train(run, Path(folder), logged.append)
-        except RuntimeError as error:  # out of memory, no kernel: the others keep their numbers
-            rows.append({"arch": arch, "error": str(error).splitlines()[0][:200]})
-            print(json.dumps(rows[-1]), flush=True)
-            continue
-        best = max((row for row in logged[4:] if row["kind"] == "train"), key=lambda row: row["tokens_per_s"])
-        row = {"arch": arch, "parameters_M": build_model(run, "meta").num_parameters / 1e6}
-        row |= {key: best[key] for key in ("tokens_per_s", "mfu", "memory_gb", "data_wait_share")}
-        plain = next((r for r in rows if r["arch"] == arch.removesuffix("+canon") and "error" not in r), None)
-        if plain is not None:
-            row["overhead"] = plain["tokens_per_s"] / row["tokens_per_s"] - 1
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--quick", action="store_true", help="tiny sizes, eager only: does it run?")
-    parser.add_argument("--only", default="trainer,canon,loss,models", help="parts, by comma")
+    parser.add_argument("--only", default="trainer,canon,loss", help="parts, by comma")
+    parser.add_argument("--layers", type=int, help="of the decoder whose Canon's share is measured (default: 12)")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--loss", help=argparse.SUPPRESS)  # what `losses` asks of its processes
     options = parser.parse_args()
     if options.loss:
         print(json.dumps(loss_memory(**json.loads(options.loss), device=options.device)))
         return
+    keep_freed_memory()  # as `canonlm train` does
     device, quick, parts = options.device, options.quick, options.only.split(",")
     shape = QUICK if quick else {"cpu": CPU, "cuda": GPU}[device]
     transformers.logging.set_verbosity_error()
@@ -378,6 +352,7 @@ def main() -> None:
         if "canon" in parts and device == "cpu":
             print("\nOne training step without the optimizer, by Canon sites")
             sizes, rounds = (QUICK_DECODER, 3) if quick else (DECODER, 9)
+            sizes = sizes | ({"layers": options.layers} if options.layers else {})
             modes = (False,) if quick else (False, True)
             result["canon"] = [decoder_steps(sizes, torch.get_num_threads(), rounds, mode) for mode in modes]
             save(result, options.json)
@@ -385,10 +360,6 @@ def main() -> None:
             sizes = QUICK_LOSS if quick else LOSS
             print(f"\nThe loss and its gradients, beyond their inputs: {sizes}")
             result["loss"] = losses(sizes, device)
-            save(result, options.json)
-        if "models" in parts and device == "cuda":
-            print("\nModels through our loop")
-            result["models"] = models(shape, tokens, device, steps=16 if quick else 64)
             save(result, options.json)
 
 

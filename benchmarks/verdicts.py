@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from canonlm.files import write_text
-from canonlm.report.statistics import compare, gaffke_interval, t_interval
+from canonlm.runs.statistics import compare, gaffke_interval, t_interval
 
 RESULT = Path(__file__).parent / "results" / "verdicts.json"
 SLICES, QUESTIONS, CLUSTER, CORRELATION = 5, 1_000, 10, 0.1
@@ -92,6 +92,11 @@ def power(law: Means, other: Means, seeds: int, pages: int, rng: np.random.Gener
     return score, sum(len(each.slices) for each in found) / (pages * SLICES)
 
 
+def bias_of_choosing(rates: int, runs: Callable[[tuple[int, int]], np.ndarray], mean: float, pages: int) -> float:
+    """How far the best of equally good rates lies above their common mean. runs: scores of [rates, five seeds]"""
+    return float(np.mean([runs((rates, 5)).mean(axis=1).max() for _ in range(pages)])) - mean
+
+
 def coverage(values: Callable[[np.random.Generator], np.ndarray], mean: float, how, pages: int, rng) -> float:
     held = 0
     for _ in range(pages):
@@ -102,7 +107,7 @@ def coverage(values: Callable[[np.random.Generator], np.ndarray], mean: float, h
 
 def simulate(pages: int, say=print) -> dict[str, dict[str, float]]:
     rng = np.random.default_rng(0)
-    found: dict[str, dict[str, float]] = {"false wins": {}, "coverage": {}, "power": {}}
+    found: dict[str, dict[str, float]] = {"false wins": {}, "coverage": {}, "power": {}, "bias of choosing": {}}
 
     def note(kind: str, what: str, value: float) -> None:
         found[kind][what] = round(value, 4)
@@ -140,6 +145,12 @@ def simulate(pages: int, say=print) -> dict[str, dict[str, float]]:
             f"floored t, gaussian sd 3, {seeds} seeds",
             coverage(normal, 0.5, lambda values: t_interval(values, QUESTIONS), pages, rng),
         )
+    chooser = np.random.default_rng(1)
+    for rates in (2, 3, 4, 6):
+        errors = bias_of_choosing(rates, lambda shape: chooser.normal(0, 5**0.5, shape), 0, 10 * pages)
+        note("bias of choosing", f"best of {rates} equal rates, gaussian, in standard errors of a mean", errors)
+        halves = bias_of_choosing(rates, lambda shape: (chooser.random(shape) < 0.5) * 1.0, 0.5, 10 * pages)
+        note("bias of choosing", f"best of {rates} equal rates, solved by half of five seeds, in shares", halves)
     return found
 
 

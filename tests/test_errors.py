@@ -16,6 +16,13 @@ def test_unknown():
     assert str(unknown("difficulty", 7, ["easy"], "difficulties")) == 'unknown difficulty "7". Difficulties: easy.'
 
 
+def test_the_beginning_of_a_name_is_understood():
+    difficulties = ["depo2-75", "depo1-225-k4", "depo1-225", "depo1-300"]
+    assert 'Did you mean "depo1-225"?' in str(unknown("difficulty", "depo1", difficulties, "difficulties"))
+    assert 'Did you mean "Llama-1B"?' in str(unknown("model", "llama", ["a-llama", "Llama-1B"]))
+    assert "mean" not in str(unknown("model", "", ["a", "b"]))
+
+
 def test_expected():
     error = expected("train.optim.lr", "a number > 0", "3e-3x")
     assert isinstance(error, ValueError)
@@ -72,6 +79,8 @@ class Cycle(BaseModel):
         ({"name": "x", "front": {"radus": 1}}, "front.radus",
          'unknown setting "front.radus". Did you mean "front.radius"? '
          "Settings: front.holes, front.kind, front.radius, front.span, front.spokes."),
+        ({"name": "x", "spokes": 3}, "spokes", 'unknown setting "spokes". Did you mean "front.spokes"? '
+         "Settings: bell, front, more, name."),
         ({"name": "x", "frnt": {}}, "frnt", 'unknown setting "frnt". Did you mean "front"? '
          "Settings: bell, front, more, name."),
         ({"name": "x", "more": {"a": "b"}}, "more", 'more: expected a group of settings, got "b"'),

@@ -37,6 +37,9 @@ def test_names_come_on_first_use():
     assert canonlm.models.CanonLMConfig is canonlm.CanonLMConfig
     assert set(canonlm.__all__) <= set(dir(canonlm))
     assert len(dir(canonlm)) == len(set(dir(canonlm)))
+    for name in set(canonlm.__all__) - {"__version__"}:
+        first_line = getattr(canonlm, name).__doc__.splitlines()[0]
+        assert len(first_line) > 20, name
     for room in ("canon", "evals", "launch", "models", "ops", "report", "tasks", "train"):
         assert room in dir(canonlm)
         assert getattr(canonlm, room).__name__ == f"canonlm.{room}"

@@ -38,7 +38,7 @@ def mqar() -> Sheet:
     centres = sheet.tokens(task.show(sample), gap=7)
     n = sample.meta["n"]
     for query in sample.queries:
-        first = next(i for i in range(1, 2 * n, 2) if sample.tokens[i] == sample.tokens[query.asked])
+        first = next(i for i in range(1, 2 * n, 2) if sample.tokens[i] == sample.tokens[query.question_start])
         (x, y), (to, _) = centres[first + 1], centres[query.start]
         sheet.arc((x, y - 16), (to, y - 18), GREEN, height=30 + 0.22 * (to - x))
     _below(sheet, centres[1 : 2 * n + 1], "read, pair by pair")
@@ -50,7 +50,7 @@ def depo() -> Sheet:
     task = tasks.get("depo", N=7, K=3, M=2, name_vocab=30, max_name_len=1)
     sample = task.sample("test", 0, 0)
     query = sample.queries[1]
-    name, answer = (task.vocab.name(sample.tokens[at]) for at in (query.asked + 1, query.start))
+    name, answer = (task.vocab.name(sample.tokens[at]) for at in (query.question_start + 1, query.start))
     cycle, k = sample.meta["cycle"], query.slice["k"]
     sheet = Sheet(
         "Depo: a ring of names, and the name some steps ahead", "Follow the arrows: where are you after k steps?"
@@ -115,7 +115,7 @@ def mano() -> Sheet:
 
 def brevo() -> Sheet:
     task = tasks.get("brevo", N=10)
-    sample = task.sample("train", 0, 5294)  # small, and with nodes that are no ancestors
+    sample = task.sample("train", 0, 5294)  # small, and with nodes that are not ancestors
     parents, query, answer = (sample.meta[key] for key in ("parents", "query", "answer"))
     level: dict[str, int] = {}
     while len(level) < len(parents):

@@ -1,5 +1,14 @@
 """canonlm: compare language-model architectures on synthetic pretraining tasks; Canon layers for any model.
 
+    tasks             the synthetic tasks: tasks.get("depo", N=8).sample("test", seed=0, index=0)
+    models            our decoder for all architectures, and how any other model is opened
+    runs              run folders: what is in one, and which run it is
+    load_runs         everything that runs have measured, as a data frame with a row per measurement
+    CanonLayer        the layer, for a model of your own
+    canonize          Canon layers in any decoder of transformers; decanonize takes them out, describe lists them
+    check             does a model answer the same with caches, padding, batches and beams?
+    load_published    the published checkpoints, in all their formats
+
 Names are loaded on first use, so that `import canonlm` (and the command line's `--help`) stays quick.
 """
 
@@ -11,6 +20,10 @@ from canonlm.auto import install
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from canonlm import check as check
+    from canonlm import models as models
+    from canonlm import runs as runs
+    from canonlm import tasks as tasks
     from canonlm.canon import CanonLayer as CanonLayer
     from canonlm.canon.canonize import canonize as canonize
     from canonlm.canon.canonize import decanonize as decanonize
@@ -19,6 +32,7 @@ if TYPE_CHECKING:
     from canonlm.models.config import CanonLMConfig as CanonLMConfig
     from canonlm.models.modeling import CanonLMForCausalLM as CanonLMForCausalLM
     from canonlm.models.published import load_published as load_published
+    from canonlm.report.measurements import load_runs as load_runs
 
 _HOMES = {
     "CanonHostConfig": "canonlm.canon.hosted",
@@ -29,6 +43,7 @@ _HOMES = {
     "decanonize": "canonlm.canon.canonize",
     "describe": "canonlm.canon.canonize",
     "load_published": "canonlm.models.published",
+    "load_runs": "canonlm.report.measurements",
 }
 _ROOMS = {
     *(
@@ -36,6 +51,7 @@ _ROOMS = {
         "check",
         "data",
         "evals",
+        "experiments",
         "launch",
         "models",
         "ops",
@@ -55,9 +71,14 @@ __all__ = [
     "CanonLayer",
     "__version__",
     "canonize",
+    "check",
     "decanonize",
     "describe",
     "load_published",
+    "load_runs",
+    "models",
+    "runs",
+    "tasks",
 ]
 
 

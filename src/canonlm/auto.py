@@ -1,7 +1,7 @@
-"""After `import canonlm`, `AutoModelForCausalLM.from_pretrained` knows our models; importing us stays light.
+"""After `import canonlm`, `AutoModelForCausalLM.from_pretrained` opens our models; `import canonlm` stays fast.
 
-transformers finds a model type in a table of names and imports `transformers.models.TYPE` once it needs it. We add our
-name to the table, now or when it is made, and `canonlm` itself, whose names load on first use, as that module.
+transformers looks a model type up in a table of names and imports `transformers.models.TYPE` when it needs it. We add
+our name to the table, now or when it is made, and `canonlm` itself, whose names load on first use, as that module.
 """
 
 import sys
@@ -26,7 +26,7 @@ def _announce(table: ModuleType) -> None:
 
 
 class _WhenTableIsMade(MetaPathFinder):
-    """Finds nothing of its own: lets the usual finder load the table's module, then announces us in it."""
+    """A finder that lets the usual finder load the table's module, then adds our names to the table."""
 
     def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
         if name != TABLE or (spec := PathFinder.find_spec(name, path, target)) is None or spec.loader is None:

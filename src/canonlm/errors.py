@@ -1,9 +1,9 @@
-"""How this package says no: one line that names the key, the value and what would do (`ValueError` in Python,
-exit code 2 on the command line)."""
+"""Error messages: one line with the key, the value and what is expected (`ValueError` in Python, exit code 2 on the
+command line)."""
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType, UnionType
@@ -14,17 +14,17 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 LISTED = 80
-"""Choices that an error names, of more."""
+"""Max number of choices in an error."""
 
 HUGE = 2**20
-"""An upper bound above this is named only to those who exceed it."""
+"""A larger upper bound is only in the errors of values that exceed it."""
 
 SHOWN = 120
-"""Letters of a value that an error shows, of more."""
+"""Max letters of a value in an error."""
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: on one line, printable, cut where it is long. Texts stand in double quotes."""
+    """A value for an error: one printable line, cut if it is long. Texts are in double quotes."""
     if isinstance(value, str):
         return f'"{brief(value)}"'
     if isinstance(value, int) and value.bit_length() > 1_000:  # Python refuses to write much longer ones
@@ -36,7 +36,7 @@ def shown(value: object) -> str:
 
 
 def brief(text: str, letters: int = SHOWN) -> str:
-    """Without line ends and other control characters, which a terminal would obey, and not longer than that."""
+    """At most `letters` letters of the text, without line ends and other control characters, which a terminal obeys."""
     cut = text if len(text) <= letters else f"{text[: letters - 1]}…"
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in cut)
 
@@ -46,19 +46,29 @@ _REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = 20
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = SHOWN
 
 
-def unknown(kind: str, name: object, choices: Iterable[str], plural: str | None = None) -> ValueError:
-    """`unknown task "depoo". Did you mean "depo"? Tasks: copying, depo, mano.`"""
-    names, name = sorted(choices), brief(str(name))
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    guess = f' Did you mean "{close[0]}"?' if close else ""
+def unknown(
+    kind: str, name: object, choices: Iterable[str], plural: str | None = None, meant: Sequence[str] = ()
+) -> ValueError:
+    """`unknown task "depoo". Did you mean "depo"? Tasks: copying, depo, mano.` `meant`: guesses that are better than
+    the closest choice."""
+    names, name = list(choices), brief(str(name))
+    guesses = list(meant) or closest(name, names)
+    guess = f" Did you mean {' or '.join(map(shown, guesses))}?" if guesses else ""
+    names.sort()
     listing = plural or kind + "s"
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     listed = ", ".join(names[: LISTED if more else None]) + more
     return ValueError(f'unknown {kind} "{name}".{guess} {listing[0].upper() + listing[1:]}: {listed}.')
 
 
+def closest(name: str, choices: Sequence[str]) -> list[str]:
+    """At most one: the shortest choice that begins with `name`, or else the most similar one."""
+    longer = [choice for choice in choices if name and choice.lower().startswith(name.lower())]
+    return sorted(longer, key=len)[:1] or difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+
+
 class InvalidSetting(ValueError):
-    """A setting that a configuration refuses; `key` is its dotted path."""
+    """A wrong setting of a configuration; `key` is its dotted path."""
 
     def __init__(self, key: str, message: object) -> None:
         super().__init__(str(message))
@@ -75,7 +85,7 @@ def expected(key: str, what: str, value: object) -> InvalidSetting:
 
 @contextmanager
 def writing(key: str, place: str | Path, kind: str = "folder") -> Iterator[None]:
-    """An OSError in here is raised as: `--out: expected a folder that can be written (…), got "…"`"""
+    """An OSError within this context is raised as: `--out: expected a folder that can be written (…), got "…"`"""
     try:
         yield
     except OSError as error:
@@ -83,8 +93,11 @@ def writing(key: str, place: str | Path, kind: str = "folder") -> Iterator[None]
         raise expected(key, what, str(place)) from None
 
 
-def refused(error: ValidationError, model: type[BaseModel], prefix: str = "") -> InvalidSetting:
-    """One of pydantic's complaints about `model`, in one line. `prefix` comes before the key: "task."."""
+def refused(
+    error: ValidationError, model: type[BaseModel], prefix: str = "", others: Sequence[str] = ()
+) -> InvalidSetting:
+    """One of pydantic's complaints about `model`, in one line. `prefix` comes before the key: "task.". `others`: keys
+    that the model does not have, as guesses for an unknown key."""
     complaints = error.errors()
     # The first, unless a key is unknown: what it was meant to be is often reported as missing before it.
     first = next((complaint for complaint in complaints if complaint["type"] == "extra_forbidden"), complaints[0])
@@ -102,12 +115,30 @@ def refused(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         return cause if isinstance(cause, InvalidSetting) else InvalidSetting(key, cause)
     if first["type"] == "extra_forbidden":
         names = [prefix + ".".join([*path[:-1], name]) for name in owner.model_fields]
-        return InvalidSetting(key, unknown("setting", key, names))
+        meant = _same_leaf(key, [*others, *(prefix + each for each in _keys(model))])
+        return InvalidSetting(key, unknown("setting", key, names, meant=meant))
     if first["type"] == "invalid_key" or first["loc"][-1] == "[key]":
         return expected(key, "the name of a setting", first["input"])
     if first["type"] == "missing" and len(path) == len(first["loc"]):
-        return InvalidSetting(key, f"{key}: missing; expected {_wanted(field, first)}")
-    return expected(key, _wanted(field, first), first["input"])
+        return InvalidSetting(key, f"{key}: missing; expected {_expectation(field, first)}")
+    return expected(key, _expectation(field, first), first["input"])
+
+
+def _same_leaf(key: str, keys: Sequence[str]) -> list[str]:
+    """`steps` → `train.steps`: keys of other groups with the same last part."""
+    leaf = key.rpartition(".")[2]
+    leaves = [(each, each.rpartition(".")[2]) for each in keys]
+    same = [each for each, last in leaves if last == leaf]
+    return same or [each for each, last in leaves if last.lower() == leaf.lower()]
+
+
+def _keys(model: type[BaseModel]) -> Iterator[str]:
+    """The dotted keys of all settings, groups included."""
+    for name, field in model.model_fields.items():
+        yield name
+        annotation, _ = _optional(field.annotation)
+        if _is_model(annotation):
+            yield from (f"{name}.{key}" for key in _keys(annotation))
 
 
 _KINDS: dict[Any, str] = {
@@ -127,7 +158,7 @@ def _within(annotation: Any, key: str) -> tuple[FieldInfo | None, Any]:
     return field, options[0] if optional else field.annotation
 
 
-def _wanted(field: FieldInfo | None, first: Any) -> str:
+def _expectation(field: FieldInfo | None, first: Any) -> str:
     if first["type"] == "literal_error":
         return str(first["ctx"]["expected"])
     if first["type"] == "model_type":
@@ -149,7 +180,7 @@ def _wanted(field: FieldInfo | None, first: Any) -> str:
 
 
 def _kind(annotation: Any) -> str | None:
-    """What an annotation asks for, in words; None where that takes more than a few."""
+    """The expected kind of value in words; None if an annotation has no short description."""
     annotation, _ = _optional(annotation)
     if isinstance(annotation, UnionType):
         return None

@@ -1,6 +1,7 @@
-"""Files that are whole or not there: written under a temporary name, flushed to disk, renamed.
+"""Files that are complete or absent: written under a temporary name, flushed to disk, renamed.
 
-Temporary names start with a dot and hold ".tmp-" and the process; `remove_leftovers` takes away what a kill left.
+Temporary names start with a dot and contain ".tmp-" and the process id; `remove_leftovers` removes those of killed
+processes.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Stamp(BaseModel):
-    """By which a file is known again."""
+    """Size and checksum that identify a file's content."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -34,7 +35,7 @@ class Stamp(BaseModel):
             return cls(size=file.tell(), sha256=digest)
 
     def damage(self, path: Path) -> str | None:
-        """What is wrong with a file, in words; None: it is whole."""
+        """The damage of a file in words, or None."""
         try:
             if (size := path.stat().st_size) < self.size:
                 return f"{path.name} is truncated, {size} of {self.size} bytes"
@@ -48,14 +49,15 @@ class Stamp(BaseModel):
 
 
 def append(path: Path) -> BinaryIO:
-    """Open a file to write at its end, or make it. OSError where it is a link: in a stranger's folder it may lead to a
-    file of yours."""
+    """Open a file to write at its end, or make it. OSError if it is a link: in somebody else's folder it may lead to
+    one of your files."""
     more = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a FIFO would wait for a reader
     return open(path, "ab", opener=lambda name, flags: os.open(name, flags | more, 0o666))
 
 
 def lock(path: Path, timeout: float = -1) -> "FileLock":
-    """A lock that other processes see, of a file of its own. ValueError where that is a link, which it would empty."""
+    """A lock between processes, with a file of its own. ValueError if the file is a link, as its target would be
+    emptied."""
     if path.is_symlink():
         raise ValueError(f"{path}: expected a file, got a link")
     from filelock import FileLock  # some milliseconds that few commands need
@@ -104,14 +106,14 @@ def put_in_place(temporary: Path, path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder so that a kill leaves all of it, or nothing under its name."""
+    """Remove a folder; if the process is killed, the name has all of it or nothing."""
     temporary = path.with_name(f"{_temporary(path).name}-removed")
     path.replace(temporary)
     shutil.rmtree(temporary)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes were writing right in `folder`; nobody else may be writing there."""
+    """Remove temporary files of killed processes in `folder`; no other process may be writing there."""
     for path in folder.glob(".*.tmp-*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 

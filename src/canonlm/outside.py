@@ -1,7 +1,7 @@
 """Code from outside the package: `mine.py:Parity`, a class in a file of the user's, or `package.module:Parity`.
 
-A file is run as it is, in a module of its own: two files with the same name do not meet, a changed file is run again,
-and what it imports must be installed (the folder it lies in is not searched). Nothing here needs torch.
+A file is run in a module of its own: two files with the same name are independent, a changed file is run again, and its
+imports must be installed (its folder is not searched). This module does not need torch.
 """
 
 import hashlib
@@ -21,18 +21,18 @@ from canonlm.errors import InvalidSetting, brief, expected, unknown
 from canonlm.untrusted import read_object
 
 LIBRARIES = ("hf", "fla")
-"""Before a colon these mean a library's models (`canonlm.models.build`)."""
+"""Before a colon, these names stand for models of a library (`canonlm.models.build`)."""
 
 _REFERENCE = re.compile(r"([^{}+]*?\.py|[A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 Trust = bool | Collection[str]
-"""Which references that a file names may be loaded: all, none, or these."""
+"""The references in a file that may be loaded: all, none, or these."""
 
 
 @dataclass(frozen=True)
 class _Scope:
-    """Whose references `load` is given. Without a scope they are yours: typed on a command line, or in your program."""
+    """The origin of references for `load`. Without a scope, they are yours: from a command line, or your program."""
 
-    run: Path | None = None  # whose files are meant
+    run: Path | None = None  # the run with the references
     trust: Trust = True
     flag: str = "--trust"
 
@@ -42,7 +42,7 @@ _SCOPE: ContextVar[_Scope | None] = ContextVar("scope", default=None)
 
 @dataclass(frozen=True)
 class Outside:
-    """What a reference names, the file it stands in, that file's sha256, and the name alone."""
+    """The object of a reference, its file, that file's sha256, and the name alone."""
 
     object: Any
     file: Path
@@ -62,9 +62,9 @@ def is_reference(name: str) -> bool:
 
 @contextmanager
 def of_run(run: Path, trust: Trust | None = None, flag: str = "--trust-remote-code") -> Iterator[None]:
-    """In here references come from the files in the folder `run`, which may be a stranger's: only those in `trust` are
-    loaded (None: as in the scope around, or none at all). A file that the run has noted the sha256 of is yours where it
-    is still the same, else the run's copy. `flag`: the option that an error names.
+    """Within this context, references come from the files in the folder `run`, which may be somebody else's: only those
+    in `trust` are loaded (None: as in a surrounding scope, else none). If the run has the sha256 of a file, your file
+    is used if it has the same, else the run's copy. `flag`: the option to name in errors.
     """
     around = _SCOPE.get()
     if trust is None:
@@ -85,8 +85,9 @@ def check_trusted(reference: str) -> None:
 
 
 def load(reference: str) -> Outside:
-    """Import what a reference names. ValueError, in one line: not a reference, no such file or module or name, code
-    that does not run; of a file's references (`of_run`): one that is not trusted, another file than the run began with.
+    """Import the object of a reference. ValueError, in one line: not a reference, no such file or module or name, code
+    that does not run; for references in files (`of_run`): one that is not trusted, another file than the run began
+    with.
     """
     check_trusted(reference)
     place, _, name = reference.rpartition(":")
@@ -164,7 +165,7 @@ def _import(place: str) -> ModuleType:
 
 
 def _line(error: BaseException, file: Path) -> str:
-    """Where in the file it went wrong: `, line 3`."""
+    """The line of an error in the file: `, line 3`."""
     if isinstance(error, SyntaxError) and error.filename == str(file):
         return f", line {error.lineno}"
     lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(file)]

@@ -1,7 +1,7 @@
-"""Reading files that somebody else may have written. Such a file is data: it must be a regular file, and its size, its
+"""Reads files that somebody else may have written. Such a file is data: it must be a regular file, and its size, its
 nesting and its numbers are bounded, so that no file hangs the reader, fills the memory or overflows the stack.
 
-Every problem is a ValueError of one line that names the file. `canonlm.yaml12` does the same for YAML.
+Every problem is a one-line ValueError with the name of the file. `canonlm.yaml12` does the same for YAML.
 """
 
 import errno
@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 2**26
-"""Bytes of a file that is read whole."""
+"""Max bytes of a file that is read into memory."""
 
 MAX_JSON = 2**25
-"""Bytes of JSON: as Python objects they take up to fifty times as much."""
+"""Max bytes of JSON: as Python objects they take up to fifty times as much."""
 
 MAX_DEPTH = 100
-"""Lists and mappings inside each other. Python overflows its stack at about a thousand function calls."""
+"""Max nesting of lists and mappings. Python overflows its stack at about a thousand function calls."""
 
 MAX_DIGITS = 300
-"""Digits of an integer: what is longer is not a finite float."""
+"""Max digits of an integer: a longer one is not a finite float."""
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading. OSError: it is something else, such as a FIFO or a device, which may have no
-    end, or it cannot be read."""
+    """Open a regular file for reading. OSError if it cannot be read, or is something else, such as a FIFO or a device,
+    which may have no end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would wait for a writer
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -38,7 +38,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """The content of a regular file. ValueError: it cannot be read, or has more than `limit` bytes."""
+    """The content of a regular file. ValueError if it cannot be read, or has more than `limit` bytes."""
     try:
         with open_regular(path) as file:
             content = file.read(limit + 1)
@@ -50,7 +50,7 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
 
 
 def read_text(path: Path, limit: int = MAX_BYTES) -> str:
-    """The same as text in UTF-8."""
+    """The content of a file as text in UTF-8."""
     try:
         return read_bytes(path, limit).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -84,8 +84,8 @@ def parse_json(content: str | bytes, place: str) -> Any:
 
 
 def path_inside(folder: Path, name: object, place: str) -> Path:
-    """The path of `name` in `folder`. ValueError, begun by `place`, where it leads out of the folder: an absolute name,
-    one with `..`, a link (but for those of the Hub's cache)."""
+    """The path of `name` in `folder`. ValueError, beginning with `place`, if it leads out of the folder: an absolute
+    name, one with `..`, a link (except those of the Hub's cache)."""
     path = Path(name) if isinstance(name, str) and "\0" not in name else None
     if path is None or not path.parts or path.is_absolute() or ".." in path.parts:
         raise ValueError(f"{place}: expected the name of a file in {folder}, got {str(name)[:100]!r}")

@@ -1,4 +1,4 @@
-"""This process among all those that train one model: who it is, and what it tells the others."""
+"""The processes that train one model: this process's rank, and communication with the others."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,23 +12,25 @@ from torch.distributed.device_mesh import DeviceMesh
 
 @dataclass(frozen=True)
 class World:
-    """This process among all of them. Its methods talk through the CPU: they neither use the device nor wait for it."""
+    """This process among all of them. Its methods communicate over the CPU: they neither use the device nor wait for
+    it."""
 
     device: torch.device
     rank: int = 0
     size: int = 1
     local_rank: int = 0  # on this machine
     tp: int = 1
-    mesh: DeviceMesh | None = None  # dp_replicate x dp_shard x tp; None in a single process
+    mesh: DeviceMesh | None = None  # dp_replicate x dp_shard x tp; None in most single processes (train.mesh)
 
     @property
     def main(self) -> bool:
-        """The one that writes and speaks."""
+        """Whether this is the process that writes and prints."""
         return self.rank == 0
 
     @property
     def dp_rank(self) -> int:
-        """Which share of a batch is read here: neighbours form a tensor-parallel group and read the same."""
+        """The number of this process's share of a batch: neighbours form a tensor-parallel group with the same
+        share."""
         return self.rank // self.tp
 
     @property
@@ -40,7 +42,8 @@ class World:
         return self.rank % self.tp
 
     def sum(self, numbers: list[float]) -> list[float]:
-        """Each number's sum (in float64) over the data-parallel processes, whose tensor-parallel ones are alike."""
+        """Each number's sum (in float64) over the data-parallel groups; tensor-parallel processes have equal
+        numbers."""
         if self.size == 1:
             return numbers
         total = torch.tensor(numbers, dtype=torch.float64) * (self.tp_rank == 0)
@@ -63,7 +66,7 @@ class World:
         return values[0]
 
     def raise_on_any_rank(self, error: BaseException | None) -> None:
-        """Raise in all processes if one has failed: its own error here, else the first one's kind and message."""
+        """Raise in all processes if one has failed: its own error, else one of the same class and message."""
         errors: list[Any] = [None if error is None else (type(error), str(error))]
         if self.size > 1:
             errors *= self.size
@@ -77,7 +80,7 @@ class World:
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """All processes get past this block or none does."""
+        """All processes complete this block, or all raise."""
         error = None
         try:
             yield

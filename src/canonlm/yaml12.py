@@ -1,7 +1,7 @@
-"""YAML as recipes and run folders hold it: plain values as in YAML 1.2, sizes and nesting bounded.
+"""Reads YAML for recipes and run folders: plain values by YAML 1.2, with bounded size and nesting.
 
-By the library's own rules, those of YAML 1.1, 10:13 is 613 (minutes and seconds), 3e-3 a text, 010 eight, `no` false
-and 2024-01-01 a date.
+By the library's default, YAML 1.1, 10:13 is 613 (minutes and seconds), 3e-3 a text, 010 eight, `no` false and
+2024-01-01 a date.
 """
 
 import re
@@ -13,10 +13,10 @@ import yaml
 from canonlm.untrusted import MAX_DEPTH, MAX_DIGITS, read_text
 
 MAX_BYTES = 2**20
-"""Bytes of a file."""
+"""Max bytes of a file."""
 
 MAX_NODES = 100_000
-"""Values of a file, each alias counted as what it stands for."""
+"""Max values of a file, with aliases expanded."""
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where it is there: ten times as fast
 
@@ -37,12 +37,12 @@ for _tag, _pattern, _first in (
 
 
 def read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:
-    """The value of a file and its nodes, which know their lines. ValueError, in one line that names the file."""
+    """The value of a file and its nodes, which have line numbers. ValueError, in one line with the name of the file."""
     return parse_yaml(read_text(path, MAX_BYTES), str(path))
 
 
 def parse_yaml(text: str, place: str) -> tuple[Any, yaml.Node | None]:
-    """The same of a text; `place` begins the error message."""
+    """As `read_yaml`, of a text; `place` begins the error message."""
     try:
         _check_depth(text, place)
         loader = _Loader(text)
@@ -61,7 +61,7 @@ def parse_yaml(text: str, place: str) -> tuple[Any, yaml.Node | None]:
         reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise ValueError(f"{place}{line}: not YAML: {reason}") from None
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError, AttributeError) as error:
-        # What the library raises of a value that has not the form of its tag, such as `!!int x`.
+        # The library raises these for values that do not fit their tag, such as `!!int x`.
         raise ValueError(f"{place}: not YAML: {str(error)[:100]}") from None
 
 
@@ -70,8 +70,8 @@ class _Refused(Exception):
 
 
 def _check_depth(text: str, place: str) -> None:
-    """Nesting is seen in the events, which are read one by one: the nodes are made by functions that call themselves,
-    and libyaml's end the process when they overflow the stack."""
+    """Check nesting in the stream of events: recursive functions make the nodes, and libyaml's crash the process when
+    they overflow the stack."""
     depth = 0
     event: Any
     for event in yaml.parse(text, _Loader):
@@ -86,7 +86,7 @@ def _check_depth(text: str, place: str) -> None:
 
 
 def _count(node: yaml.Node, place: str, counts: dict[int, int]) -> int:
-    """The values that a node stands for. `counts`: by the id of each node; 0 while its own values are counted."""
+    """The number of values of a node. `counts`: by the id of each node; 0 while its own values are counted."""
     if id(node) in counts:
         if not (count := counts[id(node)]):
             line = node.start_mark.line + 1

@@ -84,14 +84,14 @@ CASES = [
 ]  # fmt: skip
 
 SETTINGS = {
-    "data show copying --n 1": ("N", "min_items", "x"),
-    "data show depo --n 1": ("N", "K"),
-    "data show brevo --n 1": ("N",),
-    "data show capo --n 1": ("N",),
-    "data show lano --n 1": ("grammar",),
-    "data show mano --n 1": ("L",),
-    "data show mqar --n 1": ("N",),
-    "data show parity --n 1": ("max_len",),
+    "data show copying --n 1": ("task.N", "task.min_items", "task.x"),
+    "data show depo --n 1": ("task.N", "task.K"),
+    "data show brevo --n 1": ("task.N",),
+    "data show capo --n 1": ("task.N",),
+    "data show lano --n 1": ("task.grammar",),
+    "data show mano --n 1": ("task.L",),
+    "data show mqar --n 1": ("task.N",),
+    "data show parity --n 1": ("task.max_len",),
     "plan run.yaml --gpus 1": ("arch", "model.num_hidden_layers", "train.batch_size", "model.fields.rope_theta"),
     "recipes show run.yaml": (
         "arch", "task.name", "model.hidden_size", "model.fields", "data.seq_len", "train.steps", "train.optim.lr",

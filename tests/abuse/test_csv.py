@@ -95,9 +95,10 @@ def test_frames_come_back(rows):
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_the_pages_do_the_same():
     script = (
-        (Path(sheet.__file__).parent / "draw.js")
+        (Path(sheet.__file__).parent / "web" / "draw.js")
         .read_text()
         .partition("// -- downloads")[2]
+        .partition("\n")[2]
         .partition("function save")[0]
     )
     rows = [[text, n, -0.5, None] for n, text in enumerate([*RUN, *AS_THEY_ARE])]

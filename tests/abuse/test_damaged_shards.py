@@ -155,7 +155,7 @@ def test_the_end_waits_says_so_and_can_be_interrupted(web, tmp_path, slow, monke
     with pytest.raises(Interrupted, match=r"^stopped while the text was verified; run it again to continue$"):
         train(run(web), tmp_path / "run", on_row)
     [note] = [row["why"] for row in rows if row["kind"] == "note"]
-    assert note.startswith("the run ends once all that it read is verified: ")
+    assert note.startswith("the run ends once its text is verified: ")
     assert note.endswith(" to go (data.verify=false leaves it out)")
     [listed] = json.loads((tmp_path / "run" / verification.NAME).read_text()).values()
     assert listed == sorted([*shards(web), "valid-00000.ds"])  # of the held-out ones only the first is read
@@ -391,7 +391,7 @@ def test_each_machine_verifies_each_shard_once_whoever_reads_it(web, tmp_path, r
         made.note()
         made.finish(Asked(), 1, print)
         made.close()
-        return made._verifier._seen
+        return made._verifier._added
 
     first, second, other = ranks.run(work)
     assert first | second == set(opened(web)) == other
@@ -510,7 +510,7 @@ def test_a_file_that_was_cut_after_it_was_looked_at(prepared, tmp_path):
         dataset.tokens("train").read(4000, np.empty(10, np.int64))
     os.truncate(tmp_path / "train-00000.ds", 0)
     with pytest.raises(ValueError, match=r"damaged: 0 bytes"):
-        dataset.tokens("train").expect(0, 10)
+        dataset.tokens("train").prefetch(0, 10)
 
 
 # -- index.json -------------------------------------------------------------------------------------------------------

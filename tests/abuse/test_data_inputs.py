@@ -429,7 +429,8 @@ def test_every_cut_of_a_table_of_answers(copying, tmp_path):
     whole = (tmp_path / "whole.parquet").read_bytes()
     for size in range(4, len(whole) - 1, 97):
         (tmp_path / "a.parquet").write_bytes(whole[:size])
-        assert "--verify: expected a whole Parquet file" in one_line(grade_file, copying, tmp_path / "a.parquet", n=2)
+        error = one_line(grade_file, copying, tmp_path / "a.parquet", n=2)
+        assert "--verify: expected a complete Parquet file" in error
 
 
 @pytest.mark.parametrize(

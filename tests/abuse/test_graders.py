@@ -83,7 +83,7 @@ def test_every_task_is_here():
 
 
 @pytest.mark.parametrize("name", SMALL)
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=30)
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=12)
 @given(output=OUTPUTS | ARRAYS, data=st.data())
 def test_junk_is_wrong(name, output, data):
     task, samples = sampled(name)
@@ -94,7 +94,7 @@ def test_junk_is_wrong(name, output, data):
 
 
 @pytest.mark.parametrize("name", SMALL)
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=30)
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=12)
 @given(changes=st.dictionaries(st.integers(0, 10_000), JUNK, max_size=5))
 def test_a_right_answer_with_junk_in_it(name, changes):
     task, samples = sampled(name)

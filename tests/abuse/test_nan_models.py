@@ -134,6 +134,7 @@ def test_sampling(model, capsys, sampling):
     said(capsys)
 
 
+@pytest.mark.slow
 def test_the_harness(model, tmp_path, capsys, monkeypatch):
     pytest.importorskip("lm_eval")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import warnings
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from canonlm import CanonLMConfig, CanonLMForCausalLM, tasks
 from canonlm.cli import main
 from canonlm.report import load_play, tables
 from canonlm.report.frames import runs_frame
+from canonlm.report.measurements import load_runs
 from canonlm.report.page import render
 from canonlm.suites.questions import Score
 from canonlm.suites.results import Results, read_answers
@@ -37,6 +39,9 @@ def shown(folder):
     for part in tables(folder):
         console.print(part)
     runs_frame([folder])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that something is damaged
+        load_runs(folder)
     return console.file.getvalue(), render(load_play(folder))
 
 
@@ -149,7 +154,7 @@ def test_answers_lie_in_the_folder(tmp_path, file):
 class Sums:
     """What is i + i?"""
 
-    name, measures, most, stop = "sums", ("exact",), 3, ("\n",)
+    name, measures, max_new_tokens, stop = "sums", ("exact",), 3, ("\n",)
 
     def __len__(self):
         return 6
@@ -165,7 +170,7 @@ class Sums:
 
 def asked(folder):
     results = Results(folder, ABOUT)
-    scores = results.ask("sums", Sums(), {"n": 6}, lambda prompts, most, stop: enumerate("024680"))
+    scores = results.ask("sums", Sums(), {"n": 6}, lambda prompts, max_new_tokens, stop: enumerate("024680"))
     return results.add("sums", "sums", {"n": 6}, scores, 1.0)
 
 
@@ -236,7 +241,7 @@ def test_the_playground_keeps_its_answers(model, tmp_path, capsys):
     capsys.readouterr()
     assert main(command) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"canonlm: {path}: expected the answers that results.json was made of")
+    assert line.startswith(f"canonlm: {path}: expected the answers behind the scores in results.json")
 
 
 READ = {

@@ -61,7 +61,7 @@ def _peak():
         ([f"train.steps={10**20}"], "train.steps: expected an integer > 0 and <= 9007199254740992"),
         (["data.workers=100000000"], "data.workers: expected an integer >= 0 and <= 1024"),
         ([f"train.seed={10**30}"], "train.seed: expected an integer >= 0 and <"),
-        (["task.N=1000000000000"], "copying.N: expected an integer"),
+        (["task.N=1000000000000"], "task.N: expected an integer"),
         (["arch=hf:qwen3{num_hidden_layers=1000000}"], "arch: hf:qwen3"),
         (["arch=hf:mixtral{num_local_experts=100000000}"], "model: needs at least"),
         (["arch=hf:qwen3{head_dim=9223372036854775808}"], "arch: hf:qwen3"),

@@ -221,14 +221,37 @@ def test_compiling_breaks_no_graph(kind):
     torch._dynamo.reset()
 
 
+def test_states_of_a_static_cache_lie_together_and_stay_where_they_are():
+    """A tensor for each block; after rows move, they answer as those of a dynamic cache."""
+    from transformers import DynamicCache, StaticCache
+
+    model = canonized("llama", "ABCD", dtype=torch.float32)
+    caches = [StaticCache(config=model.config, max_cache_len=16), DynamicCache(config=model.config)]
+    answers = []
+    for cache in caches:
+        logits(model, ids(), past_key_values=cache, use_cache=True)
+        if isinstance(cache, StaticCache):
+            places = [packed.data_ptr() for packed in cache.canon_packed.values()]
+            assert len(places) == model.config.num_hidden_layers
+            assert not cache.canon_states
+        logits(model, ids(2, 1), past_key_values=cache, use_cache=True)
+        if isinstance(cache, StaticCache):
+            assert [packed.data_ptr() for packed in cache.canon_packed.values()] == places
+        cache.reorder_cache(torch.tensor([1, 0]))
+        answers.append(logits(model, ids(2, 1), past_key_values=cache, use_cache=True))
+    torch.testing.assert_close(*answers, atol=1e-5, rtol=1e-5)
+
+
 def test_a_compiled_step_is_not_much_more_than_the_hosts():
-    """Operations in the graph of a token's step, per Canon layer."""
+    """Operations in the graph of a token's step, per Canon layer; and tensors that go into it: weights apart, a state
+    for each block."""
     from transformers import StaticCache
 
     sizes = []
 
-    def measured(graph: Any, inputs: Any) -> Any:
-        sizes.append(sum(node.op in ("call_function", "call_method") for node in graph.graph.nodes))
+    def measured(graph: Any, _: Any) -> Any:
+        inputs = [node for node in graph.graph.nodes if node.op == "placeholder" and "canon_packed" in node.name]
+        sizes.append((sum(node.op in ("call_function", "call_method") for node in graph.graph.nodes), len(inputs)))
         return graph.forward
 
     for model in (host("llama", torch.float32), canonized("llama", "ABCD", dtype=torch.float32)):
@@ -239,4 +262,6 @@ def test_a_compiled_step_is_not_much_more_than_the_hosts():
         logits(step, ids(2, 1), past_key_values=cache, use_cache=True)
     torch._dynamo.reset()
     assert len(sizes) == 2
-    assert sizes[1] - sizes[0] <= 20 * 14  # seven layers in each of two blocks
+    (plain, none), (with_canon, states) = sizes
+    assert with_canon - plain <= 22 * 14  # seven layers in each of two blocks
+    assert (none, states) == (0, 2)

@@ -172,7 +172,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert "llama+canon=AC: no wrong answer" in capsys.readouterr().out
     assert [row["case"] for row in json.loads((tmp_path / "found.json").read_text())] == ["greedy", "beams"]
     assert main(["check", "hf:mamba2", "--cases", "right padding"]) == 1
-    assert "hf:mamba2: wrong answers without a word: right padding" in capsys.readouterr().out
+    assert "hf:mamba2: wrong answers without an error: right padding" in capsys.readouterr().out
     llama().save_pretrained("saved")
     assert main(["check", "saved", "--cases", "greedy"]) == 0
     for arguments, message in (

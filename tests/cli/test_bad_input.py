@@ -35,7 +35,10 @@ MISTAKES = [
     (play("copying", "--arch", "llama+canon=AX"), "+canon: expected letters out of A, b, B, C, D, Q, K, V, O, M, E"),
     (play("copying", "--arch", "llama+rope=0.3"), "+rope: expected a share from 0 to 1 of each head"),
     (play("copying", "--preset", "tinny"), 'unknown preset "tinny". Did you mean "tiny"?'),
-    (play("copying", "--difficulty", "hard"), "--difficulty: expected nothing: the tiny preset of copying"),
+    (
+        play("copying", "--difficulty", "hard"),
+        "--difficulty does not go with the tiny preset of copying",
+    ),
     (play("depo", "--preset", "paper", "--difficulty", "depo1-22"), 'unknown depo difficulty "depo1-22". Did you mean'),
     (play("copying", "train.stepz=3"), 'unknown setting "train.stepz". Did you mean "train.steps"?'),
     (play("copying", "train.optim.lrs=3"), 'unknown setting "train.optim.lrs". Did you mean "train.optim.lr"?'),
@@ -47,15 +50,15 @@ MISTAKES = [
     (play("copying", "train.compile=7"), "train.compile: expected true or false, got 7"),
     (play("copying", "train.steps.x=1"), "train.steps.x: expected a key below a group of settings"),
     (play("copying", "train.optim.weight_decay=.inf"), "train.optim.weight_decay: expected a number >= 0, got inf"),
-    (play("copying", "train.optim.lr=1e-3"), "train.optim.lr: expected nothing here: the option --lr sets it"),
-    (play("copying", "train.seed=1"), "train.seed: expected nothing here: the option --seeds sets it"),
+    (play("copying", "train.optim.lr=1e-3"), "train.optim.lr is set by the option --lr"),
+    (play("copying", "train.seed=1"), "train.seed is set by the option --seeds"),
     (play("copying", "train.device=abacus"), "train.device: expected auto, cpu or a device that torch sees here"),
-    (play("copying", "task.N=0"), "copying.N: expected an integer >= 1"),
+    (play("copying", "task.N=0"), "task.N: expected an integer >= 1"),
     (play("copying", "task.N=64"), "data.seq_len: expected at least 130, for the test samples of copying(N=64"),
-    (play("copying", "task.M=1"), 'unknown setting "copying.M".'),
-    (play("depo", "task.K=0"), "depo.K: expected an integer >= 1"),
-    (play("depo", "task.N=9"), "depo.N: expected at most 8, the number of different names of 1 to 1 tokens"),
-    (play("mano", "task.L=0"), "mano.L: expected an integer >= 1"),
+    (play("copying", "task.M=1"), 'unknown setting "task.M".'),
+    (play("depo", "task.K=0"), "task.K: expected an integer >= 1"),
+    (play("depo", "task.N=9"), "task.N: expected at most 8, the number of different names of 1 to 1 tokens"),
+    (play("mano", "task.L=0"), "task.L: expected an integer >= 1"),
     (play("copying", "model.num_attention_heads=3"), "model.num_attention_heads: expected a divisor of model.hidden_"),
     (play("copying", "model.fields.rope_dim=7"), "model.fields.rope_dim: expected an even number from 0"),
     (play("copying", "model.fields.rope_dim=64"), "model.fields.rope_dim: expected an even number from 0"),
@@ -82,7 +85,14 @@ MISTAKES = [
     (["train", "good.yaml", "--out", "file/below"], "--out: expected a folder that can be written (Not a directory)"),
     (["report", "nowhere"], "folder: expected a folder with runs or results of `canonlm eval` in it"),
     (["data", "show", "copyin"], 'unknown task "copyin". Did you mean "copying"?'),
-    (["data", "show", "copying", "n=3"], 'unknown setting "copying.n"'),
+    (["data", "show", "copying", "N=3"], 'unknown setting "N". Did you mean "task.N"? Settings: task.N, task.'),
+    (["data", "show", "copying", "task.n=3"], 'unknown setting "task.n". Did you mean "task.N"?'),
+    (["data", "show", "copying", "train.steps=3"], 'unknown setting "train.steps". '),
+    (play("depo", "N=100"), 'unknown setting "N". Did you mean "task.N"? Settings: arch, '),
+    (play("copying", "lr=1e-3"), 'unknown setting "lr". Did you mean "train.optim.lr"? '),
+    (play("copying", "seed=1"), 'unknown setting "seed". Did you mean "data.seed" or "train.seed"? '),
+    (["plan", "depo", "N=100"], 'unknown setting "N". Did you mean "task.N"? '),
+    (["recipes", "show", "debug", "steps=3"], 'unknown setting "steps". Did you mean "train.steps"? '),
     (["data", "show", "copying", "--split", "tst"], 'unknown split "tst". Did you mean "test"?'),
     (["data", "show", "copying", "--n", "0"], "Invalid value for '--n'"),
 ]
@@ -140,7 +150,7 @@ def test_a_damaged_play_json(tmp_path, monkeypatch, capsys):
     (tmp_path / "out" / "play.json").write_text('{"sections": [')
     assert main(play("copying")) == 2
     assert capsys.readouterr().err == (
-        'canonlm: --out: expected a folder whose play.json is whole (remove the damaged file), got "out/play.json"\n'
+        'canonlm: --out: expected a folder whose play.json can be read (remove the damaged file), got "out/play.json"\n'
     )
     assert (tmp_path / "out" / "play.json").read_text() == '{"sections": ['
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["play.json"]

@@ -17,7 +17,7 @@ from canonlm.data import dump as dumping
 from canonlm.data.answers import numbers
 from canonlm.recipes import load_preset
 
-DEPO = ["depo", "N=6", "K=3", "M=4", "name_vocab=3", "max_name_len=2"]
+DEPO = ["depo", "task.N=6", "task.K=3", "task.M=4", "task.name_vocab=3", "task.max_name_len=2"]
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_show_says_each_question_with_its_answer_and_why(name, capsys):
 
 def test_show_prints_every_token_and_wraps(capsys):
     task = tasks.get("copying", N=200)
-    assert main(["data", "show", "copying", "N=200", "--n", "1", "--split", "test"]) == 0
+    assert main(["data", "show", "copying", "task.N=200", "--n", "1", "--split", "test"]) == 0
     printed = capsys.readouterr().out.splitlines()
     start = printed.index("sample 0, 402 tokens") + 1
     wrapped = [line for line in printed[start:] if not line.startswith("  ")]
@@ -88,10 +88,10 @@ def test_show_in_colour(monkeypatch, capsys):
 
 
 def test_show_takes_a_difficulty_or_settings(capsys):
-    assert main(["data", "show", "mano", "--difficulty", "mano-13", "modulus=5"]) == 0
-    assert capsys.readouterr().out.startswith(f"{tasks.get('mano', L=13, modulus=5)!r}, train law")
-    assert main(["data", "show", "mano", "L=4"]) == 0
-    assert capsys.readouterr().out.startswith(f"{tasks.get('mano', L=4, modulus=7, synonyms=False)!r}, train law")
+    assert main(["data", "show", "mano", "--difficulty", "mano-13", "task.modulus=5"]) == 0
+    assert capsys.readouterr().out.startswith(f"{tasks.get('mano', L=13, modulus=5)!r}, train split")
+    assert main(["data", "show", "mano", "task.L=4"]) == 0
+    assert capsys.readouterr().out.startswith(f"{tasks.get('mano', L=4, modulus=7, synonyms=False)!r}, train split")
 
 
 # -- dump -------------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_types_and_metadata(depo):
     assert about.pop("version")
     assert about == {
         "task": "depo",
-        "settings": {"N": 6, "K": 3, "M": 4, "name_vocab": 3, "min_name_len": 1, "max_name_len": 2},
+        "settings": {"N": 6, "K": 3, "train_k": None, "M": 4, "name_vocab": 3, "min_name_len": 1, "max_name_len": 2},
         "split": "train",
         "seed": 2,
         "n": 7,
@@ -153,7 +153,7 @@ def test_a_dump_that_is_there_is_left_alone(here, capsys):
         (["--split", "test"], '--split: expected "train", as in the dump that is already in x.parquet'),
         (["--n", "6"], "--n: expected 5, as in the dump that is already in x.parquet"),
         (["--loss-on", "all"], '--loss-on: expected "answer", as in the dump that is already in x.parquet'),
-        (["M=2"], "depo.M: expected 4, as in the dump that is already in x.parquet"),
+        (["task.M=2"], "task.M: expected 4, as in the dump that is already in x.parquet"),
     ]:
         assert main([*command, *change]) == 2
         error = capsys.readouterr().err
@@ -216,12 +216,12 @@ def test_a_half_done_dump_of_other_settings(depo, here, monkeypatch, capsys):
 
     monkeypatch.setattr(count.Count, "__call__", lambda self, phase, done: stop(phase, done))
     assert main(["data", "dump", *DEPO, "--n", "500", "--out", "x.parquet"]) == 130
-    assert capsys.readouterr().err == "\ncanonlm: interrupted. The same command goes on.\n"
+    assert capsys.readouterr().err == "\ncanonlm: interrupted. The same command continues.\n"
     before = files(here)
     assert "x.parquet.parts/part-000000.arrow" in before
-    assert main(["data", "dump", *DEPO, "--n", "500", "--out", "x.parquet", "N=5"]) == 2
+    assert main(["data", "dump", *DEPO, "--n", "500", "--out", "x.parquet", "task.N=5"]) == 2
     assert capsys.readouterr().err == (
-        "canonlm: depo.N: expected 6, as in the half-done dump in x.parquet.parts (or remove it), got 5\n"
+        "canonlm: task.N: expected 6, as in the half-done dump in x.parquet.parts (or remove it), got 5\n"
     )
     assert files(here) == before
 
@@ -354,7 +354,7 @@ def test_an_oracle_is_right_and_silence_is_wrong_for_every_task(name, here, caps
 
 
 def test_answers_in_words_where_tokens_are_pieces_of_text(here, capsys):
-    capo = ["capo", "--difficulty", "capo-50k", "N=3", "--n", "3", "--split", "test"]
+    capo = ["capo", "--difficulty", "capo-50k", "task.N=3", "--n", "3", "--split", "test"]
     task = tasks.get("capo", N=3)
     samples = [task.sample("test", 0, i) for i in range(3)]
     lines = [
@@ -379,7 +379,9 @@ def test_one_list_where_one_answer_is_asked(here, capsys):
     same = [copy, [copy], [copy] * 4, task.vocab.text(copy), [task.vocab.text(copy)]]
     for answers in same:
         write_lines(here / "a", [{"index": 0, "answers": answers}])
-        assert main(["data", "dump", "copying", "N=5", "min_items=1", "--split", "test", "--verify", "a"]) == 0
+        assert (
+            main(["data", "dump", "copying", "task.N=5", "task.min_items=1", "--split", "test", "--verify", "a"]) == 0
+        )
         counts = table(capsys.readouterr().out)
         assert counts == {"first item": (1, 1), "first 2 items": (1, 1), "first 4 items": (1, 1), "whole list": (1, 1)}
 
@@ -425,7 +427,7 @@ def test_lines_that_cannot_be_graded_are_listed(depo, here, capsys):
         "not graded, an index that is not an integer: 3 (at 11-13)",
         "not graded, no answers: 1 (at 14)",
         "not graded, answers that are not lists of tokens: 4 (at 15-18)",
-        "not graded, another number of answers than asked for: 3 (at 19-21)",
+        "not graded, another number of answers than the sample has questions: 3 (at 19-21)",
     ]
     assert "2 of 40 samples of " in printed
     assert sum(total for _, total in table(printed).values()) == 8
@@ -452,7 +454,7 @@ MISTAKES = [
     ([*DUMP, "depo", "--out", "x.parquet", "--loss-on", "x"], 'loss_on: expected "answer" or "all", got "x"'),
     ([*DUMP, "depo", "--out", "x.parquet", "--difficulty", "depo1"], 'unknown depo difficulty "depo1".'),
     ([*DUMP, "depo", "--out", "x.parquet", "--n", "0"], "Invalid value for '--n'"),
-    ([*DUMP, "depo", "--out", "x.parquet", "hops=2"], 'unknown setting "depo.hops".'),
+    ([*DUMP, "depo", "--out", "x.parquet", "hops=2"], 'unknown setting "hops".'),
     ([*DUMP, "depo", "--out", "x.parquet", "--seed", str(2**63)], "seed: expected an integer from 0 to 2**63 - 1"),
     ([*DUMP, "depo", "--out", "x.csv"], '--out: expected a name that ends in .parquet, got "x.csv"'),
     ([*DUMP, "depo", "--out", "file/x.parquet"], "--out: expected a file that can be written (Not a directory)"),
@@ -460,16 +462,16 @@ MISTAKES = [
     ([*DUMP, "depo", "--out", "text.parquet"], '--out: expected a file that does not exist yet, got "text.parquet"'),
     ([*DUMP, "depo", "--out", "folder.parquet"], '--out: expected a file that does not exist yet, got "folder.pa'),
     ([*DUMP, "depo", "--out", "y.parquet"], "--out: expected a name beside which there is no such folder"),
-    ([*DUMP, "depo"], "--out: expected a file to write, or else --verify with a file of answers; got neither"),
+    ([*DUMP, "depo"], "--out is missing: the file to write (or --verify with a file of answers)"),
     (
         [*DUMP, "depo", "--out", "x.parquet", "--verify", "file"],
-        "--out: expected a file to write, or else --verify with a file of answers; got both",
+        "--out and --verify do not go together",
     ),
     ([*DUMP, "depo", "--verify", "nowhere"], "--verify: expected a readable file (No such file or directory)"),
     ([*DUMP, "depo", "--verify", "."], "--verify: expected a readable file (a folder)"),
     ([*DUMP, "depo", "--verify", "empty"], 'empty: expected lines such as {"index": 0, "answers": [[5, 7]]}, got noth'),
     ([*DUMP, "depo", "--verify", "file"], 'file: expected lines such as {"index": 0, "answers": [[5, 7]]}, got not J'),
-    ([*DUMP, "depo", "--verify", "cut"], '--verify: expected a whole Parquet file, got "cut"'),
+    ([*DUMP, "depo", "--verify", "cut"], '--verify: expected a complete Parquet file, got "cut"'),
     (
         [*DUMP, "depo", "--verify", "other.parquet"],
         "other.parquet: expected the columns index and answers, got no answ",

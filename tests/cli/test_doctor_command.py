@@ -23,8 +23,13 @@ def test_a_healthy_machine(tmp_path, capsys):
     assert report["machine"]["torch"] == torch.__version__
     assert f"torch                   {torch.__version__}" in out
     kernels = {(row["kernel"], row["dtype"]) for row in report["kernels"]}
-    assert len(kernels) == len(report["kernels"]) == 8
-    assert {name for name, _ in kernels} >= {"causal convolution", "state-space duality, in chunks"}
+    assert len(kernels) == len(report["kernels"]) == 10
+    assert {name for name, _ in kernels} >= {
+        "causal convolution",
+        "gated convolution",
+        "convolution and rotary embedding",
+        "state-space duality, in chunks",
+    }
     assert all(row["state"] == "right" and 0 <= row["values"] < 0.02 for row in report["kernels"])
 
 

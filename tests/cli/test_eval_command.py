@@ -69,8 +69,8 @@ def test_babilong(model, tmp_path, capsys):
         (["{model}", "--suite", "multihop"], "MODEL: expected a model with a tokenizer (--tokenizer names one: "),
         (["{model}", "--suite", "hops"], 'unknown suite "hops". Did you mean "multihop"?'),
         (["{model}", "--suite", "multihop", "k=two"], 'k: expected an integer > 0, got "two"'),
-        (["{model}", "--suite", "multihop", "--tasks", "piqa"], "--tasks: expected nothing: only --suite harness"),
-        (["{model}", "--suite", "harness"], "--tasks: expected names of tasks or groups"),
+        (["{model}", "--suite", "multihop", "--tasks", "piqa"], "--tasks only works with --suite harness"),
+        (["{model}", "--suite", "harness"], "--suite harness needs --tasks, such as piqa"),
         (["{model}", "--suite", "multihop", "--tokenizer", "bytes", "--out", "/proc/no"], "--out: expected a folder"),
         (
             ["{model}", "--suite", "multihop", "--tokenizer", "bytes", "--out", "{model}/config.json"],

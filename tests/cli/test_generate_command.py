@@ -161,16 +161,16 @@ def test_another_tokenizer(here, capsys):
 
 
 MISTAKES = [
-    (["words"], "PROMPT: expected a text, or else --prompts with a file of them, got None"),
-    (["words", "a", "--prompts", "file"], "PROMPT: expected a text, or else --prompts with a file of them, got"),
-    (["words", "a", "--out", "b"], "--out: expected a file beside --prompts, and only there, got "),
-    (["words", "--prompts", "file"], "--out: expected a file beside --prompts, and only there, got None"),
+    (["words"], "PROMPT is missing: a text (or --prompts with a file of them)"),
+    (["words", "a", "--prompts", "file"], "PROMPT and --prompts do not go together"),
+    (["words", "a", "--out", "b"], "--out only works with --prompts"),
+    (["words", "--prompts", "file"], "--prompts needs --out"),
     (["words", "--prompts", "file", "--out", "file"], '--out: expected a file that does not exist yet, got "file"'),
     (["words", "--prompts", "file", "--out", "file/x"], "--out: expected a file that can be written ("),
     (["words", "--prompts", "none", "--out", "b"], "--prompts: expected a text file that can be read (No such file"),
     (["words", "--prompts", "empty", "--out", "b"], "--prompts: expected a file with at least one prompt, got"),
     (["words", "--prompts", "bad.jsonl", "--out", "b"], '--prompts: expected {"prompt": "…"} in every line, got'),
-    (["words", "a", "--top-k", "5"], "--top-k: expected a --temperature above 0 beside it, got 5"),
+    (["words", "a", "--top-k", "5"], "--top-k only works with a --temperature above 0"),
     (["words", "a", "--temperature", "1", "--top-p", "2"], "--top-p: expected a number > 0 and <= 1, got 2.0"),
     (["none", "a"], 'MODEL: "none" is neither a folder nor a model on the Hub that can be reached'),
     (["bare", "a"], "--tokenizer: expected a file, a folder or a name on the Hub, as the model brings none, got None"),

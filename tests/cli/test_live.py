@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from canonlm.cli.live import View, follow, line, sparkline
+from canonlm.cli.live import Lines, View, follow, sparkline
 from canonlm.train.config import resolve
 
 SETTINGS = {
@@ -150,21 +150,41 @@ def test_time_left(seconds, said):
     assert f" {said} left" in shown(view_of(row), 80)
 
 
-def test_lines_of_a_log():
-    config, text = resolve(SETTINGS), resolve(TEXT)
-    assert line(config, TRAIN) == "step 1000  loss 2.1235  lr 3.00e-04  16,000 tokens/s"
-    assert line(config, TRAIN | {"tokens_per_s": None}) == "step 1000  loss 2.1235  lr 3.00e-04"
-    assert line(config, EVAL) == "step 900  test loss 1.5000  1 hop 0.75  2 hops 0.25"
-    assert line(text, TEXT_EVAL) == "step 900  validation loss 1.5000  bits per byte: web 0.7500, code 0.5000"
-    assert line(config, SKIP) == "step 1001  skipped: gradient norm nan; its batch: windows 8000 to 8007"
-    assert line(config, CHECKPOINT) == "step 1010  checkpoint"
+def test_lines_of_a_log(capsys):
+    def line(row, settings=SETTINGS):
+        Lines(resolve(settings), Path("runs/demo")).show(row)
+        first, second = capsys.readouterr().out.splitlines()
+        assert first == "runs/demo: llama+canon, 4,000 steps"
+        return second
+
+    # 3,000 more steps of 800 tokens at 16,000 a second
+    assert line(TRAIN) == "step 1000/4000  loss 2.1235  lr 3.00e-04  16,000 tokens/s  2:30 left"
+    assert line(TRAIN | {"tokens_per_s": None}) == "step 1000/4000  loss 2.1235  lr 3.00e-04"
+    assert line(EVAL) == "step 900  test loss 1.5000  1 hop 0.75  2 hops 0.25"
+    assert line(TEXT_EVAL, TEXT) == "step 900  validation loss 1.5000  bits per byte: web 0.7500, code 0.5000"
+    assert line(SKIP) == "step 1001  skipped: gradient norm nan; its batch: windows 8000 to 8007"
+    assert line(CHECKPOINT) == "step 1010  checkpoint"
+
+
+def test_a_log_has_a_step_every_ten_seconds_and_all_evaluations(capsys):
+    now = [0.0]
+    lines = Lines(resolve(SETTINGS), Path("runs/demo"), lambda: now[0])
+    for step in range(1, 61):
+        now[0] = step * 0.5
+        lines.show(TRAIN | {"step": step})
+        if step == 30:
+            lines.show(EVAL)
+    printed = capsys.readouterr().out.splitlines()
+    assert [re.match(r"step (\d+)", each)[1] for each in printed[1:]] == ["1", "21", "900", "50"]
 
 
 def test_follow_in_a_log_on_a_terminal_and_in_other_processes(monkeypatch, capsys, tmp_path):
     monkeypatch.delenv("RANK", raising=False)
     with follow(resolve(SETTINGS), tmp_path) as on_row:
         on_row(TRAIN)
-        assert capsys.readouterr().out == line(resolve(SETTINGS), TRAIN) + "\n"  # at once
+        first, second = capsys.readouterr().out.splitlines()  # at once
+    assert first == f"{tmp_path}: llama+canon, 4,000 steps"
+    assert second.startswith("step 1000/4000  loss 2.1235")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
     with follow(resolve(SETTINGS), tmp_path) as on_row:

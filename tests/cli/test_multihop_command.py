@@ -74,12 +74,12 @@ def test_everybody_of_the_last_group_is_asked_about_once(here, k):
         (["hops.jsonl", "people=80"], "people: expected an integer >= 1 and <= 60, got 80"),
         (["hops.jsonl", "peopel=4"], 'unknown setting "peopel". Did you mean "people"? '
                                      "Settings: background, k, n, people, published, seed, text."),
-        (["hops.jsonl", "n=10"], "n: expected the option --n instead, got 10"),
-        (["hops.jsonl", "seed=1"], "seed: expected the option --seed instead, got 1"),
+        (["hops.jsonl", "n=10"], "n is an option of this command: --n 10"),
+        (["hops.jsonl", "seed=1"], "seed is an option of this command: --seed 1"),
         (["hops.jsonl", "k"], 'override: expected key=value, such as train.steps=100, got "k"'),
         (["hops.jsonl", "text=a.txt", "background=3"], "text: expected a text file in UTF-8 "
                                                        '(No such file or directory), got "a.txt"'),
-        (["hops.jsonl", "--split", "dev"], 'unknown split "dev". Splits: test, train, valid.'),
+        (["hops.jsonl", "--split", "dev"], 'unknown split "dev". Splits: test, train, valid, validation.'),
     ],
     ids=["ending", "there", "folder", "people", "unknown", "n", "seed", "pair", "text", "split"],
 )  # fmt: skip

@@ -3,8 +3,9 @@
 import pytest
 
 from canonlm.cli import main
-from canonlm.launch.plan import make_plan
-from canonlm.recipes import find
+from canonlm.launch.plan import cost, make_plan
+from canonlm.recipes import find, load_preset
+from canonlm.train.build import build_model as build
 from canonlm.train.recipe import load
 
 QUICK = "train.compile=false"  # the compiler's partition takes seconds
@@ -40,6 +41,37 @@ def test_a_published_run(capsys):
     parts = {line.split()[0]: gib(" ".join(line.split()[1:])) for line in output.splitlines() if line[:4] == "    "}
     assert sum(parts.values()) == pytest.approx(total, abs=0.2)
     assert parts["optimizer"] == pytest.approx(8 * 1_364_396_032 / 128 / 2**30, abs=0.01)
+
+
+def test_a_task(capsys):
+    """A block for each architecture, and the sum over all that `canonlm play` runs of it."""
+    assert main(["plan", "copying", "--preset", "small", "--arch", "llama,gdn2", QUICK, "train.steps=100"]) == 0
+    blocks = capsys.readouterr().out.split("\nall ")
+    run = load_preset("copying", "small")
+    tokens = 100 * run.run["train"]["batch_size"] * run.run["data"]["seq_len"]
+    assert blocks[0].splitlines()[0] == "llama on copying, small on 1 x h100"
+    assert "gdn2 on copying, small on 1 x h100" in blocks[0]
+    assert f"\n  tokens          {tokens:,}  (100 steps" in blocks[0]
+    tries = len(run.lrs) * run.seeds
+    assert blocks[1].startswith(f"{2 * tries} runs, {len(run.lrs)} learning rates x {run.seeds} seeds for each arch")
+    assert f"\n  tokens          {2 * tries * tokens:,}\n" in blocks[1]
+
+
+def test_the_cost_of_many_runs(tiny, monkeypatch):
+    """The sum of the plans of each; and each architecture and size is built once."""
+    built = []
+    monkeypatch.setattr("canonlm.launch.plan.build_model", lambda run, device: built.append(run) or build(run, device))
+    runs = [tiny(arch=arch, train={"seed": seed}) for arch in ("llama", "gdn2") for seed in range(50)]
+    runs.append(tiny(data={"seq_len": 36}, train={"precision": "bf16"}))
+    total = cost(runs, "a100-80", 0.25)
+    assert len(built) == 3
+    plans = [make_plan(runs[0], 1, "a100-80", 0.25), make_plan(runs[-2], 1, "a100-80", 0.25)]
+    last = make_plan(runs[-1], 1, "a100-80", 0.25)
+    assert (total.runs, total.tokens) == (101, 50 * sum(plan.tokens for plan in plans) + last.tokens)
+    assert total.flops == pytest.approx(50 * sum(plan.flops for plan in plans) + last.flops)
+    assert total.hours == pytest.approx(24 * (50 * sum(plan.days for plan in plans) + last.days))
+    with pytest.raises(ValueError, match=r"^--mfu: expected a number"):
+        cost(runs, mfu=2)
 
 
 def test_the_largest_micro_batch_that_fits():

@@ -125,8 +125,8 @@ def test_two_tasks_in_one_folder(tmp_path, capsys):
     assert [section["heading"] for section in play["sections"]] == ["copying", "depo"]
     assert {name: when for name, when in results(tmp_path).items() if name in before} == before
     page = (tmp_path / "report.html").read_text()
-    assert "<h2>copying</h2>" in page
-    assert "<h2>depo</h2>" in page
+    assert '"title": "copying"' in page
+    assert '"title": "depo"' in page
     assert "1 hop" in capsys.readouterr().out
 
 
@@ -142,7 +142,7 @@ def test_interrupted_and_taken_up_again(tmp_path):
         os.kill(process.pid, signal.SIGINT)
         _, stderr = process.communicate()
     assert process.returncode == 130
-    assert stderr == f"\ncanonlm: interrupted; every run is saved in {tmp_path}. The same command goes on.\n"
+    assert stderr == f"\ncanonlm: interrupted; every run is saved in {tmp_path}. The same command continues.\n"
     assert training_in(tmp_path) == []
     stopped = [int(next(iter((folder / "checkpoints").iterdir())).name[-8:]) for folder in folders]
     # On a busy machine the first run may be through before the second has begun.

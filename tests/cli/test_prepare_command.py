@@ -101,7 +101,7 @@ def test_an_interrupted_command_goes_on(here, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(steps, "file_sha256", interrupt)
         assert prepare() == 130
-    assert capsys.readouterr().err == "\ncanonlm: interrupted. The same command goes on.\n"
+    assert capsys.readouterr().err == "\ncanonlm: interrupted. The same command continues.\n"
     assert not list(here.glob("out/*.ds*"))
     assert prepare() == 0
 

@@ -1,7 +1,113 @@
-"""One line for an evaluation, whatever the task."""
+"""A grid of runs on a terminal and in a log, and one line for an evaluation, whatever the task."""
 
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from canonlm.cli.progress import _Lines, short_name, table
+from canonlm.launch.local import Progress
+from canonlm.launch.play import PlannedRun
+from canonlm.launch.remaining import START_SECONDS, seconds_left
 from canonlm.report.watch import in_words
-from canonlm.runs.rows import evaluation
+from canonlm.runs.names import run_name
+from canonlm.runs.rows import TrainRow, evaluation
+from canonlm.train.config import resolve
+
+SETTINGS = {
+    "task": {"name": "depo", "N": 20, "K": 2},
+    "model": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2},
+    "data": {"seq_len": 200, "loss_on": "answer"},
+}
+TRAIN = {"steps": 100, "batch_size": 5, "eval_every": 8, "eval_size": 8, "checkpoint_every": 10}
+
+
+def progress(arch, lr, seed, state="waiting", step=0, speed=None):
+    config = resolve(SETTINGS | {"arch": arch, "train": TRAIN | {"seed": seed, "optim": {"lr": lr}}})
+    name = run_name("depo", config.model_dump(), config.model_dump())
+    found = Progress(PlannedRun(name, Path("runs/demo/runs") / name, config))
+    found.state, found.step = state, step
+    found.train = TrainRow(step, 1.5, speed) if speed else None
+    return found
+
+
+def simulated(seconds, jobs):
+    """Until the last of several runs ends, if each free worker takes the next."""
+    workers = [0.0] * jobs
+    for one in seconds:
+        workers.sort()
+        workers[0] += one
+    return max(workers)
+
+
+def test_time_left_is_that_of_the_schedule():
+    """100 steps of 1,000 tokens at 1,000 tokens a second: 100 s a run; Canon at half the speed: 200 s."""
+    grid = [progress("llama", 1e-3, seed) for seed in range(6)] + [progress("llama+canon", 1e-3, s) for s in range(6)]
+    assert seconds_left(grid, 2) is None
+    for one in (grid[0], grid[6]):
+        one.state, one.step = "running", 50
+        one.train = TrainRow(50, 1.5, 1000.0 if one is grid[0] else 500.0)
+    waiting = [START_SECONDS + seconds for seconds in (100, 200) for _ in range(5)]
+    assert seconds_left(grid, 2) == pytest.approx(simulated([100, 50, *waiting], 2), rel=0.1)
+    # Runs that took twice as long as their reported speed says: so will the others.
+    ended = progress("llama", 3e-3, 0, "finished", 100, 1000.0)
+    ended.seconds = 2 * (START_SECONDS + 100)
+    assert seconds_left([*grid, ended], 2) == pytest.approx(2 * seconds_left(grid, 2))
+    # One that was continued at step 90 took 20 s: as predicted.
+    ended.first_step, ended.seconds = 90, START_SECONDS + 10
+    assert seconds_left([*grid, ended], 2) == pytest.approx(seconds_left(grid, 2))
+    assert seconds_left(grid[:1], 4) == 50
+
+
+def rendered(grid, width, height=40):
+    console = Console(width=width, height=height, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(table(grid, 2, console))
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_names_can_be_told_apart_at_any_width(width):
+    archs = ["llama+canon=ABCD:scaled", "llama+canon=AbCD:scaled", "llama-nope"]
+    grid = [progress(arch, lr, 0, "running", 40, 1000.0) for arch in archs for lr in (1e-3, 3e-3)]
+    for one in grid:
+        one.evaluation = evaluation({"slices": [entry({"k": 1}, 9), entry({"k": 2}, 4)]}, 0)
+    text = rendered(grid, width)
+    assert all(len(line.rstrip()) <= width for line in text.splitlines())
+    assert re.search(r"0 of 6\s+runs,\s+about 3\s+min\s+left", text)  # 6 runs of 60 more seconds, 2 at a time
+    if width >= 80:
+        names = "".join(line[: 30 if width == 80 else 45].strip() for line in text.splitlines())  # long ones are folded
+        assert all(short_name(one.run) in names for one in grid)
+        assert text.count("1:00") == 6
+
+
+def test_what_goes_on_is_shown_where_not_all_fits():
+    grid = [progress("llama", 1e-3, seed, "finished", 100, 1000.0) for seed in range(30)]
+    grid += [progress("llama", 3e-3, 0, "running", 20, 1000.0), progress("llama", 3e-3, 1)]
+    text = rendered(grid, 80, height=12)
+    assert len(text.splitlines()) < 12
+    assert "llama-lr0.003-seed0" in text
+    assert "llama-lr0.003-seed1" in text
+    assert "30 of 32 runs, about 2 min left; 24 more not shown" in text
+
+
+def test_a_log_has_a_line_every_ten_seconds():
+    now, file = [0.0], io.StringIO()
+    lines = _Lines(Console(file=file, width=80), 2, lambda: now[0])
+    one, other = grid = [progress("llama", 1e-3, 0), progress("llama+canon", 1e-3, 0)]
+    one.state = other.state = "running"
+    for step in range(1, 101):  # a step in half a second
+        now[0] += 0.5
+        one.step, one.train = step, TrainRow(step, 1.25, 2000.0)
+        lines(grid)
+    one.state = "finished"
+    lines(grid)
+    text = file.getvalue().splitlines()
+    assert text[1] == "depo-llama+canon-lr0.001-seed0: running, step 0/100"
+    assert text[2] == "depo-llama-lr0.001-seed0: running, step 21/100  loss 1.250  2,000 tokens/s  0:40 left"
+    assert [re.search(r"step (\d+)", line)[1] for line in text[2:-1]] == ["21", "41", "61", "81"]
+    assert text[-1] == "depo-llama-lr0.001-seed0: finished, step 100/100  (1 of 2 runs, about 1 min left)"
 
 
 def scores(task, row):

@@ -100,9 +100,9 @@ def test_other_sources(capsys):
         (["arhc=GLA5"], 'unknown filter "arhc". Did you mean "arch"?'),
         (["--group", "standrad"], 'unknown group "standrad". Did you mean "standard"? Groups: babilong, brevo, depo'),
         (["nowhere"], "folder: expected a folder with runs"),
-        (["--curves"], "--curves: expected --csv or --json"),
-        (["--curves", "--paired", "--csv", "-"], "--paired: expected final results"),
-        (["--csv", "-", "--json", "-"], "--json: expected a file"),
+        (["--curves"], "--curves only works with --csv or --json"),
+        (["--curves", "--paired", "--csv", "-"], "--paired does not go with --curves"),
+        (["--csv", "-", "--json", "-"], "--csv and --json cannot both write to the terminal"),
         (["--csv", "nowhere/x.csv"], "--csv: expected a file that can be written (No such file or directory)"),
     ],
 )

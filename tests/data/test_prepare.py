@@ -211,7 +211,7 @@ def test_bad_rows_and_bad_files(tmp_path):
 
 
 def test_where_every_line_is_bad_it_stops_early(tmp_path, monkeypatch):
-    monkeypatch.setattr(steps, "MOST_LISTED", 20)
+    monkeypatch.setattr(steps, "MAX_LISTED", 20)
     (tmp_path / "a.jsonl").write_bytes(jsonl(texts(1000)))
     with pytest.raises(ValueError, match=r'--max-bad: at least 23 bad lines, more than 3; the first: .*no key "body"'):
         run(tmp_path / "out", tmp_path / "a.jsonl", text_key="body", max_bad=3)
@@ -397,7 +397,7 @@ def test_a_process_that_is_killed_is_an_error_and_no_wait_for_ever(tmp_path, mon
 
     whole = run(tmp_path / "whole", tmp_path / "a.jsonl")
     monkeypatch.setattr(steps, "EVERY", 0.0)
-    with pytest.raises(ValueError, match="--workers: expected processes that live"):
+    with pytest.raises(ValueError, match="--workers: expected fewer: a process was killed"):
         run(tmp_path / "out", tmp_path / "a.jsonl", workers=2, on_progress=kill_one)
     assert run(tmp_path / "out", tmp_path / "a.jsonl", workers=2) == whole
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")

@@ -28,7 +28,7 @@ def test_reading_equals_the_list_of_documents(prepared, split, dtype, data):
         dataset = Dataset(prepared(Path(folder), {"train": split, "valid": []}, dtype, bytes_per_token=3))
         row = dataset.tokens("train")
         out = np.empty(stop - start, np.int64)
-        row.expect(start, stop)
+        row.prefetch(start, stop)
         row.read(start, out)
         found = [int(begin) for part in row.begins(start, stop) for begin in part]
     assert out.tolist() == tokens[start:stop]

@@ -50,7 +50,7 @@ def test_windows_in_order(prepared, split, seq_len, isolate, dtype):
     with tempfile.TemporaryDirectory() as folder:
         dataset = Dataset(prepared(Path(folder), {"train": split}, dtype))
         if not expected:
-            with pytest.raises(ValueError, match=f"tokens in its split train, where one window takes {seq_len + 1}"):
+            with pytest.raises(ValueError, match=f"tokens in its split train, and one window has {seq_len + 1}"):
                 TextWindows(dataset, "train", seq_len, isolate)
             return
         windows = TextWindows(dataset, "train", seq_len, isolate)

@@ -114,6 +114,31 @@ def test_equals_documents_read_alone(documents, dataset, isolate, z_loss, size):
         assert row["bits_per_byte"] == pytest.approx(total / math.log(2) / size_in_bytes, rel=1e-9)
 
 
+@pytest.mark.parametrize("skip", [0, 2])
+def test_tokens_beyond_the_trained_length_and_windows_that_are_skipped(documents, dataset, skip):
+    """Causal models: what is beyond costs what the longer window does, less what its beginning does."""
+    made, row, beyond = model(), [*chain(*documents)], 5
+    sets = {"books": (dataset, "valid")}
+    found = TextEval(
+        sets, 3, 2, World(CPU), seq_len=SEQ_LEN, isolate_documents=False, skip=skip, beyond=beyond
+    ).run(wrap(made), CPU)  # fmt: skip
+    short = [
+        nats(made, row[start : start + SEQ_LEN + 1]) for start in range(skip * SEQ_LEN, (skip + 3) * SEQ_LEN, SEQ_LEN)
+    ]
+    assert found["loss"] == pytest.approx(sum(total for total, _ in short) / (3 * SEQ_LEN), rel=1e-9)
+    longer = SEQ_LEN + beyond
+    parts = [row[start : start + longer + 1] for start in range(skip * longer, (skip + 3) * longer, longer)]
+    cost = sum(nats(made, part)[0] - nats(made, part[: SEQ_LEN + 1])[0] for part in parts)
+    assert found["measures"] == {"loss_beyond": pytest.approx(cost / (3 * beyond), rel=1e-9)}
+
+
+def test_too_little_text_to_skip(dataset):
+    with pytest.raises(
+        ValueError, match=r"train.eval_size: expected less than 10, the windows of text held out, got 10"
+    ):
+        TextEval({"x": (dataset, "valid")}, 9, 1, World(CPU), seq_len=SEQ_LEN, isolate_documents=False, skip=10)
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4, 16])
 @pytest.mark.parametrize("isolate", [False, True])
 def test_processes_share_the_windows_and_call_equally_often(dataset, ranks, isolate):
@@ -132,5 +157,5 @@ def test_processes_share_the_windows_and_call_equally_often(dataset, ranks, isol
 
 
 def test_a_split_without_a_window(dataset):
-    with pytest.raises(ValueError, match=r"0 tokens in its split train, where one window takes 9"):
+    with pytest.raises(ValueError, match=r"0 tokens in its split train, and one window has 9"):
         TextEval({"x": (dataset, "train")}, 1, 1, World(CPU), seq_len=SEQ_LEN, isolate_documents=False)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_cases import Case, near, small_tiles
+from kernel_cases import Case, small_tiles
 from torch.utils.checkpoint import checkpoint
 
 from canonlm.ops.kernels import door
@@ -48,7 +48,7 @@ def test_opcheck(index):
 
 def block(x, branch, weight, taps, gate_taps, up_taps, reach):
     """A little of a decoder: every differentiable operator."""
-    assert door.usable(x, kernel=taps.shape[-1])
+    assert door.runs_on(x)
     s, h = door.normed(x, branch, weight, 1e-5, taps, reach=reach)
     q, k = door.canon([h, h[..., :4]], [taps, taps[:4]], reach=reach)
     return s + door.gated(h.sin(), h.cos(), [gate_taps, up_taps], reach=reach) + q + k.sum(-1, keepdim=True)
@@ -133,9 +133,8 @@ def test_empty_inputs():
 
 def test_what_the_kernels_take():
     x = torch.zeros(1, 2, 4)
-    assert door.usable(x, kernel=8)
-    assert not door.usable(x, kernel=9)
-    assert not door.usable(x.double(), kernel=4)
-    assert door.normed_usable(x, channels=2048, kernel=4)
-    assert not door.normed_usable(x, channels=4096, kernel=4)
-    near(x, x, x.dtype)
+    assert door.runs_on(x, x.bfloat16())
+    assert not door.runs_on(x, x.double())
+    assert door.fits_normed(2048, 4)
+    assert not door.fits_normed(4096, 4)
+    assert not door.fits_normed(2048, 8)

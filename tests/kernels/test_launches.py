@@ -71,7 +71,7 @@ def test_keeping_leaves_other_kernels_alone(cache):
 
 def test_the_calls_that_would_be_measured_run():
     """One for each kernel that is launched with tuned sizes, and each gives numbers of its inputs' shape."""
-    calls = tune._calls(CPU, 1, 5, 16, 16, 4)
+    calls = tune.calls(CPU, 1, 5, 16, 16, 4)
     assert calls.keys() == tune.CANDIDATES.keys()
     for name, call in calls.items():
         tensors = [x for x in tree_leaves(call()) if isinstance(x, torch.Tensor)]

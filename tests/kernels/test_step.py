@@ -65,8 +65,8 @@ def test_normed_step_equals_norm_then_step(case):
     x, weight, state = case.xs[0], case.taps[0][:, 0, 0] + 1, case.past.clone()
     h = definition.rms_norm(x.double(), weight.double(), EPS)
     with small_tiles(case):
-        y = door.normed_step(
-            x, weight, EPS, case.taps[0], state, mask=case.mask, residual=case.residual, scale=case.scale
+        _, y = door.normed_step(
+            x, None, weight, EPS, case.taps[0], state, mask=case.mask, residual=case.residual, scale=case.scale
         )
         kept = case.past.clone()
         [same] = door.step([h.to(x.dtype)], case.taps, kept, mask=case.mask, residual=case.residual, scale=case.scale)

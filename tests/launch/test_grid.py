@@ -13,7 +13,9 @@ import torch
 from canonlm.launch import local
 from canonlm.launch.local import Progress, default_jobs, run_grid
 from canonlm.launch.play import PlannedRun, plan, write_plan
+from canonlm.launch.sweep import sweep
 from canonlm.recipes import load_preset
+from canonlm.runs.identity import group
 from canonlm.train.config import differences
 from canonlm.train.loop import _Run
 from canonlm.world import World
@@ -45,6 +47,71 @@ def test_every_architecture_at_every_rate_and_seed(tmp_path):
 
 def test_what_is_asked_for_twice_runs_once(tmp_path):
     assert len(copying(tmp_path, archs=["llama", "llama"], lrs=[1e-3, 0.001])) == 1
+    assert len(copying(tmp_path, archs=["llama"], overrides=["train.optim.weight_decay=0.1,1e-1"])) == 1
+
+
+def test_a_sweep_over_any_settings(tmp_path):
+    overrides = ["train.batch_size=4,8", "model.hidden_size=16,32", "train.steps=5", "train.eval_size=8", "task.N=8"]
+    runs = copying(tmp_path, archs=["llama"], lrs=[1e-3, 3e-3], overrides=[*overrides, "data.seq_len=40"])
+    found = {(r.config.train.batch_size, r.config.model.hidden_size, r.config.train.optim.lr) for r in runs}
+    assert found == {(batch, width, lr) for batch in (4, 8) for width in (16, 32) for lr in (1e-3, 3e-3)}
+    assert len({run.name for run in runs}) == len(runs) == 8
+    for run in runs:  # all settings would be too long, so what is swept stands apart
+        width, batch = run.config.model.hidden_size, run.config.train.batch_size
+        shape = "" if width == 32 else f"-1L{width}d"  # 32 is the preset's
+        rest = f"-seq_len40-N8-eval_size8-steps5-batch_size{batch}-lr{run.config.train.optim.lr:g}-seed0"
+        assert run.name == f"copying-llama{shape}{rest}"
+    assert len({group(run.config.model_dump()) for run in runs}) == 4  # the report pools rates and seeds alone
+
+
+def test_a_run_of_a_plain_command_takes_part_in_a_sweep_under_its_name(tmp_path):
+    fixed = [*SMALL[:-1], "train.steps=5", "train.eval_size=8"]
+    (run,) = copying(tmp_path, archs=["llama"], overrides=[*fixed, "train.batch_size=4"])
+    write_plan([run], load_preset("copying", "tiny"), tmp_path, "")
+    names = [run.name for run in copying(tmp_path, archs=["llama"], overrides=[*fixed, "train.batch_size=4,8"])]
+    assert names[0] == run.name
+    assert "-batch_size8-" in names[1]
+
+
+def test_a_sweep_over_the_task_has_a_section_for_each(tmp_path):
+    overrides = [*SMALL[2:], "task.N=8,9", "data.seq_len=20"]
+    runs = copying(tmp_path, archs=["llama"], overrides=overrides)
+    write_plan(runs, load_preset("copying", "tiny"), tmp_path, "")
+    sections = json.loads((tmp_path / "play.json").read_text())["sections"]
+    assert [section["runs"] for section in sections] == [[run.name] for run in runs]
+    assert [section["chance"]["first=1"] for section in sections] == [1 / 8, 1 / 9]
+
+
+def test_a_sweep_that_would_repeat_one_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"^train.log_every: several values would repeat one run, as"):
+        copying(tmp_path, overrides=[*SMALL, "train.log_every=5,10"])
+
+
+@pytest.mark.parametrize(
+    ("pair", "values"),
+    [
+        ("a=1,2", ["a=1", "a=2"]),
+        ("a=1, 2,1", ["a=1", "a= 2"]),
+        ("a=[1,2]", ["a=[1,2]"]),
+        ("a=[1,2],[3]", ["a=[1,2]", "a=[3]"]),
+        ("a={x: 1, y: [2,3]}", ["a={x: 1, y: [2,3]}"]),
+        ("a='1,2'", ["a='1,2'"]),
+        ("a='x,y',\"z\"", ["a='x,y'", 'a="z"']),
+        ("a=don't,do", ["a=don't", "a=do"]),
+        ("data=some,where", ["data=some,where"]),
+        ("a", ["a"]),
+    ],
+)
+def test_commas_separate_values_but_not_within_one(pair, values):
+    points, swept = sweep([pair])
+    assert points == [[value] for value in values]
+    assert swept == (["a"] if len(values) > 1 else [])
+
+
+@pytest.mark.parametrize("pair", ["a=1,", "a=,1", "a=1,,2"])
+def test_a_value_that_is_missing(pair):
+    with pytest.raises(ValueError, match=r"^a: expected values separated by commas, such as 32,64, got "):
+        sweep([pair])
 
 
 def test_every_architecture_sees_the_same_data(tmp_path):
@@ -111,10 +178,25 @@ def test_tasks_of_one_name_with_other_chances_have_sections_of_their_own(tmp_pat
     assert len(json.loads((tmp_path / "play.json").read_text())["sections"]) == 2
 
 
+def test_a_section_of_another_version_goes_on(tmp_path):
+    """It had another line for guessing."""
+    preset = load_preset("copying", "tiny")
+    runs = copying(tmp_path)
+    write_plan(runs[:1], preset, tmp_path, "earlier")
+    play = json.loads((tmp_path / "play.json").read_text())
+    [section] = play["sections"]
+    section["chance"]["first=1"] /= 2
+    (tmp_path / "play.json").write_text(json.dumps(play))
+    write_plan(runs, preset, tmp_path, "now")
+    [section] = json.loads((tmp_path / "play.json").read_text())["sections"]
+    assert section["runs"] == [run.name for run in runs]
+    assert section["chance"]["first=1"] == runs[0].task.chance({"first": 1})
+
+
 @pytest.mark.parametrize("text", ['{"sections": [', "{}", '{"sections": 5}', '{"sections": [1]}', '{"sections": [{}]}'])
 def test_a_damaged_play_json_is_told_and_kept(tmp_path, text):
     (tmp_path / "play.json").write_text(text)
-    with pytest.raises(ValueError, match=r"expected a folder whose play\.json is whole"):
+    with pytest.raises(ValueError, match=r"expected a folder whose play\.json can be read"):
         write_plan(copying(tmp_path), load_preset("copying", "tiny"), tmp_path, "")
     assert (tmp_path / "play.json").read_text() == text
     assert [path.name for path in tmp_path.iterdir()] == ["play.json"]

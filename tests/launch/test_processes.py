@@ -258,16 +258,16 @@ def recipe(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], 'canonlm launch: expected either --local N or --slurm, got "neither"'),
-        (["--local", "2", "--slurm"], 'canonlm launch: expected either --local N or --slurm, got "both"'),
+        ([], "canonlm launch needs --local N or --slurm"),
+        (["--local", "2", "--slurm"], "--local and --slurm do not go together"),
         (["--local", "0"], "--local: expected an integer >= 1, got 0"),
-        (["--local", "2", "--dry-run"], '--dry-run: expected --slurm with it, got "--local"'),
+        (["--local", "2", "--dry-run"], "--dry-run only works with --slurm"),
         (["--local", "2", "nodes=2"], 'unknown setting "nodes"'),
         (["--local", "2", "train.step=5"], 'unknown setting "train.step". Did you mean "train.steps"?'),
         (["--local", "3"], "train.batch_size: expected a multiple of 3, the number of processes"),
         (["--slurm", "tasks=3", "time=5"], "train.batch_size: expected a multiple of 3, the number of processes"),
         (["--slurm", "tasks=2", "time=5", "train.step=5"], 'unknown setting "train.step"'),
-        (["--slurm", "gpus=2", "time=5"], 'train.device: expected auto or cuda, with gpus=2, got "cpu"'),
+        (["--slurm", "gpus=2", "time=5"], "train.device: cpu does not go with gpus=2"),
         (["--slurm", "tasks=2", "time=1", "--dry-run"], "signal_delay_s: expected less than the job's time,"),
         (["--slurm", "tasks=2", "time=5", "train_steps=5"], 'unknown SLURM setting "train_steps"'),
     ],
@@ -357,7 +357,7 @@ def test_a_real_run_is_torchruns_to_the_bit_and_survives_ctrl_c(recipe, tmp_path
         assert process.returncode == 0, said
     command = ["canonlm", "launch", recipe, "train.steps=60", "--local", "2", "--out", str(tmp_path / "run")]
     with start(*command) as process:
-        while not process.stdout.readline().startswith("step 10 "):
+        while not process.stdout.readline().startswith("step "):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=100)
@@ -373,7 +373,7 @@ def test_a_real_run_is_torchruns_to_the_bit_and_survives_ctrl_c(recipe, tmp_path
 @pytest.mark.slow
 def test_a_real_rank_that_is_killed(recipe, tmp_path):
     with start("canonlm", "launch", recipe, "train.steps=100000", "--local", "2", "--out", str(tmp_path)) as process:
-        while not process.stdout.readline().startswith("step 5 "):
+        while not process.stdout.readline().startswith("step "):
             assert process.poll() is None
         workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
         [second] = [pid for pid in workers if "RANK=1" in _environment(pid)]

@@ -20,9 +20,11 @@ from slurm_cluster import cluster, missing
 import canonlm
 from canonlm.cli import main
 from canonlm.launch import slurm
-from canonlm.launch.slurm import Job, parse, split
+from canonlm.launch.slurm import Job, Workers, parse, split
 from canonlm.runs.rows import TIMINGS
 from canonlm.train.config import resolve
+from canonlm.train.loop import train
+from canonlm.train.recipe import create_folder
 
 # Saved only because somebody asked.
 TRAIN = {"device": "cpu", "log_every": 1, "eval_every": 500, "checkpoint_every": 1_000_000}
@@ -88,14 +90,14 @@ def test_counts_and_options():
         (["gpus=8"], "time: missing; expected the time limit of the job, such as time=24:00:00"),
         (["time=5"], "gpus: missing; expected the GPUs of a node, such as gpus=8 (without GPUs: tasks=2)"),
         (["nodes"], '--slurm: expected key=value, such as nodes=2, got "nodes"'),
-        (["time=5", "gpus=8", "tasks=4"], "tasks: expected nothing beside gpus=8, for every GPU has its task, got 4"),
-        (["time=5", "gpus=8", "gres=gpu:4"], 'gres: expected as many GPUs as a node has tasks, 8, got "gpu:4"'),
-        (["time=5", "tasks=8", "gres=nvme,gpu:h100"], "gres: expected as many GPUs as a node has tasks, 8, got"),
+        (["time=5", "gpus=8", "tasks=4"], "tasks=4 does not go with gpus=8: every GPU has one task"),
+        (["time=5", "gpus=8", "gres=gpu:4"], "gres=gpu:4 does not go with 8 tasks on a node: every GPU has one task"),
+        (["time=5", "tasks=8", "gres=nvme,gpu:h100"], "gres=nvme,gpu:h100 does not go with 8 tasks on a node"),
         (["time=5", "tasks=2", "signal_delay_s=300"],
          "signal_delay_s: expected less than the job's time, 300 seconds, got 300"),
         (["time=2", "tasks=2"], "signal_delay_s: expected less than the job's time, 120 seconds, got 120"),
-        (["time=5", "tasks=2", "mem=8G", "mem_per_cpu=1G"], 'mem_per_cpu: expected nothing beside mem, got "1G"'),
-        (["time=5", "tasks=2", "time=9"], 'time: expected one value, got "time=9"'),
+        (["time=5", "tasks=2", "mem=8G", "mem_per_cpu=1G"], "mem and mem_per_cpu do not go together"),
+        (["time=5", "tasks=2", "time=9"], "time is given twice"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be(pairs, message):
@@ -129,6 +131,25 @@ def test_the_script(config, tmp_path):
     delayed = Job(config, tmp_path, parse(["tasks=2", "time=9", "signal_delay_s=30"]), main).script
     assert options(delayed)["signal"] == "USR2@30"
     assert "gpus-per-node" not in options(delayed)
+
+
+def test_the_script_of_workers(tmp_path):
+    """An array of jobs; a worker that ends does not end the others of its job."""
+    script = Workers(tmp_path, ["work", "."], 16, parse(["gpus=2", "time=60", "qos=long"]), main).script
+    expected = {"array": "0-15%16", "gpus-per-node": "2", "ntasks-per-node": "2", "qos": "long", "time": "60"}
+    assert options(script).items() >= expected.items()
+    assert "--kill-on-bad-exit" not in script
+    assert options(Workers(tmp_path, [], 1, parse(["tasks=1", "time=9"]), main).script).get("array") is None
+
+
+def test_workers_of_a_node_have_a_gpu_each(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    seen = []
+    slurm.worker(lambda arguments: seen.append((arguments, os.environ["CUDA_VISIBLE_DEVICES"])) or 0, ["work"], True)
+    assert seen == [(["work"], "5")]
+    with pytest.raises(SystemExit, match=r"^1$"):
+        slurm.worker(lambda arguments: 1, [], False)
 
 
 @pytest.mark.parametrize(("workers", "threads", "cores"), [(1, None, 2), (0, None, 1), (3, None, 4), (2, 6, 8)])
@@ -201,7 +222,7 @@ def test_what_sbatch_refuses_leaves_nothing(config, tmp_path, sbatch, capfd):
 
 def test_without_slurm(config, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match="--slurm: expected a machine from which jobs are submitted"):
+    with pytest.raises(ValueError, match="--slurm needs the command sbatch"):
         Job(config, tmp_path / "run", parse(["tasks=2", "time=5"]), main).submit()
     assert list(tmp_path.iterdir()) == []
 
@@ -317,3 +338,28 @@ def test_a_run_that_is_sent_away_ends_as_if_nothing_had_happened(tiny, tmp_path,
     results = [json.loads((folder / "result.json").read_text()) for folder in (run, tmp_path / "undisturbed")]
     assert results[0]["final"] == results[1]["final"]
     assert json.loads((run / "env.json").read_text())["processes"] == 2
+
+
+@pytest.mark.slurm
+def test_an_array_of_workers_shares_a_folder(tiny, tmp_path, real_slurm):
+    """One job of two is preempted: its run is saved and released, and goes on; all end as if nothing had happened."""
+    root, steps = tmp_path / "many", 300
+    for seed in range(4):
+        create_folder(root / f"seed{seed}", tiny(train={**TRAIN, "seed": seed, "steps": steps, "num_threads": 1}))
+    settings = ["array=2", "tasks=1", "cpus_per_task=1", "time=30", "partition=low"]
+    said = command(sys.executable, "-m", "canonlm", "work", root, "--slurm", *settings)
+    assert re.match(r"2 jobs are in the queue, (\d+)_0 to \1_1; the log of the first: ", said)
+
+    def told():
+        return "\n".join(path.read_text() for path in (root / "launch" / "1").glob("*.out"))
+
+    until(lambda: len(list(root.glob("seed*/metrics.jsonl"))) == 2, told)
+    command("sbatch", "--partition=high", "--ntasks=1", "--output=/dev/null", "--wrap=sleep 1")
+    until(lambda: "interrupted; " in told(), told)
+    until(lambda: not command("squeue", "--noheader"), told)
+    assert told().count("started") == 5
+    assert "all 4 runs are settled" in told()
+    for seed in range(4):
+        reference = tmp_path / f"reference{seed}"
+        train(tiny(train={**TRAIN, "seed": seed, "steps": steps, "num_threads": 1}), reference)
+        assert rows(root / f"seed{seed}") == rows(reference)

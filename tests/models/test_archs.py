@@ -140,10 +140,12 @@ OPTIONS = {
     "retention": {"output_gate": st.booleans()},
 }
 
+OURS = sorted(name for name in MIXERS if ":" not in name)  # other tests of this process may have brought theirs
+
 
 @st.composite
 def configs(draw):
-    mixers = draw(st.lists(st.sampled_from(sorted(MIXERS)), min_size=1, max_size=3))
+    mixers = draw(st.lists(st.sampled_from(OURS), min_size=1, max_size=3))
     layers = len(mixers) * draw(st.integers(1, 2))
     embedding = draw(st.sampled_from(["", "E", "E:smear"]))
     sets = []
@@ -167,7 +169,7 @@ def configs(draw):
 
 
 @given(config=configs())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 def test_a_name_says_all_that_is_no_size(config):
     """Two configurations of one name and equal sizes are one, field by field."""
     name = name_of(config)

@@ -44,8 +44,8 @@ def by_the_formula(h, weight, targets, z_loss, divisor):
     return total / divisor, z_total / divisor
 
 
-def chunked(case, h, weight, targets, num_items=None):
-    return mean_loss(case, loss_of_hidden(case, h, weight, targets), targets, None, num_items)
+def chunked(case, h, weight, targets, num_items=None, **how):
+    return mean_loss(case, loss_of_hidden(case, h, weight, targets, **how), targets, None, num_items)
 
 
 def plain(case, h, weight, targets):
@@ -77,6 +77,20 @@ def test_loss_and_gradients_are_those_of_the_formula(z_loss, vocab, hidden, toke
     if z_loss is not None:
         assert_close(z, z_expected.detach(), **CLOSE)
     assert_close(gradients, torch.autograd.grad(3 * expected, (h, weight)), **CLOSE)
+
+
+@pytest.mark.parametrize("z_loss", Z_LOSSES)
+def test_compiled_terms_are_those_of_the_formula(monkeypatch, z_loss):
+    """Three chunks, the last one shorter."""
+    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 8 * 13 * 8)
+    whole = torch.compile(loss_module._terms, fullgraph=True, dynamic=False, backend="aot_eager")
+    monkeypatch.setattr(loss_module, "_compiled", lambda: whole)
+    h, weight, targets = drawn(13, 6, 23)
+    loss, z = chunked(config(z_loss), h, weight, targets, compiled=True)
+    expected, z_expected = by_the_formula(h, weight, targets, z_loss, int((targets != -100).sum()))
+    assert_close(loss, expected, **CLOSE)
+    assert z is None if z_loss is None else torch.allclose(z, z_expected, rtol=1e-10)
+    assert_close(torch.autograd.grad(3 * loss, (h, weight)), torch.autograd.grad(3 * expected, (h, weight)), **CLOSE)
 
 
 @pytest.mark.parametrize("z_loss", Z_LOSSES)

@@ -5,7 +5,11 @@ import torch
 from torch.testing import assert_close
 from transformers import DynamicCache
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+from canonlm.models import modeling
+from canonlm.models.mixers import attention
+from canonlm.ops import packed_attention
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 MODELS = {
     "llama": {"canon_set": "ABCD", "qk_norm": True},
@@ -53,6 +57,20 @@ def test_loss_and_gradients(model, packed):
         *(torch.cat([g.flatten() for g in every.values()]) for every in (narrow[2], gradients)), dim=0
     )
     assert cosine > 0.98
+
+
+def test_isolated_documents_without_a_mask(small_model, monkeypatch):
+    """Where torch's kernel is right here; the numbers are those of the mask."""
+    model, input_ids = small_model(torch.bfloat16, **SIZES, canon_set="ABCD").cuda(), ids(2, 150).cuda()
+    masks, make_mask = [], modeling.create_causal_mask
+    monkeypatch.setattr(modeling, "create_causal_mask", lambda **how: masks.append(how) or make_mask(**how))
+    with torch.no_grad():
+        got = model(input_ids, doc_ids=documents(input_ids), use_cache=False).logits
+        assert bool(masks) != packed_attention._kernel_is_right(False)
+        monkeypatch.setattr(attention, "takes", lambda *_: False)
+        expected = model(input_ids, doc_ids=documents(input_ids), use_cache=False).logits
+    assert masks
+    assert_close(got, expected, atol=0.5, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -83,15 +83,6 @@ def test_attention_kernels_agree_on_documents(small_model, kernel):
     assert_close(got, expected.to(dtype), atol=atol, rtol=0)
 
 
-def test_flash_attention_with_documents_is_refused(small_model):
-    model = small_model(canon_set="A")
-    model.config._attn_implementation_internal = "flash_attention_2"
-    positions = torch.arange(9).repeat(2)[None].expand(2, -1)
-    for packed in ({"doc_ids": DOC_IDS}, {"position_ids": positions}):
-        with pytest.raises(ValueError, match='attn_implementation: expected "sdpa"'):
-            model(IDS, **packed)
-
-
 def test_an_id_that_comes_back_is_another_document(small_model):
     model = small_model(canon_set="ABCD")
     logits = model(IDS, doc_ids=DOC_IDS).logits

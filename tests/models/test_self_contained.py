@@ -182,8 +182,8 @@ def test_only_what_is_used_is_there():
     assert {"gdn", "gated_delta_rule"} <= gdn.keys()
     assert "pydantic" not in llama["errors"]
     # Comments and the strings below constants come with what they explain.
-    assert '"""Of any integer: what is larger' in llama["config"]
-    assert "# One token can neither restart nor tell" in llama["modeling"]
+    assert '"""The max of any integer' in llama["config"]
+    assert "# One token can neither restart nor tell" in llama["layout"]
 
 
 def flattened(source, *names):

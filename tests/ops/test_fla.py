@@ -6,12 +6,14 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from operators import Operators
 from torch.testing import assert_close
 
 from canonlm.ops import fla
 from canonlm.ops import gated_linear_attention as op_of_gla
 from canonlm.ops import ssd as op_of_ssd
 from canonlm.ops.gated_linear_attention import gated_linear_attention, gated_linear_attention_recurrent
+from canonlm.ops.packed import documents_of
 from canonlm.ops.ssd import ssd
 
 BATCH, TIME, KEY, VALUE = 3, 12, 4, 5
@@ -47,7 +49,7 @@ def stand_in(calls, *, scalar):
         assert scale is not None or not scalar
         limits = [(b, 0, q.shape[1]) for b in range(len(q))]
         if cu_seqlens is not None:
-            assert (len(q), cu_seqlens.dtype) == (1, torch.int64)
+            assert (len(q), cu_seqlens.dtype) == (1, torch.int32)
             limits = [(0, start, end) for start, end in pairwise(cu_seqlens)]
         if initial_state is not None:
             assert initial_state.dtype == torch.float32
@@ -122,7 +124,18 @@ def test_documents_become_one_long_row(calls):
     ((q, cu_seqlens),) = calls
     assert q.shape == (1, BATCH * TIME, 4, KEY)
     assert torch.equal(q[0, TIME : 2 * TIME], tensors[0][1])
-    assert cu_seqlens.tolist() == [0, 5, 11, 12, 24, 26, 28, 30, 32, 34, 36]
+    assert cu_seqlens.tolist() == [0, 5, 11, 12, 24, 26, 28, 30, 32, 34, *[36] * 7]
+
+
+def test_documents_that_are_given_are_not_looked_for(calls):
+    given = documents_of(documents())
+    for op, tensors, state in (of_gla(torch.float32), of_ssd(torch.float32)):
+        expected = op(*tensors, **state, doc_ids_BT=documents())
+        with Operators() as operators:
+            got = op(*tensors, **state, doc_ids_BT=documents(), documents=given)
+        assert calls[-1][1] is given.cu_seqlens
+        assert "aten.nonzero.default" not in operators.seen
+        assert_close(got, expected, atol=0, rtol=0)
 
 
 def test_the_kernels_are_for_half_precision_on_a_gpu(monkeypatch):
@@ -136,7 +149,7 @@ def test_the_kernels_are_for_half_precision_on_a_gpu(monkeypatch):
 @pytest.fixture
 def nothing_asked_yet(monkeypatch):
     monkeypatch.setitem(sys.modules, "fla.ops", None)  # importing it raises ImportError
-    monkeypatch.setattr(fla, "installed", fla.asked_once(fla.installed.__wrapped__))
+    monkeypatch.setattr(fla, "installed", fla.cached_constant(fla.installed.__wrapped__))
 
 
 @pytest.mark.usefixtures("nothing_asked_yet")

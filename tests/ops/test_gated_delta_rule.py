@@ -260,7 +260,7 @@ def fake_kernel(q, k, v, g, beta, *, scale, initial_state, output_final_state, c
     assert initial_state is None or initial_state.dtype == torch.float32
     if cu_seqlens is None:
         return gated_delta_rule_recurrent(q, k, v, g, beta, scale=scale, state_BHKV=initial_state)
-    assert (len(q), cu_seqlens.dtype, cu_seqlens[0], cu_seqlens[-1]) == (1, torch.int64, 0, q.shape[1])
+    assert (len(q), cu_seqlens.dtype, cu_seqlens[0], cu_seqlens[-1]) == (1, torch.int32, 0, q.shape[1])
     parts = []
     for i, (start, end) in enumerate(cu_seqlens.unfold(0, 2, 1).tolist()):
         state = None if initial_state is None else initial_state[i : i + 1]
@@ -294,6 +294,7 @@ def test_kernel_is_called_as_it_wants(docs, state, scale, monkeypatch):
 
 def test_wide_keys_are_not_for_the_kernel(monkeypatch):
     monkeypatch.setattr(fla, "takes", lambda *_: True)
+    monkeypatch.setattr(module, "_kernel_is_right", lambda with_gradients: True)
     monkeypatch.setattr(fla, "run", lambda *_, **__: pytest.fail("called the kernel"))
     tensors, _ = inputs(15, time=3, keys=257)
     gated_delta_rule(*tensors[:5])

@@ -10,7 +10,7 @@ from canonlm.ops.gated_delta_rule import gated_delta_rule, gated_delta_rule_recu
 from canonlm.ops.gated_linear_attention import gated_linear_attention, gated_linear_attention_recurrent
 from canonlm.ops.ssd import ssd, ssd_recurrent
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 BATCH, TIME, HEADS, KEYS, VALUES = 2, 203, 4, 64, 128
 OPS = {

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from canonlm.ops import gated_delta_rule, gated_linear_attention, ssd, trials
 from canonlm.ops.trials import Kernel, attempt, judge, known
@@ -115,3 +116,18 @@ def test_only_a_wrong_kernel_falls_back_and_says_so_once(monkeypatch, how, value
     assert torch.compile(lambda x: x if is_right(False) else 2 * x, fullgraph=True, backend="eager")(
         torch.ones(1)
     ).tolist() == [1.0 if values else 2.0]
+
+
+def test_a_trial_is_out_of_the_callers_reach(monkeypatch):
+    """Of its inference mode, of hooks on tensors saved for the backward, of tensors without contents."""
+    real, saved = known, []
+    monkeypatch.setattr(trials, "known", lambda kernel, device, dtype: real(kernel, CPU, dtype))
+    is_right = judge(kernel("ssd"))
+    with (
+        torch.inference_mode(),
+        torch.autograd.graph.saved_tensors_hooks(saved.append, lambda x: x),
+        FakeTensorMode(),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        assert is_right(True)
+    assert not saved

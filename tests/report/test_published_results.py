@@ -8,12 +8,15 @@ import polars as pl
 import pytest
 
 from canonlm import tasks
-from canonlm.models import archs
-from canonlm.recipes import find
+from canonlm.recipes import find, load_preset
 from canonlm.report import published as package
+from canonlm.report.frames import setting_of
 from canonlm.report.published import AVERAGES, BENCHMARKS, GROUPS, LOWER_IS_BETTER, table
 from canonlm.report.published.benchmarks import DIFFICULTIES
 from canonlm.report.tidy import MODEL, QUESTION, SCHEMA, paired
+from canonlm.report.training import as_in_the_paper
+from canonlm.runs.identity import settings
+from canonlm.train.config import resolve
 from canonlm.train.recipe import load
 
 COLUMN_OF = {(b.task, b.slice, b.metric): name for name, b in BENCHMARKS.items()}
@@ -251,20 +254,20 @@ def test_grids():
 
 
 def test_settings_of_the_grids_are_difficulties_of_the_tasks():
-    for task, settings in DIFFICULTIES.items():
-        for name, spec in settings.items():
-            difficulty, _, other = name.partition(", K=")
-            built = tasks.get(task, difficulty=difficulty, **({"K": int(other)} if other else {}))
-            assert spec == built.spec.model_dump()
+    for task, difficulties in DIFFICULTIES.items():
+        for name in difficulties:
+            assert setting_of({"name": task, **tasks.get(task, difficulty=name).spec.model_dump()}) == name
     cells = package.grids().select("task", "setting").unique().iter_rows()
     assert all(setting in DIFFICULTIES[task] for task, setting in cells)
 
 
-def test_architectures_of_the_paper_are_named_as_ours():
-    names = set(package.grids()["arch"]) - {"GLA", "GDN", "Mamba2(mlp)"}
-    for name in names:
-        archs.resolve(name.replace("Llama", "llama"), hidden_size=512, num_heads=8)
-    assert "Llama+rope=0.5x0.5" in names
+@pytest.mark.parametrize("difficulty", ["depo1-225", "depo2-75-k4", "brevo1-70", "brevo2-30", "mano-10", "cfg3f"])
+def test_a_run_at_the_papers_settings_is_known_as_one(difficulty):
+    [task] = [task for task, difficulties in DIFFICULTIES.items() if difficulty in difficulties]
+    run = resolve({**load_preset(task, "paper", difficulty).run, "arch": "llama"})
+    assert as_in_the_paper(settings(run.model_dump(mode="json")))
+    half = run.model_copy(update={"train": run.train.model_copy(update={"steps": run.train.steps // 2})})
+    assert not as_in_the_paper(settings(half.model_dump(mode="json")))
 
 
 def test_groups_have_every_column_once():

@@ -5,7 +5,7 @@ import json
 import pytest
 from folders import evaluation, write_run
 
-from canonlm.report import load_play, load_run, load_runs
+from canonlm.report import load_play, load_run, read_runs
 from canonlm.runs.rows import Count, in_order, slice_key
 
 HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
@@ -84,7 +84,7 @@ def test_a_measure_that_is_no_number_is_not_there_and_that_is_said(run_folder, v
     assert run.result.final.measures == {"bits": 2.0}
     assert run.result.final.accuracy == pytest.approx(0.3)
     assert run.damaged_rows == 0
-    assert run.notes == ("kl of the final evaluation is no finite number",)
+    assert run.notes == ("kl of the final evaluation is not a finite number",)
 
 
 @pytest.mark.parametrize("measures", [3, "kl", [1.0], {"": 1.0}, {"k=1": 1.0}, {"all": 1.0}])
@@ -133,7 +133,7 @@ def test_what_cannot_be_read_is_left_out_with_a_reason(tmp_path):
     (lacking / "config.yaml").write_text("task: {name: depo}\narch: llama\ntrain: {seed: 0}\n")
     words = write_run(tmp_path / "words", evals=[evaluation(50, HALF)], lr="fast")
     folders = [good, tmp_path / "empty", tmp_path / "stray", started, broken, lacking, words, tmp_path / "gone"]
-    runs, left_out = load_runs(folders)
+    runs, left_out = read_runs(folders)
     assert [run.name for run in runs] == ["good"]
     assert {entry.name: entry.reason for entry in left_out} == {
         "empty": "empty folder",

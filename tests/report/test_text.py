@@ -8,6 +8,7 @@ import math
 import polars as pl
 import pytest
 from folders import evaluation, text_evaluation, write_run, write_text_run
+from reading import charts, held, said
 from rich.console import Console
 from test_page import NASTY, Page
 
@@ -46,7 +47,7 @@ def test_a_run_with_nothing_held_out(tmp_path):
     assert "2.500" in printed(tmp_path)
     numbers, left_out = runs_frame([tmp_path])
     assert (len(numbers), left_out) == (0, [])
-    assert "Training loss" in write_report(tmp_path).read_text()
+    assert "Training loss" in said(write_report(tmp_path).read_text())
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_diverged_run_has_no_number_and_that_is_said(tmp_path):
     run = load_run(tmp_path / "a")
     assert run.result.final.sets["web"] == SetLoss(None, None, 10)
     assert run.notes == tuple(
-        f"{name} of the final evaluation is no finite number"
+        f"{name} of the final evaluation is not a finite number"
         for name in ("loss", "loss of web", "bits per byte of web")
     )
     assert "nan" not in printed(tmp_path).lower()
@@ -123,10 +124,11 @@ def test_the_tables(tmp_path):
         "gla5+canon", "2L64D", "0.001", "0", "4.1 M", "2.250 at step 200", "0.700 at step 200", "–", "–", "2.125",
         "unfinished at step 250 of 900"]  # fmt: skip
     page = write_report(tmp_path).read_text()
-    assert "Pretraining on text: web" in page
-    assert "accuracy" not in page[page.index("<h2>Pretraining") : page.index("Run it again")]
-    assert "going: unfinished at step 250 of 900" in page
-    assert "not in the averages" not in page
+    words = said(page)
+    assert "Pretraining on text: web" in words
+    assert "accuracy" not in words
+    assert "going: unfinished at step 250 of 900" in words
+    assert "not in the averages" not in words
 
 
 def test_every_curve_is_the_run_it_names(tmp_path):
@@ -134,10 +136,9 @@ def test_every_curve_is_the_run_it_names(tmp_path):
     write_text_run(
         tmp_path / "runs" / "b", arch="llama+canon", evals=TWO, losses=[(s, 4 - s / 1e5) for s in range(90_000)]
     )
-    page = Page(write_report(tmp_path).read_text())
-    figures = {figure["id"]: figure for figure in json.loads(page.scripts["report-figures"])}
-    drawn = {(name, trace["meta"]): dict(zip(trace["x"], trace["y"], strict=True))
-             for name, figure in figures.items() for trace in figure["data"]}  # fmt: skip
+    drawn = {(name, one["run"]): dict(zip(one["x"], one["y"], strict=True))
+             for name, chart in charts(write_report(tmp_path).read_text()).items()
+             for one in chart["series"]}  # fmt: skip
     assert drawn["text-0-0", "a"] == {100 * TOKENS: 3.5, 200 * TOKENS: 2.25}
     assert drawn["text-0-0", "b"] == {200 * TOKENS: 2.0}
     assert drawn["text-0-1", "b"] == {200 * TOKENS: 1.0}
@@ -155,8 +156,7 @@ def test_the_numbers(tmp_path):
             ("code", "loss", 1.0, "1000"), ("code", "bits_per_byte", 0.25, "1000")]  # fmt: skip
     assert found == {(row, *key): tuple(value) for row in ("eval", "final") for *key, value in
                      ((name, measure, value) for name, measure, *value in want)}  # fmt: skip
-    data = json.loads(Page(write_report(tmp_path).read_text()).scripts["report-data"])
-    (run,) = data["sections"][0]["runs"]
+    (run,) = held(write_report(tmp_path).read_text())["numbers"]["sections"][0]["runs"]
     assert run["evals"] == [{"step": 200, "tokens": 200 * TOKENS, "loss": 1.75, "sets": {
         "web": {"loss": 2.0, "bits_per_byte": 0.5}, "code": {"loss": 1.0, "bits_per_byte": 0.25}}}]  # fmt: skip
 
@@ -202,12 +202,9 @@ def test_text_from_runs_stays_text(tmp_path):
         rows = [text_evaluation(10, {NASTY: (1.0, 1.0, 5), "[red]x[/red]": (1.0, 1.0, 5)})]
         write_text_run(tmp_path / "runs" / f"{NASTY}{place}", arch=NASTY, evals=rows, losses=[(5, 2.0)],
                        sources={NASTY: (f"{NASTY}{place}", 1.0)}, finished=place == 0)  # fmt: skip
-    page = Page(write_report(tmp_path).read_text())
-    assert not [tag for tag, _ in page.tags if tag == "img"]
-    figures = json.loads(page.scripts["report-figures"])
-    labels = [str(trace.get(key)) for figure in figures for trace in figure["data"] for key in ("name", "hovertext")]
-    assert labels
-    assert "<img" not in "".join(labels)
+    written = write_report(tmp_path).read_text()
+    assert not [tag for tag, _ in Page(written).tags if tag == "img"]
+    assert NASTY in said(written)
     text = printed(tmp_path)
     assert "<img" in text
     assert "[red]x" in text.replace("\n", "")

@@ -208,8 +208,8 @@ def test_another_file_is_refused_in_a_line_with_both_hashes(mine):
     assert before.sha256 in text
     assert outside(file).sha256 in text
     assert "\n" not in text
-    with pytest.raises(ValueError, match="stays as it is"):
+    with pytest.raises(ValueError, match="does not change while it is used"):
         folder.create(mine / "new", CONFIG, load, {"mine.py:A": before})
     (run / "code.json").write_text("{")
-    with pytest.raises(ValueError, match=r"whose code\.json is whole"):
+    with pytest.raises(ValueError, match=r"whose code\.json is not damaged"):
         folder.check(run, CONFIG, load, {"mine.py:A": before})

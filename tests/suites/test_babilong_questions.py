@@ -298,8 +298,8 @@ def test_no_tokenizer_is_needed_for_the_facts_alone():
 def test_an_answer_has_room_even_byte_by_byte(task):
     questions = ask(task, n=100)
     for index, said in reader(question.prompt for question in questions):
-        assert questions.grade(questions[index], said[: questions.most])["correct"]
-        assert len(said[: said.index(questions[index].answer)]) < questions.most
+        assert questions.grade(questions[index], said[: questions.max_new_tokens])["correct"]
+        assert len(said[: said.index(questions[index].answer)]) < questions.max_new_tokens
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from story_reader import FORMS, answers, could_have_happened, parse
 
-from canonlm.suites.babilong.world import LABELS, LAWS, NEEDED, OBJECTS, PEOPLE, PLACES, TASKS, story
+from canonlm.suites.babilong.world import LABELS, NEEDED, OBJECTS, PEOPLE, PLACES, STORIES, TASKS, story
 
 COUNT = 2000  # stories of each task
 
@@ -83,7 +83,7 @@ def test_every_form_of_question_and_every_number_of_facts_occurs(task):
     forms = Counter(next(form for form in FORMS[task] if re.fullmatch(form, each.question)) for each in stories(task))
     assert len(forms) == {"qa4": 2, "qa5": 5}.get(task, 1)
     assert min(forms.values()) > COUNT / len(forms) / 2
-    least, most = LAWS[task].facts if task in LAWS else (2, 2)
+    least, most = STORIES[task].facts if task in STORIES else (2, 2)
     counts = Counter(len(each.facts) for each in stories(task))
     assert set(counts) == set(range(least, most + 1))
     assert min(counts.values()) > COUNT / (most - least + 1) / 2

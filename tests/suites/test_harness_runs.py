@@ -340,7 +340,7 @@ def test_data_that_cannot_be_reached_is_named_and_the_rest_is_asked(subjects, in
     assert re.match(
         r"far: its data .*someone/far.*canonlm lm-eval --model dummy --tasks far .*HF_HOME", str(error.value)
     )
-    assert str(error.value).endswith("; nor were these asked: farther")
+    assert str(error.value).endswith("; also not evaluated: farther")
 
 
 ERRORS = {
@@ -375,7 +375,7 @@ def test_a_task_that_cannot_be_opened_or_asked_ends_no_other(subjects, include, 
         )
     assert told == ["local_piqa"]
     script = "script: Dataset scripts are no longer supported, but found script.py (RuntimeError)"
-    assert str(error.value) == f"{script}; nor were these asked: punkt, disk, broken, long"
+    assert str(error.value) == f"{script}; also not evaluated: punkt, disk, broken, long"
     said = [record.getMessage().removeprefix("left out: ") for record in caplog.records if "left out" in record.message]
     assert said[:4] == [
         script,

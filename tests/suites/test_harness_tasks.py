@@ -146,7 +146,7 @@ def test_our_suites_are_tasks_for_any_model_of_the_harness(tmp_path, task, setti
     told = evaluate(oracle, manager.load([task]), bootstrap_iters=10)
     assert [prompt for prompt, _ in oracle.asked] == [question.prompt for question in asked]
     stop = oracle.asked[0][1]
-    assert (stop["until"], stop["max_gen_toks"]) == (list(suite.stop), suite.most)
+    assert (stop["until"], stop["max_gen_toks"]) == (list(suite.stop), suite.max_new_tokens)
     for measure in suite.measures:
         assert told["results"][task][f"{measure},none"] == pytest.approx(4 / 6)
         assert told["results"][task][f"{measure}_stderr,none"] == pytest.approx(math.sqrt(4 / 6 * 2 / 6 / 5))

@@ -136,7 +136,7 @@ def test_as_in_training(run):
     [
         ({"task": {"K": 3}}, "task: expected a difficulty with the 24 tokens that the model knows"),
         ({"task": {"name": "mano"}}, "task.name: expected depo, which the run was trained on"),
-        ({"task": {"nodes": 3}}, 'unknown setting "depo.nodes"'),
+        ({"task": {"nodes": 3}}, 'unknown setting "task.nodes"'),
         ({"task": {"N": 40}}, r"lengths: expected numbers >= 2\.\d+, or the questions of .* do not fit, got \[1"),
         ({"lengths": [0.5, 1]}, r"lengths: expected numbers >= 1, got \[0.5, 1"),
     ],
@@ -163,3 +163,22 @@ def test_tasks_without_windows_have_one_length(tmp_path, knows):
     subject = Subject(knows(len(brevo.vocab), None), None, {"source": str(tmp_path)})
     with pytest.raises(ValueError, match=r"lengths: expected \[1\]: in brevo every question stands alone"):
         evaluations(subject, PlaygroundSettings(task={"name": "brevo", "N": 10}, lengths=[1, 2]))
+
+
+def test_the_headline_of_sentences_is_what_is_written_from_the_start(tmp_path, knows):
+    """A model that knows one sentence by heart writes it, and goes on with it after the beginning of any other."""
+    lano = tasks.get("lano", grammar="small")
+    by_heart = [*lano.sample("train", 0, 0).tokens[1:].tolist(), 0]
+
+    def law(row):
+        scores = np.zeros((len(row), len(lano.vocab)))
+        for at in range(min(len(row), len(by_heart))):
+            scores[at, by_heart[at]] = 50
+        return scores
+
+    subject = Subject(knows(len(lano.vocab), law), None, {"source": str(tmp_path)})
+    settings = PlaygroundSettings(task={"name": "lano", "grammar": "small"}, n=8)
+    scores = [score for score in evaluations(subject, settings)[0].scores() if score.measure == "accuracy"]
+    assert [score.slice for score in scores] == [{}, {"from": "start"}, {"from": "cut"}]
+    assert [(score.value, score.n) for score in scores[:2]] == [(1.0, 8), (1.0, 8)]
+    assert scores[2].value < 1

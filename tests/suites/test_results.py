@@ -13,7 +13,7 @@ ABOUT = {"source": "a/run", "fingerprint": "f1", "tokenizer": "t1"}
 class Sums:
     """What is i + i?"""
 
-    name, measures, most, stop = "sums", ("exact", "digit"), 3, ("\n",)
+    name, measures, max_new_tokens, stop = "sums", ("exact", "digit"), 3, ("\n",)
 
     def __init__(self, n=6):
         self.n = n
@@ -32,15 +32,15 @@ class Calculator:
     """Right on even questions, silent on odd ones; longest prompts first, as a batch writer does."""
 
     def __init__(self, dies_after=None):
-        self.asked, self.dies_after = [], dies_after
+        self.questions, self.dies_after = [], dies_after
 
-    def __call__(self, prompts, most, stop):
-        assert (most, stop) == (3, ("\n",))
+    def __call__(self, prompts, max_new_tokens, stop):
+        assert (max_new_tokens, stop) == (3, ("\n",))
         for place in reversed(range(len(prompts))):
-            if len(self.asked) == self.dies_after:
+            if len(self.questions) == self.dies_after:
                 raise KeyboardInterrupt
             number = int(prompts[place].split()[0])
-            self.asked.append(number)
+            self.questions.append(number)
             yield place, str(2 * number) if number % 2 == 0 else ""
 
 
@@ -67,20 +67,20 @@ def test_answers_survive_and_are_not_asked_again(tmp_path):
         file.write('{"index": 1, "said": "ü'.encode()[:-1])  # as a killed process leaves it
     second, counted = Calculator(), []
     found = Results(tmp_path, ABOUT).ask("sums", Sums(), {}, second, counted.append)
-    assert sorted(second.asked) == [0, 1]
+    assert sorted(second.questions) == [0, 1]
     assert counted == [4, 5, 6]
     assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == [5, 4, 3, 2, 1, 0]
     assert found == Results(tmp_path / "other", ABOUT).ask("sums", Sums(), {}, Calculator())
     third = Calculator()
     assert Results(tmp_path, ABOUT).ask("sums", Sums(), {}, third) == found
-    assert third.asked == []
+    assert third.questions == []
 
 
 def test_other_settings_are_other_questions(tmp_path):
     results, again = Results(tmp_path, ABOUT), Calculator()
     results.ask("sums", Sums(), {"seed": 0}, Calculator())
     results.ask("sums", Sums(), {"seed": 1}, again)
-    assert len(again.asked) == 6
+    assert len(again.questions) == 6
     assert len(list((tmp_path / "answers").glob("*.jsonl"))) == 2
 
 
@@ -108,38 +108,38 @@ def test_answers_of_another_model_are_never_taken(tmp_path, other):
         Results(tmp_path, ABOUT).ask("sums", Sums(), {}, Calculator(dies_after=4))
     calculator = Calculator()
     Results(tmp_path, {**ABOUT, **other}).ask("sums", Sums(), {}, calculator)
-    assert len(calculator.asked) == 6
+    assert len(calculator.questions) == 6
 
 
 def test_more_questions_take_up_the_answers_to_fewer(tmp_path):
     results, calculator = Results(tmp_path, ABOUT), Calculator()
     results.ask("sums", Sums(4), {"n": 4}, Calculator())
     found = results.ask("sums", Sums(6), {"n": 6}, calculator)
-    assert sorted(calculator.asked) == [4, 5]
+    assert sorted(calculator.questions) == [4, 5]
     assert found[0].n == 6
     assert results.ask("sums", Sums(4), {"n": 4}, calculator)[0].n == 4
-    assert len(calculator.asked) == 2
+    assert len(calculator.questions) == 2
 
 
 def test_what_a_model_writes_may_be_anything(tmp_path):
-    def write(prompts, most, stop):
+    def write(prompts, max_new_tokens, stop):
         yield from enumerate(["a\u2028b", "c\x85d\n", "\ud83d\ude00", "", "\x00", '"'][: len(prompts)])
 
     results = Results(tmp_path, ABOUT)
     found = results.ask("sums", Sums(), {}, write)
     calculator = Calculator()
     assert results.ask("sums", Sums(), {}, calculator) == found
-    assert calculator.asked == []
+    assert calculator.questions == []
 
 
 def test_two_at_once(tmp_path):
     """They do not ask the same, and neither loses what the other found."""
     first, second = Results(tmp_path, ABOUT), Results(tmp_path, ABOUT)
 
-    def write(prompts, most, stop):
+    def write(prompts, max_new_tokens, stop):
         with pytest.raises(ValueError, match="another process is asking sums"):
             second.ask("sums", Sums(), {}, Calculator())
-        return Calculator()(prompts, most, stop)
+        return Calculator()(prompts, max_new_tokens, stop)
 
     first.ask("sums", Sums(), {}, write)
     first.add("a", "a", {}, [], 0)

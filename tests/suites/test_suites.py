@@ -9,7 +9,7 @@ from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.suites import run as suites
 from canonlm.suites.multihop import MultiHop
 from canonlm.suites.opening import open_model
-from canonlm.suites.run import Asking, plan, run
+from canonlm.suites.run import PromptOptions, plan, run
 
 
 class Log:
@@ -80,8 +80,8 @@ def test_mistakes(suite, pairs, message):
 
 def test_one_file_of_results(subject, tmp_path):
     planned, log = plan("multihop", ["people=[2,3]", "n=3"]), Log()
-    entries = run("multihop", planned[:1], subject, Asking(), tmp_path, log)
-    entries += run("multihop", planned[1:], subject, Asking(), tmp_path, log)
+    entries = run("multihop", planned[:1], subject, PromptOptions(), tmp_path, log)
+    entries += run("multihop", planned[1:], subject, PromptOptions(), tmp_path, log)
     assert log.said == [("begin", "1hop-0k", 3), ("end", "1hop-0k")] * 2
     found = json.loads((tmp_path / "results.json").read_text())
     assert found["results"] == entries
@@ -91,7 +91,7 @@ def test_one_file_of_results(subject, tmp_path):
     assert len(rows) == 6
     before = (tmp_path / "results.json").stat().st_mtime_ns
     log = Log()
-    assert run("multihop", planned, subject, Asking(), tmp_path, log) == entries
+    assert run("multihop", planned, subject, PromptOptions(), tmp_path, log) == entries
     assert [kind for kind, *_ in log.said] == ["again"] * 2
     assert (tmp_path / "results.json").stat().st_mtime_ns == before
 
@@ -99,9 +99,9 @@ def test_one_file_of_results(subject, tmp_path):
 def test_what_was_asked_before_a_mistake_is_kept(subject, tmp_path):
     planned = plan("multihop", ["background=[0,2000]", "people=2", "n=2"])  # of 1,024 tokens that fit
     with pytest.raises(ValueError, match=r"1hop-2k: prompt 0: .* tokens.* context of 1,024"):
-        run("multihop", planned, subject, Asking(), tmp_path, Log())
+        run("multihop", planned, subject, PromptOptions(), tmp_path, Log())
     assert [entry["name"] for entry in json.loads((tmp_path / "results.json").read_text())["results"]] == ["1hop-0k"]
-    entries = run("multihop", planned, subject, Asking(beyond=True), tmp_path, Log())
+    entries = run("multihop", planned, subject, PromptOptions(beyond=True), tmp_path, Log())
     assert [entry["name"] for entry in entries] == ["1hop-0k", "1hop-2k"]
 
 
@@ -114,14 +114,14 @@ def test_an_oracle_is_right(subject, tmp_path, monkeypatch):
         def __init__(self, *_, **__):
             pass
 
-        def write(self, prompts, most, stop):
+        def write(self, prompts, max_new_tokens, stop):
             (settings,) = plan("multihop", ["people=3", "n=8"])
             questions = MultiHop(settings, len)
             for place, _ in enumerate(prompts):
                 yield place, f" {questions[place].answer}" if place < 6 else " no idea"
 
     monkeypatch.setattr("canonlm.suites.writing.Writer", Oracle)
-    (entry,) = run("multihop", plan("multihop", ["people=3", "n=8"]), subject, Asking(), tmp_path, Log())
+    (entry,) = run("multihop", plan("multihop", ["people=3", "n=8"]), subject, PromptOptions(), tmp_path, Log())
     assert [(s["measure"], s["value"], s["n"]) for s in entry["scores"] if not s["slice"]] == [
         ("exact", 0.75, 8),
         ("year", 0.75, 8),
@@ -132,7 +132,7 @@ def test_a_model_without_a_tokenizer(subject, tmp_path):
     from dataclasses import replace
 
     with pytest.raises(ValueError, match=r"MODEL: expected a model with a tokenizer \(--tokenizer names one: "):
-        run("multihop", plan("multihop", []), replace(subject, tokenizer=None), Asking(), tmp_path, Log())
+        run("multihop", plan("multihop", []), replace(subject, tokenizer=None), PromptOptions(), tmp_path, Log())
     assert not list(Path(tmp_path).iterdir())
 
 

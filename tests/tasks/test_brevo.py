@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from canonlm import tasks
-from canonlm.tasks.brevo import bucket, graph_law
+from canonlm.tasks.brevo import bucket, graph_counts
 
 FIXED = settings(derandomize=True, deadline=None, max_examples=60)
 
@@ -133,7 +133,7 @@ def test_every_sample_parses_back(spec, split, seed):
     (asked,) = sample.queries
     depth = depth_of(edges, query)
     assert asked.slice == {"n": most, "depth": depth if depth < 6 else "6+", "nodes": bucket(len(answer))}
-    assert [original[asked.start - 1], original[asked.stop - 1], original[asked.asked]] == [9998, 9998, 9997]
+    assert [original[asked.start - 1], original[asked.stop - 1], original[asked.question_start]] == [9998, 9998, 9997]
     assert asked.stop == len(original) <= task.max_len
     assert all({key: value} in task.slices() for key, value in asked.slice.items())
     targets = np.flatnonzero(sample.labels != -100)
@@ -155,7 +155,7 @@ def test_by_hand():
     )  # fmt: skip
     assert sample.tokens[13] == task.vocab.ids["ans"] != sample.tokens[-1] == task.vocab.ids["end"]
     (query,) = sample.queries
-    assert (query.start, query.stop, query.asked) == (14, 19, 11)
+    assert (query.start, query.stop, query.question_start) == (14, 19, 11)
     assert query.slice == {"n": 70, "depth": 1, "nodes": "2-4"}
     assert sample.meta["answer"] == ("w7", "w2", "w9", "w4")
     assert sample.meta["parents"] == {"w9": ("w2",), "w4": ("w9", "w7", "w2"), "w1": ("w4",), "w2": (), "w7": ()}
@@ -197,7 +197,7 @@ EDGES = "bos w1 w2 w2 w3"
         (f"{EDGES} query w2 w1 w2 end", "position 7: expected ans, got w1"),
         (f"{EDGES} query w2 ans w1 w2", "position 8: no end token"),
         (f"{EDGES} query w2 ans w2 w1 end", "position 8: w2 comes before its parent w1"),
-        (f"{EDGES} query w2 ans w1 w2 w3 end", "position 8: w3 is no ancestor of w2"),
+        (f"{EDGES} query w2 ans w1 w2 w3 end", "position 8: w3 is not an ancestor of w2"),
         (f"{EDGES} query w3 ans w1 w3 end", "position 8: misses w2"),
         (f"{EDGES} query w2 ans w1 w2 end w3", "position 11: expected nothing after the end token"),
     ],
@@ -214,7 +214,7 @@ def test_more_children_than_a_node_may_have():
     task = tasks.get("brevo", N=9)
     with pytest.raises(ValueError, match="w1 has more than 4 parents or children"):
         task.from_original([9999, 1, 2, 1, 3, 1, 4, 1, 5, 1, 6, 9997, 6, 9998, 1, 6, 9998])
-    with pytest.raises(ValueError, match="position 1: 9996 is no token of brevo"):
+    with pytest.raises(ValueError, match="position 1: 9996 is not a token of brevo"):
         task.from_original([9999, 9996])
 
 
@@ -416,7 +416,7 @@ def test_simulated_graphs_follow_the_law(query, fits):
     for p, _, parents, asked in graphs(6, query == "last_quarter", test=True):
         named = dict(enumerate(parents))
         law[depth_of([(p, c) for c, g in named.items() for p in g], asked), len(closure(named, asked))] += float(p)
-    counts = graph_law(6, query)
+    counts = graph_counts(6, query)
     assert counts.sum() == 2**22 // 6
     assert (counts[law == 0] == 0).all()
     fits(counts[law > 0], law[law > 0])
@@ -481,13 +481,13 @@ def test_why():
         "w4. w3 w1. w2. w1. end": "w3 w1. comes before its parent w2.",
         "w2. w3 w1. w1. end": "misses w4.",
         "w1. end": "misses w3 w1., w4., w2.",
-        "w2. w4. w3 w1. w2 w2. w1. end": "w2 w2. is no ancestor of w1.",
-        "w2. w4. w3. w1. end": "w3. is no ancestor of w1.",
+        "w2. w4. w3 w1. w2 w2. w1. end": "w2 w2. is not an ancestor of w1.",
+        "w2. w4. w3. w1. end": "w3. is not an ancestor of w1.",
         "w2. w4. w2. w3 w1. w1. end": "repeats w2.",
         "w2. w4. w3 w1. w1.": "no end token",
         "w2. w4. w3 w1. w1. w2 end": "unfinished name w2",
         "w2. w4. w3 end": "unfinished name w3",
-        "w2. bos w4. w3 w1. w1. end": "bos w4. is no ancestor of w1.",
+        "w2. bos w4. w3 w1. w1. end": "bos w4. is not an ancestor of w1.",
         "end": "empty answer",
         "": "empty answer",
         "bos": "no end token",

@@ -67,7 +67,7 @@ def test_modes_and_word_counts():
     assert prompt(ANN, 0, mode=1, words=9).startswith(prompt(ANN, 0, words=9) + " ")
     with pytest.raises(ValueError, match=r"^mode: expected 0 or 1, got 2$"):
         prompt(ANN, 0, mode=2)
-    with pytest.raises(ValueError, match=r"^words: expected how many words to ask for .*, got None$"):
+    with pytest.raises(ValueError, match=r"^words: expected the number of words to ask for .*, got None$"):
         prompt(ANN, 0, mode=1)
     with pytest.raises(ValueError, match=r"^words: expected an integer from 1 to"):
         prompt(ANN, 0, words=0)

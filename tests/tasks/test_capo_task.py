@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from canonlm import tasks
+from canonlm.models.build import build
+from canonlm.models.interface import Sizes
 from canonlm.tasks.capo.people import person
 from canonlm.tasks.capo.pools import ATTRIBUTES, FILES
 
@@ -32,7 +34,7 @@ def test_a_sample_says_what_is_true(seed, split, index, j, fullname):
     for query in sample.queries:
         said = task.vocab.text(sample.tokens[query.start : query.stop].tolist())
         assert said == who.values[query.slice["attribute"]]
-        asked = task.vocab.text(sample.tokens[query.asked : query.start].tolist())
+        asked = task.vocab.text(sample.tokens[query.question_start : query.start].tolist())
         assert asked.startswith((who.name, who.pronoun))
         assert "." not in asked
         assert who.values[query.slice["attribute"]] in task.explain(sample, query)
@@ -67,7 +69,7 @@ def test_batches(seed, first, count, fullname):
         wanted = np.zeros(n)
         wanted[1 : 1 + len(name)] = 1
         if not fullname:
-            second = sorted(query.asked for query in sample.queries)[1]
+            second = sorted(query.question_start for query in sample.queries)[1]
             wanted[second : second + len(pronoun)] = 2
         for query in sample.queries:
             wanted[query.start : query.stop] = 3
@@ -169,10 +171,12 @@ def test_what_is_no_document():
     cases = {
         "position 0: expected <bos>": tokens[1:],
         "position 1: expected a biography": tokens[:1],
-        f"position {said[5].asked}: expected a biography of six sentences": tokens[:-1],  # read up to the last sentence
+        f"position {said[5].question_start}: expected a biography of six sentences": tokens[
+            :-1
+        ],  # read up to the last sentence
         f"position {len(tokens)}: expected a biography of six sentences": [*tokens, tokens[1]],
     }
-    cases[f"position {said[3].asked}: expected"] = [*tokens[: said[3].start], 0, *tokens[said[3].start + 1 :]]
+    cases[f"position {said[3].question_start}: expected"] = [*tokens[: said[3].start], 0, *tokens[said[3].start + 1 :]]
     for line, wrong in cases.items():
         with pytest.raises(ValueError, match=line):
             task.read(wrong)
@@ -185,7 +189,7 @@ def test_a_company_is_in_its_city():
     task = capo(permute=False)
     a, b = (task.sample("test", 0, i) for i in (1, 3))
     assert a.meta["company city"] != b.meta["company city"]
-    mixed = [*a.tokens[: a.queries[5].asked], *b.tokens[b.queries[5].asked :]]
+    mixed = [*a.tokens[: a.queries[5].question_start], *b.tokens[b.queries[5].question_start :]]
     with pytest.raises(ValueError, match=f"position {len(mixed)}: expected a biography"):
         task.read(mixed)
 
@@ -204,8 +208,26 @@ def test_difficulties():
         "capo-50k": 50_000, "capo-100k": 100_000, "capo-200k": 200_000,
         "capo-500k": 500_000, "capo-1m": 1_000_000, "capo-2m": 2_000_000,
     }  # fmt: skip
+    assert {len(tasks.get("capo", difficulty=name).vocab) for name in tasks.Capo.difficulties} == {3275}
     spec = tasks.get("capo").spec
     assert (spec.N, spec.exposures, spec.variant, spec.permute, spec.fullname) == (50_000, 100, "fresh", True, False)
+
+
+def test_tokens_that_never_occur_change_the_models_size_alone():
+    """One table of tokens for input and output: 987 more rows of 128."""
+    plain, padded = capo(questions=True), capo(questions=True, vocab_size=3275)
+    assert (len(plain.vocab), len(padded.vocab)) == (2288, 3275)
+    for split in ("train", "test"):
+        for ours, theirs in zip(*(t.windows(split, 1, 0, 30, seq_len=128) for t in (plain, padded)), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+            assert ours.max() < 2288
+    np.testing.assert_array_equal(padded.test_batch(1, 0, 40)[0], plain.test_batch(1, 0, 40)[0])
+    assert padded.bits(3.0, 20.0) == plain.bits(3.0, 20.0)
+    fields = {"tie_word_embeddings": True}
+    small, large = (build("llama", Sizes(1, 128, 2, len(t.vocab), 128, fields), 0) for t in (plain, padded))
+    assert (small.num_parameters, large.num_parameters) == (489_728, 489_728 + 987 * 128)
+    text = plain.vocab.show(plain.sample("train", 0, 0))
+    assert padded.vocab.text([*plain.sample("train", 0, 0).tokens, 2288, 3274]) == f"{text} <unused 0> <unused 986>"
 
 
 def test_people_beyond_the_last():
@@ -236,12 +258,16 @@ def test_it_travels_to_workers():
         ({"exposures": 0}, "capo.exposures: expected an integer >= 1 and <= 100000, got 0"),
         ({"variant": "some"}, "capo.variant: expected 'fresh', 'multi' or 'single', got \"some\""),
         ({"texts": 0}, "capo.texts: expected an integer >= 1 and <= 100000, got 0"),
-        ({"N": 1, "questions": True}, "capo.N: expected at least 2 people, half of them to be asked about in training"),
+        (
+            {"N": 1, "questions": True},
+            "capo.N: expected at least 2 people, as training has questions about half of them",
+        ),
         (
             {"pools": "nowhere"},
             "capo.pools: nowhere/first_name.txt: No such file or directory",
         ),
         ({"people": 5}, 'unknown setting "capo.people"'),
+        ({"vocab_size": 2287}, "capo.vocab_size: expected at least the 2288 tokens that occur, got 2287"),
     ],
 )
 def test_settings_that_cannot_be(spec, line):

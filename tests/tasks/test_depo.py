@@ -100,7 +100,7 @@ def test_every_sample_parses_back(spec, split, seed):
     assert [query.slice["k"] for query in sample.queries] == [k for k, _, _ in queries]
     for query, (_, _, answer) in zip(sample.queries, queries, strict=True):
         assert tuple(original[query.start : query.stop]) == answer
-        assert original[query.asked] > 9000
+        assert original[query.question_start] > 9000
     again = task.from_original(original)
     np.testing.assert_array_equal(again.tokens, sample.tokens)
     np.testing.assert_array_equal(again.labels, sample.labels)
@@ -125,7 +125,7 @@ def test_by_hand():
     [
         ([], "position 0: expected bos, got the end"),
         ([9999], "position 1: expected 3 to 225 edges before the first query, got 0"),
-        ([9998], "position 0: 9998 is no token of depo"),
+        ([9998], "position 0: 9998 is not a token of depo"),
         ([51], "position 0: expected bos, got w1."),
         ([9999, 51, 52, 52, 53, 53], "position 6: expected a name, got the end"),
         ([9999, 51, 52, 52, 53, 53, 1], "position 7: expected the rest of a name, got the end"),
@@ -139,7 +139,7 @@ def test_by_hand():
         ([9999, 51, 52, 52, 53, 53, 51, 9001, 51, 52], "position 9: expected ans, got w2."),
         ([9999, 51, 52, 52, 53, 53, 51, 9001, 51, 9500, 53], "position 10: expected the answer 'w2.', got 'w3.'"),
         ([9999, 51, 52, 52, 53, 53, 51, 9001, 51, 9500, 52, 51], "position 11: expected q1 … q8, got w1."),
-        ([9999, 51, 52, 52, 53, 53, 51, 9009], "position 7: 9009 is no token of depo"),
+        ([9999, 51, 52, 52, 53, 53, 51, 9009], "position 7: 9009 is not a token of depo"),
     ],
 )
 def test_malformed_originals(ids, line):
@@ -187,6 +187,16 @@ def test_test_law_of_k(K, law, documents, fits):
         fits([ks[k] for k in law], np.array(list(law.values())) / sum(law.values()))
 
 
+def test_training_on_one_number_of_hops(documents):
+    task = tasks.get("depo", N=12, K=8, train_k=8)
+    asked = {split: Counter(t - 1 for doc in documents(task, split, 300) for t in doc if 2 <= t < 10)
+             for split in ("train", "valid", "test")}  # fmt: skip
+    assert set(asked["train"]) == set(asked["valid"]) == {8}
+    assert set(asked["test"]) == {1, 2, 4, 8}
+    with pytest.raises(ValueError, match=r"depo.train_k: expected an integer <= K \(8\), got 9"):
+        tasks.get("depo", N=12, K=8, train_k=9)
+
+
 @pytest.mark.parametrize("difficulty", sorted(REFERENCE))
 def test_mean_lengths(difficulty, documents):
     task = tasks.get("depo", difficulty=difficulty)
@@ -195,6 +205,18 @@ def test_mean_lengths(difficulty, documents):
         ours = np.std(lengths) / np.sqrt(count)
         assert abs(np.mean(lengths) - mean) < 4 * np.hypot(ours, error), (split, np.mean(lengths))
         assert max(lengths) <= task.max_len < 2048
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 6])
+def test_chance_is_the_likeliest_answer_over_all_rings(n):
+    """Given the name that the question is about, over the (n - 1)! rings."""
+    task = tasks.get("depo", N=n, K=n - 1)
+    for where in task.slices():
+        answers = Counter()
+        for rest in permutations(range(1, n)):
+            ring = (0, *rest)
+            answers[ring[where["k"] % n]] += 1
+        assert task.chance(where) == pytest.approx(max(answers.values()) / answers.total())
 
 
 def test_short_names_saturate(documents):

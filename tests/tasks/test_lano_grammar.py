@@ -46,9 +46,9 @@ def test_the_released_grammars(name):
     assert grammar.sd_len == pytest.approx(sd, abs=0.005)
     assert (grammar.min_len, grammar.max_len) == (shortest, longest)
     assert grammar.derivation_entropy == pytest.approx(bits, abs=0.005)
-    assert grammar.length_law.sum() == pytest.approx(1, abs=1e-12)
-    assert len(grammar.length_law) == longest + 1
-    assert np.flatnonzero(grammar.length_law)[0] == shortest
+    assert grammar.length_distribution.sum() == pytest.approx(1, abs=1e-12)
+    assert len(grammar.length_distribution) == longest + 1
+    assert np.flatnonzero(grammar.length_distribution)[0] == shortest
 
 
 def test_the_small_grammar_is_a_random_one():
@@ -145,7 +145,7 @@ def test_laws_by_enumeration(grammar):
     law = Counter()
     for string, p in every:
         law[len(string)] += p
-    assert grammar.length_law == pytest.approx([float(law[n]) for n in range(max(law) + 1)], abs=1e-12)
+    assert grammar.length_distribution == pytest.approx([float(law[n]) for n in range(max(law) + 1)], abs=1e-12)
     assert (grammar.min_len, grammar.max_len) == (min(law), max(law))
     mean = sum(n * p for n, p in law.items())
     assert grammar.mean_len == pytest.approx(float(mean))
@@ -357,9 +357,9 @@ def test_the_release_has_such_grammars():
     [
         ({"sizes": (2, 3)}, "sizes: expected 1 (the root) and the sizes of the other levels, got (2, 3)"),
         ({"sizes": (1, 0)}, "sizes: expected 1"),
-        ({"alternatives": (0, 2)}, "alternatives: expected (least, most) with 1 <= least <= most, got (0, 2)"),
-        ({"alternatives": (4, 3)}, "alternatives: expected (least, most)"),
-        ({"lengths": (3, 2)}, "lengths: expected (least, most)"),
+        ({"alternatives": (0, 2)}, "alternatives: expected (min, max) with 1 <= min <= max, got (0, 2)"),
+        ({"alternatives": (4, 3)}, "alternatives: expected (min, max)"),
+        ({"lengths": (3, 2)}, "lengths: expected (min, max)"),
         ({"lengths": (2, 4), "repeat_symbols": False}, "lengths: expected at most 3 different symbols in"),
         ({"sizes": (1, 3, 2), "lengths": (2, 2)}, "alternatives: expected at most 1 (only 4 different ones exist"),
         (

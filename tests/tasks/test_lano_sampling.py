@@ -115,7 +115,7 @@ def test_lengths_follow_their_exact_law(name, documents):
     grammar = task.grammar
     assert lengths.mean() == pytest.approx(grammar.mean_len, abs=4 * grammar.sd_len / 100)
     assert lengths.std() == pytest.approx(grammar.sd_len, rel=0.04)
-    cumulative = np.cumsum(grammar.length_law)
+    cumulative = np.cumsum(grammar.length_distribution)
     worst = max(abs((lengths <= n).mean() - cumulative[n]) for n in range(grammar.max_len + 1))
     assert worst < 2.2 / 100  # Kolmogorov: exceeded once in 8,000 times
 

@@ -168,7 +168,7 @@ def test_a_grammar_of_one_level(tmp_path):
 
 
 def test_chance_bounds_random_strings(tiny):
-    law = tiny.grammar.length_law
+    law = tiny.grammar.length_distribution
     exact = sum(law[n] * sum(len(s) == n for s in SENTENCES) / 2**n for n in range(len(law)))
     assert exact <= tiny.chance({"from": "start"}) <= 1
     rng = np.random.default_rng(0)

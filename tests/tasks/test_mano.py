@@ -99,7 +99,7 @@ def test_by_hand():
     [
         ([], "position 0: expected bos, got the end"),
         ([9999], "position 1: expected len1 … len10, got the end"),
-        ([9999, 110], "position 1: 110 is no token of mano"),
+        ([9999, 110], "position 1: 110 is not a token of mano"),
         ([9999, 14], "position 1: expected len1 … len10, got ans1"),
         ([9999, 10, 5000, 5000, 5000, 14, 5000], "position 3: the expression ends too early for 1 operators"),
         ([9999, 10, 1, 1, 5000, 14, 5000], "position 5: the expression has more than 1 operators"),
@@ -109,7 +109,7 @@ def test_by_hand():
         ([9999, 10, 1, 5001, 5001, 14, 9999], "position 6: expected a value, got bos"),
         ([9999, 10, 1, 5001, 5001, 14, 5003], "position 6: expected the value 2, got 3"),
         ([9999, 10, 1, 5001, 5001, 14, 5002, 9999], "position 7: expected the end"),
-        ([9999, 10, 4, 5001, 5001, 14, 5001], "position 2: 4 is no token of mano"),
+        ([9999, 10, 4, 5001, 5001, 14, 5001], "position 2: 4 is not a token of mano"),
     ],
 )
 def test_malformed_originals(ids, line):
@@ -160,7 +160,7 @@ def test_neighbouring_operators_are_independent(documents, fits):
     ],
 )
 def test_answer_law_is_the_reference(length, p0):
-    law = tasks.get("mano").answer_law(length)
+    law = tasks.get("mano").answer_distribution(length)
     assert law[0] == pytest.approx(p0, abs=1e-8)
     assert law[1:] == pytest.approx(np.full(22, (1 - p0) / 22), abs=1e-9)
 
@@ -177,7 +177,7 @@ def test_answer_law_by_enumeration(ops, modulus):
                 value = evaluate(body, 0, modulus)[0]
                 if value is not None:
                     mass[value] += Fraction(1, 2 * len(ops) ** 2 * modulus**3)
-    law = tasks.get("mano", L=2, ops=ops, modulus=modulus).answer_law(2)
+    law = tasks.get("mano", L=2, ops=ops, modulus=modulus).answer_distribution(2)
     assert law == pytest.approx([float(mass[v] / sum(mass.values())) for v in range(modulus)], abs=1e-12)
 
 
@@ -189,7 +189,7 @@ def test_answer_law_by_enumeration(ops, modulus):
 def test_answers_follow_the_law(spec, documents, fits):
     task = tasks.get("mano", **spec)
     answers = [doc[-1] - task.first_value for doc in documents(task, "test", 20_000)]
-    law = task.answer_law(spec["L"])
+    law = task.answer_distribution(spec["L"])
     kept = law > 0
     counts = np.bincount(answers, minlength=task.spec.modulus)
     assert counts[~kept].sum() == 0
@@ -221,7 +221,7 @@ def test_several_test_lengths(documents, fits):
     assert set(lengths) == {1, 3, 8}
     fits([lengths[length] for length in (1, 3, 8)])
     assert {task.sample("valid", 0, i).meta["l"] for i in range(200)} == {*range(1, 9)}  # training keeps its law
-    assert task.chance({"l": 1}) == task.answer_law(1).max() < task.chance({"l": 3})
+    assert task.chance({"l": 1}) == task.answer_distribution(1).max() < task.chance({"l": 3})
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [11], [3, 3], [-1, 2]])

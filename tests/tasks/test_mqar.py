@@ -31,7 +31,7 @@ def test_every_sample_parses_back(pairs, data, split, seed):
     assert {"pairs": n} in task.slices() if split == "test" else 1 <= n <= pairs
     assert sample.meta == {"n": n, "pairs": dict(shown), "queries": sample.queries}
     targets = np.flatnonzero(sample.labels != -100)
-    assert [(q.start, q.stop, q.asked) for q in sample.queries] == [(t, t + 1, t - 1) for t in targets]
+    assert [(q.start, q.stop, q.question_start) for q in sample.queries] == [(t, t + 1, t - 1) for t in targets]
     assert [task.vocab.names[sample.tokens[t]] for t in targets] == [value for _, value in asked]
     assert task.explain(sample, sample.queries[0]) == f"{asked[0][0]} came with {asked[0][1]}"
 
@@ -93,9 +93,9 @@ def test_guessing_values_that_are_left_scores_chance():
         ("bos k1 k2 ask k1 k2", "position 2: expected a value, got k2"),
         ("bos k1 v1 k1 v2 ask k1 v2 k1 v2", "position 5: expected different keys and different values before it"),
         ("bos k1 v1 k2 v1 ask k1 v1 k2 v1", "position 5: expected different keys"),
-        ("bos k1 v1 ask k1 v2", "position 4: k1 v2 is none of the pairs"),
-        ("bos k1 v1 ask k2 v1", "position 4: k2 v1 is none of the pairs"),
-        ("bos k1 v1 k2 v2 ask k1 v1 k1 v1", "position 10: expected every key to be asked for once"),
+        ("bos k1 v1 ask k1 v2", "position 4: k1 v2 is not one of the pairs"),
+        ("bos k1 v1 ask k2 v1", "position 4: k2 v1 is not one of the pairs"),
+        ("bos k1 v1 k2 v2 ask k1 v1 k1 v1", "position 10: expected one question about every key"),
     ],
 )
 def test_malformed_samples(text, line):

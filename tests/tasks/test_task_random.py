@@ -7,7 +7,7 @@ import pytest
 from numba import njit
 from scipy import stats
 
-from canonlm.tasks.random import below, by_law, mix, shuffle, stream, two_below
+from canonlm.tasks.random import below, draw_index, mix, shuffle, stream, two_below
 
 GOLDEN = 0x9E3779B97F4A7C15
 
@@ -95,7 +95,7 @@ def test_law_draws(fits):
     def many(cumulative, out):
         state, gamma = stream(9, 3, 0, 0)
         for i in range(len(out)):
-            state, out[i] = by_law(state, gamma, cumulative)
+            state, out[i] = draw_index(state, gamma, cumulative)
 
     out = np.empty(50_000, np.int64)
     many(np.cumsum(law), out)

@@ -281,7 +281,7 @@ def test_none_is_whole(tmp_path):
     numbers = saved(tmp_path, 1, 2)
     damage_by("flip", tmp_path / "step-00000001")
     damage_by("manifest", tmp_path / "step-00000002")
-    with pytest.raises(ValueError, match=r"none of the checkpoints is whole \(.*/step-00000002: no manifest.json; "
+    with pytest.raises(ValueError, match=r"all checkpoints are damaged \(.*/step-00000002: no manifest.json; "
                        r".*/step-00000001: sha256 of __0_0.distcp differs\)"):  # fmt: skip
         numbers.load(tmp_path)
     assert numbers.are(-1)
@@ -372,7 +372,7 @@ def test_a_full_disk(disk, room):
         except ValueError as error:
             said = str(error)
             break
-    left = f"step {before[-1]} is the newest whole one" if before else "there is none yet"
+    left = f"step {before[-1]} is the newest complete one" if before else "there is none yet"
     path = folder / f"step-{step:08d}"
     reason = os.strerror(errno.ENOSPC)
     assert said == f"checkpoint of step {step} could not be written to {path}: {reason}; {left}"
@@ -387,7 +387,7 @@ def test_a_disk_that_may_only_be_read(disk):
     numbers, checkpoints = saved(folder, 1), open_at(folder)
     disk("remount,ro,size=1m")
     numbers.save(checkpoints, 2)
-    with pytest.raises(ValueError, match=f"{os.strerror(errno.EROFS)}; step 1 is the newest whole one"):
+    with pytest.raises(ValueError, match=f"{os.strerror(errno.EROFS)}; step 1 is the newest complete one"):
         checkpoints.close()
     assert numbers.load(folder) == 1
     assert numbers.are(1)
@@ -613,7 +613,7 @@ def _fail(world, folder):
         if world.rank == 1:
             setattr(place, name, _no_room)
         numbers.save(checkpoints, 2)
-        with pytest.raises(ValueError, match=f"{os.strerror(errno.EDQUOT)}; step 1 is the newest whole one"):
+        with pytest.raises(ValueError, match=f"{os.strerror(errno.EDQUOT)}; step 1 is the newest complete one"):
             numbers.save(checkpoints, 3)
         setattr(place, name, whole)
         dist.barrier()
@@ -630,7 +630,7 @@ def _fail(world, folder):
         if world.rank == 0:
             (folder / f"step-0000000{step}" / "__1_0.distcp").write_bytes(b"no tensors")
     dist.barrier()
-    with pytest.raises(ValueError, match="none of the checkpoints is whole"):
+    with pytest.raises(ValueError, match="all checkpoints are damaged"):
         checkpoints.load_latest(numbers.model, numbers.optimizer)
     other = torch.nn.Linear(4, 1)
     other.weight.sum().backward()

@@ -113,15 +113,21 @@ def test_one_that_stands_still_for_a_while_is_waited_for(tiny, processes, tmp_pa
     path, out = tiny.yaml(tmp_path / "run.yaml", **changes), tmp_path / "run"
     assert processes(2, "train", path, "--out", tmp_path / "undisturbed").join() == [0, 0]
     group = processes(2, "train", path, "--out", out)
-    while "step 3 " not in group.said()[0]:
-        assert all(process.is_alive() for process in group.members)
-        time.sleep(0.002)
+    _wait_for_steps(group, out)
     os.kill(group.members[rank].pid, signal.SIGSTOP)
     time.sleep(seconds)
     assert not (out / "result.json").exists()
     os.kill(group.members[rank].pid, signal.SIGCONT)
     assert group.join() == [0, 0]
     tiny.same(out, tmp_path / "undisturbed")
+
+
+def _wait_for_steps(group, out):
+    """Until the run has noted some."""
+    metrics = out / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count('"train"') < 3:
+        assert all(process.is_alive() for process in group.members)
+        time.sleep(0.002)
 
 
 def _checkpoints(out):
@@ -132,8 +138,7 @@ def test_a_signal_to_any_process_stops_all(tiny, processes, tmp_path):
     changes = {"train": {"steps": 2000, "checkpoint_every": 2000, "eval_every": 2000}}
     path, out = tiny.yaml(tmp_path / "run.yaml", **changes), tmp_path / "run"
     group = processes(2, "train", path, "--out", out)
-    while "step 3 " not in group.said()[0]:
-        time.sleep(0.05)
+    _wait_for_steps(group, out)
     os.kill(group.members[1].pid, signal.SIGTERM)
     assert group.join() == [130, 130]
     first, second = group.said()

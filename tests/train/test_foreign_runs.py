@@ -81,4 +81,4 @@ def test_a_model_of_transformers_through_every_command(tiny, tmp_path, capsys):
     assert_close(exported.state_dict(), load_model(run).module.state_dict(), atol=0, rtol=0)
     capsys.readouterr()
     assert main(["export", str(run), str(tmp_path / "code"), "--self-contained"]) == 2
-    assert capsys.readouterr().err == 'canonlm: --self-contained: expected a model of our decoder, got "qwen3"\n'
+    assert capsys.readouterr().err == "canonlm: --self-contained only works with our decoder, not with qwen3\n"

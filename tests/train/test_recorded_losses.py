@@ -5,8 +5,17 @@ import json
 import pytest
 from record_losses import FILE, losses, machine, runs
 
+from canonlm.ops import causal_conv_cpu, gated_conv_cpu, rotary_conv_cpu
+
 RECORDED = json.loads(FILE.read_text())
 FAST = {"tiny copying llama+alibi=hard+mlp=standard+relu2", "demo copying llama+canon=A"}
+
+
+@pytest.fixture(autouse=True)
+def in_pytorch(monkeypatch):
+    """As recorded: numba's kernels for Canon round otherwise."""
+    for module in (causal_conv_cpu, gated_conv_cpu, rotary_conv_cpu):
+        monkeypatch.setattr(module, "has_numba", lambda: False)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def write(tmp_path, monkeypatch):
         (", 0.95", "", "train.optim.betas: expected a list of 2, got [0.9]  (in run.yaml, line 17)"),
         ("[0.9, 0.95]", "0.9", "train.optim.betas: expected a list of 2, got 0.9  (in run.yaml, line 17)"),
         ("answer", "answers", "data.loss_on: expected 'answer' or 'all', got \"answers\"  (in run.yaml, line 8)"),
-        ("N: 8", "N: 0", "copying.N: expected an integer >= 1, got 0  (in run.yaml, line 4)"),
+        ("N: 8", "N: 0", "task.N: expected an integer >= 1, got 0  (in run.yaml, line 4)"),
         (
             "N: 8",
             "N: 64",
@@ -83,7 +83,7 @@ def test_one_line_names_the_key_and_the_place(write, old, new, message):
     [
         ("  steps: 40", "  stepz: 40", 'unknown setting "train.stepz". Did you mean "train.steps"?', 10),
         ("    lr:", "    lrr:", 'unknown setting "train.optim.lrr". Did you mean "train.optim.lr"?', 16),
-        ("  N: 8", "  NN: 8", 'unknown setting "copying.NN". Did you mean "copying.N"?', 4),
+        ("  N: 8", "  NN: 8", 'unknown setting "task.NN". Did you mean "task.N"?', 4),
         ("name: copying", "name: copyin", 'unknown task "copyin". Did you mean "copying"?', 2),
         ("arch: llama", "arch: lama", 'unknown architecture "lama". Did you mean "llama"?', 1),
         ("arch: llama", "arch: llama+rope=0.3", "+rope: expected a share from 0 to 1", 1),

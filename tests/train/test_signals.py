@@ -29,85 +29,85 @@ EVERY = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """`slurm(shown)`: we are job 12, of which `scontrol show job` says that; returns what scontrol is asked to do."""
+    """`slurm(shown)`: we are job 12, of which `scontrol show job` says that; returns the calls of scontrol."""
 
     def be_a_job(shown, fails=""):
         refuse = f"if sys.argv[1] == 'requeue': sys.exit({fails!r})" if fails else ""
         script = tmp_path / "scontrol"
         script.write_text(
-            f"#!{sys.executable} -S\nimport sys\nprint(*sys.argv[1:], file=open({str(tmp_path / 'asked')!r}, 'a'))\n"
+            f"#!{sys.executable} -S\nimport sys\nprint(*sys.argv[1:], file=open({str(tmp_path / 'calls')!r}, 'a'))\n"
             f"if sys.argv[1] == 'show': print({shown!r})\n{refuse}\n"
         )
         script.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
         monkeypatch.setenv("SLURM_JOB_ID", "12")
-        return lambda: (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
+        return lambda: (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
 
     return be_a_job
 
 
 def ask(number, main=True):
-    with Signals() as asked:
+    with Signals() as signals:
         os.kill(os.getpid(), number)
-        assert asked.asked == number
-        return asked.next_step(main)
+        assert signals.received == number
+        return signals.next_step(main)
 
 
 def test_the_first_signal_is_noted_and_the_handlers_come_back():
     before = {number: signal.getsignal(number) for number in EVERY}
-    with Signals() as asked:
-        assert asked.asked is None
+    with Signals() as signals:
+        assert signals.received is None
         for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             os.kill(os.getpid(), number)
-        assert asked.asked == signal.SIGUSR2
+        assert signals.received == signal.SIGUSR2
     assert {number: signal.getsignal(number) for number in EVERY} == before
-    with Signals() as asked:
-        assert asked.asked is None
+    with Signals() as signals:
+        assert signals.received is None
 
 
 @pytest.mark.parametrize("number", EVERY)
 def test_outside_slurm_a_signal_means_save_and_stop(slurm, monkeypatch, number):
-    asked = slurm(IN_GRACE_TIME)
+    scontrol_calls = slurm(IN_GRACE_TIME)
     monkeypatch.delenv("SLURM_JOB_ID")
     assert ask(number) == "run it again to continue"
-    assert asked() == []
+    assert scontrol_calls() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_at_the_time_limit_the_main_process_requeues(slurm, number):
-    asked = slurm(RUNNING)
+    scontrol_calls = slurm(RUNNING)
     assert ask(number, main=False) == "run it again to continue"
-    assert asked() == []
+    assert scontrol_calls() == []
     assert ask(number) == "job 12 is requeued and will continue"
-    assert asked() == ["requeue 12"]
+    assert scontrol_calls() == ["requeue 12"]
 
 
 @pytest.mark.parametrize("shown", [RUNNING, CANCELLED, CANCELLED_IN_GRACE_TIME, REQUEUED_BY_SLURM])
 def test_sigterm_is_left_to_slurm(slurm, shown):
     """A cancelled job must not come back, and one that SLURM requeues needs no second one who does."""
-    asked = slurm(shown)
+    scontrol_calls = slurm(shown)
     assert ask(signal.SIGTERM) == "SLURM starts job 12 again if it preempted it"
-    assert asked() == ["show job 12"]
+    assert scontrol_calls() == ["show job 12"]
 
 
 def test_within_the_grace_time_we_requeue(slurm):
-    asked = slurm(IN_GRACE_TIME)
+    scontrol_calls = slurm(IN_GRACE_TIME)
     assert ask(signal.SIGTERM) == "job 12 is requeued and will continue"
-    assert asked() == ["show job 12", "requeue 12"]
+    assert scontrol_calls() == ["show job 12", "requeue 12"]
 
 
 def test_a_person_is_not_requeued(slurm):
-    asked = slurm(IN_GRACE_TIME)
+    scontrol_calls = slurm(IN_GRACE_TIME)
     assert ask(signal.SIGINT) == "run it again to continue"
-    assert asked() == []
+    assert scontrol_calls() == []
 
 
 def test_a_signal_that_reached_another_rank_first(slurm, monkeypatch):
-    asked = slurm(RUNNING)
+    scontrol_calls = slurm(RUNNING)
     with Signals() as here:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR2)).start()
         assert here.next_step(main=True) == "job 12 is requeued and will continue"
-    assert asked() == ["requeue 12"]
+    assert scontrol_calls() == ["requeue 12"]
     monkeypatch.setattr(signals, "LATE_SECONDS", 0.2)
     with Signals() as here:
         assert here.next_step(main=True) == "run it again to continue"

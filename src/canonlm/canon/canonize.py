@@ -62,7 +62,7 @@ def decanonize(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _text(sites: str, init: str) -> str:
-    """Sites as they are saved: those that start as the identity say so."""
+    """The text of sites for a saved model, with the start of those that start as the identity."""
     return site_grammar.write(_variants(sites, init))
 
 
@@ -76,7 +76,7 @@ def _variants(sites: str, init: str) -> dict[str, Variant]:
 
 
 def _starting(variant: Variant) -> Variant:
-    """Starting as the identity, where nothing in the variant is against it."""
+    """The variant, starting as the identity if it can."""
     if variant.start != "uniform" or variant.frozen or variant.form not in ("conv", "dynamic"):
         return variant
     if variant.residual:

@@ -1,4 +1,4 @@
-"""Which channels of a fused projection are queries, keys and values.
+"""The channels of queries, keys and values in a fused projection.
 
 Every order in use is one pattern, repeated over groups of heads: `x.unflatten(-1, (groups, -1))[..., first:end]`.
 """
@@ -25,7 +25,7 @@ class Channels:
 
 
 def channels_of(mixer: nn.Module, projection: nn.Module, role: str) -> dict[str, Channels] | None:
-    """By letter, what a projection holds; None: nobody told us. role: as in `hosts.ROLES`."""
+    """The channels in a projection, by letter; None if they are not known. role: as in `hosts.ROLES`."""
     width, name = channels_out(projection), type(mixer).__name__
     size: Any = mixer
     if role != "QKV":

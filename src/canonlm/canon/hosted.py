@@ -27,16 +27,16 @@ ENTRIES = {
     "AutoConfig": "canonlm.canon.hosted.CanonHostConfig",
     "AutoModelForCausalLM": "canonlm.canon.hosted.CanonHostForCausalLM",
 }
-"""What transformers' Auto classes ask for, of a folder that brings its code."""
+"""Attributes that transformers' Auto classes need, for a folder with its own code."""
 
 IS_OURS = __name__ == "canonlm.canon.hosted"
-"""Is this canonlm's own module, and not the copy that a folder brought?"""
+"""Whether this is canonlm's own module, not the copy in a folder."""
 
 NOT_ITS_OWN = "a canonized model's: import canonlm, then AutoModelForCausalLM.from_pretrained"
 
 
 class CanonizedModel:
-    """What is put before the class of a host."""
+    """Mixed in before the class of a host."""
 
     canon_sites = ""
 
@@ -118,7 +118,7 @@ def host_class(canonized: type) -> Any:
 
 
 class CanonHostConfig(PreTrainedConfig):
-    """What the folder of a canonized model says. `AutoModelForCausalLM` makes the model out of it."""
+    """The configuration in the folder of a canonized model, for `AutoModelForCausalLM`."""
 
     model_type = MODEL_TYPE
     sites: str = ""
@@ -133,7 +133,7 @@ class CanonHostConfig(PreTrainedConfig):
 
 
 class CanonHostForCausalLM(PreTrainedModel):
-    """Not a model: where `AutoModelForCausalLM` finds out which one a folder holds."""
+    """Not a model: with it, `AutoModelForCausalLM` finds the class of the model in a folder."""
 
     config_class = CanonHostConfig
 
@@ -185,7 +185,7 @@ def _write_code(folder: Any) -> None:
 
 
 def _of_hub(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Of the options of `from_pretrained`, where to look."""
+    """The options of `from_pretrained` about the source."""
     names = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
     return {name: kwargs[name] for name in names if name in kwargs}
 

@@ -1,4 +1,4 @@
-"""Where the parts of a decoder are: its blocks, their mixers, MLPs and projections.
+"""Finds the parts of a decoder: its blocks, their mixers, MLPs and projections.
 
 A decoder of transformers, or one built like them, keeps its blocks in a list and names its parts in a few dozen ways.
 The tables here hold these names; what is in a module decides between them (a `mixer` with experts is an MLP).
@@ -51,7 +51,8 @@ REFUSED = {
 
 @dataclass
 class Mixer:
-    """Of a block, with paths from there. enter: the module whose input is the mixer's. leave: whose output is its."""
+    """A block's mixer, with paths from the block. enter: the module whose input is the mixer's. leave: whose output is
+    its."""
 
     path: str
     module: nn.Module
@@ -110,7 +111,7 @@ def find(model: PreTrainedModel) -> list[Block]:
 
 
 def channels_out(module: Any) -> int:
-    """Of a projection, which may be quantised: its weight is not looked at where it tells its sizes."""
+    """The output channels of a projection. It may be quantised, so its weight is only used if it has no sizes."""
     return _size(module, ("out_features", "nf"), 0)
 
 
@@ -124,9 +125,9 @@ def _size(module: Any, names: tuple[str, str], dim: int) -> int:
 
 
 def _lists_of_blocks(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """The lists of what the library says must stay whole (`_no_split_modules`), else that with the most parameters."""
+    """The lists of modules that the library does not split (`_no_split_modules`), else the largest list."""
     models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    whole = {name for part in models for name in getattr(part, "_no_split_modules", None) or []}
+    unsplit = {name for part in models for name in getattr(part, "_no_split_modules", None) or []}
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     if not any(isinstance(part, nn.ModuleList) for part in decoder.modules()):
         decoder = model  # some call their head so
@@ -137,7 +138,7 @@ def _lists_of_blocks(model: PreTrainedModel) -> dict[str, nn.Module]:
         for name, part in decoder.named_modules()
         if isinstance(part, nn.ModuleList) and len(part)
     }
-    named = {name: part for name, part in lists.items() if {type(block).__name__ for block in part} <= whole}
+    named = {name: part for name, part in lists.items() if {type(block).__name__ for block in part} <= unsplit}
     if not named and lists:
         largest = max(lists, key=lambda name: sum(p.numel() for p in lists[name].parameters()))
         named = {largest: lists[largest]}
@@ -245,7 +246,7 @@ def _nonlinear_inputs(holder: nn.Module) -> list[str]:
 
 
 def _inline_mlp(block: nn.Module) -> list[Mlp]:
-    """Of blocks that hold the MLP's two projections themselves, or in two modules."""
+    """The MLP of blocks that have its two projections themselves, or in two modules."""
     if all(_is_projection(block._modules.get(name)) for name in ("fc1", "fc2")):
         return [Mlp("fc1", "fc1", "fc2", ["fc1"])]
     halves = [getattr(block._modules.get(name), "dense", None) for name in ("intermediate", "output")]

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from canonlm.canon import states
+from canonlm.canon.gated_hosts import GatedSite
 from canonlm.canon.placing import Place
 from canonlm.canon.variants import make_canon
 from canonlm.canon.wrapping import Hosted, InputHook, OutputHook, Site, unwrap_block, wrap_block
@@ -23,6 +24,7 @@ def install(model: PreTrainedModel, places: list[Place]) -> None:
     paths = list(dict.fromkeys(one.block for one in places))
     for index, path in enumerate(paths):
         wrap_block(model.get_submodule(path), host, index)
+    gates: dict[tuple[str, str], str] = {}
     for one in places:
         block = model.get_submodule(one.block)
         device, dtype = _device(block), _dtype(block, model)
@@ -32,15 +34,20 @@ def install(model: PreTrainedModel, places: list[Place]) -> None:
         if canon.frozen:
             canon.requires_grad_(False)
         block.add_module(one.name, canon)
-        if one.module:
+        bound: Any = block.canon_bound
+        mlp, _, projection = one.module.rpartition(".")
+        if one.letters == "D" and projection == "gate_proj":
+            gates[one.block, mlp] = one.name  # bound together with that of up_proj, which comes next
+        elif one.letters == "D" and (one.block, mlp) in gates:
+            bound.append(GatedSite(block, mlp, (gates[one.block, mlp], one.name)))
+        elif one.module:
             hook: Any = InputHook(block, one.name)
             if one.side == "output":
                 hook = OutputHook(block, one.name, one.part, one.variant.form == "dynamic")
-            bound: Any = block.canon_bound
             bound.append(Site(block, one.module, hook))
     host.handles = [
         decoder.register_forward_pre_hook(host.begin, with_kwargs=True),
-        decoder.register_forward_hook(host.end),
+        decoder.register_forward_hook(host.end, with_kwargs=True),
     ]
     model.canon_host = host  # type: ignore[assignment]
 

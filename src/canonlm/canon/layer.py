@@ -6,12 +6,17 @@ This is the only Canon in the package: the decoder, its mixers, its MLPs and `ca
 whose taps are not simply learned, are in `canonlm.canon.variants`.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from canonlm.errors import expected
 from canonlm.ops.causal_conv import causal_conv, conv_state
+from canonlm.ops.kernels.door import canon, canon_with_state, last_real, reach_of, runs_on
+from canonlm.ops.kernels.judged import usable
 
 
 class CanonLayer(nn.Module):
@@ -101,9 +106,18 @@ class CanonLayer(nn.Module):
         """
         if x.ndim != 3 or x.shape[-1] != self.hidden_size:
             raise expected("x", f"a tensor [batch, time, {self.hidden_size}]", tuple(x.shape))
+        kernel = one_launch([self], [x])
+        if kernel is not None and return_state and not torch.is_grad_enabled():
+            last = None if attention_mask is None else last_real(attention_mask)
+            reach = reach_of(doc_ids, attention_mask)
+            [y], after = canon_with_state([x], **kernel, state=state, reach=reach, last=last)
+            return y, after
+        if kernel is not None:
+            [y] = canon([x], **kernel, state=state, reach=reach_of(doc_ids, attention_mask))
         if attention_mask is not None:
             x = x.masked_fill((attention_mask == 0)[..., None], 0)
-        y = self.convolve(x, doc_ids, state, mixer_input)
+        if kernel is None:
+            y = self.convolve(x, doc_ids, state, mixer_input)
         if not return_state:
             return y
         return y, conv_state(x, self.kernel_size, mask_BT=attention_mask, doc_ids_BT=doc_ids, state_BCK=state)
@@ -116,12 +130,11 @@ class CanonLayer(nn.Module):
         self, x_BTC: Tensor, doc_ids_BT: Tensor | None, state_BCK: Tensor | None, mixer_input: Tensor | None
     ) -> Tensor:
         """The layer's output for `x_BTC`, which is zero at padding."""
-        compute = torch.promote_types(x_BTC.dtype, torch.float32)
-        compute = torch.promote_types(compute, next(self.parameters(), x_BTC).dtype)
-        taps = self.taps(x_BTC.device, compute)
+        taps = self.taps_for(x_BTC)
         if not self.activation and self.bias is None:
             # x + conv(x) is one convolution whose last tap is larger by one: a pass less, and a rounding less.
             return causal_conv(x_BTC, self.combined(taps), doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
+        compute = taps.dtype
         y_BTC = causal_conv(x_BTC.to(compute), taps, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
         if self.bias is not None:
             y_BTC = y_BTC + on_this_device(self.bias).to(compute)
@@ -130,6 +143,12 @@ class CanonLayer(nn.Module):
         if self.residual:
             y_BTC = y_BTC + x_BTC
         return (y_BTC * self.scale).to(x_BTC.dtype) if self.scaled else y_BTC.to(x_BTC.dtype)
+
+    def taps_for(self, x_BTC: Tensor) -> Tensor:
+        """The taps in the dtype that the layer computes in: at least float32."""
+        compute = torch.promote_types(x_BTC.dtype, torch.float32)
+        compute = torch.promote_types(compute, next(self.parameters(), x_BTC).dtype)
+        return self.taps(x_BTC.device, compute)
 
     def combined(self, taps: Tensor) -> Tensor:
         """Taps, the residual and the scale as one convolution."""
@@ -151,8 +170,47 @@ class CanonLayer(nn.Module):
         return f"{self.hidden_size}, " + ", ".join(f"{key}={value}" for key, value in named.items())
 
 
+def one_launch(layers: Sequence[nn.Module], xs: Sequence[Tensor], name: str = "") -> dict[str, Any] | None:
+    """How the kernel of that name (default: of Canon alone) computes these layers on `xs` at once: its arguments that
+    are theirs. None: it cannot be used here, or the layers are not alike, or not just `CanonLayer`."""
+    canons: Any = layers
+    first = canons[0]
+    if not runs_on(*xs) or any(type(canon) is not CanonLayer for canon in canons):
+        return None
+    kinds = {(c.kernel_size, c.residual, c.activation, c.scaled, c.bias is None) for c in canons}
+    taps = [on_this_device(c.weight) for c in canons]
+    biases = [on_this_device(c.bias) for c in canons if c.bias is not None]
+    alike = len(kinds) == 1 and all(len({x.dtype for x in tensors}) <= 1 for tensors in (xs, taps, biases))
+    name = name or ("canon silu" if first.activation else "canon several" if len(xs) > 1 else "canon")
+    if not alike or not usable(name, *xs, *taps, *biases, kernel=first.kernel_size):
+        return None
+    return {
+        "taps": taps,
+        "biases": biases,
+        "residual": first.residual,
+        "activation": "silu" if first.activation else "none",
+        "scale": first.scale if first.scaled else 1.0,
+    }
+
+
+def plain_taps(layers: Sequence[Any], xs: Sequence[Tensor]) -> list[Tensor] | None:
+    """The taps of each layer, `[K, C]`, where all that it does to its x is one convolution with them; else None."""
+    if any(type(canon) is not CanonLayer or canon.activation or canon.bias is not None for canon in layers):
+        return None
+    if not all(map(untouched, layers)):
+        return None
+    return [canon.combined(canon.taps_for(x))[:, 0].t() for canon, x in zip(layers, xs, strict=True)]
+
+
+def untouched(module: nn.Module) -> bool:
+    """Whether a call of the module runs its class's forward and nothing else. Only then may its weights be read without
+    a call: hooks (offloading, inspection) would not run."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return "forward" not in module.__dict__ and not any(hooks)
+
+
 def on_this_device(weight: Tensor) -> Tensor:
-    """`weight`, or the part that is here of one spread over devices (a DTensor)."""
+    """`weight`, or this device's part of a DTensor."""
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 

@@ -1,4 +1,4 @@
-"""What a host is told of its tokens: which are padding, which documents they belong to, what came before.
+"""The layout of a host's tokens: padding, documents, and cached tokens.
 
 Worked out once for each forward, from the same arguments that the host takes, by the host library's own rules.
 """
@@ -17,7 +17,7 @@ CACHE_NAMES = ("past_key_values", "cache_params", "past_key_value", "layer_past"
 
 
 class Layout:
-    """Of the new tokens: batch, time; real, `[B, T]`, is a token no padding? None: none is; doc_ids, `[B, T]`, or None:
+    """The new tokens: batch, time; real, `[B, T]`, False at padding, or None: no padding; doc_ids, `[B, T]`, or None:
     one document a row. visits: how often each block has run, as some hosts repeat theirs."""
 
     def __init__(self, batch: int, time: int, real: Tensor | None = None, doc_ids: Tensor | None = None) -> None:
@@ -49,7 +49,7 @@ def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Layout | 
     if cache is not None:
         states.adopt(cache)
         past = _length(cache)
-        if not torch.compiler.is_compiling() and not cache.canon_states and _is_filled(cache, past):  # type: ignore[attr-defined]
+        if not torch.compiler.is_compiling() and not states.holds_any(cache) and _is_filled(cache, past):
             raise expected("past_key_values", "a cache that this model has filled since it has Canon layers", cache)
     mask = arguments.get("attention_mask")
     if isinstance(mask, Mapping):  # one for each kind of layer
@@ -66,7 +66,7 @@ def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Layout | 
 
 
 def _unless(values: Tensor | None, test: Any) -> Tensor | None:
-    """None where all is as without them; inside of a graph nobody can look."""
+    """None if the condition holds everywhere; within a compiled graph it cannot be checked."""
     if values is None or (not torch.compiler.is_compiling() and bool(test(values))):
         return None
     return values
@@ -88,12 +88,12 @@ def _is_filled(cache: Cache, past: int | Tensor) -> bool:
 def _length(cache: Cache) -> int | Tensor:
     try:
         return cache.get_seq_length()
-    except ValueError:  # of recurrent layers alone: nobody counts
+    except ValueError:  # a cache of recurrent layers alone does not count tokens
         return -1
 
 
 def _real(mask: Tensor, past: int | Tensor, time: int) -> Tensor:
-    """Of the new tokens, out of a mask of all tokens, `[B, past + T]` or longer."""
+    """Real new tokens, from a mask of all tokens, `[B, past + T]` or longer."""
     if isinstance(past, Tensor):
         return mask.index_select(1, past + torch.arange(time, device=mask.device)) != 0
     start = past if past >= 0 else mask.shape[1] - time
@@ -139,9 +139,9 @@ def _documents(
 
 
 def makes_cache(model: PreTrainedModel, arguments: Mapping[str, Any]) -> bool:
-    """Will the host make a cache of its own, where it gets none?"""
-    wanted = arguments.get("use_cache")
-    if wanted is None:
-        wanted = getattr(model.config, "use_cache", False)
+    """Whether the host makes a cache of its own if it gets none."""
+    use_cache = arguments.get("use_cache")
+    if use_cache is None:
+        use_cache = getattr(model.config, "use_cache", False)
     recomputes = model.training and getattr(model, "gradient_checkpointing", False)
-    return bool(wanted) and not recomputes
+    return bool(use_cache) and not recomputes

@@ -1,4 +1,4 @@
-"""Which Canon layers a host gets: sites, by letter, become places in its blocks."""
+"""From Canon sites, by letter, to places in the blocks of a host."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def place(model: PreTrainedModel, sites: dict[str, Variant], text: str) -> list[
     width: int = config.hidden_size
     kind, places, reasons = config.model_type, [], dict[str, str]()
     for index, block in enumerate(blocks):
-        for letters, variant in _together(sites):
+        for letters, variant in _grouped_by_variant(sites):
             if letters == "E":
                 rows = _embedding(block, width, variant, reasons) if index == 0 else []
             elif letters in ("A", "O"):
@@ -74,8 +74,8 @@ def place(model: PreTrainedModel, sites: dict[str, Variant], text: str) -> list[
     return places
 
 
-def _together(sites: dict[str, Variant]) -> Iterator[tuple[str, Variant]]:
-    """Q, K and V in one where they are alike."""
+def _grouped_by_variant(sites: dict[str, Variant]) -> Iterator[tuple[str, Variant]]:
+    """The sites by letter, with Q, K and V joined if they have one variant."""
     alike = {*"QKV"} <= sites.keys() and sites["Q"] == sites["K"] == sites["V"]
     for letter, variant in sites.items():
         if not (alike and letter in "KV"):
@@ -87,7 +87,7 @@ def _side(letter: str) -> str:
 
 
 def _named(block: Block, one: Place, same_letter: list[Place]) -> Place:
-    """With its names. `canon_A`; of several with one letter in a block `canon_A_mamba`."""
+    """The places with names: `canon_A`, or `canon_A_mamba` if a block has several with one letter."""
     letters = "QKV" if one.letters == "QKV" else one.letters
     name = f"canon_{letters}"
     if sum(other.letters == one.letters for other in same_letter) > 1:
@@ -98,7 +98,7 @@ def _named(block: Block, one: Place, same_letter: list[Place]) -> Place:
 
 
 def _short(path: str, paths: list[str]) -> str:
-    """Without the beginning and the end that all have."""
+    """The names without their common beginning and end."""
     parts = [p.split(".") for p in paths]
     own = path.split(".")
     while len(own) > 1 and all(len(p) > 1 and p[0] == own[0] for p in parts):
@@ -137,21 +137,21 @@ def _in_mlps(block: Block, variant: Variant, reasons: dict[str, str]) -> Iterato
 def _in_mixer(
     block: Block, mixer: Mixer, letters: str, variant: Variant, config: Any, reasons: dict[str, str]
 ) -> Iterator[Place]:
-    """On the projections of one mixer. letters: Q, K or V alone, or QKV, which is B."""
+    """Places on the projections of one mixer. letters: Q, K or V alone, or QKV, which is B."""
     for letter in letters:
         reasons.setdefault(letter, "no projections of queries, keys and values under names that we know")
     for role, path in mixer.roles.items():
         projection = block.module.get_submodule(path)
         if role == "all":
             if letters == "QKV":
-                yield from _whole(projection, path, "QKV", variant, mixer, reasons)
+                yield from _on_all_channels(projection, path, "QKV", variant, mixer, reasons)
             else:
                 reasons[letters] = "one projection makes all that its mixer reads (B is Canon on all of it)"
         elif mixer.shares_keys and role in ("K", "V"):
             reasons.setdefault(role, "its keys and values are those of another block")
         elif role == "KV":
             if letters == "QKV":
-                yield from _whole(projection, path, "KV", variant, mixer, reasons)
+                yield from _on_all_channels(projection, path, "KV", variant, mixer, reasons)
             elif letters in "KV":
                 reasons[letters] = "keys and values come from one projection (B is Canon on all of it)"
         elif role == "QKV":
@@ -162,7 +162,7 @@ def _in_mixer(
             yield from _separate(projection, path, role, channels[role], variant, mixer, config)
 
 
-def _whole(
+def _on_all_channels(
     projection: nn.Module, path: str, letters: str, variant: Variant, mixer: Mixer, reasons: dict[str, str]
 ) -> Iterator[Place]:
     _needs_no_heads(variant, mixer, "its projection makes more than keys, or more than queries")
@@ -175,15 +175,15 @@ def _fused(
     _needs_no_heads(variant, mixer, "its queries, keys and values come from one projection")
     channels, width = channels_of(mixer.module, projection, "QKV"), channels_out(projection)
     if letters == "QKV":
-        parts = [] if channels is None else sorted(channels.values(), key=lambda one: one.first)
-        whole = Channels(parts[0].groups, parts[0].first, parts[-1].end) if parts else Channels(1, 0, width)
+        parts = [] if channels is None else sorted(channels.values(), key=lambda span: span.first)
+        region = Channels(parts[0].groups, parts[0].first, parts[-1].end) if parts else Channels(1, 0, width)
     elif channels is None:
         reasons[letters] = f"we do not know which channels of {path} are its own (B is Canon on all of them)"
         return
     else:
-        whole = channels[letters]
-    part = None if whole.count == width else whole
-    yield Place("", letters, "", path, "output", whole.count, variant, part)
+        region = channels[letters]
+    part = None if region.count == width else region
+    yield Place("", letters, "", path, "output", region.count, variant, part)
 
 
 def _separate(

@@ -42,7 +42,7 @@ VARIANTS = {
     "smear": "x_t + g_t x_(t-1), with a gate g_t that 12 channels of x_t decide",
     "offset": "on K: half of the channels of each head come from the token before",
 }
-"""What stands behind a colon, besides the kernel: `:k2` to `:k8` and beyond; four tokens by default."""
+"""Variants behind a colon, besides the kernel size: `:k2` to `:k8` and beyond; four tokens by default."""
 
 Form = Literal["conv", "avg", "dynamic", "smear", "offset"]
 

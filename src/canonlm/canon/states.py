@@ -1,4 +1,4 @@
-"""Canon states in a host's own cache: what moves the cache's keys and values moves them too.
+"""Canon states in a host's own cache: operations that move the cache's keys and values also move them.
 
 A cache is adopted by giving its object a class that is derived from its own and has the same name. Nothing in it is
 replaced, and its layers, which some hosts look at, stay as they are.
@@ -15,19 +15,35 @@ from canonlm.errors import expected
 
 
 class CanonCache:
-    """What is put before the class of a cache. A state is `[B, C, K]`: the last K inputs of a Canon layer, time last;
-    longer while the past is recorded."""
+    """Mixed in before the class of a cache. A state is `[B, C, K]`: the last K inputs of a Canon layer, time last;
+    longer while the past is recorded.
+
+    canon_packed: in a static cache, the states of a block side by side, by the block's key; canon_parts: where each
+    state is, (block, first channel, end). A compiled step looks at every tensor that it is given, so a few large ones
+    are faster than many small ones.
+    """
 
     canon_states: dict[str, Tensor]
+    canon_packed: dict[str, Tensor]
+    canon_parts: dict[str, tuple[str, int, int]]
     canon_records: bool
     canon_static: bool
 
     def read_canon(self, key: str, kernel: int) -> Tensor | None:
+        if key in self.canon_parts:
+            block, first, end = self.canon_parts[key]
+            return self.canon_packed[block][:, first:end]
         state = self.canon_states.get(key)
         return state if state is None or not self.canon_records else state[..., -kernel:]
 
     def write_canon(self, key: str, state: Tensor, inputs_BTC: Tensor, real_BT: Tensor | None) -> None:
         """state: after the inputs. real_BT: False at padding."""
+        if key in self.canon_parts:
+            block, first, end = self.canon_parts[key]
+            if not state.requires_grad:
+                self.canon_packed[block][:, first:end].copy_(state)
+                return
+            CanonCache.unpack_canon(self)
         old = self.canon_states.get(key)
         if self.canon_records:
             # Someone may take tokens back (prompt lookup): every input is kept, until `crop` cuts the state.
@@ -39,8 +55,29 @@ class CanonCache:
         else:
             self.canon_states[key] = state
 
+    def pack_canon(self) -> None:
+        """After the first forward of a static cache: from then on all states stay where they are."""
+        blocks: dict[str, list[str]] = {}
+        for key, state in self.canon_states.items():
+            block = f"{key.partition('.')[0]} {state.shape[-1]} {state.dtype} {state.device}"
+            blocks.setdefault(block, []).append(key)
+        for block, keys in blocks.items():
+            states, first = [self.canon_states.pop(key) for key in keys], 0
+            self.canon_packed[block] = torch.cat(states, dim=1)
+            for key, state in zip(keys, states, strict=True):
+                self.canon_parts[key] = block, first, first + state.shape[1]
+                first += state.shape[1]
+
+    def unpack_canon(self) -> None:
+        """Before rows move: every state is a tensor of its own again."""
+        for key, (block, first, end) in self.canon_parts.items():
+            self.canon_states[key] = self.canon_packed[block][:, first:end].clone()
+        self.canon_packed.clear()
+        self.canon_parts.clear()
+
     def activate_past_recording(self) -> None:
         super().activate_past_recording()  # type: ignore[misc]
+        self.unpack_canon()
         self.canon_records = True
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -66,6 +103,8 @@ class CanonCache:
 
     def reset(self) -> None:
         super().reset()  # type: ignore[misc]
+        for packed in self.canon_packed.values():
+            packed.zero_()
         for key, kernel in self.canon_kernels.items():
             state = self.canon_states[key]
             if self.canon_static:
@@ -75,16 +114,19 @@ class CanonCache:
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         super().reorder_cache(beam_idx)  # type: ignore[misc]
+        self.unpack_canon()
         for key, state in self.canon_states.items():
             self.canon_states[key] = state.index_select(0, beam_idx.to(state.device))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         super().batch_repeat_interleave(repeats)  # type: ignore[misc]
+        self.unpack_canon()
         for key, state in self.canon_states.items():
             self.canon_states[key] = state.repeat_interleave(repeats, dim=0)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         super().batch_select_indices(indices)  # type: ignore[misc]
+        self.unpack_canon()
         for key, state in self.canon_states.items():
             self.canon_states[key] = state[indices, ...]
 
@@ -113,7 +155,7 @@ def _new(cache_class: Any) -> Any:
 
 def remember_recording() -> None:
     """Patch `Cache.activate_past_recording` to mark the cache: the library marks only layers that can forget, and a
-    cache may be told to record before a model sees it."""
+    cache may start to record before a model sees it."""
     plain = Cache.activate_past_recording
     if getattr(plain, "remembers", False):
         return
@@ -133,12 +175,16 @@ def adopt(cache: Any) -> None:
         return
     # Inside of a graph a class cannot change: the states are kept, and the methods come when the cache is next seen.
     if "canon_states" not in vars(cache):
-        cache.canon_states = {}
+        cache.canon_states, cache.canon_packed, cache.canon_parts = {}, {}, {}
         cache.canon_records = getattr(cache, "canon_records", False)
         cache.canon_static = isinstance(cache, StaticCache)
     if not torch.compiler.is_compiling():
         plain: Any = type(cache)
         cache.__class__ = _class_with_canon(plain)
+
+
+def holds_any(cache: Any) -> bool:
+    return bool(cache.canon_states or cache.canon_parts)
 
 
 def read(cache: Cache, key: str, kernel: int) -> Tensor | None:
@@ -147,3 +193,11 @@ def read(cache: Cache, key: str, kernel: int) -> Tensor | None:
 
 def write(cache: Cache, key: str, state: Tensor, inputs_BTC: Tensor, real_BT: Tensor | None) -> None:
     CanonCache.write_canon(cache, key, state, inputs_BTC, real_BT)  # type: ignore[arg-type]
+
+
+def settle(cache: Cache | None) -> None:
+    """After a forward: the states of a static cache get their lasting places."""
+    if not isinstance(cache, CanonCache) or not cache.canon_static or cache.canon_records:
+        return
+    if not any(state.requires_grad for state in cache.canon_states.values()):
+        cache.pack_canon()

@@ -1,4 +1,4 @@
-"""Canon layers inside of a host: what is put around its blocks, and on the inputs and outputs of their parts.
+"""Puts Canon layers into a host: classes of its blocks, and hooks on the inputs and outputs of their parts.
 
 A block gets a class that is derived from its own, so that the layout of the tokens travels with the block's arguments:
 a block that is computed again in the backward gets the same. Parts keep their classes; hooks on them do the rest.
@@ -20,7 +20,7 @@ from canonlm.errors import InvalidSetting, expected
 
 
 class Hosted:
-    """What a canonized model keeps: the layout of the forward that is running."""
+    """The state of a canonized model: the layout of the running forward."""
 
     def __init__(self, decoder: nn.Module, names: Sequence[str]) -> None:
         """decoder: the module that takes `input_ids`; names: of its forward's arguments."""
@@ -33,12 +33,14 @@ class Hosted:
         """Before the decoder's forward."""
         self.layout = layout_of(decoder, {**dict(zip(self.names, args, strict=False)), **kwargs})  # type: ignore[arg-type]
 
-    def end(self, decoder: nn.Module, args: tuple, output: Any) -> None:
+    def end(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         self.last, self.layout = self.layout, None
+        if not torch.compiler.is_compiling():
+            states.settle(next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None))
 
     def layout_for(self, x: Any) -> Layout:
-        """Of the running forward. A block that is computed again from outside, after it, is known by its input `x`,
-        which is the same object where nothing has detached it."""
+        """The layout of the running forward. A block that is recomputed from outside, after it, is recognised by its
+        input `x`, which is the same object where nothing has detached it."""
         layout = self.layout
         if layout is None and torch._C._current_graph_task_id() != -1:
             layout = getattr(x, "canon_layout", self.last)
@@ -57,9 +59,13 @@ class Running:
     cache: Cache | None = None
     key = ""
 
+    def key_of(self, name: str, canon: Any) -> str:
+        """The key of a Canon layer's state in the cache."""
+        return f"{self.key}.{name}:{canon.kernel_size}"
+
 
 class CanonBlock:
-    """What is put before the class of a block."""
+    """Mixed in before the class of a block."""
 
     canon_host: Hosted
     canon_index: int
@@ -89,18 +95,19 @@ class CanonBlock:
             running.layout = running.cache = None
 
     def __reduce__(self) -> Any:  # pickle cannot find a class that is made here by its name
-        return _new_block, (type(self).__bases__[1],), vars(self)
+        return new_derived, (CanonBlock, type(self).__bases__[1]), vars(self)
 
 
 @functools.cache
-def _block_class(block_class: Any) -> Any:
+def derived(before: Any, plain: Any) -> Any:
+    """The class `plain` of a module with `before` put before it."""
     # Its name and home too: the library finds out by them what may not be split, and whose code this is.
     names = ("__module__", "__qualname__", "__doc__")
-    return type(block_class.__name__, (CanonBlock, block_class), {name: getattr(block_class, name) for name in names})
+    return type(plain.__name__, (before, plain), {name: getattr(plain, name) for name in names})
 
 
-def _new_block(block_class: Any) -> Any:
-    made = _block_class(block_class)
+def new_derived(before: Any, plain: Any) -> Any:
+    made = derived(before, plain)
     return made.__new__(made)
 
 
@@ -121,9 +128,8 @@ def run(block: nn.Module, name: str, x: Tensor, mixer_input: Tensor | None = Non
     if cache is None:
         y = canon(x, attention_mask=layout.real, doc_ids=layout.doc_ids, **options)
     else:
-        kernel = canon.kernel_size
-        key = f"{running.key}.{name}:{kernel}"
-        past = states.read(cache, key, kernel)
+        key = running.key_of(name, canon)
+        past = states.read(cache, key, canon.kernel_size)
         if past is not None and past.device != x.device:
             past = past.to(x.device)
         y, state = canon(
@@ -134,7 +140,7 @@ def run(block: nn.Module, name: str, x: Tensor, mixer_input: Tensor | None = Non
 
 
 def on_input(args: tuple, kwargs: dict[str, Any], change: Any) -> tuple[tuple, dict[str, Any]]:
-    """Arguments with the hidden states changed, in each place where they stand."""
+    """The arguments with the hidden states replaced, everywhere."""
     x = next((value for value in args if isinstance(value, Tensor)), None)
     if x is None:
         x = kwargs.get("hidden_states")
@@ -183,23 +189,14 @@ class Site:
         self.handle: Any = None
         self.bind()
 
-    def part(self) -> nn.Module:
-        module: Any = self.block
-        for name in self.path:
-            module = module._modules.get(name)
-            if module is None:
-                what = f"{'.'.join(self.path)} in {type(self.block).__name__}, which has a Canon layer"
-                raise InvalidSetting("model", f"model: expected {what}; {name} is no longer there")
-        return module
-
     def check(self) -> None:
-        if self.part() is not self.bound:
+        if part_at(self.block, self.path) is not self.bound:
             self.bind()
 
     @torch.compiler.disable
     def bind(self) -> None:
         self.remove()
-        self.bound = module = self.part()
+        self.bound = module = part_at(self.block, self.path)
         if isinstance(self.hook, InputHook):
             self.handle = module.register_forward_pre_hook(self.hook, with_kwargs=True)
         else:
@@ -210,13 +207,23 @@ class Site:
             self.handle.remove()
 
 
+def part_at(block: nn.Module, path: Sequence[str]) -> nn.Module:
+    module: Any = block
+    for name in path:
+        module = module._modules.get(name)
+        if module is None:
+            what = f"{'.'.join(path)} in {type(block).__name__}, which has a Canon layer"
+            raise InvalidSetting("model", f"model: expected {what}; {name} is no longer there")
+    return module
+
+
 def wrap_block(block: nn.Module, host: Hosted, index: int) -> None:
     hooked = getattr(block, "_old_forward", None)  # of accelerate, which puts its own forward before ours
     if "forward" in vars(block) and hooked is None:
         what = "blocks whose forward nothing has replaced: canonize the model first"
         raise InvalidSetting("model", f"model: expected {what}, got a {type(block).__name__} with another forward")
     plain: Any = type(block)
-    block.__class__ = _block_class(plain)
+    block.__class__ = derived(CanonBlock, plain)
     block.canon_host, block.canon_index, block.canon_running = host, index, Running()  # type: ignore[assignment]
     block.canon_bound = []  # type: ignore[assignment]
     if hooked is not None:

@@ -1,4 +1,4 @@
-"""Does a causal language model give the same answers however it is asked? For any model of transformers.
+"""Checks that a causal language model of transformers gives the same output with caches, padding, batches and beams.
 
     from canonlm import check
     for outcome in check.decoding(model):
@@ -9,7 +9,7 @@
         [outcome] = check.decoding(model, [case])
         assert outcome.state != "differs", outcome
 
-The truth is one forward over one row, without cache, padding or batch. Every case asks for the same in another way:
+The reference is one forward over one row, without cache, padding or batch. Every case computes the same in another way:
 with a cache, in a batch, padded, in pieces, with beams, and so on.
 """
 
@@ -20,17 +20,16 @@ import torch
 from transformers import PreTrainedModel
 
 from canonlm.check.cases import CASES
-from canonlm.check.truth import Outcome, Subject, asking
+from canonlm.check.truth import Outcome, Subject, without_generation_settings
 from canonlm.errors import unknown
 
 __all__ = ["CASES", "Outcome", "decoding"]
 
 
 def decoding(model: PreTrainedModel, cases: Iterable[str] | None = None, *, seed: int = 0) -> list[Outcome]:
-    """An outcome for each case, in their order; of all cases by default.
+    """An outcome for each case, in order; by default for all cases.
 
-    The model is left as it was: on its device, with its weights, its mode and its settings. seed: of the tokens that it
-    is asked. ValueError: no such case.
+    The model's device, weights, mode and settings do not change. seed: of the input tokens. ValueError: no such case.
     """
     chosen = list(CASES if cases is None else cases)
     for name in chosen:
@@ -41,7 +40,7 @@ def decoding(model: PreTrainedModel, cases: Iterable[str] | None = None, *, seed
     try:
         for name in chosen:
             model.eval()
-            with torch.random.fork_rng(devices), asking(model):
+            with torch.random.fork_rng(devices), without_generation_settings(model):
                 outcomes.append(_outcome(name, Subject(model, seed)))
     finally:
         model.generation_config = settings

@@ -1,4 +1,4 @@
-"""The ways to ask a model for the same. Each returns by how much its logits are wrong (`Subject.error`)."""
+"""Equivalent ways to compute a model's output. Each case returns the error of its logits (`Subject.error`)."""
 
 import copy
 import tempfile
@@ -17,12 +17,12 @@ PIECES = (4, 1, 3, 1)
 """Tokens of the pieces of a prompt."""
 
 KEPT = 6
-"""Tokens that stay when the others are taken back."""
+"""Tokens that stay when later ones are removed from the cache."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """about: one line. limit: of the error, where it is not the precision's."""
+    """about: one line. limit: of the error; None: that of the precision."""
 
     about: str
     ask: Callable[[Subject], float]

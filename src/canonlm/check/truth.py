@@ -1,4 +1,4 @@
-"""What a model is compared with: one forward over one row, without cache, padding or batch."""
+"""The reference of all cases: one forward over one row, without cache, padding or batch."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -22,8 +22,8 @@ LIMITS = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.f
 
 @dataclass(frozen=True)
 class Outcome:
-    """`passed`, `differs` (a wrong answer, and not a word), or `refused` (an error). error: the largest difference of
-    logits, in standard deviations of the true ones; None where there is none."""
+    """`passed`, `differs` (a wrong answer without an error), or `refused` (an error). error: the largest difference of
+    logits, in standard deviations of the true ones; None for `refused`."""
 
     case: str
     state: Literal["passed", "differs", "refused"]
@@ -32,11 +32,11 @@ class Outcome:
 
 
 class Subject:
-    """A model, and what it is asked."""
+    """A model and its inputs."""
 
     def __init__(self, model: PreTrainedModel, seed: int) -> None:
         self.model, self.seed = model, seed
-        # A generate that canonlm has put around the library's own is left out: the library's is what is checked.
+        # The library's own generate is checked, not one that canonlm has put around it.
         self.generate: Any = getattr(model.generate, "generate", model.generate)
         self.accepts = set(inspect.signature(model.forward).parameters)
         self.limit = LIMITS.get(model.dtype, LIMITS[torch.float32])
@@ -50,7 +50,7 @@ class Subject:
 
     @property
     def prompts(self) -> list[Tensor]:
-        """Of different lengths."""
+        """Prompts of different lengths."""
         return [row[:length] for row, length in zip(self.rows, LENGTHS, strict=True)]
 
     def forward(self, input_ids: Tensor, **options: Any) -> Any:
@@ -63,7 +63,7 @@ class Subject:
             return self.forward(tokens[None], **options).logits[0]
 
     def error(self, logits: Tensor, true: Tensor) -> float:
-        """Infinite where they are not numbers."""
+        """The largest difference, in standard deviations of the true logits; infinite for NaN."""
         difference = (logits.double() - true.double()).abs().max() / true.double().std().clamp(min=1e-30)
         return float(difference.nan_to_num(nan=torch.inf))
 
@@ -77,13 +77,13 @@ class Subject:
         return max(errors)
 
     def greedy(self, prompt: Tensor, new: Tensor) -> float:
-        """By how much the likeliest token is likelier than the one that was chosen, in the same unit."""
+        """How much larger the largest logit is than that of the chosen token, in the same unit."""
         true = self.truth(torch.cat([prompt, new[:-1]]))[len(prompt) - 1 :].double()
         chosen = true.gather(1, new[:, None])[:, 0]
         return float(((true.max(1).values - chosen) / true.std()).max())
 
     def write(self, input_ids: Tensor, **options: Any) -> Any:
-        """`generate`, greedily unless `options` say otherwise, to its full length."""
+        """`generate`, greedily unless `options` change that, to its full length."""
         usual = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
         settings = {key: value for key, value in options.items() if key not in ("attention_mask", "assistant_model")}
         inputs = {key: value for key, value in options.items() if key not in settings}
@@ -107,10 +107,10 @@ class Subject:
 
 
 @contextmanager
-def asking(model: PreTrainedModel) -> Iterator[None]:
-    """In here the model has no generation settings of its own."""
-    kept, model.generation_config = model.generation_config, GenerationConfig()
+def without_generation_settings(model: PreTrainedModel) -> Iterator[None]:
+    """Within this context the model has no generation settings of its own."""
+    previous, model.generation_config = model.generation_config, GenerationConfig()
     try:
         yield
     finally:
-        model.generation_config = kept
+        model.generation_config = previous

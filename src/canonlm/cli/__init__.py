@@ -1,14 +1,19 @@
 """The `canonlm` command: parse, call, print. Every mistake of the user's is one line on standard error, exit code 2."""
 
 import os
+import platform
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
+import canonlm
 from canonlm.cli import (
     canonize,
     check,
+    claims,
     convert,
     data,
     doctor,
@@ -18,13 +23,17 @@ from canonlm.cli import (
     launch,
     lists,
     lm_eval,
+    new,
     plan,
     play,
     probe,
+    profile,
     recipes,
+    replicate,
     report,
     results,
     train,
+    work,
 )
 
 app = typer.Typer(
@@ -32,20 +41,43 @@ app = typer.Typer(
     help="Compare language-model architectures on synthetic tasks that are small, exact, and quick to tell them apart "
     "(start with `canonlm play depo`), and pretrain them on text, on one CPU or a cluster (`canonlm train debug`).",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:  # from the packages' metadata: nothing is imported
+        libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+        print(f"canonlm {canonlm.__version__} ({libraries}, Python {platform.python_version()})")
+        raise typer.Exit
+
+
+VERSION = typer.Option(
+    "--version", help="Show the versions of canonlm, torch and transformers.", callback=_print_version, is_eager=True
+)
+
+
+@app.callback()
+def options(version: Annotated[bool, VERSION] = False) -> None:
+    """Options of `canonlm` itself."""
+
+
 app.command()(play.play)
+app.command()(profile.profile)
+app.command()(replicate.replicate)
+app.command()(claims.claims)
 app.command()(report.report)
 app.command()(results.results)
 app.command()(lists.tasks)
 app.command()(lists.archs)
+app.command()(new.new)
 app.add_typer(data.app, name="data")
 app.add_typer(recipes.app, name="recipes")
 app.command()(plan.plan)
 app.command()(train.train)
 app.command()(launch.launch)
+app.command()(work.work)
 app.command()(export.export)
 app.command("eval")(evaluate.evaluate)
 app.command()(generate.generate)

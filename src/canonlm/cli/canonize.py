@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from canonlm.cli.doing import doing, load_torch
 from canonlm.cli.options import DTYPE, TRUST, opened, writing_model
 
 if TYPE_CHECKING:
@@ -17,10 +18,10 @@ MODEL = typer.Argument(
     "hf:qwen3.",
     show_default=False,
 )
-OUT = typer.Argument(help="The folder to make.", show_default=False)
-SITES = typer.Option(help="Where: letters such as ABCD, with variants such as KVOM:scaled.")
+OUT = typer.Argument(help="The folder to write.", show_default=False)
+SITES = typer.Option(help="Sites: letters such as ABCD, with variants such as KVOM:scaled.")
 INIT = typer.Option(help="zero: the model answers as before; uniform: taps are drawn, as in the paper.")
-SEED = typer.Option(help="Of drawn taps.", min=0)
+SEED = typer.Option(help="Seed of drawn taps.", min=0)
 DRY_RUN = typer.Option("--dry-run", help="Only print which layers each block would get; no weights are read.")
 
 
@@ -38,9 +39,10 @@ def canonize(
 
     OUT loads by AutoModelForCausalLM once canonlm is imported, trains and generates as the model did before.
     """
+    load_torch()
     from canonlm.canon.canonize import canonize as put_into
     from canonlm.canon.canonize import describe
-    from canonlm.errors import expected
+    from canonlm.errors import brief, expected
 
     path = Path(model).expanduser()
     if (path / "config.yaml").is_file():
@@ -48,14 +50,16 @@ def canonize(
         raise expected("MODEL", what, model)
     if dry_run:
         if out is not None:
-            raise expected("OUT", "nothing with --dry-run, which writes nothing", str(out))
+            raise ValueError("OUT does not go with --dry-run, which writes nothing")
         host = _on_meta(model, trust_remote_code)
         print(listing(describe(host, sites, init=init)))
         return 0
     if model.startswith("hf:"):
-        raise expected("MODEL", "a saved model (an architecture only with --dry-run)", model)
+        raise ValueError(
+            f"MODEL: {brief(model)} is an architecture, which only works with --dry-run; a saved model is needed"
+        )
     if out is None:
-        raise expected("OUT", "a folder to write (or --dry-run)", out)
+        raise ValueError("OUT is missing: the folder to write (or --dry-run)")
     if out.exists():
         raise expected("OUT", "a folder that does not exist yet", str(out))
 
@@ -73,7 +77,7 @@ def canonize(
         if subject.tokenizer is not None:
             subject.tokenizer.save_pretrained(folder)
 
-    with writing_model(out):
+    with doing("writing the model"), writing_model(out):
         write_folder(out, fill)
     added = sum(p.numel() for name, p in made.named_parameters() if ".canon_" in name)
     print(f"{len(places)} Canon layers, {added:,} parameters of {made.num_parameters():,}: {out}")
@@ -103,6 +107,7 @@ def _on_meta(model: str, trust_remote_code: bool) -> "PreTrainedModel":
 
     from canonlm.errors import InvalidSetting, brief
     from canonlm.models.limits import few_modules
+    from canonlm.suites.opening import hub_is_known
 
     if model.startswith("hf:"):
         from canonlm.models.interface import Sizes
@@ -113,7 +118,8 @@ def _on_meta(model: str, trust_remote_code: bool) -> "PreTrainedModel":
         with torch.device("meta"):
             return model_class._from_config(config, dtype=torch.float32)
     try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+        options = {"trust_remote_code": trust_remote_code, "local_files_only": not hub_is_known()}
+        config = AutoConfig.from_pretrained(model, **options)
         with torch.device("meta"), few_modules():
             return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     except Exception as error:  # whatever the code of some model raises

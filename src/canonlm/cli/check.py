@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from canonlm.cli.doing import load_torch
 from canonlm.cli.options import DEVICE, DTYPE, STEP, TRUST, VARIANT, opened
 
 if TYPE_CHECKING:
@@ -15,9 +16,9 @@ MODEL = typer.Argument(
     "llama+canon or hf:qwen3, which is made small, with random weights.",
     show_default=False,
 )
-CASES = typer.Option(help="Some of the cases, separated by commas. Default: all.", show_default=False)
-SEED = typer.Option(help="Of the tokens that the model is asked, and of random weights.", min=0)
-JSON = typer.Option(help="A file to write the outcomes to.", show_default=False)
+CASES = typer.Option(help="Which cases, separated by commas. Default: all.", show_default=False)
+SEED = typer.Option(help="Seed of the tokens that the model reads, and of random weights.", min=0)
+JSON = typer.Option(help="Write the outcomes to this file, too.", show_default=False)
 
 MARKS = {"passed": "green", "differs": "bold red", "refused": "yellow"}
 
@@ -35,9 +36,10 @@ def check(
 ) -> int:
     """Does a model give the same answers with a cache, in a batch, padded, in pieces, with beams, packed, saved?
 
-    Each case is compared with plain forwards over single rows. `differs` is a wrong answer without a word: exit code 1.
-    `refused` means that the model or the library raised an error; it does not count as a wrong answer.
+    Each case is compared with plain forwards over single rows. `differs` is a wrong answer without an error: exit code
+    1. `refused` means that the model or the library raised an error; it does not count as a wrong answer.
     """
+    load_torch()
     from dataclasses import asdict
 
     from rich.console import Console
@@ -71,7 +73,7 @@ def check(
     if json is not None:
         write_json(json, [asdict(outcome) for outcome in outcomes])
     wrong = [outcome.case for outcome in outcomes if outcome.state == "differs"]
-    verdict = f"wrong answers without a word: {', '.join(wrong)}" if wrong else "no wrong answer"
+    verdict = f"wrong answers without an error: {', '.join(wrong)}" if wrong else "no wrong answer"
     print(f"{model}: {verdict}")
     return 1 if wrong else 0
 

@@ -5,14 +5,15 @@ from typing import Annotated
 
 import typer
 
+from canonlm.cli.doing import doing, load_torch
 from canonlm.cli.options import writing_model
 
 SOURCE = typer.Argument(
     help="A folder, or a repository on the Hugging Face Hub, with a published checkpoint or one of ours.",
     show_default=False,
 )
-OUT = typer.Argument(help="The folder to make.", show_default=False)
-VARIANT = typer.Option(help="Which sub-folder, where SOURCE holds several.", show_default=False)
+OUT = typer.Argument(help="The folder to write.", show_default=False)
+VARIANT = typer.Option(help="Which sub-folder, if SOURCE has several.", show_default=False)
 REVISION = typer.Option(help="Branch, tag or commit on the Hub.", show_default=False)
 TOKEN = typer.Option(help="Access token for the Hub. Default: the one you logged in with.", show_default=False)
 CACHE_DIR = typer.Option(help="Where downloads are kept. Default: the Hub's own cache.", show_default=False)
@@ -36,7 +37,7 @@ def convert(
 ) -> int:
     """Read a published checkpoint and write it in another format.
 
-    OUT is whole or not there.
+    OUT is complete or absent.
     """
     from canonlm.errors import expected, unknown
 
@@ -45,6 +46,7 @@ def convert(
     if dtype is not None and dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
 
+    load_torch()
     import torch
     from transformers.utils.logging import disable_progress_bar
 
@@ -59,7 +61,7 @@ def convert(
         source, variant, revision=revision, token=token, cache_dir=cache_dir,
         dtype=None if dtype is None else getattr(torch, dtype),
     )  # fmt: skip
-    with writing_model(out):
+    with doing("writing the model"), writing_model(out):
         write_folder(out, lambda folder: save_published(model, folder, to))
     precision = str(model.dtype).removeprefix("torch.")
     print(f"{name_of(model.config)}, {model.num_parameters():,} parameters, {precision}: {out}")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from canonlm.cli import multihop, prepare
+from canonlm.cli import completion, multihop, prepare
+from canonlm.cli.doing import doing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,16 +23,22 @@ app.command()(prepare.prepare)
 app.command()(prepare.check)
 app.command()(multihop.multihop)
 
-TASK = typer.Argument(help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours.", show_default=False)
-SETTINGS = typer.Argument(help="Settings of the task, such as N=8 K=2.", show_default=False, metavar="[KEY=VALUE]...")
+TASK = typer.Argument(
+    help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours.",
+    show_default=False,
+    autocompletion=completion.tasks,
+)
+SETTINGS = typer.Argument(
+    help="Settings of the task, such as task.N=8 task.K=2.", show_default=False, metavar="KEY=VALUE"
+)
 N = typer.Option("--n", help="How many samples.", min=1)
 DIFFICULTY = typer.Option(help="A named difficulty, such as depo1-225.", show_default=False)
-SPLIT = typer.Option(help="train (the training law), valid (the same) or test (the hardest cases).")
+SPLIT = typer.Option(help="train, valid (the same distribution) or test (the hardest cases).")
 SEED = typer.Option(help="Samples are a function of seed, split and number.", min=0)
 OUT = typer.Option(help="The Parquet file to write, such as depo.parquet.", show_default=False)
-LOSS_ON = typer.Option(help="Which tokens get a label: answer or all. Default: as the paper.", show_default=False)
+LOSS_ON = typer.Option(help="Which tokens get a label: answer or all. Default: as in the paper.", show_default=False)
 VERIFY = typer.Option(
-    help="Grade this file of answers to the samples instead: Parquet or JSON lines, with index and answers.",
+    help="Instead grade a file of answers to the samples: Parquet or JSON lines, with index and answers.",
     show_default=False,
 )
 
@@ -48,17 +55,20 @@ def show(
     split: Annotated[str, SPLIT] = "train",
     seed: Annotated[int, SEED] = 0,
 ) -> int:
-    """Print samples for people: context, questions and answers in colour, then each question with its answer and why.
+    """Print samples in colour: context, questions and answers; then each question with its answer and the reason.
 
-    Without a difficulty or settings, the tiny preset's.
+    Without a difficulty or settings, those of the tiny preset.
     """
     from rich.console import Console
     from rich.text import Text
 
     chosen = _task(task, difficulty, settings)
-    samples = [chosen.sample(split, seed, index) for index in range(n)]
+    with doing("drawing samples (the first time, the task is compiled)"):
+        samples = [chosen.sample(split, seed, index) for index in range(n)]
     console = Console(highlight=False)
-    console.print(f"{chosen!r}, {split} law; {len(chosen.vocab)} tokens in the vocabulary", style="dim", soft_wrap=True)
+    console.print(
+        f"{chosen!r}, {split} split; {len(chosen.vocab)} tokens in the vocabulary", style="dim", soft_wrap=True
+    )
     for index, sample in enumerate(samples):
         console.print(f"\nsample {index}, {len(sample.tokens)} tokens", style="dim")
         console.print(_coloured(chosen, sample))
@@ -83,15 +93,16 @@ def dump(
 ) -> int:
     """Write samples to a Parquet file; with --verify, grade answers to them.
 
-    The file has index, tokens, labels and answers (start and stop of each answer: what stands before is its prompt).
-    It is whole or not there, and a dump that was stopped goes on where it was.
+    The file has index, tokens, labels and answers (start and stop of each answer; what is before it is its prompt).
+    It is complete or absent. If a dump was stopped, the same command continues it.
     """
     from canonlm.cli.count import Count
 
     chosen = _task(task, difficulty, settings)
-    if (out is None) == (verify is None):
-        got = "neither" if out is None else "both"
-        raise ValueError(f"--out: expected a file to write, or else --verify with a file of answers; got {got}")
+    if out is None and verify is None:
+        raise ValueError("--out is missing: the file to write (or --verify with a file of answers)")
+    if out is not None and verify is not None:
+        raise ValueError("--out and --verify do not go together")
     if verify is not None:
         from canonlm.data.answers import grade_file
 
@@ -109,23 +120,26 @@ def dump(
         with Count(n, "drawn", "joined") as count:
             new = write(chosen, out, n=n, split=split, seed=seed, loss_on=loss_on, on_progress=count)
     except KeyboardInterrupt:
-        print("\ncanonlm: interrupted. The same command goes on.", file=sys.stderr)
+        print("\ncanonlm: interrupted. The same command continues.", file=sys.stderr)
         return 130
-    print(f"{out}: {n:,} samples of {chosen!r}, {split} law, seed {seed}{'' if new else ' (was there already)'}")
+    print(f"{out}: {n:,} samples of {chosen!r}, {split} split, seed {seed}{'' if new else ' (was there already)'}")
     return 0
 
 
 def _task(name: str, difficulty: str | None, settings: list[str] | None) -> "Task":
-    from canonlm import tasks
+    from canonlm.errors import unknown
     from canonlm.recipes import load_preset
+    from canonlm.train.config import build_task, task_keys
     from canonlm.train.recipe import override
 
-    spec: dict = {}
-    override(spec, settings or [])
-    if difficulty is None:
-        preset = {key: value for key, value in load_preset(name, "tiny").run["task"].items() if key != "name"}
-        spec = {**preset, **spec}
-    return tasks.get(name, difficulty=difficulty, **spec)
+    keys = task_keys({"name": name})
+    given: dict = {"task": {}}
+    for key in override(given, settings or []):
+        if key not in keys:
+            whole = f"task.{key}"
+            raise unknown("setting", key, keys, meant=[whole] if whole in keys else [])
+    usual = {"name": name, "difficulty": difficulty} if difficulty else load_preset(name, "tiny").run["task"]
+    return build_task({**usual, **given["task"]})
 
 
 def _coloured(task: "Task", sample: "Sample") -> "Text":
@@ -149,7 +163,7 @@ def _explained(task: "Task", sample: "Sample") -> "Iterator[Text]":
     labels = [_label(task, query.slice) for query in sample.queries]
     for label, query in zip(labels, sample.queries, strict=True):
         line = Text(f"  {label:{max(map(len, labels))}}  ", "dim")
-        line.append(said(query.asked, query.start), STYLES["question"]).append(" → ")
+        line.append(said(query.question_start, query.start), STYLES["question"]).append(" → ")
         line.append(said(query.start, query.stop), STYLES["answer"])
         why = task.explain(sample, query)
         yield line.append(f"  ({why})", "dim") if why else line
@@ -171,7 +185,7 @@ def _clip(text: str) -> str:
     return f"{text[:half].rpartition(' ')[0]} … {text[-half:].partition(' ')[2]}"
 
 
-def _print_grades(task: "Task", result: "Graded", n: int, law: str, seed: int) -> None:
+def _print_grades(task: "Task", result: "Graded", n: int, split: str, seed: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -179,7 +193,7 @@ def _print_grades(task: "Task", result: "Graded", n: int, law: str, seed: int) -
     from canonlm.report.words import percent
 
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{result.samples:,} of {n:,} samples of {task!r} answered ({law} law, seed {seed})")
+    console.print(f"{result.samples:,} of {n:,} samples of {task!r} answered ({split} split, seed {seed})")
     for reason, lines in result.refused.items():
         console.print(f"not graded, {reason}: {len(lines):,} (at {_clip(numbers(lines))})", markup=False)
     table = Table("", "right", "of", "", box=None, padding=(0, 2, 0, 0))

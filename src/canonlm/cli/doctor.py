@@ -5,18 +5,21 @@ from typing import Annotated, Any
 
 import typer
 
-AGAIN = typer.Option("--again", help="Try every kernel again, even where the outcome is noted for these versions.")
-JSON = typer.Option(help="A file to write the same to.", show_default=False)
+from canonlm.cli.doing import doing
+
+AGAIN = typer.Option("--again", help="Test every kernel again, even if its outcome is recorded for these versions.")
+JSON = typer.Option(help="Write the same to this file, too.", show_default=False)
 
 
 def doctor(again: Annotated[bool, AGAIN] = False, json: Annotated[Path | None, JSON] = None) -> int:
-    """What is installed here, and is every kernel that models would use right?
+    """What is installed here, and is every kernel that models would use correct?
 
-    Each is compared with its definition on small random inputs: values and gradients, packed documents, decays that
-    end all memory. Outcomes are noted for these versions and this device. Exit code 1: something that would be used is
+    Each kernel is compared with its definition on small random inputs: values and gradients, packed documents, decays
+    near zero. Outcomes are recorded for these versions and this device. Exit code 1: a kernel that would be used is
     wrong (training then uses the slower form and says so).
     """
-    import torch
+    with doing("loading torch"):
+        import torch
     from rich.console import Console
     from rich.table import Table
 

@@ -8,29 +8,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from canonlm.cli.doing import load_torch
 from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, VARIANT, opened
 
 if TYPE_CHECKING:
-    from canonlm.suites.run import Watch
+    from canonlm.suites.run import ProgressReporter
 
 SETTINGS = typer.Argument(
     help="Settings of the suite, such as k=2 background=1000. A list, k=[1,2], asks for every combination.",
     show_default=False,
-    metavar="[KEY=VALUE]...",
+    metavar="KEY=VALUE",
 )
 SUITE = typer.Option(help="multihop, babilong, harness or playground.", show_default=False)
 TASKS = typer.Option(
-    help="Of the harness: names of tasks or groups, with commas between them. `canonlm lm-eval ls tasks` lists them.",
+    help="For the harness: names of tasks or groups, separated by commas. `canonlm lm-eval ls tasks` lists them.",
     show_default=False,
 )
 OUT = typer.Option(
-    help="Where results.json and the answers go. Default: evals/ in a run's folder, or evals/ and the model's name.",
+    help="Folder for results.json and the answers. Default: evals/ in a run's folder, or evals/MODEL.",
     show_default=False,
 )
-PUBLISHED = typer.Option("--published", help="The settings behind the published results.")
-BATCH_SIZE = typer.Option(help="Default: found automatically.", min=1, show_default=False)
+PUBLISHED = typer.Option("--published", help="Use the settings of the published results.")
+BATCH_SIZE = typer.Option(help="Questions at a time. Default: found automatically.", min=1, show_default=False)
 BOS = typer.Option("--bos", help="Begin every prompt with the tokenizer's BOS token.")
-BEYOND = typer.Option("--beyond-context", help="Ask prompts, too, that are longer than the model's context.")
+BEYOND = typer.Option("--beyond-context", help="Also ask prompts that are longer than the model's context.")
 
 
 def evaluate(
@@ -52,35 +53,35 @@ def evaluate(
 ) -> int:
     """Ask a saved model the questions of a suite, and keep its answers and scores.
 
-    * **multihop**: who was born when, in a text; directly, or over persons who share a birth year
+    * **multihop**: who was born when, in a text: directly, or by way of people who share a birth year
     * **babilong**: where people and things are, in a story hidden in a longer text
     * **harness**: any task of the lm-evaluation-harness (`pip install 'canonlm[eval]'`)
     * **playground**: the synthetic task that a run of `canonlm play` was trained on
 
-    Stop it whenever you like: the same command goes on where it stopped. `canonlm report` shows what was found.
+    Stop it at any time: the same command continues where it stopped. `canonlm report` shows the results.
     """
-    from canonlm.errors import expected
-    from canonlm.suites import run as suites
-
     named: dict[str, Any] = {}
     if tasks is not None:
         if suite != "harness":
-            raise expected("--tasks", "nothing: only --suite harness has tasks", tasks)
+            raise ValueError("--tasks only works with --suite harness")
         named["tasks"] = [name.strip() for name in tasks.split(",") if name.strip()]
     elif suite == "harness" and not published and not any(pair.startswith("tasks=") for pair in settings or []):
-        raise expected("--tasks", "names of tasks or groups, such as piqa,arc_easy (or --published)", tasks)
+        raise ValueError("--suite harness needs --tasks, such as piqa,arc_easy, or --published")
+    load_torch()
+    from canonlm.suites import run as suites
+
     planned = suites.plan(suite, settings or [], published, **named)
     subject = opened(
         model, step=step, variant=variant, tokenizer=tokenizer, dtype=dtype, device=device,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     folder = out or _folder(model, subject.about)
-    asking = suites.Asking(batch_size, bos, beyond_context or published)
+    options = suites.PromptOptions(batch_size, bos, beyond_context or published)
     try:
-        with _watch() as watch:
-            entries = suites.run(suite, planned, subject, asking, folder, watch)
+        with _progress() as progress:
+            entries = suites.run(suite, planned, subject, options, folder, progress)
     except KeyboardInterrupt:
-        print(f"canonlm: interrupted; what was answered is in {folder}, the same command goes on", file=sys.stderr)
+        print(f"canonlm: interrupted; what was answered is in {folder}, the same command continues", file=sys.stderr)
         return 130
     print(f"results: {folder / 'results.json'}")
     return _warn(entries)
@@ -89,11 +90,11 @@ def evaluate(
 def _warn(entries: Sequence[Mapping[str, Any]]) -> int:
     """Say which scores mean nothing. 1 where the logits were not finite in all questions of an entry, else 0."""
     from canonlm.runs.rows import one_line
-    from canonlm.suites.questions import told_not_finite
+    from canonlm.suites.questions import not_finite_of
 
     code = 0
     for entry in entries:
-        if (counted := told_not_finite(entry)) is not None:
+        if (counted := not_finite_of(entry)) is not None:
             not_finite, questions = counted
             where = f"{not_finite:,} of {questions:,} {'question' if questions == 1 else 'questions'}"
             print(
@@ -112,7 +113,7 @@ def _folder(model: str, about: Mapping[str, Any]) -> Path:
 
 
 @contextmanager
-def _watch() -> "Iterator[Watch]":
+def _progress() -> "Iterator[ProgressReporter]":
     """A bar on a terminal; in a log, a line for every entry."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

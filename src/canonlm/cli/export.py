@@ -6,14 +6,18 @@ from typing import Annotated
 
 import typer
 
+from canonlm.cli.doing import doing, load_torch
 from canonlm.cli.options import TRUST, writing_model
 
 RUN = typer.Argument(help="The folder of a run.", show_default=False)
-OUT = typer.Argument(help="The folder to make.", show_default=False)
-STEP = typer.Option(help="Of which checkpoint. Default: the newest whole one.", show_default=False)
+OUT = typer.Argument(help="The folder to write.", show_default=False)
+STEP = typer.Option(
+    help="Which checkpoint of the run, by its step. Default: the newest complete one.", show_default=False
+)
 DTYPE = typer.Option(help="fp32 or bf16.")
 SELF_CONTAINED = typer.Option(
-    "--self-contained", help="With its code: loads where canonlm is not installed (trust_remote_code=True)."
+    "--self-contained",
+    help="Include the code: the folder then loads where canonlm is not installed (trust_remote_code=True).",
 )
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -29,7 +33,7 @@ def export(
 ) -> int:
     """Write the model of a run into a folder for `from_pretrained`: safetensors, and the tokenizer of its text.
 
-    OUT is whole or not there.
+    OUT is complete or absent.
     """
     from canonlm.errors import expected, unknown
 
@@ -38,18 +42,20 @@ def export(
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
 
-    import torch
-    from transformers.utils.logging import disable_progress_bar
+    load_torch()
+    with doing("loading the model"):
+        import torch
+        from transformers.utils.logging import disable_progress_bar
 
-    from canonlm.files import write_folder
-    from canonlm.suites.opening import as_in_training, open_tokenizer, tokenizer_of_run
-    from canonlm.train.checkpoint import load_model
+        from canonlm.files import write_folder
+        from canonlm.suites.opening import as_in_training, open_tokenizer, tokenizer_of_run
+        from canonlm.train.checkpoint import load_model
 
-    disable_progress_bar()
-    file, tokenizer = tokenizer_of_run(run), None
-    model = load_model(run, step, trust_remote_code=trust_remote_code).module.to(getattr(torch, DTYPES[dtype]))
+        disable_progress_bar()
+        file, tokenizer = tokenizer_of_run(run), None
+        model = load_model(run, step, trust_remote_code=trust_remote_code).module.to(getattr(torch, DTYPES[dtype]))
     if self_contained and model.config.model_type != "canonlm":
-        raise expected("--self-contained", "a model of our decoder", model.config.model_type)
+        raise ValueError(f"--self-contained only works with our decoder, not with {model.config.model_type}")
     if file is not None:
         ids = model.config.bos_token_id, model.config.eos_token_id
         tokenizer = as_in_training(open_tokenizer(file), *ids)
@@ -61,7 +67,7 @@ def export(
         for weights in folder.glob("*.safetensors"):  # written for their owner alone
             shutil.copymode(folder / "config.json", weights)
 
-    with writing_model(out):
+    with doing("writing the model"), writing_model(out):
         write_folder(out, fill)
     print(f"{model.num_parameters():,} parameters, {DTYPES[dtype]}{', tokenizer' if tokenizer else ''}: {out}")
     return 0

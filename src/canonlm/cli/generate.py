@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from canonlm.cli.doing import load_torch
 from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, VARIANT, opened
 
 if TYPE_CHECKING:
@@ -15,30 +16,32 @@ if TYPE_CHECKING:
     from canonlm.suites.writing import Writer
 
 PROMPT = typer.Argument(
-    help="The text to go on from. For a run of `canonlm play`: the task's own words, as `canonlm data show` prints "
+    help="The text to continue. For a run of `canonlm play`: the task's own words, as `canonlm data show` prints "
     'them, such as "bos x3 x1 x4 ans".',
     show_default=False,
 )
 MAX_TOKENS = typer.Option(
-    help="Write at most so many tokens. Default: 128, or as many as fit behind PROMPT.", min=1, show_default=False
+    help="The maximum number of tokens to write. Default: 128, or as many as fit after PROMPT.",
+    min=1,
+    show_default=False,
 )
 TEMPERATURE = typer.Option(help="0: always the likeliest token. 1: as the model's probabilities say.", min=0)
 TOP_K = typer.Option(help="Draw from the K likeliest tokens only.", min=1, show_default=False)
-TOP_P = typer.Option(help="Draw from the likeliest tokens that have this probability together.", show_default=False)
-SEED = typer.Option(help="Of the draws: the same seed writes the same text.")
+TOP_P = typer.Option(help="Draw from the likeliest tokens whose probabilities add up to this.", show_default=False)
+SEED = typer.Option(help="Seed of the draws: the same seed writes the same text.")
 BOS = typer.Option(
     "--bos/--no-bos",
     help="Begin the prompt with the tokenizer's BOS token. Default: as the tokenizer does by itself.",
     show_default=False,
 )
-STOP = typer.Option(help="Stop before this text; may be given several times.", show_default=False)
+STOP = typer.Option(help="Stop before this text. Repeat for more.", show_default=False)
 PROMPTS = typer.Option(
     help='A file of prompts in place of PROMPT: one a line or, in a .jsonl file, {"prompt": …} a line.',
     show_default=False,
 )
-OUT = typer.Option(help='With --prompts: the file to make, {"prompt": …, "text": …} a line.', show_default=False)
+OUT = typer.Option(help='With --prompts: the file to write, {"prompt": …, "text": …} a line.', show_default=False)
 BATCH_SIZE = typer.Option(
-    help="With --prompts: how many at a time. Default: found automatically.", min=1, show_default=False
+    help="With --prompts: prompts at a time. Default: found automatically.", min=1, show_default=False
 )
 
 MOST = 128  # tokens, unless something else is asked for
@@ -64,27 +67,31 @@ def generate(
     device: Annotated[str, DEVICE] = "auto",
     trust_remote_code: Annotated[bool, TRUST] = False,
 ) -> int:
-    """Let a model write on: word by word on the terminal, or for a whole file of prompts.
+    """Let a model continue a text: word by word on the terminal, or for a whole file of prompts.
 
     `canonlm generate runs/my-run "Once upon a time" --temperature 0.8` draws from the model's probabilities; without a
-    temperature the model writes what it finds likeliest. `--prompts FILE --out ANSWERS.jsonl` answers every line of a
+    temperature it always writes the likeliest token. `--prompts FILE --out ANSWERS.jsonl` answers every line of a
     file, in batches.
     """
     from canonlm.errors import expected
 
-    if (prompt is None) == (prompts is None):
-        raise expected("PROMPT", "a text, or else --prompts with a file of them", prompt)
-    if (prompts is None) != (out is None):
-        raise expected("--out", "a file beside --prompts, and only there", None if out is None else str(out))
+    if prompt is None and prompts is None:
+        raise ValueError("PROMPT is missing: a text (or --prompts with a file of them)")
+    if prompt is not None and prompts is not None:
+        raise ValueError("PROMPT and --prompts do not go together")
+    if prompts is not None and out is None:
+        raise ValueError("--prompts needs --out, the file to write")
+    if prompts is None and out is not None:
+        raise ValueError("--out only works with --prompts")
     if out is not None and out.exists():
         raise expected("--out", "a file that does not exist yet", str(out))
     if "" in (stop or []):
         raise expected("--stop", "some text", "")
     if temperature == 0 and (top_k, top_p) != (None, None):
-        key, value = ("--top-k", top_k) if top_k is not None else ("--top-p", top_p)
-        raise expected(key, "a --temperature above 0 beside it", value)
+        raise ValueError(f"{'--top-k' if top_k is not None else '--top-p'} only works with a --temperature above 0")
     rows = [] if prompts is None else _read(prompts)
 
+    load_torch()
     from canonlm.models.build import wrap
     from canonlm.suites.sampling import Sampling
     from canonlm.suites.writing import Writer
@@ -119,7 +126,7 @@ def _shown(text: str) -> str:
 
 
 def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop: list[str], out: Path) -> None:
-    """Everything, into a file that is whole or not there, in the order of the prompts. FloatingPointError: the model's
+    """Everything, into a file that is complete or absent, in the order of the prompts. FloatingPointError: the model's
     logits are not finite at any of them."""
     from canonlm.cli.count import Count
     from canonlm.errors import writing

@@ -6,15 +6,18 @@ from typing import Annotated
 
 import typer
 
+from canonlm.cli.doing import doing, load_torch
 from canonlm.cli.options import RECIPE, RUN, TRUST_RECIPE
 
 SETTINGS = typer.Argument(
     help="Settings to change, such as train.steps=100; with --slurm also the job's, such as nodes=2 gpus=8.",
     show_default=False,
-    metavar="[KEY=VALUE]...",
+    metavar="KEY=VALUE",
 )
-LOCAL = typer.Option(help="So many processes on this machine, one per GPU, or sharing the cores.", show_default=False)
-SLURM = typer.Option("--slurm", help="A SLURM job, requeued until the run is finished.")
+LOCAL = typer.Option(
+    help="The number of processes on this machine: one per GPU, or sharing the cores.", show_default=False
+)
+SLURM = typer.Option("--slurm", help="Submit a SLURM job, which is requeued until the run is finished.")
 DRY_RUN = typer.Option("--dry-run", help="Show what --slurm would submit.")
 
 
@@ -29,20 +32,22 @@ def launch(
 ) -> int:
     """Train one model on several devices: on this machine, or on a SLURM cluster.
 
-    Stop it whenever you like (Ctrl-C, or `scancel`): it saves first, and the same command goes on where it stopped.
+    Stop it at any time (Ctrl-C, or `scancel`): it saves first, and the same command continues where it stopped.
     """
     from canonlm.errors import expected
     from canonlm.recipes import find
 
-    if (local is None) == (not slurm):
-        raise expected("canonlm launch", "either --local N or --slurm", "neither" if local is None else "both")
+    if local is None and not slurm:
+        raise ValueError("canonlm launch needs --local N or --slurm")
+    if local is not None and slurm:
+        raise ValueError("--local and --slurm do not go together")
     path = find(recipe)
     folder = out or Path("runs") / path.stem
     if local is not None:
         if local < 1:
             raise expected("--local", "an integer >= 1", local)
         if dry_run:
-            raise expected("--dry-run", "--slurm with it", "--local")
+            raise ValueError("--dry-run only works with --slurm")
         return _local(path, folder, settings or [], local, trust)
     return _slurm(path, folder, settings or [], dry_run, trust)
 
@@ -53,6 +58,7 @@ def _local(path: Path, folder: Path, overrides: list[str], count: int, trust: bo
 
     check_trust(path, overrides, trust)
     load(path, overrides, trust=trust)  # a mistake in the file is told before torch is loaded
+    load_torch()
     from canonlm.launch import processes
     from canonlm.launch.local import gpus
     from canonlm.train import reading
@@ -63,7 +69,8 @@ def _local(path: Path, folder: Path, overrides: list[str], count: int, trust: bo
         check(reading.complete(run))
         check_layout(run, count)
 
-    run = load(path, overrides, check_all, trust=trust)
+    with doing("reading the text and building the model"):
+        run = load(path, overrides, check_all, trust=trust)
     if pick_device(run.train.device) == "cuda" and count > len(gpus()):
         raise expected("--local", f"at most {len(gpus())}, the GPUs of this machine", count)
     check_folder(folder, reading.complete(run))
@@ -78,7 +85,7 @@ def _local(path: Path, folder: Path, overrides: list[str], count: int, trust: bo
 
 def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool, trust: bool) -> int:
     from canonlm.cli import main
-    from canonlm.errors import expected
+    from canonlm.errors import InvalidSetting
     from canonlm.launch.slurm import Job, parse, split
     from canonlm.train.recipe import check_folder, check_trust, load
 
@@ -86,6 +93,7 @@ def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool, trust: boo
     settings = parse(of_the_job)
     check_trust(path, overrides, trust)
     load(path, overrides, trust=trust)  # a mistake in the file is told before torch is loaded
+    load_torch()
     from canonlm.train import reading
     from canonlm.train.build import build_model
     from canonlm.train.mesh import check_layout
@@ -93,10 +101,11 @@ def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool, trust: boo
     def check_all(run):
         build_model(reading.complete(run), "meta")  # the device is the nodes' affair
         if "gpus" in settings and run.train.device == "cpu":
-            raise expected("train.device", f"auto or cuda, with gpus={settings['gpus']}", run.train.device)
+            raise InvalidSetting("train.device", f"train.device: cpu does not go with gpus={settings['gpus']}")
         check_layout(run, settings["nodes"] * settings["tasks"])
 
-    run = load(path, overrides, check_all, trust=trust)
+    with doing("reading the text and building the model"):
+        run = load(path, overrides, check_all, trust=trust)
     check_folder(folder, reading.complete(run))
     reading.check_unchanged(run, folder)
     job = Job(run, folder, settings, main)

@@ -3,9 +3,11 @@
 from rich.console import Console
 from rich.table import Table
 
+from canonlm.cli.doing import load_torch
+
 
 def tasks() -> None:
-    """List the tasks, what each asks, and its presets."""
+    """List the tasks: what each asks, and its difficulties."""
     from canonlm.recipes import presets
     from canonlm.tasks import find, names
 
@@ -23,6 +25,7 @@ def tasks() -> None:
 
 def archs() -> None:
     """List the architectures and what can be added to them."""
+    load_torch()
     from canonlm.models.archs import MODIFIERS, bases
 
     table = Table("name", "what it is", box=None, padding=(0, 2, 0, 0))

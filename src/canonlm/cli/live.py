@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from canonlm.cli.progress import duration
+from canonlm.cli.progress import LOG_SECONDS, duration
 from canonlm.report.watch import in_words
 from canonlm.runs.follow import Latest
 from canonlm.runs.rows import DAMAGE, Evaluation, Remark, TextEvaluation, TrainRow, evaluation, parse, text_evaluation
@@ -37,7 +38,7 @@ def follow(config: RunConfig, folder: Path) -> Generator[OnRow]:
     if os.environ.get("RANK", "0") != "0":
         yield lambda row: None
     elif not console.is_terminal:
-        yield lambda row: print(line(config, row), flush=True)
+        yield Lines(config, folder).show
     else:
         view = View(config, folder)
         with Live(view, console=console, refresh_per_second=4):
@@ -52,13 +53,36 @@ def typed(config: RunConfig, row: dict[str, Any]) -> Row:
         return Remark(row["kind"], row["step"], "numbers that cannot be read")
 
 
-def line(config: RunConfig, row: dict[str, Any]) -> str:
-    """A row for people: `step 100  loss 2.1234  lr 3.00e-04  12,345 tokens/s`."""
-    read = typed(config, row)
-    if isinstance(read, TrainRow):
-        speed = f"{read.tokens_per_s:,.0f} tokens/s" if read.tokens_per_s else ""
-        return f"step {read.step}  loss {read.loss:.4f}  lr {read.lr:.2e}  {speed}".rstrip()
-    return f"step {read.step}  {_message(read) if isinstance(read, Remark) else _evaluation(config, read)}"
+class Lines(Latest):
+    """Rows as lines of a log: of the steps one every `LOG_SECONDS`, and all that is not a step."""
+
+    def __init__(self, config: RunConfig, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config, self.folder, self.clock = config, folder, clock
+        self.printed = -math.inf
+
+    def show(self, row: dict[str, Any]) -> None:
+        self.take(read := typed(self.config, row))
+        now = self.clock()
+        if math.isinf(self.printed):  # whatever refuses the run has had its say
+            print(f"{self.folder}: {self.config.arch}, {self.config.train.steps:,} steps", flush=True)
+        if not isinstance(read, TrainRow) or now - self.printed >= LOG_SECONDS:
+            self.printed = now
+            print(self.line(read), flush=True)
+
+    def line(self, row: Row) -> str:
+        """`step 100/4000  loss 2.1234  lr 3.00e-04  12,345 tokens/s  4:05 left`"""
+        if not isinstance(row, TrainRow):
+            said = _message(row) if isinstance(row, Remark) else _evaluation(self.config, row)
+            return f"step {row.step}  {said}"
+        parts = [f"step {row.step}/{self.config.train.steps}  loss {row.loss:.4f}  lr {row.lr:.2e}"]
+        parts += [f"{row.tokens_per_s:,.0f} tokens/s"] if row.tokens_per_s else []
+        seconds = time_left(self.config, self)
+        return "  ".join([*parts, *([] if seconds is None else [f"{duration(seconds)} left"])])
+
+
+def time_left(config: RunConfig, latest: Latest) -> float | None:
+    """In seconds."""
+    return latest.seconds_left(config.train.steps, config.train.batch_size * config.data.seq_len)
 
 
 class View(Latest):
@@ -96,7 +120,7 @@ class View(Latest):
         table = Table.grid("", "", "", padding=(0, 2, 0, 0), expand=True)
         table.columns[1].ratio = 1
         table.columns[0].no_wrap = table.columns[2].no_wrap = True
-        seconds = self.seconds_left(steps, self.config.train.batch_size * self.config.data.seq_len)
+        seconds = time_left(self.config, self)
         left = f"{duration(seconds)} left" if seconds is not None else ""
         table.add_row(f"step {self.step:,}/{steps:,}", ProgressBar(total=steps, completed=self.step), left)
         return table

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from canonlm.cli.doing import load_torch
+
 TASKS_FOLDER = typer.Option(
     "--tasks-folder", help="Print the folder of our groups and tasks, for the harness's own `--include_path`."
 )
@@ -24,6 +26,7 @@ def lm_eval(context: typer.Context, tasks_folder: Annotated[bool, TASKS_FOLDER] 
         print(TASKS)
         return 0
     require()
+    load_torch()
 
     import canonlm.suites.harness.lm  # noqa: F401  # the harness knows our models from here on
     from canonlm.suites.harness.command import run

@@ -7,7 +7,7 @@ import typer
 
 OUT = typer.Argument(help="The file to write, such as hops.jsonl.", show_default=False)
 SETTINGS = typer.Argument(
-    help="Settings of the suite, such as k=2 people=3 background=200.", show_default=False, metavar="[KEY=VALUE]..."
+    help="Settings of the suite, such as k=2 people=3 background=200.", show_default=False, metavar="KEY=VALUE"
 )
 N = typer.Option("--n", help="How many texts.", min=1)
 SPLIT = typer.Option(help="train, valid or test (what `canonlm eval` asks).")
@@ -23,18 +23,17 @@ def multihop(
 ) -> int:
     """Write birth-year questions with their answers as lines {"text": …}, for `canonlm data prepare`.
 
-    The questions are those that the evaluation suite multihop asks, of another split. There is no tokenizer yet, so
-    `background` counts words here.
+    The questions are of the same kind as those of the evaluation suite multihop, from another split. Without a
+    tokenizer, `background` counts words.
     """
     from canonlm.cli.count import Count
-    from canonlm.errors import expected
     from canonlm.suites.multihop import MultiHop, MultiHopSettings, write_texts
     from canonlm.train.recipe import override
 
     given: dict = {}
     for key in override(given, settings or []):
         if key in ("n", "seed"):
-            raise expected(key, f"the option --{key} instead", given[key])
+            raise ValueError(f"{key} is an option of this command: --{key} {given[key]}")
     questions = MultiHop(MultiHopSettings(**given, n=n, seed=seed), lambda text: len(text.split()), split)
     with Count(n, "written") as count:
         write_texts(questions, out, lambda done: count("written", done))

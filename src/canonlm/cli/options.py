@@ -8,24 +8,31 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from canonlm.cli import completion
+from canonlm.cli.doing import doing, load_torch
+
 if TYPE_CHECKING:
     from canonlm.suites.opening import Subject
 
-RECIPE = typer.Argument(help="A YAML file, or the name of a recipe (`canonlm recipes list`).", show_default=False)
-OVERRIDES = typer.Argument(
-    help="Settings to change, such as train.steps=100.", show_default=False, metavar="[KEY=VALUE]..."
+RECIPE = typer.Argument(
+    help="A YAML file, or the name of a recipe (`canonlm recipes list`).",
+    show_default=False,
+    autocompletion=completion.recipes,
 )
-RUN = typer.Option("--out", help="The run's folder. Default: runs/ and the recipe's name.", show_default=False)
+OVERRIDES = typer.Argument(help="Settings to change, such as train.steps=100.", show_default=False, metavar="KEY=VALUE")
+RUN = typer.Option("--out", help="The run's folder. Default: runs/RECIPE.", show_default=False)
 TRUST_RECIPE = typer.Option(
-    "--trust", help="Run what a recipe of somebody else's names: its on_checkpoint command and its Python files."
+    "--trust", help="Run the on_checkpoint command and the Python files that somebody else's recipe names."
 )
 MODEL = typer.Argument(
     help="A run's folder, a folder of `canonlm export` or of transformers, a published checkpoint, or a name on the "
     "Hugging Face Hub.",
     show_default=False,
 )
-STEP = typer.Option(help="Which checkpoint of a run. Default: the newest whole one.", show_default=False)
-VARIANT = typer.Option(help="Which sub-folder, where a published checkpoint has several.", show_default=False)
+STEP = typer.Option(
+    help="Which checkpoint of a run, by its step. Default: the newest complete one.", show_default=False
+)
+VARIANT = typer.Option(help="Which sub-folder, if a published checkpoint has several.", show_default=False)
 TOKENIZER = typer.Option(
     help="A file, a folder, a name on the Hub, or bytes. Default: the model's own.", show_default=False
 )
@@ -50,9 +57,11 @@ def writing_model(out: Path) -> Iterator[None]:
 
 def opened(model: str, **options: Any) -> "Subject":
     """The saved model of a command, from the options above. The library's bars are not shown."""
+    load_torch()
     from transformers.utils.logging import disable_progress_bar
 
     from canonlm.suites.opening import open_model
 
     disable_progress_bar()
-    return open_model(model, **options)
+    with doing("loading the model"):
+        return open_model(model, **options)

@@ -1,49 +1,106 @@
 """`canonlm plan`: what a run will take, before it is started."""
 
+import copy
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from canonlm.cli.options import RECIPE, TRUST_RECIPE
+from canonlm.cli import completion
+from canonlm.cli.doing import doing, load_torch
+from canonlm.cli.options import TRUST_RECIPE
 
 if TYPE_CHECKING:
     from canonlm.train.config import RunConfig
 
-OVERRIDES = typer.Argument(
-    help="Settings to change, such as parallel.tp=2.", show_default=False, metavar="[KEY=VALUE]..."
+OVERRIDES = typer.Argument(help="Settings to change, such as parallel.tp=2.", show_default=False, metavar="KEY=VALUE")
+WHAT = typer.Argument(
+    help="A recipe (`canonlm recipes list`), a YAML file, or a task.",
+    show_default=False,
+    autocompletion=completion.recipes_and_tasks,
 )
-GPUS = typer.Option(help="How many.")
-GPU = typer.Option(help="Of what kind: a100-80, h100, h200, …")
-MFU = typer.Option(help="The share of their peak that training will reach.")
+PRESET = typer.Option(help="For a task: tiny, small or paper.", autocompletion=completion.presets)
+DIFFICULTY = typer.Option(help="For a task: one of its named difficulties.", show_default=False)
+ARCH = typer.Option(help="For a task: architectures, separated by commas.", autocompletion=completion.architectures)
+GPUS = typer.Option(help="How many GPUs. Default: 8; for a task 1.", show_default=False)
+GPU = typer.Option(help="Which kind: a100-80, h100, h200, …")
+MFU = typer.Option(help="The share of the GPUs' peak that training will reach.")
 
 
 def plan(
-    recipe: Annotated[str, RECIPE],
+    what: Annotated[str, WHAT],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
-    gpus: Annotated[int, GPUS] = 8,
+    gpus: Annotated[int | None, GPUS] = None,
     gpu: Annotated[str, GPU] = "h100",
     mfu: Annotated[float, MFU] = 0.4,
+    preset: Annotated[str, PRESET] = "tiny",
+    difficulty: Annotated[str | None, DIFFICULTY] = None,
+    arch: Annotated[str, ARCH] = "llama,llama+canon",
     trust: Annotated[bool, TRUST_RECIPE] = False,
 ) -> None:
-    """Tokens, FLOPs, memory per GPU, the largest micro-batch and the days that a run will take.
+    """Predict a run's tokens, FLOPs, memory per GPU, largest micro-batch and time.
 
-    Nothing is started, and no GPU has to be here; nor has the text, if the recipe says `model.vocab_size`. A run that
-    cannot fit, or be divided so, is refused.
+    Nothing is started. Neither a GPU nor, if the recipe has `model.vocab_size`, the text is needed. A run that does not
+    fit, or cannot be divided like this, is an error. For a task: a run of each architecture, and all runs of
+    `canonlm play`.
     """
+    from canonlm import outside, tasks
+
+    if what in tasks.names() or outside.is_reference(what):
+        _plan_task(what, overrides or [], 1 if gpus is None else gpus, gpu, mfu, preset, difficulty, arch)
+    else:
+        _plan_recipe(what, overrides or [], 8 if gpus is None else gpus, gpu, mfu, trust)
+
+
+def _plan_task(
+    task: str, overrides: list[str], gpus: int, gpu: str, mfu: float, preset: str, difficulty: str | None, archs: str
+) -> None:
+    from canonlm.models.archs import split_names
+    from canonlm.recipes import load_preset
+    from canonlm.train.config import resolve
+    from canonlm.train.recipe import merge, override
+
+    chosen = load_preset(task, preset, difficulty)
+    raw = copy.deepcopy(chosen.run)
+    override(raw, overrides)
+    runs = [resolve(merge(raw, {"arch": name})) for name in split_names(archs)]
+    load_torch()
+    from canonlm.launch.plan import DAY, HOUR, cost
+
+    for run in runs:
+        _show(f"{run.arch} on {chosen.difficulty or chosen.task}, {preset}", run, gpus, gpu, mfu)
+    tries = len(chosen.lrs) * chosen.seeds
+    total = cost([run for run in runs for _ in range(tries)], gpu, mfu)
+    rates = f"{len(chosen.lrs)} learning rates x {chosen.seeds} seeds"
+    print(f"all {total.runs} runs, {rates} for each architecture")
+    print(f"  {'tokens':<15} {total.tokens:,}")
+    print(f"  {'FLOPs':<15} {total.flops:.3e}")
+    print(f"  {'time':<15} {_duration(total.hours * HOUR / DAY / gpus)}")
+
+
+def _plan_recipe(recipe: str, overrides: list[str], gpus: int, gpu: str, mfu: float, trust: bool) -> None:
     from canonlm.recipes import find
     from canonlm.train.recipe import load
 
     path = find(recipe)
-    load(path, overrides or [], trust=trust)  # a mistake in the file is told before torch is loaded
-    from canonlm.launch.plan import make_plan, readable, with_vocabulary
+    load(path, overrides, trust=trust)  # a mistake in the file is told before torch is loaded
+    load_torch()
+    from canonlm.launch.plan import with_vocabulary
     from canonlm.train.build import build_model
 
     def check(run: "RunConfig") -> None:
         build_model(with_vocabulary(run), "meta")
 
-    run = with_vocabulary(load(path, overrides or [], check, trust=trust))
-    made = make_plan(run, gpus, gpu, mfu)
+    with doing("reading the text and building the model"):
+        run = with_vocabulary(load(path, overrides, check, trust=trust))
+    _show(path.stem, run, gpus, gpu, mfu)
+
+
+def _show(name: str, run: "RunConfig", gpus: int, gpu: str, mfu: float) -> None:
+    from canonlm.launch.plan import make_plan, readable
+
+    with doing("estimating memory and FLOPs"):
+        made = make_plan(run, gpus, gpu, mfu)
     train, parallel = run.train, run.parallel
     layout = [f"weights and optimizer over {made.shards}"]
     layout += [f"in {parallel.dp_replicate} copies"] * (parallel.dp_replicate > 1)
@@ -60,9 +117,9 @@ def plan(
         **{f"  {part}": readable(size) for part, size in asdict(made.memory).items()},
         "time": f"{_duration(made.days)} at {mfu:.0%} of {made.peak / 1e12:,.0f} TFLOP/s",
     }
-    print(f"{path.stem} on {gpus:,} x {gpu}")
-    for name, text in rows.items():
-        print(f"  {name:<15} {text}")
+    print(f"{name} on {gpus:,} x {gpu}")
+    for row, text in rows.items():
+        print(f"  {row:<15} {text}")
 
 
 def _duration(days: float) -> str:

@@ -3,25 +3,42 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-TASK = typer.Argument(help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours.", show_default=False)
-OVERRIDES = typer.Argument(
-    help="Settings to change in every run, such as train.steps=100.", show_default=False, metavar="[KEY=VALUE]..."
+from canonlm.cli import completion
+from canonlm.cli.doing import doing, load_torch
+
+if TYPE_CHECKING:
+    from canonlm.launch.play import PlannedRun
+
+TASK = typer.Argument(
+    help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours. text: prepared text, with data=FOLDER.",
+    show_default=False,
+    autocompletion=completion.tasks_and_text,
 )
-PRESET = typer.Option(help="tiny: minutes on two CPU cores. small: one GPU. paper: the paper's own settings.")
-DIFFICULTY = typer.Option(help="For the paper preset: which of the task's settings.", show_default=False)
-ARCH = typer.Option(help="Architectures, separated by commas; `canonlm archs` lists them.")
+OVERRIDES = typer.Argument(
+    help="Settings to change in every run, such as train.steps=100.", show_default=False, metavar="KEY=VALUE"
+)
+PRESET = typer.Option(
+    help="tiny: minutes on two CPU cores. small: one GPU. paper: the paper's own settings.",
+    autocompletion=completion.presets,
+)
+DIFFICULTY = typer.Option(help="For the paper preset: one of the task's named difficulties.", show_default=False)
+ARCH = typer.Option(
+    help="Architectures, separated by commas; `canonlm archs` lists them.", autocompletion=completion.architectures
+)
 LR = typer.Option(help="Learning rates, separated by commas. Default: the preset's.", show_default=False)
 MATCH = typer.Option(
-    help="parameters: widen or narrow each MLP until all architectures have as many as the first, within 1 %.",
+    help="parameters: resize each MLP until all architectures have as many parameters as the first, within 1 %.",
     show_default=False,
 )
 SEEDS = typer.Option(help="Seeds 0 … N-1 for every learning rate. Default: the preset's.", show_default=False)
-OUT = typer.Option(help="Folder for runs and report. Default: runs/, task and preset.", show_default=False)
-JOBS = typer.Option(help="Runs at a time. Default: one per GPU, or what fits the CPU cores.", show_default=False)
+OUT = typer.Option(help="Folder for runs and report. Default: runs/TASK-PRESET.", show_default=False)
+JOBS = typer.Option(
+    help="How many runs at a time. Default: one per GPU, or as many as fit the CPU cores.", show_default=False
+)
 
 
 def play(
@@ -36,10 +53,10 @@ def play(
     out: Annotated[Path | None, OUT] = None,
     jobs: Annotated[int | None, JOBS] = None,
 ) -> int:
-    """Train architectures on a synthetic task, on the same data in the same order, and report which one learns it.
+    """Train architectures on a synthetic task or on text, on the same data in the same order, and compare them.
 
-    Ends with a table and `report.html`. Ctrl-C saves every run; the same command goes on where it stopped and
-    repeats nothing that is finished.
+    Ends with a table and `report.html`, a page that is there from the start and follows the runs. Ctrl-C saves every
+    run; the same command continues where it stopped and repeats nothing that is finished.
     """
     from canonlm.errors import expected
     from canonlm.launch.play import plan, write_plan
@@ -50,24 +67,42 @@ def play(
     if jobs is not None and jobs < 1:
         raise expected("--jobs", "an integer >= 1", jobs)
     folder = out or Path("runs") / f"{chosen.difficulty or chosen.task}-{preset}"
-    runs = plan(
-        chosen, folder, archs=split_names(arch), lrs=_rates(lr), seeds=seeds, overrides=overrides or [], match=match,
-    )  # fmt: skip
+    load_torch()
+    with doing("checking the models (the first time, the task is compiled)"):
+        runs = plan(
+            chosen, folder, archs=split_names(arch), lrs=_rates(lr), seeds=seeds, overrides=overrides or [],
+            match=match,
+        )  # fmt: skip
     write_plan(runs, chosen, folder, shlex.join(["canonlm", *sys.argv[1:]]))
 
+    from canonlm.cli.live_page import LivePage
     from canonlm.cli.progress import follow
     from canonlm.cli.report import show
 
+    page = LivePage(folder)
     try:
-        grid = follow(runs, jobs)
+        grid = follow(runs, jobs, page)
+        for progress in grid:
+            if progress.state == "finished" and progress.run.task is None:
+                _ask_birth_years(progress.run)
     except KeyboardInterrupt:
-        print(f"\ncanonlm: interrupted; every run is saved in {folder}. The same command goes on.", file=sys.stderr)
+        page.write(live=False)
+        print(f"\ncanonlm: interrupted; every run is saved in {folder}. The same command continues.", file=sys.stderr)
         return 130
     show(folder)
     failed = [progress for progress in grid if progress.state == "failed"]
     for progress in failed:
         print(f"canonlm: {progress.run.name} failed: {progress.message}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _ask_birth_years(run: "PlannedRun") -> None:
+    from canonlm.launch.birth_years import ask
+
+    try:
+        ask(run.folder, run.config)
+    except ValueError as error:  # windows too short for a question; the losses are there all the same
+        print(f"canonlm: {run.name} is not asked for birth years: {error}", file=sys.stderr)
 
 
 def _rates(text: str | None) -> list[float] | None:

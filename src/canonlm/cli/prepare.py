@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 OUT = typer.Argument(help="The folder to write.", show_default=False)
 FOLDER = typer.Argument(help="A folder that `canonlm data prepare` wrote.", show_default=False)
 OPTIONS = typer.Argument(
-    help="Options of the executor, such as partition=cpu time=4:00:00.", show_default=False, metavar="[KEY=VALUE]..."
+    help="Options of the executor, such as partition=cpu time=4:00:00.", show_default=False, metavar="KEY=VALUE"
 )
 INPUT = typer.Option(
     "--input",
@@ -22,16 +22,18 @@ INPUT = typer.Option(
 TOKENIZER = typer.Option(
     help="bytes, or a file: tokenizer.json, a tiktoken file, a sentencepiece model.", show_default=False
 )
-TEXT_KEY = typer.Option(help="Where the text is in a line of JSON or a table.")
-GLOB = typer.Option(help="Of folders, the files with such names, such as '*.py'.", show_default=False)
-EXCLUDE = typer.Option(help="Leave out folders of this name. Repeat for more.", show_default=False)
+TEXT_KEY = typer.Option(help="The key or column that has the text.")
+GLOB = typer.Option(help="Which files of a folder to read, such as '*.py'.", show_default=False)
+EXCLUDE = typer.Option(help="Skip folders of this name. Repeat for more.", show_default=False)
 BOS = typer.Option("--bos/--no-bos", help="Start every document with the tokenizer's BOS token.")
 EOS = typer.Option("--eos/--no-eos", help="End every document with the tokenizer's EOS token.")
 VALIDATION = typer.Option(help="The share of documents to hold out, such as 0.01.")
-SEED = typer.Option(help="Which documents are held out.", min=0)
-TASKS = typer.Option(help="Parts that are done apart. Default: one per 32 MB of input.", min=1, show_default=False)
-WORKERS = typer.Option(help="Parts that are done at once. Default: one per core.", min=1, show_default=False)
-MAX_BAD = typer.Option(help="How many bad lines are no failure.", min=0)
+SEED = typer.Option(help="Decides which documents are held out.", min=0)
+TASKS = typer.Option(
+    help="How many parts the work is split into. Default: one per 32 MB of input.", min=1, show_default=False
+)
+WORKERS = typer.Option(help="How many parts are processed at a time. Default: one per core.", min=1, show_default=False)
+MAX_BAD = typer.Option(help="How many bad lines are accepted.", min=0)
 EXECUTOR = typer.Option(help="local, slurm or ray.")
 
 
@@ -54,8 +56,8 @@ def prepare(
 ) -> int:
     """Turn text into token shards that training reads: tokenised in parallel, checksummed, the same every time.
 
-    Bad lines are counted and listed in OUT/bad-lines.jsonl, never dropped silently. What was stopped goes on with the
-    same command.
+    Bad lines are counted and listed in OUT/bad-lines.jsonl, never dropped silently. If it was
+    stopped, the same command continues.
     """
     from canonlm.cli.count import Reading
     from canonlm.data.prepare import prepare as write
@@ -73,7 +75,7 @@ def prepare(
                 options=given, on_progress=bar,
             )  # fmt: skip
     except KeyboardInterrupt:
-        print("\ncanonlm: interrupted. The same command goes on.", file=sys.stderr)
+        print("\ncanonlm: interrupted. The same command continues.", file=sys.stderr)
         return 130
     if index is None:
         print(f"{out}: submitted; {out}/index.json is there when it is done, and {out}/work has the logs")

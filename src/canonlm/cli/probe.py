@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from canonlm.cli.doing import doing, load_torch
 from canonlm.cli.options import TRUST
 
 RUN = typer.Argument(help="The folder of a Lano run, such as runs/lano-tiny/runs/….", show_default=False)
@@ -21,10 +22,10 @@ def probe(
     test: Annotated[int, TEST] = 100,
     trust_remote_code: Annotated[bool, TRUST] = False,
 ) -> int:
-    """Does a model that was trained on a grammar see its rules? Reads symbols and boundaries off its hidden states.
+    """Does a model that was trained on a grammar know its rules? Reads symbols and boundaries off its hidden states.
 
-    For every level of the grammar, one linear classifier tells from a hidden state under which symbol its token stands,
-    and another whether that symbol's stretch ends here. Prints a table and writes RUN/probe.json.
+    For every level of the grammar, one linear classifier predicts from a token's hidden state which symbol the token
+    belongs to, and another whether that symbol ends with it. Prints a table and writes RUN/probe.json.
     """
     from rich.console import Console
     from rich.table import Table
@@ -45,13 +46,15 @@ def probe(
     if not -layers - 1 <= layer <= layers:
         raise expected("--layer", f"0 to {layers}, or -1 for the last", layer)
 
+    load_torch()
     from canonlm.suites.probe import probe as fit_and_score
     from canonlm.train.build import pick_device
     from canonlm.train.checkpoint import load_model
 
     model = load_model(run, trust_remote_code=trust_remote_code).module
     model.to(pick_device("auto"))  # type: ignore[arg-type]  # the library's wrapper confuses the checker
-    levels = fit_and_score(model, task, layer=layer, seed=config.train.seed, fit=fit, test=test)
+    with doing("fitting classifiers"):
+        levels = fit_and_score(model, task, layer=layer, seed=config.train.seed, fit=fit, test=test)
     with writing("RUN", run):
         write_json(
             run / "probe.json", {"layer": layer, "fit": fit, "test": test, "levels": [asdict(x) for x in levels]}

@@ -6,6 +6,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from canonlm.cli.doing import doing, load_torch
 from canonlm.cli.options import OVERRIDES, RECIPE
 
 app = typer.Typer(help="The recipes that come with the package.", no_args_is_help=True)
@@ -13,7 +14,8 @@ app = typer.Typer(help="The recipes that come with the package.", no_args_is_hel
 
 @app.command("list")
 def list_() -> None:
-    """Name, architecture and sizes of every recipe."""
+    """List all recipes with their architectures and sizes."""
+    load_torch()
     from canonlm.recipes import recipes
     from canonlm.report.tidy import short_size
     from canonlm.train.build import build_model
@@ -24,14 +26,16 @@ def list_() -> None:
     for column in table.columns[2:]:
         column.justify = "right"
     parameters: dict[str, str] = {}
-    for name, path in recipes().items():
-        run = load(path)
-        model = f"{run.arch} {run.model}"
-        if run.model.vocab_size is None:
-            parameters[model] = "by its data"  # whose tokenizer says how large the vocabulary is
-        elif model not in parameters:
-            parameters[model] = short_size(build_model(run, "meta").num_parameters) or "0"
-        windows, seq_len = run.train.batch_size, run.data.seq_len
+    with doing("counting parameters"):
+        runs = {name: load(path) for name, path in recipes().items()}
+        for run in runs.values():
+            model = f"{run.arch} {run.model}"
+            if run.model.vocab_size is None:
+                parameters[model] = "by its data"  # whose tokenizer says how large the vocabulary is
+            elif model not in parameters:
+                parameters[model] = short_size(build_model(run, "meta").num_parameters) or "0"
+    for name, run in runs.items():
+        model, windows, seq_len = f"{run.arch} {run.model}", run.train.batch_size, run.data.seq_len
         tokens = short_size(run.train.steps * windows * seq_len)
         table.add_row(name, run.arch, parameters[model], tokens, str(seq_len), str(windows), f"{run.train.optim.lr:g}")
     # On a terminal as wide as it is; elsewhere every recipe on one line.
@@ -41,7 +45,7 @@ def list_() -> None:
 
 @app.command()
 def show(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
-    """The whole configuration of a recipe, as YAML that `canonlm train` takes."""
+    """Print the whole configuration of a recipe, as YAML that `canonlm train` takes."""
     from canonlm.recipes import find
     from canonlm.train.recipe import load
 
@@ -50,7 +54,7 @@ def show(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, 
 
 @app.command()
 def diff(left: Annotated[str, RECIPE], right: Annotated[str, RECIPE]) -> None:
-    """The settings in which two recipes differ."""
+    """Print the settings in which two recipes differ."""
     from canonlm.recipes import find
     from canonlm.train.config import differences
     from canonlm.train.recipe import load

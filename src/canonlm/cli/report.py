@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from canonlm.cli.doing import doing
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 FOLDERS = typer.Argument(
     help="Runs, folders of runs, play folders, or folders of results of `canonlm eval`.",
-    metavar="RUN...",
+    metavar="RUN",
     show_default=False,
 )
 OUT = typer.Option(
-    help="Where the page goes. Default: report.html in the folder, or here where several are given.", show_default=False
+    help="Where the page goes. Default: report.html in the folder; of several folders, in the current one.",
+    show_default=False,
 )
-TABLE = typer.Option("--table", help="Only the tables, here; no page is written.")
-WATCH = typer.Option("--watch", help="Follow runs until none goes on; then report.")
+TABLE = typer.Option("--table", help="Print the tables only; no page is written.")
+WATCH = typer.Option("--watch", help="Follow runs until all have ended, then report.")
 
 
 def report(
@@ -29,16 +32,15 @@ def report(
     table: Annotated[bool, TABLE] = False,
     watch: Annotated[bool, WATCH] = False,
 ) -> int:
-    """Report runs: tables here, and one HTML page that needs no network.
+    """Report runs: tables on the terminal, and one HTML page that needs no network.
 
-    Runs from several folders stand side by side; where they were asked the same task with the same settings, they are
-    compared. `--watch` on a terminal is a table that renews itself, in a log a line for every evaluation. Ctrl-C ends
-    it with the report so far.
+    Runs from several folders stand side by side; those on one task with the same settings are compared. `--watch`
+    shows a live table on a terminal, and a line for every evaluation in a log. Ctrl-C ends it with the report so far.
     """
     from canonlm.errors import expected
 
     if table and out is not None:
-        raise expected("--out", "no --table beside it, which writes no page", str(out))
+        raise ValueError("--out does not go with --table, which writes no page")
     if out is not None and not out.parent.is_dir():
         raise expected("--out", "a file in a folder that exists", str(out))
     finished = True
@@ -56,10 +58,11 @@ def show(folders: Path | Sequence[Path], out: Path | None = None, page: bool = T
     from canonlm.report.page import place_of, write_page
     from canonlm.report.table import play_tables
 
-    play = load_play(folders)
+    with doing("reading the runs"):
+        play = load_play(folders)
     place = place_of(folders, out)
     if page:  # before anything is printed: whoever reads the tables may close the pipe
-        with writing("--out", place, "file"):
+        with doing("writing the page"), writing("--out", place, "file"):
             write_page(play, place)
     console = _console()
     for table in play_tables(play):

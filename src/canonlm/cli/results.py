@@ -1,4 +1,4 @@
-"""`canonlm results`: the published results, and one's own beside them."""
+"""`canonlm results`: the published results, and yours beside them."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from canonlm.report.runs import LeftOut
 
 GIVEN = typer.Argument(
-    help="Folders of runs, or of results of `canonlm eval`, to put beside the published ones. More filters, too.",
-    metavar="[RUN | KEY=VALUE]...",
+    help="Folders of runs, or of results of `canonlm eval`, to put beside the published ones; also filters.",
+    metavar="RUN | KEY=VALUE",
     show_default=False,
 )
 FILTER = typer.Option(
-    help="Only these: arch=GLA5,GDN2, size=1B, tokens=1T, lr=0.002, canon=yes, source=reference, model=…, task=…",
+    help="Show only arch=GLA5,GDN2, size=1B, tokens=1T, lr=0.002, canon=yes, source=reference, model=…, task=…",
     metavar="KEY=VALUE",
     show_default=False,
 )
@@ -29,12 +29,14 @@ GROUP = typer.Option(
     metavar="NAME",
     show_default=False,
 )
-PAIRED = typer.Option("--paired", help="What Canon layers change: each model with them minus the one without.")
+PAIRED = typer.Option("--paired", help="What Canon layers change: each model with them, minus the same without.")
 CURVES = typer.Option("--curves", help="Scores and losses during training, for --csv and --json.")
 HTML = typer.Option(
     "--html", help="Write an interactive page: tables, curves, what Canon layers change.", metavar="FILE"
 )
-CSV = typer.Option("--csv", help="Write a row per number, in place of tables; - for the terminal.", metavar="FILE")
+CSV = typer.Option(
+    "--csv", help="Write one row per number instead of tables; - writes to the terminal.", metavar="FILE"
+)
 JSON = typer.Option("--json", help="The same as JSON.", metavar="FILE")
 
 
@@ -51,10 +53,9 @@ def results(
     """Show the published results of the 64 models, and your own beside them: as tables, as files, as a page.
 
     `canonlm results --html results.html` writes a page that opens in a browser, without a network. Tables show the
-    models of the release and yours; with `source=reference`, `source=best` (of the learning rates) or `source=paper`
-    others. Files have all sources.
+    models of the release and yours; others with `source=reference`, `source=best` (of the learning rates) or
+    `source=paper`. Files have all sources.
     """
-    from canonlm.errors import expected
     from canonlm.report import tidy
     from canonlm.report.published import tables
     from canonlm.report.sheet import write_frame
@@ -62,13 +63,13 @@ def results(
     folders, filters = _sorted(given or [])
     filters = [*(filter or []), *filters]
     if curves and not (csv or json):
-        raise expected("--curves", "--csv or --json beside it", True)
+        raise ValueError("--curves only works with --csv or --json")
     if curves and paired:
-        raise expected("--paired", "final results, not --curves", True)
+        raise ValueError("--paired does not go with --curves")
     if csv == "-" and json == "-":
-        raise expected("--json", "a file, where --csv writes to the terminal", json)
+        raise ValueError("--csv and --json cannot both write to the terminal")
     if html and (curves or paired or group):
-        raise expected("--html", "no --curves, --paired or --group beside it: a page has all of them", str(html))
+        raise ValueError("--html does not go with --curves, --paired or --group: the page has all of them")
     if html:
         left_out = _page(folders, filters, html)
         if not (csv or json):
@@ -119,17 +120,17 @@ def _read(folders: list[Path], curves: bool) -> "tuple[pl.DataFrame, list[LeftOu
 
 def _page(folders: list[Path], filters: list[str], out: Path) -> "Sequence[LeftOut]":
     from canonlm.errors import writing
-    from canonlm.report import explorer
+    from canonlm.report import results_page, results_payload
     from canonlm.report.gather import gather
 
-    shown = explorer.beside_the_published(gather(folders), filters)
+    shown = results_payload.beside_the_published(gather(folders), filters)
     with writing("--html", out, "file"):
-        print(f"written: {explorer.write_results(shown, out)}")
+        print(f"written: {results_page.write_results(shown, out)}")
     return shown.left_out
 
 
 def _show(numbers: "pl.DataFrame", group: str | None, paired: bool, usual: bool) -> None:
-    """Without a group: one's own numbers, group by group, with what is published of the same; or else the short one."""
+    """Without a group: the user's numbers by group, beside the published ones; without any, the short group."""
     import polars as pl
 
     from canonlm.report import tidy
@@ -160,7 +161,7 @@ def _show(numbers: "pl.DataFrame", group: str | None, paired: bool, usual: bool)
 
 
 def _usual(rows: "pl.DataFrame") -> "pl.DataFrame":
-    """The models of the release and one's own, and the paper's for synthetic tasks; whatever there is, if none of
+    """The models of the release and the user's, and the paper's for synthetic tasks; whatever there is, if none of
     these."""
     import polars as pl
 

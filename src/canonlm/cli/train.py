@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
+from canonlm.cli.doing import doing, load_torch
 from canonlm.cli.options import OVERRIDES, RECIPE, RUN, TRUST_RECIPE
 
 
@@ -15,8 +16,8 @@ def train(
 ) -> int:
     """Train one model, on a playground task or on text.
 
-    Stop it whenever you like (Ctrl-C saves first); the same command goes on where it stopped. For several devices start
-    it with `canonlm launch` or torchrun.
+    Stop it at any time (Ctrl-C saves first); the same command continues where it stopped. For several devices start it
+    with `canonlm launch` or torchrun.
     """
     from canonlm.recipes import find
     from canonlm.train.recipe import check_trust, load
@@ -26,13 +27,17 @@ def train(
     path = find(recipe)
     check_trust(path, overrides or [], trust)
     load(path, overrides or [], trust=trust)  # a mistake in the file is told before torch is loaded
+    load_torch()
     from canonlm.cli.live import follow
     from canonlm.train import reading
     from canonlm.train.build import check
     from canonlm.train.loop import Interrupted
     from canonlm.train.loop import train as run_to_the_end
+    from canonlm.train.machine import keep_freed_memory
 
-    run = load(path, overrides or [], lambda run: check(reading.complete(run)), trust=trust)
+    keep_freed_memory()
+    with doing("reading the data and checking the model"):
+        run = load(path, overrides or [], lambda run: check(reading.complete(run)), trust=trust)
     folder = out or Path("runs") / path.stem
     try:
         with follow(run, folder) as on_row:

@@ -1,12 +1,12 @@
-"""Grade a file of answers, from whatever model wrote them: JSON lines or Parquet, with an index and answers.
+"""Grades a file of answers from any model: JSON lines or Parquet, with an index and answers.
 
     {"index": 0, "answers": [[17, 4], [9]]}         token ids, one list per answer
     {"index": 1, "answers": ["w3 w7.", "w9."]}      the same in the tokens' names
-    {"index": 2, "answers": [17, 4]}                where a sample asks for one answer only; "w3 w7." does, too
+    {"index": 2, "answers": [17, 4]}                for a sample with one answer only; so does "w3 w7."
 
-null stands for no answer, which is a wrong one. What an answer is, the column `answers` of a dump says; where questions
-share one (the first item, the whole list), it may also be given for each. A line that cannot be understood is counted
-and listed, and nothing else: it is neither right nor wrong.
+null stands for no answer, which is a wrong one. The column `answers` of a dump has the positions of answers; questions
+that share an answer (the first item, the whole list) may also have one each. A line that cannot be understood is
+counted and listed; it is neither right nor wrong.
 """
 
 import json
@@ -30,7 +30,7 @@ from canonlm.untrusted import open_regular
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong answer: which sample's, which of its questions (0, 1, …), and the verdict."""
+    """A wrong answer: the index of its sample, the number of its question (0, 1, …), and the verdict."""
 
     index: int
     question: int
@@ -39,7 +39,7 @@ class Wrong:
 
 @dataclass
 class Graded:
-    """What came out. `slices` as in an evaluation; `refused`: reason → the numbers of the lines (rows of a Parquet file
+    """The result. `slices` as in an evaluation; `refused`: reason → the numbers of the lines (rows of a Parquet file
     are counted from 0, lines from 1)."""
 
     samples: int
@@ -48,7 +48,7 @@ class Graded:
     refused: dict[str, list[int]]
 
 
-class _Refused(ValueError):
+class _BadLine(ValueError):
     """Why a line cannot be graded, in words that do not depend on the line."""
 
 
@@ -67,30 +67,30 @@ def grade_file(
     Keeps the first `keep_wrong` wrong answers; on_progress gets the number of samples graded so far. ValueError: the
     file cannot be read, or no line of it can be graded.
     """
-    task.sample(split, seed, 0)  # refuses what is no setting
+    task.sample(split, seed, 0)  # raises for a wrong split or seed
     tally = Tally(task.slices() if split == "test" else ())
     result = Graded(0, [], [], {})
-    seen: set[int] = set()
+    graded: set[int] = set()
     for number, entry in _entries(path):
         try:
             index = _index(entry, n)
-            if index in seen:
-                raise _Refused("an index a second time")
+            if index in graded:
+                raise _BadLine("an index a second time")
             sample = task.sample(split, seed, index)
             verdicts = task.grade(sample, _answers(task, sample, entry.get("answers")))
-        except _Refused as refused:
-            result.refused.setdefault(str(refused), []).append(number)
+        except _BadLine as error:
+            result.refused.setdefault(str(error), []).append(number)
             continue
-        seen.add(index)
+        graded.add(index)
         for question, verdict in enumerate(verdicts):
             tally.add(verdict)
             if not verdict.correct and len(result.wrong) < keep_wrong:
                 result.wrong.append(Wrong(index, question, verdict))
-        on_progress(len(seen))
-    if not seen:
-        found = ", ".join(f"{reason} ({numbers(lines)})" for reason, lines in result.refused.items()) or "nothing"
-        raise ValueError(f'{path}: expected lines such as {{"index": 0, "answers": [[5, 7]]}}, got {found}')
-    result.samples, result.slices = len(seen), [row for row in tally.rows() if row["total"]]
+        on_progress(len(graded))
+    if not graded:
+        reasons = ", ".join(f"{reason} ({numbers(lines)})" for reason, lines in result.refused.items()) or "nothing"
+        raise ValueError(f'{path}: expected lines such as {{"index": 0, "answers": [[5, 7]]}}, got {reasons}')
+    result.samples, result.slices = len(graded), [row for row in tally.rows() if row["total"]]
     return result
 
 
@@ -101,7 +101,7 @@ def numbers(lines: list[int]) -> str:
 
 
 def _entries(path: Path) -> Iterator[tuple[int, Any]]:
-    """(number, entry); an entry that is a _Refused says why there is none."""
+    """(number, entry); for a bad line, the entry is a _BadLine."""
     try:
         with open_regular(path) as file:
             if file.read(4) == b"PAR1":
@@ -110,11 +110,11 @@ def _entries(path: Path) -> Iterator[tuple[int, Any]]:
             file.seek(0)
             for number, (line, _) in enumerate(lines(file), 1):
                 if line is None:
-                    yield number, _Refused(TOO_LONG)
+                    yield number, _BadLine(TOO_LONG)
                 elif line.strip():
                     yield number, _parsed(line)
     except (pa.ArrowException, UnicodeDecodeError):
-        raise expected("--verify", "a whole Parquet file", str(path)) from None
+        raise expected("--verify", "a complete Parquet file", str(path)) from None
     except OSError as error:
         reason = " ".join(str(error.strerror or error).split())  # Arrow's own have several lines
         raise expected("--verify", f"a readable file ({reason})", str(path)) from None
@@ -139,51 +139,51 @@ def _parsed(line: bytes) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
-        return _Refused("not JSON")
+        return _BadLine("not JSON")
 
 
 def _index(entry: Any, n: int) -> int:
-    if isinstance(entry, _Refused):
+    if isinstance(entry, _BadLine):
         raise entry
     if not isinstance(entry, dict):
-        raise _Refused("not an object with index and answers")
+        raise _BadLine("not an object with index and answers")
     if "index" not in entry:
-        raise _Refused("no index")
+        raise _BadLine("no index")
     index = entry["index"]
     if not isinstance(index, int) or isinstance(index, bool):
-        raise _Refused("an index that is not an integer")
+        raise _BadLine("an index that is not an integer")
     if not 0 <= index < n:
-        raise _Refused(f"an index that is not in 0 … {n - 1}")
+        raise _BadLine(f"an index that is not in 0 … {n - 1}")
     return index
 
 
-def _answers(task: Task, sample: Sample, given: Any) -> list[list[Any]]:
+def _answers(task: Task, sample: Sample, entry: Any) -> list[list[Any]]:
     """One list of tokens per query."""
-    if given is None:
-        raise _Refused("no answers")
-    if isinstance(given, str) or (isinstance(given, list) and any(isinstance(part, int) for part in given)):
-        given = [given]
-    if not isinstance(given, list):
-        raise _Refused("answers that are not lists of tokens")
-    said = [[] if part is None else _tokens(task, part) for part in given]
-    if len(said) == len(sample.queries):
-        return said
+    if entry is None:
+        raise _BadLine("no answers")
+    if isinstance(entry, str) or (isinstance(entry, list) and any(isinstance(part, int) for part in entry)):
+        entry = [entry]
+    if not isinstance(entry, list):
+        raise _BadLine("answers that are not lists of tokens")
+    answers = [[] if part is None else _tokens(task, part) for part in entry]
+    if len(answers) == len(sample.queries):
+        return answers
     starts = [start for start, _ in spans(sample)]
-    if len(said) != len(starts):
-        raise _Refused("another number of answers than asked for")
-    return [said[starts.index(query.start)] for query in sample.queries]
+    if len(answers) != len(starts):
+        raise _BadLine("another number of answers than the sample has questions")
+    return [answers[starts.index(query.start)] for query in sample.queries]
 
 
 def _tokens(task: Task, part: Any) -> list[Any]:
     if isinstance(part, str):
         return _from_text(task, part)
     if not isinstance(part, list) or any(isinstance(t, bool) or not isinstance(t, int | str) for t in part):
-        raise _Refused("answers that are not lists of tokens")
+        raise _BadLine("answers that are not lists of tokens")
     return [task.vocab.ids.get(token, token) if isinstance(token, str) else token for token in part]
 
 
 def _from_text(task: Task, text: str) -> list[Any]:
-    """Names between blanks; where tokens are pieces of text, the text as it goes on after a prompt."""
+    """Tokens of names between blanks; if tokens are pieces of text, of the text after a prompt."""
     if not hasattr(task.vocab, "encode"):
         return [task.vocab.ids.get(name, name) for name in text.split()]
     try:

@@ -1,4 +1,4 @@
-"""Samples into a Parquet file that is whole or not there; a dump that was killed goes on where it was.
+"""Writes samples to a Parquet file that is complete or absent; a killed dump goes on where it was.
 
 | column | type | |
 |---|---|---|
@@ -11,7 +11,7 @@ The schema's metadata has `canonlm` (JSON: version, task, settings, split, seed,
 the tokens' names, in the order of their ids).
 
 The samples are first written in parts, each under a temporary name and renamed, to the folder X.parquet.parts beside
-X.parquet; at last the parts are joined. A part holds the same samples however often the dump was interrupted, so the
+X.parquet; at last the parts are joined. A part holds the same samples after any number of interruptions, so the
 file is the same to the byte.
 """
 
@@ -36,7 +36,7 @@ from canonlm.tasks import Task
 from canonlm.tasks.random import check_count
 from canonlm.untrusted import open_regular, parse_json, read_object
 
-PART_TOKENS = 2**21  # room for so many tokens in a part: some 30 MB while it is made
+PART_TOKENS = 2**21  # room for this number of tokens in a part: some 30 MB while it is made
 SPAN = pa.struct([pa.field("start", pa.int32(), False), pa.field("stop", pa.int32(), False)])
 COLUMNS = [
     pa.field("index", pa.int64(), False),
@@ -56,15 +56,15 @@ def dump(
     loss_on: str | None = None,
     on_progress: Callable[[str, int], None] = lambda phase, done: None,
 ) -> bool:
-    """Write samples 0 … n - 1 of (split, seed) to `out`. False: it is there already, from the same settings.
+    """Write samples 0 … n - 1 of (split, seed) to `out`. False: it exists already, from the same settings.
 
-    on_progress gets ("drawn" or "joined", how many samples). ValueError: a setting that is none, `out` holds something
-    else, a half-done dump has other settings, or the disk refuses.
+    on_progress gets ("drawn" or "joined", number of samples). ValueError: a wrong setting, other content in `out`, a
+    half-done dump with other settings, or a file that cannot be written.
     """
     if out.suffix != ".parquet":
         raise expected("--out", "a name that ends in .parquet", str(out))
-    check_count("n", n, least=1)
-    task.sample(split, seed, 0, loss_on=loss_on)  # refuses what is no setting before anything is written
+    check_count("n", n, min=1)
+    task.sample(split, seed, 0, loss_on=loss_on)  # raises for a wrong setting before anything is written
     about = _describe(task, n=n, split=split, seed=seed, loss_on=loss_on)
     folder = out.with_name(out.name + ".parts")
     try:
@@ -85,7 +85,7 @@ def dump(
                 on_progress("drawn", stop)
             _join(parts, folder / out.name, about, task, on_progress)
             (folder / out.name).replace(out)
-            shutil.rmtree(folder, ignore_errors=True)  # what stays, the next dump to this name takes away
+            shutil.rmtree(folder, ignore_errors=True)  # the next dump to this name removes what is left
     except Timeout:
         raise expected("--out", "a file that no other process is writing", str(out)) from None
     except OSError as error:
@@ -94,7 +94,7 @@ def dump(
 
 
 def _describe(task: Task, **stream: Any) -> dict[str, Any]:
-    """What makes the samples what they are, ready for JSON."""
+    """All settings that the samples depend on, ready for JSON."""
     settings = task.spec.model_dump(mode="json")
     loss_on = stream.pop("loss_on") or task.loss_on
     return {"version": __version__, "task": task.name, "settings": settings, **stream, "loss_on": loss_on}
@@ -119,7 +119,7 @@ def _lists(field: pa.Field, lengths: Any, values: Any) -> pa.ListArray:
 
 def _write_part(path: Path, table: pa.Table) -> None:
     options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with _whole(path) as file, pa.ipc.new_file(file, table.schema, options=options) as writer:
+    with _complete_file(path) as file, pa.ipc.new_file(file, table.schema, options=options) as writer:
         writer.write_table(table)
 
 
@@ -129,7 +129,7 @@ def _join(
     metadata = {"canonlm": json.dumps(about), "canonlm.vocab": json.dumps(task.vocab.names)}
     done = 0
     with (
-        _whole(out) as file,
+        _complete_file(out) as file,
         pq.ParquetWriter(file, pa.schema(COLUMNS, metadata=metadata), compression="zstd") as writer,
     ):
         for part in parts:
@@ -148,8 +148,8 @@ def _join(
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name once it is complete and on disk. Python's own: its OSErrors say what is wrong."""
+def _complete_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name once it is complete and on disk. Python's own, for OSErrors that say what is wrong."""
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         with temporary.open("wb") as file:
@@ -162,7 +162,7 @@ def _whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def _prepare(folder: Path, about: dict[str, Any]) -> None:
-    """The folder of parts: a new one, or that of the same dump, half done."""
+    """Make the folder of parts, or check that it is of the same dump, half done."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "settings.json"
     if settings.exists():
@@ -174,7 +174,7 @@ def _prepare(folder: Path, about: dict[str, Any]) -> None:
 
 
 def _about_of(out: Path) -> dict[str, Any]:
-    """What a file says that it holds; it is compared with what is asked for, and nothing else is done with it."""
+    """The settings in a file's metadata. They are only compared with those of the command."""
     try:
         with open_regular(out) as file:
             about = parse_json(pq.read_schema(file).metadata[b"canonlm"], str(out))
@@ -184,24 +184,24 @@ def _about_of(out: Path) -> dict[str, Any]:
 
 
 def _checked(about: Any, path: Path) -> dict[str, Any]:
-    """ValueError: `_describe` makes no such thing."""
+    """`about`, or ValueError if it is not a result of `_describe`."""
     if not isinstance(about, dict) or not isinstance(about.get("settings"), dict) or {"version", "task"} - {*about}:
         raise ValueError(f"{path}: expected version, task, settings, … of a dump")
     return about
 
 
-def _compare(about: dict[str, Any], there: dict[str, Any], whose: str) -> None:
-    ours, theirs = _flat(about), _flat(there)
+def _compare(about: dict[str, Any], existing: dict[str, Any], owner: str) -> None:
+    ours, theirs = _flat(about), _flat(existing)
     for key in [*ours, *theirs]:
         if ours.get(key) != theirs.get(key):
-            raise expected(key, f"{json.dumps(theirs.get(key))[:200]}, as in {whose}", ours.get(key))
+            raise expected(key, f"{json.dumps(theirs.get(key))[:200]}, as in {owner}", ours.get(key))
 
 
 def _flat(about: dict[str, Any]) -> dict[str, Any]:
-    """`{"canonlm": version, "task": …, "depo.N": 225, …, "--split": "train", …}`: the keys that an error names."""
+    """`{"canonlm": version, "task": …, "task.N": 225, …, "--split": "train", …}`: the keys that an error names."""
     stream = {"--" + key.replace("_", "-"): value for key, value in about.items()}
     version, task, settings = stream.pop("--version"), stream.pop("--task"), stream.pop("--settings")
-    return {"task": task, **{f"{task}.{key}": value for key, value in settings.items()}, **stream, "canonlm": version}
+    return {"task": task, **{f"task.{key}": value for key, value in settings.items()}, **stream, "canonlm": version}
 
 
 def _reason(error: OSError) -> str:

@@ -1,5 +1,5 @@
-"""Texts to tokens, the long ones in pieces: the library keeps some 130 bytes a token until a whole text is done, and
-gives a text to one thread.
+"""Texts to tokens, long texts in pieces: the library keeps some 130 bytes per token until a text is done, and encodes a
+text in one thread.
 
 A text is cut only where that changes no token:
 
@@ -8,7 +8,7 @@ A text is cut only where that changes no token:
   alternative of these expressions goes on with a blank after a letter, so a match ends there anyhow; none looks back,
   so the rest is matched as if it began there; and pairs are joined within a match only.
 
-Other tokenizers get the whole text.
+Other tokenizers get texts uncut.
 """
 
 import json
@@ -19,10 +19,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 LONG = 2**20
-"""Characters of a text that is cut, and of what is encoded together."""
+"""Characters from which on a text is cut, and of texts that are encoded together."""
 
 PIECE = 2**18
-"""Characters of a piece, and as many more as it takes to a place to cut."""
+"""Min characters of a piece; it ends at the next place to cut."""
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -37,12 +37,12 @@ _BEFORE_A_BLANK = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 
 
 class Encoder:
-    """A tokenizer, and where its texts may be cut."""
+    """A tokenizer that knows where texts may be cut."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._places: re.Pattern[str] | None = None
-        self._looked = False
+        self._searched = False
 
     def encode(self, texts: Iterable[str]) -> Iterator[tuple[int, list[int]]]:
         """(number of the text, tokens), the texts in order; those of a long text in several parts."""
@@ -58,7 +58,7 @@ class Encoder:
         yield from self._encode(group)
 
     def pieces(self, text: str) -> list[str]:
-        """The text, cut where it is long and may be."""
+        """The text in pieces, if it is long and may be cut."""
         if len(text) <= LONG or (places := self._where()) is None:
             return [text]
         cuts = [0]
@@ -72,14 +72,14 @@ class Encoder:
             yield number, encoding.ids
 
     def _where(self) -> re.Pattern[str] | None:
-        if not self._looked:  # at the first long text: a large vocabulary takes a second
-            self._places, self._looked = _places(self._tokenizer), True
+        if not self._searched:  # at the first long text: a large vocabulary takes a second
+            self._places, self._searched = _places(self._tokenizer), True
         return self._places
 
 
 def _places(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     if not tokenizer.encode_special_tokens or not all(t.special for t in tokenizer.get_added_tokens_decoder().values()):
-        return None  # names of tokens are looked for in the text, and may hold a blank
+        return None  # the tokenizer finds names of tokens in a text, and they may contain a blank
     parts = json.loads(tokenizer.to_str())
     model, before = parts["model"], parts["pre_tokenizer"]
     if model["type"] != "BPE" or model["dropout"] or before is None or parts["truncation"] or parts["padding"]:
@@ -105,7 +105,7 @@ def _is_of_bytes(model: dict[str, Any]) -> bool:
 
 
 def _splits(steps: list[dict[str, Any]]) -> bool:
-    """By one of PATTERNS, and then into bytes."""
+    """Whether the steps split texts by one of PATTERNS, and then into bytes."""
     if len(steps) == 1:
         return steps[0]["type"] == "ByteLevel" and steps[0]["use_regex"]
     if len(steps) != 2 or steps[1]["type"] != "ByteLevel" or steps[1]["use_regex"] or steps[0]["type"] != "Split":

@@ -1,4 +1,4 @@
-"""Who runs the tasks: processes on this machine, SLURM, or Ray; the last two as datatrove has them."""
+"""Executors of tasks: processes on this machine, SLURM, or Ray; the last two are datatrove's."""
 
 import inspect
 import multiprocessing
@@ -24,14 +24,14 @@ from canonlm.data.extras import needed
 from canonlm.errors import expected, unknown
 
 OURS = {"self", "pipeline", "tasks", "workers", "logging_dir", "depends", "skip_completed"}
-"""Arguments of datatrove's executors that are not the user's to set."""
+"""Arguments of datatrove's executors that users cannot set."""
 
 
 def execute(
     kind: str, steps: list[PipelineStep], last: PipelineStep, tasks: int, workers: int, folder: Path, options: Mapping
 ) -> bool:
-    """Run `steps` for every task that `folder` does not know as done. True: they ran. False: they are submitted to
-    SLURM, and so is `last`, to run after them."""
+    """Run `steps` for every task that is not marked as done in `folder`. True: they ran. False: they were submitted to
+    SLURM, and `last` too, to run after them."""
     if kind == "local":
         Local(steps, tasks, workers, str(folder)).run()
     elif kind == "ray":
@@ -43,7 +43,7 @@ def execute(
     else:
         options = {"job_name": "canonlm-data", "qos": None, **options}
         slurm = SlurmPipelineExecutor(steps, tasks, workers=workers, logging_dir=str(folder), **options)
-        # Whatever became of the tasks: where some failed, it is the last job that says so in one line.
+        # The last job runs even if tasks failed: it reports that in one line.
         end = {**options, "job_name": f"{options['job_name']}-index", "run_on_dependency_fail": True}
         try:
             SlurmPipelineExecutor([last], 1, depends=slurm, logging_dir=str(folder / "index"), **end).run()
@@ -53,7 +53,7 @@ def execute(
 
 
 def checked(kind: str, options: Mapping[str, str]) -> dict[str, Any]:
-    """Options of an executor, as text, in their types. ValueError: it has no such option, or needs one more."""
+    """Options of an executor, converted from text to their types. ValueError: an unknown or a missing option."""
     if kind not in _EXECUTORS:
         raise unknown("executor", kind, _EXECUTORS)
     if kind == "ray":
@@ -83,10 +83,10 @@ def _typed(name: str, value: str, kind: str) -> Any:
 
 
 class Local(LocalPipelineExecutor):
-    """datatrove's tasks, logs and marks of what is done, in a pool of processes of our own.
+    """datatrove's tasks, logs and marks of finished tasks, in a process pool of ours.
 
-    Its own pool waits for ever for a process that the system killed, and leaves one behind when the command is killed;
-    and it logs to the terminal.
+    datatrove's pool waits forever for a process that the system killed, leaves one behind when the command is killed,
+    and logs to the terminal.
     """
 
     def __init__(self, steps: list[PipelineStep], tasks: int, workers: int, folder: str) -> None:
@@ -118,9 +118,7 @@ class Local(LocalPipelineExecutor):
             for future in as_completed([pool.submit(self.run_task, rank) for rank in ranks]):
                 future.result()
         except BrokenProcessPool:
-            what = (
-                "processes that live; one was killed, maybe for memory, of which fewer need less (the command goes on)"
-            )
+            what = "fewer: a process was killed, maybe for lack of memory (the same command goes on)"
             raise expected("--workers", what, self.workers) from None
         except BaseException:
             for process in set(multiprocessing.active_children()) - others:
@@ -131,16 +129,16 @@ class Local(LocalPipelineExecutor):
 
 
 def _end_with_parent() -> None:
-    """In a process of the pool: end when the command does, however it ends, and leave Ctrl-C to it."""
+    """In a process of the pool: end when the command ends, in any way, and leave Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def watch() -> None:
+    def exit_after_parent() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=exit_after_parent, daemon=True).start()
 
 
 @contextmanager

@@ -1,10 +1,10 @@
-"""What a folder of prepared text holds: `index.json`, written last, so that a folder that has one is whole.
+"""`index.json` of a folder of prepared text. It is written last, so a folder with an index is complete.
 
     {
      "format": "canonlm tokens", "version": 1,
      "vocab_size": 258, "dtype": "uint16",              # of the tokens, little-endian
      "tokenizer": {"name": "tokenizer.json", "sha256": "…"},
-     "bos_id": 256, "eos_id": 257,                      # what starts and ends every document; null: nothing does
+     "bos_id": 256, "eos_id": 257,                      # first and last token of every document; null: none
      "splits": {"train": [{"name": "train-00000.ds", "tokens": 1200, "documents": 3, "bytes": 5000, "sha256": "…",
                            "ends_sha256": "…"}, …], "valid": […]},
      "inputs": [{"name": "a.jsonl", "bytes": 5100}, …], "bad_lines": 0, "command": {…}
@@ -12,7 +12,7 @@
 
 A shard is two files. `NAME` is its tokens and nothing else; `NAME.index` holds a little-endian uint64 per document: the
 number of tokens of the shard up to and including that document (so the last one is `tokens`). `bytes` counts the text
-in UTF-8. Shards stand in the order of the documents, and none is empty; a split that got no document has none.
+in UTF-8. Shards are in the order of the documents, and none is empty; a split without documents has no shards.
 
 A folder may come from somebody else, so `read` checks the type and the bounds of every value.
 """
@@ -34,10 +34,10 @@ FORMAT = "canonlm tokens"
 VERSION = 1
 
 MAX_INDEX = 2**27
-"""Bytes of an index.json: some 400,000 shards, or a million inputs."""
+"""Max bytes of an index.json: some 400,000 shards, or a million inputs."""
 
 MAX_VOCAB = 2**24
-"""Tokens of a vocabulary; the largest in use have some 2**18."""
+"""Max tokens of a vocabulary; the largest in use have some 2**18."""
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
 _Count = Annotated[int, Field(ge=0, lt=2**48)]
@@ -94,7 +94,7 @@ class _Tokenizer(BaseModel):
 
 
 class _File(BaseModel):
-    """What may stand in `index.json` besides format and version."""
+    """The keys of `index.json` besides format and version."""
 
     model_config = _STRICT
     vocab_size: Annotated[int, Field(gt=0, le=MAX_VOCAB)]
@@ -113,7 +113,7 @@ def write(folder: Path, index: Index) -> None:
 
 
 def read(folder: Path) -> Index:
-    """ValueError: it is not a folder, is not finished, is of another version, or holds a value that is not allowed."""
+    """The index of a folder. ValueError: no folder, an unfinished one, another version, or a value out of bounds."""
     path = folder / NAME
     if not path.is_file() and not path.exists():
         raise ValueError(f"{folder}: expected a folder that `canonlm data prepare` finished; no {NAME} there")
@@ -154,7 +154,7 @@ def shard(folder: Path, values: Any, place: str) -> Shard:
 
 
 def check(folder: Path) -> Index:
-    """Read every file again. ValueError names the first whose sha256 is not that of the index."""
+    """Read every file and compare its sha256 with the index. ValueError names the first that differs."""
     index = read(folder)
     check_sha256(folder / index.tokenizer["name"], index.tokenizer["sha256"])
     for shards in index.splits.values():

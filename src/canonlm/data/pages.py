@@ -1,7 +1,7 @@
-"""Parquet files that would not fit into memory: pages that say they grow more than a hundredfold.
+"""Refuses Parquet pages that grow more than a hundredfold when decompressed, and would not fit into memory.
 
-A reader of Parquet takes a page of a column at a time and makes room for as much as the page's header says, up to 2 GB,
-whatever its size in the file. So the headers (Thrift's compact protocol) are looked at first.
+A Parquet reader takes one page of a column at a time and allocates as much memory as the page's header says, up to
+2 GB, whatever its size in the file. So the headers (Thrift's compact protocol) are read first.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from typing import IO, Any, NamedTuple
 import pyarrow.parquet as pq
 
 MAX_PAGE = 2**28
-"""Bytes of a page once it is decompressed, if it grows more than that:"""
+"""Max bytes of a decompressed page that grows more than MAX_GROWTH times."""
 
 MAX_GROWTH = 100
 
@@ -26,7 +26,7 @@ class Page(NamedTuple):
 
 
 def check_pages(file: IO[bytes], table: pq.ParquetFile, group: int, columns: tuple[str, ...]) -> None:
-    """ValueError: in a row group, a page of a column (or of what is nested in it) is a bomb, or no page."""
+    """ValueError if a page of these columns (or nested in them) in a row group is damaged or grows too much."""
     described = table.metadata.row_group(group)
     for number in range(described.num_columns):
         chunk = described.column(number)
@@ -34,7 +34,7 @@ def check_pages(file: IO[bytes], table: pq.ParquetFile, group: int, columns: tup
             for page in _pages(file, chunk):
                 if page.uncompressed > max(MAX_PAGE, MAX_GROWTH * page.compressed):
                     sizes = f"{page.compressed:,} bytes that become {page.uncompressed:,}"
-                    raise ValueError(f"a page of {sizes}; at most {MAX_PAGE:,} are read where they are so few")
+                    raise ValueError(f"a page of {sizes}; expected at most {MAX_GROWTH} times as many, or {MAX_PAGE:,}")
 
 
 def _pages(file: IO[bytes], chunk: Any) -> Iterator[Page]:
@@ -66,7 +66,7 @@ def _header(content: bytes) -> Page:
 
 
 class _Compact:
-    """What is needed of Thrift's compact protocol. IndexError: the content ends before, or is something else."""
+    """A reader of Thrift's compact protocol. IndexError: the content is cut off, or is something else."""
 
     def __init__(self, content: bytes) -> None:
         self.content, self.at = content, 0

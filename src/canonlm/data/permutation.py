@@ -1,4 +1,4 @@
-"""A shuffle of n things without a list of n things: where each goes is a function of its number and a key.
+"""A random permutation of n numbers without a table: each number's place is a function of the number and a key.
 
 A number below rows * columns is a pair (row, column). A round adds to the one a hash of the other, which can be undone,
 so rounds are bijections of the pairs: a Feistel cipher whose halves are numbers instead of bits (Black, Rogaway 2002,
@@ -32,7 +32,7 @@ with cache_by_content():  # for the sources of `mix`; changes of this file numba
 
     @njit(cache=True, nogil=True)
     def permuted(index, n, key):
-        """Where `index` goes among 0 … n - 1, for n < 2**62, in the permutation of a uint64 key."""
+        """The place of `index` among 0 … n - 1, for n < 2**62, in the permutation of a uint64 key."""
         rows = np.int64(np.sqrt(n))
         while rows * rows < n:
             rows += 1

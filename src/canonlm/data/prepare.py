@@ -1,10 +1,10 @@
-"""From files of text to token shards (`canonlm data prepare`): planned, done task by task, then described.
+"""From files of text to token shards (`canonlm data prepare`): a plan, its tasks, then the index.
 
     prepare(Path("corpus"), ["texts/"], tokenizer="bytes", validation=0.01)
 
-The folder is the same to the byte however many processes work on it and however often they are stopped: the number of
-tasks follows from the inputs, a task's files from its number, and `index.json` (canonlm.data.index) is written when all
-are there. Tasks are datatrove's (canonlm.data.steps); so is who runs them (canonlm.data.executors).
+The folder is the same to the byte for any number of processes and interruptions: the number of tasks follows from the
+inputs, a task's files from its number, and `index.json` (canonlm.data.index) is written when all tasks are done. Tasks
+(canonlm.data.steps) and their executors (canonlm.data.executors) are datatrove's.
 """
 
 import hashlib
@@ -36,14 +36,14 @@ from canonlm.untrusted import open_regular, parse_json, read_bytes, read_object,
 
 TASK_SIZE = 2**25  # bytes of input per task
 MAX_TASKS = 10**6
-MOST_TASKS = 1000  # of which each then gets more: SLURM's arrays commonly end here
+MAX_DEFAULT_TASKS = 1000  # a common limit of SLURM's arrays; larger inputs make larger tasks
 BAD_LINES = "bad-lines.jsonl"
 LEFT_OUT = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__")  # of the standard library
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Bytes of the inputs that are read, of how many; the documents and tokens made of them."""
+    """Bytes of the inputs, read and in total, and the documents and tokens so far."""
 
     read: int
     total: int
@@ -72,11 +72,12 @@ def prepare(
 ) -> Index | None:
     """Write the documents of `inputs` (canonlm.data.reading.find) as tokens into the folder `out`.
 
-    Each document is <bos> tokens <eos>, as bos and eos say; `validation` of them, by a hash of (seed, text), make the
-    split "valid". `workers` are processes (default: one per core; of SLURM and Ray: no limit), `options` the executor's
-    own (of SLURM: partition, time, …). What was stopped goes on; what is there already is left as it is. None: SLURM
-    does it from here on. ValueError: a setting that is none, other settings than those of a half-done `out`, damaged
-    input, or more than `max_bad` bad lines, which are listed in `out`/bad-lines.jsonl.
+    Each document is <bos> tokens <eos>, by bos and eos; the share `validation` of them, by a hash of (seed, text), is
+    the split "valid". `workers`: processes (default: one per core; with SLURM and Ray no limit). `options`: the
+    executor's own (for SLURM: partition, time, …). An interrupted command goes on; a finished folder is left as it is.
+
+    Returns the index, or None after submitting to SLURM. ValueError: a wrong setting, other settings than those of a
+    half-done `out`, damaged input, or more than `max_bad` bad lines, which are listed in `out`/bad-lines.jsonl.
     """
     checked_options = checked(executor, options or {})
     check_count("--seed", seed)
@@ -84,18 +85,18 @@ def prepare(
     if not 0 <= validation < 1:
         raise expected("--validation", "a share >= 0 and < 1", validation)
     if tasks is not None:
-        check_count("--tasks", tasks, least=1)
+        check_count("--tasks", tasks, min=1)
         if tasks > MAX_TASKS:
             raise expected("--tasks", f"at most {MAX_TASKS:,}", tasks)
     if workers is not None:
-        check_count("--workers", workers, least=1)
+        check_count("--workers", workers, min=1)
     loaded = tokenizers.load(tokenizer)
-    for name, wanted, id in (("bos", bos, loaded.bos_id), ("eos", eos, loaded.eos_id)):
-        if wanted and id is None:
+    for name, requested, id in (("bos", bos, loaded.bos_id), ("eos", eos, loaded.eos_id)):
+        if requested and id is None:
             raise expected(f"--{name}", f"no-{name}: the tokenizer has no such token that we know", str(tokenizer))
-    found = find(inputs, glob, exclude)
+    files = find(inputs, glob, exclude)
     command: dict[str, Any] = {"canonlm": __version__, "input": list(inputs), "glob": glob, "exclude": list(exclude)}
-    command |= {"text-key": text_key, "validation": validation, "seed": seed, "tasks": tasks or default_tasks(found)}
+    command |= {"text-key": text_key, "validation": validation, "seed": seed, "tasks": tasks or default_tasks(files)}
     saved = loaded.tokenizer.to_str()
     plan = Index(
         vocab_size=loaded.vocab_size,
@@ -104,29 +105,31 @@ def prepare(
         bos_id=loaded.bos_id if bos else None,
         eos_id=loaded.eos_id if eos else None,
         splits={},
-        inputs=tuple(file.describe() for file in found),
+        inputs=tuple(file.describe() for file in files),
         bad_lines=0,
         command=command,
     )
     places = Places(out)
     try:
         if (out / index.NAME).exists():
-            there = index.read(out)
-            _compare(plan, there, f"as in {out} (choose another folder)")
+            existing = index.read(out)
+            _compare(plan, existing, f"as in {out} (choose another folder)")
             if executor != "slurm":  # of which `work` has the logs
                 remove_leftovers(out)
                 shutil.rmtree(places.work, ignore_errors=True)
-            return there
+            return existing
         _begin(places, plan, saved)
-        place = out.absolute()  # datatrove's file systems remember what a relative path once meant
-        reader = Reader(place, found, text_key, max_bad)
-        writer = Writer(place, found, plan.dtype, plan.bos_id, plan.eos_id, validation, seed)
-        with lock(places.work / ".lock", timeout=0), _watching(places, total(found), on_progress):
+        place = out.absolute()  # datatrove's file systems resolve a relative path only once
+        reader = Reader(place, files, text_key, max_bad)
+        writer = Writer(place, files, plan.dtype, plan.bos_id, plan.eos_id, validation, seed)
+        with lock(places.work / ".lock", timeout=0), _reporting(places, total(files), on_progress):
             if executor == "local":
                 remove_leftovers(out)
-            most = workers or (_cores() if executor == "local" else -1)
+            max_workers = workers or (_cores() if executor == "local" else -1)
             last = Finish(place, max_bad)
-            if not execute(executor, [reader, writer], last, command["tasks"], most, place / "work", checked_options):
+            if not execute(
+                executor, [reader, writer], last, command["tasks"], max_workers, place / "work", checked_options
+            ):
                 return None
             described = finish(out, max_bad)
         remove_folder(places.work)
@@ -141,9 +144,9 @@ def prepare(
 
 
 def default_tasks(inputs: Sequence[Input]) -> int:
-    """One for every TASK_SIZE bytes, if the files can be divided so; a function of the inputs alone."""
+    """The number of tasks: one per TASK_SIZE bytes, as far as files are divisible; a function of the inputs alone."""
     pieces = sum(-(-file.size // TASK_SIZE) if file.divisible else 1 for file in inputs)
-    return max(1, min(pieces, -(-total(inputs) // TASK_SIZE), MOST_TASKS))
+    return max(1, min(pieces, -(-total(inputs) // TASK_SIZE), MAX_DEFAULT_TASKS))
 
 
 def _cores() -> int:
@@ -151,10 +154,10 @@ def _cores() -> int:
 
 
 def _begin(places: Places, plan: Index, tokenizer: str) -> None:
-    """A new folder, or one where the same was begun. What is to be done lies in `work` as an index without shards."""
+    """Make the folder, or check that the same was begun in it. `work` has the plan, an index without shards."""
     if (places.work / index.NAME).exists():
         _compare(plan, index.read(places.work), f"as in the half-done {places.out} (or remove it)")
-        write_text(places.tokenizer, tokenizer)  # whatever became of it
+        write_text(places.tokenizer, tokenizer)  # it may have been changed
         return
     if places.out.exists() and any(path.name not in ("work", "tokenizer.json") for path in places.out.iterdir()):
         raise expected("OUT", "a folder that does not exist yet", str(places.out))
@@ -164,16 +167,20 @@ def _begin(places: Places, plan: Index, tokenizer: str) -> None:
     index.write(places.work, plan)
 
 
-def _compare(plan: Index, there: Index, whose: str) -> None:
-    theirs = there.command | {"bos": there.bos_id, "eos": there.eos_id, "tokenizer": there.tokenizer["sha256"]}
+def _compare(plan: Index, existing: Index, owner: str) -> None:
+    theirs = existing.command | {
+        "bos": existing.bos_id,
+        "eos": existing.eos_id,
+        "tokenizer": existing.tokenizer["sha256"],
+    }
     ours = plan.command | {"bos": plan.bos_id, "eos": plan.eos_id, "tokenizer": plan.tokenizer["sha256"]}
     for key in ("tokenizer", "input", *ours):
         if ours[key] != theirs.get(key):
-            what = f"{repr(theirs.get(key))[:200]}, {whose}"
+            what = f"{repr(theirs.get(key))[:200]}, {owner}"
             raise expected("canonlm" if key == "canonlm" else f"--{key}", what, ours[key])
-    for now, then in zip((*plan.inputs, None), (*there.inputs, None), strict=False):
+    for now, then in zip((*plan.inputs, None), (*existing.inputs, None), strict=False):
         if now != then:
-            raise expected("--input", f"the same files, {whose}; one was {then or 'not there'}", now or "none")
+            raise expected("--input", f"the same files, {owner}; one was {then or 'not there'}", now or "none")
 
 
 class Finish(PipelineStep):
@@ -191,7 +198,7 @@ class Finish(PipelineStep):
 
 
 def finish(out: Path, max_bad: int) -> Index:
-    """All tasks are done: list the bad lines and write the index."""
+    """After all tasks: list the bad lines and write the index."""
     places = Places(out)
     plan = index.read(places.work)
     if not isinstance(count := plan.command.get("tasks"), int) or not 0 < count <= MAX_TASKS:
@@ -220,21 +227,21 @@ def _done(places: Places, rank: int) -> dict[str, Shard]:
 
 
 def _list_bad_lines(places: Places, tasks: int) -> int:
-    """Write the list, if there is anything to list; return how many there are."""
-    found = []
+    """Write the list of bad lines, if there are any; return their number."""
+    bad_lines = []
     for rank in range(tasks):
         if places.task("bad", rank).exists():
-            found += _bad_lines(places.task("bad", rank))
+            bad_lines += _bad_lines(places.task("bad", rank))
     (places.out / BAD_LINES).unlink(missing_ok=True)
-    if found:
-        write_text(places.out / BAD_LINES, "".join(json.dumps(line) + "\n" for line in listed(found)))
-    return len(found)
+    if bad_lines:
+        write_text(places.out / BAD_LINES, "".join(json.dumps(line) + "\n" for line in listed(bad_lines)))
+    return len(bad_lines)
 
 
 def _bad_lines(path: Path) -> list[Bad]:
     try:
         with open_regular(path) as file:
-            # A line without its end is one that a task was writing when it was stopped.
+            # A task was stopped while it wrote a line without an end.
             return [_bad(line, path) for line, _ in lines(file) if line is None or line.endswith(b"\n")]
     except OSError as error:
         raise index.cannot_be_read(path, error) from None
@@ -252,26 +259,26 @@ def _bad(line: bytes | None, place: Path) -> Bad:
     return bad
 
 
-def _too_many(places: Places, tasks: int, max_bad: int, least: str = "") -> ValueError:
+def _too_many(places: Places, tasks: int, max_bad: int, prefix: str = "") -> ValueError:
     count = _list_bad_lines(places, tasks)
     with open_regular(places.out / BAD_LINES) as file:
         first = json.loads(file.readline())
     return ValueError(
-        f"--max-bad: {least}{count} bad lines, more than {max_bad}; the first: {first['file']}, line {first['line']}: "
+        f"--max-bad: {prefix}{count} bad lines, more than {max_bad}; the first: {first['file']}, line {first['line']}: "
         f"{first['reason']}. All are in {places.out / BAD_LINES}; the same command with a larger --max-bad goes on"
     )
 
 
 @contextmanager
-def _watching(places: Places, length: int, on_progress: Callable[[Progress], None]) -> Iterator[None]:
-    """Call on_progress twice a second with the sum of what the tasks say."""
+def _reporting(places: Places, length: int, on_progress: Callable[[Progress], None]) -> Iterator[None]:
+    """Call on_progress twice a second with the sums over tasks."""
     stop = threading.Event()
 
-    def look() -> None:
+    def report() -> None:
         while not stop.wait(0.5):
             on_progress(Progress(*_sums(places.work / "progress", length)))
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
         yield
@@ -281,7 +288,7 @@ def _watching(places: Places, length: int, on_progress: Callable[[Progress], Non
 
 
 def _sums(folder: Path, length: int) -> tuple[int, int, int, int]:
-    """Of Progress; files that are being written, or are none, do not count."""
+    """The fields of Progress, summed over tasks; incomplete and damaged files do not count."""
     sums = [0, 0, 0]
     for path in folder.glob("*.json"):
         with suppress(ValueError):

@@ -1,10 +1,10 @@
-"""Documents out of files: each is read, or counted as a bad line. Nothing is dropped silently.
+"""Reads documents from files. Each is read, or counted as a bad line; nothing is dropped silently.
 
 All inputs lie end to end, in order, each as long as its file (and one more, so that an empty file has a place too). A
-task reads what *starts* in its interval: the lines of a JSON lines file, the row groups of a Parquet file, and whole
-files of text, compressed ones and shards of a dataset, which cannot be entered in the middle. So documents come in the
-same order however many tasks there are. Our own reader, because datatrove's drops a whole file on one bad byte and
-does not count bad lines.
+task reads what *starts* in its interval: the lines of a JSON lines file, the row groups of a Parquet file; and files of
+text, compressed files and shards of a dataset as a whole, as they cannot be entered in the middle. So documents come in
+the same order for any number of tasks. datatrove's own reader drops all of a file at one bad byte and does not count
+bad lines.
 """
 
 import io
@@ -27,41 +27,41 @@ from canonlm.errors import expected
 from canonlm.untrusted import open_regular
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
-SHARD_SIZE = 2**25  # what a shard of a dataset counts for, whose size nobody knows before it is read
+SHARD_SIZE = 2**25  # nominal size of a dataset's shard, whose real size is unknown before it is read
 BUFFER = 2**20
 
 MAX_DOCUMENT = 2**26
-"""Bytes of a document: of its line, its file or its cell, decompressed. A longer one is a bad line."""
+"""Max bytes of a document: of its line, its file or its cell, decompressed. A longer one is a bad line."""
 
 TOO_LONG = f"longer than {MAX_DOCUMENT:,} bytes"
 
 
 @dataclass(frozen=True)
 class Input:
-    """A file, or a shard of a Hugging Face dataset. `name` is relative to where the file was looked for; `size` is in
-    bytes, and nominal for a shard."""
+    """A file, or a shard of a Hugging Face dataset. `name` is relative to the input folder; `size` is in bytes, and
+    nominal for a shard."""
 
     path: str
     name: str
     size: int
     kind: str  # lines, table, text or dataset
-    shard: tuple[int, int] | None = None  # of a dataset: which of how many
+    shard: tuple[int, int] | None = None  # of a dataset: (index, number of shards)
     revision: str | None = None  # of a dataset on the Hub
 
     @property
     def divisible(self) -> bool:
-        """May several tasks share it?"""
+        """Whether several tasks can share it."""
         return self.kind == "table" or (self.kind == "lines" and Path(self.path).suffix not in COMPRESSED)
 
     def describe(self) -> dict[str, Any]:
-        """For the index and for a plan; without what changes nothing."""
+        """The entry in an index and a plan, without fields that do not affect the documents."""
         size = {} if self.kind == "dataset" else {"bytes": self.size}
         shard = {} if self.shard is None else {"shard": self.shard[0], "revision": self.revision}
         return {"name": self.name, **size, **shard}
 
 
 class Text(NamedTuple):
-    """A document, and how far into all inputs it is read."""
+    """A document, and the position after it in all inputs."""
 
     text: str
     position: int
@@ -69,8 +69,8 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class Bad:
-    """`line` counts from 1 (rows of a table too), or is None where only the `offset` of the line in its file is known:
-    a task that starts in the middle of a file did not count."""
+    """A bad line. `line` counts from 1 (rows of a table too). A task that starts in the middle of a file only knows the
+    `offset` in the file; then `line` is None."""
 
     file: str
     line: int | None
@@ -81,40 +81,43 @@ class Bad:
 def find(inputs: Iterable[str], pattern: str | None = None, exclude: Iterable[str] = ()) -> list[Input]:
     """The files of each input in turn: a file, a folder (its files, sorted by path), a glob (the same), or `hf:NAME`.
 
-    `pattern` (of a file's name, such as *.py) chooses files of any kind in folders; without it those that are known are
-    read: .jsonl, .json (also .gz, .zst), .parquet, .txt. `exclude` names folders that are left out. ValueError: an
-    input that does not exist, or has nothing to read.
+    `pattern` (of a file's name, such as *.py) chooses files of any kind in folders; default: known kinds, .jsonl, .json
+    (also .gz, .zst), .parquet, .txt. `exclude`: names of folders that are left out. ValueError: an input that does not
+    exist, or has no files to read.
     """
-    found, exclude = [], tuple(exclude)
-    for given in inputs:
-        if given.startswith("hf:"):
-            here = _dataset_shards(given)
-        elif os.path.isdir(given):
-            names = sorted(path.relative_to(given).as_posix() for path in Path(given).rglob("*"))
-            chosen = [(f"{given.rstrip('/')}/{name}", name) for name in names if _chosen(name, pattern, exclude)]
-            here = [_file(path, name) for path, name in chosen if _is_file(path)]
-        elif _is_file(given):
-            here = [_file(given, os.path.basename(given))]
+    files, exclude = [], tuple(exclude)
+    for source in inputs:
+        if source.startswith("hf:"):
+            matches = _dataset_shards(source)
+        elif os.path.isdir(source):
+            paths = ((f"{source.rstrip('/')}/{name}", name) for name in sorted(_names(source, pattern, exclude)))
+            matches = [_file(path, name) for path, name in paths if _is_file(path)]
+        elif _is_file(source):
+            matches = [_file(source, os.path.basename(source))]
         else:
-            here = [_file(path, path) for path in sorted(glob(given, recursive=True)) if _is_file(path)]
-        if not here:
+            matches = [_file(path, path) for path in sorted(glob(source, recursive=True)) if _is_file(path)]
+        if not matches:
             what = (
-                "files to read" if has_magic(given) or os.path.isdir(given) else "a file, a folder, a glob or hf:NAME"
+                "files to read" if has_magic(source) or os.path.isdir(source) else "a file, a folder, a glob or hf:NAME"
             )
-            raise expected("--input", what, given)
-        found += here
-    return found
+            raise expected("--input", what, source)
+        files += matches
+    return files
 
 
-def _chosen(name: str, pattern: str | None, exclude: tuple[str, ...]) -> bool:
-    *folders, last = name.split("/")
-    if any(fnmatch(folder, left_out) for folder in folders for left_out in exclude):
-        return False
-    return fnmatch(last, pattern) if pattern else _kind(last) is not None
+def _names(top: str, pattern: str | None, exclude: tuple[str, ...]) -> Iterator[str]:
+    """The files below a folder, relative to it, without those that are not chosen. Folders that are left out are not
+    opened: below Python's standard library lie all installed packages."""
+    for folder, folders, files in os.walk(top):
+        folders[:] = [name for name in folders if not any(fnmatch(name, left_out) for left_out in exclude)]
+        below = Path(folder).relative_to(top).as_posix()
+        for name in files:
+            if fnmatch(name, pattern) if pattern else _kind(name) is not None:
+                yield name if below == "." else f"{below}/{name}"
 
 
 def _is_file(path: str) -> bool:
-    """Whether there is a file to read; False for folders and links to nothing. ValueError: a device, a FIFO, a socket,
+    """Whether it is a regular file; False for folders and broken links. ValueError for a device, a FIFO or a socket,
     which may have no end."""
     try:
         mode = os.stat(path).st_mode
@@ -130,41 +133,41 @@ def _file(path: str, name: str) -> Input:
 
 
 def _kind(path: str) -> str | None:
-    """What the name says; any other file that is asked for is one text."""
+    """The kind of a file by its name; None if unknown, and then the file is one text."""
     suffixes = [suffix for suffix in Path(path).suffixes[-2:] if suffix not in COMPRESSED]
     return {".jsonl": "lines", ".json": "lines", ".parquet": "table", ".txt": "text"}.get(
         suffixes[-1] if suffixes else ""
     )
 
 
-def _dataset_shards(given: str) -> list[Input]:
-    needed("datasets", given)
-    name = given.removeprefix("hf:").split(":")[0]
+def _dataset_shards(source: str) -> list[Input]:
+    needed("datasets", source)
+    name = source.removeprefix("hf:").split(":")[0]
     revision = None
     try:
         if not os.path.exists(name):
             from huggingface_hub import HfApi
 
             revision = HfApi().dataset_info(name).sha
-        shards = _dataset(given, revision).num_shards
+        shards = _dataset(source, revision).num_shards
     except Exception as error:  # of the Hub, of the network, of what it sent: their kinds are not ours to list
         reason = " ".join(str(error).split())
-        raise expected("--input", f"hf:NAME[:config[:split]] of a dataset ({reason})", given) from None
-    return [Input(given, given, SHARD_SIZE, "dataset", (index, shards), revision) for index in range(shards)]
+        raise expected("--input", f"hf:NAME[:config[:split]] of a dataset ({reason})", source) from None
+    return [Input(source, source, SHARD_SIZE, "dataset", (index, shards), revision) for index in range(shards)]
 
 
-def _dataset(given: str, revision: str | None) -> Any:
+def _dataset(source: str, revision: str | None) -> Any:
     import datasets
 
-    name, config, split, *_ = [*given.removeprefix("hf:").split(":"), "", ""]
+    name, config, split, *_ = [*source.removeprefix("hf:").split(":"), "", ""]
     datasets.disable_progress_bars()
     return datasets.load_dataset(name, config or None, split=split or "train", streaming=True, revision=revision)
 
 
 def read(inputs: list[Input], start: int, stop: int, key: str) -> Iterator[Text | Bad]:
-    """What starts in [start, stop) of the inputs end to end. `key` is the text's, in JSON and tables.
+    """The documents that start in [start, stop) of the inputs end to end. `key`: that of the text, in JSON and tables.
 
-    ValueError: a file that is damaged, or a table without such a column of text.
+    ValueError: a damaged file, or a table without such a column of text.
     """
     base = 0
     for source in inputs:
@@ -232,7 +235,7 @@ def _text_of(line: bytes, key: str) -> str | None:
 
 
 def _fault(line: bytes, key: str) -> str:
-    """Why it is bad."""
+    """The reason for a bad line."""
     try:
         decoded = line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -242,15 +245,15 @@ def _fault(line: bytes, key: str) -> str:
     except (ValueError, RecursionError) as error:
         return "an empty line" if not decoded.strip() else f"not JSON ({error})"
     if not isinstance(value, dict):
-        return f"not a JSON object but {_said(value)}"
+        return f"not a JSON object but {_kind_of_value(value)}"
     if key not in value:
         return f'no key "{key}"'
     if not isinstance(value[key], str):
-        return f'"{key}" is not a string but {_said(value[key])}'
+        return f'"{key}" is not a string but {_kind_of_value(value[key])}'
     return "half of a surrogate pair, which is not a Unicode character"
 
 
-def _said(value: object) -> str:
+def _kind_of_value(value: object) -> str:
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return kinds.get(type(value), "a number")
 
@@ -283,7 +286,7 @@ def _check_pages(source: Input, file: IO[bytes], table: pq.ParquetFile, group: i
 
 
 def _cells(column: Any) -> Iterator[memoryview | None]:
-    """The bytes of each text, or None; whatever they are, as Arrow checks no UTF-8."""
+    """The bytes of each text, or None for null. They may not be UTF-8, as Arrow does not check that."""
     values = column.dictionary if pa.types.is_dictionary(column.type) else column
     places = column.indices if pa.types.is_dictionary(column.type) else range(len(column))
     for place in places:
@@ -306,7 +309,7 @@ def _decoded(value: memoryview | None, source: Input, line: int, if_none: str, p
         return Bad(source.path, line, f"invalid UTF-8 (byte {error.start + 1})")
 
 
-def _whole_text(source: Input, base: int, first: int, last: int, key: str) -> Iterator[Text | Bad]:
+def _text_file(source: Input, base: int, first: int, last: int, key: str) -> Iterator[Text | Bad]:
     codec = COMPRESSED.get(Path(source.path).suffix)
     with open_regular(Path(source.path)) as raw:
         value = (pa.CompressedInputStream(raw, codec) if codec else raw).read(MAX_DOCUMENT + 1)
@@ -327,7 +330,9 @@ def _dataset_rows(source: Input, base: int, first: int, last: int, key: str) -> 
     try:
         for number, row in enumerate(_dataset(source.path, source.revision).shard(shards, index), 1):
             if not isinstance(row.get(key), str):
-                fault = f'no key "{key}"' if key not in row else f'"{key}" is not a string but {_said(row[key])}'
+                fault = (
+                    f'no key "{key}"' if key not in row else f'"{key}" is not a string but {_kind_of_value(row[key])}'
+                )
                 yield Bad(name, number, fault)
             elif len(row[key]) > MAX_DOCUMENT:
                 yield Bad(name, number, TOO_LONG)
@@ -337,13 +342,13 @@ def _dataset_rows(source: Input, base: int, first: int, last: int, key: str) -> 
         raise ValueError(f"{name}: cannot be read ({' '.join(str(error).split())})") from None
 
 
-_READERS = {"lines": _lines, "table": _table, "text": _whole_text, "dataset": _dataset_rows}
+_READERS = {"lines": _lines, "table": _table, "text": _text_file, "dataset": _dataset_rows}
 
 
-def listed(found: list[Bad]) -> list[dict[str, Any]]:
-    """As lines of a report: file, line and reason; lines that were not counted are counted now, in one pass a file."""
+def listed(bad_lines: list[Bad]) -> list[dict[str, Any]]:
+    """Bad lines as file, line and reason; missing line numbers are counted now, in one pass per file."""
     counted: dict[tuple[str, int], int] = {}
-    offsets = [(bad.file, bad.offset) for bad in found if bad.line is None and bad.offset is not None]
+    offsets = [(bad.file, bad.offset) for bad in bad_lines if bad.line is None and bad.offset is not None]
     for path in dict.fromkeys(file for file, _ in offsets):
         with open_regular(Path(path)) as file:
             line, at = 1, 0
@@ -351,5 +356,5 @@ def listed(found: list[Bad]) -> list[dict[str, Any]]:
                 while at < offset and (block := file.read(min(BUFFER, offset - at))):
                     line, at = line + block.count(b"\n"), at + len(block)
                 counted[path, offset] = line
-    numbered = [asdict(bad) | {"line": bad.line or counted[bad.file, bad.offset or 0]} for bad in found]
+    numbered = [asdict(bad) | {"line": bad.line or counted[bad.file, bad.offset or 0]} for bad in bad_lines]
     return [{key: bad[key] for key in ("file", "line", "reason")} for bad in numbered]

@@ -31,17 +31,17 @@ def spans(sample: Sample) -> list[tuple[int, int]]:
 
 def draw(task: Task, split: str, seed: int, start: int, count: int, loss_on: str | None = None) -> Rows:
     """`task.sample(split, seed, index)` for index = start … start + count - 1."""
-    # Where a task has an evaluation of its own, windows are no plain packing, or not all is labelled.
+    # Where a task has an evaluation of its own, windows are not plain packing, or not all is labelled.
     if task.evaluation in ("windows", "generate") and not task.draws_in_python:
         return _heads(task, split, seed, start, count, loss_on or task.loss_on)
     samples = [task.sample(split, seed, index, loss_on=loss_on) for index in range(start, start + count)]
-    found = [spans(sample) for sample in samples]
-    bounds = np.array([span for part in found for span in part], np.int32).reshape(-1, 2)
+    bounds_of = [spans(sample) for sample in samples]
+    bounds = np.array([span for part in bounds_of for span in part], np.int32).reshape(-1, 2)
     return Rows(
         np.concatenate([sample.tokens for sample in samples]),
         np.concatenate([sample.labels for sample in samples]),
         np.array([len(sample.tokens) for sample in samples]),
-        np.array([len(part) for part in found]),
+        np.array([len(part) for part in bounds_of]),
         *bounds.T,
     )
 

@@ -1,4 +1,4 @@
-"""The tokens of a prepared folder (`canonlm.data.index`), memory-mapped: however many there are, none is held."""
+"""The tokens of a prepared folder (`canonlm.data.index`), memory-mapped, so they take no memory of the process."""
 
 import mmap
 import os
@@ -17,7 +17,7 @@ from canonlm.untrusted import open_regular
 OPEN_FILES = 256  # at most, of all datasets together: a mapping keeps its file open, and 1024 files are a usual limit
 ENDS = np.dtype("<i8")  # written as uint64: below 2**63 the same bytes, and numpy mixes them with Python's integers
 PAGE = mmap.PAGESIZE
-BLOCK = 2**17  # document ends that are looked at together
+BLOCK = 2**17  # document ends that are checked together
 
 OnOpen = Callable[[Path, index.Shard], None]
 
@@ -25,9 +25,9 @@ OnOpen = Callable[[Path, index.Shard], None]
 class Dataset:
     """A folder made by `canonlm data prepare`.
 
-    ValueError: it is none, or a file of it is missing or not as long as its index says. Whether every byte is right
-    takes reading them all: `canonlm.data.index.check` does, and `canonlm.data.verify` for the shards that a run reads.
-    That is told of them by `on_open(folder, shard)`, called when tokens of a shard are first read.
+    ValueError: not such a folder, or a file that is missing or has another size than in the index. To check every byte,
+    use `canonlm.data.index.check`, or `canonlm.data.verify` for the shards that a run reads: `on_open(folder, shard)`
+    is called when tokens of a shard are first read.
     """
 
     def __init__(self, folder: str | Path, on_open: OnOpen = lambda folder, shard: None) -> None:
@@ -56,7 +56,7 @@ class Dataset:
         return sum(shard.tokens for shard in self._shards(split))
 
     def bytes_per_token(self, split: str) -> float:
-        """Of the text in UTF-8; the tokens that start and end documents count as tokens."""
+        """Bytes of the text in UTF-8 per token; tokens that start and end documents count."""
         return sum(shard.bytes for shard in self._shards(split)) / max(1, self.num_tokens(split))
 
     def tokens(self, split: str) -> "Tokens":
@@ -84,38 +84,36 @@ class Tokens:
     def __len__(self) -> int:
         return self._stops[-1] if self._stops else 0
 
-    def expect(self, start: int, stop: int) -> None:
-        """Have the disk fetch tokens start … stop - 1, and do not wait: many windows at once come ten times sooner than
+    def prefetch(self, start: int, stop: int) -> None:
+        """Have the disk fetch tokens start … stop - 1 without waiting: many windows at once are ten times as fast as
         one after the other."""
-        for shard, first, here, there in self._parts(start, stop):
+        for shard, first, begin, end in self._parts(start, stop):
             size = self._dtype.itemsize
-            low, high = (here - first) * size // PAGE * PAGE, (there - first) * size
+            low, high = (begin - first) * size // PAGE * PAGE, (end - first) * size
             memory, _ = self._tokens_of(shard)
             memory.madvise(mmap.MADV_WILLNEED, low, high - low)
 
     def read(self, start: int, out: np.ndarray) -> None:
-        """Fill `out` (`[count]`, integers) with the tokens from `start` on. They are as the file has them: `refuse`
-        tells which of them is none."""
-        for shard, first, here, there in self._parts(start, start + len(out)):
+        """Fill `out` (`[count]`, integers) with the tokens from `start` on, as in the file: see `check_vocabulary`."""
+        for shard, first, begin, end in self._parts(start, start + len(out)):
             _, tokens = self._tokens_of(shard)
-            out[here - start : there - start] = tokens[here - first : there - first]
+            out[begin - start : end - start] = tokens[begin - first : end - first]
 
-    def refuse(self, start: int, stop: int) -> None:
-        """ValueError: one of the tokens start … stop - 1 is not in the vocabulary. It names the shard and the position
-        of the token in it."""
-        for shard, first, here, there in self._parts(start, stop):
-            tokens = self._tokens_of(shard)[1][here - first : there - first]
+    def check_vocabulary(self, start: int, stop: int) -> None:
+        """ValueError if one of the tokens start … stop - 1 is not in the vocabulary, with its shard and position."""
+        for shard, first, begin, end in self._parts(start, stop):
+            tokens = self._tokens_of(shard)[1][begin - first : end - first]
             if len(wrong := np.flatnonzero(tokens >= self.vocab_size)):
-                where, token = here - first + int(wrong[0]), int(tokens[wrong[0]])
+                where, token = begin - first + int(wrong[0]), int(tokens[wrong[0]])
                 limit = f"vocab_size of {index.NAME} is {self.vocab_size}"
                 raise ValueError(f"{self._files[shard]}: damaged: token {where:,} is {token}, where {limit}")
 
     def begins(self, start: int, stop: int) -> Iterator[np.ndarray]:
-        """Where in start + 1 … stop a document begins, counted from `start`: an array per shard that is touched.
-        ValueError: the ends of a shard's documents are not in order, or are not those of its tokens."""
-        for shard, first, here, there in self._parts(start, stop):
+        """The beginnings of documents in start + 1 … stop, counted from `start`: an array per shard.
+        ValueError: the ends of a shard's documents are not in order, or do not fit its tokens."""
+        for shard, first, begin, end in self._parts(start, stop):
             ends = self._ends_of(shard)
-            low, high = np.searchsorted(ends, (here - first, there - first), side="right")
+            low, high = np.searchsorted(ends, (begin - first, end - first), side="right")
             yield ends[low:high] + (first - start)
 
     def _tokens_of(self, shard: int) -> tuple[mmap.mmap, np.ndarray]:
@@ -129,26 +127,27 @@ class Tokens:
         size = self._shards[shard].documents * ENDS.itemsize
         memory, ends = _mapped(self._ends[shard], ENDS, size, self._fingerprint)
         if not self._checked[shard]:
-            memory.madvise(mmap.MADV_WILLNEED)  # all of them are looked at, once
+            memory.madvise(mmap.MADV_WILLNEED)  # all of them are checked, once
             _check_ends(self._ends[shard], ends, self._shards[shard].tokens)
             self._checked[shard] = True
         return ends
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """(shard, its first token, from, to): tokens from … to - 1 of start … stop - 1 are in this shard."""
+        """(shard, its first token, begin, end): tokens begin … end - 1 of start … stop - 1 are in this shard."""
         shard = bisect_right(self._stops, start)
         while start < stop:
-            there = min(stop, self._stops[shard])
-            yield shard, self._stops[shard - 1] if shard else 0, start, there
-            shard, start = shard + 1, there
+            end = min(stop, self._stops[shard])
+            yield shard, self._stops[shard - 1] if shard else 0, start, end
+            shard, start = shard + 1, end
 
 
 @lru_cache(OPEN_FILES)
 def _mapped(path: str, dtype: np.dtype, size: int, fingerprint: str) -> tuple[mmap.mmap, np.ndarray]:
-    """The memory and what is in it. `fingerprint`: a folder that was prepared again has new files under the old names.
+    """The mapped memory, and an array of it. `fingerprint`: a folder that was prepared again has new files under the
+    old names.
 
-    The size is checked again: a file that was cut since the dataset was opened would end the process with SIGBUS where
-    it is read past its end. (One that is cut while it is mapped still does.)
+    The size is checked again: reading past the end of a file that was cut since the dataset was opened would end the
+    process with SIGBUS. (Cutting a mapped file still does.)
     """
     try:
         with open_regular(Path(path)) as file:
@@ -157,12 +156,12 @@ def _mapped(path: str, dtype: np.dtype, size: int, fingerprint: str) -> tuple[mm
             memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except OSError as error:
         raise index.cannot_be_read(path, error) from None
-    memory.madvise(mmap.MADV_RANDOM)  # windows lie anywhere: what stands after one is not wanted next
+    memory.madvise(mmap.MADV_RANDOM)  # windows lie anywhere: reading ahead would be useless
     return memory, np.frombuffer(memory, dtype)
 
 
 def _check_ends(path: str, ends: np.ndarray, tokens: int) -> None:
-    """They ascend (a document without BOS and EOS may be empty) and end with the shard."""
+    """ValueError unless ends ascend (a document without BOS and EOS may be empty) and the last is the shard's end."""
     before = 0
     for start in range(0, len(ends), BLOCK):
         block = ends[start : start + BLOCK]

@@ -1,12 +1,12 @@
 """The two steps of `canonlm data prepare` as datatrove runs them, on this machine, on SLURM or on Ray.
 
 A task reads its share of the inputs and writes at most one shard per split (canonlm.data.index), by datatrove's
-`TokenizedFile`. Not by its `DocumentTokenizer`: that has no splits, encodes as the tokenizer's file says (cut to a
-length, with special tokens out of the text), takes 10 000 documents at once however long they are, and keeps what the
-library's slower `encode_batch` knows about each token and nobody reads.
+`TokenizedFile`. We do not use its `DocumentTokenizer`: that has no splits, obeys all settings in the tokenizer's file
+(cut to a length, special tokens in the text), takes 10 000 documents at once, however long, and keeps what the
+library's slower `encode_batch` returns about each token.
 
-Files get their names when they are whole, so a task that was killed leaves nothing that counts, and two that run at
-the same time (one of them left over from a killed command) do not disturb each other.
+Files get their names when they are complete, so a killed task leaves no damaged files, and two processes of a task (one
+of them left over from a killed command) do not disturb each other.
 """
 
 import json
@@ -31,14 +31,14 @@ from canonlm.data.index import Shard, file_sha256
 from canonlm.data.reading import Bad, Input, read, total
 from canonlm.files import write_json
 
-BATCH = 2**20  # characters that are encoded at once: up to some 130 MB while it lasts, as the library keeps a token
-MOST_LISTED = 1000  # bad lines above those allowed that a task lists before it gives up
+BATCH = 2**20  # characters that are encoded at once: up to some 130 MB of the library's data about tokens
+MAX_LISTED = 1000  # bad lines above those allowed that a task lists before it gives up
 EVERY = 0.5  # seconds between two reports of progress
 
 
 @dataclass(frozen=True)
 class Places:
-    """What lies where in the folder while it is made."""
+    """Paths in the folder while it is made."""
 
     out: Path
 
@@ -56,11 +56,11 @@ class Places:
 
 
 class TooManyBadLines(ValueError):
-    """Told in full by `canonlm.data.prepare`, from the list."""
+    """`canonlm.data.prepare` turns this into an error with the first line of the list."""
 
 
 class Reader(PipelineStep):
-    """Documents of the task's share; bad lines go to a list of the task's."""
+    """Documents of the task's share; bad lines go to the task's list."""
 
     type, name = "reader", "canonlm"
 
@@ -74,14 +74,14 @@ class Reader(PipelineStep):
         for kind in ("bad", "progress"):  # of a task that was stopped
             self.places.task(kind, rank).unlink(missing_ok=True)
         with self.places.task("bad", rank).open("w", encoding="utf-8") as bad_lines:
-            for found in read(self.inputs, start, stop, self.text_key):
-                if isinstance(found, Bad):
+            for item in read(self.inputs, start, stop, self.text_key):
+                if isinstance(item, Bad):
                     count += 1
-                    _list(found, bad_lines)
-                    if count >= self.max_bad + MOST_LISTED:
+                    _list(item, bad_lines)
+                    if count >= self.max_bad + MAX_LISTED:
                         raise TooManyBadLines(f"task {rank}: {count} bad lines")
                 else:
-                    yield Document(text=found.text, id="", metadata={"position": found.position})
+                    yield Document(text=item.text, id="", metadata={"position": item.position})
 
 
 def _list(bad: Bad, file: TextIO) -> None:
@@ -98,8 +98,8 @@ def share(inputs: list[Input], rank: int, tasks: int) -> tuple[int, int]:
 class Writer(PipelineStep):
     """Tokens of the documents, a shard per split.
 
-    bos and eos are ids, or None. A document belongs to `valid` by a hash of (seed, its text): whatever file it is read
-    from, whatever else is there. And what is in `valid` is nowhere in `train`, not even as a duplicate.
+    bos and eos are ids, or None. A hash of (seed, text) alone decides whether a document belongs to `valid`. So no
+    document of `valid` is in `train`, not even as a duplicate.
     """
 
     type, name = "writer", "canonlm"
@@ -166,7 +166,7 @@ def _batches(data: Iterator[Document]) -> Iterator[list[Document]]:
 
 
 class _OpenShard:
-    """A shard that is being written, under a name that says so."""
+    """A shard that is being written, under a temporary name."""
 
     def __init__(self, out: Path, name: str, format: str) -> None:
         self.path, self.size = out / name, 4 if format == "I" else 2
@@ -189,7 +189,7 @@ class _OpenShard:
         self._tokens, self._ends, self._length = [], [], 0
 
     def close(self) -> Shard | None:
-        """Name it. None: no document has a token, and nothing stays."""
+        """Give it its name. None: no document has a token, and no file is left."""
         self.file.close()
         if not self.counts["tokens"]:
             return None
@@ -202,7 +202,7 @@ class _OpenShard:
         return Shard(self.path.name, **self.counts, sha256=sha256[0], ends_sha256=sha256[1])
 
     def remove_temporary(self) -> None:
-        """After a failure; whatever `close` has named is no longer there."""
+        """Remove temporary files after a failure; those that `close` has renamed stay."""
         self.file.tokens_file.close()
         for temporary, _ in self._files():
             temporary.unlink(missing_ok=True)

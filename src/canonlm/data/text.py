@@ -1,11 +1,11 @@
-"""Windows of prepared text: in their order (`TextWindows`), or a shuffled and weighted mix of sources (`TextStream`).
+"""Windows of prepared text: in order (`TextWindows`), or a shuffled and weighted mix of sources (`TextStream`).
 
-Window k of a split is its tokens k * T … (k + 1) * T: T inputs and, one further, T targets. Documents follow each other
-without gaps, and what does not fill a last window is left out.
+Window k of a split is its tokens k * T … (k + 1) * T: T inputs and, shifted by one, T targets. Documents follow each
+other without gaps, and tokens that do not fill a last window are left out.
 
-Which window of which source a stream's window w is, is computed from w: `Mix` says the source and how many of its
-windows came before, and a keyed permutation, another in every epoch, says which one it is. There is no shuffle buffer
-and no state: any process finds any window at once.
+Source and position of a stream's window w are computed from w. `Mix` gives the source and the number of its earlier
+windows, and a keyed permutation, another in every epoch, gives the position. There is no shuffle buffer and no state:
+any process finds any window at once.
 """
 
 import math
@@ -23,9 +23,9 @@ from canonlm.tasks.packing import IGNORE
 
 
 class TextWindows:
-    """All windows of one split in their order, as validation reads them. ValueError: there is not one.
+    """All windows of one split in order, as validation reads them. ValueError: the split has no window.
 
-    `isolate_documents`: the batches have `doc_ids`, and the first token of a document is no target.
+    `isolate_documents`: the batches have `doc_ids`, and the first token of a document is not a target.
     """
 
     def __init__(self, dataset: Dataset, split: str, seq_len: int, isolate_documents: bool) -> None:
@@ -33,8 +33,8 @@ class TextWindows:
         self.bytes_per_token = dataset.bytes_per_token(split)
         self.tokens = dataset.tokens(split)
         if not len(self):
-            found = f"{len(self.tokens)} tokens in its split {split}"
-            raise ValueError(f"{dataset.folder}: {found}, where one window takes {seq_len + 1}")
+            size = f"{len(self.tokens)} tokens in its split {split}"
+            raise ValueError(f"{dataset.folder}: {size}, and one window has {seq_len + 1}")
 
     def __len__(self) -> int:
         return max(0, len(self.tokens) - 1) // self.seq_len
@@ -46,7 +46,7 @@ class TextWindows:
 
 
 class Place(NamedTuple):
-    """Where a window comes from: window `position` of its source's split, read for the `epoch`-th time (from 0)."""
+    """The origin of a window: window `position` of its source's split, in epoch `epoch` (from 0)."""
 
     source: str
     epoch: int
@@ -59,9 +59,9 @@ class Place(NamedTuple):
 class TextStream:
     """Windows 0, 1, 2, … of a mix of `{name: (dataset, split, weight)}`, without end.
 
-    Of the first n windows, for every n, a source has its weight's share of the weights to within a window or two (see
-    `Mix`). Each epoch of a source is all its windows in a new order, a
-    function of the seed, the source's name and the epoch: sources can join or leave and the others keep their order.
+    Of the first n windows, for every n, each source has a share proportional to its weight, to within a window or two
+    (see `Mix`). Each epoch of a source has all its windows in a new order, a function of the seed, the source's name
+    and the epoch: sources can join or leave and the others keep their order.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TextStream:
         seq_len: int,
         isolate_documents: bool,
     ) -> None:
-        # Heaviest first, as `Mix` wants them; by name where they weigh the same, not as a file happens to list them.
+        # Heaviest first, as `Mix` needs them, and equal weights by name, so that the order in a file does not matter.
         self._names = sorted(sources, key=lambda name: (-sources[name][2], name))
         self._mix = Mix([sources[name][2] for name in self._names])
         self._windows = [
@@ -87,7 +87,7 @@ class TextStream:
         return _batch(spans, self.seq_len, self.isolate_documents)
 
     def describe(self, window: int) -> Place:
-        """Which text a window is, for a report of what went wrong with it."""
+        """The origin of a window, for errors about it."""
         source, epoch, position = self._find(window)
         return Place(self._names[source], epoch, position)
 
@@ -99,15 +99,15 @@ class TextStream:
 
 
 class Mix:
-    """Which of several sources, of falling weight, each of the windows 0, 1, 2, … comes from.
+    """The source of each of the windows 0, 1, 2, …, for sources of falling weight.
 
-    The first source has round(n * weight / sum of weights) of the first n windows. So it has one more, or as many, of
-    the first n + 1, and window n is its own just where it has one more. The windows that are not, numbered again, are
-    shared in the same way among the other sources. All in integers, exactly.
+    The first source has round(n * weight / sum of weights) of the first n windows. Of the first n + 1 it has as many or
+    one more, and window n is from this source if it has one more. The other windows, numbered again, are divided in the
+    same way among the other sources. All is computed exactly, in integers.
 
-    Each rounding is off by at most 1/2. What source j takes too much or little, the lighter ones share in proportion
-    to their weights: source i bears at most 1 / (i - j) of it, for the i - j sources from j + 1 to i weigh no less than
-    i each. With its own rounding these are at most (1 + 1 + 1/2 + … + 1/(i - 1)) / 2 windows, whatever the weights.
+    Each rounding is off by at most 1/2. The lighter sources share the error of source j in proportion to their weights:
+    source i gets at most 1 / (i - j) of it, as the i - j sources from j + 1 to i are all at least as heavy as i. With
+    its own rounding the error is at most (1 + 1 + 1/2 + … + 1/(i - 1)) / 2 windows, for any weights.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
@@ -120,7 +120,7 @@ class Mix:
             left -= fraction
 
     def pick(self, window: int) -> tuple[int, int]:
-        """(source, how many windows before this one are of that source)"""
+        """(source, number of earlier windows of that source)"""
         for source, (weight, total) in enumerate(self._shares):
             before, rest = divmod(2 * window * weight + total, 2 * total)
             if rest + 2 * weight >= 2 * total:
@@ -130,15 +130,15 @@ class Mix:
 
 
 def _batch(spans: list[tuple[Tokens, int]], length: int, isolate: bool) -> Batch:
-    """The windows of `length` that start there."""
+    """The windows of `length` tokens that start at the given positions."""
     for tokens, start in spans:
-        tokens.expect(start, start + length + 1)
+        tokens.prefetch(start, start + length + 1)
     rows = np.empty((len(spans), length + 1), np.uint32)
     for row, (tokens, start) in zip(rows, spans, strict=True):
         tokens.read(start, row)
     if rows.size and rows.max() >= min(tokens.vocab_size for tokens, _ in spans):
         for tokens, start in spans:
-            tokens.refuse(start, start + length + 1)
+            tokens.check_vocabulary(start, start + length + 1)
     # One block for all: numpy asks for huge pages from 4 MB on, and the small ones would cost more than the reading.
     block = np.empty((2 + isolate, len(spans), length), np.int64)
     block[0], block[1] = rows[:, :-1], rows[:, 1:]
@@ -146,7 +146,7 @@ def _batch(spans: list[tuple[Tokens, int]], length: int, isolate: bool) -> Batch
         block[2] = 0
         for (tokens, start), targets, doc_ids in zip(spans, *block[1:], strict=True):
             for begins in tokens.begins(start, start + length):
-                # Nothing before it may tell the first token of an isolated document: it is no target.
+                # The first token of an isolated document cannot be predicted: it is not a target.
                 targets[begins - 1] = IGNORE
                 doc_ids[begins[begins < length]] = 1
         np.cumsum(block[2], axis=1, out=block[2])

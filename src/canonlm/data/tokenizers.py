@@ -1,12 +1,12 @@
-"""Tokenizer files of four kinds, read as one: a `tokenizers.Tokenizer` and the ids that start and end a document.
+"""Reads four kinds of tokenizers, each as a `tokenizers.Tokenizer` with the ids that start and end a document.
 
     bytes                       built in: the 256 bytes, <bos> and <eos>; a vocabulary of 258
     tokenizer.json              Hugging Face's own format
     tokenizer.model, tiktoken   byte pairs in base64 with their ranks, as Llama 3's (special tokens after the ranks)
     tokenizer.model             a sentencepiece model, as Llama 2's (byte pairs with a fallback to bytes)
 
-What a tokenizer is told here, whatever its file says: never to cut or pad a text, and to read the name of a special
-token in a text as the text that it is. So nobody can end a document by writing `</s>` in it.
+Whatever its file says, a tokenizer never cuts or pads a text, and it reads the name of a special token in a text as
+plain text. So a text cannot end a document by containing `</s>`.
 """
 
 from pathlib import Path
@@ -22,15 +22,15 @@ from canonlm.untrusted import MAX_BYTES, open_regular, read_bytes, read_object, 
 
 BOS = ("<bos>", "<s>", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>")
 EOS = ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>")
-"""What the token that starts (ends) a document is called, where no tokenizer_config.json says it: the first known."""
+"""Names of the token that starts (ends) a document: without a tokenizer_config.json, the first one that exists."""
 
 SENTENCEPIECE_NORMAL, SENTENCEPIECE_BPE = 1, 2  # numbers of sentencepiece_model.proto
 SPACE = "▁"  # how sentencepiece writes one
-LONGEST = 2**10  # letters of a piece of sentencepiece, which makes them 16 long
+LONGEST = 2**10  # max letters of a sentencepiece piece; usually they have up to 16
 
 
 class Loaded(NamedTuple):
-    """`bos_id` and `eos_id` are None where the tokenizer has no such token."""
+    """A tokenizer. `bos_id` and `eos_id` are None if it has no such token."""
 
     tokenizer: Tokenizer
     bos_id: int | None
@@ -43,7 +43,7 @@ class Loaded(NamedTuple):
 
 
 def load(source: str | Path) -> Loaded:
-    """`bytes`, a file, or a folder with tokenizer.json or tokenizer.model. ValueError: it is none of these."""
+    """Read `bytes`, a file, or a folder with tokenizer.json or tokenizer.model. ValueError for anything else."""
     if str(source) == "bytes":
         return _named(bytes_tokenizer(), ["<bos>"], ["<eos>"])
     path = Path(source)
@@ -76,9 +76,9 @@ def from_file(path: Path) -> Tokenizer:
 def bytes_tokenizer() -> Tokenizer:
     """Ids 0 … 255 are the bytes of the text in UTF-8; 256 is <bos>, 257 is <eos>."""
     # ByteLevel shows a byte as the character of that number where it can be seen, the others as 256, 257, … in order.
-    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(256) if byte not in seen]
-    tokenizer = Tokenizer(BPE({chr(b) if b in seen else chr(256 + hidden.index(b)): b for b in range(256)}, []))
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    tokenizer = Tokenizer(BPE({chr(b) if b in printable else chr(256 + hidden.index(b)): b for b in range(256)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([_special("<bos>"), _special("<eos>")])
@@ -87,7 +87,7 @@ def bytes_tokenizer() -> Tokenizer:
 
 def _named(tokenizer: Tokenizer, bos: list[str], eos: list[str]) -> Loaded:
     ids = [[tokenizer.token_to_id(name) for name in names] for names in (bos, eos)]
-    return Loaded(tokenizer, *(next((id for id in known if id is not None), None) for known in ids))
+    return Loaded(tokenizer, *(next((id for id in candidates if id is not None), None) for candidates in ids))
 
 
 def _configured(path: Path) -> tuple[list[str], list[str]]:
@@ -114,7 +114,7 @@ def _hugging_face(path: Path) -> Tokenizer:
 
 
 def _is_ranks(line: bytes) -> bool:
-    """`IQ== 0`: is this the first line of a tiktoken file?"""
+    """Whether this is the first line of a tiktoken file, such as `IQ== 0`."""
     parts = line.split()
     return len(parts) == 2 and parts[1].isdigit() and len(parts[0]) % 4 == 0 and parts[0].isascii()
 
@@ -132,7 +132,7 @@ def _tiktoken(path: Path) -> Tokenizer:
     try:
         converter = TikTokenConverter(str(path), extra_special_tokens=[f"<|{name}|>" for name in names])
         return _strict(converter.converted())
-    except Exception as error:  # a line that is no base64, a rank that is missing, …
+    except Exception as error:  # a line that is not base64, a rank that is missing, …
         raise expected("--tokenizer", f"a tiktoken file ({' '.join(str(error).split())})", str(path)) from None
 
 

@@ -37,14 +37,13 @@ class Opened(NamedTuple):
 
 
 class Verifier:
-    """Verifies the shards that `add` is given, in their order. `error` is what it found: a ValueError of one line that
-    names the file. It does not go on after that, and the shards that are left stay `pending`. Slow until `wait` is
-    called the first time."""
+    """Verifies the shards passed to `add`, in order. `error` is a one-line ValueError with the name of a damaged file;
+    then it stops, and the remaining shards stay `pending`. It is slow until the first call of `wait`."""
 
     def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
         self.error: Exception | None = None
         self.verified_bytes = 0
-        self._seen: set[Opened] = set()
+        self._added: set[Opened] = set()
         self._queue: deque[Opened] = deque()
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -53,11 +52,11 @@ class Verifier:
         self._sleep = sleep
 
     def add(self, opened: Opened) -> None:
-        """Verify a shard; once, however often it is given. Does not wait."""
+        """Verify a shard, unless it was added before. Does not wait."""
         with self._change:
-            if opened in self._seen or self._closed:
+            if opened in self._added or self._closed:
                 return
-            self._seen.add(opened)
+            self._added.add(opened)
             self._queue.append(opened)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="verifier", daemon=True)
@@ -66,19 +65,19 @@ class Verifier:
 
     @property
     def pending(self) -> list[Opened]:
-        """What is not verified yet."""
+        """The shards that are not verified yet."""
         with self._change:
             return list(self._queue)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all is verified, or damage is found, but not longer. True: so it is. The thread works at full
-        speed from now on."""
+        """Wait until all is verified or damage is detected (True), at most `seconds` (False). From now on the thread
+        works at full speed."""
         self._awaited = True
         with self._change:
             return self._change.wait_for(lambda: not self._queue or self.error is not None, seconds)
 
     def close(self) -> None:
-        """Stop, whatever is left."""
+        """Stop, even if shards are left."""
         with self._change:
             self._closed = True
             self._change.notify_all()
@@ -95,11 +94,11 @@ class Verifier:
                 opened = self._queue[0]
             error: Exception | None = None
             try:
-                whole = self._verify(opened)
-            except Exception as damage:  # raised by the thread that trains, whatever it is
-                error, whole = damage, True
+                finished = self._verify(opened)
+            except Exception as damage:  # of any class: the training thread raises it
+                error, finished = damage, True
             with self._change:
-                if not whole:
+                if not finished:
                     return
                 if error is None:
                     self._queue.popleft()
@@ -109,7 +108,7 @@ class Verifier:
                     return
 
     def _verify(self, opened: Opened) -> bool:
-        """False: it was stopped before the end."""
+        """True: the shard is right. False: stopped before the end."""
         shard = opened.shard
         for name, sha256 in ((shard.name, shard.sha256), (shard.ends, shard.ends_sha256)):
             actual = self._sha256(opened.folder / name)
@@ -124,18 +123,18 @@ class Verifier:
         try:
             with open_regular(path) as file:
                 descriptor = file.fileno()
-                kept = []  # asked before the first block is read: the system reads ahead
+                in_memory = []  # asked before the first block is read: the system reads ahead
                 for start in range(0, os.fstat(descriptor).st_size, BLOCK):
                     if self._closed:
                         return None
-                    kept.append(_is_in_memory(descriptor, start))
+                    in_memory.append(_is_in_memory(descriptor, start))
                 computed = time.thread_time()
                 while count := file.readinto(block):
                     if self._closed:
                         return None
                     digest.update(block[:count])
                     self.verified_bytes += count
-                    if at // BLOCK < len(kept) and not kept[at // BLOCK]:
+                    if at // BLOCK < len(in_memory) and not in_memory[at // BLOCK]:
                         _drop(descriptor, at, count)
                     at += count
                     if not self._awaited:
@@ -147,14 +146,14 @@ class Verifier:
 
 
 def _lower_priority() -> None:
-    """Of this thread. Only Linux has priorities of threads."""
+    """Lower this thread's priority. Only Linux has priorities of threads."""
     if sys.platform == "linux":
         with suppress(OSError):  # where a container forbids it, the thread is one like the others
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 def _is_in_memory(descriptor: int, start: int) -> bool:
-    """Whether the file's byte there is in the system's memory; True where the system does not tell."""
+    """Whether the file's byte at `start` is in the system's memory; True if the system does not tell."""
     if not hasattr(os, "RWF_NOWAIT"):
         return True
     try:
@@ -167,6 +166,6 @@ def _is_in_memory(descriptor: int, start: int) -> bool:
 
 
 def _drop(descriptor: int, start: int, count: int) -> None:
-    """From the system's memory; pages that are mapped stay."""
+    """Drop these bytes from the system's memory; mapped pages stay."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, start, count, os.POSIX_FADV_DONTNEED)

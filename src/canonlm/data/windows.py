@@ -1,14 +1,15 @@
 """Windows of tokens as tensors. A batch is a function of its index: no loader state, any number of workers."""
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from canonlm.ops.packed import Documents, documents_of
 from canonlm.tasks import Task
 
 AHEAD = 2  # batches that each worker keeps ready
@@ -16,16 +17,29 @@ AHEAD = 2  # batches that each worker keeps ready
 
 @dataclass(frozen=True)
 class Batch:
-    """`[batch, seq_len]` int64 tensors. `targets[b, t]` is what follows `input_ids[b, t]`, or -100 where nothing is
-    asked; `doc_ids` is None where what shares a window may see each other."""
+    """`[batch, seq_len]` int64 tensors. `targets[b, t]` is the token after `input_ids[b, t]`, or -100 outside the loss;
+    `doc_ids` is None if the documents of a window may see each other. `documents`: see `with_documents`."""
 
     input_ids: Tensor
     targets: Tensor
     doc_ids: Tensor | None
+    documents: Documents | None = None
 
     def to(self, device: torch.device) -> "Batch":
-        doc_ids = None if self.doc_ids is None else self.doc_ids.to(device, non_blocking=True)
-        return Batch(self.input_ids.to(device, non_blocking=True), self.targets.to(device, non_blocking=True), doc_ids)
+        return self._each(lambda x: x.to(device, non_blocking=True))
+
+    def pinned(self) -> "Batch":
+        """A copy in page-locked memory, from which copies to a GPU are asynchronous."""
+        return self._each(Tensor.pin_memory)
+
+    def with_documents(self) -> "Batch":
+        """With the borders of `doc_ids` for GPU kernels. Computed on the CPU, so that the GPU need not wait."""
+        return self if self.doc_ids is None else replace(self, documents=documents_of(self.doc_ids))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        doc_ids = None if self.doc_ids is None else change(self.doc_ids)
+        borders = self.documents and self.documents._replace(cu_seqlens=change(self.documents.cu_seqlens))
+        return Batch(change(self.input_ids), change(self.targets), doc_ids, borders)
 
     def split(self, size: int) -> "list[Batch]":
         """Parts of `size` rows."""
@@ -62,29 +76,38 @@ class WindowStream:
         doc_ids = None
         if self.isolate_documents:
             doc_ids = torch.from_numpy(windows.doc_ids).long()
-            # Nothing before it may tell the first token of an isolated document: it is no target.
+            # The first token of an isolated document cannot be predicted: it is not a target.
             targets[:, :-1][doc_ids[:, 1:] != doc_ids[:, :-1]] = -100
         return Batch(torch.from_numpy(windows.input_ids).long(), targets, doc_ids)
 
 
 def batches(
-    stream: Stream, first: int, stop: int, size: int, workers: int, *, rank: int = 0, ranks: int = 1
-) -> Generator[Batch]:
-    """Batch i holds windows i * size … (i + 1) * size - 1, of which `rank` gets its share, the rank-th of `ranks` equal
-    parts. Batches first … stop - 1, made ahead by threads (samplers and readers release the interpreter lock)."""
+    stream: Stream,
+    first: int,
+    stop: int,
+    size: int,
+    workers: int,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    prepare: Callable[[Batch], Any] = lambda batch: batch,
+) -> Generator[Any]:
+    """Batches first … stop - 1, each passed through `prepare` and made ahead of time by threads (samplers and readers
+    release the interpreter lock). Batch i has windows i * size … (i + 1) * size - 1; `rank` gets the rank-th of `ranks`
+    equal parts."""
     share = size // ranks
 
-    def rows(index: int) -> Batch:
-        return stream.rows(index * size + rank * share, share)
+    def ready(index: int) -> Any:
+        return prepare(stream.rows(index * size + rank * share, share))
 
     if workers == 0:
-        yield from map(rows, range(first, stop))
+        yield from map(ready, range(first, stop))
         return
     with ThreadPoolExecutor(workers, thread_name_prefix="sampler") as pool:
-        pending: deque[Future[Batch]] = deque()
+        pending: deque[Future[Any]] = deque()
         try:
             for index in range(first, stop):
-                pending.append(pool.submit(rows, index))
+                pending.append(pool.submit(ready, index))
                 if len(pending) > workers * AHEAD:
                     yield pending.popleft().result()
             while pending:

@@ -1,4 +1,4 @@
-"""How a model is asked what a task wants to know: `Task.evaluation` says it."""
+"""Evaluations during training. `Task.evaluation` chooses one."""
 
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ KINDS = {"windows": WindowEval, "generate": GenerateEval}  # those that any task
 
 
 class Evaluation(Protocol):
-    """Asked again and again during a run, always the same: `size` windows, instances, sentences or people."""
+    """Evaluates `size` windows, instances, sentences or people, always the same ones, several times in a run."""
 
     def run(self, model: Any, device: torch.device) -> dict[str, Any]:
         """`{"loss", "slices": [{"slice", "correct", "total"}, …], "measures": {name: number}}`"""
@@ -22,8 +22,8 @@ class Evaluation(Protocol):
 
 
 def build(stream: WindowStream, size: int, batch_size: int) -> Evaluation:
-    """The evaluation that the stream's task asks for: a kind, a class (or function) that is called like one of them, or
-    where to find it, as `package.module:Name`."""
+    """The evaluation of the stream's task: one of KINDS, a class (or function) with the same arguments, or its name, as
+    `package.module:Name`."""
     kind = type(stream.task).evaluation
     if isinstance(kind, str):
         if not outside.is_reference(kind) and kind not in KINDS:

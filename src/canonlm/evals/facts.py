@@ -1,4 +1,4 @@
-"""How much does the model know about the people it has read about? Bits, and attributes said right."""
+"""Evaluation of Capo: bits that the model knows about its people, and attributes that it predicts right."""
 
 from typing import Any
 
@@ -30,28 +30,28 @@ class FactEval:
         self.people = min(size, self.task.spec.N)
         self.held_out = min(size, self.task.spec.N - self.task.asked_in_training) if self.task.spec.questions else 0
 
-    keep: Keep | None = None  # is told every answer
+    keep: Keep | None = None  # called with every answer
 
     @torch.no_grad()
     def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "slices", "measures": {"bits_per_parameter", "bits_per_person", "bits_per_person_at_most"}}`:
         cross-entropy (nats) of the labelled tokens in a batch of test windows, attributes and answers known; more as
         of `Answers.result`."""
-        task, seed = self.task, self.stream.seed
+        task, seed, split = self.task, self.stream.seed, self.stream.split
         answers = Answers(task, self.keep)
         name_nats = value_nats = 0.0
         for first in range(0, self.people, self.batch_size):
-            ids, roles = task.test_batch(seed, first, min(self.batch_size, self.people - first))
-            said, finite, nats = _read_off(model, ids, device)
+            ids, roles = task.test_batch(seed, first, min(self.batch_size, self.people - first), split)
+            choices, finite, nats = _read_off(model, ids, device)
             name_nats += float(nats[roles == NAME].sum())
             value_nats += float(nats[(roles == PRONOUN) | (roles == VALUE)].sum())
-            for r, row in enumerate(said):
-                self._grade(task.sample("test", seed, first + r), row, finite[r], answers)
+            for r, row in enumerate(choices):
+                self._grade(task.sample(split, seed, first + r), row, finite[r], answers)
         questions = len(ATTRIBUTES) * self.held_out
         for first in range(0, questions, self.batch_size):
             ids, _ = task.question_batch(seed, first, min(self.batch_size, questions - first))
-            said, finite, _ = _read_off(model, ids, device)
-            for number, row in enumerate(said, first):
+            choices, finite, _ = _read_off(model, ids, device)
+            for number, row in enumerate(choices, first):
                 person = task.asked_in_training + number // len(ATTRIBUTES)
                 sample = task.question(seed, person, ATTRIBUTES[number % len(ATTRIBUTES)])
                 self._grade(sample, row, finite[number - first], answers)
@@ -74,8 +74,8 @@ class FactEval:
 
 
 def _read_off(model: LanguageModel, ids: np.ndarray, device: torch.device) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(first choice, whether its logit is finite, cross-entropy in nats float64) at every position, -1, True and 0 at
-    the first. Padding on the right is never looked at by what stands before it."""
+    """(first choice, whether its logit is finite, cross-entropy in nats float64) at every position; -1, True and 0 at
+    the first. Padding on the right does not affect the tokens before it."""
     tokens = torch.from_numpy(ids).long().to(device)
     logits = model.logits(tokens)
     # In double, a row at a time: the sum over a large vocabulary costs a float32 its sixth digit.

@@ -1,4 +1,4 @@
-"""Ask and let the model write: greedy generation in batches, for tasks where more than one answer is right."""
+"""Evaluation by greedy generation in batches, for tasks where more than one answer is right."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +14,8 @@ from canonlm.models.interface import LanguageModel
 
 
 class GenerateEval:
-    """The first `size` test instances, each alone: the prompt is what stands before an answer, and the grader reads all
-    that the model writes up to the task's `end` token, if it has one.
+    """The first `size` test instances, each alone. The prompt is the instance up to an answer, and the grader reads the
+    model's continuation up to the task's `end` token, if it has one.
 
     Nothing longer than the longest true answer of a batch is generated: a right answer has exactly the tokens of the
     true one, in another order at most.
@@ -25,37 +25,37 @@ class GenerateEval:
         self.stream, self.batch_size = stream, min(batch_size, size)
         self.samples = [stream.task.sample(stream.split, stream.seed, index) for index in range(size)]
 
-    keep: Keep | None = None  # is told every answer
+    keep: Keep | None = None  # called with every answer
 
     @torch.no_grad()
     def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "slices"}`: cross-entropy (nats) of the labelled tokens in a batch of test windows, and right
         answers per slice; more as of `Answers.result`."""
         stream, task, samples = self.stream, self.stream.task, self.samples
-        asked = [(i, query) for i, sample in enumerate(samples) for query in sample.queries]
-        asked.sort(key=lambda pair: pair[1].start)  # prompts of a batch are of like length: little padding
+        questions = [(i, query) for i, sample in enumerate(samples) for query in sample.queries]
+        questions.sort(key=lambda pair: pair[1].start)  # prompts of a batch have similar lengths: little padding
         end = task.vocab.ids.get("end", ())  # a task without one: as many tokens as the longest answer has
-        said: list[list[list[int]]] = [[] for _ in samples]
+        answers: list[list[list[int]]] = [[] for _ in samples]
         broken: list[list[bool]] = [[] for _ in samples]
-        for first in range(0, len(asked), self.batch_size):
-            batch = asked[first : first + self.batch_size]
+        for first in range(0, len(questions), self.batch_size):
+            batch = questions[first : first + self.batch_size]
             prompts = [samples[i].tokens[: query.start].tolist() for i, query in batch]
             longest = max(query.stop - query.start for _, query in batch)
-            watch = NotFinite()
-            written = generate(model.module, prompts, longest, end, device, watch=watch)
-            for (i, _), answer, bad in zip(batch, written, watch.rows, strict=True):
-                said[i].append(answer)  # the queries of a sample come in their order: sorting by start is stable
+            monitor = NotFinite()
+            written = generate(model.module, prompts, longest, end, device, monitor=monitor)
+            for (i, _), answer, bad in zip(batch, written, monitor.rows, strict=True):
+                answers[i].append(answer)  # a sample's queries come in order: sorting by start is stable
                 broken[i].append(bad)
         counts = Answers(task, self.keep)
-        for sample, answers, bad_ones in zip(samples, said, broken, strict=True):
-            verdicts = task.grade(sample, answers)
-            for query, answer, verdict, bad in zip(sample.queries, answers, verdicts, bad_ones, strict=True):
+        for sample, sample_answers, broken_rows in zip(samples, answers, broken, strict=True):
+            verdicts = task.grade(sample, sample_answers)
+            for query, answer, verdict, bad in zip(sample.queries, sample_answers, verdicts, broken_rows, strict=True):
                 counts.add(sample, query, answer, verdict, not bad)
         return {"loss": window_loss(model, stream, self.batch_size, device), **counts.result()}
 
 
 class NotFinite(LogitsProcessor):
-    """Notes in which rows of a batch the model's logits are not finite (NaN) at any step. They stay as they are."""
+    """Records the rows of a batch in which the model's logits are not finite (NaN) at any step, and changes nothing."""
 
     def __init__(self) -> None:
         self._rows: torch.Tensor | None = None
@@ -73,19 +73,19 @@ class NotFinite(LogitsProcessor):
 def generate(
     model: PreTrainedModel,
     prompts: list[list[int]],
-    most: int,
+    max_new_tokens: int,
     end: int | Sequence[int],
     device: torch.device,
     *,
     use_cache: bool = True,
-    watch: LogitsProcessor | None = None,
+    monitor: LogitsProcessor | None = None,
     **options: Any,
 ) -> list[list[int]]:
-    """What the model writes after each prompt: at most `most` tokens, up to its first `end` (which is kept).
+    """The model's continuation of each prompt: at most `max_new_tokens` tokens, up to its first `end` (included).
 
     Greedy, whatever the model's own generation settings are; prompts of different lengths are padded on the left.
-    end: one token or several; none of them: all rows have `most` tokens. watch: sees the model's logits at every step,
-    before anything changes them. options: what else `model.generate` takes.
+    end: one token or several; if empty, all rows have `max_new_tokens` tokens. monitor: gets the model's logits at
+    every step, before anything changes them. options: further arguments of `model.generate`.
     """
     ends = [end] if isinstance(end, int) else list(end)
     pad = ends[0] if ends else 0  # also what rows that ended are filled with
@@ -93,23 +93,23 @@ def generate(
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
     settings = GenerationConfig(
-        max_new_tokens=most, do_sample=False, eos_token_id=ends or None, pad_token_id=pad, use_cache=use_cache
+        max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=ends or None, pad_token_id=pad, use_cache=use_cache
     )
-    if watch is not None:
-        options["logits_processor"] = LogitsProcessorList([watch, *options.get("logits_processor", [])])
-    with own_settings(model):
+    if monitor is not None:
+        options["logits_processor"] = LogitsProcessorList([monitor, *options.get("logits_processor", [])])
+    with without_generation_settings(model):
         written = model.generate(ids, attention_mask=mask, generation_config=settings, **options)  # type: ignore[operator]
     rows = written[:, width:].tolist()
-    stops = [next((i for i, token in enumerate(row) if token in ends), most) for row in rows]
+    stops = [next((i for i, token in enumerate(row) if token in ends), max_new_tokens) for row in rows]
     return [row[: stop + 1] for row, stop in zip(rows, stops, strict=True)]
 
 
 @contextmanager
-def own_settings(model: PreTrainedModel) -> Iterator[None]:
-    """The library fills settings that a caller left open with those of the model (a repetition penalty, say): here it
-    has none."""
-    kept, model.generation_config = model.generation_config, GenerationConfig()
+def without_generation_settings(model: PreTrainedModel) -> Iterator[None]:
+    """Within this context the model has no generation settings of its own: the library would use them (a repetition
+    penalty, say) for all settings that a caller left open."""
+    previous, model.generation_config = model.generation_config, GenerationConfig()
     try:
         yield
     finally:
-        model.generation_config = kept
+        model.generation_config = previous

@@ -1,4 +1,4 @@
-"""Does the model speak the grammar? Sentences that it makes up, and its next-token law beside the true one."""
+"""Evaluation of Lano: are the model's sentences valid, and how far is its next-token distribution from the true one?"""
 
 from typing import Any
 
@@ -22,9 +22,9 @@ UNFINISHED = -1  # no terminal
 class SentenceEval:
     """As the paper does it (arXiv 2512.17351, App. A): `size` sentences written at temperature 1 from the start, and as
     many continued after a cut, the share of them that the grammar has; and the Kullback-Leibler divergence of the
-    model's next-token law from the true one, over `size` test sentences.
+    model's next-token distribution from the true one, over `size` test sentences.
 
-    What has not ended where a window would end is no sentence. Sampling is a function of (seed, sentence):
+    What has not ended where a window would end is not a sentence. Sampling is a function of (seed, sentence):
     batches and devices change nothing but rounding.
     """
 
@@ -32,66 +32,66 @@ class SentenceEval:
         assert isinstance(stream.task, Lano)
         self.stream, self.task, self.size, self.batch_size = stream, stream.task, size, min(batch_size, size)
         self.samples = [self.task.sample(stream.split, stream.seed, index) for index in range(size)]
-        self._laws: list[np.ndarray] | None = None
+        self._true_probs: list[np.ndarray] | None = None
 
-    keep: Keep | None = None  # is told every answer
+    keep: Keep | None = None  # called with every answer
 
     @torch.no_grad()
     def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "slices", "measures": {"kl"}}`: cross-entropy (nats) of the tokens in a batch of test windows,
         valid sentences per slice, divergence in nats per token; more as of `Answers.result`."""
         task = self.task
-        answers = Answers(task, self.keep)
-        said: list[list[list[int]]] = [[] for _ in self.samples]
+        counts = Answers(task, self.keep)
+        answers: list[list[list[int]]] = [[] for _ in self.samples]
         broken: list[list[bool]] = [[] for _ in self.samples]
-        asked = [(query.start, i) for i, sample in enumerate(self.samples) for query in sample.queries]
-        for start in sorted({start for start, _ in asked}):
-            prompted = [i for at, i in asked if at == start]
+        questions = [(query.start, i) for i, sample in enumerate(self.samples) for query in sample.queries]
+        for start in sorted({start for start, _ in questions}):
+            prompted = [i for at, i in questions if at == start]
             for first in range(0, len(prompted), self.batch_size):
                 batch = prompted[first : first + self.batch_size]
-                watch = NotFinite()
-                written = self._write(model, batch, start, device, watch)
-                for i, sentence, bad in zip(batch, written, watch.rows, strict=True):
-                    said[i].append(sentence if BOS in sentence else [*sentence, UNFINISHED])
+                monitor = NotFinite()
+                written = self._write(model, batch, start, device, monitor)
+                for i, sentence, bad in zip(batch, written, monitor.rows, strict=True):
+                    answers[i].append(sentence if BOS in sentence else [*sentence, UNFINISHED])
                     broken[i].append(bad)
-        for sample, sentences, bad_ones in zip(self.samples, said, broken, strict=True):
+        for sample, sentences, broken_rows in zip(self.samples, answers, broken, strict=True):
             verdicts = task.grade(sample, sentences)
-            for query, sentence, verdict, bad in zip(sample.queries, sentences, verdicts, bad_ones, strict=True):
-                answers.add(sample, query, sentence, verdict, not bad)
+            for query, sentence, verdict, bad in zip(sample.queries, sentences, verdicts, broken_rows, strict=True):
+                counts.add(sample, query, sentence, verdict, not bad)
         return {
             "loss": window_loss(model, self.stream, self.batch_size, device),
-            **answers.result(),
+            **counts.result(),
             "measures": {"kl": self._divergence(model, device)},
         }
 
     def _write(
-        self, model: LanguageModel, batch: list[int], start: int, device: torch.device, watch: NotFinite | None = None
+        self, model: LanguageModel, batch: list[int], start: int, device: torch.device, monitor: NotFinite | None = None
     ) -> list[list[int]]:
         """How the model goes on after the first `start` tokens of these test sentences, at temperature 1."""
         prompts = [self.samples[i].tokens[:start].tolist() for i in batch]
         room = self.stream.seq_len - start
         generators = [generator_for(self.stream.seed, f"sentence {i} after {start} tokens") for i in batch]
         noise = LogitsProcessorList([_Gumbel(generators, room, len(self.task.vocab), device)])
-        return generate(model.module, prompts, room, BOS, device, watch=watch, logits_processor=noise)
+        return generate(model.module, prompts, room, BOS, device, monitor=monitor, logits_processor=noise)
 
     def _divergence(self, model: LanguageModel, device: torch.device) -> float:
         """Mean over all positions of the test sentences, up to the window's length."""
-        laws, said = self._next_token_laws(), []
+        true_probs, model_probs = self._next_token_probs(), []
         for first in range(0, self.size, self.batch_size):
             tokens = [s.tokens[: self.stream.seq_len] for s in self.samples[first : first + self.batch_size]]
             ids = np.zeros((len(tokens), max(map(len, tokens))), np.int64)  # padding on the right is never looked at
             for row, sentence in zip(ids, tokens, strict=True):
                 row[: len(sentence)] = sentence
             logits = model.logits(torch.from_numpy(ids).to(device)).float()
-            law = logits.softmax(-1).double().cpu().numpy()  # columns: bos, which is the end, and the terminals
-            said += [row[: len(sentence)] for row, sentence in zip(law, tokens, strict=True)]
-        return kl(np.concatenate(laws), np.concatenate(said))
+            probs = logits.softmax(-1).double().cpu().numpy()  # columns: bos, which is the end, and the terminals
+            model_probs += [row[: len(sentence)] for row, sentence in zip(probs, tokens, strict=True)]
+        return kl(np.concatenate(true_probs), np.concatenate(model_probs))
 
-    def _next_token_laws(self) -> list[np.ndarray]:
-        if self._laws is None:
+    def _next_token_probs(self) -> list[np.ndarray]:
+        if self._true_probs is None:
             longest = self.stream.seq_len
-            self._laws = [self.task.grammar.next_token_probs(s.tokens[1:longest]) for s in self.samples]
-        return self._laws
+            self._true_probs = [self.task.grammar.next_token_probs(s.tokens[1:longest]) for s in self.samples]
+        return self._true_probs
 
 
 class _Gumbel(LogitsProcessor):

@@ -1,4 +1,4 @@
-"""How well a model predicts held-out text: loss per token, and bits per byte, which other tokenizers can be held to."""
+"""Evaluation on held-out text: loss per token, and bits per byte, which compare across tokenizers."""
 
 import math
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from canonlm.data.shards import Dataset
 from canonlm.data.text import TextWindows
 from canonlm.data.windows import Batch
+from canonlm.errors import expected
 from canonlm.models.interface import LanguageModel
 from canonlm.tasks.packing import IGNORE
 
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
 
 
 class TextEval:
-    """The first `size` windows (or all, where there are fewer) of each `{name: (dataset, split)}`, in their order.
+    """`size` windows (or all, if there are fewer) of each `{name: (dataset, split)}`, in order.
 
-    The data-parallel processes of `world` share them, `rows` windows at a time. ValueError: a split has no window.
+    skip: windows that are left out at the beginning. beyond: for the loss beyond the trained length, windows are this
+    many tokens longer than `seq_len`, and only these tokens count.
+    The data-parallel processes of `world` share the windows, `rows` at a time. ValueError: a split has no window.
     """
 
     def __init__(
@@ -32,11 +35,18 @@ class TextEval:
         *,
         seq_len: int,
         isolate_documents: bool,
+        skip: int = 0,
+        beyond: int = 0,
     ) -> None:
-        self.sets = {
-            name: TextWindows(dataset, split, seq_len, isolate_documents) for name, (dataset, split) in sets.items()
-        }
+        def windows_of(length: int) -> dict[str, TextWindows]:
+            return {name: TextWindows(*source, length, isolate_documents) for name, source in sets.items()}
+
+        self.sets, self.longer = windows_of(seq_len), windows_of(seq_len + beyond) if beyond else {}
+        for windows in (*self.sets.values(), *self.longer.values()):
+            if len(windows) <= skip:
+                raise expected("train.eval_size", f"less than {len(windows)}, the windows of text held out", skip)
         self.size, self.batch_rows, self.world = size, rows, world
+        self.skip, self.beyond = skip, beyond
 
     @torch.no_grad()
     def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
@@ -45,10 +55,11 @@ class TextEval:
         Losses are mean cross-entropies of the targets in nats, without what training adds to them (z-loss); the first
         one is of the `tokens` of all sets together. Bits per byte of UTF-8 text: a set's cross-entropy over the bytes
         that its windows have by the split's average. With isolated documents their first tokens cost nothing.
+        With `beyond` also `measures: {"loss_beyond"}`, of the tokens of all sets that lie beyond `seq_len`.
         """
         totals, sets = [0.0, 0.0], {}
         for name, windows in self.sets.items():
-            count = min(self.size, len(windows))
+            count = min(self.size, len(windows) - self.skip)
             nats, targets = self._sum(model, windows, count, device)
             size = count * windows.seq_len * windows.bytes_per_token
             sets[name] = {
@@ -57,17 +68,31 @@ class TextEval:
                 "tokens": int(targets),
             }
             totals = [totals[0] + nats, totals[1] + targets]
-        return {"loss": totals[0] / max(1.0, totals[1]), "sets": sets}
+        results: dict[str, Any] = {"loss": totals[0] / max(1.0, totals[1]), "sets": sets}
+        if self.beyond:
+            results["measures"] = {"loss_beyond": self._loss_beyond(model, device)}
+        return results
 
-    def _sum(self, model: LanguageModel, windows: TextWindows, count: int, device: torch.device) -> list[float]:
-        """[cross-entropy in nats, number of targets] of the first `count` windows."""
+    def _loss_beyond(self, model: LanguageModel, device: torch.device) -> float:
+        totals = [0.0, 0.0]
+        for windows in self.longer.values():
+            count = min(self.size, len(windows) - self.skip)
+            nats, targets = self._sum(model, windows, count, device, windows.seq_len - self.beyond)
+            totals = [totals[0] + nats, totals[1] + targets]
+        return totals[0] / max(1.0, totals[1])
+
+    def _sum(
+        self, model: LanguageModel, windows: TextWindows, count: int, device: torch.device, begin: int = 0
+    ) -> list[float]:
+        """[cross-entropy in nats, number of targets] of `count` windows, from position `begin` on."""
         ranks = self.world.dp_size
         rows = min(self.batch_rows, -(-count // ranks))
         sums = [0.0, 0.0]
         # All processes call the model equally often, or sharded weights would wait for those that do not.
         for start in range(0, count, rows * ranks):
             first = start + rows * self.world.dp_rank
-            batch = _filled(windows.rows(first, max(0, min(rows, count - first))), rows).to(device)
+            batch = _filled(windows.rows(self.skip + first, max(0, min(rows, count - first))), rows).to(device)
+            batch.targets[:, :begin] = IGNORE
             loss, z_loss = model.loss(batch.input_ids, batch.targets, batch.doc_ids, 1)
             nats = loss if z_loss is None else loss - z_loss
             sums = [sums[0] + float(nats), sums[1] + float((batch.targets != IGNORE).sum())]

@@ -1,4 +1,4 @@
-"""Grade a model on test windows: every query of every complete instance, each answer read off greedily.
+"""Evaluation on test windows: every query of every complete instance, with greedy choices as answers.
 
 An answer counts when every token of it is the model's first choice given the true tokens before it. For tasks with one
 right answer that is greedy generation, exactly: generation stays on the true answer as long as each choice is right.
@@ -17,16 +17,16 @@ from canonlm.tasks import Placed
 
 
 class WindowEval:
-    """The first `size` test windows of a stream; drawn and read once, then graded as often as asked.
+    """The first `size` test windows of a stream; they are drawn once and used in every `run`.
 
-    after: only answers that start at this position of a window, or behind it, are graded.
+    after: only answers that start at or after this position of a window are graded.
     """
 
     def __init__(self, stream: WindowStream, size: int, batch_size: int, *, after: int = 0) -> None:
         self.stream, self.size, self.batch_size, self.after = stream, size, min(batch_size, size), after
         self._placed: list[list[Placed]] = []
 
-    keep: Keep | None = None  # is told every answer
+    keep: Keep | None = None  # called with every answer
 
     @torch.no_grad()
     def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
@@ -39,9 +39,9 @@ class WindowEval:
         loss = labelled = 0.0
         for first in range(0, self.size, self.batch_size):
             count = min(self.batch_size, self.size - first)
-            said, finite, batch_loss, batch_labelled = read_off(model, self.stream, first, count, device)
+            choices, finite, batch_loss, batch_labelled = read_off(model, self.stream, first, count, device)
             loss, labelled = loss + batch_loss, labelled + batch_labelled
-            for row, usable, placed in zip(said, finite, self._instances(first, count), strict=True):
+            for row, usable, placed in zip(choices, finite, self._instances(first, count), strict=True):
                 for start, stop, sample in placed:
                     output = row[start:stop]
                     answered = np.zeros(len(output), bool)
@@ -59,7 +59,7 @@ class WindowEval:
         }
 
     def _instances(self, first: int, count: int) -> list[list[Placed]]:
-        """Of windows first … first + count - 1, those before them having been drawn."""
+        """The instances of windows first … first + count - 1; all windows before them are drawn, too."""
         s = self.stream
         for window in range(len(self._placed), first + count):
             self._placed.append(s.task.instances(s.split, s.seed, window, s.seq_len))
@@ -69,21 +69,21 @@ class WindowEval:
 def read_off(
     model: LanguageModel, stream: WindowStream, first: int, count: int, device: torch.device
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Of windows first … first + count - 1: (the model's first choice at every position, -1 at position 0; whether its
+    """For windows first … first + count - 1: (the model's first choice at every position, -1 at position 0; whether its
     largest logit there is finite; the summed cross-entropy of the labelled tokens in nats; how many these are)."""
     batch = stream.rows(first, count).to(device)
     logits = model.logits(batch.input_ids, batch.doc_ids).float()
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum")
-    said, finite = first_choices(logits)
-    return said, finite, float(loss), float((batch.targets != -100).sum())
+    choices, finite = first_choices(logits)
+    return choices, finite, float(loss), float((batch.targets != -100).sum())
 
 
 def first_choices(logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """(the likeliest token, whether its logit is finite) at every position, from the logits before it, [batch, time]:
     -1 and True at the first. The largest of logits among which one is NaN is NaN."""
-    largest, said = logits[:, :-1].max(-1)
+    largest, choices = logits[:, :-1].max(-1)
     finite = torch.nn.functional.pad(largest.isfinite(), (1, 0), value=True)
-    return torch.nn.functional.pad(said, (1, 0), value=-1).cpu().numpy(), finite.cpu().numpy()
+    return torch.nn.functional.pad(choices, (1, 0), value=-1).cpu().numpy(), finite.cpu().numpy()
 
 
 def window_loss(model: LanguageModel, stream: WindowStream, count: int, device: torch.device) -> float:

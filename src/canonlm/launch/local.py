@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 from canonlm.files import append
 from canonlm.launch.play import PlannedRun
 from canonlm.runs.follow import Followed
+from canonlm.runs.rows import evaluation, text_evaluation
 from canonlm.train.signals import PARENT
 
 State = Literal["waiting", "running", "finished", "failed"]
@@ -19,14 +21,17 @@ _ENDS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if ha
 
 
 class Progress(Followed):
-    """What is known of a run while the grid goes on; read from its folder."""
+    """The progress of a run in a grid, read from its folder."""
 
     def __init__(self, run: PlannedRun) -> None:
-        super().__init__(run.folder / "metrics.jsonl")
+        super().__init__(run.folder / "metrics.jsonl", evaluation if run.config.text is None else text_evaluation)
         self.run = run
         self.state: State = "waiting"
         self.message = ""
+        self.first_step = 0  # at the start of its process: above 0 if it was continued
+        self.seconds: float | None = None  # its process's time; None while it runs, or if it was finished before
         self.slot = -1
+        self.begin = 0.0  # of its process, by the monotonic clock
         self.process: subprocess.Popen | None = None
 
     @property
@@ -37,7 +42,7 @@ class Progress(Followed):
 
 
 def gpus() -> list[str]:
-    """The GPUs that runs can be given, as `CUDA_VISIBLE_DEVICES` names them."""
+    """The GPUs for runs, as in `CUDA_VISIBLE_DEVICES`."""
     import torch
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -45,16 +50,16 @@ def gpus() -> list[str]:
 
 
 def default_jobs(runs: Sequence[PlannedRun]) -> int:
-    """As many runs at a time as there are GPUs, or as their threads fit the cores."""
+    """The number of runs at a time: the number of GPUs, or of runs whose threads fit the cores."""
     cores, train = os.cpu_count() or 1, runs[0].config.train
     return max(1, (len(gpus()) if train.device != "cpu" else 0) or cores // (train.num_threads or cores))
 
 
 def run_grid(runs: Sequence[PlannedRun], jobs: int, show: Callable[[list[Progress]], None]) -> list[Progress]:
-    """Run what is not finished yet, `jobs` at a time; calls `show` whenever something changed.
+    """Run all unfinished runs, `jobs` at a time; calls `show` after every change.
 
-    However this ends, no run goes on behind it: on Ctrl-C, SIGTERM or a closed terminal every running process saves
-    its state, then KeyboardInterrupt is raised; the folders resume. A second Ctrl-C does not wait for the saving.
+    In any case, no run is left running: on Ctrl-C, SIGTERM or a closed terminal every running process saves its state,
+    then KeyboardInterrupt is raised; the folders resume. A second Ctrl-C does not wait for the saving.
     """
     grid, devices = [Progress(run) for run in runs], gpus()
     for progress in grid:
@@ -62,9 +67,9 @@ def run_grid(runs: Sequence[PlannedRun], jobs: int, show: Callable[[list[Progres
         if (progress.run.folder / "result.json").exists():
             progress.state = "finished"
     show(grid)
-    asked: list[int] = []  # noted, and raised below: an exception in the middle of a start would lose the process
+    signals: list[int] = []  # noted, and raised below: an exception in the middle of a start would lose the process
     handled = [number for number in _ENDS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
-    previous = {number: signal.signal(number, lambda number, frame: asked.append(number)) for number in handled}
+    previous = {number: signal.signal(number, lambda number, frame: signals.append(number)) for number in handled}
     try:
         while any(p.state in ("waiting", "running") for p in grid):
             changed = False
@@ -78,42 +83,52 @@ def run_grid(runs: Sequence[PlannedRun], jobs: int, show: Callable[[list[Progres
                 if progress.process is not None and (code := progress.process.poll()) is not None:
                     progress.read()
                     progress.state = "finished" if code == 0 else "failed"
-                    progress.message = "" if code == 0 else _reason(progress, code)
+                    progress.message = "" if code == 0 else reason(progress.run.folder, code)
+                    progress.seconds = time.monotonic() - progress.begin
                     changed = True
             if changed:
                 show(grid)
-            if asked:
+            if signals:
                 raise KeyboardInterrupt
             time.sleep(POLL_SECONDS)
     finally:
-        left = [p.process for p in grid if p.process is not None and p.process.poll() is None]
-        for process in left:
+        unfinished = [p.process for p in grid if p.process is not None and p.process.poll() is None]
+        for process in unfinished:
             process.terminate()
         for number, handler in previous.items():
             signal.signal(number, handler)
-        for process in left:
+        for process in unfinished:
             process.wait()
     return grid
 
 
 def _start(progress: Progress, slot: int, devices: list[str]) -> None:
-    run = progress.run
-    env = {**os.environ, "OMP_NUM_THREADS": str(run.config.train.num_threads or os.cpu_count() or 1)}
-    env[PARENT] = str(os.getpid())
+    progress.process = start_process(progress.run, slot, devices)
+    progress.state, progress.slot = "running", slot
+    progress.first_step, progress.begin = progress.step, time.monotonic()
+
+
+def start_process(
+    run: PlannedRun, slot: int, devices: Sequence[str], environment: Mapping[str, str] | None = None
+) -> subprocess.Popen:
+    """Train a run with an existing folder in a process of its own, which ends when this one does; its output goes to
+    `log.txt`. environment: of the new process; default: this process's."""
+    env = {**(os.environ if environment is None else environment), PARENT: str(os.getpid())}
+    env["OMP_NUM_THREADS"] = str(run.config.train.num_threads or os.cpu_count() or 1)
     if devices:
         env["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
     recipe = str(run.folder / "config.yaml")  # trusted: it has just been written from what the user typed
     command = [sys.executable, "-m", "canonlm", "train", recipe, "--trust", "--out", str(run.folder)]
     with append(run.folder / "log.txt") as log:
-        # A session of its own: Ctrl-C reaches the parent only, which then asks each child once.
-        progress.process = subprocess.Popen(
+        # A session of its own: Ctrl-C reaches the parent only, which then signals each child once.
+        return subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
-    progress.state, progress.slot = "running", slot
 
 
-def _reason(progress: Progress, code: int) -> str:
-    log = progress.run.folder / "log.txt"
+def reason(folder: Path, code: int) -> str:
+    """One line on why a run's process ended with this exit code."""
+    log = folder / "log.txt"
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no message"]
-    said = f"killed by {signal.Signals(-code).name}" if code < 0 else lines[-1].removeprefix("canonlm: ")
-    return f"{said} (whole log: {log})"
+    last = f"killed by {signal.Signals(-code).name}" if code < 0 else lines[-1].removeprefix("canonlm: ")
+    return f"{last} (whole log: {log})"

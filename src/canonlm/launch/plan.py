@@ -1,19 +1,29 @@
-"""What a run will take on given GPUs, before anything is started: work, memory, how a step is cut, time."""
+"""Estimates for runs before they start: work, memory, micro-batches and time of one run; work and time of many."""
 
+import statistics
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
 
 from canonlm.errors import expected, unknown
 from canonlm.train import reading
-from canonlm.train.build import build_model
+from canonlm.train.build import build_model, pick_device, sizes_of
 from canonlm.train.config import RunConfig
 from canonlm.train.flops import GPUS, flops_per_token, peak_flops_of
 from canonlm.train.memory import Device, Memory
 from canonlm.train.mesh import check_layout
+from canonlm.train.optim import build_optimizer
 
 USABLE = 0.9
-"""Of a GPU's memory; the rest is for what `canonlm.train.memory` leaves out."""
+"""The usable share of a GPU's memory; the rest is for memory that `canonlm.train.memory` leaves out."""
 
-DAY = 24 * 60 * 60  # in seconds
+TRIAL_TOKENS, TRIAL_STEPS = 4096, 6  # to measure this machine's speed
+
+HOUR = 60 * 60  # in seconds
+DAY = 24 * HOUR
 
 
 @dataclass(frozen=True)
@@ -22,7 +32,7 @@ class Plan:
     tokens: int
     flops_per_token: float  # forward and backward
     shards: int  # devices over which one copy of weights and optimizer is spread
-    windows: int  # that a device reads in a step
+    windows: int  # of a device, per step
     micro_batch: int  # of these at a time
     memory: Memory  # of a device, with that micro-batch
     usable: float  # of a device's memory, in bytes
@@ -38,20 +48,83 @@ class Plan:
         return self.windows // self.micro_batch
 
 
+@dataclass(frozen=True)
+class Cost:
+    """The cost of several runs together."""
+
+    runs: int
+    tokens: int
+    flops: float  # forward and backward
+    hours: float  # of one GPU
+
+
+def cost(runs: Iterable[RunConfig], gpu: str = "h100", mfu: float = 0.4) -> Cost:
+    """The cost of these runs on one GPU, one after another; models of one architecture and size are counted once. `mfu`
+    as in `make_plan`. ValueError: no such GPU."""
+    _check(gpu, mfu)
+    counted: dict[str, float] = {}
+    number, tokens, flops, hours = 0, 0, 0.0, 0.0
+    for run in runs:
+        key = f"{run.arch} {sizes_of(run)}"
+        if key not in counted:
+            counted[key] = flops_per_token(build_model(run, "meta"), run.data.seq_len)
+        work = tokens_of(run) * counted[key]
+        number, tokens, flops = number + 1, tokens + tokens_of(run), flops + work
+        hours += work / (mfu * peak_flops_of(gpu, run.train.precision)) / HOUR
+    return Cost(number, tokens, flops, hours)
+
+
+def measure_speed(runs: Sequence[RunConfig]) -> float:
+    """FLOP/s of training on this machine, measured on some steps of the run of median size, with fewer windows than in
+    its steps if these are large."""
+    by_work = sorted(runs, key=lambda run: run.model.num_hidden_layers * run.model.hidden_size * tokens_of(run))
+    run = by_work[len(by_work) // 2]
+    device = torch.device(pick_device(run.train.device))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(run.train.num_threads or threads)
+    model = build_model(run)
+    module: Any = model.module
+    module.to(device)
+    optimizer = build_optimizer(module, run.train.optim)
+    windows = min(run.train.batch_size, max(1, TRIAL_TOKENS // run.data.seq_len))
+    input_ids = torch.randint(sizes_of(run).vocab_size, (windows, run.data.seq_len), device=device)
+    seconds = []
+    for _ in range(TRIAL_STEPS):
+        begin = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16, enabled=run.train.precision == "bf16"):
+            loss = model.loss(input_ids, input_ids, None, float(input_ids.numel())).total
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        float(loss.detach())  # waits for the device
+        seconds.append(time.perf_counter() - begin)
+    torch.set_num_threads(threads)
+    return input_ids.numel() * flops_per_token(model, run.data.seq_len) / statistics.median(seconds[1:])
+
+
+def tokens_of(run: RunConfig) -> int:
+    """The tokens that a run reads in training."""
+    return run.train.steps * run.train.batch_size * run.data.seq_len
+
+
+def _check(gpu: str, mfu: float) -> None:
+    if gpu not in GPUS:
+        raise unknown("GPU", gpu, GPUS, "GPUs")
+    if not 0 < mfu <= 1:
+        raise expected("--mfu", "a number > 0 and <= 1", mfu)
+
+
 def with_vocabulary(run: RunConfig) -> RunConfig:
-    """The run as it is if it says how large its vocabulary is; else its text is asked."""
+    """The run, with the size of the vocabulary from its text if it is not set."""
     return reading.complete(run) if run.model.vocab_size is None else run
 
 
 def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = 0.4) -> Plan:
-    """With the run's `parallel.micro_batch_size`, or else the largest that fits. `mfu`: the share of the peak that
-    training reaches. ValueError: no such GPU, a layout that does not divide, or what cannot fit."""
-    if gpu not in GPUS:
-        raise unknown("GPU", gpu, GPUS, "GPUs")
+    """The plan with the run's `parallel.micro_batch_size`, or else the largest that fits. `mfu`: the share of the peak
+    that training reaches. ValueError: no such GPU, a layout that does not divide, or a run that cannot fit."""
+    _check(gpu, mfu)
     if gpus < 1:
         raise expected("--gpus", "an integer >= 1", gpus)
-    if not 0 < mfu <= 1:
-        raise expected("--mfu", "a number > 0 and <= 1", mfu)
     check_layout(run, gpus)
     model = build_model(run, "meta")
     model.check_tensor_parallel(run.parallel.tp)
@@ -61,7 +134,7 @@ def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = 0.4) -> Plan:
     micro_batch, memory = next((plan for plan in plans if plan[1].total <= usable), plans[-1])
     if memory.total > usable:
         raise ValueError(_does_not_fit(run, memory, usable, micro_batch, gpu))
-    tokens = run.train.steps * run.train.batch_size * run.data.seq_len
+    tokens = tokens_of(run)
     per_token, peak = flops_per_token(model, run.data.seq_len), peak_flops_of(gpu, run.train.precision)
     return Plan(
         parameters=model.num_parameters, tokens=tokens, flops_per_token=per_token, shards=device.shards,
@@ -71,7 +144,7 @@ def make_plan(run: RunConfig, gpus: int, gpu: str, mfu: float = 0.4) -> Plan:
 
 
 def _does_not_fit(run: RunConfig, memory: Memory, usable: float, micro_batch: int, gpu: str) -> str:
-    """In one line, with what would help against the largest part."""
+    """A one-line error, with advice for the largest part."""
     parts = asdict(memory)
     largest = max(parts, key=parts.__getitem__)
     if largest != "activations":

@@ -1,4 +1,4 @@
-"""One run as several processes on this machine: start them as torchrun does, and see them to their end."""
+"""One run as several processes on this machine: starts them as torchrun does, and waits for their end."""
 
 import math
 import os
@@ -19,12 +19,12 @@ from canonlm.runs.folder import read_json
 from canonlm.train.signals import PARENT, STOPS
 
 POLL_SECONDS = 0.1
-SETTLE_SECONDS = 10.0  # when one fails: for the others to fail of the same, before they are ended
-SAVE_SECONDS = 600.0  # when one stopped as asked: for the others to finish their part of the checkpoint
+SETTLE_SECONDS = 10.0  # after a failure: time for the others to fail for the same reason, before they are ended
+SAVE_SECONDS = 600.0  # after a stop by a signal: time for the others to finish their part of the checkpoint
 GRACE_SECONDS = 15.0  # from SIGTERM to SIGKILL
-STOPPED = 130  # the exit code of a run that was asked to stop and has saved
+STOPPED = 130  # the exit code of a run that a signal stopped, and that has saved
 
-# What this process is told, it tells the others; of a closed terminal a run knows nothing.
+# Signals are passed on to the processes of the run; a closed terminal (SIGHUP) becomes SIGTERM.
 _PASSED_ON = {number: number for number in STOPS}
 if hasattr(signal, "SIGHUP"):
     _PASSED_ON[signal.SIGHUP] = signal.SIGTERM
@@ -32,17 +32,17 @@ if hasattr(signal, "SIGHUP"):
 
 @dataclass
 class Rank:
-    """One of the processes. The first one's output is the run's own; those of the others go into files."""
+    """One of the processes. The first one's output is the run's; the outputs of the others go to files."""
 
     rank: int
     process: subprocess.Popen
     log: Path | None
-    note: Path  # where it says why it fails, before the others can fail of that
+    note: Path  # for the reason of a failure, written before the others can fail because of it
     log_start: int = 0  # an earlier start of the same run may have written before
 
     @property
     def code(self) -> int | None:
-        """The exit code, as a shell gives it: 128 + the signal's number for one that was killed."""
+        """The exit code, as in a shell: 128 + the signal's number if it was killed."""
         code = self.process.poll()
         return 128 - code if code is not None and code < 0 else code
 
@@ -67,7 +67,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The run's exit code, and what to say of it that the first process has not said."""
+    """The run's exit code, and a message if the first process has not printed it."""
 
     code: int
     message: str = ""
@@ -76,22 +76,22 @@ class Outcome:
 def run(command: Sequence[str], count: int, logs: Path) -> Outcome:
     """Run `command` as `count` processes; the outputs of all but the first go to `logs/rank-1.txt` and so on.
 
-    When one fails, the others are ended. SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on, each once, and the
-    run is waited for while it saves; a second Ctrl-C does not wait. However this ends, no process is left.
+    When one fails, the others are ended. SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on, each once, and
+    this function waits while the run saves; a second Ctrl-C does not wait. In any case, no process is left.
     """
     cores = os.cpu_count() or 1
     environment = {"OMP_NUM_THREADS": str(max(1, cores // count)), **os.environ}
     environment |= {PARENT: str(os.getpid()), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    asked: list[int] = []  # noted, and passed on below: an exception in the middle of a start would lose the process
+    received: list[int] = []  # noted, and passed on below: an exception in the middle of a start would lose the process
     handled = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
-    previous = {number: signal.signal(number, lambda number, frame: asked.append(number)) for number in handled}
+    previous = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in handled}
     ranks: list[Rank] = []
     with TemporaryDirectory() as notes:
         try:
             for rank in range(count):
                 ranks.append(_start(command, rank, environment, logs, Path(notes)))
-            return _outcome(ranks, _wait(ranks, asked), asked)
+            return _outcome(ranks, _wait(ranks, received), received)
         finally:
             _end(ranks)
             for number, handler in previous.items():
@@ -121,21 +121,22 @@ def _open(log: Path) -> IO[bytes]:
         return append(log)
 
 
-def _wait(ranks: list[Rank], asked: list[int]) -> Rank | None:
-    """Until all have ended, or one has failed and the others had their time. Returns the one that failed first."""
-    first, deadline, told = None, math.inf, 0
+def _wait(ranks: list[Rank], received: list[int]) -> Rank | None:
+    """Wait until all have ended, or one has failed and the others had time to end. Returns the first that failed."""
+    first, deadline, sent = None, math.inf, 0
     while time.monotonic() < deadline and any(rank.code is None for rank in ranks):
         time.sleep(POLL_SECONDS)
-        while told < len(asked):
-            number = signal.Signals(asked[told])
-            if number == signal.SIGINT and told:
-                _tell(ranks, signal.SIGKILL)
-            elif number not in asked[:told]:
-                _tell(ranks, _PASSED_ON[number])
-            told += 1
+        while sent < len(received):
+            number = signal.Signals(received[sent])
+            if number == signal.SIGINT and sent:
+                _send(ranks, signal.SIGKILL)
+            elif number not in received[:sent]:
+                _send(ranks, _PASSED_ON[number])
+            sent += 1
         failed = [rank for rank in ranks if rank.code]
         if failed and (first is None or first.code == STOPPED):
-            # To stop as asked is no failure; and of two in the same moment one was killed, the other lost its partner.
+            # A stop by a signal is not a failure. Of two at the same moment, the killed one comes first: the other
+            # only lost its partner.
             worst = min(failed, key=lambda rank: (rank.code == STOPPED, rank.killed_by is None, rank.rank))
             if worst is not first:
                 first, patience = worst, SAVE_SECONDS if worst.code == STOPPED else SETTLE_SECONDS
@@ -143,33 +144,33 @@ def _wait(ranks: list[Rank], asked: list[int]) -> Rank | None:
     return first
 
 
-def _outcome(ranks: list[Rank], first: Rank | None, asked: list[int]) -> Outcome:
+def _outcome(ranks: list[Rank], first: Rank | None, received: list[int]) -> Outcome:
     if first is None:
         return Outcome(0)
     code = first.code or 0
-    # Who is told before the training has begun dies of the signal, with nothing to save.
-    fatal = {_PASSED_ON[signal.Signals(number)].name for number in asked}
-    if signal.SIGINT in asked[1:]:
+    # Before training has begun, a signal kills a process: there is nothing to save.
+    fatal = {_PASSED_ON[signal.Signals(number)].name for number in received}
+    if signal.SIGINT in received[1:]:
         fatal.add("SIGKILL")
-    if asked and (code == STOPPED or first.killed_by in fatal):
+    if received and (code == STOPPED or first.killed_by in fatal):
         return Outcome(STOPPED)
     if first.killed_by is None and (noted := [rank for rank in ranks if rank.why]):
         return _outcome_of_the_first_to_fail(noted, code)
-    # Where all fail of the same, the first process says so for all.
+    # If all fail for the same reason, the first process has printed it.
     of_the_same = code == ranks[0].code and (code == 2 or not first.last_line)
     if first.killed_by is None and (first.rank == 0 or of_the_same):
         return Outcome(code)
     how = f"was killed by {first.killed_by}" if first.killed_by else f"ended with exit code {code}"
-    said = f": {first.last_line or 'no message'} (whole log: {first.log})" if first.log else ""
-    return Outcome(code, f"rank {first.rank} {how}, so the run was ended{said}")
+    reason = f": {first.last_line or 'no message'} (whole log: {first.log})" if first.log else ""
+    return Outcome(code, f"rank {first.rank} {how}, so the run was ended{reason}")
 
 
 def _outcome_of_the_first_to_fail(noted: list[Rank], code: int) -> Outcome:
-    """Who fails leaves the others without a partner, and they fail of that, each with a traceback of its own."""
+    """The reason of the first failure: processes that lose a partner fail too, each with a traceback of its own."""
     whys = {rank.rank: rank.why or {} for rank in noted}
     first = min(noted, key=lambda rank: whys[rank.rank]["time"])
     message = whys[first.rank]["message"]
-    if whys.get(0, {}).get("message") == message:  # all fail of the same
+    if whys.get(0, {}).get("message") == message:  # all fail for the same reason
         first = noted[0]
         if whys[0]["told"]:
             return Outcome(first.code or code)
@@ -179,17 +180,17 @@ def _outcome_of_the_first_to_fail(noted: list[Rank], code: int) -> Outcome:
     return Outcome(code, f"rank {first.rank} ended with exit code {code}, so the run was ended: {lines[0]}{log}")
 
 
-def _tell(ranks: list[Rank], number: signal.Signals) -> None:
+def _send(ranks: list[Rank], number: signal.Signals) -> None:
     for rank in ranks:
         if rank.code is None:
             rank.process.send_signal(number)
 
 
 def _end(ranks: list[Rank]) -> None:
-    _tell(ranks, signal.SIGTERM)
+    _send(ranks, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < deadline and any(rank.code is None for rank in ranks):
         time.sleep(POLL_SECONDS)
-    _tell(ranks, signal.SIGKILL)
+    _send(ranks, signal.SIGKILL)
     for rank in ranks:
         rank.process.wait()

@@ -1,8 +1,8 @@
-"""One run as a SLURM job, through submitit: a task per device, requeued until the run is finished.
+"""One run as a SLURM job, or workers for many runs as a job array, through submitit: a task per device, requeued until
+all is finished.
 
-Each launch has a folder of its own in the run's. `launch/1/` holds the recipe, resolved; a copy of this package, so
-that no later edit reaches a job that waits; and what the tasks print. `canonlm.train.signals` says what happens when
-SLURM ends a job.
+Each launch has a folder in the run's folder. `launch/1/` has the resolved recipe, a copy of this package, so that later
+edits do not affect a waiting job, and the output of the tasks. For the end of a job, see `canonlm.train.signals`.
 """
 
 import io
@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterable
-from contextlib import redirect_stderr
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,11 +24,12 @@ from submitit.helpers import TorchDistributedEnvironment
 import canonlm
 from canonlm.errors import expected, unknown, writing
 from canonlm.files import write_text
+from canonlm.launch.local import gpus
 from canonlm.runs.folder import read_json
 from canonlm.train.config import RunConfig
 
 SIGNAL_DELAY_S = 120
-"""Seconds from the signal that announces the time limit to the limit: for the step under way, and for saving."""
+"""Seconds from the signal that announces the time limit to the limit: time for the current step, and for saving."""
 
 COUNTS = ["nodes", "gpus", "tasks", "cpus_per_task", "signal_delay_s"]  # gpus and tasks are per node
 OPTIONS = [
@@ -36,12 +37,12 @@ OPTIONS = [
     *["licenses", "mail_type", "mail_user", "mem", "mem_per_cpu", "mem_per_gpu", "nice", "nodelist", "partition"],
     *["qos", "reservation", "switches", "wckey"],
 ]
-"""Of sbatch, passed on as they are: `mail_type=END` is `--mail-type=END`, `exclusive=true` is `--exclusive`."""
+"""Options of sbatch, passed on unchanged: `mail_type=END` is `--mail-type=END`, `exclusive=true` is `--exclusive`."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be submitted: one launch of the run in the folder `run`, with `parse`'s settings."""
+    """One launch of the run in the folder `run`, with settings from `parse`."""
 
     config: RunConfig
     run: Path
@@ -50,68 +51,127 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """The launch's own, not made yet."""
-        launches = self.run.absolute() / "launch"
-        taken = [int(path.name) for path in launches.glob("*") if path.name.isdigit()]
-        return launches / str(max(taken, default=0) + 1)
+        """The launch's folder, not made yet."""
+        return _next_launch(self.run)
 
     @property
     def script(self) -> str:
-        """What sbatch gets. ValueError: the folder's path cannot stand in it."""
-        executor = self._executor(self.folder)
-        return executor._make_submission_file_text(executor._submitit_command_str, uid="")
+        """The script for sbatch. ValueError: it cannot contain the folder's path."""
+        return _script(self._executor(self.folder))
 
     def submit(self) -> tuple[str, Path]:
-        """Returns the job's id and the file where its first task writes.
+        """Returns the job's id and the output file of its first task.
 
-        ValueError: the folder cannot be written, there is no SLURM here, or it refuses the job.
+        ValueError: the folder cannot be written, this machine has no SLURM, or it refuses the job.
         """
-        if shutil.which("sbatch") is None:
-            raise expected("--slurm", "a machine from which jobs are submitted", "one without sbatch")
-        folder = self.folder
-        recipe, package = folder / "recipe.yaml", Path(canonlm.__file__).parent
-        with writing("--out", self.run):
-            folder.mkdir(parents=True)
-            write_text(recipe, self.config.to_yaml())
-            shutil.copytree(package, folder / "code" / "canonlm", ignore=shutil.ignore_patterns("__pycache__"))
-        try:
-            with redirect_stderr(io.StringIO()):  # submitit prints what it then raises
-                job = self._executor(folder).submit(task, self.main, str(recipe), str(self.run.absolute()))
-        except (FailedJobError, FailedSubmissionError) as error:
-            shutil.rmtree(folder)
-            raise ValueError(str(error)) from None
-        return job.job_id, job.paths.stdout
+        recipe = self.folder / "recipe.yaml"
+        arguments = task, self.main, str(recipe), str(self.run.absolute())
+        return _submit(self._executor, self.run, arguments, recipe=self.config.to_yaml())[0]
 
     def _executor(self, folder: Path) -> SlurmExecutor:
-        settings = self.settings
-        check_printable("--out", str(folder))
-        cpus = settings.get("cpus_per_task", (self.config.train.num_threads or 1) + self.config.data.workers)
-        executor = _Executor(folder)
-        executor.update_parameters(
-            time=settings["time"],
-            nodes=settings["nodes"],
-            ntasks_per_node=settings["tasks"],
-            gpus_per_node=settings.get("gpus"),
-            cpus_per_task=cpus,
-            signal_delay_s=settings.get("signal_delay_s", SIGNAL_DELAY_S),
-            stderr_to_stdout=True,
-            additional_parameters={
-                "job_name": self.run.name,
-                "requeue": True,
-                **{key: value for key, value in settings.items() if key in OPTIONS},
-            },
-            # A task that fails ends the others, which would wait for it. srun does not know sbatch's CPUs per task.
-            srun_args=["--kill-on-bad-exit=1", f"--cpus-per-task={cpus}"],
-            setup=[
-                f"export PYTHONPATH={shlex.quote(str(folder / 'code'))}${{PYTHONPATH:+:$PYTHONPATH}}",
-                f"export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-{cpus}}}",
-            ],
-        )
-        return executor
+        cpus = (self.config.train.num_threads or 1) + self.config.data.workers
+        # A failed task ends the others, which would wait for it.
+        return _executor(folder, self.run.name, self.settings, cpus, ["--kill-on-bad-exit=1"])
+
+
+@dataclass(frozen=True)
+class Workers:
+    """An array of `count` jobs, each task of which is a worker for the runs in the folder `root`; `arguments` are those
+    of the command line."""
+
+    root: Path
+    arguments: list[str]
+    count: int
+    settings: dict[str, Any]
+    main: Callable[[list[str]], int]
+
+    @property
+    def script(self) -> str:
+        """As in `Job`."""
+        return _script(self._executor(_next_launch(self.root)), self.count)
+
+    def submit(self) -> list[tuple[str, Path]]:
+        """Returns for each job its id and the output file of its first worker. ValueError as in `Job`."""
+        one_gpu_each = "gpus" in self.settings
+        return _submit(self._executor, self.root, (worker, self.main, self.arguments, one_gpu_each), self.count)
+
+    def _executor(self, folder: Path) -> SlurmExecutor:
+        return _executor(folder, self.root.absolute().name, self.settings, 2, [], array_parallelism=self.count)
+
+
+def _next_launch(run: Path) -> Path:
+    launches = run.absolute() / "launch"
+    taken = [int(path.name) for path in launches.glob("*") if path.name.isdigit()]
+    return launches / str(max(taken, default=0) + 1)
+
+
+def _executor(
+    folder: Path, name: str, settings: dict[str, Any], cpus: int, srun_args: list[str], **parameters: Any
+) -> SlurmExecutor:
+    """cpus: per task, unless the settings have `cpus_per_task`."""
+    check_printable("--out", str(folder))
+    cpus = settings.get("cpus_per_task", cpus)
+    executor = _Executor(folder)
+    executor.update_parameters(
+        time=settings["time"],
+        nodes=settings["nodes"],
+        ntasks_per_node=settings["tasks"],
+        gpus_per_node=settings.get("gpus"),
+        cpus_per_task=cpus,
+        signal_delay_s=settings.get("signal_delay_s", SIGNAL_DELAY_S),
+        stderr_to_stdout=True,
+        additional_parameters={
+            "job_name": name,
+            "requeue": True,
+            **{key: value for key, value in settings.items() if key in OPTIONS},
+        },
+        # srun does not know sbatch's CPUs per task.
+        srun_args=[*srun_args, f"--cpus-per-task={cpus}"],
+        setup=[
+            f"export PYTHONPATH={shlex.quote(str(folder / 'code'))}${{PYTHONPATH:+:$PYTHONPATH}}",
+            f"export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-{cpus}}}",
+        ],
+        **parameters,
+    )
+    return executor
+
+
+def _script(executor: SlurmExecutor, count: int = 1) -> str:
+    parameters = {"map_count": count} if count > 1 else {}
+    executor.parameters.update(parameters)
+    return executor._make_submission_file_text(executor._submitit_command_str, uid="")
+
+
+def _submit(
+    executor: Callable[[Path], SlurmExecutor],
+    run: Path,
+    call: tuple[Any, ...],
+    count: int = 1,
+    recipe: str | None = None,
+) -> list[tuple[str, Path]]:
+    """Submit `count` jobs, as an array if several, each of which calls `call[0](*call[1:])`, from a new launch folder
+    with a copy of this package."""
+    if shutil.which("sbatch") is None:
+        raise ValueError("--slurm needs the command sbatch, which this machine does not have")
+    folder, package = _next_launch(run), Path(canonlm.__file__).parent
+    with writing("--out", run):
+        folder.mkdir(parents=True)
+        if recipe is not None:
+            write_text(folder / "recipe.yaml", recipe)
+        shutil.copytree(package, folder / "code" / "canonlm", ignore=shutil.ignore_patterns("__pycache__"))
+    try:
+        with redirect_stderr(io.StringIO()):  # submitit prints what it then raises
+            submitter = executor(folder)
+            with submitter.batch() if count > 1 else nullcontext():
+                jobs = [submitter.submit(*call) for _ in range(count)]
+    except (FailedJobError, FailedSubmissionError) as error:
+        shutil.rmtree(folder)
+        raise ValueError(str(error)) from None
+    return [(job.job_id, job.paths.stdout) for job in jobs]
 
 
 class _Executor(SlurmExecutor):
-    """One that can write its script also where there is no SLURM."""
+    """An executor that can write its script without SLURM on this machine."""
 
     @classmethod
     def affinity(cls) -> int:
@@ -119,24 +179,33 @@ class _Executor(SlurmExecutor):
 
 
 def task(main: Callable[[list[str]], int], recipe: str, run: str) -> None:
-    """What every task of the job does, in the process that submitit has started.
+    """Train in a task of the job, in the process that submitit has started.
 
-    The training's signal handlers come after submitit's, which do not save and would requeue a job that is finished.
+    The training's signal handlers replace submitit's, which do not save and would requeue a finished job.
     """
     TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
     with TemporaryDirectory() as folder:
         note = Path(folder) / "why.json"
         os.environ["TORCHELASTIC_ERROR_FILE"] = str(note)
-        code = main(["train", recipe, "--out", run, "--trust"])  # the user has said so when the job was submitted
-        # Of several processes the first one says what is wrong; but here everyone has a log of its own.
+        code = main(["train", recipe, "--out", run, "--trust"])  # the user trusted it when the job was submitted
+        # Only the first process prints errors; but in a job every task has a log of its own.
         if os.environ["RANK"] != "0" and (why := read_json(note)):
             print(f"canonlm: {why['message']}", flush=True)
     if code:
         raise SystemExit(code)
 
 
+def worker(main: Callable[[list[str]], int], arguments: list[str], one_gpu_each: bool) -> None:
+    """Run a worker in a task of a job. The workers of a node share its GPUs, one for each."""
+    if one_gpu_each:
+        devices = gpus()
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[int(os.environ["SLURM_LOCALID"]) % len(devices)]
+    if code := main(arguments):
+        raise SystemExit(code)
+
+
 def split(pairs: Iterable[str]) -> tuple[list[str], list[str]]:
-    """`key=value` pairs of the job, and those of the recipe: its own keys, and all with a dot."""
+    """(`key=value` pairs of the job, those of the recipe: keys of RunConfig and all with a dot)."""
     job: list[str] = []
     recipe: list[str] = []
     for pair in pairs:
@@ -146,15 +215,15 @@ def split(pairs: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def parse(pairs: Iterable[str]) -> dict[str, Any]:
-    """The job's settings: COUNTS as integers, `time` in minutes, OPTIONS as texts. ValueError for what cannot be, alone
-    or together."""
+    """The job's settings: COUNTS as integers, `time` in minutes, OPTIONS as texts. ValueError for a wrong setting, or
+    settings that exclude each other."""
     settings: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
             raise expected("--slurm", "key=value, such as nodes=2", pair)
         if key in settings:
-            raise expected(key, "one value", pair)
+            raise ValueError(f"{key} is given twice")
         check_printable(key, value)
         if key in COUNTS:
             if not re.fullmatch(r"[1-9]\d*", value):
@@ -171,7 +240,7 @@ def parse(pairs: Iterable[str]) -> dict[str, Any]:
     if "gpus" not in settings and "tasks" not in settings:
         raise ValueError("gpus: missing; expected the GPUs of a node, such as gpus=8 (without GPUs: tasks=2)")
     settings = {"nodes": 1, "tasks": settings.get("gpus"), **settings}
-    _check_together(settings)
+    _check_combination(settings)
     return settings
 
 
@@ -181,17 +250,17 @@ def check_printable(key: str, value: str) -> None:
         raise expected(key, "a text without line ends and other control characters", value)
 
 
-def _check_together(settings: dict[str, Any]) -> None:
+def _check_combination(settings: dict[str, Any]) -> None:
     tasks, seconds = settings["tasks"], 60 * settings["time"]
     if (gpus := settings.get("gpus", tasks)) != tasks:
-        raise expected("tasks", f"nothing beside gpus={gpus}, for every GPU has its task", tasks)
+        raise ValueError(f"tasks={tasks} does not go with gpus={gpus}: every GPU has one task")
     if (gpus := _gpus_of(str(settings.get("gres")))) not in (0, tasks):
-        raise expected("gres", f"as many GPUs as a node has tasks, {tasks}", settings["gres"])
+        raise ValueError(f"gres={settings['gres']} does not go with {tasks} tasks on a node: every GPU has one task")
     if (delay := settings.get("signal_delay_s", SIGNAL_DELAY_S)) >= seconds:
         raise expected("signal_delay_s", f"less than the job's time, {seconds} seconds", delay)
     memory = [key for key in settings if key in ("mem", "mem_per_cpu", "mem_per_gpu")]
     if len(memory) > 1:
-        raise expected(memory[1], f"nothing beside {memory[0]}", settings[memory[1]])
+        raise ValueError(f"{memory[0]} and {memory[1]} do not go together")
 
 
 def _gpus_of(gres: str) -> int:
@@ -202,8 +271,8 @@ def _gpus_of(gres: str) -> int:
 
 def _minutes(time: str) -> int:
     """sbatch's minutes, minutes:seconds, hours:minutes:seconds, days-hours, …:minutes, …:seconds; rounded up."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
-    days, *rest = found.groups() if found else (None,)
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+    days, *rest = match.groups() if match else (None,)
     numbers = [int(part) for part in rest if part is not None]
     from_hours = days is not None or len(numbers) == 3
     hours, minutes, seconds = ([*numbers, 0, 0] if from_hours else [0, *numbers, 0, 0])[:3]

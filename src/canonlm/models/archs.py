@@ -65,7 +65,7 @@ class Base(NamedTuple):
 
     @property
     def full_canon(self) -> str:
-        """What a bare `+canon` means. A short convolution already does what Canon-B would."""
+        """The sites of a bare `+canon`. A short convolution already does what Canon-B would."""
         return "ACD" if self.mixer.recurrent else "ABCD"
 
 
@@ -118,11 +118,11 @@ def _rope(value: str | None, head_dim: int, num_heads: int) -> dict[str, Any]:
     return {"rope_dim": channels, "rope_heads": rotated}
 
 
-def _share(text: str, whole: int) -> int | None:
-    """That share of `whole`, or None where the text is not a number from 0 to 1 or leaves a fraction."""
+def _share(text: str, total: int) -> int | None:
+    """That share of `total`, or None if the text is not a number from 0 to 1 or the result not an integer."""
     try:
-        part = whole * float(text)
-        return round(part) if 0 <= part <= whole and math.isclose(part, round(part), abs_tol=1e-6) else None
+        part = total * float(text)
+        return round(part) if 0 <= part <= total and math.isclose(part, round(part), abs_tol=1e-6) else None
     except (ValueError, OverflowError):
         return None
 
@@ -260,7 +260,7 @@ def _checked(name: str, mixer: type[Mixer], settings: dict[str, Any]) -> dict[st
 
 
 def _sites(base: Base, added: Mapping[str, str | None], without: str) -> str:
-    """`+canon` says every site but b: the short convolution comes and goes with the base alone."""
+    """The sites of `+canon`: all but b, as the base alone decides whether there is a short convolution."""
     text = ""
     if "canon" in added:
         text = (":" if added["canon"] is None else added["canon"]).rstrip(":")
@@ -372,7 +372,7 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str], canon: str) -> st
 
 
 def _same(config: CanonLMConfig, name: str) -> bool:
-    """Does the name stand for this configuration?"""
+    """Whether the name stands for this configuration."""
     try:
         again = _like(config, name)
     except ValueError:  # settings that do not fit together
@@ -381,7 +381,7 @@ def _same(config: CanonLMConfig, name: str) -> bool:
 
 
 def _value(config: CanonLMConfig, key: str) -> Any:
-    """Of a field; Canon sites are compared layer by layer, in `canon_sets`."""
+    """The value of a field; Canon sites are compared layer by layer, in `canon_sets`."""
     if key == "canon_set" or (key in OF_ATTENTION and "attention" not in config.mixers):
         return None
     # In a list in braces, commas separate layers, and semicolons groups of sites.
@@ -389,7 +389,7 @@ def _value(config: CanonLMConfig, key: str) -> Any:
 
 
 def _pattern(value: Any) -> Any:
-    """Of a list with an entry per layer, the part that repeats."""
+    """The repeating part of a list with an entry per layer."""
     if not isinstance(value, list):
         return value
     return next(value[:n] for n in range(1, len(value) + 1) if value == value[:n] * (len(value) // n))

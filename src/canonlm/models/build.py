@@ -52,7 +52,7 @@ def _build(arch: str, sizes: Sizes, seed: int) -> LanguageModel:
 
 
 def wrap(module: PreTrainedModel) -> LanguageModel:
-    """The interface of a model that is there already."""
+    """The interface of an existing model."""
     if isinstance(module.config, CanonLMConfig):
         return Decoder(module, trained=True)  # type: ignore[arg-type]
     sites = getattr(module, "canon_sites", "")
@@ -108,7 +108,7 @@ def _on_meta(arch: str, sizes: Sizes) -> LanguageModel:
 
 
 def _is_decoder(arch: str) -> bool:
-    """Is it our decoder, with a mixer of ours or from outside?"""
+    """Whether the name is of our decoder, with a built-in mixer or one from outside."""
     if arch.partition(":")[0] in LIBRARIES:
         return False
     if (reference := reference_of(arch)) is None:

@@ -1,28 +1,42 @@
-"""Between our layers and transformers' caches: which tokens are real, which belong together, where states are kept.
+"""Links our layers to transformers' caches: real tokens and padding, documents, and the places of states.
 
 The library keeps a layer's convolution states as `conv_states[i]`, `[batch, channels, kernel]`, time last; every
 Canon site of a layer is one such index. No cache class is ours.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedConfig
 
-from canonlm.canon.layer import CanonLayer
 from canonlm.errors import expected
+from canonlm.ops.kernels.door import last_real, reach_of, runs_on
+from canonlm.ops.packed import Documents
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The tokens of one forward call: worked out once by the model, used by every mixer and Canon layer."""
+    """The tokens of one forward call: computed once by the model, used by every mixer and Canon layer."""
 
     attention_mask: Tensor | None = None  # [B, T], 1 = real token; None: all are
     doc_ids: Tensor | None = None  # [B, T], numbers of the documents; None: one document per row
     continues: Tensor | None = None  # [B, past], does the first token continue that cached token? None: it does
+    reach: Tensor | None = None  # [B, T], mask and documents as the Triton kernels read them; see `with_reach`
+    last: Tensor | None = None  # [B], the position of each row's last real token, where kernels return states
+    documents: Documents | None = None  # those of doc_ids, for kernels; None where none takes them
+    without_mask: bool = False  # does attention keep documents apart by `documents`?
+
+
+def with_reach(layout: Layout, h_BTD: Tensor, cache: Cache | None) -> Layout:
+    """`layout` with what kernels read of these tokens, made once for all layers; where there are no kernels,
+    as it is. One token, a decoding step, needs nothing but its mask."""
+    mask, doc_ids = layout.attention_mask, layout.doc_ids
+    if h_BTD.shape[1] == 1 or (mask is None and doc_ids is None) or not runs_on(h_BTD):
+        return layout
+    last = None if cache is None or mask is None else last_real(mask)
+    return replace(layout, reach=reach_of(doc_ids, mask), last=last)
 
 
 def document_runs(doc_ids_BT: Tensor, attention_mask_BT: Tensor | None) -> Tensor:
@@ -37,7 +51,7 @@ def document_runs(doc_ids_BT: Tensor, attention_mask_BT: Tensor | None) -> Tenso
 def documents_from_positions(position_ids_BT: Tensor, attention_mask_BT: Tensor | None) -> Tensor | None:
     """Documents of a packed row, by transformers' convention that positions start again; None if they never do.
 
-    Positions that padding repeats are no restarts: only real tokens are compared.
+    Positions that padding repeats are not restarts: only real tokens are compared.
     """
     before, follows = _before(position_ids_BT, attention_mask_BT)
     restarts = (position_ids_BT <= before) & follows
@@ -64,60 +78,29 @@ def _before(x_BT: Tensor, attention_mask_BT: Tensor | None) -> tuple[Tensor, Ten
 
 
 def check_cache(cache: Cache, config: PreTrainedConfig) -> None:
-    """A cache made without our configuration has no place for convolution states: say so before it is used."""
+    """ValueError for a cache made without our configuration, which has no place for convolution states."""
     holders = ["full_attention" if not hasattr(layer, "conv_states") else "state" for layer in cache.layers]
-    wanted = ["full_attention" if kind == "full_attention" else "state" for kind in config.layer_types]
-    if "state" in wanted and holders != wanted:
-        raise expected("past_key_values", f"a cache made with config=model.config ({len(wanted)} layers)", cache)
+    kinds = ["full_attention" if kind == "full_attention" else "state" for kind in config.layer_types]
+    if "state" in kinds and holders != kinds:
+        raise expected("past_key_values", f"a cache made with config=model.config ({len(kinds)} layers)", cache)
 
 
-def run_site(
-    canons: Sequence[CanonLayer | None],
-    inputs: Sequence[Tensor],
-    layout: Layout,
-    cache: Cache | None,
-    layer_idx: int,
-    state_idx: int,
-    mixer_input: Tensor | None = None,
-) -> list[Tensor]:
-    """Apply the Canon layers of one place (one for A and C; q, k, v for B; gate, up for D) to `[B, T, C_i]` inputs.
-
-    An input without a layer (None) stays as it is. With a cache, the state continues what came before and is moved on;
-    the layers share one, which is as long as the largest of their kernels. `mixer_input`: see `CanonLayer.forward`.
-    """
-    outputs = list(inputs)
-    taken = [(index, canon, inputs[index]) for index, canon in enumerate(canons) if canon is not None]
-    call: dict[str, Any] = {"attention_mask": layout.attention_mask, "doc_ids": layout.doc_ids}
-    call["mixer_input"] = mixer_input
-    if cache is None:
-        for index, canon, x in taken:
-            outputs[index] = canon(x, **call)
-        return outputs
-    kernel = max(canon.kernel_size for _, canon, _ in taken)
-    layer: Any = cache.layers[layer_idx]
-    past = _read_state(layer, state_idx, kernel)
-    if past is not None and layout.continues is not None:
-        # A state holds inputs of the row's last document only; a recorded past holds them all, column by column.
-        keep = layout.continues[:, -kernel:] if layer.record_past else layout.continues[:, -1:].expand(-1, kernel)
-        past = past * torch.nn.functional.pad(keep, (kernel - keep.shape[1], 0))[:, None].to(past.dtype)
-    pasts = [None] * len(taken) if past is None else past.split([x.shape[-1] for _, _, x in taken], dim=1)
-    states = []
-    for (index, canon, x), state in zip(taken, pasts, strict=True):
-        own = None if state is None else state[..., -canon.kernel_size :]
-        outputs[index], state = canon(x, state=own, return_state=True, **call)
-        states.append(torch.nn.functional.pad(state, (kernel - canon.kernel_size, 0)))
-    state = torch.cat(states, dim=1)
-    if layer.record_past:
-        # Someone may rewind (prompt lookup): the library then wants every input, and cuts the state itself.
-        state = torch.cat([x for _, _, x in taken], dim=-1).transpose(1, 2)
-        if layout.attention_mask is not None:
-            state = state.masked_fill((layout.attention_mask == 0)[:, None], 0)
-    layer.update_conv_state(state, state_idx=state_idx, conv_kernel_size=kernel)
-    return outputs
+def read_conv_state(layer: Any, state_idx: int, kernel: int, layout: Layout) -> Tensor | None:
+    """The state of a layer of the cache, `[B, C, kernel]`, that the first new token continues; None: there is none."""
+    state = layer.conv_states[state_idx]
+    if state is None:
+        return None
+    state = state[..., -kernel:]  # longer while the past is recorded
+    state = torch.nn.functional.pad(state, (kernel - state.shape[-1], 0))
+    if layout.continues is None:
+        return state
+    # A state holds inputs of the row's last document only; a recorded past holds them all, column by column.
+    keep = layout.continues[:, -kernel:] if layer.record_past else layout.continues[:, -1:].expand(-1, kernel)
+    return state * torch.nn.functional.pad(keep, (kernel - keep.shape[1], 0))[:, None].to(state.dtype)
 
 
 def fill_unused_states(cache: Cache | None, layer_idx: int, used: int, x_BTC: Tensor) -> None:
-    """Every layer holds as many states as the model's fullest one, and the library cannot crop one never written."""
+    """Write the states that a layer has but does not use: the library cannot crop states that were never written."""
     if cache is None or used == 0:
         return
     layer: Any = cache.layers[layer_idx]
@@ -147,15 +130,7 @@ def write_recurrence(cache: Cache | None, layer_idx: int, state: Tensor) -> None
 
 
 def count_tokens(cache: Cache | None, config: PreTrainedConfig, x_BTD: Tensor) -> None:
-    """A cache of recurrent layers alone could not tell its length: its first layer is given keys, of one channel."""
+    """Give the first layer of a cache of recurrent layers keys of one channel: else it could not tell its length."""
     if cache is not None and "attention" not in config.mixers:
         marks = x_BTD.new_zeros(x_BTD.shape[0], 1, x_BTD.shape[1], 1)
         cache.update(marks, marks, 0)
-
-
-def _read_state(layer: Any, state_idx: int, kernel: int) -> Tensor | None:
-    state = layer.conv_states[state_idx]
-    if state is None:
-        return None
-    state = state[..., -kernel:]  # longer while the past is recorded
-    return torch.nn.functional.pad(state, (kernel - state.shape[-1], 0))

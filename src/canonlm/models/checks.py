@@ -1,8 +1,8 @@
-"""What a model must be before it is trained, tried on the built model with a few tokens; the same for every model.
+"""Checks of a model before training, on the built model with a few tokens; the same for every model.
 
 finite      logits, loss and gradients are numbers
-causality   what follows a token does not change what the model says up to it
-isolation   where a run isolates documents: what one document holds does not change what the model says in another
+causality   later tokens do not change the logits of earlier ones
+isolation   if a run isolates documents: the tokens of one document do not change the logits of another
 
 Causality is tried as in evaluation and, unless a step is random, as in training: routing that lets tokens compete for
 places in an expert is causal in one and not in the other. Every process of a sharded model must call this.
@@ -24,7 +24,8 @@ LENGTH = 24
 
 
 def check(model: LanguageModel, *, isolated: bool = False) -> None:
-    """InvalidSetting, in one line that says how to go on. Weights and torch's random state stay as they are.
+    """InvalidSetting, in one line with advice, for a model that fails a check. Weights and torch's random state do not
+    change.
 
     isolated: the run isolates the documents of a window.
     """

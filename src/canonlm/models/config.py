@@ -17,7 +17,7 @@ from canonlm.models.mixers import MIXERS
 from canonlm.models.mixers.base import DERIVED, Mixer
 
 MAX_SIZE = 2**31 - 1
-"""Of any integer: what is larger is a mistake."""
+"""The max of any integer: a larger one is a mistake."""
 
 MAX_LAYERS = 2_000
 """Building that many takes some 8 seconds."""
@@ -44,7 +44,8 @@ FLAT_OPTIONS = {
 
 
 class CanonLMConfig(PreTrainedConfig):
-    """
+    """The architecture and sizes of a `CanonLMForCausalLM`.
+
     Args:
         vocab_size, hidden_size, num_hidden_layers, num_attention_heads: as everywhere in transformers.
         mixers: one name per layer, or fewer that repeat (["gdn", "gdn", "gdn", "attention"]);
@@ -198,15 +199,15 @@ class CanonLMConfig(PreTrainedConfig):
         """Complete the options of the mixers in use. `kwargs` may hold those of earlier versions, which were flat."""
         _check_positive("conv_kernel", self.conv_kernel)
         flat = {FLAT_OPTIONS[key]: kwargs.pop(key) for key in list(kwargs) if key in FLAT_OPTIONS}
-        given, self.mixer_options = self.mixer_options or {}, {}
-        for mixer in given:
+        options_by_mixer, self.mixer_options = self.mixer_options or {}, {}
+        for mixer in options_by_mixer:
             if mixer not in MIXERS:
                 raise unknown("mixer", mixer, MIXERS)
         for mixer in dict.fromkeys(self.mixers):
             of_mixer = MIXERS[mixer].Options
             known = of_mixer.__dataclass_fields__
             old = {key: value for keys, value in flat.items() for key in keys if key in known}
-            own = given.get(mixer, {})
+            own = options_by_mixer.get(mixer, {})
             for key, value in own.items():
                 if key not in known:
                     raise unknown(f"option of {mixer}", key, known, f"options of {mixer}")
@@ -236,7 +237,7 @@ class CanonLMConfig(PreTrainedConfig):
             raise unknown("hidden_act", self.hidden_act, ACT2FN)
 
     def _settle_canon(self) -> None:
-        """One spelling: what all sites have in common is in the fields, what differs in the texts."""
+        """One spelling: settings that all sites share are in the fields, others in the texts."""
         if not 1 <= self.canon_kernel <= MAX_KERNEL:
             raise expected("canon_kernel", f"an integer from 1 to {MAX_KERNEL}", self.canon_kernel)
         key = "canon_set" if self.canon_sets is None else "canon_sets"
@@ -274,7 +275,7 @@ class CanonLMConfig(PreTrainedConfig):
 
     @property
     def _usual_canon(self) -> Variant:
-        """What a site without variants is."""
+        """The variant of a site without a text of its own."""
         return Variant(
             kernel=self.canon_kernel,
             residual=self.canon_residual,
@@ -324,12 +325,12 @@ class CanonLMConfig(PreTrainedConfig):
 
     @property
     def is_recurrent(self) -> bool:
-        """Does any layer keep a recurrent state? Then decoding cannot be rewound."""
+        """Whether a layer keeps a recurrent state; then decoding cannot be rewound."""
         return any(MIXERS[mixer].recurrent for mixer in self.mixers)
 
     @property
     def layer_types(self) -> list[str]:
-        """What transformers' caches allocate per layer. Derived, never set."""
+        """The kinds of layers for transformers' caches. Derived, never set."""
         kinds = []
         for layer_idx, mixer in enumerate(self.mixers or []):
             if MIXERS[mixer].recurrent:
@@ -342,12 +343,12 @@ class CanonLMConfig(PreTrainedConfig):
 
     @property
     def number_of_conv_states(self) -> int:
-        """Convolution states that the caches hold in every layer: the most sites that any layer has."""
+        """Convolution states that caches hold in every layer: the max number of sites in a layer."""
         return max(1, *(len(self.sites(i)) for i in range(self.num_hidden_layers)))
 
 
 def check_type(key: str, value: object, annotation: Any, default: object) -> None:
-    """ValueError for a value of another type than its field has. None is for fields whose default it is."""
+    """ValueError for a value of another type than its field's. None is valid if it is the default."""
     if get_origin(annotation) is ClassVar or (value is None and default is None):
         return
     if not _fits(value, annotation):
@@ -390,10 +391,10 @@ def _check_positive(key: str, value: object) -> None:
         raise expected(key, "an integer >= 1", value)
 
 
-def _check_divides(key: str, value: int, whole_key: str, whole: int) -> None:
+def _check_divides(key: str, value: int, total_key: str, total: int) -> None:
     _check_positive(key, value)
-    if whole % value:
-        raise expected(key, f"a divisor of {whole_key} = {whole}", value)
+    if total % value:
+        raise expected(key, f"a divisor of {total_key} = {total}", value)
 
 
 def _check_choice(key: str, value: object, choices: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Our decoder behind the interface that training, planning and evaluating use."""
+"""Our decoder as a `LanguageModel`, the interface for training, planning and evaluating."""
 
 import copy
 from functools import cached_property
@@ -19,6 +19,7 @@ from canonlm.models.interface import LanguageModel, Loss, Sizes
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mlp import Experts
 from canonlm.models.modeling import CanonLMForCausalLM, DecoderLayer
+from canonlm.ops.packed import Documents
 
 _SET_ELSEWHERE = {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"}
 _FIELDS: dict[str, Any] = {
@@ -34,7 +35,7 @@ Fields = create_model(
 
 
 class Decoder(LanguageModel):
-    """`CanonLMForCausalLM` as training, planning and evaluating see it."""
+    """`CanonLMForCausalLM` as a `LanguageModel`."""
 
     module: CanonLMForCausalLM
 
@@ -53,14 +54,23 @@ class Decoder(LanguageModel):
     def blocks(self) -> dict[str, nn.Module]:
         return {f"model.layers.{name}": layer for name, layer in self.module.model.layers.named_children()}
 
-    def loss(self, input_ids: Tensor, targets: Tensor, doc_ids: Tensor | None, num_targets: float) -> Loss:
+    def loss(
+        self,
+        input_ids: Tensor,
+        targets: Tensor,
+        doc_ids: Tensor | None,
+        num_targets: float,
+        documents: Documents | None = None,
+    ) -> Loss:
         output = self.module(
             input_ids,
             shift_labels=targets,
             doc_ids=doc_ids,
             use_cache=False,
             loss_only=True,
+            compiled_loss=self.compiled_loss,
             num_items_in_batch=num_targets,
+            **({} if documents is None else documents.arguments()),
         )
         return Loss(output.loss, output.z_loss)
 
@@ -74,8 +84,8 @@ class Decoder(LanguageModel):
                 init_parameters(module, path, self._config)
 
     def forward_flops(self, seq_len: int) -> dict[str, float]:
-        """Of experts, a token has one. A recurrence costs what its chunked form (`canonlm.ops`) computes, with the
-        chunks that run on a GPU; documents that are isolated in a window cost less, which is not counted."""
+        """FLOPs of one token. It has one expert. A recurrence costs what its chunked form (`canonlm.ops`) computes,
+        with the chunks that run on a GPU; documents that are isolated in a window cost less, which is not counted."""
         config, parts = self._config, {"linear": 0.0, "attention": 0.0, "recurrence": 0.0, "conv": 0.0}
         for layer_idx, layer in enumerate(self.blocks.values()):
             for module in layer.modules():

@@ -1,9 +1,9 @@
-"""Models from outside behind the one interface: any causal model of transformers (`hf:qwen3`), of
+"""Models from outside as `LanguageModel`: any causal model of transformers (`hf:qwen3`), of
 flash-linear-attention (`fla:kda`), or a module from a file of the user's.
 
 Nothing here knows one model from another: blocks are found by the library's own `_no_split_modules`, weights are drawn
-by its own `_init_weights`, documents are told by `position_ids` that restart, which is its convention for packed rows.
-What a model makes of them is checked, not believed (`canonlm.models.checks`).
+by its own `_init_weights`, documents begin where `position_ids` restart, which is its convention for packed rows.
+Whether a model respects documents is checked (`canonlm.models.checks`).
 """
 
 import copy
@@ -31,6 +31,7 @@ from canonlm.models.initialize import generator_for
 from canonlm.models.interface import LanguageModel, Loss, Sizes
 from canonlm.models.sizes import causal_config, fla_config, refusal
 from canonlm.models.wrapped import made_outside
+from canonlm.ops.packed import Documents
 
 _PLAIN: Any = SimpleNamespace(z_loss=None, z_loss_weight=0.0)
 """The loss without z-loss."""
@@ -120,13 +121,20 @@ class ForeignModel(LanguageModel):
     def logits(self, input_ids: Tensor, doc_ids: Tensor | None = None) -> Tensor:
         return self._forward(input_ids, doc_ids).logits
 
-    def loss(self, input_ids: Tensor, targets: Tensor, doc_ids: Tensor | None, num_targets: float) -> Loss:
+    def loss(
+        self,
+        input_ids: Tensor,
+        targets: Tensor,
+        doc_ids: Tensor | None,
+        num_targets: float,
+        documents: Documents | None = None,
+    ) -> Loss:
         head = self._head()
         bytes_of_logits = 4 * targets.numel() * self.module.config.get_text_config().vocab_size
-        if head is not None and bytes_of_logits > losses.CHUNK_BYTES and self._head_is_plain(head):
+        if head is not None and bytes_of_logits > losses.chunk_bytes(targets.device.type) and self._head_is_plain(head):
             # In the head's own place, inside the model's forward: what is wrapped around the model stays in charge.
             def sums(h: Tensor) -> Tensor:
-                return losses.loss_of_hidden(_PLAIN, h, head.weight, targets)[0]
+                return losses.loss_of_hidden(_PLAIN, h, head.weight, targets, compiled=self.compiled_loss)[0]
 
             with _replaced_forward(head, sums):
                 outputs = self._forward(input_ids, doc_ids)
@@ -155,7 +163,7 @@ class ForeignModel(LanguageModel):
 
     @torch.no_grad()
     def _head_is_plain(self, head: nn.Linear) -> bool:
-        """Are the logits what the head makes, not capped or scaled after it? Tried once, with any numbers for it."""
+        """Whether the head's output is the logits, not capped or scaled after it. Tried once, with random numbers."""
         if self._plain_head is None:
             ids = torch.zeros(1, 8, dtype=torch.long, device=self.device)
             made = 30 * torch.arange(8 * head.out_features, device=self.device).float().sin().view(1, 8, -1)
@@ -201,14 +209,14 @@ class ForeignModel(LanguageModel):
 
     @cached_property
     def _as_built(self) -> dict[str, Tensor]:
-        """Parameters and buffers of the model as its constructor leaves them."""
+        """Parameters and buffers as the model's constructor makes them."""
         with torch.device("cpu"):
             assert self._make is not None
             module = self._make()
         return dict([*module.named_parameters(), *module.named_buffers()])
 
     def _owner(self, path: str) -> PreTrainedModel:
-        """The innermost model of the library's that holds a module: composite models have several."""
+        """The innermost transformers model around a module: composite models have several."""
         owner, module = self.module, self.module
         for key in path.split(".") if path else []:
             module = getattr(module, key)
@@ -226,7 +234,7 @@ class ForeignModel(LanguageModel):
         )
 
     def forward_flops(self, seq_len: int) -> dict[str, float]:
-        """Of a token; of recurrences only their projections, of experts those that a token has."""
+        """FLOPs per token; of recurrences only their projections, of experts only those of a token."""
         config = self.module.config.get_text_config()
         head = self.module.get_output_embeddings()
         active = _of(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k")
@@ -266,7 +274,7 @@ class ForeignModel(LanguageModel):
 
 
 class FlaModel(ForeignModel):
-    """Of flash-linear-attention: its kernels take documents as the borders of one long row (`cu_seqlens`)."""
+    """A model of flash-linear-attention: its kernels take documents as borders of one long row (`cu_seqlens`)."""
 
     def _forward(self, input_ids: Tensor, doc_ids: Tensor | None) -> Any:
         if doc_ids is None:
@@ -287,12 +295,12 @@ def positions(doc_ids: Tensor) -> Tensor:
 
 
 def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
-    """The lists of what the library says must stay whole (`_no_split_modules`), else the longest list of equal
+    """The lists of modules that the library does not split (`_no_split_modules`), else the longest list of equal
     modules, else the model's children."""
     models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
-    whole = {name for model in models for name in getattr(model, "_no_split_modules", None) or []}
+    unsplit = {name for model in models for name in getattr(model, "_no_split_modules", None) or []}
     lists = {name: part for name, part in module.named_modules() if isinstance(part, nn.ModuleList) and len(part)}
-    named = {name: part for name, part in lists.items() if {type(block).__name__ for block in part} <= whole}
+    named = {name: part for name, part in lists.items() if {type(block).__name__ for block in part} <= unsplit}
     if not named and lists:
         longest = max(lists, key=lambda name: (len(lists[name]), -name.count(".")))
         named = {longest: lists[longest]}
@@ -330,7 +338,7 @@ def _loaded(tensors: list[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def _drawing(generator: torch.Generator) -> Iterator[None]:
-    """torch's own generator of the CPU begins where this one does, and is as before afterwards."""
+    """Within this context, torch's CPU generator has the state of this one; afterwards it is as before."""
     default, state = torch.default_generator, torch.default_generator.get_state()
     default.set_state(generator.get_state())
     try:

@@ -17,7 +17,7 @@ class _Needs(NamedTuple):
 
 
 class Generation:
-    """Takes the place of a module's `generate`. Every process of a sharded model calls it with the same prompts."""
+    """Replaces a module's `generate`. Every process of a sharded model calls it with the same prompts."""
 
     def __init__(self, model: LanguageModel, generate: Any) -> None:
         self.model, self.generate = model, generate
@@ -67,7 +67,7 @@ class Generation:
             module.train(was_training)
 
     def _is_right(self, ids: Tensor, mask: Tensor, cache: bool) -> bool:
-        """Are the logits of two new tokens those that the model has without a cache and without padding?"""
+        """Whether the logits of two new tokens are equal to those without a cache and without padding."""
         config = GenerationConfig(
             max_new_tokens=2, do_sample=False, use_cache=cache, pad_token_id=0,
             output_logits=True, return_dict_in_generate=True,
@@ -82,7 +82,7 @@ class Generation:
                     tolerance = max(1e-3, 8 * torch.finfo(expected.dtype).eps)
                     if not (logits - expected.float()).abs().max() <= tolerance * expected.float().abs().max():
                         return False
-        except Exception:  # the code of others; whatever it is, it cannot be used this way
+        except Exception:  # somebody else's code: it cannot be used this way
             return False
         return True
 

@@ -26,7 +26,7 @@ Fill = Callable[[Tensor, torch.Generator], object]
 
 
 def canonical_name(name: str) -> str:
-    """The name of a parameter in the bare decoder, whatever wraps it."""
+    """The name of a parameter in the bare decoder, without wrappers."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name.removeprefix("model.")
@@ -50,7 +50,7 @@ def init_parameters(module: nn.Module, module_name: str, config: "CanonLMConfig"
 
 
 def usual(module: nn.Module, name: str, config: "CanonLMConfig") -> Fill:
-    """How a parameter starts by what its module is and by `config.initializer`."""
+    """The usual initial values of a parameter, by the class of its module and `config.initializer`."""
     if isinstance(module, CanonLayer):
         return partial(module.fill, name.rpartition(".")[2])
     if isinstance(module, RMSNorm):
@@ -89,7 +89,7 @@ def _truncated(name: str, config: "CanonLMConfig", in_layer: bool) -> Fill:
 
 
 def start_with(module: nn.Module, **fills: Fill) -> None:
-    """Let parameters of `module`, by their names in it, start differently from what is usual for its kind."""
+    """Set other initial values than the usual ones for parameters of `module`, by their names in it."""
     module.initial = fills  # type: ignore[assignment]
 
 

@@ -1,4 +1,4 @@
-"""All that the rest of canonlm knows of a model: training, sharding, planning, evaluating and saving use nothing else.
+"""The interface of models: training, sharding, planning, evaluating and saving use nothing else.
 
 `canonlm.models.build` makes these from names; our decoder (`decoder.py`), any causal model of transformers or
 flash-linear-attention and modules from files of the user's (`foreign.py`) implement them.
@@ -16,14 +16,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from canonlm.errors import expected
+from canonlm.ops.packed import Documents
 
 MLP_WIDTHS = ("intermediate_size", "moe_intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size")
-"""What configurations call the width of an MLP."""
+"""Names of an MLP's width in configurations."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a model is. An architecture's name says everything else."""
+    """The size of a model. Everything else is in an architecture's name."""
 
     num_hidden_layers: int
     hidden_size: int
@@ -34,7 +35,7 @@ class Sizes:
 
 
 class Loss(NamedTuple):
-    """Scalars, in nats: the loss to differentiate, and how much of it is z-loss (None where the model has none)."""
+    """Scalars, in nats: the loss to differentiate, and the part that is z-loss (None if the model has none)."""
 
     total: Tensor
     z_loss: Tensor | None = None
@@ -45,6 +46,8 @@ class LanguageModel(ABC):
     complete name of its architecture."""
 
     arch: str
+    compiled_loss = False
+    """Is the element-wise part of a loss without all logits to be compiled? Whoever compiles the blocks sets it."""
 
     def __init__(self, module: PreTrainedModel, seed: int = 0) -> None:
         self.module, self.seed = module, seed
@@ -55,9 +58,17 @@ class LanguageModel(ABC):
         """The blocks by their names in `module`, in order: what is sharded, compiled and recomputed one by one."""
 
     @abstractmethod
-    def loss(self, input_ids: Tensor, targets: Tensor, doc_ids: Tensor | None, num_targets: float) -> Loss:
+    def loss(
+        self,
+        input_ids: Tensor,
+        targets: Tensor,
+        doc_ids: Tensor | None,
+        num_targets: float,
+        documents: Documents | None = None,
+    ) -> Loss:
         """The sum of the targets' losses over `num_targets`, without holding all logits where the model can. `[B, T]`;
-        nothing crosses from one document (a run of equal `doc_ids`) to another."""
+        nothing crosses from one document (a run of equal `doc_ids`) to another. `documents` are those of `doc_ids`,
+        for models whose kernels take them; made on the CPU, they save waiting for a GPU."""
 
     @abstractmethod
     def logits(self, input_ids: Tensor, doc_ids: Tensor | None = None) -> Tensor:
@@ -70,7 +81,7 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def forward_flops(self, seq_len: int) -> dict[str, float]:
-        """Of one token in a window of `seq_len`, by part: `linear`, `attention`, `recurrence`, `conv`, `head`. A
+        """FLOPs of one token in a window of `seq_len`, by part: `linear`, `attention`, `recurrence`, `conv`, `head`. A
         multiply-add counts as two operations; element-wise work does not count."""
 
     def extra_memory(self, block: nn.Module, seq_len: int) -> float:
@@ -84,37 +95,37 @@ class LanguageModel(ABC):
 
     @property
     def mlp_widths(self) -> dict[str, int]:
-        """The fields of the configuration that say how wide the MLP is, with their values."""
+        """The fields of the configuration for the MLP's width, with their values."""
         values = {key: getattr(self.module.config.get_text_config(), key, None) for key in MLP_WIDTHS}
         return {key: value for key, value in values.items() if isinstance(value, int) and value > 0}
 
     @property
     def context_length(self) -> int | None:
-        """How many tokens the model is made to read at once; None where nothing limits them."""
+        """The max number of tokens that the model reads at once; None without a limit."""
         config = self.module.config.get_text_config()
         limits = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "max_seq_len"))
         return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
     @property
     def is_random(self) -> bool:
-        """Does a training step draw random numbers (dropout)?"""
+        """Whether a training step draws random numbers (dropout)."""
         return any(isinstance(part, nn.Dropout) and part.p > 0 for part in self.module.modules())
 
     def check_tensor_parallel(self, size: int) -> None:
-        """InvalidSetting where `size` devices cannot share every layer."""
+        """InvalidSetting if `size` devices cannot share every layer."""
         if size > 1:
             raise expected("parallel.tp", f"1 with {self.arch}: only our decoder is cut into parts", size)
 
     def part_of(self, size: int) -> "LanguageModel":
-        """What one of `size` devices that share every layer has of the model, to count its memory."""
+        """One of `size` devices' part of the model, if they share every layer, to count its memory."""
         return self
 
     def split_block(self, block: nn.Module, mesh: DeviceMesh) -> None:
-        """Cut a block, whole on every device of `mesh`, into the devices' parts."""
+        """Cut a block that is complete on every device of `mesh` into the devices' parts."""
         raise NotImplementedError
 
     def split_ends(self, mesh: DeviceMesh) -> None:
-        """Cut what is not in a block: the embedding and the head."""
+        """Cut the embedding and the head."""
         raise NotImplementedError
 
     @property

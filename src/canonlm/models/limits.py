@@ -1,4 +1,5 @@
-"""What a machine can hold, asked before anything is allocated: a size may be a mistake, or a stranger's."""
+"""Limits of the machine, checked before anything is allocated: a size may be a mistake, or come from somebody's
+file."""
 
 import math
 import threading
@@ -19,15 +20,15 @@ _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_
 
 
 @contextmanager
-def few_modules(most: int = MAX_MODULES) -> Iterator[None]:
-    """InvalidSetting once this thread builds more modules than `most` in here."""
+def few_modules(limit: int = MAX_MODULES) -> Iterator[None]:
+    """InvalidSetting if this thread builds more modules than `limit` within the context."""
     count, thread = 0, threading.get_ident()
 
     def hook(module: Any, name: str, submodule: Any) -> None:
         nonlocal count
         count += threading.get_ident() == thread
-        if count > most:
-            raise InvalidSetting("model", f"model: expected at most {most:,} modules; these sizes make more")
+        if count > limit:
+            raise InvalidSetting("model", f"model: expected at most {limit:,} modules; these sizes make more")
 
     handle = register_module_module_registration_hook(hook)
     try:
@@ -37,11 +38,11 @@ def few_modules(most: int = MAX_MODULES) -> Iterator[None]:
 
 
 def check_memory(key: str, num_bytes: float, device: str = "cpu") -> None:
-    """InvalidSetting where a device has less memory than what `num_bytes` at least needs."""
-    there = memory_of(device)
-    if num_bytes > there:
+    """InvalidSetting if a device has less memory than `num_bytes`."""
+    available = memory_of(device)
+    if num_bytes > available:
         place = "this machine" if torch.device(device).type == "cpu" else device
-        raise InvalidSetting(key, f"{key}: needs at least {readable(num_bytes)}, {place} has {readable(there)}")
+        raise InvalidSetting(key, f"{key}: needs at least {readable(num_bytes)}, {place} has {readable(available)}")
 
 
 def memory_of(device: str = "cpu") -> int:

@@ -8,6 +8,9 @@ Shapes: B batch, T time, N = B * T tokens (of a chunk), V vocabulary, D hidden s
 token (already shifted), or -100.
 """
 
+import functools
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -17,8 +20,10 @@ from torch.distributed.tensor import DTensor
 from canonlm.models.config import CanonLMConfig
 
 CHUNK_BYTES = 2**28
-"""Of float32 logits at once: 512 tokens of a vocabulary of 128k, 2048 of one of 32k. Enough tokens for the products to
-run at full speed and for the gradient of the head, read and written once per chunk, not to matter."""
+"""Bytes of float32 logits at once, on a CPU: 512 tokens of a vocabulary of 128k, 2048 of one of 32k. Enough tokens for
+the products to run at full speed and for the gradient of the head, read and written once per chunk, not to matter."""
+
+GPU_CHUNK = 4  # times as much: faster products need more tokens to outweigh that reading and writing
 
 Sums = tuple[Tensor, Tensor | None]
 """Over the labelled tokens: the loss, and how much of it is z-loss (None without)."""
@@ -51,70 +56,70 @@ def loss_of_logits(config: CanonLMConfig, logits_BTV: Tensor, targets_BT: Tensor
     return (loss_N + z_loss_N).sum(), z_loss_N.sum().detach()
 
 
-def loss_of_hidden(config: CanonLMConfig, h_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Sums:
-    """The loss of the logits `h @ weight.T`, of which no more than CHUNK_BYTES exist at a time.
+def chunk_bytes(device: str) -> int:
+    """Max bytes of float32 logits at once, on a type of device."""
+    return CHUNK_BYTES if device == "cpu" else GPU_CHUNK * CHUNK_BYTES
+
+
+def loss_of_hidden(
+    config: CanonLMConfig, h_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, *, compiled: bool = False
+) -> Sums:
+    """The loss of the logits `h @ weight.T`, of which no more than `chunk_bytes` exist at a time.
 
     Differentiable once: the gradients are made with the loss, chunk by chunk, so that no product is done twice; the
     weight's is summed up in at least float32. Products are in the dtype of `h_BTD`, or autocast's.
 
     `weight_VD` may be sharded by rows over a tensor-parallel group (DTensor, Shard(0)): then each rank has the logits
     of its rows only, and all get the same loss and the same gradient of `h_BTD`.
+
+    `compiled`: where gradients are made, and the weight is not sharded, a compiler makes one pass over a chunk for the
+    loss and one for the gradient, and float32 logits are never written.
     """
-    group, first, most = None, 0, len(weight_VD)
+    group, first, rows_per_rank = None, 0, len(weight_VD)
     if isinstance(weight_VD, DTensor):
         mesh = weight_VD.device_mesh
-        most = -(-len(weight_VD) // mesh.size())  # rows of a rank: the last may have fewer
-        group, first, weight_VD = mesh.get_group(), mesh.get_local_rank() * most, weight_VD.to_local()
+        rows_per_rank = -(-len(weight_VD) // mesh.size())  # rows of a rank: the last may have fewer
+        group, first, weight_VD = mesh.get_group(), mesh.get_local_rank() * rows_per_rank, weight_VD.to_local()
     dtype, device = h_BTD.dtype, h_BTD.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
-    chunks = _chunks(targets_BT.numel(), most * torch.promote_types(dtype, torch.float32).itemsize)
+    bytes_of_token = rows_per_rank * torch.promote_types(dtype, torch.float32).itemsize
+    chunks = _chunks(targets_BT.numel(), bytes_of_token, chunk_bytes(device))
     targets_N, learns = targets_BT.flatten().to(h_BTD.device), torch.is_grad_enabled()
-    return _Chunks.apply(config, h_BTD.flatten(0, 1), weight_VD, targets_N, chunks, dtype, group, first, learns)
+    compiled = compiled and learns and group is None
+    head = weight_VD, group, first
+    return _Chunks.apply(config, h_BTD.flatten(0, 1), *head, targets_N, chunks, dtype, learns, compiled)
 
 
 class _Chunks(torch.autograd.Function):
     """`loss_of_hidden`; the head's weight has the rows `first`, `first + 1`, … of a group's."""
 
     @staticmethod
-    def forward(ctx, config, h_ND, weight_VD, targets_N, chunks, dtype, group, first, learns) -> Sums:
+    def forward(ctx, config, h_ND, weight_VD, group, first, targets_N, chunks, dtype, learns, compiled) -> Sums:
         exact = torch.promote_types(dtype, torch.float32)
-        w_VD, z_weight = weight_VD.to(dtype), config.z_loss_weight
+        w_VD = weight_VD.to(dtype)
         dh_ND = torch.empty_like(h_ND) if learns and ctx.needs_input_grad[1] else None
         dw_VD = torch.zeros_like(w_VD, dtype=exact) if learns and ctx.needs_input_grad[2] else None
         loss = z_loss = torch.zeros((), dtype=exact, device=h_ND.device)
+        dx: Tensor | None
         for rows in chunks:
             h, target = h_ND[rows].to(dtype), targets_N[rows, None]
-            labelled = here = target != -100
-            if group is not None:
-                here = (target >= first) & (target < first + len(w_VD))
-            target = torch.where(here, target - first, 0)
-            x = (h @ w_VD.mT).to(exact)
-            top, z, x_target = _exponentiate(x, target, here, group)
-            log_z = z.log()
-            nll = (log_z - x_target) * labelled
-            loss = loss + nll.sum()
-            # The gradient of the logit of v: up * exp(x_v) / Z, less `down` if v is the target.
-            up = down = labelled.to(exact)
-            if config.z_loss == "logsumexp":
-                log_z = (log_z + top) * labelled
-                z_loss = z_loss + z_weight * log_z.square().sum()
-                up = up + 2 * z_weight * log_z
-            elif config.z_loss == "squared_nll":
-                z_loss = z_loss + z_weight * nll.square().sum()
-                up = down = up + 2 * z_weight * nll
-            if dh_ND is None and dw_VD is None:
+            if compiled:
+                nll, z, dx = _compiled()(h @ w_VD.mT, target, config.z_loss, config.z_loss_weight)
+            else:
+                make_dx = dh_ND is not None or dw_VD is not None
+                nll, z, dx = _in_place((h @ w_VD.mT).to(exact), target, config, group, first, make_dx)
+            loss, z_loss = loss + nll, z_loss + z
+            if dx is None:
                 continue
-            dx = x.mul_(up / z).scatter_add_(-1, target, -down * here).to(dtype)
+            dx = dx.to(dtype)
             if dh_ND is not None:
                 dh = dx @ w_VD
                 if group is not None:
                     dist.all_reduce(dh, group=group)
                 dh_ND[rows] = dh
-            if dw_VD is not None and exact == dtype:
-                dw_VD.addmm_(dx.mT, h)
-            elif dw_VD is not None:
-                dw_VD += dx.mT @ h
+            if dw_VD is not None:
+                _add_product(dw_VD, dx, h)
         ctx.save_for_backward(dh_ND, dw_VD)
         ctx.mark_non_differentiable(z_loss)
         return loss + z_loss, None if config.z_loss is None else z_loss
@@ -124,16 +129,76 @@ class _Chunks(torch.autograd.Function):
     def backward(ctx, d_loss, _):
         # In place, for the weight's gradient is large; torch then refuses to go back a second time.
         dh_ND, dw_VD = (None if gradient is None else gradient.mul_(d_loss) for gradient in ctx.saved_tensors)
-        return None, dh_ND, dw_VD, None, None, None, None, None, None
+        return None, dh_ND, dw_VD, None, None, None, None, None, None, None
 
 
-def _exponentiate(x_NV: Tensor, target_N1: Tensor, here_N1: Tensor, group: dist.ProcessGroup | None):
+def _add_product(dw_VD: Tensor, dx_NV: Tensor, h_ND: Tensor) -> None:
+    """dw += dx^T h, in the precision of dw."""
+    if dw_VD.dtype == dx_NV.dtype:
+        dw_VD.addmm_(dx_NV.mT, h_ND)
+    elif dw_VD.is_cuda:  # the product itself in float32: not rounded, nor written and read again
+        torch.addmm(dw_VD, dx_NV.mT, h_ND, out_dtype=dw_VD.dtype, out=dw_VD)
+    else:
+        dw_VD += dx_NV.mT @ h_ND
+
+
+def _terms(x_NV: Tensor, target_N1: Tensor, z_loss: str | None, z_weight: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums over a chunk of the loss and of the z-loss, and their gradient in the dtype of the logits `x_NV`: to be
+    compiled, else every line is a tensor of their size."""
+    x = x_NV.to(torch.promote_types(x_NV.dtype, torch.float32))
+    labelled = target_N1 != -100
+    target_N1 = torch.where(labelled, target_N1, 0)
+    log_z = x.logsumexp(-1, keepdim=True)
+    nll = (log_z - x.gather(-1, target_N1)) * labelled
+    z = torch.zeros((), dtype=x.dtype, device=x.device)
+    up = down = labelled.to(x.dtype)
+    if z_loss == "logsumexp":
+        z = z_weight * (log_z * labelled).square().sum()
+        up = up + 2 * z_weight * log_z * labelled
+    elif z_loss == "squared_nll":
+        z = z_weight * nll.square().sum()
+        up = down = up + 2 * z_weight * nll
+    is_target = torch.arange(x.shape[1], device=x.device) == target_N1
+    dx = (x - log_z).exp() * up - torch.where(is_target, down, 0)
+    return nll.sum(), z, dx.to(x_NV.dtype)
+
+
+@functools.cache  # the compiler takes a second to be imported
+def _compiled() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    return torch.compile(_terms, dynamic=False)  # chunks have one length, but for the last
+
+
+def _in_place(
+    x: Tensor, target: Tensor, config: CanonLMConfig, group: dist.ProcessGroup | None, first: int, make_dx: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """As `_terms`, the gradient (or None) in place of the logits `x`, `[N, V]`, of which a group may share the rest."""
+    z_weight, labelled = config.z_loss_weight, target != -100
+    in_shard = labelled if group is None else (target >= first) & (target < first + x.shape[1])
+    target = torch.where(in_shard, target - first, 0)
+    top, z, x_target = _exponentiate(x, target, in_shard, group)
+    log_z = z.log()
+    nll = (log_z - x_target) * labelled
+    z_loss = torch.zeros((), dtype=x.dtype, device=x.device)
+    # The gradient of the logit of v: up * exp(x_v) / Z, less `down` if v is the target.
+    up = down = labelled.to(x.dtype)
+    if config.z_loss == "logsumexp":
+        log_z = (log_z + top) * labelled
+        z_loss = z_weight * log_z.square().sum()
+        up = up + 2 * z_weight * log_z
+    elif config.z_loss == "squared_nll":
+        z_loss = z_weight * nll.square().sum()
+        up = down = up + 2 * z_weight * nll
+    dx = x.mul_(up / z).scatter_add_(-1, target, -down * in_shard) if make_dx else None
+    return nll.sum(), z_loss, dx
+
+
+def _exponentiate(x_NV: Tensor, target_N1: Tensor, in_shard_N1: Tensor, group: dist.ProcessGroup | None):
     """Turns logits x into exp(x - top), in place. Returns top = max_v x_v, sum_v exp(x_v - top) and x_target - top, of
-    the group's whole vocabulary; `here_N1` says whether the target is among these logits."""
+    the group's vocabulary; `in_shard_N1`: whether the target is among these logits."""
     top_N1 = x_NV.amax(-1, keepdim=True)
     if group is not None:
         dist.all_reduce(top_N1, dist.ReduceOp.MAX, group)
-    target_x_N1 = x_NV.sub_(top_N1).gather(-1, target_N1) * here_N1
+    target_x_N1 = x_NV.sub_(top_N1).gather(-1, target_N1) * in_shard_N1
     z_N1 = x_NV.exp_().sum(-1, keepdim=True)
     if group is not None:
         sums_N2 = torch.cat([z_N1, target_x_N1], dim=-1)
@@ -142,8 +207,8 @@ def _exponentiate(x_NV: Tensor, target_N1: Tensor, here_N1: Tensor, group: dist.
     return top_N1, z_N1, target_x_N1
 
 
-def _chunks(tokens: int, bytes_per_token: int) -> list[slice]:
-    """As few as fit into CHUNK_BYTES, of equal length."""
-    count = max(1, -(-tokens * bytes_per_token // CHUNK_BYTES))
+def _chunks(tokens: int, bytes_of_token: int, at_once: int) -> list[slice]:
+    """As few as fit into `at_once` bytes, of equal length."""
+    count = max(1, -(-tokens * bytes_of_token // at_once))
     size = -(-tokens // count)
     return [slice(start, start + size) for start in range(0, tokens, size)]

@@ -1,4 +1,4 @@
-"""What follows the mixer in a layer: a gated MLP, a standard one, or one of many experts per token."""
+"""The MLPs of a layer: gated, standard, or a mixture of experts."""
 
 import math
 
@@ -8,8 +8,9 @@ from transformers import Cache
 from transformers.activations import ACT2FN
 
 from canonlm.canon.variants import make_canon
-from canonlm.models.cache import Layout, run_site
+from canonlm.models.cache import Layout
 from canonlm.models.config import CanonLMConfig
+from canonlm.models.places import run_gated, run_site
 
 
 class GatedMLP(nn.Module):
@@ -29,10 +30,14 @@ class GatedMLP(nn.Module):
 
     def forward(self, x_BTD: Tensor, layout: Layout, past_key_values: Cache | None = None) -> tuple[Tensor, None]:
         gate, up = self.gate_proj(x_BTD), self.up_proj(x_BTD)
-        if self.state_idx >= 0:
-            canons = (self.canonD_gate, self.canonD_up)
-            gate, up = run_site(canons, (gate, up), layout, past_key_values, self.layer_idx, self.state_idx)
-        return self.down_proj(self.act_fn(gate) * up), None
+        if self.state_idx < 0:
+            return self.down_proj(self.act_fn(gate) * up), None
+        canons, place = (self.canonD_gate, self.canonD_up), (past_key_values, self.layer_idx, self.state_idx)
+        y = run_gated(canons, gate, up, self.act_fn, layout, *place)
+        if y is None:
+            gate, up = run_site(canons, (gate, up), layout, *place)
+            y = self.act_fn(gate) * up
+        return self.down_proj(y), None
 
 
 class StandardMLP(nn.Module):
@@ -86,7 +91,7 @@ class MoE(nn.Module):
 
     In training an expert takes the first ceil(expert_capacity * tokens / E) of the tokens that choose it, row after row
     of the batch; the others get zeros. In evaluation it takes all of them, for what a token gets must not depend on its
-    neighbours if decoding is to equal one call on the whole. Padding is no token here: it gets zeros, takes no place.
+    neighbours if decoding is to equal one call on the whole. Padding does not count: it gets zeros, takes no place.
     """
 
     def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
@@ -106,13 +111,13 @@ class MoE(nn.Module):
         p_N, choice_N = p_NE.max(-1)
         real_N = x_ND.new_ones(len(x_ND), dtype=torch.bool) if mask is None else mask.flatten() != 0
         chosen_NE = (choice_N[:, None] == torch.arange(self.num_experts, device=x_ND.device)) & real_N[:, None]
-        tokens, wanted_E = real_N.sum(), chosen_NE.sum(0)
+        tokens, tokens_per_expert_E = real_N.sum(), chosen_NE.sum(0)
         # Places per expert: a number, as shapes need one; the capacity may be lower, and is known to the device alone.
         if self.training:
             places = math.ceil(self.capacity_factor * len(x_ND) / self.num_experts)
             capacity = (self.capacity_factor * tokens.double() / self.num_experts).ceil()
         else:
-            capacity = wanted_E.max()
+            capacity = tokens_per_expert_E.max()
             places = len(x_ND) if torch.compiler.is_compiling() else int(capacity)
         queue_N = chosen_NE.cumsum(0).gather(1, choice_N[:, None])[:, 0] - 1
         # One slot more than there are places: for the tokens that no expert takes.
@@ -123,7 +128,7 @@ class MoE(nn.Module):
         y_BTD = (y_ND * p_N[:, None]).to(y_ND.dtype).view_as(x_BTD)
         if not self.training:
             return y_BTD, None
-        return y_BTD, self.num_experts * (wanted_E * (p_NE * real_N[:, None]).sum(0)).sum() / tokens**2
+        return y_BTD, self.num_experts * (tokens_per_expert_E * (p_NE * real_N[:, None]).sum(0)).sum() / tokens**2
 
 
 def build_mlp(config: CanonLMConfig, layer_idx: int) -> nn.Module | None:

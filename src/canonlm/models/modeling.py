@@ -22,25 +22,19 @@ from transformers.utils.output_capturing import capture_outputs
 from canonlm.canon.layer import CanonLayer
 from canonlm.canon.variants import make_canon
 from canonlm.errors import expected
-from canonlm.models.cache import (
-    Layout,
-    check_cache,
-    count_tokens,
-    document_runs,
-    documents_from_positions,
-    fill_unused_states,
-    positions_in_documents,
-    run_site,
-)
+from canonlm.models.cache import Layout, check_cache, count_tokens, fill_unused_states, with_reach
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.initialize import init_parameters
+from canonlm.models.layout import lay_out, same_document
 from canonlm.models.loss import loss_of_hidden, loss_of_logits, mean_loss
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mixers.attention import Attention
 from canonlm.models.mlp import build_mlp
 from canonlm.models.norm import RMSNorm
+from canonlm.models.places import run_normed, run_site
 from canonlm.models.positions import alibi_mask, rotary_table
 from canonlm.models.saved import check_loaded, check_saved
+from canonlm.ops.packed import Documents
 
 
 class DecoderLayer(GradientCheckpointingLayer):
@@ -71,16 +65,29 @@ class DecoderLayer(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the stream and, from experts in training, the loss that balances them."""
         router_loss = None
-        x_BTD = self._canon("A", self.input_layernorm(h_BTD), layout, past_key_values)
+        h_BTD, x_BTD = self._normed("A", self.input_layernorm, h_BTD, None, layout, past_key_values)
         mixer = self.get_submodule(self.mixer_name)
         y_BTD, _ = mixer(x_BTD, layout, attention_mask, rotary, past_key_values, **kwargs)
-        h_BTD = h_BTD + self._canon("O", y_BTD, layout, past_key_values)
+        y_BTD = self._canon("O", y_BTD, layout, past_key_values)
         if self.mlp is not None:
-            x_BTD = self._canon("C", self.post_attention_layernorm(h_BTD), layout, past_key_values)
+            h_BTD, x_BTD = self._normed("C", self.post_attention_layernorm, h_BTD, y_BTD, layout, past_key_values)
             y_BTD, router_loss = self.mlp(x_BTD, layout, past_key_values)
-            h_BTD = h_BTD + self._canon("M", y_BTD, layout, past_key_values)
+            y_BTD = self._canon("M", y_BTD, layout, past_key_values)
+        h_BTD = h_BTD + y_BTD
         fill_unused_states(past_key_values, self.layer_idx, len(self.sites), h_BTD)
         return h_BTD, router_loss
+
+    def _normed(
+        self, site: str, norm: RMSNorm, h_BTD: Tensor, y_BTD: Tensor | None, layout: Layout, cache: Cache | None
+    ) -> tuple[Tensor, Tensor]:
+        """The stream with `y` added, and canon(norm(it)), which the mixer or the MLP reads."""
+        if site in self.sites:
+            canon, state_idx = self.get_submodule(f"canon{site}"), self.sites.index(site)
+            both = run_normed(canon, norm, h_BTD, y_BTD, layout, cache, self.layer_idx, state_idx)
+            if both is not None:
+                return both
+        h_BTD = h_BTD if y_BTD is None else h_BTD + y_BTD
+        return h_BTD, self._canon(site, norm(h_BTD), layout, cache)
 
     def _canon(self, site: str, x_BTD: Tensor, layout: Layout, cache: Cache | None) -> Tensor:
         if site not in self.sites:
@@ -164,7 +171,7 @@ class CanonLMPreTrainedModel(PreTrainedModel):
 
 @dataclass
 class DecoderOutput(BaseModelOutputWithPast):
-    """As of every decoder of transformers, and, from experts in training, the sum of their layers' router losses."""
+    """As for every decoder of transformers, and with experts in training the sum of their layers' router losses."""
 
     router_loss: Tensor | None = None
 
@@ -193,11 +200,16 @@ class CanonLMModel(CanonLMPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         doc_ids: Tensor | None = None,
         use_cache: bool | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        max_length_q: int | None = None,
         **kwargs,
     ) -> DecoderOutput:
         """As every decoder of transformers, and `doc_ids`: the documents of packed rows, one integer per token; with
         a filled cache it covers the cached tokens too, as `attention_mask` does. Positions that restart say the same
-        (the library's own convention), when nothing is cached yet."""
+        (the library's own convention), when nothing is cached yet.
+
+        `cu_seq_lens_q`, `max_length_q` (the library's names; see `ops.packed.Documents`) say the same once more, for
+        kernels: without them a GPU is waited for where they are needed."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected exactly one of input_ids and inputs_embeds")
         h_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -206,19 +218,25 @@ class CanonLMModel(CanonLMPreTrainedModel):
         if past_key_values is not None:
             check_cache(past_key_values, self.config)
 
-        layout, doc_ids, position_ids = self._layout(h_BTD, attention_mask, position_ids, past_key_values, doc_ids)
+        kwargs = {name: value for name, value in kwargs.items() if name not in ("cu_seq_lens_k", "max_length_k")}
+        documents = None if cu_seq_lens_q is None or max_length_q is None else Documents(cu_seq_lens_q, max_length_q)
         config, causal_mask, rotary = self.config, None, None
+        layout, doc_ids, position_ids = lay_out(
+            config, h_BTD, attention_mask, position_ids, past_key_values, doc_ids, documents, training=self.training
+        )
+        layout = with_reach(layout, h_BTD, past_key_values)
         if "E" in (sites := config.sites(0)):
             [h_BTD] = run_site([self.canonE], [h_BTD], layout, past_key_values, 0, sites.index("E"))
         if "attention" in config.mixers:
-            causal_mask = create_causal_mask(
-                config=config,
-                inputs_embeds=h_BTD,
-                attention_mask=attention_mask,
-                past_key_values=past_key_values,
-                and_mask_function=None if doc_ids is None else self._same_document(doc_ids),
-                allow_is_causal_skip=config.alibi is None,
-            )
+            if not layout.without_mask:
+                causal_mask = create_causal_mask(
+                    config=config,
+                    inputs_embeds=h_BTD,
+                    attention_mask=attention_mask,
+                    past_key_values=past_key_values,
+                    and_mask_function=None if doc_ids is None else same_document(doc_ids),
+                    allow_is_causal_skip=config.alibi is None,
+                )
             if config.alibi is not None:
                 mask = cast(Tensor, causal_mask)
                 if attention_mask is None and doc_ids is None:
@@ -245,59 +263,11 @@ class CanonLMModel(CanonLMPreTrainedModel):
             router_loss=torch.stack(router_losses).sum() if router_losses else None,
         )
 
-    def _layout(
-        self,
-        h_BTD: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        cache: Cache | None,
-        doc_ids: Tensor | None,
-    ) -> tuple[Layout, Tensor | None, Tensor]:
-        """The layout of the new tokens, the documents of all tokens (cached ones included) or None, the positions."""
-        batch, time = h_BTD.shape[:2]
-        past: int | Tensor = 0 if cache is None else cache.get_seq_length()
-        mask = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
-        new_mask = None if mask is None else mask[:, -time:]
-        # One token can neither restart nor tell; asking a static cache for its length would break the graph. A graph
-        # that is exported cannot ask at all: there an empty cache has the length 0, and a filled one a tensor.
-        exported = torch.compiler.is_exporting() and isinstance(past, Tensor)
-        if doc_ids is None and position_ids is not None and time > 1 and not exported and past == 0:
-            doc_ids = documents_from_positions(position_ids.expand(batch, -1), new_mask)
-        elif doc_ids is not None:
-            if doc_ids.shape != (batch, past + time):
-                what = f"shape {(batch, int(past + time))}: one document per token, cached tokens included"
-                raise expected("doc_ids", what, tuple(doc_ids.shape))
-            doc_ids = document_runs(doc_ids, mask)
-        attends = "attention" in self.config.mixers
-        if doc_ids is not None and attends and "flash" in (self.config._attn_implementation or ""):
-            what = '"sdpa", "eager" or "flex_attention" with packed documents'
-            raise expected("attn_implementation", what, self.config._attn_implementation)
-
-        if position_ids is None:
-            if doc_ids is not None:
-                position_ids = positions_in_documents(doc_ids, mask)[:, -time:]
-            elif mask is not None:
-                position_ids = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -time:]
-            else:
-                position_ids = (torch.arange(time, device=h_BTD.device) + past)[None]
-        if doc_ids is None:
-            return Layout(attention_mask=new_mask), None, position_ids
-        continues = None if doc_ids.shape[1] == time else doc_ids[:, :-time] == doc_ids[:, -time, None]
-        return Layout(new_mask, doc_ids[:, -time:], continues), doc_ids, position_ids
-
-    @staticmethod
-    def _same_document(doc_ids: Tensor):
-        last = doc_ids.shape[1] - 1  # a static cache asks about places that are not written yet: causality hides them
-
-        def same_document(batch_idx, head_idx, q_idx, kv_idx):
-            return doc_ids[batch_idx, q_idx.clamp(max=last)] == doc_ids[batch_idx, kv_idx.clamp(max=last)]
-
-        return same_document
-
 
 @dataclass
 class CausalLMOutput(CausalLMOutputWithPast):
-    """As of every causal model of transformers, and how much of the loss is z-loss, where the configuration has one."""
+    """As for every causal model of transformers, and the part of the loss that is z-loss, if the configuration has
+    it."""
 
     z_loss: Tensor | None = None
 
@@ -325,6 +295,7 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         loss_only: bool = False,
+        compiled_loss: bool = False,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs,
@@ -333,8 +304,8 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
 
         `shift_labels[b, t]`, another keyword, is what follows `input_ids[b, t]`, or -100; `labels[b, t]` is the target
         for `input_ids[b, t]` itself, as elsewhere in transformers, and shifted here. With `loss_only` there are no
-        logits: the loss is made without holding them all (`loss_of_hidden`), and can be differentiated once. The head's
-        weight may then be a DTensor, sharded by rows over a tensor-parallel group."""
+        logits: the loss is made without holding them all (`loss_of_hidden`, which knows `compiled_loss`), and can be
+        differentiated once. The head's weight may then be a DTensor, sharded by rows over a tensor-parallel group."""
         # Not an argument by name: Trainer takes those with "label" in their names for columns of the data.
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         if labels is not None and shift_labels is None:
@@ -357,7 +328,7 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
             logits = self.lm_head(h_BTD[:, keep])
         if shift_labels is not None:
             if logits is None:
-                sums = loss_of_hidden(self.config, h_BTD, self.lm_head.weight, shift_labels)
+                sums = loss_of_hidden(self.config, h_BTD, self.lm_head.weight, shift_labels, compiled=compiled_loss)
             else:
                 sums = loss_of_logits(self.config, logits, shift_labels)
             loss, z_loss = mean_loss(self.config, sums, shift_labels, outputs.router_loss, num_items_in_batch)
@@ -381,7 +352,7 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
     ):
         """The mask that `generate` hands to the forward, with a static cache. Prefill keeps the two-dimensional one:
         Canon could not read padding off a four-dimensional one. A step of one token, real in every row, gets the mask
-        of fixed size that attention reads: a mask that grows would be compiled anew at every token."""
+        of fixed size that attention reads: a mask that grows would be compiled again at every token."""
         padded = attention_mask is not None and not bool(attention_mask[:, -1].all())
         if inputs_embeds.shape[1] > 1 or padded or config.alibi is not None:
             return attention_mask

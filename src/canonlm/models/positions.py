@@ -1,4 +1,4 @@
-"""How attention knows the order of its tokens: rotations (RoPE) or penalties for distance (ALiBi)."""
+"""Positions in attention: rotations (RoPE) or penalties for distance (ALiBi)."""
 
 from typing import TYPE_CHECKING
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from canonlm.ops.compiled import written_out
+from canonlm.ops.compiled import materialize_on_any_device
 
 if TYPE_CHECKING:
     from canonlm.models.config import CanonLMConfig
@@ -17,8 +17,9 @@ def rotary_table(position_ids_BT: Tensor, rope_dim: int, theta: float, dtype: to
     compute = torch.promote_types(dtype, torch.float32)
     exponents = torch.arange(0, rope_dim, 2, dtype=compute, device=position_ids_BT.device) / rope_dim
     angles = position_ids_BT[..., None, None].to(compute) * (1.0 / theta**exponents)
-    # A compiler takes a cosine for something cheap: in the backward of Canon-B it computed each once per tap.
-    return written_out(angles.cos()), written_out(angles.sin())
+    # A compiler takes a power and a cosine for something cheap. On a GPU it computed two of each for every channel of
+    # every head in every layer, forward and backward; on a CPU, in the backward of Canon-B, a cosine per tap.
+    return materialize_on_any_device(angles.cos()), materialize_on_any_device(angles.sin())
 
 
 def rotate(x_BTHE: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Does a folder hold the model that its configuration describes? Asked before the library reads it, which would fill in
+"""Checks that a folder has the model of its configuration, before transformers reads it: transformers would fill in
 random numbers for what is missing, and cast integers."""
 
 import os

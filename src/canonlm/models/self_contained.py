@@ -16,7 +16,7 @@ ENTRIES = {
     "AutoModel": "canonlm.models.modeling.CanonLMModel",
     "AutoModelForCausalLM": "canonlm.models.modeling.CanonLMForCausalLM",
 }
-"""What transformers' Auto classes ask for."""
+"""Attributes that transformers' Auto classes need."""
 
 
 def write_code(config: CanonLMConfig, folder: str | PathLike) -> dict[str, str]:

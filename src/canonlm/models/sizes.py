@@ -1,4 +1,4 @@
-"""A configuration of the library's, made small: a preset's sizes in the fields of any `model_type`.
+"""Small configurations of transformers: a preset's sizes in the fields of any `model_type`.
 
 A type's default configuration describes one large model. What is made here keeps its proportions: the MLP, low-rank
 projections and the like shrink with the width, the numbers of other heads with the attention heads, their sizes with
@@ -29,10 +29,10 @@ _CANONICAL = {
     "max_position_embeddings": ("n_positions", "max_seq_len", "context_length", "model_max_length"),
     "vocab_size": ("decoder_vocab_size",),
 }
-"""Of the sizes that a preset sets: what types call them whose `attribute_map` does not say so."""
+"""Other names of a preset's sizes, in types whose `attribute_map` lacks them."""
 
 LAYER_COUNTS = {"num_hidden_layers", *_CANONICAL["num_hidden_layers"], "encoder_layers", "num_encoder_layers"}
-"""What configurations call the number of layers."""
+"""Names of the number of layers in configurations."""
 
 _TWO_PER_BLOCK = {"nemotron_h"}
 """Types that count a mixer and an MLP as two layers."""
@@ -51,8 +51,8 @@ _LEFT_OPEN: dict[str, dict[str, Any]] = {
     "mllama": {"cross_attention_layers": [-1]},
     "rwkv": {"rescale_every": 0},
 }
-"""What a type's default leaves open, or has in one kind of layer only, as in its published models. RWKV would divide
-weights in place whenever it is evaluated; LFM2 would round the MLP to a multiple of 256."""
+"""Fields that a type's default leaves open, or has in one kind of layer only, as in its published models. RWKV would
+divide weights in place whenever it is evaluated; LFM2 would round the MLP to a multiple of 256."""
 
 _GROUPS = {"attn_config", "ffn_config"}
 """Groups of fields, not models of their own."""
@@ -118,7 +118,7 @@ def causal_config(arch: str, sizes: Sizes) -> tuple[type[PreTrainedModel], PreTr
 
 
 def fla_config(arch: str, sizes: Sizes) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
-    """The same of flash-linear-attention, which registers its types with transformers when it is imported."""
+    """As `causal_config`, for flash-linear-attention, which registers its types with transformers when imported."""
     name, options = parse(arch)
     if importlib.util.find_spec("fla") is None or not torch.cuda.is_available():
         what = 'a CUDA device and flash-linear-attention (pip install "canonlm[gpu]", not where there is no GPU)'
@@ -142,32 +142,32 @@ def config_of(
 
     InvalidSetting: an unknown field, or the library refuses what they make together.
     """
-    given = {"tie_word_embeddings": False, **sizes.fields, **options}
+    chosen = {"tie_word_embeddings": False, **sizes.fields, **options}
     names = {*names_of(config_class), *config_class.attribute_map}
     names |= {"rope_theta", "rope_scaling", "partial_rotary_factor"} if "rope_parameters" in names else set()
-    for name in given:
+    for name in chosen:
         if name not in names and name not in _ALWAYS:
             key = f"{arch.partition('{')[0]}{{{name}}}" if name in options else f"model.fields.{name}"
             fields = [field for field in names if not field.startswith("_")]
             raise InvalidSetting("arch", unknown("field", key, fields, f"fields of {arch.partition('{')[0]}"))
     try:
-        config = config_class(**{**_Small(config_class(), sizes).fields, **given})
+        config = config_class(**{**_Small(config_class(), sizes).fields, **chosen})
     except Exception as error:  # whatever the library's code raises on sizes that its authors did not think of
         raise refusal(arch, "cannot have these sizes", error) from error
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        if name not in given and _may_be_none(config_class, name):
+        if name not in chosen and _may_be_none(config_class, name):
             vars(config)[name] = None  # also where the class would not have it
     return config
 
 
 def refusal(arch: str, what: str, error: Exception, place: str = "") -> InvalidSetting:
-    """One line on what the code of others raised."""
+    """A one-line error for an exception of somebody else's code."""
     text = " ".join(str(error).split())[:240]
     return InvalidSetting("arch", f"arch: {arch} {what} ({type(error).__name__}: {text}{place}); {_HOW}")
 
 
 def names_of(config_class: type) -> dict[str, Any]:
-    """The fields that a configuration can be made with, and their defaults."""
+    """The arguments of a configuration class, and their defaults."""
     # A class that only inherits from data classes has an __init__ of its own.
     if inspect.unwrap(config_class.__init__).__code__.co_filename == "<string>":  # type: ignore[misc]
         fields = [field for field in dataclasses.fields(config_class) if field.init]

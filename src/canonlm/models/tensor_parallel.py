@@ -41,7 +41,7 @@ elsewhere; norm: the same, but its mean is over the whole group."""
 
 
 def check(config: CanonLMConfig, tp: int) -> None:
-    """InvalidSetting where a model cannot be cut into `tp` parts."""
+    """InvalidSetting if a model cannot be cut into `tp` parts."""
     if tp == 1:
         return
     for mixer in dict.fromkeys(config.mixers):
@@ -60,15 +60,15 @@ def check(config: CanonLMConfig, tp: int) -> None:
 
 
 def split_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
-    """Cut a decoder layer that is whole, and the same, on every device of `mesh`; nothing is sent."""
-    whole = Replicate()
+    """Cut a decoder layer that is complete, and the same, on every device of `mesh`; nothing is sent."""
+    replicated = Replicate()
     for name, part in layer.named_children():
         if name.startswith("canon") or name.endswith("norm"):
-            parallelize_module(part, mesh, OnThisDevice(whole), src_data_rank=None)
+            parallelize_module(part, mesh, OnThisDevice(replicated), src_data_rank=None)
             continue
         _split(part, part.tensor_parallel if isinstance(part, Mixer) else MLP, mesh)
         # Once for all projections that read it: so its gradients are summed over the group once, too.
-        arguments = (whole, *[None] * (4 if isinstance(part, Mixer) else 2))
+        arguments = (replicated, *[None] * (4 if isinstance(part, Mixer) else 2))
         reads = PrepareModuleInput(input_layouts=arguments, desired_input_layouts=arguments)
         parallelize_module(part, mesh, reads, src_data_rank=None)
 
@@ -87,7 +87,7 @@ def _split(module: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> None:
 
 
 def split_ends(model: CanonLMForCausalLM, mesh: DeviceMesh) -> None:
-    """Cut the embedding and the head, between which lie the layers."""
+    """Cut the embedding and the head."""
     plan = {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
         "model.canonE": OnThisDevice(Replicate()),
@@ -116,7 +116,7 @@ class OnThisDevice(ParallelStyle):
 
 
 def spread(parameter: nn.Parameter, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
-    """As a DTensor, of what every device of `mesh` has whole."""
+    """A DTensor of a tensor that every device of `mesh` has in full."""
     spread = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
     return nn.Parameter(spread, requires_grad=parameter.requires_grad)
 

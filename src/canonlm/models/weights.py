@@ -1,4 +1,4 @@
-"""Files of weights: what they hold, by their headers, and their tensors. Nothing in a file runs, and no file beyond
+"""Reads files of weights: their headers and their tensors. Nothing in a file runs, and no file beyond
 the folder is read."""
 
 import re
@@ -20,7 +20,7 @@ from canonlm.untrusted import open_regular, path_inside, read_object
 T = TypeVar("T")
 
 NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-"""Of the weights in a folder of transformers; the first that is there counts."""
+"""Names of weights in a folder of transformers; the first that exists counts."""
 
 LISTED = 4
 """Tensors that an error names, of more."""
@@ -30,7 +30,7 @@ _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 
 @dataclass(frozen=True)
 class Header:
-    """Of a tensor. dtype: as safetensors or torch call it."""
+    """The shape and dtype of a tensor. dtype: its name in safetensors or torch."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -43,7 +43,7 @@ def weights_of(folder: Path) -> Path | None:
 
 
 def headers(file: Path) -> dict[str, Header]:
-    """What a file, or all files of an index, hold. ValueError: not weights."""
+    """The headers of all tensors in a file, or in all files of an index. ValueError: not weights."""
     if file.suffix == ".json":
         return _united(file, {name: headers(name) for name in _files(file)})
     if file.suffix != ".safetensors":
@@ -61,7 +61,7 @@ def headers(file: Path) -> dict[str, Header]:
 
 
 def tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file, or of all files of an index. ValueError: not a whole file of tensors and nothing else."""
+    """The tensors of a file, or of all files of an index. ValueError for anything but a complete file of tensors."""
     if file.suffix == ".json":
         return _united(file, {name: tensors(name) for name in _files(file)})
     try:
@@ -88,28 +88,28 @@ def tensors(file: Path) -> dict[str, Tensor]:
 
 
 def check(
-    found: Mapping[str, Header], shapes: Mapping[str, Iterable[int]], place: str, may_lack: Iterable[str] = ()
+    headers: Mapping[str, Header], shapes: Mapping[str, Iterable[int]], place: str, may_lack: Iterable[str] = ()
 ) -> None:
     """ValueError, which names them, unless these are the tensors of a model, with their shapes, of floating-point
     numbers. may_lack: names of tensors that are tied to others."""
     wrong = {
-        "missing": sorted(shapes.keys() - found.keys() - set(may_lack)),
-        "unknown": sorted(found.keys() - shapes.keys()),
+        "missing": sorted(shapes.keys() - headers.keys() - set(may_lack)),
+        "unknown": sorted(headers.keys() - shapes.keys()),
         "of another shape": [
-            f"{name} {found[name].shape} instead of {tuple(shape)}"
+            f"{name} {headers[name].shape} instead of {tuple(shape)}"
             for name, shape in shapes.items()
-            if name in found and found[name].shape != tuple(shape)
+            if name in headers and headers[name].shape != tuple(shape)
         ],
     }
     complaints = [f"{kind}: {listed(names)}" for kind, names in wrong.items() if names]
-    complaints += [complaint] if (complaint := not_floats(found)) else []
+    complaints += [complaint] if (complaint := not_floats(headers)) else []
     if complaints:
         raise ValueError(f"{place}: the weights do not fit the configuration; {'; '.join(complaints)}")
 
 
-def not_floats(found: Mapping[str, Header]) -> str | None:
-    """Which tensors are not floating-point numbers, in words."""
-    names = sorted(f"{name} ({header.dtype})" for name, header in found.items() if not header.is_float)
+def not_floats(headers: Mapping[str, Header]) -> str | None:
+    """A description of the tensors that are not floating-point numbers, or None."""
+    names = sorted(f"{name} ({header.dtype})" for name, header in headers.items() if not header.is_float)
     return f"no floating-point numbers: {listed(names)}" if names else None
 
 
@@ -119,7 +119,7 @@ def listed(names: list[str]) -> str:
 
 
 def header(tensor: Tensor) -> Header:
-    """Of a tensor that is there."""
+    """The header of a tensor in memory."""
     return Header(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.dtype in _FLOATS.values())
 
 
@@ -136,7 +136,8 @@ def _files(index: Path) -> list[Path]:
 
 
 def _united(index: Path, parts: Mapping[Path, Mapping[str, T]]) -> dict[str, T]:
-    """All that the files of an index hold. ValueError unless each tensor is where the index says, and only there."""
+    """The union of an index's files. ValueError unless each tensor is in the file that the index has, and only
+    there."""
     named = {name: index.parent / place for name, place in read_object(index)["weight_map"].items()}
     held = {(name, file) for file, part in parts.items() for name in part}
     if differing := sorted({name for name, _ in held ^ set(named.items())}):

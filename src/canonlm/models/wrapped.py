@@ -18,7 +18,7 @@ _OF_TEXT = {"pad_token_id", "bos_token_id", "eos_token_id"}
 
 
 def made_outside(arch: str, thing: Callable[..., nn.Module], sizes: Sizes) -> PreTrainedModel:
-    """Calls `thing` with the sizes that it has parameters for, `sizes.fields` and what is in the name's braces."""
+    """Call `thing` with the sizes for which it has parameters, `sizes.fields` and the settings in the name's braces."""
     _, options = parse(arch)
     plain = {f.name: getattr(sizes, f.name) for f in dataclasses.fields(sizes) if f.name != "fields"}
     offered = plain | {"max_position_embeddings": sizes.seq_len, "sizes": sizes}
@@ -27,14 +27,14 @@ def made_outside(arch: str, thing: Callable[..., nn.Module], sizes: Sizes) -> Pr
     except (TypeError, ValueError):
         raise InvalidSetting("arch", f"arch: {arch} is not a class or a function that makes a model") from None
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    given = {**sizes.fields, **options}
-    for name in given:
+    chosen = {**sizes.fields, **options}
+    for name in chosen:
         if not takes_all and name not in parameters and name not in _OF_TEXT:
             key = f"{arch.partition('{')[0]}{{{name}}}" if name in options else f"model.fields.{name}"
             raise InvalidSetting("arch", unknown("field", key, parameters, f"parameters of {arch.partition('{')[0]}"))
-    kwargs = {name: value for name, value in (offered | given).items() if name in parameters}
+    kwargs = {name: value for name, value in (offered | chosen).items() if name in parameters}
     if takes_all:
-        kwargs |= plain | given
+        kwargs |= plain | chosen
     try:
         made = thing(**kwargs)
     except Exception as error:  # the code of the user

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from canonlm.ops.compiled import written_out
+from canonlm.ops.causal_conv_cpu import convolve, usable
+from canonlm.ops.compiled import materialize
 
 BLOCK = 2**19
 """Numbers that a thread works through at once in eager mode on a CPU: 2 MiB of float32, about its cache."""
@@ -26,9 +27,9 @@ def causal_conv(
     `doc_ids_BT`: integers, one value per document; taps never reach into another document. `state_BCK`: the inputs
     that came before `x_BTC`; they belong to the document of its first token (zero them where they do not).
 
-    Two forms of one sum: slices under autograd where a compiler fuses them, a hand-written backward (differentiable
-    once) in eager mode, where autograd writes a full tensor of zeros for every tap (`benchmarks/canon.py` has the
-    numbers).
+    On a CPU with numba, its kernels. Otherwise two forms of one sum: slices under autograd where a compiler fuses them,
+    a hand-written backward (differentiable once) in eager mode, where autograd writes a full tensor of zeros for every
+    tap (`benchmarks/canon.py` has the numbers).
     """
     kernel = weight_C1K.shape[-1]
     compute = torch.promote_types(torch.promote_types(x_BTC.dtype, weight_C1K.dtype), torch.float32)
@@ -39,13 +40,17 @@ def causal_conv(
     if state_BCK is not None and kernel > 1:
         history = kernel - 1
         x_BTC = torch.cat([state_BCK[..., 1:].transpose(1, 2).to(x_BTC.dtype), x_BTC], dim=1)
-    same_doc = None if doc_ids_BT is None else _same_document(doc_ids_BT, kernel, history).to(compute)
     weight_KC = weight_C1K[:, 0].t().to(compute)
+    if usable(x_BTC, weight_KC):
+        if doc_ids_BT is not None and history:
+            doc_ids_BT = torch.cat([doc_ids_BT[:, :1].expand(-1, history), doc_ids_BT], dim=1)
+        return convolve(x_BTC, weight_KC, doc_ids_BT, history)
+    same_doc = None if doc_ids_BT is None else _same_document(doc_ids_BT, kernel, history).to(compute)
     if not torch.compiler.is_compiling():
         return _InPlace.apply(x_BTC, weight_KC.contiguous(), same_doc, history)
     # A compiler would see through `contiguous`, read weights K numbers apart, and for that give up vector instructions
     # in the whole loop that it fuses the convolution into: three times slower next to an exponential.
-    return _by_slices(x_BTC, written_out(weight_KC), same_doc, history)
+    return _by_slices(x_BTC, materialize(weight_KC), same_doc, history)
 
 
 def causal_conv_per_token(

@@ -1,4 +1,4 @@
-"""What the recurrences over documents have in common: where documents start, and time cut into chunks.
+"""Shared by the recurrences over documents: the starts of documents, and time cut into chunks.
 
 Shapes: B batch, T time, H heads, D channels; N chunks of C tokens.
 """
@@ -21,7 +21,7 @@ def starts(doc_ids_BT: Tensor | None, time: int) -> Tensor | None:
 
 
 def decays(g_BTX: Tensor, starts_BT: Tensor | None) -> Tensor:
-    """What the state is multiplied by at each token: exp(g), and zero where a document starts.
+    """The factor of the state at each token: exp(g), and zero where a document starts.
 
     The product of decays over any stretch of time is then zero exactly if it crosses into another document.
     """
@@ -32,7 +32,7 @@ def decays(g_BTX: Tensor, starts_BT: Tensor | None) -> Tensor:
 
 
 def segments(x_BTHD: Tensor, chunk: int) -> list[tuple[slice, slice]]:
-    """What to work through at once: (which chunks, which tokens)."""
+    """The slices of a block that is computed at once: (chunks, tokens)."""
     chunks = x_BTHD.shape[1] // chunk
     step = max(1, chunks)
     if x_BTHD.device.type == "cpu":

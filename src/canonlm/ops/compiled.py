@@ -1,21 +1,41 @@
-"""Where a compiler must be kept from being too clever."""
+"""Functions that restrict what a compiler may do."""
+
+import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 
-def written_out(x: Tensor) -> Tensor:
-    """The same numbers, once, side by side in memory: a compiler for a CPU may not compute them again in every loop
+def materialize(x: Tensor) -> Tensor:
+    """`x` in memory, computed once and contiguous: a compiler for a CPU may not compute it again in every loop
     that reads them, nor read them where they lay before. In eager mode, and on a GPU, `x` itself."""
+    return materialize_on_any_device(x) if x.device.type == "cpu" else x
+
+
+def materialize_on_any_device(x: Tensor) -> Tensor:
+    """As `materialize`, on every device: for numbers that are cheap to compute and that many kernels read."""
     compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-    return _written_out(x) if compiling and x.device.type == "cpu" else x
+    return _materialize(x) if compiling else x
 
 
-# An operator of its own is what a compiler does not look into.
-@torch.library.custom_op("canonlm::written_out", mutates_args=())
-def _written_out(x: Tensor) -> Tensor:
+# A compiler does not look into custom operators.
+@torch.library.custom_op("canonlm::materialize", mutates_args=())
+def _materialize(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-_written_out.register_fake(lambda x: x.new_empty(x.shape))
-_written_out.register_autograd(lambda ctx, dx: dx)
+_materialize.register_fake(lambda x: x.new_empty(x.shape))
+_materialize.register_autograd(lambda ctx, dx: dx)
+
+
+def cached_constant(function: Callable[[], bool]) -> Callable[[], bool]:
+    """A cached function whose result is a constant to compilers: they would look into a bare `functools.cache`."""
+    cached = functools.cache(function)
+
+    @torch.compiler.assume_constant_result
+    @functools.wraps(function)
+    def call() -> bool:
+        return cached()
+
+    return call

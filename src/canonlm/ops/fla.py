@@ -5,27 +5,16 @@ state `[N, H, K, V]` in float32, one for each of N sequences: the rows of a batc
 stretches of one long row whose limits are `cu_seqlens`.
 """
 
-import functools
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-
-def asked_once(answer: Callable[[], bool]) -> Callable[[], bool]:
-    """The answer is kept, and to a compiler it is a constant: it would look into a bare `functools.cache`."""
-    kept = functools.cache(answer)
-
-    @torch.compiler.assume_constant_result
-    @functools.wraps(answer)
-    def ask() -> bool:
-        return kept()
-
-    return ask
+from canonlm.ops.compiled import cached_constant
+from canonlm.ops.packed import Documents, documents_of
 
 
 def takes(x_BTHD: Tensor) -> bool:
@@ -37,9 +26,9 @@ def takes(x_BTHD: Tensor) -> bool:
     return x_BTHD.is_cuda and half and x_BTHD.numel() > 0 and installed()
 
 
-@asked_once
+@cached_constant
 def installed() -> bool:
-    """Whether the package can be imported; said once where it cannot."""
+    """Whether the package can be imported; warns once if it cannot."""
     try:
         importlib.import_module("fla.ops")
     except ImportError as error:
@@ -59,19 +48,26 @@ def run(
     inputs: dict[str, Tensor],
     state_BHKV: Tensor | None,
     doc_ids_BT: Tensor | None,
+    documents: Documents | None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """`fla.ops.{family}.{name}` on inputs `[B, T, …]`, from `state_BHKV` on. Returns (o_BTHV, the state after it)."""
+    """`fla.ops.{family}.{name}` on inputs `[B, T, …]`, from `state_BHKV` on. Returns (o_BTHV, the state after it).
+
+    `documents` are those of `doc_ids_BT`, made once for all layers: the package works out its grids once per tensor.
+    """
     kernel = getattr(importlib.import_module(f"fla.ops.{family}"), name)
     if state_BHKV is not None:
         state_BHKV = state_BHKV.to(torch.float32)
     if doc_ids_BT is None:
         return kernel(**inputs, initial_state=state_BHKV, output_final_state=True, **options)
-    cu_seqlens, first_B, last_B = packed(doc_ids_BT)
+    cu_seqlens = (documents_of(doc_ids_BT) if documents is None else documents).cu_seqlens
+    batch, time = doc_ids_BT.shape
+    rows = torch.arange(0, (batch + 1) * time, time, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
+    first_B1 = torch.searchsorted(cu_seqlens, rows)  # each row's first document, and one behind the last row's last
     state_NHKV = None
     if state_BHKV is not None:
-        documents = len(cu_seqlens) - 1
-        state_NHKV = state_BHKV.new_zeros(documents, *state_BHKV.shape[1:]).index_copy(0, first_B, state_BHKV)
+        state_NHKV = state_BHKV.new_zeros(len(cu_seqlens) - 1, *state_BHKV.shape[1:])
+        state_NHKV = state_NHKV.index_copy(0, first_B1[:-1], state_BHKV)
     o_1SHV, state_NHKV = kernel(
         **{key: x.flatten(0, 1).unsqueeze(0) for key, x in inputs.items()},
         initial_state=state_NHKV,
@@ -79,15 +75,4 @@ def run(
         cu_seqlens=cu_seqlens,
         **options,
     )
-    return o_1SHV.unflatten(1, doc_ids_BT.shape).squeeze(0), state_NHKV[last_B]
-
-
-def packed(doc_ids_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The documents of all rows, one row after the other: (where each starts and the last ends, int64 `[N + 1]`;
-    each row's first document `[B]`; each row's last `[B]`)."""
-    starts_BT = torch.ones_like(doc_ids_BT, dtype=torch.bool)
-    starts_BT[:, 1:] = doc_ids_BT[:, 1:] != doc_ids_BT[:, :-1]
-    document_BT = starts_BT.flatten().cumsum(0).view_as(doc_ids_BT) - 1
-    end = torch.full((1,), doc_ids_BT.numel(), device=doc_ids_BT.device)
-    cu_seqlens = torch.cat([starts_BT.flatten().nonzero().flatten(), end])
-    return cu_seqlens, document_BT[:, 0], document_BT[:, -1]
+    return o_1SHV.unflatten(1, doc_ids_BT.shape).squeeze(0), state_NHKV[first_B1[1:] - 1]

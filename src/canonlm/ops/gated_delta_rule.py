@@ -15,6 +15,7 @@ from torch import Tensor
 
 from canonlm.ops import fla
 from canonlm.ops.chunks import from_chunks, pad_to_chunks, segments, to_chunks
+from canonlm.ops.packed import Documents
 from canonlm.ops.precision import outside_autocast
 from canonlm.ops.trials import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 
@@ -30,20 +31,21 @@ def gated_delta_rule(
     scale: float | None = None,
     state_BHKV: Tensor | None = None,
     doc_ids_BT: Tensor | None = None,
+    documents: Documents | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence above, in the form for where the tensors live. Returns (o_BTHV in the dtype of `v`, the state
     after the last token in at least float32).
 
     `scale` is K^-1/2 unless given. `doc_ids_BT`: integers, one value per document, non-decreasing along a row; the
     state is zero before the first token of each. `state_BHKV` (zero unless given) is the state before the first
-    token, of the same document.
+    token, of the same document. `documents`: those of `doc_ids_BT`, for kernels, which else work them out themselves.
     """
     inputs = (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH)
     if q_BTHK.shape[1] == 1 and not torch.is_grad_enabled():
         return gated_delta_rule_recurrent(*inputs, scale=scale, state_BHKV=state_BHKV, doc_ids_BT=doc_ids_BT)
     fits = q_BTHK.shape[-1] <= 256  # more key channels the kernel does not know
     if fits and fla.takes(v_BTHV) and _kernel_is_right(torch.is_grad_enabled()):
-        return _by_kernel(*inputs, scale, state_BHKV, doc_ids_BT)
+        return _by_kernel(*inputs, scale, state_BHKV, doc_ids_BT, documents)
     return gated_delta_rule_chunked(*inputs, scale=scale, state_BHKV=state_BHKV, doc_ids_BT=doc_ids_BT)
 
 
@@ -174,7 +176,7 @@ def _backward(
     states: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k, v, g, beta and the state. What depends on no state is computed anew."""
+    """The gradients of q, k, v, g, beta and the state. What depends on no state is computed again."""
     gradients = _gradients(do, dstate, q, k, g, beta, docs, inverses, errors, states, scale)
     chunk, compute = inverses.shape[-1], states.dtype
     dstate_LKV = dstate.flatten(0, 1)
@@ -240,7 +242,7 @@ _forward.register_autograd(_differentiate, setup_context=_save)
 
 
 class _Local(NamedTuple):
-    """What a block of chunks is made of before any state is known."""
+    """The results of a block of chunks that do not depend on states."""
 
     qk: Tensor  # [N, L, S, K]
     writes: Tensor  # w: [N, L, C, K]
@@ -275,11 +277,11 @@ def _local(q, k, g, beta, docs, tokens: slice, chunk: int, compute: torch.dtype)
     return _Local(qk, writes, beta, decay, start, end, start[:, :, -1:], start * qk, end * writes, scores)
 
 
-def _by_kernel(q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH, scale, state_BHKV, doc_ids_BT):
+def _by_kernel(q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH, scale, state_BHKV, doc_ids_BT, documents):
     """fla's `chunk_gated_delta_rule`."""
     inputs = {"q": q_BTHK.to(v_BTHV.dtype), "k": k_BTHK.to(v_BTHV.dtype), "v": v_BTHV}
     inputs |= {"g": g_BTH.to(torch.float32), "beta": beta_BTH.to(torch.float32)}
-    return fla.run("gated_delta_rule", "chunk_gated_delta_rule", inputs, state_BHKV, doc_ids_BT, scale=scale)
+    return fla.run("gated_delta_rule", "chunk_gated_delta_rule", inputs, state_BHKV, doc_ids_BT, documents, scale=scale)
 
 
 def _trial_inputs(generator: torch.Generator, width: int) -> Inputs:
@@ -296,7 +298,7 @@ def _trial_inputs(generator: torch.Generator, width: int) -> Inputs:
 
 KERNEL = Kernel(
     "fla chunk_gated_delta_rule",
-    lambda q, k, v, g, beta, state, doc_ids: _by_kernel(q, k, v, g, beta, None, state, doc_ids),
+    lambda q, k, v, g, beta, state, doc_ids: _by_kernel(q, k, v, g, beta, None, state, doc_ids, None),
     lambda q, k, v, g, beta, state, doc_ids: gated_delta_rule_recurrent(
         q, k, v, g, beta, state_BHKV=state, doc_ids_BT=doc_ids
     ),

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from canonlm.ops import fla
 from canonlm.ops.chunks import decays, from_chunks, pad_to_chunks, scan, segments, starts, to_chunks
+from canonlm.ops.packed import Documents
 from canonlm.ops.precision import outside_autocast
 from canonlm.ops.trials import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 
@@ -35,19 +36,20 @@ def gated_linear_attention(
     scale: float | None = None,
     state_BJKV: Tensor | None = None,
     doc_ids_BT: Tensor | None = None,
+    documents: Documents | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence above, in the form for where the tensors live. Returns (o_BTHV in the dtype of `v`, the state
     after the last token in at least float32).
 
     `scale` is K^-1/2 unless given. `doc_ids_BT`: integers, one value per document, non-decreasing along a row; the
     state is zero before the first token of each. `state_BJKV` (zero unless given) is the state before the first
-    token, of the same document.
+    token, of the same document. `documents`: those of `doc_ids_BT`, for kernels, which else work them out themselves.
     """
     inputs = (q_BTHK, k_BTJK, v_BTJV, g_BTJK)
     if q_BTHK.shape[1] == 1 and not torch.is_grad_enabled():
         return gated_linear_attention_recurrent(*inputs, scale=scale, state_BJKV=state_BJKV, doc_ids_BT=doc_ids_BT)
     if fla.takes(v_BTJV) and _kernel_is_right(torch.is_grad_enabled()):
-        return _by_kernel(*inputs, scale, state_BJKV, doc_ids_BT)
+        return _by_kernel(*inputs, scale, state_BJKV, doc_ids_BT, documents)
     return gated_linear_attention_chunked(*inputs, scale=scale, state_BJKV=state_BJKV, doc_ids_BT=doc_ids_BT)
 
 
@@ -222,7 +224,7 @@ def _segment(q, k, v, g, starts, tokens: slice, chunk: int) -> tuple[Tensor, ...
 
 
 class _Decayed(NamedTuple):
-    """What `_decayed` returns."""
+    """The result of `_decayed`."""
 
     q: Tensor  # queries, decayed since the start of their chunk
     k: Tensor  # keys, decayed until the end of their chunk
@@ -297,12 +299,12 @@ def _diagonal_blocks(square: Tensor, size: int) -> Tensor:
     return grid.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
 
-def _by_kernel(q_BTHK, k_BTJK, v_BTJV, g_BTJK, scale, state_BJKV, doc_ids_BT):
+def _by_kernel(q_BTHK, k_BTJK, v_BTJV, g_BTJK, scale, state_BJKV, doc_ids_BT, documents):
     """fla's `chunk_gla`, which wants as many key/value heads as query heads: the heads of a group share a state."""
     group = q_BTHK.shape[2] // k_BTJK.shape[2]
     k_BTHK, v_BTHV, g_BTHK, state_BHKV = _for_query_heads(group, k_BTJK, v_BTJV, g_BTJK, state_BJKV)
     inputs = {"q": q_BTHK.to(v_BTHV.dtype), "k": k_BTHK.to(v_BTHV.dtype), "v": v_BTHV, "g": g_BTHK.to(torch.float32)}
-    o_BTHV, state_BHKV = fla.run("gla", "chunk_gla", inputs, state_BHKV, doc_ids_BT, scale=scale)
+    o_BTHV, state_BHKV = fla.run("gla", "chunk_gla", inputs, state_BHKV, doc_ids_BT, documents, scale=scale)
     return o_BTHV, state_BHKV[:, ::group]
 
 
@@ -318,7 +320,7 @@ def _trial_inputs(generator: torch.Generator, width: int) -> Inputs:
 
 KERNEL = Kernel(
     "fla chunk_gla",
-    lambda q, k, v, g, state, doc_ids: _by_kernel(q, k, v, g, None, state, doc_ids),
+    lambda q, k, v, g, state, doc_ids: _by_kernel(q, k, v, g, None, state, doc_ids, None),
     lambda q, k, v, g, state, doc_ids: gated_linear_attention_recurrent(
         q, k, v, g, state_BJKV=state, doc_ids_BT=doc_ids
     ),

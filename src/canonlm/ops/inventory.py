@@ -1,4 +1,4 @@
-"""Every form of an op that a device uses, with the definition that it is tried against (`canonlm doctor`)."""
+"""Every form of an op that a device uses, with the definition it is compared with (`canonlm doctor`)."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -6,8 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from canonlm.ops import fla, gated_delta_rule, gated_linear_attention, ssd, trials
+from canonlm.ops import fla, gated_delta_rule, gated_linear_attention, packed_attention, ssd
 from canonlm.ops.causal_conv import causal_conv, conv_state
+from canonlm.ops.causal_conv_cpu import has_numba
+from canonlm.ops.gated_conv_cpu import convolve_gated
+from canonlm.ops.kernels import door, judged
+from canonlm.ops.rotary_conv_cpu import rotary_conv
 from canonlm.ops.trials import Kernel
 
 
@@ -22,17 +26,35 @@ class Form(NamedTuple):
 
 def forms(device: torch.device) -> list[Form]:
     """Those that models on `device` use; on a GPU also those that would be used if they were there."""
-    conv = Form(CONV, "Canon layers, short convolutions", (torch.float32, torch.bfloat16))
+    both = (torch.float32, torch.bfloat16)
+    conv = [Form(CONV, "Canon layers, short convolutions", both)]
+    if device.type == "cuda" or door.device_type() == device.type:
+        why = "" if door.device_type() == device.type else "Triton is not installed (pip install triton)"
+        conv += [Form(kernel, _TRITON[name], both, why) for name, kernel in judged.KERNELS.items()]
     if device.type != "cuda":
-        return [conv, *(Form(kernel, used_for, (torch.float32, torch.bfloat16)) for kernel, used_for in _CHUNKED)]
+        if has_numba():
+            conv += [Form(GATED_ON_CPU, "Canon at D of a gated MLP", both[:1])]
+            conv += [Form(ROTARY_ON_CPU, "Canon at B of attention", both[:1])]
+        return [*conv, *(Form(kernel, used_for, both) for kernel, used_for in _CHUNKED)]
     why = "" if fla.installed() else "flash-linear-attention cannot be imported (pip install 'canonlm[gpu]')"
     return [
-        conv,
+        *conv,
+        Form(packed_attention.KERNEL, "attention in isolated documents", (torch.bfloat16,)),
         *(Form(kernel, used_for, (torch.bfloat16,), why) for kernel, used_for in _FLA),
         *(Form(kernel, f"{used_for}, in float32", (torch.float32,)) for kernel, used_for in _CHUNKED),
     ]
 
 
+_TRITON = {
+    "canon": "Canon at A, C, E, M, O",
+    "canon silu": "short convolutions",
+    "canon several": "Canon at B and D",
+    "gated": "Canon at D of a gated MLP",
+    "normed": "Canon at A and C, to 2,048 channels",
+    "canon step": "decoding",
+    "gated step": "decoding",
+    "normed step": "decoding",
+}
 _FLA = (
     (gated_linear_attention.KERNEL, "GLA"),
     (gated_delta_rule.KERNEL, "Gated DeltaNet"),
@@ -68,25 +90,57 @@ def _conv(x, taps, state, doc_ids):
     return y, conv_state(x, taps.shape[-1], doc_ids_BT=doc_ids, state_BCK=state)
 
 
-def _conv_definition(x: Tensor, taps: Tensor, state: Tensor | None, doc_ids: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Token by token: the last K inputs of a document are kept, and each meets its tap."""
-    (batch, time, channels), kernel = x.shape, taps.shape[-1]
-    window = x.new_zeros(batch, channels, kernel) if state is None else state
-    outputs = []
-    for t in range(time):
-        if doc_ids is not None and t > 0:
-            window = window * (doc_ids[:, t] == doc_ids[:, t - 1])[:, None, None]
-        window = torch.cat([window[..., 1:], x[:, t, :, None]], dim=-1)
-        outputs.append((window * taps[:, 0]).sum(-1))
-    return torch.stack(outputs, dim=1), window
+def _conv_definition(x, taps, state, doc_ids):
+    return judged.canon_by_token(x, taps, state, doc_ids, residual=False)
 
 
-def _conv_inputs(generator: torch.Generator, width: int) -> trials.Inputs:
-    batch, time, channels = *trials.SHAPE[:2], trials.SHAPE[2] * width
-    taps = trials.normal(generator, channels, 1, 4) / 2
-    return {"x": trials.normal(generator, batch, time, channels), "taps": taps}, trials.normal(
-        generator, batch, channels, 4
-    )
+CONV = Kernel("causal convolution", _conv, _conv_definition, judged.conv_inputs)
 
 
-CONV = Kernel("causal convolution", _conv, _conv_definition, _conv_inputs)
+def _as_tokens(x, state, doc_ids):
+    """The operators take no state: what came before goes in as tokens."""
+    if state is None:
+        return x, doc_ids
+    if doc_ids is not None:
+        doc_ids = torch.cat([doc_ids[:, :1].expand(-1, state.shape[-1]), doc_ids], dim=1)
+    return torch.cat([state.mT, x], dim=1), doc_ids
+
+
+def _gated_on_cpu(x, y, taps, y_taps, state, doc_ids):
+    kernel, time, both = taps.shape[-1], x.shape[1], torch.cat([x, y], dim=-1)
+    after = conv_state(both, kernel, doc_ids_BT=doc_ids, state_BCK=state)
+    both, doc_ids = _as_tokens(both, state, doc_ids)
+    unit = torch.eye(kernel, dtype=taps.dtype)[-1]  # the residual
+    weight, y_weight = ((each[:, 0] + unit).T.contiguous() for each in (taps, y_taps))
+    gate, up = both.chunk(2, dim=-1)
+    return convolve_gated(gate, up, weight, y_weight, doc_ids)[:, -time:], after
+
+
+_GATED = judged.KERNELS["gated"]
+GATED_ON_CPU = Kernel("gated convolution", _gated_on_cpu, _GATED.definition, _GATED.inputs, _GATED.wide)
+
+
+def _angles(x: Tensor, before: int) -> Tensor:
+    """`[T, 4]`, of four pairs of channels. before: how many tokens of x came earlier; the next one is rotated, too."""
+    steps = torch.arange(1 - before, x.shape[1] - before + 1, dtype=x.dtype, device=x.device)
+    return steps[:, None] / torch.arange(1, 5, dtype=x.dtype, device=x.device)
+
+
+def _rotary_on_cpu(x, taps, state, doc_ids):
+    """Two heads: of the first, eight channels are rotated."""
+    kernel, time = taps.shape[-1], x.shape[1]
+    after = conv_state(x, kernel, doc_ids_BT=doc_ids, state_BCK=state)
+    x, doc_ids = _as_tokens(x, state, doc_ids)
+    angles = _angles(x, x.shape[1] - time)[None, :, None]
+    y = rotary_conv(x, taps[:, 0].T.contiguous(), doc_ids, angles.cos(), angles.sin(), 2, 1)
+    return y.flatten(-2)[:, -time:], after
+
+
+def _rotary_definition(x, taps, state, doc_ids):
+    y, after = _conv_definition(x, taps, state, doc_ids)
+    angles = _angles(y, 0)
+    rotated = torch.complex(y[..., :4], y[..., 4:8]) * torch.complex(angles.cos(), angles.sin())
+    return torch.cat([rotated.real, rotated.imag, y[..., 8:]], dim=-1), after
+
+
+ROTARY_ON_CPU = Kernel("convolution and rotary embedding", _rotary_on_cpu, _rotary_definition, judged.conv_inputs)

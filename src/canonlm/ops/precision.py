@@ -1,4 +1,4 @@
-"""What a recurrence computes in is said by its inputs, wherever it is called."""
+"""The precision of a recurrence: its inputs decide it, wherever it is called."""
 
 import functools
 from collections.abc import Callable

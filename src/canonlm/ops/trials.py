@@ -1,4 +1,4 @@
-"""Is a kernel right on this machine? It is tried once, on small random inputs, against the recurrence that it computes.
+"""Checks kernels on this machine: each is tried once, on small random inputs, against the recurrence that it computes.
 
 Compilers and kernels have computed wrong numbers, and wrong gradients of right numbers, on some GPUs and in some
 versions. A trial finds that out where it matters, and no list of versions has to be right.
@@ -12,6 +12,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ class Kernel:
 
     name: for people. fast, definition: called with the inputs by name, `state` and `doc_ids`, they return the output
     and the state after it. inputs: makes them out of a generator, for heads of that many channels. wide: inputs that
-    stay in float32 (decays, gates).
+    stay in float32 (decays, gates). differentiable: False for what only decoding needs; its gradients are not tried.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Kernel:
     definition: Callable[..., tuple[Tensor, Tensor]]
     inputs: Callable[[torch.Generator, int], Inputs]
     wide: tuple[str, ...] = ()
+    differentiable: bool = True
 
 
 class Errors(NamedTuple):
@@ -64,15 +66,18 @@ def attempt(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Errors:
     for index, doc_ids in enumerate((None, _documents())):
         generator = torch.Generator().manual_seed(index)
         inputs, state = kernel.inputs(generator, WIDTHS.get(device.type, 64))
-        given = {name: x.to(torch.float32 if name in kernel.wide else dtype) for name, x in inputs.items()}
-        weights = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in _shapes(kernel, inputs)]
-        true = _results(kernel.definition, {n: x.double() for n, x in given.items()}, state, doc_ids, weights)
-        there = {name: x.to(device) for name, x in given.items()}
+        rounded = {name: x.to(torch.float32 if name in kernel.wide else dtype) for name, x in inputs.items()}
+        weights = None
+        if kernel.differentiable:
+            shapes = _shapes(kernel, inputs)
+            weights = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+        true = _results(kernel.definition, {n: x.double() for n, x in rounded.items()}, state, doc_ids, weights)
+        on_device = {name: x.to(device) for name, x in rounded.items()}
         try:
             with torch.autocast(device.type, enabled=False):
                 got = _results(
                     kernel.fast,
-                    there,
+                    on_device,
                     state.float().to(device),
                     None if doc_ids is None else doc_ids.to(device),
                     weights,
@@ -81,20 +86,21 @@ def attempt(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Errors:
             detail = " ".join(f"{type(error).__name__}: {error}".split())
             return Errors(torch.inf, torch.inf, detail[:200])
         errors = [_error(one, other) / LIMITS[dtype] for one, other in zip(got, true, strict=True)]
-        values, gradients = max(values, *errors[:2]), max(gradients, *errors[2:])
+        values, gradients = max(values, *errors[:2]), max([gradients, *errors[2:]])
     return Errors(values, gradients)
 
 
-def judge(kernel: Kernel) -> Callable[[bool], bool]:
-    """A function that tells whether the kernel is right on this GPU in half precision, its argument: with gradients?
+def judge(kernel: Kernel) -> Callable[..., bool]:
+    """A function that tells whether the kernel is right on this machine: (with gradients?, type of the device, dtype of
+    the inputs), by default in half precision on a GPU.
 
     The first call tries the kernel, which takes seconds; the answer is kept for these versions. A warning names a
     wrong kernel once. To a compiler the answer is a constant.
     """
 
     @functools.cache
-    def once(with_gradients: bool) -> bool:
-        errors = known(kernel, torch.device("cuda"), torch.bfloat16)
+    def once(with_gradients: bool, device: str, dtype: torch.dtype) -> bool:
+        errors = _apart(lambda: known(kernel, torch.device(device), dtype))
         is_right = errors.values <= 1 and (errors.gradients <= 1 or not with_gradients)
         if not is_right:
             what = errors.detail or f"its {'gradients' if errors.values <= 1 else 'values'} are off"
@@ -106,10 +112,24 @@ def judge(kernel: Kernel) -> Callable[[bool], bool]:
         return is_right
 
     @torch.compiler.assume_constant_result
-    def is_right(with_gradients: bool) -> bool:
-        return once(with_gradients)
+    def is_right(with_gradients: bool, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> bool:
+        return once(with_gradients, device, dtype)
 
     return is_right
+
+
+def _apart(call: Callable[[], Errors]) -> Errors:
+    """`call` in a thread of its own, where nothing of the caller's is at work: inference mode, the hooks by which
+    activation checkpointing counts saved tensors, modes that count operations or compute without contents."""
+    card = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+    def run() -> Errors:
+        if card is not None:
+            torch.cuda.set_device(card)
+        return call()
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(run).result()
 
 
 def known(kernel: Kernel, device: torch.device, dtype: torch.dtype, *, again: bool = False) -> Errors:
@@ -128,7 +148,7 @@ def known(kernel: Kernel, device: torch.device, dtype: torch.dtype, *, again: bo
 
 
 def versions() -> dict[str, str]:
-    """Of what computes, where it is installed."""
+    """The versions of installed packages that compute."""
     installed = {}
     for name in ("torch", "triton", "flash-linear-attention", "fla-core", "tilelang", "transformers"):
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -137,13 +157,22 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint(device: torch.device) -> str:
-    """Of the device and the versions: what a trial's outcome depends on."""
+    """A hash of everything that a trial depends on: the device, the versions and our code."""
     card = str(torch.cuda.get_device_properties(device)) if device.type == "cuda" else "cpu"
-    return hashlib.sha256(json.dumps([card, torch.version.cuda, versions()]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([card, torch.version.cuda, versions(), _code()]).encode()).hexdigest()[:16]
 
 
-def _results(call, inputs: dict[str, Tensor], state: Tensor, doc_ids: Tensor | None, weights: list[Tensor]):
-    """Output, state, and the gradients of a sum of both, of every input."""
+@functools.cache
+def _code() -> str:
+    """A hash of the kernels and definitions beside this module."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _results(call, inputs: dict[str, Tensor], state: Tensor, doc_ids: Tensor | None, weights: list[Tensor] | None):
+    """Output, state, and the gradients of a sum of both, of every input (weights None: no gradients)."""
+    if weights is None:
+        return list(call(**inputs, state=state, doc_ids=doc_ids))
     leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
     first = state.detach().requires_grad_()
     with torch.enable_grad():

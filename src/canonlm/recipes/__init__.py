@@ -1,15 +1,15 @@
 """Presets and recipes: YAML files beside this one.
 
 A recipe is a run's configuration (see `canonlm.train.config`): `debug.yaml`, and in `published/` the 64 runs of the
-release. `playground/PRESET/TASK.yaml` is what `canonlm play` starts from:
+release. `canonlm play` starts from `playground/PRESET/TASK.yaml`:
 
-lrs, seeds: what is tried unless the command line says otherwise
+lrs, seeds: the defaults of the command line
 run: a run's configuration without its architecture (see `canonlm.train.config`)
 difficulties: {name: changes to `run`}   for presets that follow the task's named difficulties; `lrs` of its own, too,
                                          and `of: NAME` for a variant of another difficulty
 
-A task without such a file has `presets` of its own in its class, laid out the same way, over `default.yaml`, where its
-windows are long enough for its longest instance; or just that.
+For a task without such a file, `default.yaml` is used, changed by the `presets` of its class, with windows long enough
+for its longest instance. `text.yaml` is for prepared text.
 """
 
 import difflib
@@ -24,11 +24,12 @@ from canonlm.train.recipe import merge, read_yaml, your_folder
 HERE = Path(__file__).parent
 PLAYGROUND, PUBLISHED = HERE / "playground", HERE / "published"
 MULTIPLE = 64  # of tokens, for windows of tasks that have no preset
+TEXT = "text"  # in place of a task: prepared text
 
 
 @dataclass(frozen=True)
 class Preset:
-    task: str  # its name; of a task from outside, without the place that it comes from
+    task: str  # its name; of a task from outside, without the place that it comes from; `text` for text
     name: str
     difficulty: str | None
     lrs: tuple[float, ...]
@@ -42,10 +43,12 @@ def presets() -> list[str]:
 
 def load_preset(task: str, name: str, difficulty: str | None = None) -> Preset:
     """ValueError for an unknown task, preset or difficulty; each names the choices."""
-    cls = tasks.find(task)
+    cls = tasks.find(task) if task != TEXT else None
     if name not in presets():
         raise unknown("preset", name, presets())
     file = PLAYGROUND / name / f"{task}.yaml"
+    if cls is None:
+        return _of_text(name, difficulty, file)
     raw = read_yaml(file)[0] if task in tasks.names() and file.is_file() else _default(cls, name, difficulty)
     run = raw["run"]
     difficulties = raw.get("difficulties", {})
@@ -59,11 +62,20 @@ def load_preset(task: str, name: str, difficulty: str | None = None) -> Preset:
         run = merge(merge(run, {"task": named}), changes)
         difficulty = chosen
     elif difficulty is not None:
-        raise expected("--difficulty", f"nothing: the {name} preset of {task} has one difficulty", difficulty)
+        raise ValueError(f"--difficulty does not go with the {name} preset of {task}, which has only one")
     run = {**run, "preset": name, "task": {"name": task, **run.get("task", {})}}
     run["data"] = _fitted(run["data"], tasks.get(**run["task"]))
     lrs = tuple(float(lr) for lr in raw.get("lrs") or [run["train"]["optim"]["lr"]])
     return Preset(task.rpartition(":")[2], name, difficulty, lrs, raw.get("seeds", 1), run)
+
+
+def _of_text(name: str, difficulty: str | None, file: Path) -> Preset:
+    if not file.is_file():
+        raise expected("--preset", "tiny or small, for text", name)
+    if difficulty is not None:
+        raise ValueError("--difficulty does not go with text, which has none")
+    raw = read_yaml(file)[0]
+    return Preset(TEXT, name, None, tuple(raw["lrs"]), raw.get("seeds", 1), {**raw["run"], "preset": name})
 
 
 def _default(cls: type[tasks.Task], name: str, difficulty: str | None) -> dict[str, Any]:
@@ -74,7 +86,7 @@ def _default(cls: type[tasks.Task], name: str, difficulty: str | None) -> dict[s
 
 
 def _fitted(data: dict[str, Any], task: tasks.Task) -> dict[str, Any]:
-    """With what the task decides, where nobody else has."""
+    """The settings of `data`, with defaults from the task."""
     return {"seq_len": -(-task.max_len // MULTIPLE) * MULTIPLE, "loss_on": task.loss_on, **data}
 
 
@@ -84,8 +96,8 @@ def recipes() -> dict[str, Path]:
 
 
 def find(name_or_path: str | Path) -> Path:
-    """The file of a recipe: one of ours or of the user's own folder by its name, or any by its path. ValueError for
-    what is neither."""
+    """The file of a recipe: of the package or the user's own folder by its name, or any by its path. ValueError for
+    anything else."""
     name, ours = str(name_or_path), recipes()
     if name in ours:
         return ours[name]

@@ -3,13 +3,13 @@
 from .numbers import numbers_csv
 from .page import render, write_report
 from .play import Play, Section, load_play
-from .runs import LeftOut, Run, load_run, load_runs
+from .runs import LeftOut, Run, load_run, read_runs
 from .sheet import read_csv
 from .summary import Architecture, Difference, Rate, Spread, differences, fairness, summarise, wilson
 from .table import best_table, rate_table, tables
 
 __all__ = [
     "Architecture", "Difference", "LeftOut", "Play", "Rate", "Run", "Section", "Spread", "best_table", "differences",
-    "fairness", "load_play", "load_run", "load_runs", "numbers_csv", "rate_table", "read_csv", "render",
+    "fairness", "load_play", "load_run", "numbers_csv", "rate_table", "read_csv", "read_runs", "render",
     "summarise", "tables", "wilson", "write_report",
 ]  # fmt: skip

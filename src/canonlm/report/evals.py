@@ -10,22 +10,22 @@ from typing import Any
 from rich.markup import escape as escape_rich
 from rich.table import Table
 
-from ..runs.rows import DAMAGE, finite, known_count, one_line, plain, writable
+from ..runs.rows import DAMAGE, finite, known_count, one_line, plain, slice_key, writable
 from ..suites.results import check_answers
 from ..untrusted import read_object
-from .markup import escape
+from .blocks import Block, Cell, fold, table
 from .runs import MAX_LABEL, MAX_REASON, LeftOut
-from .words import count_of, number, percent, shown
+from .words import count_of, number, percent, score_of, shown
 
 SUITES = {
     "multihop": (
         "Birth years in a text",
-        "Share of questions whose birth year was written exactly; <code>1hop-2k</code>: stated directly, among 2,000 "
+        "Share of questions whose birth year was written exactly; 1hop-2k: stated directly, among 2,000 "
         "tokens of other text.",
     ),
     "babilong": (
         "Stories in a longer text",
-        "Share of right answers; <code>babilong-qa1-2k</code>: the first kind of question, in 2,000 tokens.",
+        "Share of right answers; babilong-qa1-2k: the first kind of question, in 2,000 tokens.",
     ),
     "harness": ("Benchmarks", "Tasks of the lm-evaluation-harness, as it counts them."),
     "playground": ("Synthetic tasks", "Accuracy of the saved model; x1.5: beyond the length it was trained at."),
@@ -73,8 +73,22 @@ def whole(entry: Any) -> dict[str, Any]:
         "suite": one_line(str(entry["suite"])),
         "name": one_line(str(entry["name"])),
         "settings": settings if isinstance(settings, dict) else {},
-        "scores": [_score(score) for score in entry["scores"]],
+        "scores": _with_headline(entry["suite"], settings, [_score(score) for score in entry["scores"]]),
     }
+
+
+def _with_headline(suite: Any, settings: Any, scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Earlier versions noted the mean over all slices as the accuracy, also where the task's score is that on one."""
+    task = settings.get("task") if suite == "playground" and isinstance(settings, dict) else None
+    one = score_of(str(task.get("name"))).slice if isinstance(task, dict) else ""
+    headline = next((score for score in scores if one and slice_key(score["slice"]) == one), None)
+    if headline is None:
+        return scores
+    return [{**headline, "slice": {}} if _is_whole_accuracy(score) else score for score in scores]
+
+
+def _is_whole_accuracy(score: Mapping[str, Any]) -> bool:
+    return score["measure"] == "accuracy" and not score["slice"]
 
 
 def _score(raw: Any) -> dict[str, Any]:
@@ -141,6 +155,17 @@ def _difference(settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
     return f" ({one_line(told, MAX_LABEL)})" if keys else ""
 
 
+def years_of(evaluated: Mapping[str, Evaluated], run: str) -> dict[str, tuple[float, int]]:
+    """(share right, questions) of the birth-year questions that a run was asked, by their names."""
+    found = {}
+    for name, one in evaluated.items():
+        for entry in one.entries if name.startswith(f"{run}/") else ():
+            for score in entry["scores"] if entry["suite"] == "multihop" else ():
+                if score["measure"] == "exact" and not score["slice"] and score["n"]:
+                    found[entry["name"]] = (score["value"], score["n"])
+    return found
+
+
 def evals_tables(evaluated: Sequence[Evaluated]) -> Iterator[Table]:
     """For the terminal: a table per suite, a column per model."""
     for suite, here in suites(evaluated):
@@ -156,19 +181,13 @@ def evals_tables(evaluated: Sequence[Evaluated]) -> Iterator[Table]:
         yield table
 
 
-def evals_html(evaluated: Sequence[Evaluated]) -> str:
-    """For the page: a section per suite."""
-    sections = []
+def evals_blocks(evaluated: Sequence[Evaluated], *, opened: bool) -> list[Block]:
+    """For the page: what is behind a title, for each suite."""
+    blocks = []
     for suite, here in suites(evaluated):
-        title, about = SUITES.get(suite, (escape(suite), ""))
-        head = "".join(f"<th>{escape(one.label)}</th>" for one in here)
-        body = "".join(
-            f"<tr><th>{escape(name)}</th><td>{escape(measure)}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-            for name, measure, cells in rows(here, suite)
-        )
-        sections.append(
-            f"<section><h2>{title}</h2><p class=sub>{count_of(len(here), 'model')} · {about} ± is one standard error."
-            f"</p><div class=scroll><table class=models><thead><tr><th>asked</th><th>measure</th>{head}</tr></thead>"
-            f"<tbody>{body}</tbody></table></div></section>"
-        )
-    return "\n".join(sections)
+        title, about = SUITES.get(suite, (suite, ""))
+        body: list[list[Cell]] = [[name, measure, *cells] for name, measure, cells in rows(here, suite)]
+        shown = table(["asked", "measure", *(one.label for one in here)], body, kind="models")
+        note = f"{count_of(len(here), 'model')}. {about} ± is one standard error."
+        blocks += fold(title, [{"note": note}, shown], opened=opened)
+    return blocks

@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runs.folder import read_config
-from ..runs.identity import INDIFFERENT, POOLED, flat, what_differs, write
+from ..runs.identity import ABSENT, NOT_IN_GROUP, NOT_IN_IDENTITY, flat, what_differs, write
 from ..runs.identity import settings as settings_of
-from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, finite, one_line, primary, slice_key
+from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, finite, one_line, slice_key
 from .evals import Evaluated
 from .gather import Gathered, gather
 from .published.benchmarks import DIFFICULTIES, LOWER_IS_BETTER, PERCENT
 from .runs import MAX_LABEL, LeftOut, Run, TextRun
 from .text import mixes, shape_of, tokens_of
 from .tidy import QUESTION, frame, short_size
+from .words import headline
 
 if TYPE_CHECKING:
     import polars as pl
@@ -42,7 +43,7 @@ _WORDS = {"residual": (False, "no-res"), "frozen": (True, "frozen"), "activation
           "bias": (True, "bias")}  # fmt: skip
 """The value of a variant's field that has a word in the release, and the word."""
 
-_SEEN = (*INDIFFERENT, *POOLED, "arch", "task", "text", "train.steps", "model.fields", "model.matched")
+_SEEN = (*NOT_IN_IDENTITY, *NOT_IN_GROUP, "arch", "task", "text", "train.steps", "model.fields", "model.matched")
 """What other columns of the frame tell: `tokens` is the length."""
 
 _OF_DATA = ("bos_token_id", "eos_token_id")
@@ -216,11 +217,17 @@ def _canon_cell(text: str, fields: Mapping[str, Any]) -> str:
 
 def setting_of(task: Mapping[str, Any]) -> str:
     """The name of the difficulty, where it is one of the paper's, or else all settings of the task."""
-    spec = {key: value for key, value in task.items() if key != "name"}
+    spec = _present(task)
+    spec.pop("name", None)
     for name, known in DIFFICULTIES.get(str(task.get("name")), {}).items():
-        if spec == known:
+        if spec == _present(known):
             return name
     return one_line(", ".join(f"{key}={value}" for key, value in spec.items()), MAX_LABEL)
+
+
+def _present(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Later versions have more settings, which are absent unless asked for."""
+    return {key: value for key, value in settings.items() if value not in ABSENT}
 
 
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,16 +253,18 @@ def _of_text(row: TextEvaluation, about: Row) -> Iterator[Row]:
 
 
 def _of_answers(row: Evaluation, about: Row) -> Iterator[Row]:
-    """The mean over the slices of the primary scale first, as in the report, then slice by slice, then measures."""
+    """The task's headline first, as in the report (the mean over the slices of the primary scale, or one of them), then
+    slice by slice, then measures."""
     each = {}
     for key, count in row.slices.items():
         each[key] = math.sqrt(count.accuracy * (1 - count.accuracy) / max(1, count.total - 1))
-    keys = primary(row.slices)
+    keys = headline(about["task"], row.slices)
     accuracy = about | {"metric": "accuracy", "unit": PERCENT}
-    if "all" not in row.slices:
+    if keys and "all" not in row.slices:
         error = math.sqrt(sum(each[key] ** 2 for key in keys)) / len(keys)
         total = sum(row.slices[key].total for key in keys)
-        yield accuracy | {"slice": "all", "value": 100 * row.accuracy, "stderr": 100 * error, "n": total}
+        mean = sum(row.slices[key].accuracy for key in keys) / len(keys)
+        yield accuracy | {"slice": "all", "value": 100 * mean, "stderr": 100 * error, "n": total}
     for key, count in row.slices.items():
         yield accuracy | {"slice": key, "value": 100 * count.correct / count.total, "stderr": 100 * each[key],
                           "n": count.total}  # fmt: skip
@@ -275,11 +284,11 @@ def _of_evaluated(one: Evaluated, name: str, folder: Path) -> Iterator[Row]:
             value, stderr, n = score["value"], score["stderr"], score["n"]
             if not math.isfinite(value):
                 continue
-            task, slice, metric = _question(suite, asked, score["measure"])
+            task, slice, metric = question_of(suite, asked, score["measure"])
             where = one_line(slice_key(score["slice"]))
             if where != "all":
                 slice = where if suite == "playground" else f"{slice}, {where}"
-            setting = _asked_with(suite, entry.get("settings") or {})
+            setting = asked_with(suite, entry.get("settings") or {})
             yield about | {
                 "task": task, "setting": setting, "slice": slice, "metric": metric,
                 "unit": PERCENT if share and metric not in LOWER_IS_BETTER else "", "value": scale * value,
@@ -287,7 +296,7 @@ def _of_evaluated(one: Evaluated, name: str, folder: Path) -> Iterator[Row]:
             }  # fmt: skip
 
 
-def _question(suite: str, name: str, measure: str) -> tuple[str, str, str]:
+def question_of(suite: str, name: str, measure: str) -> tuple[str, str, str]:
     """(task, slice, metric) as the published results have them."""
     if suite == "multihop":
         return suite, name, measure
@@ -302,9 +311,9 @@ def _question(suite: str, name: str, measure: str) -> tuple[str, str, str]:
     return name, "all", measure
 
 
-def _asked_with(suite: str, settings: Mapping[str, Any]) -> str | None:
+def asked_with(suite: str, settings: Mapping[str, Any]) -> str | None:
     """What sets numbers of one name apart: the difficulty of a task; for multi-hop whether people are asked about by
-    the published law, in which the place in the text gives answers away."""
+    the published distribution, in which the place in the text gives answers away."""
     if suite == "playground" and isinstance(task := settings.get("task"), dict):
         return setting_of(task)
     told = []

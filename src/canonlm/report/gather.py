@@ -8,7 +8,7 @@ from pathlib import Path
 from ..errors import expected
 from ..runs.rows import writable
 from .evals import Evaluated, load_evaluated
-from .runs import LeftOut, Run, TextRun, load_runs
+from .runs import LeftOut, Run, TextRun, read_runs
 
 Folders = str | Path | Sequence[str | Path]
 
@@ -64,9 +64,9 @@ def gather(folders: Folders) -> list[Gathered]:
     seen: set[Path] = set()
     plays = {each: _plays_in(each) for each in as_paths(folders)}
     for folder in dict.fromkeys(part for each, inside in plays.items() for part in (*inside, each)):
-        seen.update(play.resolve() for play in plays.get(folder, ()))  # they are no runs of this folder
+        seen.update(play.resolve() for play in plays.get(folder, ()))  # they are not runs of this folder
         fresh = [path for path in run_folders(folder) if _first(path, seen)]
-        runs, left_out = load_runs(fresh)
+        runs, left_out = read_runs(fresh)
         evaluated, unreadable = load_evaluated(folder)
         asked = [one for one in evaluated if _first(one.path, seen)]
         itself = f"{folder.absolute().name}/" if _is_run(folder) else ""

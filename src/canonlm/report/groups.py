@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ..runs.folder import Recorded
-from ..runs.identity import INDIFFERENT, POOLED, group, leaf, settings, what_differs, write
+from ..runs.identity import NOT_IN_GROUP, NOT_IN_IDENTITY, group, leaf, settings, what_differs, write
 from .words import short
 
 R = TypeVar("R", bound=Recorded[Any])
@@ -59,7 +59,7 @@ def _named(arch: str, groups: Mapping[str, list[R]]) -> list[Group[R]]:
     plain = [Group(arch, arch, tuple(runs)) for runs in groups.values()]
     if len(plain) == 1:
         return plain
-    flat = [settings(one.runs[0].config, (*INDIFFERENT, *POOLED, "arch", "task")) for one in plain]
+    flat = [settings(one.runs[0].config, (*NOT_IN_IDENTITY, *NOT_IN_GROUP, "arch", "task")) for one in plain]
     matched = {leaf(key) for one in flat for key in one if key.startswith("model.matched.")}
     sizes = [{key: one[key] for key in one if _is_size(key, matched)} for one in flat]
     others = [{key: one[key] for key in one if not _is_size(key, matched)} for one in flat]

@@ -1,33 +1,25 @@
-"""One self-contained HTML page from folders of runs: opens from disk, loads nothing, every number from the run folders.
+"""The page of folders of runs: opens from disk, loads nothing, every number from the run folders."""
 
-Text from runs (names, settings, headings) goes through `html.escape`; JSON inside script elements has its `<` and `>`
-written as escapes, so that no name can end the element.
-"""
-
-import base64
-import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..files import write_text
-from . import template
-from .evals import evals_html
-from .explorer import explorer, of_runs
+from .blocks import Block, fold, page
+from .evals import evals_blocks
 from .gather import Folders, as_paths
 from .groups import families
-from .markup import bullets, escape, inert
 from .numbers import numbers_csv, numbers_data
-from .play import LeftOut, Play, load_play
+from .play import LeftOut, Play, Section, TextSection, load_play
+from .results_payload import of_runs, payload
 from .runs import Run, TextRun
-from .section import section_html
+from .section import section_blocks
 from .summary import summarise
-from .text_section import text_html
+from .text_section import text_blocks
 from .theme import looks
-from .words import count_of
+from .words import count_of, listed, sentence
 
-LOOK_INTO = ("overview", "models", "grids", "settings")
-"""Sections of the explorer; what a report draws itself, it leaves out."""
+MOST_NAMES = 3
 
 
 def write_report(folders: Folders, out: str | Path | None = None) -> Path:
@@ -43,35 +35,53 @@ def place_of(folders: Folders, out: str | Path | None) -> Path:
     return (paths[0] if len(paths) == 1 else Path()) / "report.html"
 
 
-def write_page(play: Play, out: Path) -> Path:
-    write_text(out, render(play).encode("utf-8", "replace").decode())  # a row may hold half a character
+def write_page(play: Play, out: Path, *, live: bool = False) -> Path:
+    """live: runs go on, so the page reads itself again from time to time."""
+    write_text(out, render(play, live=live).encode("utf-8", "replace").decode())  # a row may hold half a character
     return out
 
 
-def render(play: Play) -> str:
+def render(play: Play, *, live: bool = False) -> str:
     """The page as text."""
-    figures: list[dict[str, Any]] = []
     archs = [a for section in play.sections for a in summarise(section.runs)]
     # A family at several sizes has a look for each, and its own.
     of_text = [name for section in play.texts for name in families(section.runs)]
     styles = looks([*(a.family for a in archs), *of_text, *(a.arch for a in archs)])
-    parts = [_header(play, play.runs)]
-    parts += [section_html(section, number, styles, figures) for number, section in enumerate(play.sections)]
-    parts += [text_html(section, number, styles, figures) for number, section in enumerate(play.texts)]
-    parts.append(evals_html(play.evaluated))
-    figure_text = "[" + ",".join(_figure_json(figure) for figure in figures) + "]"
-    data = {"report-data": inert(json.dumps(numbers_data(play))), "report-figures": inert(figure_text)}
-    scripts, css = [template.script("figures")], ""
+    parts = [(section.heading, section_blocks(section, number)) for number, section in enumerate(play.sections)]
+    parts += [(section.heading, text_blocks(section, number)) for number, section in enumerate(play.texts)]
+    blocks: list[Block] = [{"section": {"title": title if len(parts) > 1 else "", "blocks": found}}
+                           for title, found in parts]  # fmt: skip
+    if not play.runs and not play.evaluated:
+        blocks.append({"answer": "There is nothing to show yet: no run has recorded anything."})
+    blocks += evals_blocks(play.evaluated, opened=not parts)
     shown = of_runs(play.gathered)
-    if len(shown.numbers):
-        looked_into, data["results-data"], script, css = explorer(shown, LOOK_INTO)
-        parts.append(f"<div class=explorer><h2>Look into the numbers</h2>{looked_into}</div>")
-        scripts.append(script)
-    parts.append(_footer(play))
-    return template.page(escape(play.title), "<main>\n" + "\n".join(parts) + "\n</main>", data, scripts, css)
+    paper = len(shown.numbers.filter(source="paper")) > 0
+    blocks += fold("Beside the paper's numbers, cell by cell", [{"view": "grids"}] if paper else [])
+    blocks += _again(play)
+    results = {"results": payload(shown)} if paper else {}
+    return page(title_of(play), _facts(play, play.runs), blocks, styles, views=("results", "grids") if paper else (),
+                numbers=numbers_data(play), written=round(time.time()) if live else None, **results)  # fmt: skip
 
 
-def _header(play: Play, runs: Sequence[Run | TextRun]) -> str:
+def title_of(play: Play) -> str:
+    """That of `play.json`, or else the question that the runs answer: `Depo, tiny: llama against llama+canon`."""
+    parts: list[Section | TextSection] = [*play.sections, *play.texts]
+    if play.title or not parts:
+        return play.title or listed([one.folder.resolve().name for one in play.gathered])
+    names = list(dict.fromkeys(_task(part.heading, part.runs) for part in parts))
+    archs = list(dict.fromkeys(run.arch for part in parts for run in part.runs))
+    first, *others = archs
+    who = f"{first} against {listed(others)}" if others else first
+    who = who if len(archs) <= MOST_NAMES else count_of(len(archs), "architecture")
+    return f"{listed(names) if len(names) <= MOST_NAMES else count_of(len(names), 'task')}: {who}"
+
+
+def _task(heading: str, runs: Sequence[Run | TextRun]) -> str:
+    presets = {str(run.config.get("preset") or "") for run in runs} - {""}
+    return ", ".join([sentence(heading), *(presets if len(presets) == 1 else ())])
+
+
+def _facts(play: Play, runs: Sequence[Run | TextRun]) -> list[str]:
     finished = sum(run.finished for run in runs)
     archs, rates, seeds = (len({getattr(run, name) for run in runs}) for name in ("arch", "lr", "seed"))
     facts = [
@@ -84,28 +94,19 @@ def _header(play: Play, runs: Sequence[Run | TextRun]) -> str:
         facts.insert(1, f"{len(runs) - finished} unfinished")
     if play.evaluated:
         facts.append(f"{count_of(len(play.evaluated), 'saved model')} asked")
-    empty = (
-        ""
-        if runs or play.evaluated
-        else "<p class=verdict>There is nothing to show yet: no run has recorded anything.</p>"
-    )
-    return f"<header><h1>{escape(play.title)}</h1><p class=sub>{' · '.join(facts)}</p>{empty}</header>"
+    return facts
 
 
-def _footer(play: Play) -> str:
+def _again(play: Play) -> list[Block]:
     remarks = [LeftOut(run.name, "; ".join(_remarks(run))) for run in play.runs if _remarks(run)]
     left_out = [f"{entry.name}: {entry.reason}" for entry in (*play.left_out, *remarks)]
-    sheet = numbers_csv(play).encode("utf-8", "replace")
-    href = "data:text/csv;charset=utf-8;base64," + base64.b64encode(sheet).decode()
-    command = f"<pre>{escape(play.command)}</pre>" if play.command else (
-        "<p>The command was not recorded; the <code>config.yaml</code> of each run holds all its settings.</p>"
-    )  # fmt: skip
-    return (
-        f"<section><h2>Run it again</h2>{command}"
-        f'<p class=screen><a download="report.csv" href="{href}">Download the numbers (CSV)</a></p>'
-        f"<h3>What was left out</h3>{bullets(left_out) if left_out else '<p>Nothing.</p>'}"
-        "<noscript><p>The charts need JavaScript; the tables hold the same numbers.</p></noscript></section>"
-    )  # fmt: skip
+    unknown = "The command was not recorded; the config.yaml of each run holds all its settings."
+    command: Block = {"code": play.command} if play.command else {"text": unknown}
+    return [
+        *fold(f"What was left out ({len(left_out)})", [{"list": left_out}] if left_out else []),
+        *fold("Run it again", [command]),
+        {"sheet": {"name": "report.csv", "text": numbers_csv(play)}},
+    ]
 
 
 def _remarks(run: Run | TextRun) -> list[str]:
@@ -113,8 +114,3 @@ def _remarks(run: Run | TextRun) -> list[str]:
     state = [] if run.finished else [f"{run.state}{averaged}"]
     damaged = [f"{count_of(run.damaged_rows, 'damaged row')} of metrics.jsonl skipped"] if run.damaged_rows else []
     return [*state, *damaged, *run.notes]
-
-
-def _figure_json(figure: dict[str, Any]) -> str:
-    wide, narrow = (json.loads(figure[size].to_json()) for size in ("wide", "narrow"))
-    return json.dumps({"id": figure["id"], "data": wide["data"], "wide": wide["layout"], "narrow": narrow["layout"]})

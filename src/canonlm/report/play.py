@@ -7,7 +7,7 @@ from typing import Any
 
 from ..runs.rows import finite, one_line, writable
 from ..untrusted import read_object
-from .evals import Evaluated
+from .evals import Evaluated, years_of
 from .gather import Folders, Gathered, gather
 from .runs import MAX_LABEL, LeftOut, Run, TextRun
 from .text import mixes
@@ -37,10 +37,11 @@ class Section:
 
 @dataclass(frozen=True)
 class TextSection:
-    """Runs on the same text. `mix` is what it is called."""
+    """Runs on the same text. `mix` is what it is called; `years`: by run and question, (share right, questions)."""
 
     mix: str
     runs: tuple[TextRun, ...]
+    years: Mapping[str, Mapping[str, tuple[float, int]]] = field(default_factory=dict)
 
     @property
     def heading(self) -> str:
@@ -49,6 +50,8 @@ class TextSection:
 
 @dataclass(frozen=True)
 class Play:
+    """title: of `play.json`; "" where there is none, or more than fit."""
+
     title: str
     command: str
     sections: tuple[Section, ...]
@@ -76,11 +79,11 @@ def load_play(folders: Folders) -> Play:
         left_out += [LeftOut(writable(before + entry.name), entry.reason) for entry in missing]
     texts = [run for one in found for run in one.runs.values() if isinstance(run, TextRun)]
     texts.sort(key=lambda run: (run.arch, run.lr, run.seed))
-    titles = list(dict.fromkeys(_said(play, "title") or one.folder.resolve().name
-                                for play, one in zip(plays, found, strict=True)))  # fmt: skip
+    asked = {name: one for each in found for name, one in each.evaluated.items()}
+    titles = list(dict.fromkeys(title for play in plays if (title := _said(play, "title"))))
     commands = dict.fromkeys(command for play in plays if (command := _said(play, "command")))
     return Play(
-        title=listed(titles) if len(titles) <= MOST_TITLES else f"{len(titles)} folders",
+        title=listed(titles) if 0 < len(titles) <= MOST_TITLES else "",
         command="\n".join(commands),
         sections=_merged(sections),
         left_out=tuple(left_out),
@@ -89,7 +92,10 @@ def load_play(folders: Folders) -> Play:
             for each in found
             for name, one in each.evaluated.items()
         ),
-        texts=tuple(TextSection(name, tuple(group)) for name, group in mixes(texts).items()),
+        texts=tuple(
+            TextSection(name, tuple(group), {run.name: years_of(asked, run.name) for run in group})
+            for name, group in mixes(texts).items()
+        ),
         gathered=tuple(found),
     )
 

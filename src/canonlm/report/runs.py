@@ -11,11 +11,12 @@ from typing import Any
 from ..errors import expected
 from ..outside import is_reference
 from ..runs.folder import TASK, Recorded, read_config, recorded
+from ..runs.identity import ABSENT
 from ..runs.rows import Evaluation, evaluation, is_slice, one_line, scale_of, slice_key
 from ..runs.words import Named, read
 from .text import TextRun, load_text
 
-__all__ = ["LeftOut", "Run", "TextRun", "is_slice", "load_run", "load_runs", "scale_of", "slice_key", "task_of"]
+__all__ = ["LeftOut", "Run", "TextRun", "is_slice", "load_run", "read_runs", "scale_of", "slice_key", "task_of"]
 
 MAX_REASON, MAX_LABEL = 300, 300
 """Letters of what a file says."""
@@ -47,7 +48,7 @@ def load_run(folder: str | Path) -> Run | TextRun:
     return Run(task=task, task_label=label, **recorded(folder, config, evaluation, []))
 
 
-def load_runs(folders: Iterable[str | Path]) -> tuple[list[Run | TextRun], list[LeftOut]]:
+def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run | TextRun], list[LeftOut]]:
     """Read what can be read. A folder that holds no evaluation and no training row yet is left out too."""
     runs: list[Run | TextRun] = []
     left_out: list[LeftOut] = []
@@ -71,7 +72,8 @@ def task_of(config: Mapping[str, Any], folder: Path) -> tuple[str, str]:
     name = spec.pop("name", None)
     if not isinstance(name, str):
         raise expected("task.name", "a task's name", name)
-    settings = ", ".join(f"{key}={value}" for key, value in spec.items())
+    # Later versions have more settings, which are absent unless asked for.
+    settings = ", ".join(f"{key}={value}" for key, value in spec.items() if value not in ABSENT)
     label = one_line(f"{name} ({settings})" if settings else name, MAX_LABEL)
     name = one_line(name)
     return (Named(name, read(folder / TASK)) if is_reference(name) else name), label

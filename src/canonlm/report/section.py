@@ -1,24 +1,21 @@
-"""One comparison on the page: runs of one task, in words, charts and tables.
+"""One comparison on the page: runs of one task. First the answer, a ranking, a chart and a caveat; the rest is folded.
 
 A task has no code of its own here. Its columns are the slices of its primary scale and its measures; every further
-scale of slices has a chart and a table below.
+scale of slices has a chart and a table of its own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any
-
-import plotly.graph_objects as go
 
 from ..runs.rows import is_slice, primary
-from .charts import final_chart, learning_curves, loss_curves, size_curves
+from .blocks import Block, Cell, caveat, chart, difference_cell, fold, spread_cell, table, value_cell
+from .charts import final_chart, learning_curves, loss_curves, size_curves, unfinished_curves
 from .groups import grouped, name_of
-from .markup import bullets, cell, difference_cell, escape, row_head, spread_cell, table, value_cell
 from .play import Section
 from .runs import Run, TextRun
-from .sentences import results_sentences, verdict
+from .sentences import choice, verdict
 from .settings import Setting, settings, unplanned
 from .summary import (
+    MIN_SEEDS,
     Architecture,
     Difference,
     adjusted,
@@ -32,130 +29,127 @@ from .summary import (
     slices_of,
     summarise,
 )
-from .theme import Look
-from .words import about_of, count_of, listed, quantity, scale_words, score_of, sentence, short
+from .words import about_of, count_of, listed, percent, quantity, scale_words, score_label, score_of, sentence, short
 
-Figures = list[dict[str, Any]]
 INTERVALS = (
-    "95% t-intervals of the mean over runs with different seeds; where there is one run, or all score the same, 95% "
-    "intervals by the number of answers (Wilson)"
+    "Small numbers and whiskers: 95% intervals of the mean over runs with different seeds, from three runs on; of two "
+    "runs, their values. For tasks that a run either solves or does not, the interval assumes no distribution "
+    "(Gaffke's bound)."
 )
 NOTE = (
-    "Small: {intervals}. Two runs have wide ones, as they should. The learning rate of each architecture is the one "
-    "with the highest {score}, averaged over {averaged}, among the rates with the most finished runs. It is chosen on "
-    "the evaluation shown here, for all alike."
+    "The learning rate of each architecture is the one with the highest {score}, averaged over {averaged}, among the "
+    "rates with the most finished runs.{choice}"
 )
+CURVES = "Thin lines: single runs. Bold lines: their mean. A click on a name hides it or shows it again."
 GAPS = (
     "The mean of the differences between runs with the same seed, each architecture at its best rate; accuracies in "
-    "percentage points. Small: its 95% t-interval; one pair has none, and pairs that are all equal have that of their "
-    "answers (Newcombe). One architecture is said to beat the other only where the interval leaves out zero. Each "
-    "interval is for one column: of twenty columns without any difference, one would seem to have one."
+    "percentage points. Small: the 95% interval of the difference of means, from three seeds on. Each interval is for "
+    "one column: of twenty columns without any difference, one would seem to have one. The verdict takes that into "
+    "account."
 )
 
 
-def section_html(section: Section, number: int, styles: Mapping[str, Look], figures: Figures) -> str:
-    """The section as HTML; what its charts draw is appended to `figures`."""
+def section_blocks(section: Section, number: int) -> list[Block]:
+    """number: of the section on its page, which the names of its charts end with."""
     archs = summarise(section.runs)
-    lead = section.text or about_of(section.task)
-    parts = [f"<h2>{escape(section.heading)}</h2>", f"<p>{escape(lead)}</p>" if lead else ""]
-    saying = verdict(archs)
-    if saying:
-        parts.append(f"<p class=verdict>{escape(saying)}</p>")
-    parts.append(_pictures(archs, section, number, styles, figures))
-    parts.append("<h3>Each architecture at its best learning rate</h3>" + _best_table(archs))
-    parts.append(_differences(archs))
-    for place, keys in enumerate(scales_of(archs)):
-        if place == 0 and len(keys) == 1:
-            continue  # a single bar per architecture says no more than the table above
-        words = scale_words(section.task, keys[0])
-        parts.append(f"<h3>Final accuracy by {escape(words.by)}</h3>")
-        parts.append(f"<p>{escape(words.about)}</p>" if words.about else "")
-        parts.append(_final(archs, keys, section, f"final-{number}-{place}", styles, figures))
-        parts.append(_scale_table(archs, keys) if place else "")
-    notes = fairness(archs)
-    if other := unplanned(section.runs):
-        notes.append(f"The runs also differ in {listed(other)}: see the settings below.")
-    if notes:
-        parts.append("<h3>Before you conclude</h3>" + bullets(notes))
-    if any(run.train for a in archs if a.best for run in a.best.runs):
-        loss = [loss_curves(archs, narrow=narrow, styles=styles) for narrow in (False, True)]
-        chart = figure_html(figures, f"loss-{number}", loss, "Loss on training batches, best rates.", "Training loss.")
-        parts.append(f"<details><summary>Training loss</summary>{chart}</details>")
-    total = count_of(len(section.runs), "run")
-    parts.append(
-        f"<details><summary>Every learning rate, every run ({total})</summary>{_all_tables(archs, section)}</details>"
-    )
-    parts.append(
-        f"<details><summary>Settings: what was equal, what differed</summary>{settings_html(section.runs)}</details>"
-    )
-    return f"<section>{''.join(parts)}</section>"
+    finished = any(a.best for a in archs)
+    charts = _charts(archs, section, number) if finished else _so_far(section, number)
+    caveats = [*not_planned(section.runs), *fairness(archs)] if finished else []
+    return [
+        {"answer": _answer(archs)},
+        *_ranking(archs, section.chance),
+        *charts[:1],
+        *caveat(caveats),
+        *fold("Other charts", charts[1:]),
+        *fold("Differences, paired by seed", _differences(archs)),
+        *_scales(archs, section, number),
+        *fold("What else limits this comparison", [{"list": caveats[1:]}] if caveats[1:] else []),
+        *fold(f"Every learning rate, every run ({count_of(len(section.runs), 'run')})", _all_tables(archs, section),
+              opened=not finished),
+        *fold("Training loss", _losses(archs, number)),
+        *fold("Settings: what was equal, what differed", settings_blocks(section.runs)),
+        *fold("What was asked, and how to read the numbers", _reading(archs, section)),
+    ]  # fmt: skip
 
 
-def _pictures(
-    archs: Sequence[Architecture], section: Section, number: int, styles: Mapping[str, Look], figures: Figures
-) -> str:
-    """What happened while training and over model sizes, then the results in sentences."""
-    sentences = results_sentences(archs, section.chance)
-    said = " ".join(["Learning curves.", *sentences])
-    parts = []
+def _answer(archs: Sequence[Architecture]) -> str:
+    finished = [a for a in archs if a.best]
+    if not finished:
+        return "No run has finished yet."
+    if text := verdict(archs):
+        return text
+    best, task, score = finished[0].best, finished[0].task, finished[0].score
+    assert best is not None
+    reached = "–" if best.mean is None else quantity(task, score).say(best.mean)
+    return f"{best.arch} reaches {reached}: {score_label(task, score)}, {count_of(best.repeats, 'run')}."
+
+
+def not_planned(runs: Sequence[Run] | Sequence[TextRun]) -> list[str]:
+    """What is to be held against a comparison whose settings differ by accident."""
+    other = unplanned(runs)
+    return [f"The runs also differ in {listed(other)}: see the settings below."] if other else []
+
+
+def _ranking(archs: Sequence[Architecture], chance: Mapping[str, float]) -> list[Block]:
+    """The best first: the score, then the other slices and measures, at each architecture's best learning rate."""
+    task, score, keys = archs[0].task, archs[0].score, columns_of(archs)
+    keys = list(dict.fromkeys([score, *keys] if score or len(primary(keys)) > 1 else keys))
+    columns = [quantity(task, key) for key in keys]
+    rows: list[list[Cell]] = []
+    ordered = sorted(archs, key=lambda a: -a.best.mean if a.best and a.best.mean is not None else float("inf"))
+    for a in ordered:
+        size = [short(a.parameters), short(a.tokens_per_s)]
+        cells: list[Cell] = [*["–"] * (len(keys) + 1), "none finished"]
+        if (best := a.best) is not None:
+            spreads = [best.spread(key) if key else best.score for key in keys]
+            cells = [spread_cell(s, column, best.repeats) for s, column in zip(spreads, columns, strict=True)]
+            cells += [f"{best.lr:g}", best.finished_of]
+        rows.append([a.arch, *cells, *size])
+    means = [a.best.mean for a in ordered if a.best and a.best.mean is not None]
+    marks = ["best" if len(means) > 1 and a.best and a.best.mean == means[0] > means[-1] else "" for a in ordered]
+    guesses = {key: chance[key] for key in keys if key in chance}
+    if guesses and not score and all(key in guesses for key in primary(slices_of(archs))):
+        guesses[""] = sum(guesses[key] for key in primary(slices_of(archs))) / len(primary(slices_of(archs)))
+    if guesses:
+        rows.append(["guessing", *(percent(guesses[key]) if key in guesses else "" for key in keys), *[""] * 4])
+        marks.append("aside")
+    head = ["architecture", *(column.label for column in columns), "learning rate", "runs", "parameters", "tokens/s"]
+    seeds = max((a.best.repeats for a in archs if a.best), default=0)
+    small = {0: "", 1: "", 2: " Small: the values of both runs."}.get(seeds, " Small: 95% intervals over seeds.")
+    steps = {run.result.steps for a in archs if a.best for run in a.best.runs if run.result}
+    when = f"After {count_of(steps.pop(), 'training step')}" if len(steps) == 1 else "At the end of training"
+    note = f"{when}, each architecture at its best learning rate.{small}"
+    return [table(head, rows, marks), *([{"note": note}] if means else [])]
+
+
+def _charts(archs: Sequence[Architecture], section: Section, number: int) -> list[Block]:
+    """The chart that answers best, then the others: scores over model sizes, measures, and slices while training."""
+    found = []
     measures = measures_of(archs)
     if slices := primary(slices_of(archs)):
-        curves = [
-            learning_curves(archs, slices, section.chance, narrow=narrow, styles=styles) for narrow in (False, True)
-        ]
-        alone = any(len(a.best.runs) == 1 for a in archs if a.best)
-        caption = (
-            f"{sentence(score_of(section.task).share)} while training, each architecture at its best learning "
-            "rate. Thin lines are single runs, bold lines their mean."
-            + (" Whiskers are the 95% interval of a single run by its number of answers." if alone else "")
-            + (" The dotted line is what guessing scores." if section.chance else "")
-            + " Click a name to hide or show it in all panels."
-        )
-        parts.append(figure_html(figures, f"curves-{number}", curves, caption, said))
+        caption = f"{sentence(score_of(section.task).share)} while training. {CURVES}"
+        caption += " The dotted line is what guessing scores." if section.chance else ""
+        found.append(chart(f"curves-{number}", caption, learning_curves(archs, slices, section.chance)))
     if measures:
-        curves = [learning_curves(archs, measures, narrow=narrow, styles=styles) for narrow in (False, True)]
-        about = [f"{sentence(q.label)}: {q.about}" for q in map(partial(quantity, section.task), measures) if q.about]
+        about = [
+            f"{sentence(q.label)}: {q.about}" for q in (quantity(section.task, key) for key in measures) if q.about
+        ]
         if any(at_most(run, key) is not None for key in measures for a in archs if a.best for run in a.best.runs):
             about.append("The dashed line is the most there is to store; far above the curves it is left out.")
-        chart = figure_html(figures, f"measures-{number}", curves, " ".join(about), said)
-        parts.insert(0 if any(a.score for a in archs) else len(parts), chart)
-    if any(a.arch != a.family for a in archs) and any(a.best and a.parameters for a in archs):
-        sizes = [size_curves(archs, narrow=narrow, styles=styles) for narrow in (False, True)]
-        label = quantity(section.task, archs[0].score).label
-        caption = f"{sentence(label)} at the end of training, by model size, each at its best learning rate. "
-        caption += "Whiskers: 95% t-intervals of the mean over runs with different seeds; one run has none. "
-        caption += "Where they leave the chart, hovering tells how far they go."
-        parts.insert(0, figure_html(figures, f"sizes-{number}", sizes, caption, caption))
-    return "".join(parts) + (f"<p>{escape(sentences[0])}</p>" if sentences else "") + bullets(sentences[1:])
+        drawn = chart(f"measures-{number}", " ".join(about), learning_curves(archs, measures, {}))
+        found.insert(0 if any(a.score in measures for a in archs) else len(found), drawn)
+    if any(a.arch != a.family for a in archs) and any(a.best and a.best.score and a.parameters for a in archs):
+        caption = f"{sentence(score_label(section.task, archs[0].score))} at the end of training, by model size. "
+        caption += "Where whiskers leave the chart, hovering tells how far they go."
+        found.insert(0, chart(f"sizes-{number}", caption, size_curves(archs)))
+    return found
 
 
-def _final(
-    archs: Sequence[Architecture], keys: Sequence[str], section: Section, name: str, styles: Mapping[str, Look],
-    figures: Figures,
-) -> str:  # fmt: skip
-    bars = [final_chart(archs, keys, section.chance, narrow=narrow, styles=styles) for narrow in (False, True)]
-    caption = f"Accuracy at the end of training. Whiskers: {INTERVALS}."
-    return figure_html(figures, name, bars, caption, "Final accuracy.")
-
-
-def _best_table(archs: Sequence[Architecture]) -> str:
-    keys = columns_of(archs)
-    columns = [quantity(archs[0].task, key) for key in keys]
-    head = ["architecture", *(column.label for column in columns), "learning rate", "runs", "parameters", "tokens/s"]
-    rows, pairs = [], list(zip(keys, columns, strict=True))
-    for a in archs:
-        size = [cell(short(a.parameters)), cell(short(a.tokens_per_s))]
-        if a.best is None:
-            cells = [*[cell("–")] * (len(keys) + 1), cell("none finished")]
-        else:
-            cells = [spread_cell(a.best.spread(key), column, a.best.repeats) for key, column in pairs]
-            cells += [cell(f"{a.best.lr:g}"), cell(a.best.finished_of)]
-        rows.append([row_head(a.arch), *cells, *size])
-    score, adjusting = archs[0].score, adjusted(archs)
-    label = quantity(archs[0].task, score).label if score else "final accuracy"
-    note = NOTE.format(intervals=INTERVALS, score=label, averaged="seeds" if score else "question types and seeds")
-    told = f"<p class=note>{escape(adjusting)}</p>" if adjusting else ""
-    return table(head, rows) + f"<p class=note>{escape(note)}</p>{told}"
+def _so_far(section: Section, number: int) -> list[Block]:
+    """The curves of runs of which none has finished."""
+    keys = primary(dict.fromkeys(key for run in section.runs for row in run.evals for key in row.slices))
+    caption = f"{sentence(score_of(section.task).share)} so far, a line per run."
+    return [chart(f"curves-{number}", caption, unfinished_curves(section.runs, keys))] if keys else []
 
 
 def _gaps(archs: Sequence[Architecture]) -> list[tuple[str, dict[str, Difference]]]:
@@ -167,86 +161,113 @@ def _gaps(archs: Sequence[Architecture]) -> list[tuple[str, dict[str, Difference
     return found if any(gaps for _, gaps in found) else []
 
 
-def _differences(archs: Sequence[Architecture]) -> str:
+def _differences(archs: Sequence[Architecture]) -> list[Block]:
     found = _gaps(archs)
     if not found:
-        return ""
+        return []
     keys = columns_of(archs)
     columns = [quantity(archs[0].task, key) for key in keys]
     rows = []
     for title, gaps in found:
         pairs = _repeats(gaps)
         cells = [difference_cell(gaps.get(key), column, pairs) for key, column in zip(keys, columns, strict=True)]
-        rows.append([row_head(title), *cells, cell(str(pairs))])
-    head = ["difference", *(column.label for column in columns), "pairs"]
-    return "<h3>Paired by seed</h3>" + table(head, rows) + f"<p class=note>{GAPS}</p>"
+        rows.append([title, *cells, str(pairs)])
+    return [table(["difference", *(column.label for column in columns), "pairs"], rows), {"note": GAPS}]
 
 
 def _repeats(gaps: Mapping[str, Difference]) -> int:
     return max((gap.pairs for gap in gaps.values()), default=0)
 
 
-def _scale_table(archs: Sequence[Architecture], keys: Sequence[str]) -> str:
+def _scales(archs: Sequence[Architecture], section: Section, number: int) -> list[Block]:
+    """What the ranking has no columns for: a chart, and a table with a row per slice, for each further scale."""
+    blocks = []
+    for place, keys in enumerate(scales_of(archs)[1:], 1):
+        words = scale_words(section.task, keys[0])
+        lead: list[Block] = [{"text": words.about}] if words.about else []
+        drawn = final_chart(archs, keys, section.chance)
+        shown = chart(f"final-{number}-{place}", "Accuracy at the end of training.", drawn)
+        blocks += fold(f"Final accuracy by {words.by}", [*lead, shown, *_scale_table(archs, keys)])
+    return blocks
+
+
+def _scale_table(archs: Sequence[Architecture], keys: Sequence[str]) -> list[Block]:
     """A row per slice: scales count up through many values."""
     shown, gaps = [a.best for a in archs if a.best], _gaps(archs)
     columns = [quantity(archs[0].task, key) for key in keys]
-    rows = [
-        [row_head(column.label), *(spread_cell(best.spread(key), column, best.repeats) for best in shown),
+    rows: list[list[Cell]] = [
+        [column.label, *(spread_cell(best.spread(key), column, best.repeats) for best in shown),
          *(difference_cell(found.get(key), column, _repeats(found)) for _, found in gaps)]
         for key, column in zip(keys, columns, strict=True)
     ]  # fmt: skip
     ran = [f"{best.arch}, {count_of(best.repeats, 'run')}" for best in shown]
     paired = [f"{title}, {count_of(_repeats(found), 'pair')}" for title, found in gaps]
     head = [scale_words(archs[0].task, keys[0]).by, *ran, *paired]
-    note = "<p class=note>Differences in percentage points, with intervals as above.</p>" if gaps else ""
-    return table(head, rows) + note
+    return [table(head, rows), *([{"note": "Differences in percentage points."}] if gaps else [])]
 
 
-def _all_tables(archs: Sequence[Architecture], section: Section) -> str:
+def _losses(archs: Sequence[Architecture], number: int) -> list[Block]:
+    if not any(run.train for a in archs if a.best for run in a.best.runs):
+        return []
+    return [chart(f"loss-{number}", "Loss on training batches, best rates.", loss_curves(archs))]
+
+
+def _all_tables(archs: Sequence[Architecture], section: Section) -> list[Block]:
     measures = [key for key in columns_of(archs) if not is_slice(key)]
     keys = [*measures, *slices_of(archs)]
+    if not keys:  # nothing has finished: what the runs were evaluated on so far
+        keys = list(dict.fromkeys(key for run in section.runs for row in run.evals[-1:] for key in row.slices))
     columns = [quantity(section.task, key) for key in keys]
     labels = [column.label for column in columns]
     score = quantity(section.task, archs[0].score)
-    rates, best = [], []
+    rates: list[list[Cell]] = []
+    marks = []
     for a in archs:
         for rate in a.rates:
-            best.append(rate is a.best)
+            marks.append("best" if rate is a.best else "")
             spreads = [
                 spread_cell(rate.spread(key), column, rate.repeats) for key, column in zip(keys, columns, strict=True)
             ]
             reached = "–" if rate.mean is None else score.say(rate.mean)
-            rates.append([row_head(rate.arch), cell(f"{rate.lr:g}"), cell(rate.finished_of), *spreads,
-                          cell(f"{reached} (best)" if best[-1] else reached)])  # fmt: skip
-    runs = []
+            last = f"{reached} (best)" if marks[-1] else reached
+            rates.append([rate.arch, f"{rate.lr:g}", rate.finished_of, *spreads, last])
+    runs: list[list[Cell]] = []
     groups = grouped(section.runs)
     for run in section.runs:
         row = run.result.final if run.result else run.evals[-1] if run.evals else None
         values = [value_cell(row, key, column) for key, column in zip(keys, columns, strict=True)]
-        runs.append([row_head(run.name), cell(name_of(groups, run)), cell(f"{run.lr:g}"), cell(str(run.seed)), *values,
-                     cell(run.state)])  # fmt: skip
-    return (
-        "<h3>By learning rate</h3>"
-        + table(["architecture", "learning rate", "runs", *labels, score.label], rates, best)
-        + "<h3>By run</h3>" + table(["run", "architecture", "learning rate", "seed", *labels, "state"], runs)
-    )  # fmt: skip
+        runs.append([run.name, name_of(groups, run), f"{run.lr:g}", str(run.seed), *values, run.state])
+    by_rate: list[Block] = []
+    if len(rates) > len(archs):
+        by_rate = [
+            {"heading": "By learning rate"},
+            table(["architecture", "learning rate", "runs", *labels, score.label], rates, marks),
+            {"heading": "By run"},
+        ]
+    return [*by_rate, table(["run", "architecture", "learning rate", "seed", *labels, "state"], runs)]
 
 
-def settings_html(runs: Sequence[Run] | Sequence[TextRun]) -> str:
+def _reading(archs: Sequence[Architecture], section: Section) -> list[Block]:
+    task, score = section.task, archs[0].score
+    label = score_label(task, score) if score else "final accuracy"
+    averaged = "seeds" if score else "question types and seeds"
+    texts = [
+        section.text or about_of(task),
+        INTERVALS if max((a.best.repeats for a in archs if a.best), default=0) >= MIN_SEEDS - 1 else "",
+        NOTE.format(score=label, averaged=averaged, choice=choice(archs)),
+        adjusted(archs),
+    ]
+    return [{"text": text} for text in texts if text]
+
+
+def settings_blocks(runs: Sequence[Run] | Sequence[TextRun]) -> list[Block]:
     archs, equal, differing = settings(runs)
-    rows = [[row_head(setting.label), *map(cell, setting.values)] for setting in differing]
-    text = "<h3>Differed</h3>" + (table(["setting", *archs], rows, text=True) if rows else "<p>Nothing differed.</p>")
+    rows: list[list[Cell]] = [[setting.label, *setting.values] for setting in differing]
+    differed = table(["setting", *archs], rows, kind="words") if rows else {"text": "Nothing differed."}
     main, rest = [s for s in equal if s.main], [s for s in equal if not s.main]
-    return text + "<h3>Equal in all runs</h3>" + _pairs(main) + (f"<h3>Also equal</h3>{_pairs(rest)}" if rest else "")
+    also = [{"heading": "Also equal"}, _pairs(rest)] if rest else []
+    return [{"heading": "Differed"}, differed, {"heading": "Equal in all runs"}, _pairs(main), *also]
 
 
-def _pairs(found: Iterable[Setting]) -> str:
-    return table(["setting", "value"], [[row_head(s.label), cell(s.values[0])] for s in found], text=True)
-
-
-def figure_html(figures: Figures, name: str, shapes: Sequence[go.Figure], caption: str, label: str) -> str:
-    """A figure of the page. `shapes`: the same traces laid out for a wide page and for a narrow one."""
-    wide, narrow = shapes
-    figures.append({"id": name, "wide": wide, "narrow": narrow})
-    box = f'<div class=chart id="{name}" role="img" aria-label="{escape(label)}"></div>'
-    return f"<figure>{box}<figcaption>{escape(caption)}</figcaption></figure>"
+def _pairs(found: Iterable[Setting]) -> Block:
+    return table(["setting", "value"], [[s.label, s.values[0]] for s in found], kind="words")

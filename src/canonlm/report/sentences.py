@@ -4,60 +4,32 @@ import itertools
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
+from ..runs import statistics
 from ..runs.rows import is_slice, primary
-from . import statistics
-from .summary import Architecture, Rate, Spread, columns_of
-from .words import count_of, listed, percent, quantity, score_of, sentence, slice_label
+from .summary import Architecture, Rate
+from .words import count_of, listed, quantity, score_of, sentence, slice_label
 
 FEW = 3  # architectures that can be compared in sentences; for more, the tables say it better
 
 
-def results_sentences(architectures: Sequence[Architecture], chance: Mapping[str, float], most: int = 4) -> list[str]:
-    """`After 600 training steps, share answered correctly (guessing scores 12.5%), 3 runs each, 95% intervals in
-    brackets:`, then one sentence per slice:
-    `1 hop: llama 15.2% (12.9–17.5%) and llama+canon 93.4% (88.4–98.4%).` Measures have a sentence each, too."""
-    bests = [a.best for a in architectures if a.best]
-    if not bests:
-        return ["No run has finished yet."]
-    if len(bests) > FEW:
-        return []
-    task = architectures[0].task
-    columns = columns_of(architectures)
-    keys = [key for key in columns if is_slice(key)]
-    told = keys if len(keys) <= most else [*keys[: most - 1], keys[-1]]
-    steps = {run.result.steps for best in bests for run in best.runs if run.result}
-    when = f"After {count_of(steps.pop(), 'training step')}" if len(steps) == 1 else "At the end of training"
-    guesses = {percent(chance[key]) for key in keys if key in chance}
-    common = len(guesses) == 1 and all(key in chance for key in keys)
-    share = score_of(task).share + (f" (guessing scores {guesses.pop()})" if common else "")
-    measured = len(keys) < len(columns)  # then not everything below is a share, and each sentence says what it is
-    runs = _repeated([(best.arch, best.repeats) for best in bests])
-    sentences = [f"{when}, {runs}, 95% intervals in brackets:" if measured else
-                 f"{when}, {share}, {runs}, 95% intervals in brackets:"]  # fmt: skip
-    for key in columns:
-        if is_slice(key) and key not in told:
-            continue
-        found = [(best, best.spread(key)) for best in bests]
-        said = [f"{best.arch} {_said(spread, task, key, best.repeats)}" for best, spread in found if spread]
-        guess = f" Guessing scores {percent(chance[key])}." if key in chance and not common else ""
-        label = quantity(task, key).label
-        label = f"{share}, {label}" if measured and is_slice(key) else label
-        sentences.append(f"{sentence(label)}: {listed(said)}.{guess}")
-    return sentences
-
-
 def verdict(architectures: Sequence[Architecture]) -> str:
-    """Which architecture's runs score higher, as far as their seeds say (`canonlm.report.statistics`).
+    """Which architecture's runs score higher, as far as their seeds say (`canonlm.runs.statistics`).
 
-    By the slices of the primary scale, or by the measure that is the task's score.
+    By the slices of the primary scale, or by the one slice or measure that is the task's score.
     """
     finished = [a for a in architectures if a.best]
     score = architectures[0].score if architectures else ""
     if len(finished) < 2:
         return ""
     if len(finished) > FEW:
-        return f"At the best learning rates, {_ranked([a.best for a in finished if a.best], finished[0].task, score)}."
+        ranked = _ranked([a.best for a in finished if a.best], finished[0].task, score)
+        return f"At the best learning rates, {ranked}; how sure these are, the tables say."
     pairs = list(itertools.combinations(finished, 2))
+    seeds = min(a.best.repeats for a in finished if a.best)
+    if len(finished) > 2 and seeds < statistics.MIN_SEEDS:
+        ranked = _ranked([a.best for a in finished if a.best], finished[0].task, score)
+        missing = count_of(statistics.MIN_SEEDS - seeds, "more seed")
+        return f"At the best learning rates, {ranked}. Undecided: a verdict needs {missing} of each."
     first, *more = [_compared(score, a, b, len(pairs)) for a, b in pairs]
     more = [sentence(text) if text.startswith(("no ", "neither ")) else text for text in more]
     return f"At the best learning rates, {'. '.join([first, *more])}."
@@ -69,7 +41,7 @@ def _ranked(bests: Sequence[Rate], task: str, score: str) -> str:
     ordered = sorted(bests, key=lambda best: -best.mean if best.mean is not None else 0.0)
     told = [f"{best.arch} {'–' if best.mean is None else quantity(task, score).say(best.mean)}" for best in ordered]
     runs = _repeated([(best.arch, best.score.runs) for best in ordered if best.score])
-    return f"{what}, {runs}: {listed(told)}; how sure these are, the tables say"
+    return f"{what}, {runs}: {listed(told)}"
 
 
 def _compared(score: str, a: Architecture, b: Architecture, pairs: int) -> str:
@@ -81,8 +53,12 @@ def _compared(score: str, a: Architecture, b: Architecture, pairs: int) -> str:
     ours, theirs = ({key: arch.best.values(key) for key in keys} for arch in (b, a) if arch.best)
     if not any(value for each in (ours, theirs) for values in each.values() for value in values):
         return f"neither {a.arch} nor {b.arch} got anything right yet"
-    questions = None if score else min(arch.best.questions(key) for arch in (a, b) for key in keys if arch.best)
-    result = statistics.compare(ours, theirs, questions, pairs=pairs)
+    questions = (
+        None
+        if score and not is_slice(score)
+        else min(arch.best.questions(key) for arch in (a, b) for key in keys if arch.best)
+    )
+    result = statistics.compare(ours, theirs, questions, pairs=pairs, two_state=score_of(task).two_state)
     unit = f" {quantity(task, score).label}" if score else " averaged over question types" if len(keys) > 1 else ""
     mine, other = (_mean(each, result.seeds, task, score) for each in (ours, theirs))
     if result.state == "undecided":
@@ -132,7 +108,20 @@ def _repeated(runs: Sequence[tuple[str, int]]) -> str:
     return listed([f"{arch} {count_of(count, 'run')}" for arch, count in runs])
 
 
-def _said(spread: Spread, task: str, key: str, runs: int) -> str:
-    say = quantity(task, key).say
-    small = spread.small(say, runs)
-    return f"{say(spread.mean)} ({small})" if small else say(spread.mean)
+def choice(architectures: Sequence[Architecture]) -> str:
+    """On which numbers the learning rates were chosen."""
+    own = max((sum(bool(rate.runs) for rate in a.rates) for a in architectures if not a.validated), default=0)
+    said = " It is chosen on the evaluation shown here, for all alike." + of_choosing(own) if own > 1 else ""
+    if any(a.validated for a in architectures):
+        said += " Where there are runs on validation samples, these choose it."
+    return said
+
+
+def of_choosing(rates: int) -> str:
+    """What to know of a learning rate that was chosen on the numbers shown; nothing where there was no choice."""
+    if rates < 2:
+        return ""
+    bias = statistics.winners_bias(rates)
+    return (
+        f" The best of {rates} equally good rates looks better than it is, by {bias:.1f} standard errors of its mean."
+    )

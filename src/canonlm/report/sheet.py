@@ -1,7 +1,7 @@
 """CSV that a spreadsheet can open: a text that it would take for a formula has an apostrophe before it.
 
 A formula of a stranger's name could send the sheet's numbers away. The scripts of the pages do the same
-(`guarded` in draw.js), and `read_csv` takes the apostrophes away again.
+(`guarded` in web/draw.js), and `read_csv` takes the apostrophes away again.
 """
 
 import re
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 _RUN = r"^['=+\-@\t\r\n]"  # an apostrophe is doubled, so that it is not taken away on reading
-_NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"  # is no formula
+_NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"  # is not a formula
 
 
 def guarded(text: str) -> str:

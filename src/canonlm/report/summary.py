@@ -1,9 +1,10 @@
 """Runs grouped by architecture and learning rate, with intervals over seeds. Pure functions of runs, no files.
 
 The best learning rate of an architecture is the one with the highest final score (`Task.score`: a measure of the
-task, or the accuracy averaged over the slices of its primary scale), averaged over seeds, among the rates with the most
-runs that have one (so that a rate at which runs crashed does not win by its survivors); of equals the smallest. It is
-chosen on the evaluation that is shown, for every architecture alike.
+task, the accuracy on one slice, or that averaged over the slices of its primary scale), averaged over seeds, among the
+rates with the most runs that have one (so that a rate at which runs crashed does not win by its survivors); of equals
+the smallest. It is chosen on the evaluation that is shown, for every architecture alike, unless there are runs that
+were evaluated on validation samples: then these choose it.
 """
 
 import math
@@ -11,14 +12,18 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..runs import statistics as seeds_statistics
+from ..runs.identity import flat
+from ..runs.identity import group as group_of
+from ..runs.intervals import t_interval, wilson_interval
 from ..runs.rows import Count, Evaluation, in_order, is_slice, primary, scale_of
 from .groups import Group, grouped
-from .intervals import ANY, newcombe_interval, t_interval, wilson_interval
 from .runs import Run
 from .words import count_of, score_of, span
 
 MIN_RATES = 3
 MIN_SEEDS = 3
+"""Of an interval: two runs say too little of the next one."""
 AT_MOST = "_at_most"  # ends the name of a measure that bounds another
 
 
@@ -26,9 +31,8 @@ AT_MOST = "_at_most"  # ends the name of a measure that bounds another
 class Spread:
     """The mean of `values`, one per run (per seed, where seeds were run more than once), with its 95 % interval.
 
-    Of runs that differ it is the t-interval of the mean, for accuracies cut to [0, 1]. One run, or runs that all score
-    the same, do not tell how far another seed would be off: an accuracy then has the interval of its answers (Wilson),
-    and a measure has none.
+    The interval is of seeds (`canonlm.runs.statistics.mean_interval`): how well the answers of a run are known says
+    nothing of another seed. One or two runs have none; then low and high are the mean.
     """
 
     mean: float
@@ -43,14 +47,17 @@ class Spread:
     @property
     def kind(self) -> str:
         """What the interval is, and of how many runs."""
-        if min(self.values) < max(self.values):
-            return f"95% t-interval over {self.runs} runs"
-        over = "one run" if self.runs == 1 else f"{self.runs} equal runs"
-        return f"95% interval of {over}" if self.low < self.high else over
+        over = "one run" if self.runs == 1 else f"{self.runs} runs"
+        return f"95% interval over {over}" if self.low < self.high else over
 
     def small(self, say: Callable[[float], str], runs: int) -> str:
         """The interval as it is printed small, with the number of runs where it is not the `runs` said beside it."""
-        interval = span(self.low, self.high, say) if self.low < self.high else "all equal" if self.runs > 1 else ""
+        if self.low < self.high:
+            interval = span(self.low, self.high, say)
+        elif self.runs > 1:
+            interval = "all equal" if min(self.values) == max(self.values) else ", ".join(map(say, self.values))
+        else:
+            interval = ""
         return ", ".join(filter(None, (interval, count_of(self.runs, "run") if self.runs != runs else "")))
 
     def about(self, say: Callable[[float], str]) -> str:
@@ -111,8 +118,9 @@ class Rate:
 class Architecture:
     """What was run of one group (`canonlm.report.groups`) on one task. `best` is None while nothing finished.
 
-    `arch`, `family`, `matched`: of the group. `score`: the measure that the runs of this task are compared by, "" for
-    accuracy. `tokens_per_s` is the median over all finished runs.
+    `arch`, `family`, `matched`: of the group. `score`: the measure or the slice that the runs of this task are compared
+    by, "" for the mean accuracy. `tokens_per_s` is the median over all finished runs. `validated`: runs on validation
+    samples have chosen the rate.
     """
 
     arch: str
@@ -124,15 +132,16 @@ class Architecture:
     parameters: int | None
     tokens_per_s: float | None
     matched: str = ""
+    validated: bool = False
 
 
 @dataclass(frozen=True)
 class Difference:
     """Accuracy (or measure) of `arch` minus that of `reference`, each at its best rate, on the seeds that both have.
 
-    `key`: the slice, or the name of the measure. `values`: the differences seed by seed, whose mean has the 95 %
-    t-interval `low` to `high`, for accuracies cut to [−1, 1]. Equal ones have none; of accuracies there is then that of
-    all answers (Newcombe). One pair has none. `means`: of `arch` and of `reference` on these seeds.
+    key: the slice, or the name of the measure. values: the differences seed by seed. low, high: the 95 % interval of
+    the difference of means (`canonlm.runs.statistics.difference_interval`), which does not pair seeds; of one or two
+    seeds there is none, and both are the mean. means: of `arch` and of `reference` on these seeds.
     """
 
     arch: str
@@ -150,28 +159,24 @@ class Difference:
 
 
 def wilson(count: Count) -> tuple[float, float]:
-    """The 95 % interval of an accuracy by its answers."""
-    return wilson_interval(count.accuracy, count.total)
+    """The 95 % interval of a run's own accuracy. Questions share examples, so they count for fewer than they are."""
+    return wilson_interval(count.accuracy, count.total / seeds_statistics.DESIGN)
 
 
-def spread(counts: Sequence[Count]) -> Spread:
-    """Of accuracies, one per run."""
-    return spread_of([count.accuracy for count in counts], True, sum(count.total for count in counts))
-
-
-def spread_of(values: Sequence[float], share: bool = False, answers: int = 0) -> Spread:
-    """Of any numbers, one per run. `share`: of accuracies; `answers`: how many are behind all of them."""
+def spread_of(values: Sequence[float], questions: int | None = None, *, two_state: bool = True) -> Spread:
+    """Of any numbers, one per run. questions: of a run, where the numbers are accuracies. two_state: see `Score`."""
     mean = statistics.mean(values)
     low, high = mean, mean
-    if min(values) < max(values):
-        low, high = t_interval(values, (0.0, 1.0) if share else ANY)
-    elif answers:
-        low, high = wilson_interval(mean, answers)
+    if len(values) >= MIN_SEEDS:
+        if questions is None:
+            low, high = t_interval(values)
+        else:
+            low, high = seeds_statistics.mean_interval(values, questions, two_state=two_state)
     return Spread(mean, low, high, tuple(values))
 
 
 def by_seed(values: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """One number per seed, from (seed, value) of runs: repeats of a seed are no repeats of the experiment."""
+    """One number per seed, from (seed, value) of runs: repeats of a seed are not repeats of the experiment."""
     found: dict[int, list[float]] = {}
     for seed, value in values:
         found.setdefault(seed, []).append(value)
@@ -183,7 +188,14 @@ def summarise(runs: Iterable[Run]) -> list[Architecture]:
     tasks: dict[str, list[Run]] = {}
     for run in runs:
         tasks.setdefault(run.task_label, []).append(run)
-    return [_architecture(one, _score(members)) for members in tasks.values() for one in grouped(members)]
+    found = []
+    for members in tasks.values():
+        groups, score = grouped(members), _score(members)
+        tuning = {_apart_from_split(one): one for one in groups if _split(one) == "validation"}
+        for one in groups:
+            by = tuning.get(_apart_from_split(one)) if _split(one) == "test" else None
+            found.append(_architecture(one, score, by))
+    return found
 
 
 def slices_of(architectures: Iterable[Architecture]) -> list[str]:
@@ -292,18 +304,20 @@ def _values(runs: Sequence[Run], key: str) -> dict[int, float]:
     return by_seed((seed, value) for seed, value in found if value is not None)
 
 
-def _answers(runs: Sequence[Run], key: str, seeds: Iterable[int]) -> int:
-    """How many answers are behind the accuracies of these seeds on a slice, each seed counted once."""
-    asked = {run.seed: _final(run).slices[key].total for run in runs if key in _final(run).slices}
-    return sum(asked[seed] for seed in seeds)
+def questions_of(rows: Iterable[Evaluation], key: str) -> int | None:
+    """How many questions a run answered, at least, on the slice `key` or, for "", on all of the primary scale; None for
+    a measure."""
+    if key and not is_slice(key):
+        return None
+    return min(sum(row.slices[k].total for k in ([key] if key else primary(row.slices))) for row in rows)
 
 
 def _spread(runs: Sequence[Run], key: str) -> Spread | None:
     values = _values(runs, key)
     if not values:
         return None
-    answers = _answers(runs, key, values) if is_slice(key) else 0
-    return spread_of([*values.values()], not key or is_slice(key), answers)
+    rows = [_final(run) for run in runs if not key or _final(run).value(key) is not None]
+    return spread_of([*values.values()], questions_of(rows, key), two_state=score_of(runs[0].task).two_state)
 
 
 def _difference(key: str, reference: Rate, other: Rate) -> Difference | None:
@@ -315,26 +329,50 @@ def _difference(key: str, reference: Rate, other: Rate) -> Difference | None:
     gaps = [round(ours[seed] - theirs[seed], 12) if is_slice(key) else ours[seed] - theirs[seed] for seed in seeds]
     mean = statistics.mean(gaps)
     low, high = mean, mean
-    means = (statistics.mean(ours[seed] for seed in seeds), statistics.mean(theirs[seed] for seed in seeds))
-    if min(gaps) < max(gaps):
-        low, high = t_interval(gaps, (-1.0, 1.0) if is_slice(key) else ANY)
-    elif len(gaps) > 1 and is_slice(key):
-        asked = [_answers(rate.runs, key, seeds) for rate in (other, reference)]
-        low, high = newcombe_interval(means[0], asked[0], means[1], asked[1])
+    mine, others = ([values[seed] for seed in seeds] for values in (ours, theirs))
+    if len(seeds) >= MIN_SEEDS:
+        questions = min(rate.questions(key) for rate in (other, reference)) if is_slice(key) else None
+        two_state = score_of(reference.runs[0].task).two_state
+        two_state = two_state and questions is not None
+        low, high = seeds_statistics.difference_interval(mine, others, questions, two_state=two_state)
+    means = statistics.mean(mine), statistics.mean(others)
     return Difference(other.arch, reference.arch, key, mean, low, high, tuple(gaps), means)
 
 
 def _score(runs: Sequence[Run]) -> str:
-    """The measure that is the score of the runs' task, where any finished run has it; else "": accuracy."""
-    measure = score_of(runs[0].task).measure
-    return measure if any(measure in _final(run).measures for run in runs if run.finished) else ""
+    """The measure or the slice that is the score of the runs' task, where any finished run has it; else ""."""
+    score = score_of(runs[0].task)
+    key = score.measure or score.slice
+    return key if any(_final(run).value(key) is not None for run in runs if run.finished) else ""
 
 
-def _architecture(group: Group[Run], score: str) -> Architecture:
-    name, runs = group.name, group.runs
-    rates = tuple(_rate(name, [run for run in runs if run.lr == lr], score) for lr in sorted({run.lr for run in runs}))
+def _split(group: Group[Run]) -> str:
+    return str(flat(group.runs[0].config).get("train.eval_split", "test"))
+
+
+def _apart_from_split(group: Group[Run]) -> str:
+    config = group.runs[0].config
+    train = config.get("train")
+    return group_of({**config, "train": {**train, "eval_split": "test"}} if isinstance(train, Mapping) else config)
+
+
+def _rates(group: Group[Run], score: str) -> tuple[Rate, ...]:
+    rates = sorted({run.lr for run in group.runs})
+    return tuple(_rate(group.name, [run for run in group.runs if run.lr == lr], score) for lr in rates)
+
+
+def _best(rates: Iterable[Rate]) -> Rate | None:
     finished = [rate for rate in rates if rate.runs]
-    best = max(finished, key=lambda rate: (rate.score.runs, rate.score.mean) if rate.score else (0, 0.0), default=None)
+    return max(finished, key=lambda rate: (rate.score.runs, rate.score.mean) if rate.score else (0, 0.0), default=None)
+
+
+def _architecture(group: Group[Run], score: str, tuning: Group[Run] | None) -> Architecture:
+    """tuning: the same on validation samples, which chooses the rate where it can."""
+    name, runs = group.name, group.runs
+    rates = _rates(group, score)
+    chosen = _best(_rates(tuning, score)) if tuning else None
+    validated = next((rate for rate in rates if chosen and rate.lr == chosen.lr and rate.runs), None)
+    best = validated or _best(rates)
     results = [run.result for run in runs if run.result is not None]
     sizes = {result.num_parameters for result in results}
     speeds = [result.tokens_per_s for result in results if result.tokens_per_s is not None]
@@ -342,6 +380,7 @@ def _architecture(group: Group[Run], score: str) -> Architecture:
         arch=name, family=group.family, task=runs[0].task, score=score, rates=rates, best=best,
         parameters=sizes.pop() if len(sizes) == 1 else None,
         tokens_per_s=statistics.median(speeds) if speeds else None, matched=group.matched,
+        validated=validated is not None,
     )  # fmt: skip
 
 

@@ -1,24 +1,31 @@
 """The same numbers in the terminal."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.markup import escape as escape_rich
 from rich.table import Table
 from rich.text import Text
 
-from ..runs.rows import is_slice, plain
+from ..runs.rows import is_slice, plain, primary
 from .evals import evals_tables
 from .gather import Folders
 from .play import Play, load_play
-from .summary import Architecture, Rate, Spread, adjusted, columns_of, scales_of, summarise
+from .summary import Architecture, Rate, Spread, adjusted, columns_of, scales_of, slices_of, summarise
+from .text_scores import scores, scores_table
 from .text_section import text_table
-from .words import count_of, quantity, scale_words, short
+from .words import count_of, percent, quantity, scale_words, score_label, short
+
+Chance = Mapping[str, float]
+"""What guessing scores, by slice."""
 
 
-def best_table(architectures: Sequence[Architecture], title: str = "") -> Table:
+def best_table(architectures: Sequence[Architecture], title: str = "", chance: Chance | None = None) -> Table:
     """One row per architecture at its best learning rate: accuracy per slice of the primary scale (of many slices,
-    their mean) and every measure with its spread, size and speed."""
+    their mean) and every measure with its spread, size and speed. With `chance` a last row says what guessing scores,
+    and what is lower is marked."""
     keys = _columns(architectures)
+    guesses = _guesses(architectures, keys, chance or {})
     table = _table(title, architectures, keys)
     table.add_column("parameters", justify="right")
     table.add_column("tokens/s", justify="right")
@@ -28,8 +35,13 @@ def best_table(architectures: Sequence[Architecture], title: str = "") -> Table:
             unfinished = sum(rate.unfinished for rate in a.rates)
             table.add_row(escape(a.arch), "–", f"0 of {unfinished}", *("–" for _ in keys), *size)
         else:
-            table.add_row(*_row(a.task, a.best, keys), *size)
-    small = "small: 95% interval; over runs (t), or by the answers of one run or of equal ones (Wilson)"
+            table.add_row(*_row(a.task, a.best, keys, guesses), *size)
+    if guesses:
+        cells = (percent(guesses[key]) if key in guesses else "" for key in keys)
+        table.add_section()
+        table.add_row("chance", "", "", *cells, "", "", style="dim")
+    seeds = max((a.best.repeats for a in architectures if a.best), default=0)
+    small = {0: "", 1: "", 2: "small: the values of both runs"}.get(seeds, "small: 95% interval over seeds")
     table.caption = "\n".join(filter(None, (small, escape(adjusted(architectures)))))
     return table
 
@@ -46,19 +58,27 @@ def rate_table(architectures: Sequence[Architecture], title: str = "") -> Table:
             best = rate is a.best
             table.add_row(*_row(task, rate, keys), f"{mean} *" if best else mean, style="bold" if best else None)
         table.add_section()
-    table.caption = f"* best rate: highest {score.label}, averaged over seeds"
+    label = score_label(task, architectures[0].score)
+    table.caption = f"* best rate: highest {label}, averaged over seeds"
     return table
 
 
-def scale_table(architectures: Sequence[Architecture], keys: Sequence[str], title: str = "") -> Table:
-    """Final accuracy on the slices of one scale, a row each, a column per architecture at its best rate."""
+def scale_table(
+    architectures: Sequence[Architecture], keys: Sequence[str], title: str = "", chance: Chance | None = None
+) -> Table:
+    """Final accuracy on the slices of one scale, a row each, a column per architecture at its best rate, and one for
+    what guessing scores."""
+    guesses = _guesses(architectures, keys, chance or {})
     table = Table(title=escape(title) or None, title_justify="left", title_style="bold")
     task, bests = architectures[0].task, [a.best for a in architectures if a.best]
     table.add_column(escape(scale_words(task, keys[0]).by))
     for best in bests:
         table.add_column(f"{escape(best.arch)}\n{count_of(best.repeats, 'run')}", justify="right")
+    if guesses:
+        table.add_column("chance", justify="right", style="dim")
     for key in keys:
-        cells = (_cell(task, key, best.spread(key), best.repeats) for best in bests)
+        cells = [_cell(task, key, best.spread(key), best.repeats, guesses.get(key)) for best in bests]
+        cells += [percent(guesses[key]) if key in guesses else ""] if guesses else []
         table.add_row(escape(quantity(task, key).label), *cells)
     return table
 
@@ -73,13 +93,17 @@ def play_tables(play: Play) -> Iterator[Table | Text]:
     """The same for what has been read."""
     for section in play.sections:
         architectures = summarise(section.runs)
-        yield best_table(architectures, f"\n{section.heading}")
+        yield best_table(architectures, f"\n{section.heading}", section.chance)
         scales = scales_of(architectures)
         for keys in scales[_fits(scales[0]) :] if scales else ():
-            yield scale_table(architectures, keys, f"\n{section.heading}: by {scale_words(section.task, keys[0]).by}")
+            heading = f"\n{section.heading}: by {scale_words(section.task, keys[0]).by}"
+            yield scale_table(architectures, keys, heading, section.chance)
         if any(len(a.rates) > 1 for a in architectures):
             yield rate_table(architectures, f"\n{section.heading}: every learning rate")
-    yield from map(text_table, play.texts)
+    for text in play.texts:
+        if scores(text):
+            yield scores_table(text)
+        yield text_table(text)
     yield from evals_tables(play.evaluated)
     for run in play.runs:
         remarks = [run.state] if not run.finished else []
@@ -91,7 +115,7 @@ def play_tables(play: Play) -> Iterator[Table | Text]:
 
 
 def escape(text: str) -> str:
-    """What comes from a run is no markup, and no control character that the terminal would obey."""
+    """What comes from a run is not markup, and not a control character that the terminal would obey."""
     return escape_rich("\n".join(map(plain, text.split("\n"))))
 
 
@@ -118,18 +142,31 @@ def _table(title: str, architectures: Sequence[Architecture], keys: Sequence[str
     return table
 
 
-def _row(task: str, rate: Rate, keys: Sequence[str]) -> list[str]:
+def _guesses(architectures: Sequence[Architecture], keys: Sequence[str], chance: Chance) -> dict[str, float]:
+    """What guessing scores in the columns of a table; of the mean accuracy ("") where it is known for all slices."""
+    headline = primary(slices_of(architectures))
+    found = {key: chance[key] for key in keys if key in chance}
+    if "" in keys and headline and all(key in chance for key in headline):
+        found[""] = statistics.mean(chance[key] for key in headline)
+    return found
+
+
+def _row(task: str, rate: Rate, keys: Sequence[str], guesses: Chance | None = None) -> list[str]:
     return [
         escape(rate.arch),
         f"{rate.lr:g}",
         rate.finished_of,
-        *(_cell(task, key, rate.spread(key) if key else rate.score, rate.repeats) for key in keys),
+        *(
+            _cell(task, key, rate.spread(key) if key else rate.score, rate.repeats, (guesses or {}).get(key))
+            for key in keys
+        ),
     ]
 
 
-def _cell(task: str, key: str, spread: Spread | None, runs: int) -> str:
+def _cell(task: str, key: str, spread: Spread | None, runs: int, guess: float | None = None) -> str:
     if spread is None:
         return "–"
     say = quantity(task, key).say
     small = spread.small(say, runs)
-    return say(spread.mean) + (f"\n[dim]{small}[/dim]" if small else "")
+    low = guess is not None and spread.mean < guess
+    return say(spread.mean) + (f"\n[dim]{small}[/dim]" if small else "") + "\n[yellow]below chance[/yellow]" * low

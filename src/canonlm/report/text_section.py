@@ -3,25 +3,22 @@
 There is no accuracy, as nothing was asked that has one right answer.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-import plotly.graph_objects as go
 from rich.markup import escape as escape_rich
 from rich.table import Table
 
 from ..runs.rows import plain
+from .blocks import Block, Cell, caveat, cell, chart, fold, table
 from .groups import families
-from .markup import bullets, cell, escape, row_head, table
 from .play import TextSection
-from .section import Figures, figure_html, settings_html
-from .settings import unplanned
+from .section import not_planned, settings_blocks
 from .text import TextRun, set_names, shape_of, tokens_of
-from .theme import Look, axis, layout, legend_rows, safe
-from .words import listed, short
+from .text_scores import answer, scores_blocks
+from .words import count_of, short
 
 MOST_POINTS = 20_000  # of training loss in a chart, shared among its runs
 LEAST_POINTS = 20
-FEW_POINTS = 30  # of one curve; each has a marker then
 NO_BREAK = "\u00a0"  # a space at which `32.8 M` does not break
 ABOUT = (
     "Each run reads text, token by token, and is measured on text that was held out: the loss is its mean "
@@ -64,36 +61,34 @@ def text_table(section: TextSection) -> Table:
     return found
 
 
-def text_html(section: TextSection, number: int, styles: Mapping[str, Look], figures: Figures) -> str:
-    """For the page; what its charts draw is appended to `figures`."""
+def text_blocks(section: TextSection, number: int) -> list[Block]:
+    """For the page. number: of the section, which the names of its charts end with."""
     runs = section.runs
-    parts = [f"<h2>{escape(section.heading)}</h2><p>{escape(ABOUT)}</p>"]
-    for place, name in enumerate(set_names(runs)):
-        curves = [_validation(run, name) for run in runs]
-        label = f"Loss on held-out text: {name}."
-        shapes = _losses(runs, curves, "validation loss", styles)
-        parts.append(figure_html(figures, f"text-{number}-{place}", shapes, f"{label} A line per run.", label))
-    body = [
-        [
-            row_head(run.name),
-            *(cell(text.replace(" ", NO_BREAK), remark) for text, remark in row[:-1]),
-            cell(row[-1][0]),
-        ]
+    charts = [
+        _chart(f"text-{number}-{place}", f"Loss on held-out text: {name}. A line per run.", "validation loss", runs,
+               [_validation(run, name) for run in runs])
+        for place, name in enumerate(set_names(runs))
+    ]  # fmt: skip
+    body: list[list[Cell]] = [
+        [run.name, *(cell(text.replace(" ", NO_BREAK), remark) for text, remark in row[:-1]), row[-1][0]]
         for run, row in zip(runs, rows(runs), strict=True)
     ]
-    parts.append("<h3>Every run</h3>" + table(["run", *columns(runs)], body))
-    if other := unplanned(runs):
-        note = f"The runs also differ in {listed(other)}: see the settings below."
-        parts.append("<h3>Before you conclude</h3>" + bullets([note]))
-    if any(run.train for run in runs):
-        most = max(LEAST_POINTS, MOST_POINTS // len(runs))
-        curves = [_training(run, most) for run in runs]
-        shapes = _losses(runs, curves, "training loss", styles)
-        caption = "Loss on training batches, a line per run."
-        drawn = figure_html(figures, f"text-loss-{number}", shapes, caption, "Training loss.")
-        parts.append(f"<h3>Training loss</h3>{drawn}")
-    parts.append(f"<details><summary>Settings: what was equal, what differed</summary>{settings_html(runs)}</details>")
-    return f"<section>{''.join(parts)}</section>"
+    most = max(LEAST_POINTS, MOST_POINTS // len(runs))
+    caption = "Loss on training batches, a line per run."
+    training = [_training(run, most) for run in runs]
+    losses = [_chart(f"text-loss-{number}", caption, "training loss", runs, training)] if any(training) else []
+    every, ranking = table(["run", *columns(runs)], body), scores_blocks(section)
+    return [
+        {"answer": answer(section)},
+        *(ranking[:1] or [every]),
+        *charts[:1],
+        *caveat(not_planned(runs)),
+        *fold("Other charts", charts[1:]),
+        *fold(f"Every run ({count_of(len(runs), 'run')})", [every] if ranking else []),
+        *fold("Training loss", losses),
+        *fold("Settings: what was equal, what differed", settings_blocks(runs)),
+        *fold("How to read the numbers", [{"text": ABOUT}, *ranking[1:]]),
+    ]
 
 
 def _size(run: TextRun) -> str:
@@ -117,29 +112,14 @@ def _training(run: TextRun, most: int) -> Curve:
     return [(tokens, loss) for tokens, loss in found if tokens is not None]
 
 
-def _losses(
-    runs: Sequence[TextRun], curves: Sequence[Curve], title: str, styles: Mapping[str, Look]
-) -> tuple[go.Figure, go.Figure]:
-    """Loss against tokens, a line per run, for a wide page and (the layout alone) for a narrow one. The axis is
-    logarithmic: there, a loss that falls by the same share is a straight line."""
-    of_run = families(runs)
-    archs = list(dict.fromkeys(of_run))
-    few = max(map(len, curves), default=0) <= FEW_POINTS
-    traces, named = [], set()
-    for run, arch, curve in zip(runs, of_run, curves, strict=True):
-        look = styles[arch]
-        about = f"seed {run.seed}, learning rate {run.lr:g}<br>{safe(run.name)}"
-        traces.append(go.Scatter(
-            x=[tokens for tokens, _ in curve], y=[loss for _, loss in curve], mode="lines+markers" if few else "lines",
-            line={"color": look.color, "width": 2, "dash": look.dash}, marker={"symbol": look.symbol, "size": 6},
-            opacity=0.85, name=safe(arch), legendgroup=arch, showlegend=arch not in named, meta=run.name,
-            hovertext=about, hovertemplate="<b>%{fullData.name}</b><br>%{x:,} tokens: loss %{y:.4g}<br>%{hovertext}"
-            "<extra></extra>",
-        ))  # fmt: skip
-        named.add(arch)
-    axes = {
-        "xaxis": axis("tokens") | {"tickformat": "~s", "rangemode": "tozero", "domain": [0.0, 1.0]},
-        "yaxis": axis(title) | {"type": "log", "tickformat": "~g", "nticks": 8},
-    }
-    wide, narrow = (layout(360, legend_rows(archs, small)) | axes for small in (False, True))
-    return go.Figure(data=traces, layout=wide), go.Figure(layout=narrow)
+def _chart(name: str, caption: str, title: str, runs: Sequence[TextRun], curves: Sequence[Curve]) -> Block:
+    """Loss against tokens, a line per run. The axis is logarithmic: there, a loss that falls by the same share is a
+    straight line."""
+    series = [
+        {"panel": 0, "kind": "line", "name": arch, "look": arch, "run": run.name, "tip": "%{x:,} tokens: loss %{y:.4g}",
+         "x": [tokens for tokens, _ in curve], "y": [loss for _, loss in curve],
+         "hover": f"seed {run.seed}, learning rate {run.lr:g}\n{run.name}"}
+        for run, arch, curve in zip(runs, families(runs), curves, strict=True)
+    ]  # fmt: skip
+    panel = {"title": "", "x": {"title": "tokens", "format": "~s"}, "y": {"title": title, "log": True}}
+    return chart(name, caption, {"height": 280, "panels": [panel], "series": series})

@@ -4,11 +4,9 @@ An architecture is told apart twice: by colour (after Okabe & Ito, safe for colo
 and bar pattern, so that a black-and-white print still reads. Text from runs is escaped, as plotly reads labels as HTML.
 """
 
-import html
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 INK, MUTED, GRID, PAPER = "#1b1f24", "#59636e", "#e4e7eb", "#ffffff"
 DARK = {  # every colour used in a figure → the same colour on a dark page
@@ -16,6 +14,9 @@ DARK = {  # every colour used in a figure → the same colour on a dark page
     "#0072b2": "#4fa8e8", "#d55e00": "#ff8f52", "#009e73": "#2fc99b", "#b8588f": "#eaa0cc",
     "#b27a00": "#ffc24d", "#4b3fa7": "#a79bff", "#666666": "#bdbdbd",
 }  # fmt: skip
+COLORS = {name: (color, DARK[color]) for name, color in
+          (("ink", INK), ("muted", MUTED), ("grid", GRID), ("paper", PAPER))}  # fmt: skip
+"""On a light page and on a dark one."""
 FONT = '-apple-system, BlinkMacSystemFont, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", Arial, sans-serif'
 
 
@@ -55,44 +56,3 @@ def looks(archs: Sequence[str]) -> dict[str, Look]:
         else:
             chosen[arch] = replace(next(repeats), dash="longdashdot", pattern=".")
     return chosen
-
-
-def axes(number: int) -> dict[str, str]:
-    """Which axes the panel `number` has, counted from 1."""
-    return {"xaxis": f"x{number if number > 1 else ''}", "yaxis": f"y{number if number > 1 else ''}"}
-
-
-def axis(title: str = "") -> dict[str, Any]:
-    heading = {"title": {"text": title, "standoff": 8, "font": {"size": 12, "color": MUTED}}} if title else {}
-    return {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "showline": False, "color": MUTED,
-            "tickfont": {"size": 12}, "automargin": True} | heading  # fmt: skip
-
-
-def legend_rows(names: Iterable[str], narrow: bool) -> int:
-    """How many lines the legend takes, as plotly does not make room for it: by rough widths in pixels, at the narrow
-    end of each layout."""
-    rows, used, width = 1, 0.0, 290 if narrow else 700
-    for name in names:
-        wide = 42 + 7.2 * len(name)
-        rows, used = (rows + 1, wide) if used and used + wide > width else (rows, used + wide)
-    return rows
-
-
-def layout(height: int, rows: int = 1) -> dict[str, Any]:
-    return {
-        "template": "none",
-        "height": height,
-        "margin": {"l": 46, "r": 8, "t": 16 + 29 * rows, "b": 40},
-        "font": {"family": FONT, "size": 13, "color": INK},
-        "paper_bgcolor": PAPER,
-        "plot_bgcolor": PAPER,
-        "hovermode": "closest",
-        "hoverlabel": {"bgcolor": PAPER, "bordercolor": GRID, "align": "left", "font": {"color": INK, "size": 13}},
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "top", "yref": "container",
-                   "font": {"size": 14, "color": INK}, "itemsizing": "trace", "groupclick": "togglegroup"},
-    }  # fmt: skip
-
-
-def safe(text: str) -> str:
-    """Plotly shows a subset of HTML in every label; after this it shows the characters instead."""
-    return html.escape(text, quote=False)

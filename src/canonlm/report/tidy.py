@@ -1,4 +1,4 @@
-"""Results in one shape: a row per number. Runs of one's own and published results go under one another.
+"""Results in one shape: a row per number. The user's runs and published results go under one another.
 
 `unit` "%": value and stderr are percent. "" (losses, perplexities, …): as it was measured. polars is imported only when
 a frame is made or read.
@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from ..errors import expected, unknown
+from ..runs.intervals import t_factor
 from ..runs.rows import finite
-from .intervals import t_factor
 
 if TYPE_CHECKING:
     import polars as pl
@@ -49,12 +49,12 @@ def frame(rows: "Iterable[Mapping[str, Any]] | pl.DataFrame" = ()) -> "pl.DataFr
 
     types = {name: getattr(pl, kind) for name, kind in SCHEMA.items()}
     if not isinstance(rows, pl.DataFrame):
-        rows = pl.DataFrame([{name: _fitting(row.get(name)) for name in SCHEMA} for row in rows], schema=types)
+        rows = pl.DataFrame([{name: fitting(row.get(name)) for name in SCHEMA} for row in rows], schema=types)
     given = [pl.col(name) if name in rows.columns else pl.lit(None).alias(name) for name in SCHEMA]
     return rows.select(given).cast(types)  # type: ignore[arg-type]
 
 
-def _fitting(value: Any) -> Any:
+def fitting(value: Any) -> Any:
     """What a column can hold of anything that a file may say."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()  # names of folders need not be text
@@ -150,7 +150,7 @@ def paired(numbers: "pl.DataFrame") -> "pl.DataFrame":
     same = ["source", "arch", "size", "tokens", "lr", "seed", *QUESTION]
     layers = ~pl.col("canon").is_in(["none", "b"])
     known = numbers.filter(pl.col("canon").is_not_null() & pl.col("arch").is_not_null())
-    # Of one's own, those whose training is not known may differ in anything; published ones leave out what none has.
+    # Of the user's, those whose training is not known may differ in anything; published ones leave out what none has.
     trained = pl.all_horizontal(pl.col("lr", "seed").is_not_null())
     known = known.filter(pl.col("source").ne_missing("yours") | trained)
     base = known.filter(~layers).select(*same, base_model="model", base_canon="canon", base="value")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from ..runs.identity import INDIFFERENT, POOLED, settings
+from ..runs.identity import NOT_IN_GROUP, NOT_IN_IDENTITY, settings
 from .frames import setting_of
 from .published.benchmarks import DIFFICULTIES
 
@@ -20,9 +20,7 @@ def as_in_the_paper(run: Mapping[str, Any]) -> bool:
     optimizer, and the size of heads."""
     task = {key.removeprefix("task."): value for key, value in run.items() if key.startswith("task.")}
     setting = setting_of(task)
-    paper = (
-        _paper(task["name"], setting.partition(",")[0]) if setting in DIFFICULTIES.get(task.get("name", ""), {}) else {}
-    )
+    paper = _paper(task["name"], setting) if setting in DIFFICULTIES.get(task.get("name", ""), {}) else {}
     if not paper or not all(isinstance(run.get(key), int) for key in _NEEDED):
         return False
     if any(key.startswith("model.matched.") for key in run):
@@ -39,4 +37,6 @@ def _paper(task: str, difficulty: str) -> dict[str, Any]:
     from ..train.config import resolve
 
     run = resolve({**load_preset(task, "paper", difficulty).run, "arch": "llama"})
-    return settings(run.model_dump(mode="json"), (*INDIFFERENT, *POOLED, "train.precision", "train.on_nonfinite"))
+    return settings(
+        run.model_dump(mode="json"), (*NOT_IN_IDENTITY, *NOT_IN_GROUP, "train.precision", "train.on_nonfinite")
+    )

@@ -4,11 +4,11 @@ What is special to a task it says itself (`canonlm.tasks.describe`). Of a task t
 words (`canonlm.runs.words`): a report never runs a file of the user's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..runs.rows import one_line
+from ..runs.rows import one_line, primary
 from ..runs.words import words_of
 from .runs import is_slice, scale_of
 
@@ -75,6 +75,13 @@ def score_of(task: str) -> "Score":
     return words_of(task).score
 
 
+def headline(task: str, slices: Iterable[str]) -> list[str]:
+    """Of slices in order those whose accuracies, averaged, stand for the task: the one that it names, or else all of
+    the primary scale."""
+    one = score_of(task).slice
+    return [key for key in primary(slices) if key == one or not one]
+
+
 def quantity(task: str, key: str) -> Quantity:
     """How to say and draw the slice or the measure `key` ("": the mean accuracy); what no task
     describes stays readable."""
@@ -84,6 +91,12 @@ def quantity(task: str, key: str) -> Quantity:
         return Quantity(slice_label(task, key), percent, points)
     found = words_of(task).measures.get(key)
     return Quantity(found.label, about=found.about, log=found.log) if found else Quantity(key.replace("_", " "))
+
+
+def score_label(task: str, key: str) -> str:
+    """What an architecture is compared by: `mean accuracy`, `bits per parameter`, `accuracy (from the start)`."""
+    label = quantity(task, key).label
+    return f"accuracy ({label})" if is_slice(key) else label
 
 
 def slice_label(task: str, key: str) -> str:

@@ -2,15 +2,15 @@
 
 config.yaml     the resolved configuration          metrics.jsonl   a row per logged step and evaluation
 env.json        machines and versions               checkpoints/    the newest states
-data.json       which text was read (of text)       profile/, tensorboard/, on_checkpoint/   where asked for
+data.json       the text that was read (if any)     profile/, tensorboard/, on_checkpoint/   if configured
 code.json       sha256 of files from outside        code/           copies of these files
 task.json       the words of a task from outside
-result.json     written last: the run is finished   log.txt, logs/  what processes that were launched printed
+result.json     written last: the run is finished   log.txt, logs/  output of launched processes
                                                     launch/         what was submitted to SLURM
 
-`check` and `create` are for whoever runs it. `read_config` and `recorded` are for whoever finds it and trusts nothing:
-the run may be going on, crashed, half-written or not a run at all. A folder without a readable `config.yaml` is refused
-with a reason. A folder is only data: nothing in it is ever executed.
+`check` and `create` are for training. `read_config` and `recorded` are for readers that trust nothing: the run may be
+going on, crashed, half-written or not a run at all. A folder without a readable `config.yaml` is refused with a reason.
+A folder is only data: nothing in it is ever executed.
 """
 
 import hashlib
@@ -45,31 +45,31 @@ class Outside(Protocol):
     def sha256(self) -> str: ...
 
 
-# -- for whoever runs it ----------------------------------------------------------------------------------------------
+# -- for training -----------------------------------------------------------------------------------------------------
 
 
 def check(
     folder: Path, config: Config, load: Callable[[Path], Config], outside: Mapping[str, Outside] | None = None
 ) -> None:
-    """ValueError, naming the first difference, if the folder already holds a run that this one does not continue.
+    """ValueError, with the first difference, if the folder already has a run that this one does not continue.
 
-    load: reads a `config.yaml`, with what an earlier version did not write yet. outside: the files from outside by the
-    references that the configuration has.
+    load: reads a `config.yaml`, and adds settings that an earlier version did not write. outside: the files from
+    outside, by their references in the configuration.
     """
     path = folder / "config.yaml"
     if (folder / "index.json").exists():
         raise expected("--out", "a folder for a run, and not one of prepared text", str(folder))
     if path.exists() and (changed := changes(load(path), config)):
-        key, there, here = changed[0]
-        what = f"{there!r}, as in the run that is already in {folder} (choose another --out to change it)"
-        raise expected(key, what, here)
+        key, old, new = changed[0]
+        what = f"{old!r}, as in the run that is already in {folder} (choose another --out to change it)"
+        raise expected(key, what, new)
     notes: list[str] = []
     began = _outside(folder, notes)
     if notes:
-        raise expected("--out", "a folder whose code.json is whole", str(folder))
+        raise expected("--out", "a folder whose code.json is not damaged", str(folder))
     for reference, one in (outside or {}).items():
-        if (there := began.get(reference, one.sha256)) != one.sha256:
-            what = f"the file that the run in {folder} began with, sha256 {there} (its copy is in {folder / 'code'})"
+        if (old := began.get(reference, one.sha256)) != one.sha256:
+            what = f"the file that the run in {folder} began with, sha256 {old} (its copy is in {folder / 'code'})"
             raise InvalidSetting(reference, f"{one.file}: expected {what}, got sha256 {one.sha256}")
 
 
@@ -87,7 +87,7 @@ def create(
     path, text = folder / "config.yaml", to_yaml(config)
     with writing("--out", folder):
         if path.exists() and load(path)["train"]["steps"] != config["train"]["steps"]:
-            (folder / "result.json").unlink(missing_ok=True)  # it is finished no longer
+            (folder / "result.json").unlink(missing_ok=True)  # it is no longer finished
         if outside:
             _keep(folder, outside)
         if words:
@@ -103,19 +103,19 @@ def make(folder: Path) -> None:
 
 def _keep(folder: Path, outside: Mapping[str, Outside]) -> None:
     """Copies under `code/`, then `code.json`, which has their sha256 by reference."""
-    wanted = {reference: one.sha256 for reference, one in outside.items()}
-    if _outside(folder, []) == wanted:
+    digests = {reference: one.sha256 for reference, one in outside.items()}
+    if _outside(folder, []) == digests:
         return
     (folder / "code").mkdir(exist_ok=True)
     names: dict[str, str] = {}  # of the copies: sources in two folders may have one name
     for one in outside.values():
         content = one.file.read_bytes()
         if hashlib.sha256(content).hexdigest() != one.sha256:
-            raise expected(str(one.file), "a file that stays as it is while it is used", "another content")
+            raise expected(str(one.file), "a file that does not change while it is used", "another content")
         taken = names.setdefault(one.file.name, one.sha256) != one.sha256
         name = f"{one.file.stem}-{one.sha256[:6]}{one.file.suffix}" if taken else one.file.name
         (folder / "code" / name).write_bytes(content)
-    write_json(folder / "code.json", {"outside": wanted})
+    write_json(folder / "code.json", {"outside": digests})
 
 
 def to_yaml(config: Config) -> str:
@@ -132,11 +132,11 @@ _Dumper.add_implicit_resolver(
 
 
 def read_json(path: Path) -> Any:
-    """Its content; None where there is no such file yet."""
+    """The content of a file; None if it does not exist."""
     return untrusted.read_json(path) if path.exists() else None
 
 
-# -- for whoever finds it ---------------------------------------------------------------------------------------------
+# -- for readers ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ class Result(Generic[E]):
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded(Generic[E]):
-    """One run folder. `steps` is what was planned; `config` and `env` are the files as they are, but that `config` has
-    the sha256 of files from outside as `outside`."""
+    """One run folder. `steps` are the planned ones; `config` and `env` are the contents of the files, and `config` also
+    has the sha256 of files from outside as `outside`."""
 
     name: str
     arch: str
@@ -185,7 +185,7 @@ class Recorded(Generic[E]):
 
 
 def recorded(folder: Path, config: Mapping[str, Any], evaluate: Evaluate[E], notes: list[str]) -> dict[str, Any]:
-    """The fields of `Recorded`. ValueError says in one line why there is no record."""
+    """The fields of `Recorded`. ValueError if the folder cannot be read as a run."""
     env = read_object(folder / "env.json", notes)
     evals, train, damaged = read(folder / "metrics.jsonl", evaluate, notes)
     result = _result(read_object(folder / "result.json", notes), evaluate, notes)
@@ -206,7 +206,7 @@ def recorded(folder: Path, config: Mapping[str, Any], evaluate: Evaluate[E], not
 
 
 def about(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `Recorded` that say which run it is, without its name. ValueError: one is missing."""
+    """The fields of `Recorded` that come from the configuration. ValueError: one is missing."""
     steps = _key(config, "train.steps", None)
     return {
         "arch": one_line(str(_key(config, "arch"))),
@@ -217,7 +217,7 @@ def about(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """`config.yaml`; ValueError says in one line why there is none."""
+    """`config.yaml`; ValueError if it is missing or damaged."""
     if not folder.is_dir():
         raise ValueError("no such folder")
     path = folder / "config.yaml"
@@ -233,7 +233,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_object(path: Path, notes: list[str]) -> dict[str, Any] | None:
-    """None where there is no such file, or, which `notes` are told, a damaged one."""
+    """The object in a JSON file. None if it is missing, or damaged, which is added to `notes`."""
     if not os.path.lexists(path):
         return None
     try:
@@ -244,9 +244,9 @@ def read_object(path: Path, notes: list[str]) -> dict[str, Any] | None:
 
 
 def _outside(folder: Path, notes: list[str]) -> dict[str, str]:
-    """The sha256 by reference, of `code.json`."""
-    found = (read_object(folder / "code.json", notes) or {}).get("outside")
-    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+    """The sha256 of files from outside by reference, from `code.json`."""
+    digests = (read_object(folder / "code.json", notes) or {}).get("outside")
+    return {str(key): str(value) for key, value in digests.items()} if isinstance(digests, dict) else {}
 
 
 _REQUIRED = object()
@@ -283,7 +283,7 @@ def _result(raw: Mapping[str, Any] | None, evaluate: Evaluate[E], notes: list[st
     except DAMAGE:
         notes.append("result.json is damaged")
         return None
-    notes += [f"{name} of the final evaluation is no finite number" for name in final.unusable]
+    notes += [f"{name} of the final evaluation is not a finite number" for name in final.unusable]
     size, speed, seconds = (raw.get(key) for key in ("num_parameters", "tokens_per_s", "train_seconds"))
     return Result(
         steps, final, num_parameters=known_count(size),

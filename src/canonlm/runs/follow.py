@@ -1,4 +1,4 @@
-"""How a run is getting on: its newest rows, from the loop itself or from a `metrics.jsonl` that grows."""
+"""Progress of a run: its newest rows, from the loop itself or from a growing `metrics.jsonl`."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from .rows import (
 
 
 class Latest:
-    """What the rows so far say. `step` is the largest of any row."""
+    """The newest rows. `step` is the largest of any row."""
 
     step = 0
     train: TrainRow | None = None
@@ -36,14 +36,15 @@ class Latest:
             self.evaluation = row
 
     def seconds_left(self, steps: int, tokens_per_step: int) -> float | None:
-        """At the speed of the last row; evaluations and checkpoints are not counted."""
+        """Time left at the speed of the last row, without evaluations and checkpoints."""
         speed = self.train and self.train.tokens_per_s
         return (steps - self.step) * tokens_per_step / speed if speed else None
 
 
 class Followed(Latest):
-    """The same from a file that another process writes. Each call reads only what is new; half a row waits for its
-    other half; a damaged row is skipped. A resume may cut the file back: it is then another file, read from its start.
+    """The newest rows of a file that another process writes. Each call of `read` reads new rows only; an incomplete row
+    is read later; a damaged row is skipped. A resume may cut the file back: it is then another file, read from its
+    start.
     """
 
     def __init__(self, path: Path, evaluate: Evaluate[Any] = evaluation) -> None:
@@ -51,12 +52,12 @@ class Followed(Latest):
         self._inode = self._offset = 0
 
     def read(self) -> bool:
-        """Take in the rows since the last call; True if there were any."""
+        """Read the rows since the last call; True if there were any."""
         try:
             with open_regular(self.path) as file:
-                found = os.fstat(file.fileno())
-                if found.st_ino != self._inode or found.st_size < self._offset:
-                    self._inode, self._offset = found.st_ino, 0
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._offset:
+                    self._inode, self._offset = status.st_ino, 0
                     self.step, self.train, self.evaluation = 0, None, None
                 file.seek(self._offset)
                 return sum(map(self._take_line, bounded_lines(file))) > 0

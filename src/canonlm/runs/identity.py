@@ -1,7 +1,7 @@
-"""Which run a configuration is, and which runs repeat each other. Configurations are plain nested data here.
+"""Identities of runs, and groups of runs that repeat each other. Configurations are plain nested data in this module.
 
-A run is known by its resolved configuration without what resume may change. A group is a run without its learning rate
-and seed, and without what changes its numbers by rounding only: the runs of a group are tries of one experiment.
+A run's identity is its resolved configuration without settings that a resume may change. A group also leaves out
+learning rate and seed, and settings that change numbers by rounding only: its runs repeat one experiment.
 """
 
 import hashlib
@@ -13,28 +13,32 @@ from typing import Any
 Config = Mapping[str, Any]
 Difference = tuple[str, Any, Any]
 
-INDIFFERENT = (
+NOT_IN_IDENTITY = (
     *("parallel", "profile", "track", "on_checkpoint", "data.workers", "data.verify"),
     *("train.log_every", "train.checkpoint_every", "train.keep_checkpoints", "train.keep_every"),
 )
-"""What a run may continue with otherwise than it began: it decides where and how the work is done, not its result."""
+"""Settings that may differ when a run is continued: they decide where and how the work is done, not its result."""
 
-POOLED = (
-    *("train.optim.lr", "train.seed", "preset"),
+NOT_IN_GROUP = (
+    *("train.optim.lr", "train.seed", "data.seed", "train.eval_seed", "preset"),
     *("train.device", "train.num_threads", "train.compile", "train.eval_every", "train.eval_size"),
 )
-"""What runs of one group may differ in."""
+"""More settings that may differ between the runs of a group."""
 
-LONG = 60  # letters of what differs
+LATER = {"train.eval_split": "test"}
+"""Settings that earlier versions did not have, with the value that was fixed then: they count as not set."""
+
+LONG = 60  # max letters of a description of differences
 _OUTSIDE = "outside."
 
 ABSENT: tuple[Any, ...] = (None, "", {}, [], ())
-"""A setting with such a value is as if it was not there: later versions have more settings than earlier ones."""
+"""A setting with such a value counts as not set: later versions have more settings than earlier ones."""
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """With dotted keys: `train.optim.lr`. Without recursion, as a file of a stranger may nest without end."""
-    found: dict[str, Any] = {}
+    """The settings by dotted keys: `train.optim.lr`. Without recursion, as somebody's file may be nested very
+    deeply."""
+    settings_by_key: dict[str, Any] = {}
     stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = [("", iter(config.items()))]
     while stack:
         prefix, items = stack[-1]
@@ -42,55 +46,56 @@ def flat(config: Config) -> dict[str, Any]:
             if isinstance(value, Mapping) and value:
                 stack.append((f"{prefix}{key}.", iter(value.items())))
                 break
-            found[f"{prefix}{key}"] = value
+            settings_by_key[f"{prefix}{key}"] = value
         else:
             stack.pop()
-    return found
+    return settings_by_key
 
 
-def settings(config: Config, without: Collection[str] = INDIFFERENT) -> dict[str, Any]:
-    """What is set, with dotted keys, without some settings or groups of them. Text may lie anywhere."""
+def settings(config: Config, without: Collection[str] = NOT_IN_IDENTITY) -> dict[str, Any]:
+    """The settings that are set, by dotted keys, without those in `without`, or in groups of it. The paths of text do
+    not count."""
     return {
         key: True if _place_of_text(key) else value
         for key, value in flat(config).items()
-        if value not in ABSENT and not _among(key, without)
+        if value not in ABSENT and value != LATER.get(key) and not _among(key, without)
     }
 
 
 def identity(config: Config, outside: Mapping[str, str] | None = None) -> str:
-    """12 hex digits. `outside`: the sha256 of every file from outside that the run uses, by reference; where a run
-    folder was read, its configuration has them as `outside`."""
+    """The identity of a run: 12 hex digits. `outside`: the sha256 of every file from outside that it uses, by
+    reference; configurations read from run folders already have them as `outside`."""
     return _hash(settings({**config, "outside": outside} if outside else config))
 
 
 def group(config: Config) -> str:
-    """The identity of what is repeated: by this key runs are pooled."""
-    return _hash(settings(config, (*INDIFFERENT, *POOLED)))
+    """The key of a run's group: runs with the same key are pooled."""
+    return _hash(settings(config, (*NOT_IN_IDENTITY, *NOT_IN_GROUP)))
 
 
 def differences(a: Config, b: Config) -> list[Difference]:
-    """(dotted key, value in a, value in b) wherever two configurations differ in what decides the result."""
-    left, right = ({k: v for k, v in flat(c).items() if v != {} and not _among(k, INDIFFERENT)} for c in (a, b))
+    """(dotted key, value in a, value in b) of all settings that affect results and differ."""
+    left, right = ({k: v for k, v in flat(c).items() if v != {} and not _among(k, NOT_IN_IDENTITY)} for c in (a, b))
     keys = dict.fromkeys([*left, *right])
     return [(key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)]
 
 
 def changes(began: Config, now: Config) -> list[Difference]:
-    """The differences that a run cannot be continued with.
+    """The differences with which a run cannot be continued.
 
-    A text may lie elsewhere: which one it is, its sha256 says (`canonlm.train.reading.check_unchanged`). And a constant
-    learning rate may go on for longer: with the other schedules, steps that are done would have had other rates.
+    A text may have another path: its sha256 identifies it (`canonlm.train.reading.check_unchanged`). With a constant
+    learning rate, `train.steps` may be raised: with other schedules, finished steps would have had other rates.
     """
-    there, here = flat(began), flat(now)
-    free = {key for key in there.keys() & here.keys() if _place_of_text(key)}
-    if here.get("train.optim.schedule") == "constant" and here["train.steps"] > there["train.steps"]:
+    old, new = flat(began), flat(now)
+    free = {key for key in old.keys() & new.keys() if _place_of_text(key)}
+    if new.get("train.optim.schedule") == "constant" and new["train.steps"] > old["train.steps"]:
         free.add("train.steps")
     return [difference for difference in differences(began, now) if difference[0] not in free]
 
 
 def what_differs(groups: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each of several flat settings, how it differs from the others: `canon_residual=false, steps=200`. Settings
-    that one of them lacks are not named there. What is long ends with a hash."""
+    """For each of several groups of flat settings, its differences from the others: `canon_residual=false, steps=200`.
+    Settings that a group lacks are left out of its text. A long text ends with a hash."""
     written = [{key: write(value) for key, value in one.items()} for one in groups]
     keys = [key for key in sorted(set().union(*written)) if len({one.get(key) for one in written}) > 1]
     leaves = Counter(map(leaf, keys))
@@ -104,7 +109,7 @@ def leaf(key: str) -> str:
 
 
 def write(value: Any) -> str:
-    """A setting as text, for whatever a file may hold."""
+    """Any value of a setting as text."""
     return value if isinstance(value, str) else json.dumps(value, default=str, skipkeys=True)
 
 
@@ -116,8 +121,8 @@ def _cut(text: str) -> str:
     return text if len(text) <= LONG else f"{text[: LONG - 8]}… {digest(text)[:6]}"
 
 
-def _hash(found: Mapping[str, Any]) -> str:
-    pairs = (f"{key}={json.dumps(found[key], default=str, skipkeys=True)}" for key in sorted(found))
+def _hash(values: Mapping[str, Any]) -> str:
+    pairs = (f"{key}={json.dumps(values[key], default=str, skipkeys=True)}" for key in sorted(values))
     return digest("\n".join(pairs))[:12]
 
 

@@ -1,7 +1,7 @@
 """`metrics.jsonl`: one row per logged step, evaluation and skipped step, appended as the run goes.
 
-`Metrics` writes rows. Whoever reads them takes `parse`, which trusts no file: a row that is damaged raises one of
-`DAMAGE`, and `read` counts it and goes on.
+`Metrics` writes rows. `parse` reads one and trusts no file: it raises one of `DAMAGE` for a damaged row, which `read`
+counts and skips.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ TRAIN_KEYS = {
     "kind": '"train"',
     "step": "optimizer steps done, from 1",
     "loss": "mean cross-entropy of the step's targets before its update, in nats, plus z-loss and router loss",
-    "z_loss": "the part of the loss that is z-loss; only where the model has one",
+    "z_loss": "the part of the loss that is z-loss; only if the model has one",
     "lr": "learning rate of the step",
     "grad_norm": "length of the gradient before clipping",
     "tokens": "tokens read since the run began, on all devices",
@@ -29,20 +29,20 @@ TRAIN_KEYS = {
     "tokens_per_s": "speed since the last row, of all devices together, without evaluations and checkpoints; "
     "null while a process warms up (its first 3 steps)",
     "mfu": "model FLOPs utilisation: the share of the devices' peak that the model's own arithmetic makes up, at this "
-    "speed; null where the peak is not known, as on CPUs",
+    "speed; null if the peak is not known, as on CPUs",
     "data_wait_s": "seconds that the loop waited for its data since the last row; null as the speed is",
     "data_wait_share": "the same as a share of the time for training; null as the speed is",
     "elapsed_s": "seconds of all processes of the run so far, evaluations and checkpoints included",
-    "memory_gb": "most memory in use, 1e9 bytes, of the first process. GPU: by tensors, since the last row. "
+    "memory_gb": "peak memory, 1e9 bytes, of the first process. GPU: of tensors, since the last row. "
     "CPU: resident, since the process began",
 }
 """The keys of a row of a logged step, in order, and what they mean."""
 
 TIMINGS = {"tokens_per_s", "mfu", "data_wait_s", "data_wait_share", "memory_gb", "elapsed_s"}
-"""Those that differ when the same run is done again; `train_seconds` of `result.json` does, too."""
+"""Keys whose values differ when the same run is repeated; `train_seconds` of `result.json` does, too."""
 
 DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-"""What reading a damaged row raises."""
+"""Exceptions from reading a damaged row."""
 
 LARGEST = 1e100
 """Larger numbers count as infinite: sums and squares of them would overflow."""
@@ -51,18 +51,18 @@ MAX_COUNT = 2**53
 """Larger counts are not exact as doubles, in which a browser holds them."""
 
 MAX_LINE = 2**20
-"""Bytes of a row."""
+"""Max bytes of a row."""
 
 MAX_BYTES = 2**30
-"""Bytes of a file that are read."""
+"""Max bytes that are read of a file."""
 
 MAX_LETTERS = 100
-"""Letters of a name that a file gives."""
+"""Max letters of a name from a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainRow:
-    """A logged step; `TRAIN_KEYS` says what the numbers mean. None: not known."""
+    """A logged step; see `TRAIN_KEYS`. None: not known."""
 
     step: int
     loss: float
@@ -81,7 +81,7 @@ _NUMBERS = tuple(each.name for each in fields(TrainRow))[2:]
 
 @dataclass(frozen=True)
 class Count:
-    """Answers that were right, of how many."""
+    """Right answers, and all answers."""
 
     correct: int
     total: int
@@ -106,19 +106,19 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Mean over the slices of the primary scale, each slice weighing the same."""
+        """Unweighted mean over the slices of the primary scale."""
         shares = [self.slices[key].accuracy for key in primary(self.slices)]
         return sum(shares) / len(shares)
 
     def value(self, key: str) -> float | None:
-        """The accuracy on a slice or the number of a measure; None where the row has it not."""
+        """The accuracy on a slice or the number of a measure; None if the row lacks it."""
         return self.slices[key].accuracy if key in self.slices else self.measures.get(key)
 
 
 @dataclass(frozen=True)
 class SetLoss:
-    """Of one validation set: mean cross-entropy in nats per token, and bits per byte of UTF-8 text; None where it is no
-    finite number. `tokens` is how many were evaluated."""
+    """For one validation set: mean cross-entropy in nats per token, and bits per byte of UTF-8 text; None if not
+    finite. `tokens`: the number of evaluated tokens."""
 
     loss: float | None
     bits_per_byte: float | None
@@ -158,7 +158,7 @@ Evaluate = Callable[[Any, int | None], E]
 
 
 def parse(row: Any, evaluate: Evaluate[E]) -> E | TrainRow | Remark:
-    """A row, as the loop has it or as JSON gives it. Raises one of `DAMAGE`."""
+    """A row from the loop or from JSON. Raises one of `DAMAGE`."""
     if row["kind"] == "eval":
         return evaluate(row, None)
     if row["kind"] != "train":
@@ -170,7 +170,7 @@ def parse(row: Any, evaluate: Evaluate[E]) -> E | TrainRow | Remark:
 
 def read(path: Path, evaluate: Evaluate[E], notes: list[str] | None = None) -> tuple[list[E], list[TrainRow], int]:
     """(evaluations, logged steps, the number of damaged rows), in order of steps. Of two rows for a step the last
-    counts. A file that does not exist has no rows. `notes` are told why a file is not read, or not to its end."""
+    counts. A missing file has no rows. If a file is not read, or not to its end, the reason is added to `notes`."""
     evals: dict[int, E] = {}
     train: dict[int, TrainRow] = {}
     damaged = 0
@@ -207,7 +207,7 @@ def _lines(path: Path, notes: list[str]) -> Iterator[bytes]:
 
 
 def bounded_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """The lines of a file; of one that is longer than `MAX_LINE`, pieces of that length, which are no rows."""
+    """The lines of a file; lines longer than `MAX_LINE` come in pieces of that length, which are not rows."""
     return iter(lambda: file.readline(MAX_LINE), b"")
 
 
@@ -235,7 +235,7 @@ def evaluation(row: Any, step: int | None = None) -> Evaluation:
 
 
 def text_evaluation(row: Any, step: int | None = None) -> TextEvaluation:
-    """The eval row of a run on text; None where no text is held out, so that nothing was evaluated."""
+    """The eval row of a run on text. A row None means that nothing was evaluated, as no text is held out."""
     if row is None and step is not None:
         return TextEvaluation(step, None, {})
     sets, unusable = {}, [] if finite(row["loss"]) else ["loss"]
@@ -258,12 +258,12 @@ def is_slice(key: str) -> bool:
 
 
 def scale_of(key: str) -> str:
-    """`k=1` → `k`: what the slice is one value of."""
+    """The scale of a slice: `k=1` → `k`."""
     return key.partition("=")[0]
 
 
 def in_order(keys: Iterable[str]) -> list[str]:
-    """Each slice once, scale by scale as first named; inside a scale `k=2` before `k=10`, words last and as named."""
+    """Each slice once, scale by scale in order of appearance; within a scale `k=2` before `k=10`, words last."""
     keys = list(dict.fromkeys(keys))
     scales = list(dict.fromkeys(map(scale_of, keys)))
     numbers = {key: [float(part) for part in re.findall(r"\d+(?:\.\d+)?", key)] or [math.inf] for key in keys}
@@ -271,7 +271,7 @@ def in_order(keys: Iterable[str]) -> list[str]:
 
 
 def primary(slices: Iterable[str]) -> list[str]:
-    """Of slices in order, those of the first scale."""
+    """The slices of the first scale, of slices in order."""
     keys = list(slices)
     return [key for key in keys if scale_of(key) == scale_of(keys[0])]
 
@@ -281,30 +281,31 @@ def finite(value: Any) -> TypeGuard[float]:
 
 
 def count(value: Any) -> int:
-    """An integer as a file gives it. Raises one of `DAMAGE`, also for one that is too large to count anything."""
+    """An integer from a file. Raises one of `DAMAGE`, also if it is too large for a count."""
     if abs(number := int(value)) > MAX_COUNT:
         raise ValueError("too large a number")
     return number
 
 
 def known_count(value: Any) -> int | None:
-    """None for whatever is not a count."""
+    """The value, or None if it is not a count."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT else None
 
 
 def writable(text: str) -> str:
-    """Names of folders and escapes in a file may stand for half a character, which no file can be written with."""
+    """The text without halves of characters, which names of folders and escapes in files may contain, and which cannot
+    be written to a file."""
     return text.encode("utf-8", "replace").decode()
 
 
 def plain(text: str) -> str:
-    """Without control characters, which a terminal would obey, and without the two other line ends of Unicode."""
+    """The text without control characters, which a terminal would obey, and Unicode's two other line ends."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", "�", text)
 
 
 def one_line(text: str, longest: int = MAX_LETTERS) -> str:
-    """What a file of a stranger calls something, as a name of one line that can be printed. A long name ends with a
-    hash of the whole, so that two names stay two."""
+    """A name from somebody's file as one printable line. A long name ends with a hash of all of it, so that different
+    names stay different."""
     if len(text) > longest:
         digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
         text = f"{text[: longest - 8]}… {digest[:6]}"
@@ -316,10 +317,10 @@ def _number(value: Any) -> float | None:
 
 
 class Metrics:
-    """The writer. Rows up to `last_step` are kept; later ones, of a run that was cut off, move to
+    """Writes rows. Existing rows up to `last_step` stay; later rows, of a run that was cut off, move to
     `metrics.discarded.jsonl`.
 
-    `elapsed_s` is that of the last row that is kept: the time that earlier processes spent on this run.
+    `elapsed_s` is from the last row that stays: the time that earlier processes spent on this run.
     """
 
     def __init__(self, folder: Path, last_step: int) -> None:
@@ -352,7 +353,7 @@ class Metrics:
 
 
 def _step(line: str) -> float:
-    """The step of a row; infinity for what is not a row, be it only its line end that is missing."""
+    """The step of a row; infinity for anything else, such as a row without its line end."""
     try:
         row = parse_json(line, "metrics.jsonl")
         return float(row["step"]) if isinstance(row, dict) and line.endswith("\n") else math.inf

@@ -1,6 +1,6 @@
-"""The words of a task from outside: a run folder has them in `task.json`, as a report never runs a task's file.
+"""The descriptions of a task from outside, in `task.json` of its run folders, as reports never run a task's file.
 
-What is read may be a stranger's: it is text and nothing else, and never long.
+The file may be somebody else's: it is only read as text, and cut where it is long.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,13 +15,13 @@ from .rows import DAMAGE, one_line
 if TYPE_CHECKING:  # numba, which a report of other results does not need
     from canonlm.tasks import Measure, Scale, Score, Task
 
-MOST_BYTES = 2**16
-MOST_LETTERS = 500
+MAX_BYTES = 2**16
+MAX_LETTERS = 500
 
 
 @dataclass(frozen=True)
 class Words:
-    """What a class of task has under the same names."""
+    """The attributes of a task class with the same names."""
 
     score: "Score"
     about: str = ""
@@ -30,7 +30,7 @@ class Words:
 
 
 class Named(str):
-    """The name of a task that is not ours, with its words."""
+    """The name of a task from outside, with its words."""
 
     words: "Words | Task"
 
@@ -45,14 +45,14 @@ def named(task: "Task | None") -> str:
 
 
 def words_of(task: str) -> "Words | Task | type[Task]":
-    """Of a task's name; a name that is neither ours nor `Named` has none."""
+    """The words for a task's name; empty for a name that is neither built in nor `Named`."""
     from canonlm.tasks import registered
 
     return task.words if isinstance(task, Named) else registered(task)
 
 
 def written(task: "Task") -> dict[str, Any]:
-    """The words as JSON: of labels those of the slices that the test has."""
+    """The words as JSON, with labels for the slices of the test."""
     labels: dict[str, dict[str, str]] = {name: {} for name in task.scales}
     for name, value in (pair for where in task.slices() for pair in where.items() if pair[0] in labels):
         labels[name][str(value)] = task.scales[name].label(str(value))
@@ -62,13 +62,16 @@ def written(task: "Task") -> dict[str, Any]:
 
 
 def read(path: Path) -> Words:
-    """Without any words where the file is not there, damaged or long."""
+    """Read a `task.json`; empty words if it is missing, damaged or long."""
     from canonlm.tasks import Measure, Scale, Score
 
     try:
-        raw = read_json(path, MOST_BYTES)
+        raw = read_json(path, MAX_BYTES)
         return Words(
-            Score(_text(raw["score"], "measure"), _text(raw["score"], "share")),
+            Score(
+                **{key: _text({"slice": "", **raw["score"]}, key) for key in ("measure", "share", "slice")},
+                two_state=raw["score"].get("two_state") is not False,
+            ),
             _text(raw, "about"),
             {key: Scale(_text(one, "by"), _labels(key, dict(one["labels"])), _text(one, "about"))
              for key, one in raw["scales"].items()},
@@ -80,7 +83,7 @@ def read(path: Path) -> Words:
 
 
 def _text(raw: Mapping[str, Any], key: str) -> str:
-    return one_line(str(raw[key]), MOST_LETTERS)
+    return one_line(str(raw[key]), MAX_LETTERS)
 
 
 def _labels(scale: str, labels: Mapping[str, Any]) -> Callable[[str], str]:

@@ -1,7 +1,7 @@
-"""What stands around the facts of a question: neutral sentences that answer nothing.
+"""Background of a question: neutral sentences around its facts.
 
-A background is one stream of sentences per question. How far it is read depends on the tokenizer, what it says does
-not: of two tokenizers, or two lengths, one text is the beginning of the other.
+A background is one stream of sentences per question. The tokenizer decides only how much of it is read: of two
+tokenizers, or two lengths, one text is the beginning of the other.
 """
 
 import random
@@ -17,19 +17,19 @@ from canonlm.suites.reading import text_of
 
 class Background(Protocol):
     def sentences(self, seed: int, index: int) -> Iterator[str]:
-        """Of question `index`: sentences without blanks around them. The generator's never end, a file's do."""
+        """The sentences for question `index`, without blanks around them. The generator's never end, a file's do."""
         ...
 
 
 def open_background(name: str | None) -> Background:
-    """None: the generator. Otherwise the path of a text file; ValueError where there is none to read."""
+    """None: the generator. Otherwise the text file of that path; ValueError if it cannot be read."""
     return Neutral() if name is None else TextFile(Path(name))
 
 
 def fill(sentences: Iterator[str], budget: int, tokens: Callable[[str], int]) -> list[str]:
-    """The first sentences, one more as long as those before it have fewer than `budget` tokens together; none for 0.
+    """The fewest first sentences that have at least `budget` tokens together; each sentence is counted by itself.
 
-    Each sentence is counted by itself. ValueError: the sentences end before that.
+    ValueError: all sentences together have fewer.
     """
     chosen: list[str] = []
     total = 0
@@ -240,7 +240,7 @@ _TEMPLATES = tuple(map(_compiled, TEMPLATES))
 
 
 def scatter(facts: Sequence[str], places: Sequence[float], background: Sequence[str]) -> tuple[list[str], list[int]]:
-    """All sentences, and where the facts are among them.
+    """(all sentences, the positions of the facts among them).
 
     places: for each fact, in [0, 1) and rising, how far into the background it stands: before its sentence
     floor(place * (sentences + 1)), or at its end.

@@ -1,12 +1,12 @@
-"""Birth-year multi-hop: who was born in which year, said directly or through others, in a long text about other things.
+"""Birth-year multi-hop: birth years, stated directly or through other people, in a long text about other things.
 
-k groups of N people. The birth years of the first group are told, N different ones; each later group is matched to the
-one before it by a random permutation, and of each person it is told that he or she was born in the same year as the
-matched one. Asked for is the birth year of a person of the last group: one fact to find for k = 1, a chain of k facts
-otherwise. The law is that of arXiv 2512.17351, Part 4.1; names are made from Capo's pools, the words are ours.
+k groups of N people. The text states the birth years of the first group, N different ones. Each later group is matched
+to the one before it by a random permutation, and the text says of each person that he or she was born in the same year
+as the matched one. The question is about a person of the last group: it takes one fact for k = 1, else a chain of k
+facts. The distribution is that of arXiv 2512.17351, Part 4.1; names are made from Capo's pools, the words are ours.
 
 The people, their years, the order of the facts, their places and the question are a function of (k, people, published,
-split, seed, index). The background is not part of it: with another length, text or tokenizer the same is asked.
+split, seed, index). They do not depend on the background's length or text, nor on the tokenizer.
 """
 
 import json
@@ -46,7 +46,7 @@ INSTRUCTION = (
 class MultiHopSettings(Settings):
     """One setting of the suite."""
 
-    k: PositiveInt = 1  # hops: facts that an answer takes
+    k: PositiveInt = 1  # hops: facts that an answer needs
     people: int = Field(5, ge=1, le=len(YEARS))  # N, in each of the k groups
     background: NonNegativeInt = 0  # M tokens, by the evaluated model's tokenizer
     text: str | None = None  # a text file for the background; None: generated sentences
@@ -72,41 +72,42 @@ def published_settings(**settings: Any) -> list[MultiHopSettings]:
 
 @dataclass(frozen=True)
 class Story:
-    """What is told and asked, without the background.
+    """The facts and the question, without the background.
 
     facts: the sentences in the order of the text. places: for each fact, in [0, 1) and rising, how far into the
-    background it stands. chain: where in `facts` those are that the answer takes, the direct one first.
+    background it stands. chain: the indices of the facts that the answer needs, the direct one first. person: the name
+    in the question.
     """
 
     facts: tuple[str, ...]
     places: tuple[float, ...]
     chain: tuple[int, ...]
-    asked: str
+    person: str
     answer: str
-    others: tuple[tuple[str, str], ...]  # (name, year) of those in the last group who are not asked about
+    others: tuple[tuple[str, str], ...]  # (name, year) of the other people in the last group
 
 
 class MultiHop:
-    """The questions of one setting, as `canonlm.suites.questions.Questions` wants them.
+    """The questions of one setting, a `canonlm.suites.questions.Questions`.
 
     Slices: `position` of the direct fact among all facts, from 1; with a background, the `quarter` of the text (1 to 4)
-    in which it stands; for k > 1, unless `published`, the position of the fact about the person `asked` for, and how
-    many links of the chain are told `backward`: before the fact that they lead to.
+    in which it stands; for k > 1, unless `published`, `asked`, the position of the fact about the person in the
+    question, and `backward`, the number of links of the chain that stand before the fact that they lead to.
     """
 
-    # "exact": what was written begins, after blanks, with the year, and no digit follows. "year": the first number of
-    # exactly four digits in it is the year.
+    # "exact": the text begins, after blanks, with the year, and no digit follows. "year": the first number of exactly
+    # four digits in it is the year.
     measures: ClassVar[tuple[str, ...]] = ("exact", "year")
-    most = 16  # enough for a few words before the year, and for tokenizers that cut it into digits
+    max_new_tokens = 16  # enough for a few words before the year, and for tokenizers that cut it into digits
     stop: Sequence[str] = (".",)
 
     def __init__(self, settings: MultiHopSettings, tokens: Tokens, split: str = "test") -> None:
-        """tokens: of a text, without special ones. ValueError for a text that is none, and for too many people."""
+        """tokens: the number of tokens of a text. ValueError for an unreadable text, and for too many people."""
         check_split(split)
         self.settings, self.split, self.name = settings, split, settings.name
         self._tokens, self._background = tokens, open_background(settings.text)
         self._lengths: dict[int, int] = {}  # sentences of a background, so that its tokens are counted once
-        # Backgrounds know no splits, and other suites use them too: here they are called with a seed of their own.
+        # Backgrounds have no splits, and other suites use them too, so their seed includes suite and split.
         self._background_seed = random.Random(f"multihop {split} {settings.seed} background").getrandbits(63)
         check_people("people", settings.k * settings.people, _pools().sizes)
 
@@ -118,7 +119,7 @@ class MultiHop:
         story = self.story(index)
         background = self._sentences(index)
         text = " ".join(scatter(story.facts, story.places, background)[0])
-        beginning = BEGINNING.format(name=story.asked)
+        beginning = BEGINNING.format(name=story.person)
         if self.settings.k == 1:
             prompt = f"{text}\n\n{beginning}"
         else:
@@ -126,40 +127,40 @@ class MultiHop:
         return Question(prompt, story.answer, self._slice(story))
 
     def story(self, index: int) -> Story:
-        """What question `index` tells and asks."""
+        """Question `index` without its background."""
         k, n, published = self.settings.k, self.settings.people, self.settings.published
         rng = random.Random(f"multihop {self.split} {self.settings.seed} {index}")
         names = [_name(number) for number in rng.sample(range(prod(_pools().sizes[:3])), k * n)]
         years = rng.sample(YEARS, n)
         facts = [DIRECT.format(name=name, year=year) for name, year in zip(names, years, strict=False)]
-        told_by = list(range(n))  # person → the person of the group before, in numbers of `names` and of `facts`
+        linked_to = list(range(n))  # person → the person of the group before, in numbers of `names` and of `facts`
         for first in range(n, k * n, n):
             matched = rng.sample(range(first - n, first), n)
-            told_by += matched
+            linked_to += matched
             pairs = zip(names[first : first + n], matched, strict=True)
             facts += [LINK.format(name=name, other=names[other]) for name, other in pairs]
-        asked = (k - 1) * n + (0 if published else rng.randrange(n))
+        person = (k - 1) * n + (0 if published else rng.randrange(n))
         order = list(range(k * n)) if published else rng.sample(range(k * n), k * n)
-        needed = _chain(asked, n, told_by)
+        needed = _chain(person, n, linked_to)
         return Story(
             facts=tuple(facts[fact] for fact in order),
             places=tuple(sorted(rng.random() for _ in facts)),
             chain=tuple(map(order.index, needed)),
-            asked=names[asked],
+            person=names[person],
             answer=str(years[needed[0]]),
             others=tuple(
-                (names[other], str(years[_chain(other, n, told_by)[0]]))
+                (names[other], str(years[_chain(other, n, linked_to)[0]]))
                 for other in range((k - 1) * n, k * n)
-                if other != asked
+                if other != person
             ),
         )
 
-    def grade(self, question: Question, said: str) -> dict[str, bool]:
-        """By the two measures. Only what was written counts, however it goes on."""
-        found = re.search(r"(?<![0-9])[0-9]{4}(?![0-9])", said)
+    def grade(self, question: Question, answer: str) -> dict[str, bool]:
+        """Whether an answer is right, by both measures."""
+        match = re.search(r"(?<![0-9])[0-9]{4}(?![0-9])", answer)
         return {
-            "exact": re.match(f"{question.answer}(?![0-9])", said.strip()) is not None,
-            "year": found is not None and found[0] == question.answer,
+            "exact": re.match(f"{question.answer}(?![0-9])", answer.strip()) is not None,
+            "year": match is not None and match[0] == question.answer,
         }
 
     def _sentences(self, index: int) -> list[str]:
@@ -171,29 +172,29 @@ class MultiHop:
         return filled
 
     def _slice(self, story: Story) -> dict[str, int]:
-        found = {"position": story.chain[0] + 1}
+        slice = {"position": story.chain[0] + 1}
         if self.settings.background:
-            found["quarter"] = int(4 * story.places[story.chain[0]]) + 1
+            slice["quarter"] = int(4 * story.places[story.chain[0]]) + 1
         if self.settings.k > 1 and not self.settings.published:
             links = zip(story.chain, story.chain[1:], strict=False)
-            found |= {"asked": story.chain[-1] + 1, "backward": sum(later < earlier for earlier, later in links)}
-        return found
+            slice |= {"asked": story.chain[-1] + 1, "backward": sum(later < earlier for earlier, later in links)}
+        return slice
 
 
-def _chain(person: int, n: int, told_by: Sequence[int]) -> list[int]:
-    """The people over whom the year of `person` is found, from the one of whom it is told."""
+def _chain(person: int, n: int, linked_to: Sequence[int]) -> list[int]:
+    """The people in the chain to `person`, from the one whose year the text states."""
     chain = [person]
     while chain[0] >= n:
-        chain.insert(0, told_by[chain[0]])
+        chain.insert(0, linked_to[chain[0]])
     return chain
 
 
 def write_texts(questions: MultiHop, out: Path, on_progress: Callable[[int], None] = lambda done: None) -> None:
-    """Write texts to train on as lines `{"text": …}`, which `canonlm data prepare` reads: every prompt with its answer,
-    after which the others of the last group are asked about, too. (Few tokens of such a text can be known, and these
-    are what a model learns from.)
+    """Write training texts as lines `{"text": …}`, which `canonlm data prepare` reads: every prompt with its answer,
+    then the same question about the others of the last group. (Answers are the only predictable tokens of such a text,
+    so a model learns from them.)
 
-    `out` is whole or not there. ValueError: it is there already, is not named .jsonl, or cannot be written.
+    `out` is complete or absent. ValueError: it exists already, does not end in .jsonl, or cannot be written.
     """
     if out.suffix != ".jsonl":
         raise expected("OUT", "a name that ends in .jsonl", str(out))
@@ -223,7 +224,7 @@ def _pools() -> Pools:
 
 
 def _name(number: int) -> str:
-    """Full name `number` of all combinations."""
+    """The full name with this number among all combinations."""
     pools = _pools()
     number, last = divmod(number, len(pools.last))
     first, middle = divmod(number, len(pools.middle))

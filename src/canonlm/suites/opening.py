@@ -1,17 +1,20 @@
-"""A model to be asked, from wherever it is: a run of ours, a saved or published checkpoint, any causal language model
-of transformers."""
+"""Opens models for evaluation: runs of ours, saved and published checkpoints, any causal language model of
+transformers."""
 
 import hashlib
 import json
 import logging
 import math
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import huggingface_hub
 import torch
@@ -43,14 +46,14 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _CONFIGS = ("config.json", "params.json")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 _SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.py"]
-"""What is fetched from the Hub before a model is known to be one: everything but weights."""
+"""Files that are fetched from the Hub first, to check the model: everything but weights."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 MAX_LABELS = 100_000
-"""Classes of a classifier that a configuration may name: the library makes a table of them."""
+"""Max classes of a classifier in a configuration: the library makes a table of them."""
 
 MAX_PACKED = 16
-"""Numbers of a model per number in its files, which may be quantized."""
+"""Max parameters of a model per number in its files, which may be quantized."""
 
 _SAMPLES = 64  # numbers of every tensor that a fingerprint looks at
 _log = logging.getLogger(__name__)
@@ -58,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Subject:
-    """A model in evaluation mode on its device; its tokenizer, where it has one.
+    """A model in evaluation mode on its device, and its tokenizer, if it has one.
 
     about: for people and for `results.json`: `source`, `kind` (run, canonlm, published or transformers), `step` (of a
     run), `arch`, `parameters`, `dtype`, `tokenizer` (sha256 of its vocabulary, shortened, or None), `fingerprint` (of
@@ -85,14 +88,14 @@ def open_model(
     Args:
         source: the folder of a run, of `canonlm export` or `save_pretrained`, of a published checkpoint; or a name on
             the Hugging Face Hub.
-        step: of which checkpoint of a run; default: the newest whole one.
+        step: of which checkpoint of a run; default: the newest complete one.
         variant: which sub-folder of a published checkpoint, where it has several.
         tokenizer: `bytes`, a tokenizer file, a folder with one, a name on the Hub; default: the model's own, if any.
         dtype: fp32, bf16 or fp16; default: as stored (runs: fp32).
         device: auto, cpu, cuda, …
         trust_remote_code: run code that comes with the model, or that a run keeps a copy of.
 
-    ValueError in one line: no such model, a folder that is none, damaged weights or ones that do not fit the
+    ValueError in one line: no such model, a folder without a model, damaged weights or weights that do not fit the
     configuration, a tokenizer of more tokens than the model knows.
     """
     if dtype is not None and dtype not in DTYPES:
@@ -113,7 +116,7 @@ def open_model(
         model, own, about = _of_files(source, variant, DTYPES.get(dtype or ""), trust_remote_code)
     if dtype is not None:
         model = model.to(DTYPES[dtype])  # type: ignore[arg-type]  # the library's wrapper confuses the checker
-    words = own if tokenizer is None else _asked_tokenizer(tokenizer, trust_remote_code)
+    words = own if tokenizer is None else _named_tokenizer(tokenizer, trust_remote_code)
     if words is not None and (tokens := max(words.get_vocab().values()) + 1) > (known := _vocab_size(model)):
         what = f"one of at most {known:,} tokens, as many as {source} knows"
         raise expected("--tokenizer", what, f"{tokenizer or 'its own'}, of {tokens:,}")
@@ -154,7 +157,7 @@ def tokenizer_of_run(run: Path) -> Path | None:
     for file, text in zip(files, texts, strict=True):
         index = file.with_name(
             "index.json"
-        )  # has the tokenizer's sha256: a stranger's run may name any folder of yours
+        )  # has the tokenizer's sha256: somebody else's run may name any of your folders
         if file.is_file() and index.is_file() and Stamp.of(index).sha256 == text["sha256"]:
             return file
     if files:
@@ -184,11 +187,11 @@ Opened = tuple[PreTrainedModel, PreTrainedTokenizerBase | None, dict[str, Any]]
 
 def _of_run(path: Path, step: int | None) -> Opened:
     arch = load_config(path / "config.yaml").arch
-    if not (found := steps(path / "checkpoints")):
+    if not (saved_steps := steps(path / "checkpoints")):
         raise expected("MODEL", "the folder of a run that has saved a checkpoint", str(path))
     file, words = tokenizer_of_run(path), None
     model, damages = None, []
-    for each in reversed(found) if step is None else [step]:
+    for each in reversed(saved_steps) if step is None else [step]:
         try:
             model, step = load_model(path, each).module, each
             break
@@ -250,11 +253,11 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, trust_remote_code: bo
 
 
 def _check_folder(folder: Path, trust_remote_code: bool) -> None:
-    """ValueError for a saved model of transformers whose sizes its weights cannot have, or which no machine holds, and
-    for files that lead out of its folder."""
+    """ValueError for a saved model of transformers whose configuration does not fit its weights or any machine, and for
+    files that lead out of its folder."""
     config = read_settings(folder)
     if (folder / "adapter_config.json").exists():
-        raise ValueError(f"{folder}: expected a whole model, and no adapter (adapter_config.json)")
+        raise ValueError(f"{folder}: expected a complete model, got an adapter (adapter_config.json)")
     if (file := weights.weights_of(folder)) is None:
         raise ValueError(f"{folder}: expected weights, {' or '.join(weights.NAMES)}")
     held = weights.headers(file)
@@ -275,11 +278,11 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> None:
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(folder)))
     except Exception as error:
         raise _cannot_be_loaded(str(folder), error) from None
-    numbers, there = sum(p.numel() for p in model.parameters()), sum(math.prod(one.shape) for one in held.values())
-    if numbers > MAX_PACKED * there:
-        what = f"a model of the {there:,} numbers in {file.name}"
-        raise expected(str(folder / "config.json"), what, f"one of {numbers:,}")
-    check_memory(str(folder), 2 * numbers)  # at least half precision
+    needed, stored = sum(p.numel() for p in model.parameters()), sum(math.prod(one.shape) for one in held.values())
+    if needed > MAX_PACKED * stored:
+        what = f"a model of the {stored:,} numbers in {file.name}"
+        raise expected(str(folder / "config.json"), what, f"one of {needed:,}")
+    check_memory(str(folder), 2 * needed)  # at least half precision
 
 
 def _integers(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
@@ -297,14 +300,14 @@ def _cannot_be_loaded(name: str, error: Exception) -> ValueError:
     return ValueError(f"{name}: not a causal language model that can be loaded ({_reason(error)})")
 
 
-def _asked_tokenizer(name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def _named_tokenizer(name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     path = Path(name).expanduser()
     if name == "bytes" or path.is_file():
         return as_in_training(*load_tokenizer(name if name == "bytes" else path))
     folder = path if path.is_dir() else _fetch("--tokenizer", name)
-    if (found := _saved_tokenizer(folder, trust_remote_code)) is None:
+    if (tokenizer := _saved_tokenizer(folder, trust_remote_code)) is None:
         raise expected("--tokenizer", f"a tokenizer ({', '.join(_TOKENIZERS[:2])}, …)", name)
-    return found
+    return tokenizer
 
 
 def _saved_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
@@ -326,17 +329,29 @@ def _saved_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokeniz
             raise ValueError(f"{folder}: its tokenizer cannot be read ({_reason(error)})") from None
 
 
+def hub_is_known() -> bool:
+    """Whether the Hub's name has an address. Without one, its client would retry for 10 to 30 seconds."""
+    if getproxies():
+        return True  # then a proxy knows names
+    try:
+        socket.getaddrinfo(urlsplit(huggingface_hub.constants.ENDPOINT).hostname, None)
+    except OSError:
+        return False
+    return True
+
+
 def _fetch(key: str, name: str) -> Path:
-    """Where the Hub's small files of that name are on this machine."""
+    """The local folder with the small files of a name on the Hub."""
     reason = ""
     if _HUB_NAME.fullmatch(name):
+        offline = not hub_is_known()
         try:
-            return Path(huggingface_hub.snapshot_download(name, allow_patterns=_SMALL))
+            return Path(huggingface_hub.snapshot_download(name, allow_patterns=_SMALL, local_files_only=offline))
         except (OSError, ValueError) as error:
-            reason = f" ({_reason(error)})"
+            reason = " (its name has no address: no network?)" if offline else f" ({_reason(error)})"
     path = Path(name).expanduser()
-    here = [str(path.with_name(other.name)) for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    close = get_close_matches(str(path), here, n=1, cutoff=0.75)
+    siblings = [str(path.with_name(other.name)) for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = get_close_matches(str(path), siblings, n=1, cutoff=0.75)
     guess = f' Did you mean "{close[0]}"?' if close else ""
     kind = {"MODEL": "a folder nor a model", "--tokenizer": "a file, a folder nor a tokenizer"}[key]
     raise ValueError(f'{key}: "{name}" is neither {kind} on the Hub that can be reached{reason}.{guess}')
@@ -347,7 +362,7 @@ def _configs(folder: Path, below: str) -> list[Path]:
 
 
 def _no_model(source: str, folder: Path) -> ValueError:
-    """What a folder is that is no model: it may lie near one."""
+    """A description of a folder that is not a model, but may lie near one."""
     names = sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))
     what = "a run (config.yaml), a saved model (config.json) or a published checkpoint (params.json)"
     run = next((parent for parent in folder.resolve().parents if (parent / "config.yaml").is_file()), None)

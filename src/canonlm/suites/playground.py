@@ -1,11 +1,11 @@
-"""Ask a saved model what a playground task asks: at any difficulty, and beyond the length it was trained at.
+"""Evaluate a saved model on its playground task: at any difficulty, and beyond the length of training.
 
-A model of a task knows the tokens of that task alone, so another difficulty has to have the same vocabulary: Depo with
-more nodes has, Mano with longer expressions has not.
+A model of a task knows the tokens of that task alone, so another difficulty must have the same vocabulary: true of Depo
+with more nodes, not of Mano with longer expressions.
 
 Length: a window holds instances one after the other, so a longer window puts questions at positions that training never
-reached. With `lengths=[1, 1.25, 1.5, 2]` windows of so many times the training length are read, and of the longer ones
-only the answers beyond the training length are graded.
+reached. With `lengths=[1, 1.25, 1.5, 2]` windows of these multiples of the training length are read, and of the longer
+ones only the answers beyond the training length are graded.
 """
 
 import math
@@ -19,22 +19,23 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from canonlm import evals, outside, tasks
 from canonlm.data.windows import WindowStream
-from canonlm.errors import InvalidSetting, expected
+from canonlm.errors import expected
 from canonlm.evals.answers import Answer
 from canonlm.evals.windows import WindowEval
 from canonlm.models.build import wrap
+from canonlm.runs.rows import slice_key
 from canonlm.suites.opening import Subject
 from canonlm.suites.questions import Score, not_finite, share_right
-from canonlm.train.config import RunConfig, Settings
+from canonlm.train.config import RunConfig, Settings, build_task
 from canonlm.train.recipe import load
 
 BATCH_SIZE = 32
-DEFAULT_LENGTH = 2048  # tokens of a window, where neither a run nor the model says
+DEFAULT_LENGTH = 2048  # tokens of a window, if neither a run nor the model has a length
 
 
 class PlaygroundSettings(Settings):
-    """What `canonlm eval --suite playground` takes. `task` changes the task that the run was trained on, setting by
-    setting; a model that is no run of ours needs it whole."""
+    """The settings of `canonlm eval --suite playground`. `task` changes single settings of the task that the run was
+    trained on; a model that is not a run of ours needs all of them."""
 
     task: dict[str, Any] = {}
     lengths: list[float] = Field([1], min_length=1)  # of windows, in training lengths
@@ -43,20 +44,22 @@ class PlaygroundSettings(Settings):
     split: str = "test"
 
 
-class Asked(NamedTuple):
-    """One evaluation to make: `scores(rows)` gives `accuracy` (of all slices alike, then slice by slice), the task's
-    own measures, and `loss` (nats per labelled token). To `rows` it appends every answer, as
-    `Results.keep` takes them; an evaluation from outside, which does not tell them, appends none."""
+class PlannedEvaluation(NamedTuple):
+    """One evaluation: `scores(rows)` gives `accuracy` (the task's headline, then slice by slice), the task's own
+    measures, and `loss` (nats per labelled token). It appends every answer to `rows`, as `Results.keep` takes them; an
+    evaluation from outside that does not report answers appends none."""
 
     name: str
     settings: dict[str, Any]
     scores: Callable[..., list[Score]]
 
 
-def evaluations(subject: Subject, settings: PlaygroundSettings, batch_size: int | None = None) -> list[Asked]:
-    """One for each length.
+def evaluations(
+    subject: Subject, settings: PlaygroundSettings, batch_size: int | None = None
+) -> list[PlannedEvaluation]:
+    """One evaluation for each length.
 
-    ValueError: no such task, another vocabulary than the model's, lengths that the task cannot be asked at.
+    ValueError: no such task, another vocabulary than the model's, lengths that are impossible for the task.
     """
     source = Path(subject.about["source"])
     with outside.of_run(source, subject.trusted):
@@ -70,17 +73,17 @@ def evaluations(subject: Subject, settings: PlaygroundSettings, batch_size: int 
     stream = WindowStream(
         task,
         settings.split,
-        seed=(run.train.seed if run else 0) if settings.seed is None else settings.seed,
+        seed=(run.eval_seed if run else 0) if settings.seed is None else settings.seed,
         seq_len=trained,
         loss_on=run.data.loss_on if run else task.loss_on,
         isolate_documents=bool(run and run.data.isolate_documents),
     )
     batch = batch_size or (run.train.batch_size if run else BATCH_SIZE)
-    found = []
+    planned = []
     for length in lengths:
         longer = replace(stream, seq_len=math.ceil(round(length * trained, 6)))
-        if longer.seq_len < task.least_seq_len:
-            what = f"numbers >= {task.least_seq_len / trained:.3g}, or the questions of {task!r} do not fit"
+        if longer.seq_len < task.min_seq_len:
+            what = f"numbers >= {task.min_seq_len / trained:.3g}, or the questions of {task!r} do not fit"
             raise expected("lengths", what, settings.lengths)
         evaluation: evals.Evaluation = (
             evals.build(stream, settings.n, batch)
@@ -90,8 +93,8 @@ def evaluations(subject: Subject, settings: PlaygroundSettings, batch_size: int 
         noted = {"task": {"name": task.name, **task.spec.model_dump()}, "seq_len": longer.seq_len}
         noted |= {"n": settings.n, "seed": stream.seed, "split": settings.split, "batch_size": batch}
         name = task.name if length == 1 else f"{task.name} x{length:g}"
-        found.append(Asked(name, noted, partial(_scores_of, evaluation, subject)))
-    return found
+        planned.append(PlannedEvaluation(name, noted, partial(_scores_of, evaluation, subject, task.score.slice)))
+    return planned
 
 
 def _task(subject: Subject, run: RunConfig | None, settings: PlaygroundSettings) -> tasks.Task:
@@ -102,10 +105,7 @@ def _task(subject: Subject, run: RunConfig | None, settings: PlaygroundSettings)
     chosen = {**chosen, "name": chosen.get("name", (trained or {}).get("name"))}
     if trained and chosen["name"] != trained["name"]:
         raise expected("task.name", f"{trained['name']}, which the run was trained on", chosen["name"])
-    try:
-        task = tasks.get(**chosen)
-    except InvalidSetting as error:  # "depo.N": was written as task.N
-        raise InvalidSetting(f"task.{error.key.partition('.')[2] or 'name'}", error) from None
+    task = build_task(chosen)
     known = run.built_task.vocab.names if run and run.built_task else None
     if len(task.vocab) != subject.model.config.vocab_size or (
         known is not None and list(task.vocab.names) != list(known)
@@ -115,29 +115,34 @@ def _task(subject: Subject, run: RunConfig | None, settings: PlaygroundSettings)
     return task
 
 
-def _scores_of(evaluation: evals.Evaluation, subject: Subject, rows: list[dict[str, Any]] | None = None) -> list[Score]:
+def _scores_of(
+    evaluation: evals.Evaluation, subject: Subject, headline: str, rows: list[dict[str, Any]] | None = None
+) -> list[Score]:
     def keep(answer: Answer) -> None:
-        row = {"index": len(kept), "slice": answer.slice, "question": answer.question, "answer": answer.answer}
-        row |= {"said": answer.said, "right": {"accuracy": answer.correct}}
-        kept.append(row if answer.finite else {**row, "finite": False})
+        row = {"index": len(answers), "slice": answer.slice, "question": answer.question, "answer": answer.answer}
+        row |= {"said": answer.model_answer, "right": {"accuracy": answer.correct}}
+        answers.append(row if answer.finite else {**row, "finite": False})
 
-    kept = [] if rows is None else rows
+    answers = [] if rows is None else rows
     if rows is not None and hasattr(evaluation, "keep"):
         evaluation.keep = keep
-    found = evaluation.run(wrap(subject.model), subject.model.device)
-    bad = found.get("not_finite", {"questions": 0, "asked": 0})
-    if not any(row["total"] for row in found["slices"]) and not found.get("measures"):
+    results = evaluation.run(wrap(subject.model), subject.model.device)
+    not_finite_counts = results.get("not_finite", {"questions": 0, "asked": 0})
+    if not any(row["total"] for row in results["slices"]) and not results.get("measures"):
         seq_len = evaluation.stream.seq_len  # type: ignore[attr-defined]  # of windows alone nothing may be complete
         raise expected("lengths", "longer ones: no answer is complete beyond the training length", f"{seq_len} tokens")
     each = [
-        share_right("accuracy", row["correct"], row["total"], row["slice"]) for row in found["slices"] if row["total"]
+        share_right("accuracy", row["correct"], row["total"], row["slice"]) for row in results["slices"] if row["total"]
     ]
     primary = [score for score in each if score.slice.keys() == each[0].slice.keys()]
+    primary = [score for score in primary if slice_key(score.slice) == headline or not headline]
     main = []
-    if primary:  # the slices of the task's own scale weigh the same, as in the report
+    if primary:  # the slices of the task's own scale weigh the same, as in the report; or one of them stands for all
         value = sum(score.value for score in primary) / len(primary)
         error = math.sqrt(sum((score.stderr or 0) ** 2 for score in primary)) / len(primary)
         main = [Score("accuracy", value, error, sum(score.n or 0 for score in primary))]
-    measures = [Score(name, float(value), None, None, share=False) for name, value in found.get("measures", {}).items()]
-    loss = Score("loss", found["loss"], None, None, higher_is_better=False, share=False)
-    return [*main, *each, *measures, loss, *not_finite(bad["questions"], bad["asked"])]
+    measures = [
+        Score(name, float(value), None, None, share=False) for name, value in results.get("measures", {}).items()
+    ]
+    loss = Score("loss", results["loss"], None, None, higher_is_better=False, share=False)
+    return [*main, *each, *measures, loss, *not_finite(not_finite_counts["questions"], not_finite_counts["asked"])]

@@ -1,9 +1,9 @@
-"""Which rules a model sees in a sentence: a linear probe from its hidden states to the nodes of the parse tree.
+"""Linear probes from a model's hidden states to the parse tree of a sentence.
 
-For every level of a Lano grammar, one linear classifier reads a token's hidden state and says which symbol of the level
-the token stands under, and another whether that symbol's node ends here (Physics of Language Models, Part 1, arXiv
-2305.13673, Sec. 4). The model is never changed. A symbol is only known once its node is complete, so besides all tokens
-those at which a node ends are given apart.
+For every level of a Lano grammar, one linear classifier predicts from a token's hidden state the symbol of the level
+above the token, and another whether that symbol's node ends at the token (Physics of Language Models, Part 1, arXiv
+2305.13673, Sec. 4). The model is never changed. A symbol is only determined once its node is complete, so tokens at
+which a node ends also have scores of their own.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ RIDGE = 1e-4  # weight decay of the classifiers, per standardised feature
 
 @dataclass(frozen=True)
 class LevelProbe:
-    """Shares of test tokens told right. `level` counts from the root (0 is the root itself); guesses: the commonest
-    symbol (of all tokens, of those at ends), or the commoner of "ends" and "goes on"."""
+    """Shares of test tokens predicted right. `level` counts from the root (0 is the root itself); guesses: the most
+    frequent symbol (of all tokens, of those at ends), or the more frequent of "ends" and "goes on"."""
 
     level: int
     symbols: int
@@ -63,32 +63,32 @@ def probe(
     device = next(model.parameters()).device
     features, symbols, ends = hidden_states(model, task, "train", seed, fit, layer, device)
     held_features, held_symbols, held_ends = hidden_states(model, task, "test", seed, test, layer, device)
-    bad = sum(int((~states.isfinite()).any(1).sum()) for states in (features, held_features))
-    if bad:
-        where = f"{bad:,} of {len(features) + len(held_features):,} tokens"
+    not_finite = sum(int((~states.isfinite()).any(1).sum()) for states in (features, held_features))
+    if not_finite:
+        where = f"{not_finite:,} of {len(features) + len(held_features):,} tokens"
         raise FloatingPointError(f"the model's hidden states are not finite (NaN) at {where}")
     mean, scale = features.mean(0), features.std(0).clamp_min(1e-6)
     x, held_x = (features - mean) / scale, (held_features - mean) / scale
-    found = []
+    probes = []
     for level in range(symbols.shape[1]):
         if symbols[:, level].max() == 0:
             continue
-        told = _fit(x, symbols[:, level])(held_x) == held_symbols[:, level]
-        told_end = _fit(x, ends[:, level])(held_x) == held_ends[:, level]
+        symbol_right = _fit(x, symbols[:, level])(held_x) == held_symbols[:, level]
+        boundary_right = _fit(x, ends[:, level])(held_x) == held_ends[:, level]
         at_end = held_ends[:, level].astype(bool)
-        found.append(
+        probes.append(
             LevelProbe(
                 level=level,
                 symbols=int(symbols[:, level].max()) + 1,
-                symbol=float(told.mean()),
+                symbol=float(symbol_right.mean()),
                 symbol_guess=_commonest(held_symbols[:, level]),
-                symbol_at_end=float(told[at_end].mean()),
+                symbol_at_end=float(symbol_right[at_end].mean()),
                 symbol_at_end_guess=_commonest(held_symbols[at_end, level]),
-                boundary=float(told_end.mean()),
+                boundary=float(boundary_right.mean()),
                 boundary_guess=_commonest(held_ends[:, level]),
             )
         )
-    return found
+    return probes
 
 
 def _commonest(values: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""Questions in words with one right answer each: what a retrieval suite is made of, and how it is asked and counted."""
+"""Questions in words with one right answer each, which retrieval suites consist of, and their scores."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 Tokens = Callable[[str], int]
-"""How many tokens a text has, without special ones."""
+"""The number of tokens in a text, without special tokens."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One prompt. `slice` says where it stands in the tables, such as `{"position": 2}`."""
+    """One prompt and its answer. `slice` is its place in the tables, such as `{"position": 2}`."""
 
     prompt: str
     answer: str
@@ -22,16 +22,16 @@ class Questions(Protocol):
     """A set of questions, each a pure function of (settings, seed, index)."""
 
     name: str  # in tables: "1hop-2k", "babilong-qa1-0k"
-    measures: ClassVar[tuple[str, ...]]  # what `grade` tells; the first one is the score
-    most: int  # tokens that an answer may take
+    measures: ClassVar[tuple[str, ...]]  # the keys of `grade`; the first one is the score
+    max_new_tokens: int  # tokens that an answer may take
     stop: Sequence[str]  # what ends an answer
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Question: ...
 
-    def grade(self, question: Question, said: str) -> dict[str, bool]:
-        """Whether what a model wrote is right, by every measure."""
+    def grade(self, question: Question, answer: str) -> dict[str, bool]:
+        """Whether a model's answer is right, by every measure."""
         ...
 
 
@@ -39,7 +39,7 @@ class Questions(Protocol):
 class Score:
     """One number of an evaluation: a share of right answers, or (share=False) a loss, a perplexity, …
 
-    `stderr` is that of a mean of `n` independent answers, None where it is none.
+    `stderr` is that of a mean of `n` independent answers, None for other numbers.
     """
 
     measure: str
@@ -52,18 +52,18 @@ class Score:
 
 
 NOT_FINITE = "not_finite"
-"""A measure that an entry has only where it is not 0: questions in which the model's logits were not finite (NaN)."""
+"""A measure that an entry has only if it is not 0: questions in which the model's logits were not finite (NaN)."""
 
 
-def not_finite(questions: int, asked: int) -> list[Score]:
-    """The score that says so, of `asked` questions; none where all logits were finite."""
+def not_finite(questions: int, total: int) -> list[Score]:
+    """The score for `questions` of `total` questions without finite logits; empty if all logits were finite."""
     if not questions:
         return []
-    return [Score(NOT_FINITE, questions, None, asked, higher_is_better=False, share=False)]
+    return [Score(NOT_FINITE, questions, None, total, higher_is_better=False, share=False)]
 
 
-def told_not_finite(entry: Mapping[str, Any]) -> tuple[int, int] | None:
-    """(questions in which the logits were not finite, questions asked) of an entry of results.json; None: none."""
+def not_finite_of(entry: Mapping[str, Any]) -> tuple[int, int] | None:
+    """(questions in which the logits were not finite, all questions) of an entry of results.json; None: all finite."""
     for score in entry["scores"]:
         if score["measure"] == NOT_FINITE and not score["slice"]:
             return int(score["value"]), int(score["n"] or 0)
@@ -77,15 +77,15 @@ def share_right(measure: str, right: int, n: int, slice: Mapping[str, Any] | Non
 
 
 def scores(rows: Sequence[Mapping[str, Any]], measures: Sequence[str]) -> list[Score]:
-    """Of rows `{"slice": {…}, "right": {measure: bool}}`: for each measure all of them, then each value of each scale
-    of their slices by itself."""
-    found = []
+    """The scores of rows `{"slice": {…}, "right": {measure: bool}}`: for each measure that of all rows, then those of
+    each value of each key of their slices."""
+    results = []
     for measure in measures:
-        found.append(_of(measure, rows, {}))
+        results.append(_of(measure, rows, {}))
         for scale in dict.fromkeys(scale for row in rows for scale in row["slice"]):
             for value in sorted({row["slice"][scale] for row in rows if scale in row["slice"]}):
-                found.append(_of(measure, [row for row in rows if row["slice"].get(scale) == value], {scale: value}))
-    return found
+                results.append(_of(measure, [row for row in rows if row["slice"].get(scale) == value], {scale: value}))
+    return results
 
 
 def _of(measure: str, rows: Sequence[Mapping[str, Any]], slice: Mapping[str, Any]) -> Score:

@@ -1,11 +1,11 @@
-"""`results.json` of an evaluated model, and the answers behind it, kept while they come in.
+"""`results.json` of an evaluated model, and files of its answers, written as they come in.
 
     OUT/results.json                 {"model": {…}, "results": [{"suite", "name", "settings", "scores": […], …}, …]}
     OUT/answers/multihop-1hop-2k-….jsonl   one line per question: index, slice, answer, said, right
 
-An entry is known by its suite, name and settings. What is there is not asked again; half a line, which a killed process
-leaves, is. Several processes may write to one OUT, each to its own entries. An entry names the file of its answers with
-their sha256: an answer that was changed afterwards is noticed.
+Suite, name and settings identify an entry. Questions with an answer are not asked again, unless a killed process left
+half a line. Several processes may write to one OUT, each to its own entries. An entry has the file of its answers and
+their sha256, so that changed answers are detected.
 """
 
 import hashlib
@@ -31,25 +31,25 @@ from canonlm.untrusted import parse_json, path_inside, read_bytes, read_object
 PACKAGES = ("canonlm", "torch", "transformers", "lm_eval")
 
 Write = Callable[[Sequence[str], int, Sequence[str]], Iterator[tuple[int, str]]]
-"""(prompts, most tokens, stop strings) → (index of a prompt, text), as they are written."""
+"""(prompts, max new tokens, stop strings) → (index of a prompt, text), as they are written."""
 
 MAX_ANSWERS = 2**30
-"""Bytes of a file of answers."""
+"""Max bytes of a file of answers."""
 
 Row = dict[str, Any]
 
 
 class Results:
-    """The folder OUT of one model. ValueError when it holds those of another: other weights, or another tokenizer."""
+    """The folder OUT of one model. ValueError if it has results of another: other weights, or another tokenizer."""
 
     def __init__(self, out: Path, model: Mapping[str, Any]) -> None:
         self.out, self.path = out, out / "results.json"
         self._model = dict(model)
-        self._answers: dict[tuple[str, str], Row] = {}  # of what was asked now, by suite and name
+        self._answers: dict[tuple[str, str], Row] = {}  # of new entries, by suite and name
         self._read()
 
     def find(self, suite: str, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The finished entry, if there is one. ValueError: its answers are no longer those that were given."""
+        """The finished entry, if there is one. ValueError: its answers were changed."""
         entry = next((entry for entry in self.entries(suite, settings) if entry["name"] == name), None)
         if entry is not None:
             check_answers(self.out, entry)
@@ -60,14 +60,14 @@ class Results:
         return [entry for entry in self._read() if (entry["suite"], entry["settings"]) == (suite, dict(settings))]
 
     def add(
-        self, suite: str, name: str, settings: Mapping[str, Any], found: Sequence[Score], seconds: float
+        self, suite: str, name: str, settings: Mapping[str, Any], scores: Sequence[Score], seconds: float
     ) -> dict[str, Any]:
-        """Keep an entry, in place of an older one of the same name and settings; the file is whole at any time."""
+        """Add an entry, or replace one of the same name and settings. The file is complete at any time."""
         entry = {
             "suite": suite,
             "name": name,
             "settings": dict(settings),
-            "scores": [asdict(score) for score in found],
+            "scores": [asdict(score) for score in scores],
             "seconds": round(seconds, 1),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": {package: number for package in PACKAGES if (number := _version(package))},
@@ -90,9 +90,9 @@ class Results:
         on_answer: Callable[[int], None] = lambda answered: None,
         not_finite: Collection[int] = (),
     ) -> list[Score]:
-        """Ask what has no answer yet; each answer is on disk before the next batch is asked.
+        """Ask all questions without an answer; each answer is on disk before the next batch.
 
-        A question is a function of its number, so more of them (`n`) take up the answers to fewer. ValueError: another
+        A question is a function of its number, so more questions (`n`) reuse the answers to fewer. ValueError: another
         process is asking the same.
 
         not_finite: the indices of prompts whose logits are not finite, as `write` goes on (`Writer.not_finite`).
@@ -106,23 +106,23 @@ class Results:
         except Timeout:
             raise ValueError(f"{path}: another process is asking {questions.name}") from None
         try:
-            found = scores(rows, questions.measures)
+            results = scores(rows, questions.measures)
         except (KeyError, TypeError) as error:
             raise _damaged(path, f"{type(error).__name__}: {error}") from None
         self._note(suite, questions.name, path, rows)
-        return [*found, *_not_finite(rows)]
+        return [*results, *_not_finite(rows)]
 
     def keep(self, suite: str, name: str, settings: Mapping[str, Any], rows: Sequence[Row]) -> None:
-        """Write the answers of an entry that is about to be added, where a suite has asked by itself. `rows`: as those
-        of `ask`, `index` from 0."""
+        """Write the answers of an entry that will be added, for a suite that does not use `ask`. `rows` are as in the
+        files of `ask`, with `index` from 0."""
         path = self._path(suite, name, settings)
         with _writing(path.parent):
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
         self._note(suite, name, path, rows)
 
     def _path(self, suite: str, name: str, settings: Mapping[str, Any]) -> Path:
-        whose = {key: self._model.get(key) for key in _IDENTITY}
-        return self.out / "answers" / f"{slug(f'{suite}-{name}')}-{_key(suite, name, settings, whose)[:8]}.jsonl"
+        model = {key: self._model.get(key) for key in _IDENTITY}
+        return self.out / "answers" / f"{slug(f'{suite}-{name}')}-{_key(suite, name, settings, model)[:8]}.jsonl"
 
     def _note(self, suite: str, name: str, path: Path, rows: Sequence[Row]) -> None:
         file = path.relative_to(self.out).as_posix()
@@ -141,10 +141,10 @@ class Results:
         numbers = list(left)
         on_answer(len(rows))
         with TextIOWrapper(append(path), encoding="utf-8") as file:
-            for place, said in self._written(questions, left, write):
+            for place, text in self._written(questions, left, write):
                 index, question = numbers[place], left[numbers[place]]
-                row = {"index": index, "slice": dict(question.slice), "answer": question.answer, "said": said}
-                row["right"] = questions.grade(question, said)
+                row = {"index": index, "slice": dict(question.slice), "answer": question.answer, "said": text}
+                row["right"] = questions.grade(question, text)
                 if place in not_finite:
                     row["finite"] = False
                 with _writing(path.parent):
@@ -158,7 +158,7 @@ class Results:
     def _written(questions: Questions, left: Mapping[int, Question], write: Write) -> Iterator[tuple[int, str]]:
         try:
             prompts = [question.prompt for question in left.values()]
-            yield from write(prompts, questions.most, questions.stop) if left else ()
+            yield from write(prompts, questions.max_new_tokens, questions.stop) if left else ()
         except ValueError as error:
             raise ValueError(f"{questions.name}: {error}") from None
 
@@ -168,11 +168,11 @@ class Results:
         if not self.path.exists():
             return []
         try:
-            found = read_object(self.path)
-            model, entries = dict(found["model"]), [_entry(entry) for entry in found["results"]]
+            content = read_object(self.path)
+            model, entries = dict(content["model"]), [_entry(entry) for entry in content["results"]]
         except (ValueError, KeyError, TypeError, OSError) as error:
             what = (
-                f"a folder whose results.json can be read (it cannot: {error}; without it, the answers are still there)"
+                f"a folder whose results.json can be read (it cannot: {error}; the answers are in files of their own)"
             )
             raise expected("--out", what, str(self.out)) from None
         for key in _IDENTITY:
@@ -184,27 +184,27 @@ class Results:
 
 
 _IDENTITY = ("fingerprint", "tokenizer")
-"""What of a model tells it from another."""
+"""Keys that identify a model."""
 
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Into the folder, which is made where it is not there."""
+    """For writing into the folder, which is made if it is missing."""
     with writing("--out", folder):
         folder.mkdir(parents=True, exist_ok=True)
         yield
 
 
-def _key(*what: Any) -> str:
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+def _key(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def read_answers(folder: Path, entry: Mapping[str, Any]) -> list[Row]:
     """The answers of an entry of `folder/results.json`, in the order of the questions: `{"index", "slice", "answer",
-    "said", "right"}` with the right answer, what the model wrote and whether it is right by each measure; of the
-    playground, `question`, too.
+    "said", "right"}` with the right answer, the model's text and whether it is right by each measure; for the
+    playground also `question`.
 
-    ValueError: the entry names no answers, they cannot be read, or they are not those that the entry was made of.
+    ValueError: the entry names no answers, they cannot be read, or they are not the ones that its scores are from.
     """
     noted = entry.get("answers")
     count, sha256 = (noted.get(key) for key in ("count", "sha256")) if isinstance(noted, dict) else (None, None)
@@ -213,17 +213,17 @@ def read_answers(folder: Path, entry: Mapping[str, Any]) -> list[Row]:
     path = path_inside(folder, noted.get("file"), str(folder / "results.json"))
     if not os.path.exists(path):
         raise ValueError(f"{str(path)[:300]}: cannot be read (no such file)")
-    found = _rows(path)
-    rows = [found[index] for index in sorted(found) if index < count]
+    by_index = _rows(path)
+    rows = [by_index[index] for index in sorted(by_index) if index < count]
     if len(rows) != count or _digest(rows) != sha256:
-        what = "the answers that results.json was made of, got others"
+        what = "the answers behind the scores in results.json, got others"
         raise ValueError(f"{path}: expected {what} (remove both files to ask again)")
     return rows
 
 
 def check_answers(folder: Path, entry: Mapping[str, Any]) -> None:
-    """ValueError where the answers of an entry were changed. Entries of earlier versions name none; answers that were
-    removed are none either."""
+    """ValueError if the answers of an entry were changed. Entries of earlier versions name no answers, and answers may
+    have been removed: both are fine."""
     noted = entry.get("answers")
     if noted is None:
         return
@@ -255,13 +255,13 @@ def _damaged(path: Path, reason: object) -> ValueError:
 
 
 def _rows(path: Path, cut: bool = False) -> dict[int, Row]:
-    """The answers that are there. cut: remove a line that was cut off."""
+    """The answers in a file, by index. cut: remove an incomplete last line."""
     if not os.path.exists(path):
         return {}
     data = read_bytes(path, MAX_ANSWERS)
-    whole = data[: data.rfind(b"\n") + 1]
-    found: dict[int, Row] = {}
-    for number, line in enumerate(whole.split(b"\n"), 1):
+    lines = data[: data.rfind(b"\n") + 1]
+    rows: dict[int, Row] = {}
+    for number, line in enumerate(lines.split(b"\n"), 1):
         if not line:
             continue
         try:
@@ -271,10 +271,10 @@ def _rows(path: Path, cut: bool = False) -> dict[int, Row]:
         parts = [row.get(key) for key in ("slice", "right")] if isinstance(row, dict) else []
         if not parts or not all(isinstance(part, dict) for part in parts) or not isinstance(row.get("index"), int):
             raise _damaged(path, f"line {number}: expected an answer with index, slice and right")
-        found[row["index"]] = row
-    if cut and len(whole) < len(data):
-        os.truncate(path, len(whole))
-    return found
+        rows[row["index"]] = row
+    if cut and len(lines) < len(data):
+        os.truncate(path, len(lines))
+    return rows
 
 
 def _version(package: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The suites of `canonlm eval`: what each asks a saved model, from settings to entries of results.json."""
+"""The suites of `canonlm eval`: from settings to entries of results.json."""
 
 import hashlib
 import os
@@ -31,37 +31,37 @@ _RETRIEVAL = {
 }
 
 
-class Asking(NamedTuple):
-    """How a model is asked, whatever the suite."""
+class PromptOptions(NamedTuple):
+    """How prompts go to a model, in every suite."""
 
     batch_size: int | None = None  # None: found automatically
     bos: bool = False  # whether a prompt begins with the tokenizer's BOS token
     beyond: bool = False  # whether prompts may be longer than the model's context
 
 
-class Watch(Protocol):
-    """What is told while a suite runs."""
+class ProgressReporter(Protocol):
+    """Called while a suite runs."""
 
     def begin(self, name: str, questions: int | None) -> None: ...
 
     def advance(self, answered: int) -> None: ...
 
     def end(self, entry: Mapping[str, Any], again: bool) -> None:
-        """again: the entry was there already."""
+        """again: the entry existed already."""
         ...
 
 
-def plan(suite: str, pairs: Iterable[str], published: bool = False, **given: Any) -> list[BaseModel]:
-    """The settings that a suite is run with: one, or one for every combination where a setting is given as a list.
+def plan(suite: str, pairs: Iterable[str], published: bool = False, **options: Any) -> list[BaseModel]:
+    """The settings of a suite's evaluations: one for every combination of the values of settings that are lists.
 
-    pairs: `key=value`. published: the settings of the published results, changed by `pairs`. given: more settings, no
-    longer as text.
+    pairs: `key=value`. published: the settings of the published results, changed by `pairs`. options: more settings, as
+    values instead of text.
 
     ValueError for an unknown suite, setting or value.
     """
     if suite not in SUITES:
         raise unknown("suite", suite, SUITES)
-    raw: dict[str, Any] = dict(given)
+    raw: dict[str, Any] = dict(options)
     pairs = list(pairs)
     for pair in pairs:
         if "=" not in pair:
@@ -74,13 +74,13 @@ def plan(suite: str, pairs: Iterable[str], published: bool = False, **given: Any
     for key, value in swept.items():
         if not value:
             raise expected(key, "at least one value", value)
-    chosen = []
+    combinations = []
     for default in defaults:
         for values in product(*swept.values()):
             settings = {**default, **fixed, **dict(zip(swept, values, strict=True))}
-            if settings not in chosen:
-                chosen.append(settings)
-    return [_checked(model, given) for given in chosen]
+            if settings not in combinations:
+                combinations.append(settings)
+    return [_checked(model, options) for options in combinations]
 
 
 def _settings(suite: str, published: bool) -> tuple[type[BaseModel], list[dict[str, Any]]]:
@@ -99,28 +99,32 @@ def _settings(suite: str, published: bool) -> tuple[type[BaseModel], list[dict[s
     return getattr(home, _RETRIEVAL[suite][1]), defaults
 
 
-def _checked(model: type[BaseModel], given: dict[str, Any]) -> BaseModel:
+def _checked(model: type[BaseModel], settings: dict[str, Any]) -> BaseModel:
     try:
-        return model.model_validate(given)
+        return model.model_validate(settings)
     except ValidationError as error:
         raise refused(error, model) from None
 
 
 def run(
-    suite: str, settings: Sequence[BaseModel], subject: Subject, asking: Asking, out: Path, watch: Watch
+    suite: str,
+    settings: Sequence[BaseModel],
+    subject: Subject,
+    options: PromptOptions,
+    out: Path,
+    progress: ProgressReporter,
 ) -> list[dict[str, Any]]:
-    """Ask everything, entry by entry; what OUT has already is not asked again. Returns the entries asked for.
+    """Evaluate every setting, entry by entry, and return the entries. Entries that OUT has already are not repeated.
 
-    ValueError from an entry (a prompt longer than the context, a dataset that is not there) leaves those before it in
-    OUT.
+    Entries that were finished before a ValueError (a prompt longer than the context, a missing dataset) stay in OUT.
     """
     results = Results(out, subject.about)
     ask = {"harness": _harness, "playground": _playground}.get(suite, _retrieval)
-    return [entry for each in settings for entry in ask(suite, each, subject, asking, results, watch)]
+    return [entry for each in settings for entry in ask(suite, each, subject, options, results, progress)]
 
 
 def _retrieval(
-    suite: str, settings: Any, subject: Subject, asking: Asking, results: Results, watch: Watch
+    suite: str, settings: Any, subject: Subject, options: PromptOptions, results: Results, progress: ProgressReporter
 ) -> Iterator[dict[str, Any]]:
     from canonlm.suites.writing import Writer
 
@@ -129,85 +133,90 @@ def _retrieval(
         if subject.about["kind"] == "run":
             what = f"a model of text, as {suite} asks in words; a run on a task knows its own (--suite playground)"
         raise expected("MODEL", what, subject.about["source"])
-    noted = {**settings.model_dump(mode="json"), **_contents(settings, ("text", "facts")), "bos": asking.bos}
+    noted = {**settings.model_dump(mode="json"), **_contents(settings, ("text", "facts")), "bos": options.bos}
     if (entry := results.find(suite, settings.name, noted)) is not None:
-        watch.end(entry, again=True)
+        progress.end(entry, again=True)
         yield entry
         return
     writer = Writer(
-        subject.model, subject.tokenizer, batch_size=asking.batch_size, bos=asking.bos, beyond=asking.beyond
+        subject.model, subject.tokenizer, batch_size=options.batch_size, bos=options.bos, beyond=options.beyond
     )
     questions = getattr(import_module(_RETRIEVAL[suite][0]), _RETRIEVAL[suite][2])(settings, writer.tokens)
-    ask = partial(results.ask, suite, questions, noted, writer.write, watch.advance, writer.not_finite)
-    watch.begin(questions.name, len(questions))
-    yield _entry(results, watch, suite, questions.name, noted, ask)
+    ask = partial(results.ask, suite, questions, noted, writer.write, progress.advance, writer.not_finite)
+    progress.begin(questions.name, len(questions))
+    yield _entry(results, progress, suite, questions.name, noted, ask)
 
 
 def _playground(
-    suite: str, settings: Any, subject: Subject, asking: Asking, results: Results, watch: Watch
+    suite: str, settings: Any, subject: Subject, options: PromptOptions, results: Results, progress: ProgressReporter
 ) -> Iterator[dict[str, Any]]:
     from canonlm.suites.playground import evaluations
 
-    for name, noted, scores in evaluations(subject, settings, asking.batch_size):
-        watch.begin(name, None)
-        yield _entry(results, watch, suite, name, noted, partial(_kept, results, suite, name, noted, scores))
+    for name, noted, scores in evaluations(subject, settings, options.batch_size):
+        progress.begin(name, None)
+        yield _entry(results, progress, suite, name, noted, partial(_scored, results, suite, name, noted, scores))
 
 
-def _kept(
+def _scored(
     results: Results, suite: str, name: str, noted: dict[str, Any], scores: Callable[..., list[Score]]
 ) -> list[Score]:
     rows: list[dict[str, Any]] = []
-    found = scores(rows)
+    kept = scores(rows)
     if rows:
         results.keep(suite, name, noted, rows)
-    return found
+    return kept
 
 
 def _harness(
-    suite: str, settings: Any, subject: Subject, asking: Asking, results: Results, watch: Watch
+    suite: str, settings: Any, subject: Subject, options: PromptOptions, results: Results, progress: ProgressReporter
 ) -> Iterator[dict[str, Any]]:
-    """The harness says only while it goes on which tasks there are: those of groups and patterns too."""
+    """One entry per task. The harness resolves groups and patterns into tasks only while it runs."""
     from canonlm.suites.harness.run import run_harness
 
     noted = {**settings.model_dump(mode="json", exclude={"tasks"}), **_contents(settings, ("include",))}
-    noted |= {"bos": asking.bos, "beyond": asking.beyond}
-    kept = {entry["name"]: entry for entry in results.entries(suite, noted)}
+    noted |= {"bos": options.bos, "beyond": options.beyond}
+    finished = {entry["name"]: entry for entry in results.entries(suite, noted)}
     entries, begun = [], time.perf_counter()
 
     def on_task(name: str, scores: list[Score]) -> None:
         nonlocal begun
-        entry = kept.get(name) or results.add(suite, name, noted, scores, time.perf_counter() - begun)
+        entry = finished.get(name) or results.add(suite, name, noted, scores, time.perf_counter() - begun)
         begun = time.perf_counter()
         entries.append(entry)
-        watch.end(entry, again=name in kept)
+        progress.end(entry, again=name in finished)
 
     run_harness(
-        subject, settings, on_task, done=kept, bos=asking.bos, batch_size=asking.batch_size, beyond=asking.beyond
+        subject, settings, on_task, done=finished, bos=options.bos, batch_size=options.batch_size, beyond=options.beyond
     )
     yield from entries
 
 
 def _contents(settings: BaseModel, keys: Iterable[str]) -> dict[str, str]:
-    """`{"text_sha256": …}` for settings that name a file or a folder here: what is in them decides results."""
-    found = {}
+    """`{"text_sha256": …}` for settings that name a local file or folder, as results depend on its contents."""
+    digests = {}
     for key in keys:
         path = Path(str(getattr(settings, key, None) or "")).expanduser()
         files = [path] if os.path.isfile(path) else sorted(path.rglob("*")) if path.name and os.path.isdir(path) else []
         stamps = [f"{file.relative_to(path)} {Stamp.of(file).sha256}" for file in files if file.is_file()]
         if stamps:
-            found[f"{key}_sha256"] = hashlib.sha256("\n".join(stamps).encode()).hexdigest()
-    return found
+            digests[f"{key}_sha256"] = hashlib.sha256("\n".join(stamps).encode()).hexdigest()
+    return digests
 
 
 def _entry(
-    results: Results, watch: Watch, suite: str, name: str, noted: dict[str, Any], ask: Callable[[], list[Score]]
+    results: Results,
+    progress: ProgressReporter,
+    suite: str,
+    name: str,
+    noted: dict[str, Any],
+    ask: Callable[[], list[Score]],
 ) -> dict[str, Any]:
-    """The entry as it was kept, or else asked for now."""
+    """The finished entry, or a new one."""
     if (entry := results.find(suite, name, noted)) is not None:
-        watch.end(entry, again=True)
+        progress.end(entry, again=True)
         return entry
     start = time.perf_counter()
-    found = ask()
-    entry = results.add(suite, name, noted, found, time.perf_counter() - start)
-    watch.end(entry, again=False)
+    scores = ask()
+    entry = results.add(suite, name, noted, scores, time.perf_counter() - start)
+    progress.end(entry, again=False)
     return entry

@@ -1,4 +1,4 @@
-"""Sampling that depends on nothing but (seed, prompt): the same in any batch, and next to anything else that draws."""
+"""Sampling that depends on (seed, prompt) alone, so it is the same in any batch."""
 
 import hashlib
 from collections.abc import Sequence
@@ -36,8 +36,8 @@ class Sampling:
             raise expected("--top-p", "a number > 0 and <= 1", self.top_p)
 
     def processors(self, prompts: Sequence[int]) -> LogitsProcessorList:
-        """For greedy decoding of the prompts of these numbers, in this order: the largest of what they return is a
-        sample."""
+        """Processors for greedy decoding of the prompts with these numbers, in this order: the largest of the scores
+        that they return is a sample."""
         chosen: list[LogitsProcessor] = [TemperatureLogitsWarper(float(self.temperature))]
         if self.top_k is not None:
             chosen.append(TopKLogitsWarper(self.top_k))

@@ -9,8 +9,8 @@ SHOWN = 12  # words that an error lists
 
 
 class TaskWords:
-    """What a `Writer` asks of a tokenizer. Texts are tokens with blanks between them (biographies: plain text); a
-    model has written enough where a sample ends or the next one begins."""
+    """The methods of a tokenizer that `Writer` needs. Texts are tokens with blanks between them (biographies: plain
+    text). A text ends where a sample ends or the next one begins."""
 
     def __init__(self, task: Task) -> None:
         self.task, self.vocab = task, task.vocab

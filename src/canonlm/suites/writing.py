@@ -1,4 +1,4 @@
-"""Text in, text out: generation in batches, for evaluations that read what a model writes, and for people."""
+"""Text in, text out: generation in batches, for evaluations that grade texts, and for people."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
@@ -19,20 +19,20 @@ from canonlm.suites.sampling import Sampling
 if TYPE_CHECKING:
     from canonlm.suites.task_words import TaskWords
 
-ROWS = {"cuda": 256, "cpu": 32}  # of a batch whose size is found automatically, at most
-CPU_TOKENS = 2**13  # of such a batch, prompts and answers together
-BYTES_PER_TOKEN = 2**18  # of a GPU's free memory, to begin with: the cache of a model of 3B parameters
-BEFORE = 8  # tokens of a prompt that what follows is decoded with
+ROWS = {"cuda": 256, "cpu": 32}  # max rows of a batch whose size is chosen automatically
+CPU_TOKENS = 2**13  # max tokens of such a batch on a CPU, prompts and answers together
+BYTES_PER_TOKEN = 2**18  # of a GPU's free memory, as a first guess: the cache of a model of 3B parameters
+BEFORE = 8  # last tokens of the prompt with which an answer is decoded
 
 
 class Writer:
-    """Lets a model continue texts: greedily or as `sampling` says, with a cache, in batches of prompts of like length.
+    """Lets a model continue texts: greedily or by `sampling`, with a cache, in batches of prompts of similar length.
 
-    batch_size: prompts at a time; None: found by length and free memory, and halved as often as memory runs out.
-    bos: begin every prompt with the tokenizer's token for that.
-    beyond: prompts may be longer than what the model was made to read, if it can read them at all.
+    batch_size: prompts at a time; None: chosen by length and free memory, and halved whenever memory runs out.
+    bos: begin every prompt with the tokenizer's BOS token.
+    beyond: prompts may be longer than the model's context, if the model can read them at all.
 
-    What is written does not depend on the batches, up to the rounding of the model's dtype.
+    Texts do not depend on the batches, up to the rounding of the model's dtype.
     """
 
     def __init__(
@@ -55,73 +55,73 @@ class Writer:
         self._tokenizer: Any = tokenizer
         self._context = None if beyond and not learns_positions(model) else wrap(model).context_length
         self._ends = end_tokens(model, tokenizer)
-        self._batch_size, self._most_tokens = batch_size, _tokens_at_once(model.device)
+        self._batch_size, self._max_tokens = batch_size, _tokens_at_once(model.device)
         self.not_finite: set[int] = set()  # prompts of this `write` so far at which the model's logits were NaN
 
     def tokens(self, text: str) -> int:
-        """How many tokens the text has, without special ones."""
+        """The number of tokens in the text, without special tokens."""
         return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    def write(self, prompts: Sequence[str], most: int, stop: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
-        """`(index, text)` for each prompt, as batches finish, the longest first: what the model writes after it, at
-        most `most` tokens, up to its end-of-text token or what comes first of `stop` (neither is part of the text).
+    def write(self, prompts: Sequence[str], max_new_tokens: int, stop: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
+        """`(index, text)` for each prompt, as batches finish, the longest first. The text is the model's continuation:
+        at most `max_new_tokens` tokens, up to its end-of-text token or the first of `stop` (neither is part of it).
 
         ValueError, before anything is written: a prompt with its answer is longer than the model's context. Later: the
         memory does not hold the batch (with `batch_size=None`: not even one prompt).
         """
-        asked = self.check(prompts, most)
+        ids = self.check(prompts, max_new_tokens)
         self.not_finite.clear()
-        return self._write(asked, most, [x for x in stop if x])
+        return self._write(ids, max_new_tokens, [x for x in stop if x])
 
-    def check(self, prompts: Sequence[str], most: int, name: str = "prompt {}") -> list[list[int]]:
-        """The prompts in tokens. ValueError where one with its answer is longer than the model's context."""
-        return [self._ids(name.format(index), prompt, most) for index, prompt in enumerate(prompts)]
+    def check(self, prompts: Sequence[str], max_new_tokens: int, name: str = "prompt {}") -> list[list[int]]:
+        """The prompts in tokens. ValueError if one with its answer is longer than the model's context."""
+        return [self._ids(name.format(index), prompt, max_new_tokens) for index, prompt in enumerate(prompts)]
 
-    def stream(self, prompt: str, most: int, show: Callable[[str], object], stop: Sequence[str] = ()) -> None:
-        """As `write` of one prompt; `show` gets the text bit by bit, as soon as nothing can change it any more.
+    def stream(self, prompt: str, max_new_tokens: int, show: Callable[[str], object], stop: Sequence[str] = ()) -> None:
+        """Write one prompt's text to `show`, piece by piece, as soon as nothing can change it any more.
         FloatingPointError: the model's logits are not finite."""
-        (ids,), stop = self.check([prompt], most, "the prompt"), [x for x in stop if x]
+        (ids,), stop = self.check([prompt], max_new_tokens, "the prompt"), [x for x in stop if x]
         streamer = _Stream(self, ids, stop, self._all_ends(stop), show)
-        if self._batch([0], [ids], most, stop, watch=_Finite(), streamer=streamer) is None:
-            raise ValueError(f"memory does not hold {len(ids) + most:,} tokens")
+        if self._batch([0], [ids], max_new_tokens, stop, monitor=_Finite(), streamer=streamer) is None:
+            raise ValueError(f"memory does not hold {len(ids) + max_new_tokens:,} tokens")
 
-    def _write(self, asked: list[list[int]], most: int, stop: Sequence[str]) -> Iterator[tuple[int, str]]:
-        # The longest first: what memory does not hold is found out at once.
-        order = sorted(range(len(asked)), key=lambda index: -len(asked[index]))
+    def _write(self, prompts: list[list[int]], max_new_tokens: int, stop: Sequence[str]) -> Iterator[tuple[int, str]]:
+        # The longest first: if memory does not hold them, that shows at once.
+        order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
         done = 0
         while done < len(order):
-            width = len(asked[order[done]]) + most
+            width = len(prompts[order[done]]) + max_new_tokens
             batch = order[done : done + self._rows(width)]
-            texts = self._batch(batch, [asked[index] for index in batch], most, stop)
+            texts = self._batch(batch, [prompts[index] for index in batch], max_new_tokens, stop)
             if texts is not None:
                 yield from zip(batch, texts, strict=True)
                 done += len(batch)
             elif self._batch_size is not None and len(batch) > 1:
-                what = f"fewer than {len(batch)}: memory does not hold so many prompts of {width:,} tokens"
+                what = f"fewer than {len(batch)}: memory does not hold that many prompts of {width:,} tokens"
                 raise expected("--batch-size", what, self._batch_size)
             elif len(batch) == 1:
                 raise ValueError(f"prompt {batch[0]}: memory does not hold its {width:,} tokens")
             else:
-                self._most_tokens = width * (len(batch) // 2)
+                self._max_tokens = width * (len(batch) // 2)
 
     def _rows(self, width: int) -> int:
         if self._batch_size is not None:
             return self._batch_size
-        rows = min(ROWS.get(self._model.device.type, ROWS["cpu"]), self._most_tokens // width)
+        rows = min(ROWS.get(self._model.device.type, ROWS["cpu"]), self._max_tokens // width)
         return 1 << (max(1, rows).bit_length() - 1)
 
     def _batch(
         self,
         indices: list[int],
         prompts: list[list[int]],
-        most: int,
+        max_new_tokens: int,
         stop: Sequence[str],
         *,
-        watch: NotFinite | None = None,
+        monitor: NotFinite | None = None,
         **options: Any,
     ) -> list[str] | None:
-        """None: memory does not hold it."""
-        watch = watch or NotFinite()
+        """The texts of one batch; None if memory does not hold it."""
+        monitor = monitor or NotFinite()
         ends = self._all_ends(stop)
         if stop:
             options["stopping_criteria"] = [_Stops(self, prompts, stop, ends)]
@@ -129,7 +129,9 @@ class Writer:
             options["logits_processor"] = self._sampling.processors(indices)
         try:
             with quiet():  # the library warns of contexts that were asked for
-                rows = generate(self._model, prompts, most, ends, self._model.device, watch=watch, **options)
+                rows = generate(
+                    self._model, prompts, max_new_tokens, ends, self._model.device, monitor=monitor, **options
+                )
         except (RuntimeError, MemoryError) as error:
             if not _out_of_memory(error):
                 raise
@@ -140,18 +142,18 @@ class Writer:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             return None
-        self.not_finite.update(index for index, bad in zip(indices, watch.rows, strict=True) if bad)
+        self.not_finite.update(index for index, bad in zip(indices, monitor.rows, strict=True) if bad)
         texts = (self.text(prompt, row, ends) for prompt, row in zip(prompts, rows, strict=True))
         return [cut(text, stop) for text in texts]
 
     def _all_ends(self, stop: Sequence[str]) -> list[int]:
-        """A special token is not seen in the text: one that is named as a stop string is an end."""
+        """Ids that end a row, with stop strings that are special tokens, as these are not visible in a text."""
         special = [x for x in stop if x in self._tokenizer.all_special_tokens]
         return [*self._ends, *self._tokenizer.convert_tokens_to_ids(special)]
 
     def text(self, prompt: list[int], row: list[int], ends: Sequence[int]) -> str:
-        """What the tokens `row` say after `prompt`. Some tokenizers drop a space that begins a text, so they are
-        decoded with what they follow."""
+        """The text of the tokens `row` after `prompt`. They are decoded with the end of the prompt, as some tokenizers
+        drop a space at the beginning of a text."""
         row = row[:-1] if row and row[-1] in ends else row
         before = self.decode(prompt[-BEFORE:])
         both = self.decode([*prompt[-BEFORE:], *row])
@@ -161,23 +163,23 @@ class Writer:
         # The library's clean-up would take spaces away that the model wrote.
         return self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def _ids(self, name: str, prompt: str, most: int) -> list[int]:
+    def _ids(self, name: str, prompt: str, max_new_tokens: int) -> list[int]:
         ids = self._tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
         if self._bos or not ids:  # a model must have something to read
             begins = [self._tokenizer.bos_token_id, *self._ends]
             if (begin := next((id for id in begins if id is not None), None)) is None:
                 raise ValueError(f"{name}: expected some text, as the tokenizer has no token that begins one")
             ids = [begin, *ids]
-        if self._context is not None and len(ids) + most > self._context:
+        if self._context is not None and len(ids) + max_new_tokens > self._context:
             raise ValueError(
-                f"{name}: {len(ids):,} tokens, and {most:,} to write, are more than the model's context of "
+                f"{name}: {len(ids):,} tokens, and {max_new_tokens:,} to write, are more than the model's context of "
                 f"{self._context:,}"
             )
         return ids
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: "PreTrainedTokenizerBase | TaskWords") -> list[int]:
-    """Which tokens end a text: the tokenizer's, and those of the model's generation settings that are special tokens.
+    """The tokens that end a text: the tokenizer's, and special tokens among those of the model's generation settings.
 
     (A configuration may name the end of another tokenizer, whose number is a plain word in this one.)
     """
@@ -185,19 +187,19 @@ def end_tokens(model: PreTrainedModel, tokenizer: "PreTrainedTokenizerBase | Tas
     named = settings if isinstance(settings, list) else [settings]
     special = {id for id, token in getattr(tokenizer, "added_tokens_decoder", {}).items() if token.special}
     special.update(tokenizer.all_special_ids)
-    own = tokenizer.eos_token_id
-    kept = [id for id in [own, *named] if isinstance(id, int) and (id == own or id in special)]
-    return list(dict.fromkeys(kept))
+    end = tokenizer.eos_token_id
+    ends = [id for id in [end, *named] if isinstance(id, int) and (id == end or id in special)]
+    return list(dict.fromkeys(ends))
 
 
 def learns_positions(model: PreTrainedModel) -> bool:
-    """Has it a table of positions, with nothing to look up behind its end?"""
+    """Whether the model has a learned table of positions, so that longer inputs are impossible."""
     tables = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding))
     return any("wpe" in name or "pos" in name for name in tables)
 
 
 def cut(text: str, stop: Sequence[str]) -> str:
-    """Up to the first stop string in it."""
+    """The text up to the first stop string in it."""
     return text[: min((place for x in stop if (place := text.find(x)) >= 0), default=len(text))]
 
 
@@ -207,13 +209,13 @@ class _Stops(StoppingCriteria):
     def __init__(self, writer: Writer, prompts: list[list[int]], stop: Sequence[str], ends: list[int]) -> None:
         self.writer, self.prompts, self.stop, self.ends = writer, prompts, stop, ends
         self.width = max(map(len, prompts))
-        self.last = max(len(x.encode()) for x in stop) + 4  # tokens that the strings can lie in: a byte each, and some
+        self.last = max(len(x.encode()) for x in stop) + 4  # max tokens of a stop string: one per byte, and a few
         self.done = [False] * len(prompts)
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
         written = input_ids[:, self.width :].tolist()
         for index, row in enumerate(written):
-            # The last tokens by themselves may read otherwise than after the others: all of them decide.
+            # The last tokens by themselves may read differently than after the others: all of them decide.
             if not self.done[index] and (row[-1] in self.ends or self._in(self.writer.decode(row[-self.last :]))):
                 text = self.writer.text(self.prompts[index], row, self.ends)
                 self.done[index] = row[-1] in self.ends or self._in(text)
@@ -234,7 +236,7 @@ class _Finite(NotFinite):
 
 
 class _Stream(BaseStreamer):
-    """Hands on what the tokens say so far, without what a stop string may begin with or half a character."""
+    """Passes on the text so far, without half a character or the possible beginning of a stop string."""
 
     def __init__(
         self, writer: Writer, prompt: list[int], stop: Sequence[str], ends: list[int], show: Callable[[str], object]
@@ -274,7 +276,7 @@ def _tokens_at_once(device: torch.device) -> int:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    said = str(error).lower()
+    message = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        text in said for text in ("out of memory", "can't allocate memory", "alloc_failed")
+        text in message for text in ("out of memory", "can't allocate memory", "alloc_failed")
     )

@@ -1,6 +1,6 @@
 """The synthetic tasks: no torch, every sample a pure function of (seed, split, window, j).
 
-Every file and package in here is imported, and what registers itself is a task: there is no list to keep.
+All files and packages of this folder are imported, and tasks register themselves: there is no list.
 """
 
 from importlib import import_module
@@ -10,32 +10,21 @@ from typing import Any
 from canonlm.tasks.compiled import cache_by_content
 
 with cache_by_content():
-    from canonlm.tasks.base import (
-        Instance,
-        Placed,
-        Query,
-        Sample,
-        Slice,
-        Task,
-        Verdict,
-        Vocab,
-        find,
-        get,
-        names,
-        register,
-        registered,
-    )
+    from canonlm.tasks.base import Task, find, get, names, register, registered
     from canonlm.tasks.describe import Measure, Scale, Score
+    from canonlm.tasks.function import task
     from canonlm.tasks.packing import Windows
-    from canonlm.tasks.random import SPLITS, TEST, TRAIN, VALID
+    from canonlm.tasks.random import SPLITS, TEST, TRAIN, VALID, VALIDATION
+    from canonlm.tasks.records import Answer, Instance, Placed, Query, Sample, Slice, Verdict, Vocab
     from canonlm.tasks.spec import TaskSpec
 
     for _module in iter_modules(__path__):
         import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
-    "SPLITS", "TEST", "TRAIN", "VALID", "Instance", "Measure", "Placed", "Query", "Sample", "Scale", "Score", "Slice",
-    "Task", "TaskSpec", "Verdict", "Vocab", "Windows", "find", "get", "names", "register", "registered",
+    "SPLITS", "TEST", "TRAIN", "VALID", "VALIDATION", "Answer", "Instance", "Measure", "Placed", "Query", "Sample",
+    "Scale", "Score", "Slice", "Task", "TaskSpec", "Verdict", "Vocab", "Windows", "find", "get", "names", "register",
+    "registered", "task",
 ]  # fmt: skip
 
 

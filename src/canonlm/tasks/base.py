@@ -1,10 +1,9 @@
-"""What every task is: `sample` draws, `windows` packs for training, `grade` judges, `show` lets people read."""
+"""The interface of tasks: `sample` draws, `windows` packs for training, `grade` checks answers, `show` prints."""
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -12,124 +11,46 @@ from canonlm import outside
 from canonlm.errors import expected, unknown
 from canonlm.tasks.describe import Measure, Scale, Score
 from canonlm.tasks.packing import IGNORE, Windows, empty_windows, python_loop, rng_of
-from canonlm.tasks.random import TEST, check_count, check_split, stream
+from canonlm.tasks.random import GRADED, check_count, check_split, stream
+from canonlm.tasks.records import (
+    LONGEST_SHOWN,
+    Drawn,
+    Malformed,
+    Placed,
+    Query,
+    Sample,
+    Slice,
+    Verdict,
+    Vocab,
+    as_instance,
+)
 from canonlm.tasks.spec import TaskSpec
 
-Slice = dict[str, int | str]
-LONGEST_SHOWN = 60  # characters of a setting in a task's repr: a setting can be a whole grammar
-
-
-@dataclass(frozen=True)
-class Query:
-    """One graded answer: tokens[start:stop], without its marker. tokens[asked:start] put the question (-1: nothing).
-
-    slice: where the answer counts. Its first key is the task's own scale of difficulty; what more there is ({"n": 70,
-    "depth": 2}) is counted apart, once per key.
-    """
-
-    start: int
-    stop: int
-    slice: Slice
-    asked: int = -1
-
-
-@dataclass(frozen=True)
-class Instance:
-    """What `Task.draw` returns: tokens (names of the vocabulary, or ids), the answers among them, and facts to read."""
-
-    tokens: Sequence[str | int] | np.ndarray
-    queries: Sequence[Query]
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """One instance, int32 arrays: labels[i] is the target for tokens[i], or -100 (the model shifts)."""
-
-    tokens: np.ndarray
-    labels: np.ndarray
-    meta: dict[str, Any]  # facts to read (n, words, …) and `queries`
-
-    @property
-    def queries(self) -> tuple[Query, ...]:
-        return self.meta["queries"]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The judgement of one query; `why` is "" when correct, otherwise what was said and what is right."""
-
-    correct: bool
-    slice: Slice
-    why: str
-
-
-class Placed(NamedTuple):
-    """A complete instance of a window, at row[start:stop]."""
-
-    start: int
-    stop: int
-    sample: Sample
-
-
-class Vocab:
-    """The tokens in order: names for people, ids for models. `markers` structure a sample, the others carry content."""
-
-    def __init__(self, names: Iterable[str], markers: Iterable[str] = ()) -> None:
-        self.names = tuple(names)
-        self.ids = {name: i for i, name in enumerate(self.names)}
-        assert len(self.ids) == len(self.names), "token names repeat"
-        self.markers = frozenset(self.ids[name] for name in markers)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def name(self, token: object) -> str:
-        """The token's name, also for what is none: <99999>, <-1>, <None>."""
-        if isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= token < len(self.names):
-            return self.names[int(token)]
-        try:
-            shown = repr(token)[1:-1] if isinstance(token, str) else str(token)  # a line break must not break the line
-        except Exception:  # an integer too long to be written, lists too deep, an object of somebody else
-            shown = type(token).__name__
-        return f"<{shown if len(shown) <= LONGEST_SHOWN else f'{shown[:LONGEST_SHOWN]}…'}>"
-
-    def text(self, tokens: Iterable[object]) -> str:
-        return " ".join(map(self.name, tokens))
-
-    def show(self, sample: Sample) -> str:
-        """The sample as one readable line."""
-        return self.text(sample.tokens.tolist())
-
-
-class Malformed(ValueError):
-    """A token sequence that is no sample of the task."""
-
-    def __init__(self, position: int, what: str) -> None:
-        super().__init__(f"position {position}: {what}")
-
+if TYPE_CHECKING:
+    from canonlm.window_dataset import WindowDataset
 
 Sampler = tuple[Callable[..., None], Any]  # a packing loop and the tables it reads: see `packing.compile_loop`
 
 
 class Task:
-    """Base of the tasks. A subclass has a `vocab` and a `max_len`, draws an instance, and knows its slices and chance.
+    """Base of all tasks. A subclass has `vocab` and `max_len`, draws instances, and gives their slices and chance.
 
     `draw` in plain Python is enough. A task that has to be fast has a compiled `sampler` and `_read` instead.
     """
 
-    name: str  # under which `get` has it
+    name: str  # for `get`
     Spec: ClassVar[type[TaskSpec]] = TaskSpec
     difficulties: ClassVar[dict[str, dict[str, Any]]] = {}
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # by size, laid out as the files of `canonlm.recipes`
     loss_on: ClassVar[str] = "answer"  # what the task is trained on by default: "answer" or "all"
     marker_is_target: ClassVar[bool] = False  # under loss_on="answer", is the token before an answer a target too?
     evaluation: ClassVar[Any] = "windows"  # or "generate", or a class: see `canonlm.evals`
+    tests_what_it_trained_on: ClassVar[bool] = False  # True: a test must have the seed of the training data
     can_isolate: ClassVar[bool] = True  # False: the start of the next instance is something to predict
 
     about: ClassVar[str] = ""  # for the report: what the model has to do, in a sentence or two
     scales: ClassVar[dict[str, Scale]] = {}  # by the keys of its slices
-    measures: ClassVar[dict[str, Measure]] = {}  # what its evaluation finds beside accuracies
+    measures: ClassVar[dict[str, Measure]] = {}  # results of its evaluation beside accuracies
     score: ClassVar[Score] = Score()
 
     spec: Any  # the subclass's Spec
@@ -149,16 +70,18 @@ class Task:
 
     # -- what a subclass writes ---------------------------------------------------------------------------------------
 
-    def draw(self, rng: Random, test: bool) -> Instance:
-        """One instance, for tests or for training; all randomness comes from `rng`."""
+    def draw(self, rng: Random, test: bool) -> Drawn:
+        """Draw one instance, for tests or for training: an `Instance`, or its tokens with `Answer`s among them.
+
+        All randomness comes from `rng`."""
         raise NotImplementedError
 
     def sampler(self, test: bool) -> Sampler:
-        """The fast way instead of `draw`: the packing loop around a compiled function, and the tables it reads."""
+        """The fast alternative to `draw`: the packing loop around a compiled function, and the tables it reads."""
         return python_loop, (self, test)
 
     def _read(self, tokens: list[int]) -> tuple[dict[str, Any], tuple[Query, ...]]:
-        """(facts, queries) of a token sequence; raises Malformed where it is no sample of this task. With `sampler`."""
+        """(facts, queries) of a token sequence. Raises Malformed for other sequences. Needed with `sampler`."""
         raise ValueError(f"{self.name}: samples of this task cannot be read back from their tokens")
 
     def slices(self) -> list[Slice]:
@@ -174,13 +97,13 @@ class Task:
         return ""
 
     def training_windows(self, seed: int, seq_len: int) -> int | None:
-        """How many windows the training stream has; None where it never ends."""
+        """The number of windows in the training stream; None if it never ends."""
         return None
 
     @property
-    def least_seq_len(self) -> int:
-        """The shortest window that an evaluation can do with. Of packed windows, only what is complete is graded: with
-        shorter ones a test would miss the long instances, or be empty."""
+    def min_seq_len(self) -> int:
+        """The shortest window that an evaluation can use. Only complete instances of packed windows are graded, so
+        with shorter windows a test would miss the long instances, or be empty."""
         return self.max_len if self.evaluation == "windows" else 1
 
     # -- what everybody uses ------------------------------------------------------------------------------------------
@@ -190,19 +113,48 @@ class Task:
     ) -> Windows:
         """Windows start … start + count - 1 of the stream (seed, split).
 
-        "train" and "valid" have one distribution of samples, "test" its own. loss_on: "answer", "all", or None for what
-        the paper does. A window does not depend on the windows before it, nor on start and count.
+        "train" and "valid" have one distribution of samples, "test" and "validation" another. loss_on: "answer", "all",
+        or None for what the paper does. A window does not depend on the windows before it, nor on start and count.
         """
         loss_on_all = self._loss_on(loss_on) == "all"
-        out = empty_windows(check_count("count", count), check_count("seq_len", seq_len, least=1))
+        out = empty_windows(check_count("count", count), check_count("seq_len", seq_len, min=1))
         key = check_count("seed", seed), check_split(split), check_count("start", start)
         self._fill(*key, 0, loss_on_all, out)
         return out
 
     def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
         """Windows start, start + 1, …, each with its instances first, first + 1, …"""
-        loop, tables = self.sampler(split == TEST)
+        loop, tables = self.sampler(split in GRADED)
         loop(seed, split, start, first, loss_on_all, tables, self.max_len, *out)
+
+    def dataset(
+        self,
+        split: str,
+        seed: int,
+        seq_len: int,
+        count: int,
+        *,
+        loss_on: str | None = None,
+        shifted: bool = False,
+        isolate_documents: bool = False,
+    ) -> "WindowDataset":
+        """Windows 0 … count - 1 as a map-style torch dataset: the windows that a run of ours reads.
+
+        An item is a dict of int64 tensors [seq_len]: `input_ids`, `labels`, and with isolate_documents `position_ids`.
+        It depends on (split, seed, index) alone, so any order, number of workers and point of resumption is fine.
+
+        shifted: False: labels[t] is input_ids[t], or -100 outside the loss; models of transformers shift by themselves.
+            True: labels[t] is the target of position t, for `cross_entropy(logits[t], labels[t])`.
+        isolate_documents: `position_ids` restart at every instance, and the first token of an instance is not a target.
+
+        Raises ValueError for an unknown split or loss_on, for a negative number, and for more windows than the training
+        stream has (Capo's ends).
+        """
+        from canonlm.window_dataset import WindowDataset
+
+        return WindowDataset(
+            self, split, seed, seq_len, count, loss_on=loss_on, shifted=shifted, isolate_documents=isolate_documents
+        )
 
     def sample(self, split: str, seed: int, index: int, j: int = 0, *, loss_on: str | None = None) -> Sample:
         """Instance j of window `index`, whole."""
@@ -210,7 +162,7 @@ class Task:
         key = check_count("seed", seed), check_split(split), check_count("index", index), check_count("j", j)
         if self.draws_in_python:
             state, gamma = stream(*key)
-            return self.draw_sample(state, gamma, split == "test", keep)
+            return self.draw_sample(state, gamma, key[1] in GRADED, keep)
         row = empty_windows(1, self.max_len)
         self._fill(*key, False, row)
         return self.read(row.input_ids[0, row.doc_ids[0] == 0], loss_on=keep)
@@ -221,17 +173,17 @@ class Task:
         return type(self).sampler is Task.sampler
 
     def draw_sample(self, state: int, gamma: int, test: bool, loss_on: str) -> Sample:
-        """What `draw` returns, checked. ValueError: it does not fit to `vocab` or `max_len`."""
-        drawn = self.draw(rng_of(state, gamma), test)
+        """The checked result of `draw`. ValueError if it does not fit `vocab` or `max_len`."""
+        drawn = as_instance(self.draw(rng_of(state, gamma), test))
         key, names = f"{self.name}: draw", self.vocab.ids
-        tokens = [names.get(token, -1) if isinstance(token, str) else operator.index(token) for token in drawn.tokens]
+        tokens = [names.get(token, -1) if isinstance(token, str) else _id(token) for token in drawn.tokens]
         for token, id in zip(drawn.tokens, tokens, strict=True):
             if not 0 <= id < len(self.vocab):
                 raise expected(key, f"names or ids of the {len(self.vocab)} tokens of the vocabulary", token)
         if not 0 < len(tokens) <= self.max_len:
             raise expected(key, f"1 to max_len = {self.max_len} tokens", len(tokens))
         for query in drawn.queries:
-            if not 0 < query.start < query.stop <= len(tokens) or query.asked > query.start:
+            if not 0 < query.start < query.stop <= len(tokens) or query.question_start > query.start:
                 raise expected(key, f"answers behind the first and within all {len(tokens)} tokens", query)
         return self._labelled(np.array(tokens, np.int32), drawn.facts, tuple(drawn.queries), loss_on)
 
@@ -245,7 +197,7 @@ class Task:
         return placed
 
     def read(self, tokens: Sequence[int] | np.ndarray, *, loss_on: str | None = None) -> Sample:
-        """The Sample that these tokens (this task's own ids) spell. ValueError says where they spell none."""
+        """The Sample with these tokens (ids of this task). The ValueError for others says where they are wrong."""
         ids = _ids(tokens)
         return self._labelled(ids, *self._read(ids.tolist()), self._loss_on(loss_on))
 
@@ -261,27 +213,27 @@ class Task:
     def grade(self, sample: Sample, output: Any) -> list[Verdict]:
         """One verdict per query; a malformed output is a wrong answer, never an exception.
 
-        output is one of: a sequence as long as sample.tokens (what the model wrote at each position; only the answers'
-        positions are read); a list with one sequence per query; any other flat sequence: the answer to the first query
+        output is one of: a sequence as long as sample.tokens (the model's token at each position; only the positions of
+        answers are read); a list with one sequence per query; any other flat sequence: the answer to the first query
         and to those that start where it does. There is no end token: what follows a complete answer is not read.
         """
         answers = _answers(sample, output)
-        return [self._judge(sample, query, said) for query, said in zip(sample.queries, answers, strict=True)]
+        return [self._judge(sample, query, answer) for query, answer in zip(sample.queries, answers, strict=True)]
 
-    def _judge(self, sample: Sample, query: Query, said: list[Any] | None) -> Verdict:
-        right = sample.tokens[query.start : query.stop].tolist()
-        said = (said or [])[: len(right)]
-        if said == right and not any(isinstance(token, bool | float) for token in said):
+    def _judge(self, sample: Sample, query: Query, answer: list[Any] | None) -> Verdict:
+        expected_answer = sample.tokens[query.start : query.stop].tolist()
+        answer = (answer or [])[: len(expected_answer)]
+        if answer == expected_answer and not any(isinstance(token, bool | float) for token in answer):
             return Verdict(True, query.slice, "")
-        heard = f"said '{self.vocab.text(said)}'" if said else "said nothing"
-        return Verdict(False, query.slice, f"{heard}, is '{self.vocab.text(right)}'")
+        got = f"said '{self.vocab.text(answer)}'" if answer else "said nothing"
+        return Verdict(False, query.slice, f"{got}, is '{self.vocab.text(expected_answer)}'")
 
     def show(self, sample: Sample) -> list[tuple[str, str]]:
         """(token name, role) for every token; roles: marker, context, question, answer."""
         roles = ["context"] * len(sample.tokens)
         for query in sample.queries:
-            asked = query.start if query.asked < 0 else query.asked
-            roles[asked : query.start] = ["question"] * (query.start - asked)
+            begin = query.start if query.question_start < 0 else query.question_start
+            roles[begin : query.start] = ["question"] * (query.start - begin)
             roles[query.start : query.stop] = ["answer"] * (query.stop - query.start)
         tokens = sample.tokens.tolist()
         roles = ["marker" if token in self.vocab.markers else role for token, role in zip(tokens, roles, strict=True)]
@@ -292,12 +244,12 @@ class Task:
         return self._originals()[sample.tokens].tolist()
 
     def from_original(self, ids: Sequence[int] | np.ndarray) -> Sample:
-        """The sample that these ids of the original release spell. ValueError says where they spell none."""
+        """The Sample with these ids of the original release. The ValueError for others says where they are wrong."""
         ours = {int(original): i for i, original in enumerate(self._originals())}
         tokens = []
         for position, original in enumerate(_ids(ids).tolist()):
             if original not in ours:
-                raise Malformed(position, f"{original} is no token of {self}")
+                raise Malformed(position, f"{original} is not a token of {self}")
             tokens.append(ours[original])
         return self.read(tokens)
 
@@ -320,8 +272,13 @@ def _brief(value: Any) -> str:
     return shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}…"
 
 
+def _id(token: object) -> int:
+    """-1 for what is not an integer."""
+    return operator.index(token) if isinstance(token, int | np.integer) else -1
+
+
 def _ids(tokens: Any) -> np.ndarray:
-    """int32 [n]; ValueError for what is no sequence of integers."""
+    """int32 [n]; ValueError for what is not a sequence of integers."""
     try:
         ids = np.asarray(tokens)
     except ValueError:  # ragged
@@ -334,7 +291,7 @@ def _ids(tokens: Any) -> np.ndarray:
 
 
 def _answers(sample: Sample, output: Any) -> list[list[Any] | None]:
-    """What the output says to each query, as plain lists; None where it says nothing."""
+    """The answer to each query, as plain lists; None where the output has none."""
     queries = sample.queries
     output = _plain(output)
     if output is None or len(output) == 0:
@@ -362,7 +319,7 @@ T = TypeVar("T", bound=type[Task])
 
 
 def register(name: str) -> Callable[[T], T]:
-    """Class decorator: the task can be had as `get(name)`."""
+    """Class decorator: `get(name)` then makes this task."""
 
     def add(cls: T) -> T:
         cls.name = cls.Spec.task = name
@@ -377,7 +334,7 @@ def names() -> list[str]:
 
 
 def registered(name: str) -> type[Task]:
-    """The class of one of our tasks; of any other name `Task` itself, which has no words. Opens no file of a user's."""
+    """The class of a built-in task; for any other name `Task` itself. Never opens a user's file."""
     return _TASKS.get(name, Task)
 
 

@@ -2,10 +2,10 @@
 
     bos  p_1 c_1  p_2 c_2 … p_e c_e   query x   ans a_1 … a_m   end
 
-The edges p → c (parent, child) of a directed graph without cycles, in random order; then one node x is asked for. The
+The edges p → c (parent, child) of a directed graph without cycles, in random order; then a question about a node x. The
 answer lists x and all its ancestors, every node after its parents (so x comes last); any such order is right. A node's
-name is one token (Brevo1) or several (Brevo2: `w3 w1.`, the dot marks a name's last token). Law: facts of the released
-generator and of the paper (arXiv 2512.17351, App. A).
+name is one token (Brevo1) or several (Brevo2: `w3 w1.`, the dot marks a name's last token). Distribution: facts of
+the released generator and of the paper (arXiv 2512.17351, App. A).
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from numba import njit
 from pydantic import Field, model_validator
 
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Verdict, Vocab, register
-from canonlm.tasks.depo import size_law
+from canonlm.tasks.depo import size_distribution
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop
-from canonlm.tasks.random import below, by_law, shuffle, stream, two_below
+from canonlm.tasks.random import below, draw_index, shuffle, stream, two_below
 from canonlm.tasks.spec import TaskSpec
 from canonlm.tasks.words import Names, PlainNames, check_names, draw_names, room_for_names, write_name
 
 BOS, QUERY, ANS, END, FIRST_NAME = range(5)
-MOST = 4  # parents of a node, and children
+MAX_DEGREE = 4  # parents of a node, and children
 DEEP = 6  # depths from here on share a slice
 ORIGINAL_ANS = 9998  # the release ends a sample with the same id
 
@@ -38,7 +38,9 @@ class Brevo(Task):
     class Spec(TaskSpec):  # bounds on N and name_vocab: where the original ids would collide
         N: int = Field(70, ge=3, le=9996)  # nodes; test: n = N; training: n in 3..N, small n likelier
         query: Literal["last", "last_quarter"] = "last"  # of the nodes in the order of construction: release, paper
-        name_vocab: int | None = Field(None, ge=1, le=4998)  # so many non-final and final tokens; None: one per node
+        name_vocab: int | None = Field(
+            None, ge=1, le=4998
+        )  # number of non-final and of final tokens; None: one per node
         min_name_len: int = Field(1, ge=1, le=64)
         max_name_len: int = Field(1, ge=1, le=64)
 
@@ -84,9 +86,9 @@ class Brevo(Task):
         self.names = Names(m, spec.min_name_len, longest, FIRST_NAME) if m else PlainNames(N, FIRST_NAME)
         self.vocab = Vocab(["bos", "query", "ans", "end", *self.names.tokens], ["bos", "query", "ans"])
         self.original_ids = np.array([9999, 9997, ORIGINAL_ANS, ORIGINAL_ANS, *range(1, len(self.names.tokens) + 1)])
-        self._most_edges = sum(min(MOST, i) for i in range(1, N))
-        self.max_len = 4 + (2 * self._most_edges + 1 + N) * longest
-        self._cumulative = np.cumsum(size_law(N))
+        self._max_edges = sum(min(MAX_DEGREE, i) for i in range(1, N))
+        self.max_len = 4 + (2 * self._max_edges + 1 + N) * longest
+        self._cumulative = np.cumsum(size_distribution(N))
 
     def slices(self) -> list[Slice]:
         N = self.spec.N
@@ -96,17 +98,17 @@ class Brevo(Task):
 
     def chance(self, slice: Slice) -> float:
         """Some other node and then the one asked for: the guess with the fewest ways to go wrong. It is right if the
-        node has a single ancestor; how often that is comes from simulated graphs (`graph_law`)."""
-        law = graph_law(self.spec.N, self.spec.query)
-        depths, nodes = np.indices(law.shape)
-        inside = np.ones(law.shape, bool)
+        node has a single ancestor; how often that is comes from simulated graphs (`graph_counts`)."""
+        counts = graph_counts(self.spec.N, self.spec.query)
+        depths, nodes = np.indices(counts.shape)
+        inside = np.ones(counts.shape, bool)
         if "depth" in slice:
             inside &= depths == int(str(slice["depth"]).rstrip("+"))
         if "nodes" in slice:
             low, high = map(int, str(slice["nodes"]).split("-"))
             inside &= (low <= nodes) & (nodes <= high)
-        graphs = law[inside].sum()
-        return float(law[inside & (nodes == 2)].sum() / max(1, graphs) / (self.spec.N - 1))
+        graphs = counts[inside].sum()
+        return float(counts[inside & (nodes == 2)].sum() / max(1, graphs) / (self.spec.N - 1))
 
     def explain(self, sample: Sample, query: Query) -> str:
         parents, answer = sample.meta["parents"], sample.meta["answer"]
@@ -115,18 +117,18 @@ class Brevo(Task):
         return f"{sample.meta['query']} and its ancestors, parents first: {', '.join(steps)}"
 
     def from_original(self, ids: Sequence[int] | np.ndarray) -> Sample:
-        """As everywhere. 9998 is the marker of the answer where it comes first, and the end after that."""
+        """As for every task. The first 9998 is the marker of the answer, the second its end."""
         ours = {int(original): token for token, original in enumerate(self._originals())}
         originals, tokens = np.asarray(ids).tolist(), []
         for position, original in enumerate(originals):
             if original not in ours:
-                raise Malformed(position, f"{original} is no token of {self}")
+                raise Malformed(position, f"{original} is not a token of {self}")
             is_marker = original == ORIGINAL_ANS and position == originals.index(original)
             tokens.append(ANS if is_marker else ours[original])
         return self.read(tokens)
 
     def sampler(self, test: bool) -> Sampler:
-        sizes = self.spec.N if test else 0, self._cumulative, self.spec.query == "last_quarter", self._most_edges
+        sizes = self.spec.N if test else 0, self._cumulative, self.spec.query == "last_quarter", self._max_edges
         return _loop, Tables(*sizes, *self.names.tables)
 
     # -- reading and judging ------------------------------------------------------------------------------------------
@@ -143,12 +145,12 @@ class Brevo(Task):
             parents[child] += (parent,)
             parents.setdefault(parent, ())
         self._check_graph(parents, at)
-        asked = at
+        question_start = at
         name, at = self._name(tokens, self._marker(tokens, at, QUERY))
         if not parents.get(name):
-            raise Malformed(asked + 1, f"{name} has no parent")
+            raise Malformed(question_start + 1, f"{name} has no parent")
         start = self._marker(tokens, at, ANS)
-        answer, _ = self._said(tokens[start:])
+        answer, _ = self._written_names(tokens[start:])
         depth = _depth(parents, name)
         facts = {"parents": parents, "query": name, "answer": tuple(answer), "depth": depth}
         if fault := self._fault(facts, tokens[start:]):
@@ -156,7 +158,7 @@ class Brevo(Task):
         if tokens.index(END) < len(tokens) - 1:
             raise Malformed(tokens.index(END) + 1, "expected nothing after the end token")
         where: Slice = {"n": self.spec.N, "depth": depth_slice(depth), "nodes": bucket(len(answer))}
-        return facts, (Query(start, len(tokens), where, asked),)
+        return facts, (Query(start, len(tokens), where, question_start),)
 
     def _marker(self, tokens: list[int], at: int, marker: int) -> int:
         if at >= len(tokens) or tokens[at] != marker:
@@ -172,18 +174,18 @@ class Brevo(Task):
         if not 3 <= len(parents) <= self.spec.N:
             raise Malformed(at, f"expected edges between 3 to {self.spec.N} different nodes, got {len(parents)}")
         children = [parent for group in parents.values() for parent in group]
-        if crowd := [name for name in parents if max(len(parents[name]), children.count(name)) > MOST]:
-            raise Malformed(at, f"{crowd[0]} has more than {MOST} parents or children")
+        if crowd := [name for name in parents if max(len(parents[name]), children.count(name)) > MAX_DEGREE]:
+            raise Malformed(at, f"{crowd[0]} has more than {MAX_DEGREE} parents or children")
         try:
             TopologicalSorter(parents).prepare()
         except CycleError as error:
             raise Malformed(at, f"the edges before it form a cycle: {' → '.join(error.args[1])}") from None
 
-    def _judge(self, sample: Sample, query: Query, said: list[Any] | None) -> Verdict:
-        fault = self._fault(sample.meta, said or [])
+    def _judge(self, sample: Sample, query: Query, answer: list[Any] | None) -> Verdict:
+        fault = self._fault(sample.meta, answer or [])
         return Verdict(not fault, query.slice, fault)
 
-    def _said(self, tokens: list[Any]) -> tuple[list[str], str]:
+    def _written_names(self, tokens: list[Any]) -> tuple[list[str], str]:
         """The names up to the end token, and what is wrong with how they end."""
         names, unfinished = [], []
         for token in tokens:
@@ -201,19 +203,19 @@ class Brevo(Task):
         return names, "" if names else "empty answer"
 
     def _fault(self, facts: dict[str, Any], tokens: list[Any]) -> str:
-        """Why this is no right answer; "" if it is one."""
-        names, fault = self._said(tokens)
+        """Why this is not a right answer; "" if it is one."""
+        names, fault = self._written_names(tokens)
         parents, query = facts["parents"], facts["query"]
-        wanted = _ancestors(parents, query)
+        ancestors = _ancestors(parents, query)
         place_of = {name: i for i, name in reversed([*enumerate(names)])}  # where it comes first
         for i, name in enumerate(names):
-            if name not in wanted:
-                return f"{name} is no ancestor of {query}"
+            if name not in ancestors:
+                return f"{name} is not an ancestor of {query}"
             if place_of[name] < i:
                 return f"repeats {name}"
             if late := [parent for parent in parents[name] if place_of.get(parent, i) > i]:
                 return f"{name} comes before its parent {late[0]}"
-        missing = [name for name in wanted if name not in place_of]
+        missing = [name for name in ancestors if name not in place_of]
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         return fault or (f"misses {', '.join(missing[:3])}{more}" if missing else "")
 
@@ -229,7 +231,7 @@ def bucket(nodes: int) -> str:
 
 
 def _ancestors(parents: dict[str, tuple[str, ...]], query: str) -> dict[str, int]:
-    """The query and its ancestors, each with its distance: so many edges lie between them, at least."""
+    """The query and its ancestors, each with its distance: the smallest number of edges between them."""
     distance = {query: 0}
     for name in (queue := [query]):
         for parent in parents[name]:
@@ -245,7 +247,7 @@ def _depth(parents: dict[str, tuple[str, ...]], query: str) -> int:
 
 
 @cache
-def graph_law(N: int, query: str) -> np.ndarray:
+def graph_counts(N: int, query: str) -> np.ndarray:
     """How many of 2^22 / N simulated test graphs have depth d and an answer of m nodes: int64 [DEEP + 1, N + 1]."""
     counts = np.zeros((DEEP + 1, N + 1), np.int64)
     _simulate(N, query == "last_quarter", max(1, 2**22 // N), counts)
@@ -257,7 +259,7 @@ def graph_law(N: int, query: str) -> np.ndarray:
 
 @njit(cache=True)
 def _graph(state, gamma, n, from_quarter, parents, degree, children, open_nodes, edges):
-    """Draws a graph of n nodes and the node that is asked for. Returns (state, number of edges, that node).
+    """Draw a graph of n nodes and the node of the question. Returns (state, number of edges, that node).
 
     The first 1 … (n-1)//4 + 1 nodes have no parents. Every other node has 1 … 4, a random set of the nodes before it
     that have fewer than 4 children yet. edges[e] = parent * 2^16 + child. The last quarter, the last ceil(n/4) nodes,
@@ -272,18 +274,18 @@ def _graph(state, gamma, n, from_quarter, parents, degree, children, open_nodes,
     count = roots
     written = 0
     for i in range(roots, n):
-        most = min(MOST, count)
-        state, fewer = below(state, gamma, most)
-        state = shuffle(state, gamma, open_nodes, count, most)
-        degree[i] = fewer + 1
-        for t in range(MOST):  # always four: the surplus is overwritten, or not read
+        max_parents = min(MAX_DEGREE, count)
+        state, more_parents = below(state, gamma, max_parents)
+        state = shuffle(state, gamma, open_nodes, count, max_parents)
+        degree[i] = more_parents + 1
+        for t in range(MAX_DEGREE):  # always four: the surplus is overwritten, or not read
             parents[i, t] = open_nodes[t]
             edges[written + t] = open_nodes[t] << 16 | i
         written += degree[i]
-        for t in range(fewer, -1, -1):
+        for t in range(more_parents, -1, -1):
             parent = open_nodes[t]
             children[parent] += 1
-            if children[parent] == MOST:
+            if children[parent] == MAX_DEGREE:
                 count -= 1
                 open_nodes[t] = open_nodes[count]
         open_nodes[count] = i
@@ -296,7 +298,7 @@ def _count_children(query, parents, degree, children):
     """children[i] = how many children of i the query has among its ancestors and itself; returns how many those are."""
     for i in range(query):
         children[i] = 0
-    children[query] = 1  # stands for having been asked
+    children[query] = 1  # so that the query itself counts
     total = 0
     for i in range(query, -1, -1):
         if children[i]:
@@ -308,8 +310,8 @@ def _count_children(query, parents, degree, children):
 
 @njit(cache=True)
 def _order(state, gamma, query, total, parents, degree, children, pool, order):
-    """The answer, built from its end: any node whose children are all there may be next. This is not the uniform law
-    over the right orders; it is the release's."""
+    """The answer, built from its end: any node whose children are all there may be next. This is not the uniform
+    distribution over the right orders; it is the release's."""
     pool[0] = query
     size = 1
     for at in range(total - 1, -1, -1):
@@ -329,9 +331,9 @@ def _order(state, gamma, query, total, parents, degree, children, pool, order):
 
 @njit(cache=True)
 def _simulate(N, from_quarter, graphs, counts):
-    parents = np.empty((N, MOST), np.int32)
+    parents = np.empty((N, MAX_DEGREE), np.int32)
     degree, children = np.empty(N, np.int32), np.empty(N, np.int32)
-    open_nodes, edges = np.empty(N + MOST, np.int32), np.empty(MOST * N, np.int32)
+    open_nodes, edges = np.empty(N + MAX_DEGREE, np.int32), np.empty(MAX_DEGREE * N, np.int32)
     depth = np.empty(N, np.int32)
     for j in range(graphs):
         state, gamma = stream(0, 0, 0, j)  # the splits are 1, 2, 3
@@ -347,7 +349,7 @@ class Tables(NamedTuple):
     n: int  # of test samples; 0: by `cumulative`
     cumulative: np.ndarray
     from_quarter: bool
-    most_edges: int
+    max_edges: int
     cells: np.ndarray  # these three: see `Names`
     names: np.ndarray
     lengths: np.ndarray
@@ -355,8 +357,8 @@ class Tables(NamedTuple):
 
 def _make_room(tables):
     N = len(tables.cumulative) + 2
-    parents, degree, children = np.empty((N, MOST), np.int32), np.empty(N, np.int32), np.empty(N, np.int32)
-    open_nodes, edges = np.empty(N + MOST, np.int32), np.empty(tables.most_edges + MOST, np.int32)
+    parents, degree, children = np.empty((N, MAX_DEGREE), np.int32), np.empty(N, np.int32), np.empty(N, np.int32)
+    open_nodes, edges = np.empty(N + MAX_DEGREE, np.int32), np.empty(tables.max_edges + MAX_DEGREE, np.int32)
     drawn, name_of = np.empty(N + 2, np.int32), np.empty(N, np.int32)
     return parents, degree, children, open_nodes, edges, drawn, name_of, *room_for_names(tables.lengths)
 
@@ -365,7 +367,7 @@ def _draw(state, gamma, tables, room, tokens, targets):
     n, cumulative, from_quarter, _, cells, names, lengths = tables
     parents, degree, children, open_nodes, edges, drawn, name_of, seen, stamp = room
     if n == 0:
-        state, i = by_law(state, gamma, cumulative)
+        state, i = draw_index(state, gamma, cumulative)
         n = i + 3
     state, written, query = _graph(state, gamma, n, from_quarter, parents, degree, children, open_nodes, edges)
     used = 0

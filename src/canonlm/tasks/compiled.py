@@ -1,7 +1,7 @@
-"""Where numba keeps the compiled samplers: in a folder named after their sources.
+"""The cache of numba's compiled samplers: a folder named after their sources.
 
-numba's own rule looks at the file of the compiled function only, not at the files that it imports, and would go on
-running the old code after an edit or an update there.
+numba itself checks only the file of the compiled function, not the files that it imports. After an edit there it would
+go on running the old code.
 """
 
 import hashlib
@@ -13,14 +13,14 @@ from typing import Any
 import numba
 
 HERE = Path(__file__).parent
-config: Any = numba.config  # whose names mypy cannot see
+config: Any = numba.config  # mypy cannot see its names
 
 
 @contextmanager
 def cache_by_content() -> Iterator[None]:
-    """Functions that are decorated with `njit(cache=True)` in here are cached for these very sources.
+    """Within this context, `njit(cache=True)` caches in the folder of these sources.
 
-    Where the folder cannot be written, numba falls back on its own. A NUMBA_CACHE_DIR of the user's is left alone.
+    If that folder cannot be written, numba uses its default. A NUMBA_CACHE_DIR that the user set is left alone.
     """
     if config.CACHE_DIR:
         yield

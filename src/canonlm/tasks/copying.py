@@ -62,12 +62,12 @@ class Copying(Task):
 
     def chance(self, slice: Slice) -> float:
         """Different items at random, for the copy of n = N."""
-        asked = slice["first"]
-        return 1 / math.perm(self.spec.N, self.spec.N if asked == "all" else int(asked))
+        prefix = slice["first"]
+        return 1 / math.perm(self.spec.N, self.spec.N if prefix == "all" else int(prefix))
 
     def explain(self, sample: Sample, query: Query) -> str:
-        items, asked = sample.meta["items"], query.slice["first"]
-        which = f"all {len(items)} items" if asked == "all" else f"the first {asked} of {len(items)} items"
+        items, prefix = sample.meta["items"], query.slice["first"]
+        which = f"all {len(items)} items" if prefix == "all" else f"the first {prefix} of {len(items)} items"
         return f"{which}, in the order of the list"
 
     def sampler(self, test: bool) -> Sampler:
@@ -79,11 +79,11 @@ class Copying(Task):
             shape = f"bos, 1 to {self.spec.N} items, ans and the items again"
             raise Malformed(len(tokens), f"expected {shape}, got {len(tokens)} tokens")
         for i, token in enumerate(tokens):
-            wanted = {0: BOS, n + 1: ANS}.get(i, tokens[i - n - 1] if i > n else None)
-            if (token != wanted) if wanted is not None else not FIRST_ITEM <= token < len(self.vocab):
-                raise Malformed(i, f"expected {'an item' if wanted is None else self.vocab.name(wanted)}, "
+            right = {0: BOS, n + 1: ANS}.get(i, tokens[i - n - 1] if i > n else None)
+            if (token != right) if right is not None else not FIRST_ITEM <= token < len(self.vocab):
+                raise Malformed(i, f"expected {'an item' if right is None else self.vocab.name(right)}, "
                                    f"got {self.vocab.name(token)}")  # fmt: skip
-            if wanted is None and token in items:
+            if right is None and token in items:
                 raise Malformed(i, f"{self.vocab.name(token)} a second time")
             items.add(token)
         return {"n": n, "items": tuple(map(self.vocab.name, tokens[1 : n + 1]))}, _queries(n)
@@ -106,9 +106,9 @@ def _make_room(tables):
 
 
 def _draw(state, gamma, tables, items, tokens, targets):
-    least, N = tables
-    state, more = below(state, gamma, N - least + 1)
-    n = least + more
+    min_items, N = tables
+    state, more = below(state, gamma, N - min_items + 1)
+    n = min_items + more
     for i in range(N):
         items[i] = FIRST_ITEM + i
     state = shuffle(state, gamma, items, N, n)

@@ -4,8 +4,8 @@
 
 n distinct names form one directed cycle; its n edges are written once, in random order, source before target. Each of
 min(n, M) queries asks for the name b that lies k steps after a. A name is one or more tokens: `w7 w3.` has two, and the
-dot marks a name's last token, so names are never separated. Law: facts of the released generator and of the paper
-(arXiv 2512.17351, App. A).
+dot marks a name's last token, so names are never separated. Distribution: facts of the released generator and of the
+paper (arXiv 2512.17351, App. A).
 """
 
 from typing import NamedTuple
@@ -16,14 +16,14 @@ from pydantic import Field, model_validator
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop
-from canonlm.tasks.random import by_law, shuffle, two_below
+from canonlm.tasks.random import draw_index, shuffle, two_below
 from canonlm.tasks.spec import TaskSpec
 from canonlm.tasks.words import Names, check_names, draw_names, room_for_names, write_name
 
 BOS, ANS, FIRST_Q = 0, 1, 2
 
 
-def size_law(N: int) -> np.ndarray:
+def size_distribution(N: int) -> np.ndarray:
     """P(n), n = 3 … N, in training: proportional to 1 / (n + sqrt(N)). Brevo's, too."""
     weights = 1.0 / (np.arange(3, N + 1) + np.sqrt(N))
     return weights / weights.sum()
@@ -36,7 +36,7 @@ def test_hops(K: int) -> list[int]:
     return hops if hops[-1] == K else [*hops, K]
 
 
-test_hops.__test__ = False  # type: ignore[attr-defined]  # pytest: a law, not a test
+test_hops.__test__ = False  # type: ignore[attr-defined]  # pytest: a distribution, not a test
 
 
 @register("depo")
@@ -46,8 +46,9 @@ class Depo(Task):
     class Spec(TaskSpec):  # bounds on K and name_vocab: where the original ids would collide
         N: int = Field(225, ge=3, le=100_000)  # cycle length: test n = N; training n in 3..N, small n likelier
         K: int = Field(8, ge=1, le=499)  # training: k uniform on 1..K; test: powers of two up to K, and K
-        M: int = Field(10, ge=1, le=100_000)  # at most so many queries
-        name_vocab: int = Field(50, ge=1, le=4499)  # that many non-final and that many final name tokens
+        train_k: int | None = Field(None, ge=1)  # training: k always this; None: uniform on 1..K
+        M: int = Field(10, ge=1, le=100_000)  # max number of queries
+        name_vocab: int = Field(50, ge=1, le=4499)  # number of non-final name tokens, and of final ones
         min_name_len: int = Field(1, ge=1, le=64)
         max_name_len: int = Field(2, ge=1, le=64)
 
@@ -56,12 +57,15 @@ class Depo(Task):
             if self.N <= self.K:
                 what = f"an integer > K ({self.K}), or test questions would go round the whole ring"
                 raise self.refuse("N", what, self.N)
+            if self.train_k is not None and self.train_k > self.K:
+                raise self.refuse("train_k", f"an integer <= K ({self.K})", self.train_k)
             check_names(self, self.name_vocab, self.min_name_len, self.max_name_len, self.N)
             return self
 
     difficulties = {f"depo1-{N}": {"N": N, "K": 8} for N in (225, 300, 375)} | {
         f"depo2-{N}": {"N": N, "K": 16, "name_vocab": 3, "min_name_len": 5, "max_name_len": 7} for N in (75, 100, 125)
     }
+    difficulties |= {f"{name}-k4": {**spec, "K": 4} for name, spec in difficulties.items()}  # for weaker models
     loss_on = "answer"
     marker_is_target = True
 
@@ -80,20 +84,21 @@ class Depo(Task):
         self.vocab = Vocab([*markers, *self.names.tokens], markers)
         self.original_ids = np.array([9999, 9500, *range(9001, 9001 + K), *range(1, 2 * spec.name_vocab + 1)])
         self.max_len = 1 + 2 * N * spec.max_name_len + min(N, spec.M) * (2 + 2 * spec.max_name_len)
-        self._hops = {False: np.arange(1, K + 1), True: np.array(test_hops(K))}
-        self._cumulative = np.cumsum(size_law(N))
+        trained = np.arange(1, K + 1) if spec.train_k is None else np.array([spec.train_k])
+        self._hops = {False: trained, True: np.array(test_hops(K))}
+        self._cumulative = np.cumsum(size_distribution(N))
 
     def slices(self) -> list[Slice]:
         return [{"k": k} for k in sorted({*test_hops(self.spec.K)})]
 
     def chance(self, slice: Slice) -> float:
-        """One of the n = N names of the sample, at random."""
-        return 1 / self.spec.N
+        """A random name of the ring other than the one in the question, which is never the answer, as k < N."""
+        return 1 / (self.spec.N - 1)
 
     def explain(self, sample: Sample, query: Query) -> str:
         cycle, k = sample.meta["cycle"], int(query.slice["k"])
-        asked = self.vocab.text(sample.tokens[query.asked + 1 : query.start - 1])
-        at = cycle.index(asked)
+        start_name = self.vocab.text(sample.tokens[query.question_start + 1 : query.start - 1])
+        at = cycle.index(start_name)
         path = [cycle[(at + step) % len(cycle)] for step in range(k + 1)]
         path[3:-2] = ["…"] if k > 8 else path[3:-2]
         return f"{' → '.join(path)}: {k} {'step' if k == 1 else 'steps'}"
@@ -119,17 +124,17 @@ class Depo(Task):
         while at < len(tokens):
             if not FIRST_Q <= tokens[at] < self.names.first:
                 raise Malformed(at, f"expected q1 … q{self.spec.K}, got {self.vocab.name(tokens[at])}")
-            k, asked = tokens[at] - FIRST_Q + 1, at
+            k, question_start = tokens[at] - FIRST_Q + 1, at
             name, at = self.names.read(self.vocab, tokens, at + 1)
             if name not in place_of:
-                raise Malformed(asked + 1, f"'{self.vocab.text(name)}' is not on the cycle")
+                raise Malformed(question_start + 1, f"'{self.vocab.text(name)}' is not on the cycle")
             start = self._marker(tokens, at, ANS)
             answer, at = self.names.read(self.vocab, tokens, start)
             if answer != (right := cycle[(place_of[name] + k) % len(cycle)]):
                 raise Malformed(
                     start, f"expected the answer '{self.vocab.text(right)}', got '{self.vocab.text(answer)}'"
                 )
-            queries.append(Query(start, at, {"k": k}, asked))
+            queries.append(Query(start, at, {"k": k}, question_start))
         if not queries:
             raise Malformed(at, "expected a query, got the end")
         return {"n": len(cycle), "cycle": tuple(map(self.vocab.text, cycle))}, tuple(queries)
@@ -162,8 +167,8 @@ class Tables(NamedTuple):
 
 
 def _make_room(tables):
-    most = tables.n if tables.n else len(tables.cumulative) + 2
-    cycle, order = np.empty(most + 2, np.int32), np.empty(most, np.int32)
+    max_size = tables.n if tables.n else len(tables.cumulative) + 2
+    cycle, order = np.empty(max_size + 2, np.int32), np.empty(max_size, np.int32)
     return cycle, order, *room_for_names(tables.lengths)
 
 
@@ -171,7 +176,7 @@ def _draw(state, gamma, tables, room, tokens, targets):
     n, cumulative, hops, M, cells, names, lengths = tables
     cycle, order, seen, stamp = room
     if n == 0:
-        state, i = by_law(state, gamma, cumulative)
+        state, i = draw_index(state, gamma, cumulative)
         n = i + 3
     state = draw_names(state, gamma, n, cells, seen, stamp, cycle)
     cycle[n] = cycle[0]

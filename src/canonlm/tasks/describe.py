@@ -1,4 +1,4 @@
-"""The words in which a report speaks of a task: its scales of difficulty, its measures, its score."""
+"""How reports describe a task: its scales of difficulty, its measures, its score."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that an evaluation finds beside the accuracies. `about` explains, `log`: drawn on a logarithmic axis."""
+    """A result of an evaluation beside the accuracies. `about` explains it; `log` draws it on a logarithmic axis."""
 
     label: str
     about: str = ""
@@ -24,13 +24,17 @@ class Measure:
 
 @dataclass(frozen=True)
 class Score:
-    """What one number stands for a task: a measure (higher is better), or else the mean accuracy (`measure` is "").
+    """The one number that sums up a task: a measure (higher is better), the accuracy on one slice (such as
+    `from=start`), or, where both are "", the accuracy averaged over the slices of the primary scale.
 
-    `share`: what the accuracies of the task are shares of.
+    share: what the accuracies of the task are shares of.
+    two_state: a run has either solved a slice or not, so a few seeds that score alike say little about the next one.
     """
 
     measure: str = ""
     share: str = "share answered correctly"
+    slice: str = ""
+    two_state: bool = True
 
 
 def counted(singular: str, plural: str = "") -> Callable[[str], str]:

@@ -86,14 +86,14 @@ class Mano(Task):
         return [{"l": length} for length in sorted(self._lengths[True].tolist())]
 
     def chance(self, slice: Slice) -> float:
-        """The likeliest answer, always."""
-        return float(self.answer_law(int(slice["l"])).max())
+        """Always the likeliest answer."""
+        return float(self.answer_distribution(int(slice["l"])).max())
 
     def explain(self, sample: Sample, query: Query) -> str:
         return f"{self._infix(sample)} = {sample.meta['value']} modulo {self.spec.modulus}"
 
-    def answer_law(self, length: int) -> np.ndarray:
-        """Exact law of the result of an expression of l operators, float64 [modulus]."""
+    def answer_distribution(self, length: int) -> np.ndarray:
+        """The exact distribution of the result of an expression with `length` operators, float64 [modulus]."""
         mass = _value_mass(self._results, length)[length]
         return mass / mass.sum()
 

@@ -33,12 +33,12 @@ class Mqar(Task):
 
         @model_validator(mode="after")
         def _enough_tokens(self) -> "Mqar.Spec":
-            most, sizes = min(self.keys, self.values), self.test_pairs
-            there_are = f"as there are {self.keys} keys and {self.values} values"
-            if self.pairs > most:
-                raise self.refuse("pairs", f"at most {most}, {there_are}", self.pairs)
-            if sizes is not None and not 0 < len(sizes) == len({*sizes} & {*range(1, most + 1)}):
-                raise self.refuse("test_pairs", f"different integers from 1 to {most}, {there_are}", sizes)
+            max_pairs, sizes = min(self.keys, self.values), self.test_pairs
+            available = f"as there are {self.keys} keys and {self.values} values"
+            if self.pairs > max_pairs:
+                raise self.refuse("pairs", f"at most {max_pairs}, {available}", self.pairs)
+            if sizes is not None and not 0 < len(sizes) == len({*sizes} & {*range(1, max_pairs + 1)}):
+                raise self.refuse("test_pairs", f"different integers from 1 to {max_pairs}, {available}", sizes)
             return self
 
     difficulties = {"mqar-16": {"pairs": 16}, "mqar-64": {"pairs": 64, "keys": 1024, "values": 1024}}
@@ -62,12 +62,12 @@ class Mqar(Task):
         return [{"pairs": n} for n in self.test_pairs]
 
     def chance(self, slice: Slice) -> float:
-        """One of the values that no question has had yet, at random: 1/n for the first question, 1 for the last."""
+        """A random value that has not been an answer yet: right in 1/n of the first questions, in all of the last."""
         n = int(slice["pairs"])
         return sum(1 / left for left in range(1, n + 1)) / n
 
     def explain(self, sample: Sample, query: Query) -> str:
-        key = self.vocab.name(sample.tokens[query.asked])
+        key = self.vocab.name(sample.tokens[query.question_start])
         return f"{key} came with {sample.meta['pairs'][key]}"
 
     def sampler(self, test: bool) -> Sampler:
@@ -85,13 +85,13 @@ class Mqar(Task):
         pairs = dict(zip(names[1 : 2 * n : 2], names[2 : 2 * n + 1 : 2], strict=True))
         if len(pairs) < n or len({*pairs.values()}) < n:
             raise Malformed(2 * n + 1, "expected different keys and different values before it")
-        asked = range(2 * n + 2, len(tokens), 2)
-        for at in asked:
+        questions = range(2 * n + 2, len(tokens), 2)
+        for at in questions:
             if pairs.get(names[at]) != names[at + 1]:
-                raise Malformed(at, f"{names[at]} {names[at + 1]} is none of the pairs")
-        if len({names[at] for at in asked}) < n:
-            raise Malformed(len(tokens), "expected every key to be asked for once")
-        return {"n": n, "pairs": pairs}, tuple(Query(at + 1, at + 2, {"pairs": n}, at) for at in asked)
+                raise Malformed(at, f"{names[at]} {names[at + 1]} is not one of the pairs")
+        if len({names[at] for at in questions}) < n:
+            raise Malformed(len(tokens), "expected one question about every key")
+        return {"n": n, "pairs": pairs}, tuple(Query(at + 1, at + 2, {"pairs": n}, at) for at in questions)
 
 
 class Tables(NamedTuple):
@@ -125,11 +125,11 @@ def _draw(state, gamma, tables, room, tokens, targets):
     for i in range(n):
         tokens[2 * i + 1] = key[i]
         tokens[2 * i + 2] = value[i]
-        asked = 2 * (n + i) + 2
-        tokens[asked] = key[order[i]]
-        tokens[asked + 1] = value[order[i]]
-        targets[asked] = IGNORE
-        targets[asked + 1] = tokens[asked + 1]
+        question = 2 * (n + i) + 2
+        tokens[question] = key[order[i]]
+        tokens[question + 1] = value[order[i]]
+        targets[question] = IGNORE
+        targets[question + 1] = tokens[question + 1]
     return 4 * n + 2
 
 

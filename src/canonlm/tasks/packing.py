@@ -15,7 +15,7 @@ from numba import njit
 
 from canonlm.tasks.random import stream
 
-IGNORE = -100  # the label of a token that is no target, as in torch and transformers
+IGNORE = -100  # the label of a token that is not a target, as in torch and transformers
 SLACK = 64  # a draw may write this many tokens beyond the end of its instance
 
 
@@ -23,7 +23,7 @@ class Windows(NamedTuple):
     """Packed rows, each int32 [count, seq_len], C-contiguous. `doc_ids` counts the instances of a row: 0, 1, 2, …
 
     `labels[b, t]` is the target for `input_ids[b, t]` (the model shifts). The first token of every instance keeps its
-    label under loss_on="all"; whoever isolates documents must not predict it from the document before.
+    label under loss_on="all"; with isolated documents, it must not be predicted from the document before.
     """
 
     input_ids: np.ndarray

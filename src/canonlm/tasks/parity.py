@@ -50,7 +50,7 @@ class Parity(Task):
         return [{"n": n} for n in self.test_lengths]
 
     def chance(self, slice: Slice) -> float:
-        """Exactly half of all rows of n bits have an odd number of ones, whatever all bits but one are."""
+        """Exactly half of all rows of n bits have an odd number of ones, even if all bits but one are known."""
         return 0.5
 
     def explain(self, sample: Sample, query: Query) -> str:
@@ -66,9 +66,9 @@ class Parity(Task):
             raise Malformed(len(tokens), f"expected {shape}, got {len(tokens)} tokens")
         ones = sum(token == FIRST_BIT + 1 for token in tokens[1 : n + 1])
         bits, right = {FIRST_BIT, FIRST_BIT + 1}, [{BOS}, *[{FIRST_BIT, FIRST_BIT + 1}] * n, {ANS}, {EVEN + ones % 2}]
-        for at, (token, wanted) in enumerate(zip(tokens, right, strict=True)):
-            if token not in wanted:
-                what = "a bit" if wanted == bits else self.vocab.text(wanted)
+        for at, (token, allowed) in enumerate(zip(tokens, right, strict=True)):
+            if token not in allowed:
+                what = "a bit" if allowed == bits else self.vocab.text(allowed)
                 raise Malformed(at, f"expected {what}, got {self.vocab.name(token)}")
         return {"n": n, "ones": ones}, (Query(n + 2, n + 3, {"n": n}, n + 1),)
 

@@ -4,10 +4,10 @@ A stream is a SplitMix64 generator (Steele, Lea, Flood 2014): its i-th word is m
 an odd gamma of its own, both hashed from the key. `mix` is a bijection and gamma is odd, so one stream does not repeat
 itself within 2**64 words. Two streams can meet in single words, as any random sequences do; for them to share two
 words in a row they need the same gamma (subtract the two positions), which has probability 2**-63 per pair, and
-starts that line up besides. Train, valid and test differ in the key, so no split continues another.
+starts that line up besides. Splits differ in the key, so no split continues another.
 
 The state travels through the functions as two plain integers (`state, gamma`), not as an array: it stays in registers.
-Bounded draws are exact (Lemire 2019, multiply and reject), so a law below is the law, without a modulo bias.
+Bounded draws are exact (Lemire 2019, multiply and reject), so the distributions below have no modulo bias.
 """
 
 import operator
@@ -17,8 +17,11 @@ from numba import njit
 
 from canonlm.errors import expected, unknown
 
-TRAIN, VALID, TEST = 1, 2, 3  # the splits in the key of a stream
-SPLITS = {"train": TRAIN, "valid": VALID, "test": TEST}
+TRAIN, VALID, TEST, VALIDATION = 1, 2, 3, 4  # the splits in the key of a stream
+SPLITS = {"train": TRAIN, "valid": VALID, "test": TEST, "validation": VALIDATION}
+GRADED = (TEST, VALIDATION)
+"""Splits with the test's distribution: choices are made on `validation`, so that `test` stays unseen. `valid` has the
+training distribution."""
 
 _U = np.uint64
 _GOLDEN, _MIX1, _MIX2 = _U(0x9E3779B97F4A7C15), _U(0xBF58476D1CE4E5B9), _U(0x94D049BB133111EB)
@@ -34,20 +37,20 @@ def check_split(split: str) -> int:
     return SPLITS[split]
 
 
-def check_count(key: str, value: object, least: int = 0) -> int:
-    """A seed, an index or a count: any integer in [least, 2**63)."""
+def check_count(key: str, value: object, min: int = 0) -> int:
+    """A seed, an index or a count as an int; ValueError unless it is an integer in [min, 2**63)."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = -1
-    if isinstance(value, bool) or not least <= number < 2**63:
-        raise expected(key, f"an integer from {least} to 2**63 - 1", value)
+    if isinstance(value, bool) or not min <= number < 2**63:
+        raise expected(key, f"an integer from {min} to 2**63 - 1", value)
     return number
 
 
 @njit(cache=True)
 def mix(z):
-    """SplitMix64's bijection of 64 bits (Stafford's variant 13), shifted so that 0 is no fixed point."""
+    """SplitMix64's bijection of 64 bits (Stafford's variant 13), shifted so that 0 is not a fixed point."""
     z = z + _GOLDEN
     z = (z ^ (z >> _S30)) * _MIX1
     z = (z ^ (z >> _S27)) * _MIX2
@@ -134,7 +137,7 @@ def _swap(items, i, j):
 
 
 @njit(cache=True)
-def by_law(state, gamma, cumulative):
+def draw_index(state, gamma, cumulative):
     """(state, i): i with probability cumulative[i] - cumulative[i-1] (float64, to 2**-53), by inversion."""
     state = state + gamma
     u = np.float64(mix(state) >> _S11) * 2.0**-53

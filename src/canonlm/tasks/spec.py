@@ -8,7 +8,7 @@ from canonlm.errors import expected, refused
 
 
 class Settings(BaseModel):
-    """Strict (no "3" for 3), frozen, no unknown keys; ValueError, in one line, for what is none."""
+    """Strict (no "3" for 3) and frozen. Unknown keys and wrong values raise a one-line ValueError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -20,7 +20,7 @@ class Settings(BaseModel):
 
     @classmethod
     def _before_keys(cls) -> str:
-        """What an error has before a key."""
+        """The prefix of keys in errors."""
         return ""
 
 

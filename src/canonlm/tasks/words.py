@@ -1,5 +1,6 @@
-"""Names of one or more tokens (Depo, Brevo): `w7 w3.` is one name, the dot marks its last token, so names need no
-separators.
+"""Names of one or more tokens, for Depo and Brevo.
+
+`w7 w3.` is one name. The dot marks its last token, so names need no separators.
 
 A name's length is uniform on low..high, then each token is uniform; a name that the sample has already is drawn again.
 Short names are few, so the more names a sample has, the rarer they get.
@@ -17,7 +18,7 @@ _U1 = np.uint64(1)
 
 
 class Names:
-    """The names that m tokens spell, in low to high places; token ids from `first` to `stop` - 1.
+    """The names of low to high tokens that m tokens can spell; token ids from `first` to `stop` - 1.
 
     tables, for the samplers: cells int32 [c], tokens int32 [names, high, made even], lengths int32 [names]. A name of
     length l has m^(high-l) of the c equally likely cells, so one bounded draw picks a name.
@@ -86,21 +87,21 @@ def room_for_names(lengths):
 
 @njit(cache=True)
 def draw_names(state, gamma, n, cells, seen, stamp, names):
-    """names[:n] = n different names in random order. Needs room for n + 2 names, where there are no cells for all.
-    seen[name] == stamp[0]: the name is in already."""
+    """names[:n] = n different names in random order. Needs room for n + 2 names, without cells for all names.
+    seen[name] == stamp[0]: the name has been drawn already."""
     stamp[0] += 1
     now = stamp[0]
     if len(cells) == 0:
         for name in range(len(seen)):
             names[name] = name
         return shuffle(state, gamma, names, len(seen), n)
-    found = 0
-    while found < n:  # duplicates are overwritten by the next draw; a name too many is left over
+    count = 0
+    while count < n:  # duplicates are overwritten by the next draw; a name too many is left over
         state, a, b = two_below(state, gamma, len(cells), len(cells))
         for cell in (a, b):
             name = cells[cell]
-            names[found] = name
-            found += seen[name] != now
+            names[count] = name
+            count += seen[name] != now
             seen[name] = now
     # Names come in an order that favours the likely (short) ones.
     return shuffle(state, gamma, names, n, n)
@@ -114,7 +115,7 @@ def write_name(tokens, at, names, lengths, name):
     """
     row = np.uint64(name)
     for t in range(0, names.shape[1], 2):
-        here, column = np.uint64(at + t), np.uint64(t)
-        tokens[here] = names[row, column]
-        tokens[here + _U1] = names[row, column + _U1]
+        place, column = np.uint64(at + t), np.uint64(t)
+        tokens[place] = names[row, column]
+        tokens[place + _U1] = names[row, column + _U1]
     return at + lengths[row]

@@ -13,7 +13,7 @@ from canonlm.train import trackers
 from canonlm.train.config import RunConfig
 
 SAMPLE_BYTES = 500
-"""Of a test sample with its arrays, at least."""
+"""Min bytes of a test sample with its arrays."""
 
 
 def sizes_of(run: RunConfig) -> Sizes:
@@ -35,35 +35,35 @@ def sizes_of(run: RunConfig) -> Sizes:
 
 
 def build_model(run: RunConfig, device: str = "cpu") -> LanguageModel:
-    """The model of a run with its initial weights; on "meta" without values. InvalidSetting where architecture, sizes
-    and fields do not fit together."""
+    """The model of a run with its initial weights; on "meta" without values. InvalidSetting if architecture, sizes and
+    fields do not fit together."""
     with torch.device(device):
         return build(run.arch, sizes_of(run), run.train.seed)
 
 
 def with_complete_name(run: RunConfig) -> RunConfig:
-    """The run with the complete name of its architecture: fields that the name can say move into it."""
+    """The run with the complete name of its architecture: fields that a name can express move into it."""
     name, fields = complete_name(run.arch, sizes_of(run))
     return run.model_copy(update={"arch": name, "model": run.model.model_copy(update={"fields": fields})})
 
 
 def matched(run: RunConfig, parameters: int) -> dict[str, Any]:
-    """What `model` of a run has to be so that it has that number of parameters, within 1 %: its MLP made wider or
-    narrower. InvalidSetting where no width does."""
+    """Changes to `model` of a run that give it this number of parameters, within 1 %, by a wider or narrower MLP.
+    InvalidSetting if no width does."""
     changes = match_parameters(run.arch, sizes_of(run), parameters)
     return {"fields": {key: after for key, (_, after) in changes.items()}, "matched": changes} if changes else {}
 
 
 def check(run: RunConfig) -> None:
-    """InvalidSetting for what a run cannot be started with; nothing is written yet."""
+    """InvalidSetting for a run that cannot be started; writes nothing."""
     model = build_model(run, "meta")
     check_fits(run, model, pick_device(run.train.device))
     trackers.check(run.track)
 
 
 def check_fits(run: RunConfig, model: LanguageModel, device: str) -> None:
-    """InvalidSetting where this process will need more memory than there is, by a lower bound: weights, gradients and
-    AdamW's two averages in float32, its windows of a step, what enters each block in the forward, the test samples."""
+    """InvalidSetting if this process needs more memory than there is, by a lower bound: weights, gradients and AdamW's
+    two averages in float32, its windows of a step, the inputs of all blocks in the forward, the test samples."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     sizes, itemsize = run.model, 2 if run.train.precision == "bf16" else 4
     windows = -(-run.train.batch_size * run.parallel.tp // processes)
@@ -78,16 +78,20 @@ def check_fits(run: RunConfig, model: LanguageModel, device: str) -> None:
 
 
 def pick_device(name: str) -> str:
-    """`auto` is cuda where there is one, else cpu. ValueError for a device that torch does not see."""
+    """`auto` is cuda if available, else cpu. ValueError for a device that torch does not see."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    if device is not None and device.type != "cpu":  # asked without touching the device, which would claim memory on it
-        found = torch.accelerator.current_accelerator(check_available=True)
-        if found is None or found.type != device.type or (device.index or 0) >= torch.accelerator.device_count():
+    if device is not None and device.type != "cpu":  # checked without using the device, which would take memory on it
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        if (
+            accelerator is None
+            or accelerator.type != device.type
+            or (device.index or 0) >= torch.accelerator.device_count()
+        ):
             device = None
     if device is None:
         raise expected("train.device", "auto, cpu or a device that torch sees here", name)

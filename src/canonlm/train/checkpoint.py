@@ -1,11 +1,11 @@
-"""Checkpoints of a run: what training needs to go on, on any number of processes. `checkpoints/step-00000600/` holds
+"""Checkpoints of a run, from which training resumes on any number of processes. `checkpoints/step-00000600/` has
 
 __0_0.distcp, __1_0.distcp, …   tensors as torch.distributed.checkpoint writes them, a file per process
-.metadata                       which tensor lies where
+.metadata                       the positions of tensors in these files
 manifest.json                   written last: step, number of processes, size and sha256 of every other file
 
-Tensors are `model.<parameter>` and `optimizer.<parameter>.<exp_avg, exp_avg_sq or step>`. Nothing else is kept: the
-learning rate, random numbers and data are functions of the step, all other settings are the run's configuration.
+Tensors are `model.<parameter>` and `optimizer.<parameter>.<exp_avg, exp_avg_sq or step>`. There is nothing else: the
+learning rate, random numbers and data are functions of the step, all other settings are in the run's configuration.
 """
 
 import logging
@@ -44,7 +44,7 @@ MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8})")
 _log = logging.getLogger(__name__)
 
-# Said of every save and load in one process, where it is meant.
+# torch warns at every save and load in a single process, where this is intended.
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
 
 
@@ -58,13 +58,21 @@ class Manifest(BaseModel):
 
 class Checkpoints:
     """The checkpoints in `folder`, written while training goes on. Every process of `world` calls the same methods in
-    the same order; the process that started the run has removed what killed processes left in `folder`.
+    the same order. Leftovers of killed processes must be removed from `folder` before.
 
-    The `keep` newest are kept, and every one whose step is a multiple of `keep_every`.
+    The `keep` newest are kept, and all whose step is a multiple of `keep_every`. may_write: called in the first process
+    before a checkpoint gets its name; `wait` raises its exceptions.
     """
 
-    def __init__(self, folder: Path, keep: int, keep_every: int | None, world: World) -> None:
-        self.folder, self._keep, self._keep_every = folder, keep, keep_every
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        keep_every: int | None,
+        world: World,
+        may_write: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.folder, self._keep, self._keep_every, self._may_write = folder, keep, keep_every, may_write
         self._ranks = _Ranks(world.rank, world.size)
         pinned = world.device.type == "cuda"
         self._stager = DefaultStager(
@@ -85,29 +93,29 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         then: Callable[[Path], Any] | None = None,
     ) -> None:
-        """Copy the state after `step` optimizer steps; a thread of its own writes it. `then(path)` is called in that
-        thread of the first process, once the checkpoint is whole.
+        """Copy the state after `step` optimizer steps, and write it in a thread. `then(path)` is called in that thread
+        of the first process, once the checkpoint is complete.
 
-        Waits for the one before; raises what that raised (`wait`).
+        Waits for the save before, and raises its exceptions (`wait`).
         """
         self.wait()
         state = self._stager.stage(_parts(*get_state_dict(model, optimizer)))
         self._writing = self._thread.submit(self._write, step, state, then)
 
     def wait(self) -> None:
-        """Until the last checkpoint is whole. ValueError, in every process, if it could not be written (a full disk,
-        say); what `then` raised."""
+        """Wait until the last checkpoint is complete. ValueError, in every process, if it could not be written (a full
+        disk, say); also raises exceptions of `then`."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.result()
 
     @property
     def failed(self) -> bool:
-        """Whether `wait` would raise at once. Processes learn of it at different times: agree on it before waiting."""
+        """Whether `wait` would raise at once. It may differ between processes: they must agree on it before waiting."""
         return self._writing is not None and self._writing.done() and self._writing.exception() is not None
 
     def close(self) -> None:
-        """As `wait`; nothing can be saved after it."""
+        """Wait, and end the thread: nothing can be saved after this."""
         try:
             self.wait()
         finally:
@@ -115,17 +123,17 @@ class Checkpoints:
             self._stager.close()
 
     def load_latest(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Restore model and optimizer in place from the newest checkpoint that is whole; returns its step. 0: there is
-        no checkpoint at all.
+        """Restore model and optimizer in place from the newest undamaged checkpoint, and return its step; 0 if there is
+        no checkpoint.
 
-        ValueError: none of them is whole; it is of another model.
+        ValueError: all checkpoints are damaged, or it is of another model.
         """
-        if (step := _newest_whole(self.folder, self._ranks)) == 0:
+        if (step := _newest_complete(self.folder, self._ranks)) == 0:
             return 0
         of_model, of_optimizer = get_state_dict(model, optimizer)
         _read(path_of(self.folder, step), _parts(of_model, of_optimizer), self._ranks)
         set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
-        self._ranks.first(lambda: self._prune(step))  # a killed process may not have got to it
+        self._ranks.first(lambda: self._prune(step))  # a process may have been killed before it did
         return step
 
     def _write(self, step: int, state: Any, then: Callable[[Path], Any] | None) -> None:
@@ -133,13 +141,13 @@ class Checkpoints:
         temporary = path.with_name(f".{path.name}.tmp-save")  # all processes write here: no process id
         ranks = self._ranks
         try:
-            with _own_errors():
+            with _unwrapped_errors():
                 dcp.save(state, storage_writer=_Writer(temporary), process_group=ranks.group, no_dist=ranks.size == 1)
             files = ranks.gather(lambda: _stamps(temporary, ranks.rank))
             ranks.first(lambda: self._finish(step, temporary, {name: s for part in files for name, s in part.items()}))
         except OSError as error:
             older = [old for old in steps(self.folder) if old < step]
-            left = f"step {older[-1]} is the newest whole one" if older else "there is none yet"
+            left = f"step {older[-1]} is the newest complete one" if older else "there is none yet"
             raise ValueError(
                 f"checkpoint of step {step} could not be written to {path}: {error.strerror}; {left}"
             ) from None
@@ -152,17 +160,18 @@ class Checkpoints:
     def _finish(self, step: int, temporary: Path, files: dict[str, Stamp]) -> None:
         manifest = Manifest(step=step, processes=self._ranks.size, files=files)
         write_text(temporary / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
+        self._may_write()
         put_in_place(temporary, path_of(self.folder, step))
         self._prune(step)
 
     def _prune(self, newest: int) -> None:
-        # One after `newest` was damaged, and training went back past it: it neither counts nor goes.
+        # Checkpoints after `newest` are damaged ones that training skipped: they do not count, and are not removed.
         past = [step for step in steps(self.folder) if step <= newest]
         for step in past[: -self._keep]:
             if self._keep_every is None or step % self._keep_every:
                 try:
                     remove_folder(path_of(self.folder, step))
-                except OSError as error:  # an evaluation may be reading it, which some file systems mind
+                except OSError as error:  # an evaluation may be reading it, which some file systems do not allow
                     _log.warning("%s could not be removed: %s", path_of(self.folder, step), error.strerror)
 
 
@@ -178,21 +187,22 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 def load_model(run: Path, step: int | None = None, *, trust_remote_code: bool | None = None) -> LanguageModel:
-    """The model of a run, as of its newest whole checkpoint or of `step`: in float32, on the CPU, in evaluation mode.
+    """The model of a run from its newest undamaged checkpoint, or that of `step`: in float32, on the CPU, in evaluation
+    mode.
 
-    For one process, whatever number of them wrote it. The optimizer's part is not read. trust_remote_code: code from
-    outside that the run names may run (None: as in the `canonlm.outside.of_run` around, or not).
+    For one process; any number may have written it. The optimizer's part is not read. trust_remote_code: whether code
+    from outside that the run names may run (None: as in a surrounding `canonlm.outside.of_run`, else not).
 
     ValueError: no run, no such checkpoint, a damaged one.
     """
     folder = run / "checkpoints"
-    found = steps(folder)
-    if not found or not (run / "config.yaml").is_file():
+    saved_steps = steps(folder)
+    if not saved_steps or not (run / "config.yaml").is_file():
         raise expected("RUN", "the folder of a run that has saved a checkpoint", str(run))
     if step is None:
-        step = _newest_whole(folder, _ALONE)
-    elif step not in found:
-        raise expected("--step", f"one that has a checkpoint ({', '.join(map(str, found))})", step)
+        step = _newest_complete(folder, _ALONE)
+    elif step not in saved_steps:
+        raise expected("--step", f"one that has a checkpoint ({', '.join(map(str, saved_steps))})", step)
     elif (damage := _damage(folder, step, _ALONE)) is not None:
         raise ValueError(f"{path_of(folder, step)}: {damage}")
     with outside.of_run(run, trust_remote_code):
@@ -221,30 +231,29 @@ def _parts(model: dict[str, Any], optimizer: Any) -> State:
 
 
 def _read(path: Path, state: State, ranks: "_Ranks") -> None:
-    """Fill the tensors of `state` in place. ValueError if these are not the tensors of the checkpoint, in any part of
-    `state`."""
+    """Fill the tensors of `state` in place. ValueError if a part of `state` has other tensors than the checkpoint."""
     reader = Reader(path)
     _check_names(path, reader, state)
-    with _own_errors():
+    with _unwrapped_errors():
         dcp.load(state, storage_reader=reader, process_group=ranks.group, no_dist=ranks.size == 1)
 
 
 def _check_names(path: Path, reader: Reader, state: State) -> None:
     entries: dict[str, Any] = reader.read_metadata().state_dict_metadata
-    saved = {name: tuple(entry.size) for name, entry in entries.items() if name.partition(".")[0] in state}
-    asked = {f"{part}.{name}": tuple(t.shape) for part, tensors in state.items() for name, t in tensors.items()}
-    for name in [*asked, *saved]:
-        if saved.get(name) != asked.get(name):
-            there, here = (f"of shape {of[name]}" if name in of else "missing" for of in (saved, asked))
+    saved_shapes = {name: tuple(entry.size) for name, entry in entries.items() if name.partition(".")[0] in state}
+    model_shapes = {f"{part}.{name}": tuple(t.shape) for part, tensors in state.items() for name, t in tensors.items()}
+    for name in [*model_shapes, *saved_shapes]:
+        if saved_shapes.get(name) != model_shapes.get(name):
+            old, new = (f"of shape {of[name]}" if name in of else "missing" for of in (saved_shapes, model_shapes))
             parameter = name.partition(".")[2]
-            raise ValueError(f"{path}: a checkpoint of another model: {parameter} is {there} there and {here} here")
+            raise ValueError(f"{path}: a checkpoint of another model: {parameter} is {old} there and {new} here")
 
 
-def _newest_whole(folder: Path, ranks: "_Ranks") -> int:
-    """The newest step whose checkpoint is whole, the same in every process; 0 if there is no checkpoint at all."""
-    found = ranks.first(lambda: steps(folder))
+def _newest_complete(folder: Path, ranks: "_Ranks") -> int:
+    """The newest step with an undamaged checkpoint, the same in every process; 0 if there is no checkpoint."""
+    saved_steps = ranks.first(lambda: steps(folder))
     damages: list[str] = []
-    for step in reversed(found):
+    for step in reversed(saved_steps):
         if (damage := _damage(folder, step, ranks)) is None:
             if ranks.rank == 0:
                 for line in damages:
@@ -253,15 +262,15 @@ def _newest_whole(folder: Path, ranks: "_Ranks") -> int:
         damages.append(f"{path_of(folder, step)}: {damage}")
     if damages:
         raise ValueError(
-            f"none of the checkpoints is whole ({'; '.join(damages)}); to start again from nothing, move them away"
+            f"all checkpoints are damaged ({'; '.join(damages)}); to start again from nothing, move them away"
         )
     return 0
 
 
 def _damage(folder: Path, step: int, ranks: "_Ranks") -> str | None:
-    """What is wrong with a checkpoint; None: it is whole. Each process reads its share of the files."""
+    """The damage of a checkpoint, or None. Each process reads its share of the files."""
 
-    def look() -> str | None:
+    def check() -> str | None:
         path = path_of(folder, step)
         try:
             manifest = Manifest.model_validate(read_json(path / MANIFEST))
@@ -274,25 +283,25 @@ def _damage(folder: Path, step: int, ranks: "_Ranks") -> str | None:
         with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
             return next(filter(None, pool.map(lambda item: item[1].damage(item[0]), own)), None)
 
-    return next(filter(None, ranks.gather(look)), None)
+    return next(filter(None, ranks.gather(check)), None)
 
 
 def _stamps(folder: Path, rank: int) -> dict[str, Stamp]:
-    """The files that a process wrote; the first one also wrote where everything lies."""
+    """The files that a process wrote; the first process also wrote METADATA."""
     files = [*sorted(folder.glob(f"__{rank}_*")), *([folder / METADATA] if rank == 0 else [])]
     return {file.name: Stamp.of(file) for file in files}
 
 
 class _Ranks:
-    """What processes tell one another of checkpoints, over a group of its own: the training thread uses the others, and
-    two threads on one group wait for each other for ever."""
+    """Communication about checkpoints, over a process group of its own: with the training thread on the same group, two
+    threads would wait for each other forever."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.group = dist.new_group(backend="gloo") if size > 1 else None
 
     def gather(self, act: Callable[[], T]) -> list[T]:
-        """What `act` returns in every process; what it raises anywhere is raised in all of them."""
+        """The results of `act` from all processes. An exception in one of them is raised in all."""
         outcome: T | Exception
         try:
             outcome = act()
@@ -308,7 +317,7 @@ class _Ranks:
         return outcomes
 
     def first(self, act: Callable[[], T]) -> T:
-        """What `act` returns in the first process, which alone does it."""
+        """Call `act` in the first process alone, and return its result in all."""
         return self.gather(lambda: act() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
 
@@ -316,7 +325,8 @@ _ALONE = _Ranks(0, 1)
 
 
 class _Writer(dcp.FileSystemWriter):
-    """torch's, which says "unexpected pos 704 vs 598" of a full disk; the reason is what that was raised upon."""
+    """torch's writer, which raises "unexpected pos 704 vs 598" for a full disk. This one raises the OSError behind
+    it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, per_thread_copy_ahead=0)  # what it writes is on the CPU already
@@ -332,8 +342,8 @@ class _Writer(dcp.FileSystemWriter):
 
 
 @contextmanager
-def _own_errors() -> Iterator[None]:
-    """torch wraps what went wrong in a process into an exception that is no `Exception`: raise what it wraps."""
+def _unwrapped_errors() -> Iterator[None]:
+    """Raise the error that torch wraps into an exception which is not an `Exception`."""
     try:
         yield
     except dcp.CheckpointException as wrapped:

@@ -1,10 +1,10 @@
-"""Reading a checkpoint that somebody else may have written: torch's reader, which believes nothing.
+"""A safe reader of checkpoints that somebody else may have written, on top of torch's reader.
 
-torch reads `.metadata` with `pickle.load`, which runs whatever the file asks for; it loads some entries with pickle,
-too; it opens whatever file an entry names; and what the chunks of a tensor leave open stays uninitialized memory. Here
-the unpickler knows the classes of such a file and no other, every entry is a tensor of numbers, its chunks tile it, and
-they lie in files of the checkpoint's own folder. A manifest with checksums does not help against any of this: whoever
-writes the files writes the manifest, too.
+torch reads `.metadata` with `pickle.load`, which runs any code in the file; it loads some entries with pickle, too; it
+opens any file that an entry names; and numbers that no chunk of a tensor covers stay uninitialized memory. This
+reader's unpickler only knows the classes of such a file. Every entry must be a tensor of numbers, tiled by its chunks,
+which lie in files of the checkpoint's own folder. A manifest with checksums does not help here: the author of the files
+also writes the manifest.
 """
 
 import io
@@ -47,13 +47,13 @@ _CLASSES = {
         *("ChunkStorageMetadata", "_MEM_FORMAT_ENCODING"),
     ),
 }
-"""What `.metadata` is made of, by module."""
+"""The classes in `.metadata`, by module."""
 
 _PATHS = {("pathlib", "PosixPath"), ("pathlib", "WindowsPath"), ("pathlib._local", "PosixPath")}
-"""Where the checkpoint once lay: not used, so it is read as a text."""
+"""The checkpoint's former path: not used, so it is read as a text."""
 
 _EXTRA = 2**16
-"""Bytes that a stored tensor may have beside its numbers."""
+"""Max bytes of a stored tensor beside its numbers."""
 
 
 class Reader(FileSystemReader):
@@ -96,7 +96,7 @@ class Reader(FileSystemReader):
 
 
 class _Stored(_StorageInfo):
-    """Where a chunk lies, and what it must be."""
+    """The place of a chunk, and its expected size and dtype."""
 
     size: tuple[int, ...]
     dtype: torch.dtype
@@ -107,7 +107,7 @@ class _Refused(Exception):
 
 
 class _Unpickler(pickle._Unpickler):
-    """Python's own, not the one in C, which makes a table as long as a number in the file says."""
+    """Python's own unpickler, as the one in C allocates a table of any length that the file demands."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _PATHS:
@@ -120,14 +120,14 @@ class _Unpickler(pickle._Unpickler):
         raise _Refused("it has references to other objects")
 
 
-def _checked(found: Any, folder: Path) -> Metadata:
-    """The same, made anew of checked parts."""
+def _checked(metadata: Any, folder: Path) -> Metadata:
+    """The metadata, rebuilt from checked parts."""
     sizes = {
         file.name: file.stat().st_size for file in folder.glob("*.distcp") if file.is_file() and not file.is_symlink()
     }
     entries: dict[str, Any] = {}
     places: dict[MetadataIndex, _StorageInfo] = {}
-    for name, entry in found.state_dict_metadata.items():
+    for name, entry in metadata.state_dict_metadata.items():
         if type(name) is not str or type(entry) is not TensorStorageMetadata:
             raise _Refused(f"{str(name)[:100]!r} is not a tensor")
         dtype, size = entry.properties.dtype, _whole_numbers(entry.size)
@@ -144,7 +144,7 @@ def _checked(found: Any, folder: Path) -> Metadata:
         for offsets, chunk in chunks:
             index = MetadataIndex(name, offsets)
             if math.prod(chunk):
-                places[index] = _place(found.storage_data[index], sizes, chunk, dtype, name)
+                places[index] = _place(metadata.storage_data[index], sizes, chunk, dtype, name)
     return Metadata(entries, storage_data=places)
 
 
@@ -156,7 +156,7 @@ def _whole_numbers(size: Iterable[Any]) -> tuple[int, ...]:
 
 
 def _tile(size: tuple[int, ...], chunks: Collection[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
-    """Do the chunks cover the tensor, each number once? They form a grid: every dimension is cut in one way."""
+    """Whether the chunks cover the tensor, each number once. They form a grid: every dimension is cut in one way."""
     full = [(offsets, sizes) for offsets, sizes in chunks if math.prod(sizes)]
     if any(len(offsets) != len(size) or len(sizes) != len(size) for offsets, sizes in full):
         return False

@@ -18,12 +18,12 @@ def clip_grad_norm(model: nn.Module, max_norm: float, world: World) -> Tensor:
     if world.mesh is None:
         return nn.utils.clip_grad_norm_(parameters, max_norm)
     # Squares are summed here, then over all devices in one message; torch's own function sends some per parameter.
-    here: defaultdict[int, list[Tensor]] = defaultdict(list)  # by the number of devices that hold the same
+    local_gradients: defaultdict[int, list[Tensor]] = defaultdict(list)  # by the number of devices that hold the same
     for gradient in (cast(DTensor, p.grad) for p in parameters):
         layout = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
         parts = math.prod(size for size, placement in layout if not placement.is_replicate())
-        here[world.size // parts].append(gradient.to_local())
-    shares = [nn.utils.get_total_norm(part).double().square() / copies for copies, part in here.items()]
+        local_gradients[world.size // parts].append(gradient.to_local())
+    shares = [nn.utils.get_total_norm(part).double().square() / copies for copies, part in local_gradients.items()]
     dist.all_reduce(square := torch.stack(shares).sum())
     norm = square.sqrt().to(parameters[0].dtype)
     nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)

@@ -1,4 +1,4 @@
-"""Where the time of a run goes."""
+"""Measures a run's time: training speed, waiting for data, evaluations and checkpoints left out."""
 
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -13,10 +13,10 @@ Reading = dict[str, float | None]
 
 class Clock:
     """Training time without evaluations and checkpoints. The first steps of a process, which warm up, do not count
-    towards the speed; everything counts towards `elapsed_s`, which goes on from `before_s` where a run is continued.
+    towards the speed; everything counts towards `elapsed_s`, which goes on from `before_s` if a run is continued.
 
     `flops_per_token` of the model and `peak_flops` of one device (per second) make the MFU: the share of the peak of
-    all `devices` that the model's own arithmetic is. It is None where either is not known.
+    all `devices` that the model's own arithmetic is. It is None if either is not known.
     """
 
     WARMUP_STEPS = 3
@@ -38,7 +38,7 @@ class Clock:
         self._now = now
         self._start = self._idle_now() - before_s
         self._steps = 0  # of this process
-        self._counted = self._seconds = 0.0  # steps and seconds behind all readings so far
+        self._counted = self._seconds = 0.0  # steps and seconds in all readings so far
         self._restart(self._start + before_s)
 
     def tick(self) -> None:
@@ -50,7 +50,7 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """What happens inside is no training: an evaluation, a checkpoint."""
+        """Time within this context does not count as training: an evaluation, a checkpoint."""
         start = self._idle_now()
         try:
             yield
@@ -58,7 +58,7 @@ class Clock:
             self._out += self._idle_now() - start
 
     def waiting(self, batches: Iterable[T]) -> Generator[T]:
-        """The batches; how long it took to get each is noted."""
+        """The batches. The time to get each counts as waiting for data."""
         source = iter(batches)
         while True:
             start = self._now()
@@ -89,7 +89,7 @@ class Clock:
         }
 
     def result(self) -> Reading:
-        """Of the whole run: `train_seconds`. Of this process: `tokens_per_s`, None where it did no step but to warm up.
+        """`train_seconds` of the run, and `tokens_per_s` of this process, None if all its steps were warm-up.
 
         To be called after the last reading."""
         speed = self.tokens_per_step * self._counted / self._seconds if self._counted else None
@@ -99,7 +99,7 @@ class Clock:
         self._mark, self._out, self._waited, self._since_mark = now, 0.0, 0.0, 0
 
     def _idle_now(self) -> float:
-        """The time once the device has done what it was given: it may be steps behind the loop that feeds it."""
+        """The time after the device has finished all its work: it may be steps behind the loop."""
         if self._device is not None and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return self._now()

@@ -1,8 +1,9 @@
-"""A run's configuration: what a recipe (`canonlm.train.recipe`) or a preset resolves to. Complete and checked.
+"""A run's configuration, complete and checked. Recipes (`canonlm.train.recipe`) and presets resolve to it.
 
-The resolved configuration is what a run folder holds; two runs differ only where their `config.yaml` differ.
+Run folders have the resolved configuration in `config.yaml`; two runs differ only if these files differ.
 """
 
+import re
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -27,19 +28,20 @@ from canonlm.train import profile
 
 
 class Settings(BaseModel):
-    """Strict, as the tasks' settings are: no "3" and no true for 3."""
+    """Strict, like the tasks' settings: neither "3" nor true counts as a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 Size = Annotated[int, Field(gt=0, le=2**31 - 1)]
-"""What is larger is a mistake, and would overflow."""
+"""Larger sizes are mistakes, and would overflow."""
 
 Steps = Annotated[int, Field(gt=0, le=2**53)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Model(Settings):
-    """Sizes; `arch` says the rest. `fields` sets any field of the model's own configuration."""
+    """Sizes of the model; `arch` is everything else. `fields` sets any field of the model's own configuration."""
 
     num_hidden_layers: Annotated[int, Field(gt=0, le=2_000)]
     hidden_size: Size
@@ -59,7 +61,7 @@ _FORMS = {
 
 
 def _check_form(field: Any, key: Any, value: Any) -> None:
-    """Say what to write, where a name or a path alone is a likely mistake."""
+    """An error with an example, for settings where a name or a path alone is a likely mistake."""
     kind, what = _FORMS[field]
     if not isinstance(value, kind):
         raise expected(key, what, value)
@@ -81,14 +83,14 @@ class Text(Settings):
 
     @field_validator("sources", "validation", mode="before")
     @classmethod
-    def _well_formed(cls, texts: Any, info: ValidationInfo) -> Any:  # what one takes is easily written into the other
+    def _well_formed(cls, texts: Any, info: ValidationInfo) -> Any:  # the two forms are easily confused
         for name, text in texts.items() if isinstance(texts, dict) else ():
             _check_form(info.field_name, f"text.{info.field_name}.{name}", text)
         return texts
 
     @property
     def folders(self) -> dict[str, str]:
-        """All that are read, by the key of the setting."""
+        """All folders, by the key of the setting."""
         sources = {f"text.sources.{name}.path": source.path for name, source in self.sources.items()}
         return sources | {f"text.validation.{name}": path for name, path in self.validation.items()}
 
@@ -98,7 +100,8 @@ class Data(Settings):
 
     seq_len: Size
     loss_on: Literal["answer", "all"] = "all"
-    isolate_documents: bool = False  # False, as in the paper: what shares a window sees each other
+    isolate_documents: bool = False  # False, as in the paper: documents of a window see each other
+    seed: Seed | None = None  # of the training windows; None: train.seed
     workers: Annotated[int, Field(ge=0, le=1024)] = 1  # threads that sample ahead; changes nothing but speed
     verify: bool = True  # compare the sha256 of every shard of text that is read with its index.json, beside training
 
@@ -139,7 +142,7 @@ class Train(Settings):
 
     steps: Steps = None  # type: ignore[assignment]  # default: all of the training stream, for a task where it ends
     batch_size: Size  # windows per step
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of the initial weights and of the data
+    seed: Seed = 0  # of the initial weights and dropout, and of all that has no seed of its own
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: autocast; the weights stay in fp32
     compile: bool = False
     device: str = "auto"  # auto: cuda where there is one, else cpu
@@ -149,8 +152,12 @@ class Train(Settings):
     log_every: PositiveInt = 10
     eval_every: PositiveInt
     eval_size: Size  # test windows, instances, sentences or people, by task
+    eval_seed: Seed | None = None  # of the test samples; None: train.seed
+    eval_split: Literal["test", "validation"] = "test"  # validation: a test of its own, to choose settings by; of text:
+    # the next eval_size windows of what is held out
+    eval_beyond: Size | None = None  # for text: also the loss of this number of tokens beyond data.seq_len
     checkpoint_every: PositiveInt
-    keep_checkpoints: PositiveInt = 2  # the newest so many
+    keep_checkpoints: PositiveInt = 2  # the number of newest checkpoints that are kept
     keep_every: PositiveInt | None = None  # and all whose step is a multiple of this
     on_nonfinite: Literal["stop", "skip"] = "stop"  # a step whose loss or gradient is not finite
     optim: Optim
@@ -160,15 +167,15 @@ class Parallel(Settings):
     """How the work is spread over processes, one per device; the number of processes is what started them
     (`torchrun`, SLURM, `canonlm launch`). Changes speed and memory; the numbers only by rounding."""
 
-    tp: Size = 1  # tensor parallel: so many devices share every layer
-    dp_replicate: Size = 1  # so many copies of the model; each is sharded over the devices that are left
-    micro_batch_size: Size | None = None  # windows that a device reads at once; None: its share of the batch
+    tp: Size = 1  # tensor parallel: the number of devices that share every layer
+    dp_replicate: Size = 1  # copies of the model; each is sharded over the remaining devices
+    micro_batch_size: Size | None = None  # windows that a device processes at once; None: its share of the batch
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     float8: bool = False  # linear layers in float8, by torchao, where the device can
 
 
 class RunConfig(Settings):
-    """Everything that decides a run."""
+    """All settings of a run."""
 
     preset: str | None = None
     arch: str
@@ -196,10 +203,7 @@ class RunConfig(Settings):
             return None
         if not isinstance(name := task.get("name"), str):
             raise expected("task.name", f"one of {', '.join(tasks.names())}, or FILE.py:NAME", name)
-        try:
-            return {"name": name, **tasks.get(**task).spec.model_dump()}
-        except InvalidSetting as error:  # "depo.N": to be found in a file as task.N
-            raise InvalidSetting(f"task.{error.key.partition('.')[2] or 'name'}", error) from None
+        return {"name": name, **build_task(task).spec.model_dump()}
 
     @field_validator("profile", mode="before")
     @classmethod
@@ -211,8 +215,10 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _reads_one_thing(self) -> "RunConfig":
         if (self.task is None) == (self.text is None):
-            here = "neither" if self.task is None else "both"
-            raise InvalidSetting("task", f"expected either task (a playground task) or text (token shards), got {here}")
+            number = "neither" if self.task is None else "both"
+            raise InvalidSetting(
+                "task", f"expected either task (a playground task) or text (token shards), got {number}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -226,8 +232,8 @@ class RunConfig(Settings):
         if self.model.vocab_size is not None:
             what = f"nothing: {task.name} has a vocabulary of its own"
             raise expected("model.vocab_size", what, self.model.vocab_size)
-        if self.data.seq_len < task.least_seq_len:
-            what = f"at least {task.least_seq_len}, for the test samples of {task}"
+        if self.data.seq_len < task.min_seq_len:
+            what = f"at least {task.min_seq_len}, for the test samples of {task}"
             raise expected("data.seq_len", what, self.data.seq_len)
         if self.data.isolate_documents and not task.can_isolate:
             what = f"false: in {task.name} the start of the next instance is what ends one, and has to be predicted"
@@ -237,23 +243,23 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _steps_suit_the_stream(self) -> "RunConfig":
         train, task = self.train, self.built_task
-        windows = None if task is None else task.training_windows(train.seed, self.data.seq_len)
-        most = None if windows is None else -(-windows // train.batch_size)
+        windows = None if task is None else task.training_windows(self.data_seed, self.data.seq_len)
+        max_steps = None if windows is None else -(-windows // train.batch_size)
         if train.steps is None:
-            if most is None:
+            if max_steps is None:
                 raise InvalidSetting("train.steps", "train.steps: missing; expected an integer > 0")
-            return self.model_copy(update={"train": train.model_copy(update={"steps": most})})
-        if most is not None and train.steps > most:
-            what = f"at most {most}, the whole training stream of {self.built_task}"
+            return self.model_copy(update={"train": train.model_copy(update={"steps": max_steps})})
+        if max_steps is not None and train.steps > max_steps:
+            what = f"at most {max_steps}, the whole training stream of {self.built_task}"
             raise expected("train.steps", what, train.steps)
         return self
 
     @model_validator(mode="after")
     def _decay_fits_into_the_steps(self) -> "RunConfig":
         optim = self.train.optim
-        most = self.train.steps - optim.warmup_steps
-        if optim.decay_steps is not None and optim.decay_steps > most:
-            what = f"at most train.steps - train.optim.warmup_steps = {most}"
+        max_decay_steps = self.train.steps - optim.warmup_steps
+        if optim.decay_steps is not None and optim.decay_steps > max_decay_steps:
+            what = f"at most train.steps - train.optim.warmup_steps = {max_decay_steps}"
             raise expected("train.optim.decay_steps", what, optim.decay_steps)
         return self
 
@@ -262,6 +268,29 @@ class RunConfig(Settings):
         if self.profile is not None and profile.bounds(self.profile)[1] - 1 > self.train.steps:
             raise expected("profile", f"steps up to train.steps = {self.train.steps}", self.profile)
         return self
+
+    @model_validator(mode="after")
+    def _evaluates_what_there_is(self) -> "RunConfig":
+        train, task = self.train, self.built_task
+        if task is None and train.eval_seed is not None:
+            raise expected("train.eval_seed", "nothing: text is evaluated on what is held out", train.eval_seed)
+        if task is not None and train.eval_beyond is not None:
+            raise expected("train.eval_beyond", "nothing: only text has it", train.eval_beyond)
+        if task is not None and task.tests_what_it_trained_on and train.eval_seed is not None:
+            what = f"nothing: {task.name} tests what it trained on, which data.seed decides"
+            raise expected("train.eval_seed", what, train.eval_seed)
+        return self
+
+    @property
+    def data_seed(self) -> int:
+        return self.train.seed if self.data.seed is None else self.data.seed
+
+    @property
+    def eval_seed(self) -> int:
+        """The seed of a task's test samples."""
+        if self.built_task is not None and self.built_task.tests_what_it_trained_on:
+            return self.data_seed
+        return self.train.seed if self.train.eval_seed is None else self.train.eval_seed
 
     @cached_property
     def built_task(self) -> tasks.Task | None:
@@ -273,18 +302,37 @@ class RunConfig(Settings):
 
 
 def resolve(raw: dict[str, Any]) -> RunConfig:
-    """Check and complete. InvalidSetting (a ValueError) names the first key that cannot be."""
+    """Check and complete a configuration. InvalidSetting (a ValueError) has the first wrong key."""
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:
-        raise refused(error, RunConfig) from None
+        raise refused(error, RunConfig, others=task_keys(raw.get("task"))) from None
+
+
+def build_task(settings: dict[str, Any]) -> tasks.Task:
+    """A task from its name and settings. An error names keys as a run's file has them: `task.N`, not `depo.N`."""
+    try:
+        return tasks.get(**settings)
+    except InvalidSetting as error:
+        owner, _, key = error.key.partition(".")
+        names = "|".join(map(re.escape, {key, *tasks.find(settings["name"]).Spec.model_fields}))
+        message = re.sub(rf"\b{re.escape(owner)}\.(?=({names})\b)", "task.", str(error))
+        raise InvalidSetting(f"task.{key or 'name'}", message) from None
+
+
+def task_keys(task: object) -> list[str]:
+    """`task.N` and so on: all settings of a run's task, or none if there is no such task."""
+    try:
+        return [f"task.{name}" for name in tasks.find(dict(task)["name"]).Spec.model_fields]  # type: ignore[call-overload]
+    except (ValueError, TypeError, KeyError):
+        return []
 
 
 def differences(a: RunConfig, b: RunConfig) -> list[identity.Difference]:
-    """(dotted key, value in a, value in b) wherever two configurations differ in what decides the result."""
+    """(dotted key, value in a, value in b) of all settings that affect results and differ."""
     return identity.differences(a.model_dump(), b.model_dump())
 
 
 def changes(began: RunConfig, now: RunConfig) -> list[identity.Difference]:
-    """The differences that a run cannot be continued with."""
+    """The differences with which a run cannot be continued."""
     return identity.changes(began.model_dump(), now.model_dump())

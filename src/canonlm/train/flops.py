@@ -1,8 +1,8 @@
-"""Floating-point operations of training, and what devices can do at most.
+"""Floating-point operations of training, and the peak speeds of devices.
 
 A model counts its own (`LanguageModel.forward_flops`): matrix products and convolutions, a multiply-add as two
-operations. The backward counts as twice the forward. What is computed again (activation checkpointing, the backward of
-a recurrence), element-wise work (norms, activations, decays, softmax, rotation) and the look-up of embeddings do not
+operations. The backward counts as twice the forward. Recomputation (activation checkpointing, the backward of a
+recurrence), element-wise work (norms, activations, decays, softmax, rotation) and the look-up of embeddings do not
 count.
 """
 
@@ -23,7 +23,7 @@ class Gpu(NamedTuple):
     """From the maker's data sheet: memory in GiB, which the sheets call GB; dense peaks (half of what is quoted
     "with sparsity") in TFLOP/s."""
 
-    device: str  # a pattern of what torch calls it
+    device: str  # a pattern of its name in torch
     memory: float
     bf16: float
     fp32: float
@@ -45,12 +45,12 @@ GPUS = {
     "rtx4090": Gpu(r"RTX 4090", 24, 165, 82.6, "NVIDIA Ada GPU architecture, whitepaper"),
     "mi300x": Gpu(r"MI300X", 192, 1307, 163.4, "AMD Instinct MI300X, data sheet"),
 }
-"""By the name that `canonlm plan --gpu` takes. Of two whose patterns fit a device, the first is meant."""
+"""By the name for `canonlm plan --gpu`. The first pattern that fits a device counts."""
 
 
 def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
-    """What a device (`torch.cuda.get_device_name()`) can do per second in matrix products of `dtype`; None where
-    that is not known. float32 is without TF32, as in our loop."""
+    """The peak FLOP/s of a device (`torch.cuda.get_device_name()`) in matrix products of `dtype`; None if not known.
+    float32 is without TF32, as in our loop."""
     precision = {torch.bfloat16: "bf16", torch.float32: "fp32"}.get(dtype)
     name = next((name for name, gpu in GPUS.items() if re.search(gpu.device, device_name)), None)
     return None if name is None or precision is None else peak_flops_of(name, precision)

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from filelock import Timeout
 
-from canonlm.data.windows import Batch, batches
+from canonlm.data.windows import batches
 from canonlm.errors import expected
 from canonlm.files import append, lock, remove_leftovers, write_json
 from canonlm.models import checks
 from canonlm.runs import folder as run_folder
+from canonlm.runs import leases
 from canonlm.runs.rows import Metrics
 from canonlm.train import reading, trackers
 from canonlm.train.build import build_model, check, with_complete_name
@@ -34,32 +35,35 @@ from canonlm.train.flops import flops_per_token, peak_flops
 from canonlm.train.machine import device_name, environment, memory_gb
 from canonlm.train.mesh import world_of
 from canonlm.train.optim import build_optimizer, learning_rate
+from canonlm.train.portion import Portion, prepare
 from canonlm.train.profile import Profile
 from canonlm.train.recipe import check_folder, create_folder
 from canonlm.train.sharding import last_micro_batch, parallelize
-from canonlm.train.signals import PARENT, Interrupted, Signals, noting_why
+from canonlm.train.signals import PARENT, Interrupted, Signals, Superseded, recording_failure
 from canonlm.world import World
 
 _OF_A_PROCESS = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "SLURM_PROCID",
-                 "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP", PARENT)  # fmt: skip
-"""How the names of variables begin by which a process knows its place among others."""
+                 "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP", PARENT,
+                 leases.VARIABLE)  # fmt: skip
+"""Prefixes of the environment variables that describe a process's place among others."""
 
 OnRow = Callable[[dict[str, Any]], None]
 
 
 def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> dict[str, Any]:
-    """Run to the end, from the newest whole checkpoint in `folder` if there is one; returns what `result.json` holds.
+    """Train to the end, from the newest undamaged checkpoint in `folder` if there is one; returns the content of
+    `result.json`.
 
-    Under `torchrun` and its like every process calls this; the first alone writes, and calls `on_row` with every row of
-    `metrics.jsonl`.
+    Under `torchrun` and similar launchers, every process calls this; only the first one writes, and calls `on_row` with
+    every row of `metrics.jsonl`.
 
-    ValueError, in every process: `folder` holds a run of another configuration, or the configuration does not suit the
-    machine, the data or the number of processes. Interrupted: a signal asked to stop, and the state is saved.
-    FloatingPointError: the loss, the gradient or a weight is no longer finite.
+    ValueError, in every process: `folder` has a run of another configuration, or the configuration does not fit the
+    machine, the data or the number of processes. Interrupted: stopped by a signal; the state is saved. Superseded:
+    another worker has taken the run over. FloatingPointError: the loss, the gradient or a weight is no longer finite.
     """
     threads = torch.get_num_threads()
     try:
-        with world_of(config) as world, noting_why():
+        with world_of(config) as world, recording_failure():
             with world.all_or_none():
                 config = with_complete_name(reading.complete(config))
                 check(config)
@@ -75,7 +79,7 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
 
 
 def _finished(path: Path) -> dict[str, Any] | None:
-    """What a run that is finished has written; None before that."""
+    """The result of a finished run; None if it is not finished."""
     result = run_folder.read_json(path)
     if result is None:
         return None
@@ -107,7 +111,7 @@ def _alone_in(folder: Path, config: RunConfig, world: World):
 
 
 class _Stopped(Exception):
-    """An evaluation was asked to stop."""
+    """A signal stopped an evaluation."""
 
 
 class _Run:
@@ -127,7 +131,10 @@ class _Run:
         self.module, self.is_random = self.model.module, self.model.is_random
         checks.check(self.model, isolated=config.data.isolate_documents)
         self.optimizer = build_optimizer(self.module, settings.optim)
-        self.checkpoints = Checkpoints(folder / "checkpoints", settings.keep_checkpoints, settings.keep_every, world)
+        self.lease = leases.Lease.of_environment()
+        self.checkpoints = Checkpoints(
+            folder / "checkpoints", settings.keep_checkpoints, settings.keep_every, world, self._check_lease
+        )
         self.step = self.checkpoints.load_latest(self.module, self.optimizer)
         self.first_bad = torch.full((), -1, device=world.device)  # step: on the device, so that no step waits for it
 
@@ -137,6 +144,7 @@ class _Run:
             self.sinks: list[Any] = []
             with world.all_or_none():
                 if world.main:
+                    self._check_lease()
                     write_json(self.folder / "env.json", environment(world.device) | {"processes": world.size})
                     self.metrics = Metrics(self.folder, self.step)
                     drawn = trackers.start(config.track, self.folder, config.model_dump(mode="json"), self.step)
@@ -154,12 +162,12 @@ class _Run:
                 return self._run()
             except Interrupted:
                 sinks.close()
-                world.any(True)  # no process leaves before all are ready: whoever started them may end the others
+                world.any(True)  # no process leaves before all are ready: the launcher may then end the others
                 raise
 
     def _run(self) -> dict[str, Any]:
         settings, world = self.config.train, self.world
-        # An earlier process may have saved this step and not got to its evaluation: a stop does not wait for one.
+        # An earlier process may have saved this step without its evaluation: a stop does not wait for one.
         evaluation: dict[str, Any] = {}
         notes = []
         if self.test is None:
@@ -181,19 +189,20 @@ class _Run:
             self.config.data.workers,
             rank=world.dp_rank,
             ranks=world.dp_size,
+            prepare=partial(prepare, micro_batch_size=self.config.parallel.micro_batch_size, device=world.device),
         )
         with closing(made), Profile(self.config.profile, self.folder, world.rank, self.step) as profile:
-            for batch in self.clock.waiting(made):
-                numbers = self._optimize(batch)
+            for portion in self.clock.waiting(made):
+                numbers = self._optimize(portion)
                 self.step += 1
                 self.clock.tick()
                 profile.step()
                 last = self.step == settings.steps
                 if self.step % settings.log_every == 0 or last:
                     self._log(numbers)
-                # Asked once: whoever is told that the state is saved finds it saved.
+                # Read once per step, so that all processes that report a saved state have saved it.
                 failed = self.checkpoints.failed or self.shards.failed
-                if stop := world.any(self.signals.asked is not None or failed):
+                if stop := world.any(self.signals.received is not None or failed):
                     self.checkpoints.wait()  # raises what failed, in every process
                     self.shards.check()
                 cut_off = False
@@ -219,11 +228,13 @@ class _Run:
             "final": evaluation,
         }
         if world.main:
+            self._check_lease()
             write_json(self.folder / "result.json", result)
         return result
 
-    def _optimize(self, batch: Batch) -> dict[str, Any]:
-        """One step. Returns the loss of this process's share and what else is known of it, still on the device."""
+    def _optimize(self, portion: Portion) -> dict[str, Any]:
+        """One step. Returns the loss of this process's share and other numbers, still on the device, so that the CPU
+        does not wait for a GPU (except with `train.on_nonfinite` skip, which needs the loss of every step)."""
         config, world = self.config, self.world
         lr = learning_rate(self.step, config.train.steps, config.train.optim)
         for group in self.optimizer.param_groups:
@@ -232,14 +243,13 @@ class _Run:
             torch.manual_seed(_dropout_seed(config.train.seed, self.step, world.rank))
         self.module.train()
         # The loss of the global batch is the mean over its targets; gradients are averaged over processes.
-        targets = world.sum([float((batch.targets != -100).sum())])[0] / world.dp_size
+        targets = world.sum([float(portion.num_targets)])[0] / world.dp_size
         losses, z_losses = [], []
-        micro_batches = batch.split(config.parallel.micro_batch_size or len(batch.input_ids))
-        for index, part in enumerate(micro_batches):
-            last_micro_batch(self.module, index == len(micro_batches) - 1)
-            here = part.to(world.device)
+        for index, part in enumerate(portion.micro_batches):
+            last_micro_batch(self.module, index == len(portion.micro_batches) - 1)
+            batch = part.to(world.device)
             with self._autocast():
-                loss, z_loss = self.model.loss(here.input_ids, here.targets, here.doc_ids, targets)
+                loss, z_loss = self.model.loss(batch.input_ids, batch.targets, batch.doc_ids, targets, batch.documents)
             loss.backward()
             losses.append(loss.detach())
             if z_loss is not None:
@@ -259,7 +269,7 @@ class _Run:
 
     def _log(self, numbers: dict[str, Any]) -> None:
         if numbers["skipped"]:
-            return  # told already
+            return  # reported already
         local = [float(numbers[key]) for key in ("loss", "z_loss") if numbers[key] is not None]
         loss, *z_loss = [total / self.world.dp_size for total in self.world.sum(local)]
         row: dict[str, Any] = {"loss": loss, **({"z_loss": z_loss[0]} if z_loss else {})}
@@ -275,17 +285,17 @@ class _Run:
         return self.test is not None and (self.step % settings.eval_every == 0 or self.step == settings.steps)
 
     def _evaluate(self) -> dict[str, Any]:
-        """Its row; empty where a signal asked to stop in the middle of it."""
+        """Evaluate, and return the row; empty if a signal stopped it."""
         assert self.test is not None
         self.module.eval()
 
         def stop(*_: Any) -> None:  # before each batch, in all processes alike
-            if self.world.any(self.signals.asked is not None):
+            if self.world.any(self.signals.received is not None):
                 raise _Stopped
 
         hook = self.module.register_forward_pre_hook(stop)
         try:
-            # Evaluations bring shapes that are not worth compiling for.
+            # Evaluations have shapes that are not worth compiling for.
             with self._autocast(), torch.compiler.set_stance("force_eager"):
                 row = {"kind": "eval", "step": self.step, **self.test.run(self.model, self.world.device)}
         except _Stopped:
@@ -301,7 +311,7 @@ class _Run:
         return Interrupted(f"{where}; {self.world.broadcast(self.signals.next_step(self.world.main))}")
 
     def _check_weights(self, numbers: dict[str, Any]) -> None:
-        """The gradient of a step tells of the weights before it; what is saved are the weights after it."""
+        """Check the weights that are saved: a step's loss and gradient only depend on the weights before it."""
         if not numbers["skipped"]:
             [loss] = self.world.sum([float(numbers["loss"])])
             self._check_finite({"loss": loss, "grad_norm": float(numbers["grad_norm"])})
@@ -310,20 +320,20 @@ class _Run:
             self._diverged(f"{bad[0] if bad else 'a weight'} not finite")
 
     def _check_finite(self, numbers: dict[str, float]) -> None:
-        found = [f"{name} {value}" for name, value in numbers.items() if not math.isfinite(value)]
-        if found:
-            self._diverged(", ".join(found))
+        bad_numbers = [f"{name} {value}" for name, value in numbers.items() if not math.isfinite(value)]
+        if bad_numbers:
+            self._diverged(", ".join(bad_numbers))
 
     def _diverged(self, what: str) -> None:
         first = int(self.first_bad)
         step = self.step if first < 0 else first
         since = "" if step == self.step else f" since step {step}"
         raise FloatingPointError(
-            f"stopped at step {self.step}, the training diverged{since}: {what}; {self._told_windows(step)}"
+            f"stopped at step {self.step}, the training diverged{since}: {what}; {self._describe_windows(step)}"
         )
 
     def _report_skip(self, loss: float, grad_norm: float) -> None:
-        why = f"loss {loss}, gradient norm {grad_norm}; {self._told_windows(self.step + 1)}"
+        why = f"loss {loss}, gradient norm {grad_norm}; {self._describe_windows(self.step + 1)}"
         self._write({"kind": "skip", "step": self.step + 1, "windows": self._windows(self.step + 1), "why": why})
 
     def _windows(self, step: int) -> list[int]:
@@ -331,13 +341,19 @@ class _Run:
         size = self.config.train.batch_size
         return [(step - 1) * size, step * size - 1]
 
-    def _told_windows(self, step: int) -> str:
+    def _describe_windows(self, step: int) -> str:
         first, last = self._windows(step)
         describe = getattr(self.stream, "describe", None)
         origin = f" ({describe(first)} to {describe(last)})" if describe else ""
         return f"its batch: windows {first} to {last}{origin}"
 
+    def _check_lease(self) -> None:
+        """Before anything is written."""
+        if self.lease is not None and not self.lease.held():
+            raise Superseded(f"stopped after step {self.step}: another worker has taken this run over")
+
     def _write(self, row: dict[str, Any]) -> None:
+        self._check_lease()
         for sink in self.sinks:
             sink.write(row)
         if self.world.main:
@@ -346,25 +362,25 @@ class _Run:
     def _on_checkpoint(self, path: Path) -> None:
         """Start the user's command beside the training, in a session of its own: it may outlive this process."""
         step = int(path.name.removeprefix("step-"))
-        self.on_row({"kind": "checkpoint", "step": step})  # not in metrics.jsonl: it is there to be seen
+        self.on_row({"kind": "checkpoint", "step": step})  # not in metrics.jsonl: the folder shows it
         if (command := self.config.on_checkpoint) is None:
             return
         values = {"run": str(self.folder), "checkpoint": str(path), "step": str(step)}
-        # In one pass: a value may look like another's place. Braces of the shell's own stay.
+        # In one pass, as a value may look like another placeholder. Braces of the shell stay.
         command = re.sub(r"\{(run|checkpoint|step)\}", lambda match: shlex.quote(values[match[1]]), command)
-        # It does not belong to this group of processes, and must not take itself for one of them.
+        # The command is not one of this run's processes, so it must not get their variables.
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_PROCESS)}
         environment |= {f"CANONLM_{name.upper()}": value for name, value in values.items()}
         log = self.folder / "on_checkpoint" / f"{path.name}.txt"
         log.parent.mkdir(exist_ok=True)
-        with append(log) as said:
+        with append(log) as output:
             subprocess.Popen(
                 f"{command}\necho exit code $?",
                 shell=True,
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
 
@@ -373,7 +389,7 @@ class _Run:
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a parameter."""
+    """This process's part of a parameter."""
     return parameter.to_local() if isinstance(parameter, torch.distributed.tensor.DTensor) else parameter
 
 

@@ -1,5 +1,6 @@
-"""What a run runs on: names, versions, and the memory in use."""
+"""The machine of a run: names, versions, and the memory in use."""
 
+import ctypes
 import os
 import platform
 from pathlib import Path
@@ -13,7 +14,7 @@ from canonlm import __version__
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What the run ran on: for the reader of a report, and for whoever wants the same numbers."""
+    """The environment of a run, for readers of reports, and for repeating its numbers."""
     return {
         "machine": device_name(device),
         "device": str(device),
@@ -33,7 +34,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _platform() -> str:
-    """Of `platform.platform`, which asks another process, only where the system call is missing."""
+    """`Linux-6.1.0-x86_64`. `platform.platform` starts another process, so it is only used without `os.uname`."""
     if not hasattr(os, "uname"):
         return platform.platform()
     system = os.uname()
@@ -52,15 +53,27 @@ def cpu_name() -> str:
         return platform.processor() or "unknown model"
 
 
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that it frees, for its next allocations (glibc alone; elsewhere nothing).
+
+    Training on a CPU frees and asks for the same tensors in every step. By default glibc gives large ones back to the
+    system, and every page of the next step is a page fault.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is not None:
+        mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, at its maximum: smaller blocks come from the heap
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: the end of the heap is kept
+
+
 def memory_gb(device: torch.device) -> float | None:
-    """The most memory that was in use, in GB (1e9 bytes). On CUDA: by tensors of this process on `device`, since the
-    last call. Else: resident memory of this process, since it began; None where the system does not say.
+    """Peak memory in GB (1e9 bytes). On CUDA: of this process's tensors on `device`, since the last call. Else:
+    resident memory of this process since its start; None if the system does not say.
     """
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         return peak / 1e9
-    try:  # not getrusage: that starts from the peak of whoever started this process
+    try:  # not getrusage: that starts from the peak of the parent process
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return next(int(line.split()[1]) * 1024 / 1e9 for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration):

@@ -1,12 +1,12 @@
 """Memory of one device at the peak of a training step, by part, before anything is started.
 
-Weights, gradients and optimizer state are counted by what `canonlm.train.sharding` does with them. Activations are not
-a formula: one block of every kind runs on tensors without contents, at its full size and, with `train.compile`, cut
-into forward and backward by the compiler; what its graph then holds for the backward is added up.
+Weights, gradients and optimizer state are counted as `canonlm.train.sharding` divides them. Activations do not come
+from a formula: one block of every kind runs on tensors without contents, at its full size and, with `train.compile`,
+cut into forward and backward by the compiler; the tensors that its graph keeps for the backward are added up.
 
 Left out: temporary tensors of a block's forward and backward, an evaluation, masks of isolated documents, copies in
 float8, buffers of the communication, fragmentation, the CUDA context. Recurrences are counted in their PyTorch form,
-which keeps a state for every chunk; the kernels of flash-linear-attention make those anew in the backward.
+which keeps a state for every chunk; the kernels of flash-linear-attention compute those again in the backward.
 """
 
 import copy
@@ -22,8 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from canonlm.models.interface import LanguageModel
-from canonlm.models.loss import CHUNK_BYTES
+from canonlm.models.loss import chunk_bytes
 from canonlm.train.config import RunConfig
+from canonlm.train.mesh import has_mesh_alone
 from canonlm.train.recompute import KEPT_BY_SELECTIVE
 
 
@@ -35,8 +36,8 @@ class Memory:
     gradients: float  # the same; all of them while those of several micro-batches are summed up
     optimizer: float  # AdamW's two averages
     gathered: float  # in the precision of the forward: embedding, head, two blocks; a block's gradient on its way
-    activations: float  # what the forward keeps for the backward
-    logits: float  # a chunk of them, the gradients of the head and of what it reads
+    activations: float  # kept by the forward for the backward
+    logits: float  # a chunk of them, the gradients of the head and of its input
 
     @property
     def total(self) -> float:
@@ -49,7 +50,7 @@ class Device:
     model: on the meta device."""
 
     def __init__(self, model: LanguageModel, run: RunConfig, devices: int) -> None:
-        self.run, self.alone = run, devices == 1
+        self.run, self.alone = run, devices == 1 and not has_mesh_alone(run)
         self.model = model.part_of(run.parallel.tp)
         self.shards = devices // (run.parallel.tp * run.parallel.dp_replicate)
         self.windows = run.train.batch_size * run.parallel.tp // devices  # per step
@@ -57,7 +58,7 @@ class Device:
         self.kept: dict[str, tuple[float, float]] = {}
 
     def memory(self, micro_batch: int) -> Memory:
-        """With that number of windows at a time."""
+        """The memory with `micro_batch` windows at a time."""
         kinds, blocks = kinds_of_blocks(self.model), self.model.blocks
         sizes = {name: sum(p.numel() for p in blocks[name].parameters()) for name in kinds}
         head_weight: Any = self.model.module.get_output_embeddings().weight
@@ -77,7 +78,7 @@ class Device:
             activations += max(everything for _, everything in self.kept.values())
         tokens, (vocab_size, hidden_size) = micro_batch * self.run.data.seq_len, head_weight.shape
         # Of a chunk both the float32 numbers and, before or after, those that the products read or make.
-        logits = min(tokens * 4 * vocab_size, CHUNK_BYTES) * (1 + self.itemsize / 4)
+        logits = min(tokens * 4 * vocab_size, chunk_bytes(self.run.train.device)) * (1 + self.itemsize / 4)
         return Memory(
             parameters=shard,
             gradients=summed_up,
@@ -89,7 +90,7 @@ class Device:
 
 
 def kinds_of_blocks(model: LanguageModel) -> dict[str, int]:
-    """The first block of every kind, and how many there are of it."""
+    """The name of the first block of every kind, and the number of blocks of that kind."""
     first: dict[Any, str] = {}
     counts: dict[str, int] = {}
     for name, block in model.blocks.items():
@@ -100,7 +101,8 @@ def kinds_of_blocks(model: LanguageModel) -> dict[str, int]:
 
 
 def _kept(model: LanguageModel, names: list[str], run: RunConfig, alone: bool) -> dict[str, tuple[float, float]]:
-    """Bytes that each of these blocks keeps of one window until its backward: with the run's checkpointing, without."""
+    """Bytes that each of these blocks keeps of one window until its backward: (with the run's checkpointing,
+    without)."""
     half, seq_len = run.train.precision == "bf16", run.data.seq_len
     torch.compiler.reset()  # else the ninth kind of block in a process would no longer be compiled
     kept, module = {}, copy.deepcopy(model.module)
@@ -120,9 +122,9 @@ def _kept(model: LanguageModel, names: list[str], run: RunConfig, alone: bool) -
                 f"memory: the blocks of {model.arch} cannot be counted without contents ({why}); try {where}"
             ) from error
         for name in names:
-            stream, dear, saved = counts[name]
+            stream, selective, saved = counts[name]
             everything = saved + model.extra_memory(model.blocks[name], seq_len)
-            by_checkpointing = {"none": everything, "full": stream, "selective": stream + dear}
+            by_checkpointing = {"none": everything, "full": stream, "selective": stream + selective}
             kept[name] = by_checkpointing[run.parallel.activation_checkpointing], everything
     return kept
 
@@ -140,19 +142,19 @@ def _fill(module: nn.Module, dtype: torch.dtype) -> None:
             part._buffers[name] = fake(buffer)
 
 
-class _AllSeen(Exception):
-    """Raised where the last block that is looked for is called: the rest of the forward is not needed."""
+class _AllCalled(Exception):
+    """Raised at the call of the last block: the rest of the forward is not needed."""
 
 
 @torch.no_grad()
 def _calls(module: nn.Module, names: list[str], seq_len: int) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The arguments that blocks are called with for a window."""
+    """The arguments with which the model calls these blocks for a window."""
     calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
     def note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls[name] = args, kwargs
         if len(calls) == len(names):
-            raise _AllSeen
+            raise _AllCalled
 
     hooks = [
         module.get_submodule(name).register_forward_pre_hook(
@@ -160,7 +162,7 @@ def _calls(module: nn.Module, names: list[str], seq_len: int) -> dict[str, tuple
         )
         for name in names
     ]
-    with suppress(_AllSeen):
+    with suppress(_AllCalled):
         module(torch.zeros(1, seq_len, dtype=torch.long), use_cache=False)
     for hook in hooks:
         hook.remove()
@@ -168,7 +170,8 @@ def _calls(module: nn.Module, names: list[str], seq_len: int) -> dict[str, tuple
 
 
 def _of_block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], run: RunConfig) -> tuple[int, int, int]:
-    """Bytes: of the stream that comes in, of what selective checkpointing keeps besides, of everything."""
+    """Bytes of the block's input, of the tensors that selective checkpointing keeps besides, and of all saved
+    tensors."""
     counted = _Counted()
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     stream = next(x for x in tensors if x.is_floating_point()).requires_grad_()
@@ -180,7 +183,7 @@ def _of_block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], r
         block.compile(backend="aot_eager_decomp_partition")  # all of the compiler but its code
     with torch.autograd.graph.saved_tensors_hooks(counted.save, lambda x: x):
         block(*args, **kwargs)
-    return stream.nbytes, counted.dear, counted.saved
+    return stream.nbytes, counted.selective, counted.saved
 
 
 class _Counted(TorchDispatchMode):
@@ -188,8 +191,8 @@ class _Counted(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.saved = self.dear = 0
-        self.seen: dict[int, Tensor] = {}  # the tensor too: storages that have gone leave their ids to others
+        self.saved = self.selective = 0
+        self.seen: dict[int, Tensor] = {}  # with the tensors, as ids of freed storages are used again
 
     def ignore(self, *tensors: Tensor) -> None:
         self.seen |= {x.untyped_storage()._cdata: x for x in tensors}
@@ -204,5 +207,5 @@ class _Counted(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if func in KEPT_BY_SELECTIVE:
-            self.dear += sum(x.nbytes for x in tree_leaves(out) if isinstance(x, Tensor))
+            self.selective += sum(x.nbytes for x in tree_leaves(out) if isinstance(x, Tensor))
         return out

@@ -18,15 +18,17 @@ from canonlm.train.config import RunConfig
 from canonlm.world import World
 
 TIMEOUT = timedelta(minutes=30)
-"""For how long a process waits for the others before it gives up."""
+"""How long a process waits for the others before it gives up."""
+
+DIMS = ("dp_replicate", "dp_shard", "tp")
 
 
 @contextmanager
 def world_of(config: RunConfig) -> Iterator[World]:
-    """Join the processes that `torchrun`, or whatever sets its variables, has started; leave them at the end.
+    """Join the processes that `torchrun`, or another launcher with its variables, has started; leave them at the end.
 
-    ValueError, in every process: the layout does not suit the number of processes, a device is not there or cannot do
-    what is asked.
+    ValueError, in every process: the layout does not fit the number of processes, or a device is missing or cannot do
+    what the configuration needs.
     """
     rank, size, local_rank = (
         int(os.environ.get(key, default)) for key, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
@@ -35,12 +37,16 @@ def world_of(config: RunConfig) -> Iterator[World]:
     device = torch.device(pick_device(config.train.device))
     if size == 1:
         _check_device(device, config)
-        yield World(device)
+        if not has_mesh_alone(config) or device.type != "cuda":
+            yield World(device)
+            return
+        with mesh_of_one(device) as mesh:
+            yield World(device, mesh=mesh)
         return
     if device.index is not None:
         raise expected("train.device", "auto, cuda or cpu, with several processes", config.train.device)
-    dist.init_process_group("cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
-    mesh: DeviceMesh | None = None
+    dist.init_process_group(_backend(device), timeout=TIMEOUT)
+    mesh = None
     try:
         with World(device, rank, size).all_or_none():  # one machine may have fewer devices than another
             if device.type == "cuda":
@@ -48,12 +54,11 @@ def world_of(config: RunConfig) -> Iterator[World]:
                 torch.cuda.set_device(device)
             _check_device(device, config)
         tp, copies = config.parallel.tp, config.parallel.dp_replicate
-        names = ("dp_replicate", "dp_shard", "tp")
-        mesh = init_device_mesh(device.type, (copies, size // (tp * copies), tp), mesh_dim_names=names)
+        mesh = init_device_mesh(device.type, (copies, size // (tp * copies), tp), mesh_dim_names=DIMS)
         yield World(device, rank, size, local_rank, tp, mesh)
     except (RuntimeError, OSError):
-        # This process alone may have failed (memory, a disk), the others are waiting for it within NCCL, and to leave
-        # the group is to wait for them: only the end of this process ends theirs.
+        # This process alone may have failed (memory, a disk), and the others wait for it within NCCL. Leaving the group
+        # would wait for them: only the end of this process ends theirs.
         if device.type != "cuda":
             _leave(mesh)
         raise
@@ -63,12 +68,41 @@ def world_of(config: RunConfig) -> Iterator[World]:
     _leave(mesh)
 
 
-def _leave(mesh: DeviceMesh | None) -> None:
-    """Leave all groups and end gloo's threads. A thread holds the tensors of its last collective until it gets to drop
-    them, for which it needs the interpreter: where that has ended meanwhile, the process crashes.
+def has_mesh_alone(config: RunConfig) -> bool:
+    """Whether one GPU works as a mesh of one device.
 
-    The threads of a group end with its last reference. DTensor keeps meshes for ever, and a mesh its groups; FSDP's
-    modules, which have groups too, are garbage or, after an error, held by the traceback until that is told.
+    In a mesh, blocks are gathered in bfloat16, and the stream is bfloat16 from the embedding on. Without one, autocast
+    leaves the embedding, and so the stream and every pass over it, in float32: twice the bytes, and a speed that says
+    nothing about a cluster's. A mesh of one sends nothing; it casts a block's weights once per forward and backward.
+    Runs on tasks are small and generate token by token: they would only pay for the casts.
+    """
+    return config.text is not None and config.train.precision == "bf16"
+
+
+@contextmanager
+def mesh_of_one(device: torch.device) -> Iterator[DeviceMesh]:
+    """1 x 1 x 1, in a process group that needs no address."""
+    if device.index is not None:
+        torch.cuda.set_device(device)
+    dist.init_process_group(_backend(device), store=dist.HashStore(), rank=0, world_size=1)
+    mesh = None
+    try:
+        mesh = init_device_mesh(device.type, (1, 1, 1), mesh_dim_names=DIMS)
+        yield mesh
+    finally:
+        _leave(mesh)
+
+
+def _backend(device: torch.device) -> str:
+    return "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo"
+
+
+def _leave(mesh: DeviceMesh | None) -> None:
+    """Leave all groups and end gloo's threads. A thread drops the tensors of its last collective some time later, for
+    which it needs the interpreter: if that has ended meanwhile, the process crashes.
+
+    The threads of a group end with its last reference. DTensor keeps meshes forever, and a mesh its groups; FSDP's
+    modules, which have groups too, are garbage or, after an error, referenced by the traceback until it is printed.
     """
     dist.destroy_process_group()
     if mesh is not None:
@@ -79,7 +113,7 @@ def _leave(mesh: DeviceMesh | None) -> None:
 
 
 def check_layout(config: RunConfig, processes: int) -> None:
-    """InvalidSetting where so many processes cannot share the work as `config.parallel` says."""
+    """InvalidSetting if this number of processes cannot divide the work by `config.parallel`."""
     parallel, batch_size = config.parallel, config.train.batch_size
     if processes % parallel.tp:
         what = f"a divisor of {processes}, the number of processes (torchrun starts several)"

@@ -9,11 +9,11 @@ from canonlm.train.config import Optim
 
 
 def build_optimizer(model: nn.Module, config: Optim) -> torch.optim.AdamW:
-    """Weight decay on all parameters, or on those of two dimensions and more: embeddings and convolutions, but no norms
-    and biases, nor A_log, dt_bias and D of a recurrence. Parameters may be DTensors."""
-    least_ndim = {"all": 0, "matrices": 2}[config.decay]
-    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= least_ndim]
-    others = [p for p in model.parameters() if p.requires_grad and p.ndim < least_ndim]
+    """AdamW with weight decay on all parameters, or on those of two dimensions and more: embeddings and convolutions,
+    but not norms and biases, nor A_log, dt_bias and D of a recurrence. Parameters may be DTensors."""
+    min_ndim = {"all": 0, "matrices": 2}[config.decay]
+    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= min_ndim]
+    others = [p for p in model.parameters() if p.requires_grad and p.ndim < min_ndim]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)

@@ -1,4 +1,4 @@
-"""`profile: "10:13"`: where the time of steps 10, 11 and 12 goes, operator by operator, as a Chrome trace."""
+"""`profile: "10:13"`: a Chrome trace of the operators in steps 10, 11 and 12."""
 
 import os
 from collections.abc import Generator
@@ -17,11 +17,11 @@ def bounds(steps: Any) -> tuple[int, int]:
 
 
 class Profile:
-    """A context around the loop of a run that has `done` steps behind it; the loop calls `step` after each step. Does
-    nothing where `steps` is None. Steps count from 1, as in the rows of `metrics.jsonl`.
+    """A context around the loop of a run that has done `done` steps; the loop calls `step` after each step. Does
+    nothing if `steps` is None. Steps count from 1, as in the rows of `metrics.jsonl`.
 
-    Writes `folder/profile/steps-10-13-rank0.json.gz`, for https://ui.perfetto.dev or chrome://tracing. Where a process
-    begins or ends within the steps that were asked for, the trace holds, and its name says, what it did of them.
+    Writes `folder/profile/steps-10-13-rank0.json.gz`, for https://ui.perfetto.dev or chrome://tracing. If a process
+    begins or ends within these steps, the trace and its name have the part that it did.
     """
 
     def __init__(self, steps: str | None, folder: Path, rank: int, done: int) -> None:
@@ -67,6 +67,6 @@ def _record(start: int, stop: int, folder: Path, rank: int, step: int) -> Genera
         profiler.stop_trace()
         folder.mkdir(exist_ok=True)
         name = f"steps-{first}-{min(step + 1, stop)}-rank{rank}"
-        temporary = folder / f".{name}.tmp-{os.getpid()}.json.gz"  # the exporter goes by the ending
+        temporary = folder / f".{name}.tmp-{os.getpid()}.json.gz"  # the exporter chooses the format by the suffix
         profiler.export_chrome_trace(str(temporary))
         temporary.replace(folder / f"{name}.json.gz")

@@ -1,6 +1,6 @@
-"""A run's YAML file and `key=value` overrides: from them to a checked configuration, or to an error with its line.
+"""From a run's YAML file and `key=value` overrides to a checked configuration, or to an error with file and line.
 
-A file may say `base: FILE`, relative to itself: it then changes that file's settings, group by group.
+A file may have `base: FILE`, relative to itself: it then changes that file's settings, group by group.
 """
 
 import copy
@@ -29,11 +29,11 @@ def load(
     trust: outside.Trust | None = None,
 ) -> RunConfig:
     """Read a run's YAML file and apply `key=value` overrides (dotted keys, YAML values). Errors give file and line,
-    also those of `check`: for what is only known once the model is described, say. Those that an override has a part
-    in do not: whoever looked there would find nothing wrong.
+    also those of `check` (for checks that need the model, say), but not errors caused by an override: the line in the
+    file would not be the mistake.
 
-    trust: which code from outside the file may name (`canonlm.outside.of_run`); overrides and files of the user's own
-    may name any.
+    trust: code from outside that the file may name (`canonlm.outside.of_run`); overrides and the user's own files may
+    name any.
     """
     path = Path(path)
     written, places = read_yaml(path, trust=trust is True)
@@ -41,22 +41,22 @@ def load(
     with outside.of_run(path.parent, _or_yours(trust, raw, places, overridden), "--trust"):
         try:
             if (arch := _runs(raw).get("arch")) is not None:
-                outside.check_trusted(str(outside.reference_of(arch)))  # whoever gets the run builds its model
+                outside.check_trusted(str(outside.reference_of(arch)))  # anyone who gets the run builds its model
             run = resolve(raw)
             check(run)
             return run
         except InvalidSetting as error:
-            if any(key in overridden for key in _up(error.key)):
+            if any(key in overridden for key in _and_parents(error.key)):
                 raise
             if overridden and _complaint(written, check) != str(error):
                 raise
-            place = next((places[key] for key in _up(error.key) if key in places), Place(path, 1))
+            place = next((places[key] for key in _and_parents(error.key) if key in places), Place(path, 1))
             raise InvalidSetting(error.key, f"{error}{place}") from None
 
 
 def check_trust(path: Path, overrides: Iterable[str], trust: bool) -> None:
-    """InvalidSetting for a recipe of a stranger's that runs something, unless the user trusts it. The error shows what
-    it would run; what overrides set is the user's own."""
+    """InvalidSetting for somebody else's recipe that runs code, unless the user trusts it. The error shows the code.
+    Overrides are the user's own."""
     if trust:
         return
     written, places = read_yaml(path)
@@ -71,18 +71,18 @@ def check_trust(path: Path, overrides: Iterable[str], trust: bool) -> None:
 
 
 def your_folder() -> Path:
-    """Where the user's own recipes lie: the environment variable CANONLM_RECIPES, or ~/.config/canonlm/recipes."""
+    """The folder of the user's own recipes: the environment variable CANONLM_RECIPES, or ~/.config/canonlm/recipes."""
     return Path(os.environ.get("CANONLM_RECIPES") or "~/.config/canonlm/recipes").expanduser()
 
 
 def is_yours(file: Path) -> bool:
-    """Does a recipe come with the package, or lie in the user's own folder?"""
+    """Whether a recipe comes with the package, or lies in the user's own folder."""
     folders = Path(canonlm.__file__).parent, your_folder()
     return any(Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder)) for folder in folders)
 
 
 def _runs(raw: dict[str, Any]) -> dict[str, str]:
-    """The settings that run something, by their dotted keys."""
+    """The settings that run code, by their dotted keys."""
     arch, task, command = raw.get("arch"), raw.get("task"), raw.get("on_checkpoint")
     name = task.get("name") if isinstance(task, dict) else None
     return {
@@ -93,8 +93,8 @@ def _runs(raw: dict[str, Any]) -> dict[str, str]:
 
 
 def _yours(raw: dict[str, Any], places: dict[str, "Place"], overridden: list[str]) -> dict[str, str]:
-    """Those of them that the user typed, or that stand in a file of the user's own."""
-    typed = {key for key in _runs(raw) if any(up in overridden for up in _up(key))}
+    """Those of them that the user typed, or that come from the user's own files."""
+    typed = {key for key in _runs(raw) if any(up in overridden for up in _and_parents(key))}
     own = {key for key, place in places.items() if is_yours(place.file)}
     return {key: value for key, value in _runs(raw).items() if key in typed | own}
 
@@ -109,17 +109,17 @@ def _or_yours(
 
 
 def check_folder(path: Path, run: RunConfig) -> None:
-    """ValueError, naming the first difference, if the folder already holds a run that this one does not continue."""
+    """ValueError, with the first difference, if the folder already has a run that this one does not continue."""
     used = outside_of(run)
     folder.check(path, run.model_dump(), partial(_completed, trust=set(used)), used)
 
 
 def create_folder(path: Path, run: RunConfig) -> None:
-    """Make a run's folder, or take up the one that it continues."""
+    """Make a run's folder, or check the one that it continues."""
     task = run.built_task
-    told = words.written(task) if task is not None and outside.is_reference(task.name) else None
+    description = words.written(task) if task is not None and outside.is_reference(task.name) else None
     used = outside_of(run)
-    folder.create(path, run.model_dump(), partial(_completed, trust=set(used)), used, told)
+    folder.create(path, run.model_dump(), partial(_completed, trust=set(used)), used, description)
 
 
 def outside_of(run: RunConfig) -> dict[str, folder.Outside]:
@@ -129,8 +129,8 @@ def outside_of(run: RunConfig) -> dict[str, folder.Outside]:
 
 
 def _completed(path: Path, trust: set[str]) -> dict[str, Any]:
-    """A `config.yaml`, with the settings that an earlier version did not have, and the architecture's complete name.
-    Code from outside runs only where the run that continues uses it, too."""
+    """A `config.yaml`, with settings that an earlier version did not have, and the architecture's complete name. Code
+    from outside runs only if the run that continues uses it, too."""
     from canonlm.train.build import with_complete_name  # torch, which not everything that reads recipes needs
 
     return with_complete_name(load(path, trust=trust)).model_dump()
@@ -155,7 +155,7 @@ def override(raw: dict[str, Any], overrides: Iterable[str]) -> list[str]:
         place = raw
         for parent in parents:
             if not isinstance(place.setdefault(parent, {}), dict):
-                raise expected(key, f"a key below a group of settings ({parent} is none)", value)
+                raise expected(key, f"a key below a group of settings ({parent} is not a group)", value)
             place = place[parent]
         try:
             place[leaf], _ = parse_yaml(value, key)
@@ -165,21 +165,21 @@ def override(raw: dict[str, Any], overrides: Iterable[str]) -> list[str]:
     return keys
 
 
-WHOLE = {"sources", "validation"}
-"""Groups that are replaced and not merged: names that somebody chose, not settings."""
+REPLACED_GROUPS = {"sources", "validation"}
+"""Groups that are replaced and not merged, as their keys are the user's names."""
 
 
 def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
     """`top` over `base`, group by group."""
     merged = dict(base)
     for key, value in top.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict) and key not in WHOLE
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict) and key not in REPLACED_GROUPS
         merged[key] = merge(merged[key], value) if both else value
     return merged
 
 
 class Place(NamedTuple):
-    """Where a key is written."""
+    """The file and line of a key."""
 
     file: Path
     line: int
@@ -189,8 +189,8 @@ class Place(NamedTuple):
 
 
 def read_yaml(path: Path, above: tuple[Path, ...] = (), trust: bool = False) -> tuple[dict[str, Any], dict[str, Place]]:
-    """The mapping that a file stands for, over its base, and the place of every dotted key. `above`: the files whose
-    base, or base's base, this one is. trust: a base may lie anywhere, even if the file is not the user's own."""
+    """The mapping of a file merged over its base, and the place of every dotted key. `above`: the files that are based
+    on this one. trust: a base may lie anywhere, even if the file is not the user's own."""
     raw, lines = _read(path)
     places = {key: Place(path, line) for key, line in lines.items()}
     if "base" not in raw:
@@ -198,17 +198,17 @@ def read_yaml(path: Path, above: tuple[Path, ...] = (), trust: bool = False) -> 
     name, place, files = raw.pop("base"), places.pop("base"), (*above, path.resolve())
     base = path.parent / str(name)
     if not isinstance(name, str) or not base.is_file():
-        wanted = "a YAML file, its path relative to this one"
+        what = "a YAML file, its path relative to this one"
     elif base.resolve() in files:
-        wanted = "a file that is not itself based on this one"
+        what = "a file that is not itself based on this one"
     elif (
         not trust and not is_yours(path) and not any(map(base.resolve().is_relative_to, (files[0].parent, Path.cwd())))
     ):
-        wanted = "a file below the folder of the recipe or below this one, or --trust"
+        what = "a file below the folder of the recipe or below this one, or --trust"
     else:
         under, under_places = read_yaml(base, files, trust)
         return merge(under, raw), {**under_places, **places}
-    raise InvalidSetting("base", f"{expected('base', wanted, name)}{place}")
+    raise InvalidSetting("base", f"{expected('base', what, name)}{place}")
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -232,7 +232,7 @@ def _key_lines(node: Any, prefix: str):
             yield from _key_lines(value, f"{prefix}{key.value}.")
 
 
-def _up(key: str):
+def _and_parents(key: str):
     """A key and its parents: train.optim.lr, train.optim, train."""
     while key:
         yield key

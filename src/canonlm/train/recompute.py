@@ -1,4 +1,4 @@
-"""What a step computes again instead of keeping it: activation checkpointing of blocks."""
+"""Activation checkpointing of blocks: the backward computes activations again instead of keeping them."""
 
 import functools
 from collections.abc import Callable
@@ -16,11 +16,13 @@ KEPT_BY_SELECTIVE = {
     _aten._scaled_dot_product_cudnn_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
 }
-"""What selective activation checkpointing keeps: results of linear layers and of attention."""
+"""Selective activation checkpointing keeps the results of linear layers and of attention."""
+KEPT_BY_NAME = {"torch_attn._varlen_attn.default"}
+"""More such operators, by name, as torch only has them after an import that takes seconds."""
 
 
 def recomputed(forward: Callable[..., Any], selective: bool) -> Callable[..., Any]:
-    """`forward`, whose inner results backward makes again instead of finding them in memory."""
+    """`forward` with activation checkpointing: its backward computes the inner results again."""
     kwargs: dict[str, Any] = {"use_reentrant": False}
     if selective:
         kwargs["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _what_to_keep)
@@ -33,4 +35,5 @@ def recomputed(forward: Callable[..., Any], selective: bool) -> Callable[..., An
 
 
 def _what_to_keep(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in KEPT_BY_SELECTIVE else CheckpointPolicy.PREFER_RECOMPUTE
+    kept = op in KEPT_BY_SELECTIVE or str(op) in KEPT_BY_NAME
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

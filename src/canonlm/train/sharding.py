@@ -26,13 +26,14 @@ def parallelize(make: Callable[[str], LanguageModel], config: RunConfig, world: 
 
     Block by block: drawn whole on this device, then cut, so that no device ever holds more than its part and one block
     (or the embeddings and the head). Gradients are averaged over data-parallel processes. With `train.precision` bf16
-    blocks are gathered and computed in bfloat16 and gradients summed in float32; a single process has autocast instead.
+    blocks are gathered and computed in bfloat16 and gradients summed in float32; without a mesh autocast does it.
 
     ValueError: the model cannot be cut into `parallel.tp` parts.
     """
     parallel, mesh = config.parallel, world.mesh
     model = make("cpu" if mesh is None else "meta")
     model.check_tensor_parallel(parallel.tp)
+    model.compiled_loss = config.train.compile and world.device.type == "cuda"  # a CPU gains nothing by it
     if mesh is None:
         model.module.to(world.device)  # type: ignore[arg-type]  # the library's wrapper confuses the checker
     for name, block in model.blocks.items():

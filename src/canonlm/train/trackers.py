@@ -1,6 +1,6 @@
-"""The rows of `metrics.jsonl`, drawn elsewhere too: TensorBoard and Weights & Biases (extra `track`).
+"""Sends the rows of `metrics.jsonl` to TensorBoard and Weights & Biases (extra `track`).
 
-In the first process only. A continued run goes on at the checkpoint's step in both.
+Only the first process does. A continued run goes on at the checkpoint's step in both.
 """
 
 import os
@@ -31,7 +31,7 @@ def check(names: Sequence[str]) -> None:
 
 
 def start(names: Sequence[str], folder: Path, config: dict[str, Any], step: int) -> list[Tracker]:
-    """The trackers of the run in `folder`, which has `step` steps behind it. `config` is the resolved one."""
+    """The trackers of the run in `folder`, which has done `step` steps. `config` is the resolved one."""
     trackers: list[Tracker] = []
     if "tensorboard" in names:
         trackers.append(TensorBoard(folder, step))
@@ -41,7 +41,7 @@ def start(names: Sequence[str], folder: Path, config: dict[str, Any], step: int)
 
 
 class TensorBoard:
-    """Event files in `folder/tensorboard`. What an earlier process wrote of later steps is hidden."""
+    """Event files in `folder/tensorboard`. Values that an earlier process wrote for later steps are hidden."""
 
     def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -59,8 +59,8 @@ class TensorBoard:
 
 class WandB:
     """A run of the project in WANDB_PROJECT (default: canonlm), offline with WANDB_MODE=offline; its other variables
-    hold too. `folder/wandb/id` says which run a continued one is, and W&B goes on with it. It takes no number for a
-    step that it is past: of steps done again after a kill it keeps the first account.
+    hold too. `folder/wandb/id` has the id with which W&B continues a run. W&B ignores numbers for earlier steps: for
+    steps that are repeated after a kill it keeps the first values.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:

@@ -1,12 +1,12 @@
-"""The shards that a run has read are the ones that its text was prepared as: who verifies them, and when that counts.
+"""Verifies the shards that a run reads against their checksums, beside training.
 
-A process hands every shard that it opens to the one among the processes of its machine that is to verify it, so each
-machine reads a shard once. Processes tell each other at every checkpoint and at the end; the one that is to verify a
-shard mostly opens it itself before.
+Of the processes on a machine, one is responsible for each shard, so each machine verifies a shard once. Processes
+exchange the shards that they have opened at every checkpoint and at the end; mostly the responsible process has opened
+a shard itself before.
 
-Damage ends the run, in every process, after the step in which it is found. And a run does not end before all that it
-read is verified. A checkpoint does not wait: what is not verified when it is saved is listed in `unverified.json`
-beside it, and whoever continues from there verifies that, too. So a run that read a damaged shard never writes a
+Damage ends the run, in every process, after the step in which it is detected. A run does not end before all that it
+read is verified. A checkpoint does not wait: `unverified.json` beside it lists the shards that are not verified when it
+is saved, and a process that continues from it verifies them, too. So a run that read a damaged shard never writes a
 `result.json`, unless `data.verify` is false.
 """
 
@@ -29,15 +29,15 @@ from canonlm.untrusted import read_object
 from canonlm.world import World
 
 NAME = "unverified.json"
-SECONDS = 0.2  # between two looks at the signals while a run waits
-PATIENCE = 2.0  # seconds of waiting before it is told
+SECONDS = 0.2  # between two checks of the signals while a run waits
+PATIENCE = 2.0  # seconds of waiting without a message
 
 
 class Verification:
-    """Of the texts of a run, by key of the setting; none of them: nothing is verified. All processes make one, and
-    call `check`, `note` and `finish` at the same steps.
+    """Verifies the texts of a run (by key of the setting; {}: nothing is verified). All processes make one, and call
+    `check`, `note` and `finish` at the same steps.
 
-    ValueError, in all of them: `unverified.json` in `folder` is not what `note` writes.
+    ValueError, in all of them: `unverified.json` in `folder` is damaged.
     """
 
     def __init__(self, texts: dict[str, Dataset], folder: Path, world: World) -> None:
@@ -45,14 +45,14 @@ class Verification:
         self._verifier = Verifier()
         machines = _gather(world, socket.gethostname()) if texts else []
         self._machine = [rank for rank, name in enumerate(machines) if name == machines[world.rank]]
-        self._others: dict[Opened, None] = {}  # to be verified by other processes, which may not know yet
+        self._others: dict[Opened, None] = {}  # for other processes, which may not have opened them
         with world.all_or_none():
             listed = self._read() if texts else []
         for opened in listed:
             self.opened(*opened)
 
     def opened(self, folder: Path, shard: Shard) -> None:
-        """The run reads tokens of it. Called from the threads that read."""
+        """Have a shard verified, as the run reads its tokens. Called from the threads that read."""
         if not self._texts:
             return
         opened = Opened(folder, shard)
@@ -63,24 +63,23 @@ class Verification:
 
     @property
     def failed(self) -> bool:
-        """Whether `check` would raise. Processes learn of it at different times: agree on it before."""
+        """Whether `check` would raise. It may differ between processes: they must agree on it before."""
         return self._verifier.error is not None
 
     def check(self) -> None:
-        """ValueError, in every process, if one of them has found damage."""
+        """ValueError, in every process, if one of them has detected damage."""
         if self._texts:
             self._world.raise_on_any_rank(self._verifier.error)
 
     def note(self) -> None:
-        """To be called before a checkpoint is saved: list what is not verified yet."""
+        """List the shards that are not verified yet; to be called before a checkpoint is saved."""
         if self._texts:
             pending = self._exchange()
             if self._world.main:
                 self._write(pending)
 
     def finish(self, signals: Signals, step: int, on_row: Callable[[dict[str, Any]], None]) -> None:
-        """Wait until all is verified. ValueError: damage. Interrupted: a signal asked to stop; the checkpoints are
-        saved."""
+        """Wait until all is verified. ValueError: damage. Interrupted: stopped by a signal; checkpoints are saved."""
         if not self._texts:
             return
         world, verifier, start, silent = self._world, self._verifier, time.monotonic(), True
@@ -89,10 +88,10 @@ class Verification:
             if silent and world.any(time.monotonic() - start > PATIENCE):
                 silent = False
                 left = [shard.tokens for pending in _gather(world, verifier.pending) for _, shard in pending]
-                why = f"the run ends once all that it read is verified: {len(left):,} shards, {sum(left):,} tokens"
+                why = f"the run ends once its text is verified: {len(left):,} shards, {sum(left):,} tokens"
                 if world.main:
                     on_row({"kind": "note", "step": step, "why": f"{why} to go (data.verify=false leaves it out)"})
-            if world.any(signals.asked is not None or self.failed):
+            if world.any(signals.received is not None or self.failed):
                 self.check()
                 self.note()
                 raise Interrupted(
@@ -103,21 +102,21 @@ class Verification:
             self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Stop, whatever is left."""
+        """Stop, even if shards are left."""
         self._verifier.close()
 
     def _is_mine(self, opened: Opened) -> bool:
         return self._machine[crc32(opened.shard.name.encode()) % len(self._machine)] == self._world.rank
 
     def _exchange(self) -> dict[Opened, None]:
-        """Tell the other processes what they are to verify. Returns what is not verified yet, in all of them."""
+        """Send shards to the processes that verify them. Returns all that are not verified yet, of all processes."""
         new = [self._others.popitem()[0] for _ in range(len(self._others))]
         everyone = _gather(self._world, (socket.gethostname(), new, self._verifier.pending))
-        for name, told, _ in everyone:
-            for opened in told if name == everyone[self._world.rank][0] else ():
+        for name, new_shards, _ in everyone:
+            for opened in new_shards if name == everyone[self._world.rank][0] else ():
                 if self._is_mine(opened):
                     self._verifier.add(opened)
-        return dict.fromkeys(opened for _, told, pending in everyone for opened in (*told, *pending))
+        return dict.fromkeys(opened for _, new_shards, pending in everyone for opened in (*new_shards, *pending))
 
     def _write(self, pending: dict[Opened, None]) -> None:
         listed = {
@@ -132,7 +131,7 @@ class Verification:
     def _read(self) -> list[Opened]:
         if not self._path.exists():
             return []
-        found = []
+        unverified = []
         for key, names in read_object(self._path).items():
             if (text := self._texts.get(key)) is None:
                 raise expected(str(self._path), f"keys such as {next(iter(self._texts))}", key)
@@ -140,12 +139,12 @@ class Verification:
             for name in names if isinstance(names, list) else [names]:
                 if not isinstance(name, str) or name not in shards:
                     raise expected(f"{self._path}: {key}", f"names of shards in {text.folder}", name)
-                found.append(Opened(text.folder, shards[name]))
-        return found
+                unverified.append(Opened(text.folder, shards[name]))
+        return unverified
 
 
 def _gather(world: World, value: Any) -> list[Any]:
-    """Of every process, by rank."""
+    """The values of all processes, by rank."""
     values = [value] * world.size
     if world.size > 1:
         dist.all_gather_object(values, value)

@@ -7,13 +7,28 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from canonlm.models.cache import Layout, run_site
+from canonlm.models.cache import Layout
 from canonlm.models.mixers.base import Architecture, Mixer, register
 from canonlm.models.norm import RMSNorm
+from canonlm.models.places import run_rotary, run_site
 from canonlm.models.positions import rotate
+from canonlm.ops.packed_attention import packed_attention, takes
 
 if TYPE_CHECKING:
     from canonlm.models.config import CanonLMConfig
+
+
+def needs_no_mask(config: "CanonLMConfig", x_BTD: Tensor, training: bool) -> bool:
+    """Can attention keep documents apart by their borders alone, where there is neither padding nor a cached token?
+
+    Flash attention has no other way. "sdpa", which stands for torch's own kernels, does so on a GPU in half precision,
+    unless ALiBi or dropout is asked for. "eager" reads a mask, "flex_attention" a mask in blocks.
+    """
+    kernel = config._attn_implementation or ""
+    if "flash" in kernel:
+        return True
+    plain = config.alibi is None and not (training and config.attention_dropout)
+    return kernel == "sdpa" and plain and takes(x_BTD, config.head_dim)
 
 
 @register("attention")
@@ -67,24 +82,36 @@ class Attention(Mixer):
         past_key_values: Cache | None = None,
         **kwargs,
     ) -> tuple[Tensor, Tensor | None]:
-        """`attention_mask` is what transformers' mask functions make for the chosen kernel; `rotary` is (cos, sin),
-        each `[B or 1, T, 1, rope_dim / 2]`. Returns the output `[B, T, D]` and, from eager attention, the weights."""
+        """`attention_mask` is what transformers' mask functions make for the chosen kernel; documents that it does not
+        keep apart are in the layout. `rotary` is (cos, sin), each `[B or 1, T, 1, rope_dim / 2]`. Returns the output
+        `[B, T, D]` and, from eager attention, the weights."""
         q, k, v = self.q_proj(x_BTD), self.k_proj(x_BTD), self.v_proj(x_BTD)
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
+        heads, rotated = None, (self.config.rope_heads, self.config.rope_heads // self.num_key_value_groups, 0)
         if self.state_idx >= 0:
             canons = [getattr(self, f"canonB_{name}", None) for name in "qkv"]
-            q, k, v = run_site(canons, (q, k, v), layout, past_key_values, self.layer_idx, self.state_idx, x_BTD)
-        q_BTHE, k_BTHE, v_BTHE = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
-        if rotary is not None:
-            q_BTHE = rotate(q_BTHE, *rotary, self.config.rope_heads)
-            k_BTHE = rotate(k_BTHE, *rotary, self.config.rope_heads // self.num_key_value_groups)
+            heads = run_rotary(canons, (q, k, v), rotary, self.head_dim, rotated, layout, past_key_values)
+            if heads is None:
+                q, k, v = run_site(canons, (q, k, v), layout, past_key_values, self.layer_idx, self.state_idx, x_BTD)
+        if heads is None:
+            heads = [x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v)]
+            if rotary is not None:
+                heads = [rotate(x, *rotary, count) if count else x for x, count in zip(heads, rotated, strict=True)]
+        q_BTHE, k_BTHE, v_BTHE = heads
         q_BHTE, k_BHTE, v_BHTE = (x.transpose(1, 2) for x in (q_BTHE, k_BTHE, v_BTHE))
+        k_BHSE, v_BHSE = k_BHTE, v_BHTE
         if past_key_values is not None:
-            k_BHTE, v_BHTE = past_key_values.update(k_BHTE, v_BHTE, self.layer_idx)
+            k_BHSE, v_BHSE = past_key_values.update(k_BHTE, v_BHTE, self.layer_idx)
+        if layout.without_mask and layout.documents is not None:
+            if self.config._attn_implementation == "sdpa":
+                y_BTHE = packed_attention(q_BTHE, k_BTHE, v_BTHE, layout.documents)
+                return self.o_proj(y_BTHE.flatten(-2)), None
+            # Nothing was cached: the new keys are all, where a static cache has empty places behind them.
+            k_BHSE, v_BHSE, kwargs = k_BHTE, v_BHTE, kwargs | layout.documents.arguments()
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         dropout = self.config.attention_dropout if self.training else 0.0
         y_BTHE, weights = attend(
-            self, q_BHTE, k_BHTE, v_BHTE, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+            self, q_BHTE, k_BHSE, v_BHSE, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
         return self.o_proj(y_BTHE.flatten(-2)), weights

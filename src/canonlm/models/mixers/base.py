@@ -1,4 +1,4 @@
-"""What every mixer says about itself, and the registry of mixers: a mixer is one file that ends up here."""
+"""The base class of mixers and their registry: a mixer is one file that registers itself."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ CHUNK = 64
 """Tokens of a chunk in which recurrences are computed on a GPU: what FLOPs and memory are counted with."""
 
 DERIVED: Any = None
-"""The default of a field that is worked out from others."""
+"""The default of a field that is derived from others."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Options:
     """A mixer's own part of the configuration. A subclass adds fields; `complete` fills in what is None."""
 
     def complete(self, config: "CanonLMConfig") -> None:
-        """Derive and check, given the general fields. InvalidSetting for what cannot be."""
+        """Derive and check the options, from the general fields. InvalidSetting for wrong ones."""
 
     def check_positive(self, *keys: str) -> None:
         for key in keys:
@@ -45,10 +45,10 @@ class Options:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise expected(key, "an integer >= 1", value)
 
-    def check_divides(self, key: str, whole_key: str) -> None:
+    def check_divides(self, key: str, total_key: str) -> None:
         self.check_positive(key)
-        if (whole := getattr(self, whole_key)) % getattr(self, key):
-            raise expected(key, f"a divisor of {whole_key} = {whole}", getattr(self, key))
+        if (total := getattr(self, total_key)) % getattr(self, key):
+            raise expected(key, f"a divisor of {total_key} = {total}", getattr(self, key))
 
 
 class Mixer(nn.Module):
@@ -83,7 +83,7 @@ class Mixer(nn.Module):
 
     @classmethod
     def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
-        """Of one token's forward, beyond projections and convolutions; a multiply-add is two operations."""
+        """FLOPs of one token's forward, without projections and convolutions; a multiply-add is two operations."""
         return 0.0
 
     @classmethod

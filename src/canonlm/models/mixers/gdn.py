@@ -1,4 +1,4 @@
-"""Gated DeltaNet: before it writes a value under a key, it takes away what the state already answers to that key.
+"""Gated DeltaNet: before it writes a value under a key, it subtracts the state's present value for that key.
 
     S_t = exp(g_t) S_{t-1};   S_t += k_t (beta_t (v_t - S_t^T k_t))^T,    o_t = (K^-1/2 q_t)^T S_t
     g_t = -exp(A_log) softplus(W_a x_t + dt_bias),    beta_t = sigmoid(W_b x_t),    |q_t| = |k_t| = 1
@@ -78,6 +78,7 @@ class GatedDeltaNet(LinearAttention):
             mask_out(beta_BTH, layout),
             state_BHKV=state,
             doc_ids_BT=layout.doc_ids,
+            documents=layout.documents,
         )
 
 

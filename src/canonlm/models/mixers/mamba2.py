@@ -88,7 +88,14 @@ class Mamba2(RecurrentMixer):
         dt_BTH = nn.functional.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias))
         A_H = -at_least_float32(self.A_log).exp()
         y_BTHP, state = ssd(
-            x_BTHP, mask_out(dt_BTH, layout), A_H, B_BTGN, C_BTGN, state_BHPN=state, doc_ids_BT=layout.doc_ids
+            x_BTHP,
+            mask_out(dt_BTH, layout),
+            A_H,
+            B_BTGN,
+            C_BTGN,
+            state_BHPN=state,
+            doc_ids_BT=layout.doc_ids,
+            documents=layout.documents,
         )
         y = (y_BTHP + at_least_float32(self.D)[:, None] * x_BTHP).flatten(-2)
         y = self.norm(y * nn.functional.silu(at_least_float32(z)))

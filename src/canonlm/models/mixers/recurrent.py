@@ -1,4 +1,4 @@
-"""What the recurrent mixers share: their state between calls, their convolution sites, their gates."""
+"""Base classes of recurrent mixers: states between calls, convolution sites, gates."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,10 +9,11 @@ from transformers import Cache
 
 from canonlm.canon.layer import CanonLayer
 from canonlm.errors import expected
-from canonlm.models.cache import Layout, read_recurrence, run_site, write_recurrence
+from canonlm.models.cache import Layout, read_recurrence, write_recurrence
 from canonlm.models.initialize import Fill, normal, start_with
 from canonlm.models.mixers.base import DERIVED, Mixer, Options
 from canonlm.models.norm import RMSNorm
+from canonlm.models.places import run_site
 
 if TYPE_CHECKING:
     from canonlm.models.config import CanonLMConfig
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class HeadOptions(Options):
-    """Of mixers with heads: `num_heads` (default: half of num_attention_heads, at least 1), `key_head_dim` (default:
-    hidden_size / num_heads), `value_head_dim` (default: twice that). `output_gate`: gate the output by a projection of
-    rank `output_gate_rank` (None: of full rank)."""
+    """Options of mixers with heads: `num_heads` (default: half of num_attention_heads, at least 1), `key_head_dim`
+    (default: hidden_size / num_heads), `value_head_dim` (default: twice that). `output_gate`: gate the output by a
+    projection of rank `output_gate_rank` (None: of full rank)."""
 
     num_heads: int = DERIVED
     key_head_dim: int = DERIVED
@@ -70,7 +71,7 @@ class RecurrentMixer(Mixer):
         past_key_values: Cache | None = None,
         **kwargs,
     ) -> tuple[Tensor, None]:
-        """As attention's; what only attention needs is not used."""
+        """As in `attention.py`; arguments that only attention needs are not used."""
         state = read_recurrence(past_key_values, self.layer_idx, layout)
         y_BTD, state = self.mix(x_BTD, layout, past_key_values, state)
         write_recurrence(past_key_values, self.layer_idx, state)

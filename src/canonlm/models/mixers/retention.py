@@ -41,4 +41,13 @@ class Retention(LinearAttention):
         # One step in time for each token, none for padding: then the state neither decays nor takes anything in.
         steps_BTH = mask_out(torch.ones_like(q_BTHK[..., 0], dtype=compute), layout)
         q_BTHK = q_BTHK * q_BTHK.shape[-1] ** -0.5
-        return ssd(v_BTHV, steps_BTH, log_gamma_H, k_BTHK, q_BTHK, state_BHPN=state, doc_ids_BT=layout.doc_ids)
+        return ssd(
+            v_BTHV,
+            steps_BTH,
+            log_gamma_H,
+            k_BTHK,
+            q_BTHK,
+            state_BHPN=state,
+            doc_ids_BT=layout.doc_ids,
+            documents=layout.documents,
+        )

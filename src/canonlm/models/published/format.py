@@ -1,4 +1,4 @@
-"""What a published configuration is to us: fields with types and defaults, and what they mean in our configuration."""
+"""Published configurations: fields with types and defaults, and their translation to our configuration."""
 
 import difflib
 import math
@@ -53,7 +53,7 @@ def _meaning(config: CanonLMConfig, key: str) -> Any:
 
 
 def value_of(config: CanonLMConfig, key: str) -> Any:
-    """Of a field of ours; `mixer.num_heads` is an option of its mixer."""
+    """The value of one of our fields; `mixer.num_heads` is an option of its mixer."""
     group, _, name = key.rpartition(".")
     return getattr(config.options(0) if group else config, name)
 
@@ -79,16 +79,16 @@ class Published(BaseModel):
             raise refused(error, cls, "params.") from None
 
     def config(self) -> CanonLMConfig:
-        """What it means to us."""
+        """The same configuration in our fields."""
         raise NotImplementedError
 
     @classmethod
     def of(cls, config: CanonLMConfig) -> dict[str, Any]:
-        """The inverse of `config`, as far as the format can say it."""
+        """The inverse of `config`, as far as the format can express it."""
         raise NotImplementedError
 
     def names(self) -> Names:
-        """What this format calls our modules."""
+        """This format's names of our modules."""
         raise NotImplementedError
 
     def dump(self) -> dict[str, Any]:
@@ -125,11 +125,11 @@ class Release(Published):
     eos_token_id: int | list[int] | None = 2
 
     def config(self, **extra: Any) -> CanonLMConfig:
-        """With `extra`, fields of ours that the class knows nothing of."""
+        """Our configuration. `extra`: our fields that the class does not have."""
         same = {ours: getattr(self, theirs) for theirs, ours in self.same.items()}
-        given = {**same, **self.derived(), **extra}
-        options = {key.removeprefix("mixer."): given.pop(key) for key in list(given) if key.startswith("mixer.")}
-        return CanonLMConfig(mixers=[self.mixer], mixer_options={self.mixer: options}, **given)
+        fields = {**same, **self.derived(), **extra}
+        options = {key.removeprefix("mixer."): fields.pop(key) for key in list(fields) if key.startswith("mixer.")}
+        return CanonLMConfig(mixers=[self.mixer], mixer_options={self.mixer: options}, **fields)
 
     def derived(self) -> dict[str, Any]:
         """Our fields that follow from several of theirs."""

@@ -26,7 +26,7 @@ _BOTH = "mlp.gate_proj mlp.up_proj"
 
 
 class LinearAttention(Release):
-    """What GLA and Gated DeltaNet share."""
+    """Common fields of GLA and Gated DeltaNet."""
 
     same: ClassVar[dict[str, str]] = {
         **Release.same,

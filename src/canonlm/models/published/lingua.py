@@ -1,4 +1,4 @@
-"""Configurations of the release's training runs (Meta lingua's arguments): what it calls `model` in params.json."""
+"""Configurations of the release's training runs: Meta lingua's arguments, under `model` in params.json."""
 
 from dataclasses import replace
 from typing import Any, Literal

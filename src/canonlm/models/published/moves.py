@@ -1,4 +1,4 @@
-"""Which rows of a tensor of theirs are which tensor of ours."""
+"""Maps rows of the release's tensors to our tensors."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from canonlm.models.config import CanonLMConfig
 
 @dataclass(frozen=True)
 class Names:
-    """What a format calls our modules: `{"attn.canonB": "mixer.canonB_q mixer.canonB_k mixer.canonB_v"}` for one of
+    """A format's names of our modules: `{"attn.canonB": "mixer.canonB_q mixer.canonB_k mixer.canonB_v"}` for one of
     theirs that holds the rows of three of ours, one after the other. A line about modules that a model lacks does not
     apply to it."""
 
@@ -26,7 +26,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Move:
-    """One tensor of theirs and those of ours that it holds."""
+    """One of their tensors, and our tensors that it contains."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -35,7 +35,7 @@ class Move:
     unread: tuple[int, ...] | None = None  # the shape, if it holds nothing
 
     def shape(self, ours: Mapping[str, torch.Size]) -> tuple[int, ...]:
-        """What theirs must have, given the shapes of ours."""
+        """The shape that their tensor must have, by the shapes of ours."""
         if self.unread is not None:
             return self.unread
         return (sum(ours[name][0] for name in self.ours), *ours[self.ours[0]][1:])
@@ -82,9 +82,9 @@ def _in_module(
 
 
 def check_state(moves: list[Move], state: Mapping[str, Tensor], ours: Mapping[str, torch.Size]) -> None:
-    """All that is wrong with the tensors of a checkpoint, in one error."""
-    found = {name: weights.header(tensor) for name, tensor in state.items()}
-    wrong = [complaint] if (complaint := weights.not_floats(found)) else []
+    """ValueError with all mistakes in the tensors of a checkpoint."""
+    headers = {name: weights.header(tensor) for name, tensor in state.items()}
+    wrong = [complaint] if (complaint := weights.not_floats(headers)) else []
     wrong += [f"unknown {name}" for name in sorted(state.keys() - {move.theirs for move in moves})]
     for move in moves:
         if move.theirs not in state:

@@ -1,4 +1,4 @@
-"""Which tokens a kernel may look back at: one byte per token, made once per batch and read by every layer.
+"""The tokens that a kernel may look back at: one byte per token, made once per batch and read by every layer.
 
 `reach[b, t]`, `[B, T]` int8: min(7, tokens since the document began) in its lowest three bits, so that tap i counts
 where reach >= i (K <= 8); bit 3 is set at padding, whose inputs count as zeros. The first document of a row has no
@@ -38,7 +38,7 @@ def reach_of(
         steps = torch.arange(begins.shape[1], device=begins.device).expand_as(begins)
         since = steps - torch.where(begins, steps, -MAX_KERNEL).cummax(1).values
         reach = since.clamp(max=MAX_KERNEL - 1).to(torch.int8)
-    return reach if mask_BT is None else torch.where(mask_BT == 0, reach + PAD, reach).contiguous()
+    return (reach if mask_BT is None else torch.where(mask_BT == 0, reach + PAD, reach)).contiguous()
 
 
 def last_real(mask_BT: Tensor) -> Tensor:

@@ -13,32 +13,36 @@ What the arguments are, everywhere:
 import functools
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from canonlm.ops.kernels import operators as operators  # registers them
-from canonlm.ops.kernels.documents import MAX_KERNEL
+from canonlm.ops.kernels.documents import last_real as last_real
+from canonlm.ops.kernels.documents import reach_of as reach_of
 
 ACTIVATIONS = {"none": 0, "silu": 1, "gelu_pytorch_tanh": 2}
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def usable(*tensors: Tensor, kernel: int) -> bool:
-    """Whether the kernels can compute on these inputs: on a GPU with Triton, or on a CPU in Triton's interpreter."""
-    if kernel > MAX_KERNEL or not all(tensor.dtype in DTYPES for tensor in tensors):
+def runs_on(*tensors: Tensor) -> bool:
+    """Whether there are kernels for such inputs: on a GPU with Triton, or on a CPU in Triton's interpreter. An exported
+    program has none: it may run anywhere."""
+    if not all(tensor.dtype in DTYPES for tensor in tensors) or torch.compiler.is_exporting():
         return False
-    return tensors[0].device.type == _device_type()
+    return tensors[0].device.type == device_type()
 
 
-def normed_usable(*tensors: Tensor, channels: int, kernel: int) -> bool:
-    """Whether `normed` can be used: a program has all channels, and registers for C * K <= 8192 numbers' worth."""
-    return channels * max(kernel, 4) <= 8192 and usable(*tensors, kernel=kernel)
+def fits_normed(channels: int, kernel: int) -> bool:
+    """Whether a program of `normed` has registers for all channels of a token: C * K <= 8192 numbers' worth."""
+    return channels * max(kernel, 4) <= 8192
 
 
 @torch.compiler.assume_constant_result
-def _device_type() -> str:
+def device_type() -> str:
+    """The type of the devices that have kernels."""
     return _look_for_triton()
 
 
@@ -129,7 +133,7 @@ def normed(
     residual: bool = True,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """s and canon(rms_norm(s) * weight), where s = x + branch, or x itself without a branch.
+    """s and canon(rms_norm(s) * weight), where s = x + branch in the dtype of x, or x itself without a branch.
 
     The normalised s is rounded to its dtype before the convolution, as the norm alone returns it.
     """
@@ -149,11 +153,11 @@ def normed_with_state(
     last: Tensor | None = None,
     residual: bool = True,
     scale: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """`normed`, and the state after these inputs, through which no gradient flows (a prefill)."""
     args = x, branch, weight, eps, taps, state, reach, last, residual, scale
     y, _, *s, after = torch.ops.canonlm.normed_with_state(*args)
-    return s[0] if s else x, y, after
+    return (s[0] if s else x, y), after
 
 
 def step(
@@ -193,6 +197,7 @@ def gated_step(
 
 def normed_step(
     x: Tensor,
+    branch: Tensor | None,
     weight: Tensor,
     eps: float,
     taps: Tensor,
@@ -201,11 +206,27 @@ def normed_step(
     mask: Tensor | None = None,
     residual: bool = True,
     scale: float = 1.0,
-) -> Tensor:
-    """`normed` of one new token; see `step`."""
-    return torch.ops.canonlm.normed_step(x, weight, eps, taps, _in_place(state), mask, residual, scale)
+) -> tuple[Tensor, Tensor]:
+    """`normed` of one new token; see `step`. The sum is an operation of its own."""
+    s = x if branch is None else x + branch
+    return s, torch.ops.canonlm.normed_step(s, weight, eps, taps, _in_place(state), mask, residual, scale)
 
 
 def _in_place(state: Tensor) -> Tensor:
     assert state.stride()[1:] == (state.shape[2], 1), "a state's channels lie side by side"
     return state
+
+
+class Forms(NamedTuple):
+    """A kernel for an input, for an input whose state is needed, and for one token. They take the same arguments, but
+    for `reach`, `last` and `mask`; the second returns (what the others return, state)."""
+
+    name: str
+    without_state: Callable[..., Any]
+    with_state: Callable[..., tuple[Any, Tensor]]
+    step: Callable[..., Any]
+
+
+CANON = Forms("canon", canon, canon_with_state, step)
+GATED = Forms("gated", gated, gated_with_state, gated_step)
+NORMED = Forms("normed", normed, normed_with_state, normed_step)

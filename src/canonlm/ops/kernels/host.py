@@ -1,4 +1,4 @@
-"""Between torch's tensors and the kernels' arguments."""
+"""From torch's tensors to the kernels' arguments."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ def strides(tensors: Sequence[Tensor], dim: int) -> tuple[int, ...]:
 
 
 def or_any(stand_in: Tensor, *tensors: Tensor | None) -> list[Tensor]:
-    """A kernel's argument is never None: what it does not read is another tensor."""
+    """A stand-in for None, which a kernel cannot take: any tensor, which it does not read."""
     return [stand_in if tensor is None else tensor for tensor in tensors]
 
 

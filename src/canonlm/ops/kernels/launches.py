@@ -1,4 +1,4 @@
-"""How a kernel is launched: tile sizes per architecture, and those that `tune` measured on this machine.
+"""Launches of kernels: tile sizes per architecture, and those that `tune` measured on this machine.
 
 The built-in ones for sm_90 are what a compiler without a card suggests (registers, loads in flight); none was measured.
 """
@@ -43,7 +43,7 @@ LAUNCHES["sm_80"] = LAUNCHES["sm_90"]
 LAUNCHES["sm_100"] = LAUNCHES["sm_90"] | {"gated_backward": (Launch(256, 4, registers=128), Launch(256, 4, rows=1))}
 
 WARPS_PER_SM = 24
-"""A tile is made shorter until the launch has so many warps for each multiprocessor, or is 64 tokens long."""
+"""A tile is made shorter until the launch has that many warps for each multiprocessor, or is 64 tokens long."""
 
 
 def launch_of(kernel: str, device: torch.device, taps: int, batch: int, time: int, channels: int) -> Launch:
@@ -80,7 +80,7 @@ def tuned_path() -> Path:
 
 @functools.cache
 def tuned(arch: str) -> dict[str, Launch]:
-    """What `tune` kept for this architecture; nothing if the file is missing or not ours."""
+    """The launches that `tune` measured for this architecture; {} if the file is missing or not ours."""
     try:
         kept = json.loads(tuned_path().read_text())[arch]
         return {key: Launch(**values) for key, values in kept.items()}
@@ -89,7 +89,7 @@ def tuned(arch: str) -> dict[str, Launch]:
 
 
 def keep(arch: str, launches: dict[str, Launch]) -> Path:
-    """Write what `tune` measured, and use it from now on."""
+    """Save a measured launch, and use it from now on."""
     path = tuned_path()
     try:
         kept = json.loads(path.read_text())

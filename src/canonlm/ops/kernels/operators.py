@@ -1,4 +1,4 @@
-"""The kernels as operators of `torch.library`: what they return (compilers ask, and do not run them), their gradients.
+"""The kernels as operators of `torch.library`, with fake results for compilers, and gradients.
 
 An operator's `Autograd` form is an `autograd.Function` around its own other forms: cheaper per call than `custom_op`.
 """
@@ -194,7 +194,7 @@ class _Normed(torch.autograd.Function):
         with torch._C._AutoDispatchBelowAutograd():
             y, rstd, *s = torch.ops.canonlm.normed(x, branch, weight, eps, taps, state, reach, *how)
         ctx.save_for_backward(reach, *(s or [x]), weight, taps, rstd, state)
-        ctx.how, ctx.has_branch = how, branch is not None
+        ctx.how, ctx.branch_dtype = how, None if branch is None else branch.dtype
         ctx.mark_non_differentiable(rstd)
         ctx.set_materialize_grads(False)
         return y, rstd, *s
@@ -207,7 +207,8 @@ class _Normed(torch.autograd.Function):
         dx, dweight, dtaps, *dstate = torch.ops.canonlm.normed_backward(
             dy, flow, s, weight, taps, rstd, state, reach, *ctx.how
         )
-        return None, None, None, dx, dx if ctx.has_branch else None, dweight, dtaps, *(dstate or [None])
+        dbranch = None if ctx.branch_dtype is None else dx.to(ctx.branch_dtype)
+        return None, None, None, dx, dbranch, dweight, dtaps, *(dstate or [None])
 
 
 def _normed_autograd(x, branch, weight, eps, taps, state, reach, *how):

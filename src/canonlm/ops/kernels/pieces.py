@@ -1,4 +1,4 @@
-"""What the kernels have in common. Triton functions; imported only where Triton is."""
+"""Triton functions that the kernels share; imported only if Triton is installed."""
 
 import triton
 import triton.language as tl
@@ -18,7 +18,7 @@ def pick(values, index):
 
 @triton.jit
 def locate(sizes, pid, BC: tl.constexpr):
-    """Which tensor a program works on, which block of its channels, and the channels of the tensors before it."""
+    """The tensor that a program works on, its block of channels, and the channels of the tensors before it."""
     index = pid * 0
     first = pid * 0
     offset = pid * 0
@@ -76,14 +76,14 @@ def taps_of(taps, c, C, K: tl.constexpr):
 @triton.jit
 def combined(w, scale, K: tl.constexpr, RESIDUAL: tl.constexpr):
     """Taps, the residual and the scale as one convolution."""
-    whole = ()
+    taps = ()
     for i in tl.static_range(0, K):
         tap = w[i]
         if RESIDUAL:
             if i == 0:
                 tap += 1.0
-        whole = whole + (tap * scale,)
-    return whole
+        taps = taps + (tap * scale,)
+    return taps
 
 
 @triton.jit

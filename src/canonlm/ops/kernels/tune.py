@@ -3,14 +3,22 @@
 Nothing else here runs a kernel to find out how fast it is.
 """
 
-from collections.abc import Callable
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from functools import partial
 from itertools import product
-from typing import Any
+from multiprocessing import get_context
+from typing import Any, TypeVar
 
 import torch
 
 from canonlm.ops.kernels import launches
 from canonlm.ops.kernels.launches import Launch
+
+T = TypeVar("T")
 
 CANDIDATES = {
     "forward": [(256, 2), (256, 4), (512, 4)],
@@ -24,32 +32,71 @@ CANDIDATES = {
 """(channels, warps) of a program."""
 
 
-def tune(batch: int = 8, time: int = 4096, hidden: int = 2048, width: int = 8192, kernel: int = 4) -> dict[str, Launch]:
-    """The fastest launch of every kernel for inputs `[batch, time, hidden]` (MLP: `width`) in bfloat16, written to the
-    user's cache and used from now on. Minutes, on a GPU."""
-    from triton.testing import do_bench
-
-    device = torch.device("cuda")
-    calls = _calls(device, batch, time, hidden, width, kernel)
-    return fastest(calls, kernel, launches._card(device)[0], lambda call: float(do_bench(call)))
+Measure = Callable[[Callable[[], object]], float]
+"""Seconds (or another unit) of a call."""
 
 
-def fastest(
-    calls: dict[str, Callable[[], object]], kernel: int, arch: str, seconds: Callable[[Callable[[], object]], float]
+def tune(
+    batch: int = 8,
+    time: int = 4096,
+    hidden: int = 2048,
+    width: int = 8192,
+    kernel: int = 4,
+    *,
+    names: Sequence[str] = tuple(CANDIDATES),
+    measure: Measure | None = None,
 ) -> dict[str, Launch]:
-    """Of each kernel's candidates the one for which `seconds` of its call is smallest; kept for `arch`."""
-    best, use = {}, launches.launch_at
+    """The fastest launch of every kernel in `names` for inputs `[batch, time, hidden]` (MLP: `width`) in bfloat16, each
+    written to the user's cache as soon as it is known, and used from now on. A minute, on a GPU.
+
+    Compiling takes most of it, so all cores do it beforehand. `measure` takes the place of Triton's `do_bench`.
+    """
+    if measure is None:
+        from triton.testing import do_bench
+
+        measure = do_bench
+    sizes, device = (batch, time, hidden, width, kernel), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    all_calls, best = calls(device, *sizes), {}
+    processes = min(os.cpu_count() or 1, 16)
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        for name in names:
+            parts = [(name, device, sizes, part, processes) for part in range(processes)]
+            list(pool.map(_compile, *zip(*parts, strict=True)))
+            best |= fastest({name: all_calls[name]}, kernel, launches._card(device)[0], measure)
+    return best
+
+
+def _compile(name: str, device: torch.device, sizes: tuple[int, ...], part: int, parts: int) -> None:
+    """Run every `parts`-th candidate once: Triton keeps what it compiles on disk."""
+    call = calls(device, *sizes)[name]
+    for launch in candidates(name, sizes[-1])[part::parts]:
+        with suppress(Exception):  # `fastest` meets it again
+            _with(launch, call)
+
+
+def fastest(calls: dict[str, Callable[[], object]], kernel: int, arch: str, measure: Measure) -> dict[str, Launch]:
+    """The candidate of each kernel with the smallest `measure` of its call; saved for `arch`."""
+    best = {}
+    for name, call in calls.items():
+        measured = []
+        for launch in candidates(name, kernel):
+            took = math.inf  # of a tile that is too large for this card: Triton raises errors of several kinds
+            with suppress(Exception):
+                took = _with(launch, partial(measure, call))
+            measured.append((took, launch))
+        best[f"{name} K={kernel}"] = min(measured, key=lambda pair: pair[0])[1]
+        launches.keep(arch, best)
+    return best
+
+
+def _with(launch: Launch, call: Callable[[], T]) -> T:
+    """The result of the call, with the same launch for every kernel."""
+    use = launches.launch_at
+    launches.launch_at = lambda *_: launch
     try:
-        for name, call in calls.items():
-            measured = []
-            for launch in candidates(name, kernel):
-                launches.launch_at = lambda *_, launch=launch: launch
-                measured.append((seconds(call), launch))
-            best[f"{name} K={kernel}"] = min(measured, key=lambda pair: pair[0])[1]
+        return call()
     finally:
         launches.launch_at = use
-    launches.keep(arch, best)
-    return best
 
 
 def candidates(name: str, kernel: int) -> list[Launch]:
@@ -62,7 +109,7 @@ def candidates(name: str, kernel: int) -> list[Launch]:
     return [usual, *(tile for tile in tiles if tile != usual)]
 
 
-def _calls(
+def calls(
     device: torch.device, batch: int, time: int, hidden: int, width: int, kernel: int
 ) -> dict[str, Callable[[], object]]:
     from canonlm.ops.kernels import conv, gated, normed

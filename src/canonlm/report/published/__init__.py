@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from ..tidy import frame, has_canon
 from .benchmarks import AVERAGES, BENCHMARKS, CURVES, GROUPS, LOWER_IS_BETTER, PERCENT, Benchmark
+from .counterparts import UNREAD, Counterpart, counterpart
 
 if TYPE_CHECKING:
     import polars as pl
 
 __all__ = [
-    "AVERAGES", "BENCHMARKS", "GROUPS", "LOWER_IS_BETTER", "Benchmark", "best", "curves", "differing", "everything",
-    "grids", "published", "references", "settings", "slimpajama", "table",
+    "AVERAGES", "BENCHMARKS", "GROUPS", "LOWER_IS_BETTER", "Benchmark", "Counterpart", "best", "counterpart", "curves",
+    "differing", "everything", "grids", "published", "references", "settings", "slimpajama", "table",
 ]  # fmt: skip
 
 SEED = 777  # of all 64 runs
@@ -81,14 +82,15 @@ def slimpajama() -> "pl.DataFrame":
 def grids() -> "pl.DataFrame":
     """The paper's grids of synthetic tasks: `setting` is the name of a difficulty as `canonlm.tasks` has it.
 
-    `table("grids")` also tells the figure of each number, and notes on how it was read.
+    `table("grids")` also tells the figure of each number, and notes on how it was read; `counterpart` how to train it.
     """
     rows = []
     for row in table("grids").iter_rows(named=True):
         task, setting, slice = _question(row["task"], row["difficulty"], row["k"])
         share = row["metric"] == "acc_pct"
+        arch = _ARCHS.get(row["arch"], row["arch"]) + (f"+{UNREAD}" if row["note"] == "rope unread" else "")
         rows.append({
-            "source": "paper", "model": f"{row['arch']} {row['variant']}", "arch": _ARCHS.get(row["arch"], row["arch"]),
+            "source": "paper", "model": f"{row['arch']} {row['variant']}", "arch": arch,
             "canon": _sites(row["variant"]), "size": row["size"], "task": task, "setting": setting, "slice": slice,
             "metric": "accuracy" if share else "kl", "unit": PERCENT if share else "", "value": row["value"],
         })  # fmt: skip
@@ -203,5 +205,5 @@ def _question(task: str, difficulty: str, k: int | None) -> tuple[str, str, str]
         return name, difficulty, "all"
     if name == "depo":
         usual = {"Depo1": "K=8", "Depo2": "K=16"}[kind]
-        return name, f"{kind.lower()}-{number}" + ("" if most == usual else f", {most}"), f"k={k}"
+        return name, f"{kind.lower()}-{number}" + ("" if most == usual else "-k4"), f"k={k}"
     return name, f"{kind.lower()}-{number}", {"brevo": "n", "mano": "l"}[name] + f"={number}"

@@ -101,7 +101,7 @@ def _difficulties() -> dict[str, dict[str, dict[str, object]]]:
     for kind, sizes, most, names in (("depo1", (225, 300, 375), 8, one), ("depo2", (75, 100, 125), 16, two)):
         for N in sizes:
             depo[f"{kind}-{N}"] = {"N": N, "K": most, "M": 10, **names}
-            depo[f"{kind}-{N}, K=4"] = {"N": N, "K": 4, "M": 10, **names}
+            depo[f"{kind}-{N}-k4"] = {"N": N, "K": 4, "M": 10, **names}
     words: tuple[tuple[str, tuple[int, ...], dict[str, object]], ...] = (
         ("brevo1", (70, 90, 110), {"name_vocab": None, "min_name_len": 1, "max_name_len": 1}),
         ("brevo2", (30, 40, 50), {"name_vocab": 4, "min_name_len": 2, "max_name_len": 4}),

@@ -83,7 +83,7 @@ def only(numbers: "pl.DataFrame", columns: Sequence[Column]) -> "pl.DataFrame":
 
 
 def score_tables(numbers: "pl.DataFrame", columns: Sequence[Column], width: int, title: str) -> Iterator[Table | Text]:
-    """The models that have a number in one of the columns, one's own last; as many tables as the width asks for."""
+    """The models that have a number in one of the columns, the user's last; as many tables as the width asks for."""
     models: dict[tuple[Any, ...], dict[Question, str]] = {}
     for row in only(numbers, columns).iter_rows(named=True):
         cells = models.setdefault(tuple(row[key] for key in MODEL), {})

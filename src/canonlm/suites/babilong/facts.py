@@ -21,21 +21,21 @@ FIELDS = ("input", "question", "target")
 
 
 def read(facts: str, task: str, config: str, padded: bool) -> list[Story]:
-    """The stories of a task, in their order.
+    """The stories of a task, in order.
 
-    facts: "hub", or a folder. config: "0k", "1k", …: the dataset's, which is the length of its texts. padded: the texts
-    hold more than facts, and stay as they are; else each of their sentences is a fact.
+    facts: "hub", or a folder. config: "0k", "1k", …: the dataset's configuration, the length of its texts. padded: the
+    texts have other sentences among the facts and stay as they are; else each sentence is a fact.
 
-    ValueError where there is nothing, or a row without its three texts.
+    ValueError if there are no stories, or for a row without its three texts.
     """
     rows = _of_hub(task, config) if facts == "hub" else _of_folder(Path(facts), task, config, padded)
     stories = []
     for where, row in rows:
-        given = {key: row.get(key) for key in FIELDS} if isinstance(row, dict) else dict.fromkeys(FIELDS)
-        for key, text in given.items():
+        texts = {key: row.get(key) for key in FIELDS} if isinstance(row, dict) else dict.fromkeys(FIELDS)
+        for key, text in texts.items():
             if not isinstance(text, str) or not text.strip():
                 raise expected("facts", f"a text as {key} in {where}", text)
-        text, question, answer = (str(text).strip() for text in given.values())
+        text, question, answer = (str(text).strip() for text in texts.values())
         sentences = (text,) if padded else tuple(re.split(r"(?<=[.!?])\s+", text))
         stories.append(Story(sentences, " ".join(question.split()), answer))
     if not stories:
@@ -65,8 +65,8 @@ def _of_folder(folder: Path, task: str, config: str, padded: bool) -> Iterator[t
     if not folder.is_dir():
         raise expected("facts", "simulator, hub, or a folder", str(folder))
     for home in (folder / config,) if padded else (folder / config, folder):
-        whole = [file for suffix in SUFFIXES if os.path.lexists(file := home / f"{task}{suffix}")]
-        if files := whole[:1] or sorted(home.glob(f"{task}-*.parquet")):  # the second is how the Hub names them
+        single_files = [file for suffix in SUFFIXES if os.path.lexists(file := home / f"{task}{suffix}")]
+        if files := single_files[:1] or sorted(home.glob(f"{task}-*.parquet")):  # the second is how the Hub names them
             return (row for file in files for row in (_table(file) if file.suffix == ".parquet" else _lines(file)))
     what = f"a folder with {config}/{task}.jsonl or .parquet"
     raise expected("facts", what if padded else f"{what}, or {task}.jsonl or .parquet", str(folder))

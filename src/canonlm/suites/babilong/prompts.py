@@ -1,6 +1,6 @@
-"""What a model is told: an instruction, solved examples, the text in tags, the question.
+"""Prompts: an instruction, solved examples, the text in tags, the question.
 
-The examples' people, places and things are in none of the stories, so that naming them is never an answer.
+The stories have other people, places and things than the examples, so these are never a right answer.
 """
 
 from collections.abc import Sequence
@@ -73,15 +73,17 @@ EXAMPLES = {
 
 
 def prompt(task: str, sentences: Sequence[str], question: str) -> str:
-    """Ends with the answer's cue, without a blank."""
-    examples = [f"{_asked(text, asked)} {answer}" for text, asked, answer in EXAMPLES[task]]
-    return "\n\n".join([INSTRUCTIONS[task], *examples, _asked(" ".join(sentences), question)])
+    """The prompt; it ends with "Answer:", without a blank."""
+    examples = [
+        f"{_text_and_question(text, example_question)} {answer}" for text, example_question, answer in EXAMPLES[task]
+    ]
+    return "\n\n".join([INSTRUCTIONS[task], *examples, _text_and_question(" ".join(sentences), question)])
 
 
 def question_of(prompt: str) -> str:
-    """The question that a prompt puts."""
+    """The question at the end of a prompt."""
     return prompt.rpartition("\nQuestion: ")[2].removesuffix("\nAnswer:")
 
 
-def _asked(text: str, question: str) -> str:
+def _text_and_question(text: str, question: str) -> str:
     return f"<context>\n{text}\n</context>\nQuestion: {question}\nAnswer:"

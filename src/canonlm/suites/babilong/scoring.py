@@ -1,19 +1,19 @@
-"""Whether an answer in free words is right: the rule of the public Babilong scores (github.com/booydar/babilong)."""
+"""Grades free-form answers by the rule of the public Babilong scores (github.com/booydar/babilong)."""
 
 import re
 from collections.abc import Iterable
 
 TAGS = ("<context>", "<example>")
-"""With which a model begins another question of its own; `.` and these end an answer."""
+"""Tags with which models begin another question of their own; `.` and these end an answer."""
 
 
-def right(said: str, answer: str, question: str, labels: Iterable[str]) -> bool:
-    """Of the task's labels that are no words of the question, does the answer name the right one and no other?
+def right(answer_text: str, answer: str, question: str, labels: Iterable[str]) -> bool:
+    """Whether the answer names the right label, and no other label that is not in the question.
 
-    What is read is what stands before the first full stop and before a new tag; upper and lower case are the same. A
-    label counts where it is a whole word.
+    Only the text before the first full stop and before a new tag is read; case does not matter. A label must be a whole
+    word.
     """
-    read = said.lower()
+    read = answer_text.lower()
     for end in (".", *TAGS):
         read = read.partition(end)[0]
     labels = {label.lower() for label in labels}

@@ -1,7 +1,7 @@
 """The suite: stories of bAbI's tasks qa1 to qa5, with other sentences around their facts up to a length.
 
 The story, the question and how far into the other sentences each fact stands are a function of (task, split, seed,
-index); of other tokenizers, lengths and texts the same is asked. The other sentences are the beginning of one stream.
+index); they do not depend on tokenizer, length or text. The other sentences are the beginning of one stream.
 """
 
 import random
@@ -21,8 +21,8 @@ from canonlm.tasks.random import check_split
 from canonlm.tasks.spec import Settings
 
 PUBLISHED_LENGTHS = (0, 1000, 2000, 4000)  # tokens
-PUBLISHED_QUESTIONS = 1000  # of the dataset that has so many
-LATER = 4  # so many later facts, or more
+PUBLISHED_QUESTIONS = 1000  # the number in the published dataset
+LATER = 4  # the slice `later` of this many later facts or more
 
 
 class BabilongSettings(Settings):
@@ -62,18 +62,18 @@ def published_settings(**settings: Any) -> list[BabilongSettings]:
 
 
 class Babilong:
-    """The questions of one setting, as `canonlm.suites.questions.Questions` wants them.
+    """The questions of one setting, a `canonlm.suites.questions.Questions`.
 
-    Slices, where it is known which facts are needed (those of the simulator): the `quarter` of the text (1 to 4) in
-    which the last needed fact stands, and how many facts come `later` than it, where 4 stands for 4 or more.
+    Slices of simulated stories, whose needed facts are known: the `quarter` of the text (1 to 4) in which the last
+    needed fact stands, and the number of facts that come `later`, where 4 stands for 4 or more.
     """
 
     measures: ClassVar[tuple[str, ...]] = ("correct",)
-    most = 48  # enough to name the answer in a sentence as in the examples, byte by byte
+    max_new_tokens = 48  # enough to name the answer in a sentence as in the examples, byte by byte
     stop: Sequence[str] = (".", *TAGS)  # what comes after them does not count
 
     def __init__(self, settings: BabilongSettings, tokens: Tokens, split: str = "test") -> None:
-        """tokens: of a text, without special ones. split: of the simulator's stories.
+        """tokens: the number of tokens of a text, without special tokens. split: of the simulator's stories.
 
         ValueError: facts or a text that cannot be read.
         """
@@ -106,17 +106,17 @@ class Babilong:
         )
 
     def story(self, index: int) -> Story:
-        """What question `index` tells and asks."""
+        """Question `index` without other sentences."""
         if self._stories is None:
             return world.story(self.split, self.settings.seed, self.settings.task, index)
         return self._stories[index]
 
-    def grade(self, question: Question, said: str) -> dict[str, bool]:
-        """By the rule of `scoring`. Of `question`, the prompt and the answer are read."""
-        return {"correct": right(said, question.answer, question_of(question.prompt), self.labels)}
+    def grade(self, question: Question, answer: str) -> dict[str, bool]:
+        """Whether an answer is right by the rule of `scoring`. Only prompt and answer of `question` are used."""
+        return {"correct": right(answer, question.answer, question_of(question.prompt), self.labels)}
 
     def _filling(self, index: int, story: Story, places: Sequence[float]) -> list[str]:
-        """The beginning of the background that makes the prompt as long as it can be without being too long."""
+        """The longest beginning of the background with which the prompt has at most `length` tokens."""
         task, length = self.settings.task, self.settings.length
         if self._padded or not length:
             return []

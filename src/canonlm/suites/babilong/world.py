@@ -1,4 +1,4 @@
-"""A small world: people walk about, take, put down and give things; or places lie north, south, east, west of others.
+"""A simulator of stories: people move, take, drop and give things; or places lie north, south, east, west of others.
 
 Stories and questions have the form of bAbI's first five tasks (arXiv 1502.05698); the world and the words are ours.
 
@@ -24,10 +24,10 @@ OBJECTS = ("parcel", "umbrella", "violin")
 OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 
 LABELS = dict.fromkeys(("qa1", "qa2", "qa3", "qa4"), PLACES) | {"qa5": (*PEOPLE, *OBJECTS)}
-"""The answers there are to a task's questions."""
+"""The possible answers to a task's questions."""
 
 NEEDED = {"qa1": 1, "qa2": 2, "qa3": 3, "qa4": 1, "qa5": 1}
-"""How many facts an answer takes."""
+"""The number of facts that an answer needs."""
 
 TASKS = tuple(LABELS)
 
@@ -49,22 +49,22 @@ class Fact(NamedTuple):
     to: str = ""
 
 
-class Law(NamedTuple):
-    facts: tuple[int, int]  # how many, at least and at most: uniform
-    weights: Mapping[str, int]  # of the verbs, among those that are possible
+class StorySettings(NamedTuple):
+    facts: tuple[int, int]  # min and max number of facts: uniform
+    weights: Mapping[str, int]  # of the verbs that are possible
 
 
 _CARRYING = {"move": 4, "take": 2, "drop": 1}
-LAWS = {
-    "qa1": Law((2, 10), {"move": 1}),
-    "qa2": Law((4, 24), _CARRYING),
-    "qa3": Law((8, 32), _CARRYING),
-    "qa5": Law((4, 24), {"move": 3, "take": 2, "drop": 1, "give": 3}),
+STORIES = {
+    "qa1": StorySettings((2, 10), {"move": 1}),
+    "qa2": StorySettings((4, 24), _CARRYING),
+    "qa3": StorySettings((8, 32), _CARRYING),
+    "qa5": StorySettings((4, 24), {"move": 3, "take": 2, "drop": 1, "give": 3}),
 }
 
 
-class Known(NamedTuple):
-    """An answer, and the numbers of the facts that it follows from, in their order."""
+class Answer(NamedTuple):
+    """An answer, and the numbers of the facts that it follows from, in order."""
 
     answer: str
     support: tuple[int, ...]
@@ -72,7 +72,7 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Story:
-    """Sentences, a question and its answer. `support`: which sentences are needed, in their order; empty: unknown."""
+    """Sentences, a question and its answer. `support`: the indices of needed sentences, in order; empty: unknown."""
 
     facts: tuple[str, ...]
     question: str
@@ -83,26 +83,26 @@ class Story:
 def story(split: str, seed: int, task: str, index: int) -> Story:
     """Story `index` of a task: a function of these four."""
     rng = random.Random(f"babilong {split} {seed} {task} {index}")
-    count = 0 if task == "qa4" else rng.randint(*LAWS[task].facts)
+    count = 0 if task == "qa4" else rng.randint(*STORIES[task].facts)
     while True:
-        facts = _relations(rng) if task == "qa4" else _events(rng, count, LAWS[task].weights)
-        known = questions(task, facts)
-        for question in rng.sample(list(known), len(known)):
-            if _indispensable(task, facts, question, known[question]):
-                told = tuple(rng.choice(SENTENCES[fact.verb]).format(**fact._asdict()) for fact in facts)
-                return Story(told, question, *known[question])
+        facts = _relations(rng) if task == "qa4" else _events(rng, count, STORIES[task].weights)
+        answers = questions(task, facts)
+        for question in rng.sample(list(answers), len(answers)):
+            if _indispensable(task, facts, question, answers[question]):
+                sentences = tuple(rng.choice(SENTENCES[fact.verb]).format(**fact._asdict()) for fact in facts)
+                return Story(sentences, question, *answers[question])
 
 
-def questions(task: str, facts: Sequence[Fact]) -> dict[str, Known]:
-    """Every question of the task that these facts answer, in exactly one way. The facts may have gaps: who takes a
-    thing was where it is, and who puts it down had it."""
-    return dict(_ASKED[task](facts))
+def questions(task: str, facts: Sequence[Fact]) -> dict[str, Answer]:
+    """Every question of the task to which these facts have exactly one answer. The facts may have gaps: a person who
+    takes a thing was at its place, and a person who puts it down had it."""
+    return dict(_QUESTIONS[task](facts))
 
 
-def _indispensable(task: str, facts: Sequence[Fact], question: str, known: Known) -> bool:
-    for number in known.support:
-        without = questions(task, [*facts[:number], *facts[number + 1 :]])
-        if question in without and without[question].answer == known.answer:
+def _indispensable(task: str, facts: Sequence[Fact], question: str, answer: Answer) -> bool:
+    for number in answer.support:
+        remaining = questions(task, [*facts[:number], *facts[number + 1 :]])
+        if question in remaining and remaining[question].answer == answer.answer:
             return False
     return True
 
@@ -111,13 +111,13 @@ def _indispensable(task: str, facts: Sequence[Fact], question: str, known: Known
 
 
 class World:
-    """Where everybody and everything is, as far as the facts tell; with the numbers of the facts that tell it."""
+    """Where everybody and everything is, as far as it follows from the facts; with the numbers of these facts."""
 
     def __init__(self, facts: Sequence[Fact] = ()) -> None:
-        self.at: dict[str, Known] = {}  # person → place; (move,)
-        self.held: dict[str, Known] = {}  # object → person; (how it came to him or her,)
-        self.left: dict[str, Known] = {}  # object → place where it was put down; (move, drop)
-        self.past: dict[str, list[Known]] = {}  # object → its places in turn; (take, move before, move) it came by
+        self.at: dict[str, Answer] = {}  # person → place; (move,)
+        self.held: dict[str, Answer] = {}  # object → person; (how it came to him or her,)
+        self.left: dict[str, Answer] = {}  # object → place where it was put down; (move, drop)
+        self.past: dict[str, list[Answer]] = {}  # object → its places in turn; (take, move before, move) it came by
         for number, fact in enumerate(facts):
             self.add(number, fact)
 
@@ -125,7 +125,7 @@ class World:
         who, thing = fact.who, fact.what
         before = self.at.get(who)
         if fact.verb == "move":
-            self.at[who] = Known(fact.what, (number,))
+            self.at[who] = Answer(fact.what, (number,))
             carried = [(thing, how) for thing, (person, how) in self.held.items() if person == who]
             for thing, how in carried:
                 self._reach(thing, fact.what, (*how, *(before.support if before else ()), number))
@@ -133,22 +133,22 @@ class World:
             self.held.pop(thing, None)
             self.left.pop(thing, None)
             if before:
-                self.left[thing] = Known(before.answer, (*before.support, number))
+                self.left[thing] = Answer(before.answer, (*before.support, number))
                 self._reach(thing, before.answer, ())
         else:
             self.left.pop(thing, None)
-            self.held[thing] = Known(fact.to or who, (number,))
+            self.held[thing] = Answer(fact.to or who, (number,))
             if before:
                 self._reach(thing, before.answer, ())
 
     def _reach(self, thing: str, place: str, support: tuple[int, ...]) -> None:
         past = self.past.setdefault(thing, [])
         if not past or past[-1].answer != place:
-            past.append(Known(place, tuple(sorted(support))))
+            past.append(Answer(place, tuple(sorted(support))))
 
     def possible(self, verb: str) -> list[tuple[str, ...]]:
-        """What follows the verb in every fact of that kind that can come next. Nobody acts before it is known where he
-        or she is, and a thing that nobody has touched yet can be anywhere."""
+        """The arguments (who, what, to) of every possible next fact with this verb. Nobody acts before his or her place
+        is known, and a thing that nobody has touched yet can be anywhere."""
         at = {who: place for who, (place, _) in self.at.items()}
         held = {thing: who for thing, (who, _) in self.held.items()}
         left = {thing: place for thing, (place, _) in self.left.items()}
@@ -172,33 +172,33 @@ def _events(rng: random.Random, count: int, weights: Mapping[str, int]) -> list[
     return facts
 
 
-def _where_people_are(facts: Sequence[Fact]) -> Iterator[tuple[str, Known]]:
+def _where_people_are(facts: Sequence[Fact]) -> Iterator[tuple[str, Answer]]:
     for who, known in World(facts).at.items():
         yield f"Where is {who}?", known
 
 
-def _where_things_are(facts: Sequence[Fact]) -> Iterator[tuple[str, Known]]:
+def _where_things_are(facts: Sequence[Fact]) -> Iterator[tuple[str, Answer]]:
     world = World(facts)
     for thing, known in world.left.items():
         yield f"Where is the {thing}?", known
     for thing, (who, how) in world.held.items():
         if who in world.at:
             place, move = world.at[who]
-            yield f"Where is the {thing}?", Known(place, tuple(sorted(how + move)))
+            yield f"Where is the {thing}?", Answer(place, tuple(sorted(how + move)))
 
 
-def _where_things_were(facts: Sequence[Fact]) -> Iterator[tuple[str, Known]]:
-    """Of places that a thing came to once, from another."""
+def _where_things_were(facts: Sequence[Fact]) -> Iterator[tuple[str, Answer]]:
+    """About places to which a thing came exactly once, from another."""
     for thing, past in World(facts).past.items():
         places = [place for place, _ in past]
         for (before, _), (place, support) in pairwise(past):
             if places.count(place) == 1:
-                yield f"Where was the {thing} before the {place}?", Known(before, support)
+                yield f"Where was the {thing} before the {place}?", Answer(before, support)
 
 
-def _who_gave_what(facts: Sequence[Fact]) -> Iterator[tuple[str, Known]]:
-    """Of gifts that are the only ones to fit the question."""
-    found: dict[str, list[Known]] = {}
+def _who_gave_what(facts: Sequence[Fact]) -> Iterator[tuple[str, Answer]]:
+    """Questions that exactly one gift answers."""
+    answers: dict[str, list[Answer]] = {}
     for number, (verb, who, thing, to) in enumerate(facts):
         if verb == "give":
             for question, answer in (
@@ -208,8 +208,8 @@ def _who_gave_what(facts: Sequence[Fact]) -> Iterator[tuple[str, Known]]:
                 (f"Who received the {thing}?", to),
                 (f"Who gave the {thing}?", who),
             ):
-                found.setdefault(question, []).append(Known(answer, (number,)))
-    return ((question, only) for question, (only, *others) in found.items() if not others)
+                answers.setdefault(question, []).append(Answer(answer, (number,)))
+    return ((question, only) for question, (only, *others) in answers.items() if not others)
 
 
 # -- places around each other -----------------------------------------------------------------------------------------
@@ -225,24 +225,24 @@ def _relations(rng: random.Random) -> list[Fact]:
     return facts
 
 
-def _what_is_where(facts: Sequence[Fact]) -> Iterator[tuple[str, Known]]:
+def _what_is_where(facts: Sequence[Fact]) -> Iterator[tuple[str, Answer]]:
     """Relations can be turned around, and what is north of something north of a place is north of it too."""
-    known: dict[tuple[str, str, str], Collection[int]] = {}
+    relations: dict[tuple[str, str, str], Collection[int]] = {}
     for number, (side, place, other, _) in enumerate(facts):
-        known[place, side, other] = known[other, OPPOSITE[side], place] = {number}
-    for (a, side, b), numbers in list(known.items()):  # of two facts, no chain is longer
-        for (c, same, d), more in list(known.items()):
-            if b == c and side == same:
-                known.setdefault((a, side, d), {*numbers, *more})
-    found: dict[str, list[Known]] = {}
-    for (place, side, other), numbers in known.items():
+        relations[place, side, other] = relations[other, OPPOSITE[side], place] = {number}
+    for (a, side, b), numbers in list(relations.items()):  # of two facts, no chain is longer
+        for (c, other_side, d), more in list(relations.items()):
+            if b == c and side == other_side:
+                relations.setdefault((a, side, d), {*numbers, *more})
+    answers: dict[str, list[Answer]] = {}
+    for (place, side, other), numbers in relations.items():
         support = tuple(sorted(numbers))
-        found.setdefault(f"What is {side} of the {other}?", []).append(Known(place, support))
-        found.setdefault(f"What is the {place} {side} of?", []).append(Known(other, support))
-    return ((question, only) for question, (only, *others) in found.items() if not others)
+        answers.setdefault(f"What is {side} of the {other}?", []).append(Answer(place, support))
+        answers.setdefault(f"What is the {place} {side} of?", []).append(Answer(other, support))
+    return ((question, only) for question, (only, *others) in answers.items() if not others)
 
 
-_ASKED: dict[str, Callable[[Sequence[Fact]], Iterator[tuple[str, Known]]]] = {
+_QUESTIONS: dict[str, Callable[[Sequence[Fact]], Iterator[tuple[str, Answer]]]] = {
     "qa1": _where_people_are, "qa2": _where_things_are, "qa3": _where_things_were, "qa4": _what_is_where,
     "qa5": _who_gave_what,
 }  # fmt: skip

@@ -1,18 +1,18 @@
 """EleutherAI's lm-evaluation-harness (the extra `eval`) with our models in it, groups of its tasks, and our own tasks.
 
 lm.py          any model that `canonlm eval` opens, as a model of the harness
-opening.py     its tasks, found by name and opened
-run.py         asks them, one after the other, with standard errors
-tasks/         YAML: groups of its tasks, and tasks of ours that it can ask any model
-questions.py   what the YAML of our retrieval suites calls
-twice.py       the retrieval tasks with everything told twice
+opening.py     finds its tasks by name and opens them
+run.py         evaluates them, one after the other, with standard errors
+tasks/         YAML: groups of its tasks, and tasks of ours for any model of the harness
+questions.py   our retrieval suites as tasks, for these YAML files
+twice.py       the retrieval tasks with their text repeated
 """
 
 from importlib.util import find_spec
 from pathlib import Path
 
 TASKS = Path(__file__).parent / "tasks"
-"""What `--include_path` of the harness takes."""
+"""For `--include_path` of the harness."""
 
 
 def require() -> None:

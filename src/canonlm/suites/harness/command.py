@@ -1,4 +1,4 @@
-"""The harness's command line, with our tasks among those that it finds."""
+"""The harness's command line, with our tasks added to its own."""
 
 import sys
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ _NOT_FOUND = "Tasks not found: "
 
 
 def run(arguments: Sequence[str]) -> None:
-    """As `lm-eval` with these arguments, which prints tables and help, and ends the process where they are wrong.
+    """Run `lm-eval` with these arguments. It prints tables and help, and ends the process if arguments are wrong.
 
     ValueError: an unknown task (with the closest names), data that cannot be reached.
     """
     setup_logging()
-    given, sys.argv = sys.argv, ["lm-eval", *arguments]  # where the harness reads them
+    previous, sys.argv = sys.argv, ["lm-eval", *arguments]  # where the harness reads them
     try:
         command = HarnessCLI()
         parsed = command.parse_args()
@@ -35,12 +35,12 @@ def run(arguments: Sequence[str]) -> None:
             raise unknown_task(open_tasks(include), missing[0]) from None
         raise
     finally:
-        sys.argv = given
+        sys.argv = previous
 
 
 def _include(parsed: Any) -> str | None:
     """The user's own folder of tasks, from the command line or from a configuration file."""
-    if (given := getattr(parsed, "include_path", None)) is not None:
-        return given
+    if (path := getattr(parsed, "include_path", None)) is not None:
+        return path
     config = getattr(parsed, "config", None)
     return EvaluatorConfig.load_yaml_config(config).get("include_path") if config else None

@@ -1,4 +1,4 @@
-"""A model of ours as the harness knows models: `--model canonlm --model_args pretrained=RUN,bos=true`."""
+"""Our models as a model class of the harness: `--model canonlm --model_args pretrained=RUN,bos=true`."""
 
 import copy
 import inspect
@@ -22,14 +22,14 @@ from canonlm.suites.opening import Subject, open_model
 from canonlm.suites.writing import CPU_TOKENS, learns_positions
 
 DTYPES = {"auto": None, "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-"""What the harness calls them."""
+"""The harness's names of dtypes."""
 
 _log = logging.getLogger("lm_eval.models.huggingface")
 
 
 @register_model("canonlm")
 class CanonLM(HFLM):
-    """What `canonlm.suites.opening.open_model` opens: runs, saved and published checkpoints, models of transformers.
+    """Every model that `canonlm.suites.opening.open_model` opens: runs, saved and published checkpoints, transformers.
 
     The scoring is the harness's own for such models. What differs:
 
@@ -37,17 +37,16 @@ class CanonLM(HFLM):
       text that does not begin with it. It is never scored: all tokens of an answer count, and of a text whose
       perplexity is asked, where it is what the first token follows in any case.
     - Softmax is computed in at least float32.
-    - Without a GPU, an automatic batch size is what makes up `CPU_TOKENS` tokens.
+    - Without a GPU, an automatic batch size is the one that gives `CPU_TOKENS` tokens.
+    - A model without a length limit reads prompts to be continued as a whole, and so does any model with `beyond`.
 
-    - Prompts to be continued are read whole by a model without a limit, and by any with `beyond`.
-
-    Otherwise, as in the harness, what is longer than the model loses its beginning, BOS included; an empty context is
-    the BOS token, or else the EOS token.
+    Otherwise, as in the harness, a text longer than the model's context loses its beginning, BOS included; an empty
+    context is the BOS token, or else the EOS token.
     """
 
     logits_cache: bool
-    _longest: int | None = None  # tokens of a prompt and what is written after it, while that is known
-    _uncut = False  # whether that is what the model reads at once
+    _longest: int | None = None  # max tokens of a prompt and its continuation, during `generate_until`
+    _uncut = False  # whether `_longest` is then the model's limit
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class CanonLM(HFLM):
             if not isinstance(value, bool):
                 raise expected(name, "true or false", value)
         if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
-            device = None  # the harness's command line says cuda:0 where nothing was said
+            device = None  # the harness's command line has cuda:0 as its default
         if not isinstance(pretrained, Subject):
             pretrained = open_model(
                 str(pretrained), step=step, variant=None if variant is None else str(variant), tokenizer=tokenizer,
@@ -110,7 +109,7 @@ class CanonLM(HFLM):
             )
         self.pretrained, self.bos, self._about = source, bos, subject.about
         self.cut = 0  # texts so far that were longer than the model and lost their beginning
-        self.asked = self.not_finite = 0  # questions so far, and those in which the model's logits were not finite
+        self.questions = self.not_finite = 0  # questions so far, and those in which the model's logits were not finite
         self._beyond = beyond
         self._unlimited = max_length is None and wrap(subject.model).context_length is None
 
@@ -154,7 +153,7 @@ class CanonLM(HFLM):
         return batch["input_ids"], batch["attention_mask"]
 
     def tok_decode(self, tokens: Any, skip_special_tokens: bool = True) -> Any:
-        """None for the EOS token of a tokenizer that has none, which the harness takes for one that ends nothing."""
+        """Returns None for None: the harness asks for the text of the EOS token also of tokenizers without one."""
         return None if tokens is None else super().tok_decode(tokens, skip_special_tokens=skip_special_tokens)
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
@@ -162,42 +161,45 @@ class CanonLM(HFLM):
         # one scored.
         bos, self.bos = self.bos, False
         try:
-            found = super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
+            results = super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
         finally:
             self.bos = bos
-        self._count(requests, map(math.isnan, found))
-        return found
+        self._count(requests, map(math.isnan, results))
+        return results
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        found = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
-        self._count(requests, (math.isnan(likelihood) for likelihood, _ in found))
-        return found
+        results = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        self._count(requests, (math.isnan(likelihood) for likelihood, _ in results))
+        return results
 
     def _count(self, requests: Any, bad: Iterable[bool]) -> None:
-        """Of a question several answers may be asked for, each with a request of its own."""
+        """Count questions. A question may have several requests, one for each of its possible answers."""
         questions: dict[Any, bool] = {}
         for request, broken in zip(requests, bad, strict=True):
             key = (request.task_name, request.doc_id)
             questions[key] = questions.get(key, False) or broken
-        self.asked += len(questions)
+        self.questions += len(questions)
         self.not_finite += sum(questions.values())
 
     def _model_generate(self, context: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        watch = NotFinite()
-        found = super()._model_generate(context, *args, logits_processor=LogitsProcessorList([watch]), **kwargs)
-        self.asked += len(context)
-        self.not_finite += sum(watch.rows)
-        return found
+        monitor = NotFinite()
+        ids = super()._model_generate(context, *args, logits_processor=LogitsProcessorList([monitor]), **kwargs)
+        self.questions += len(context)
+        self.not_finite += sum(monitor.rows)
+        return ids
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-        most = max(normalize_gen_kwargs(request.args[1], self.max_gen_toks)["max_gen_toks"] for request in requests)
-        longest = most + max(1, *(len(self.tok_encode(request.args[0])) for request in requests))
+        max_new_tokens = max(
+            normalize_gen_kwargs(request.args[1], self.max_gen_toks)["max_gen_toks"] for request in requests
+        )
+        longest = max_new_tokens + max(1, *(len(self.tok_encode(request.args[0])) for request in requests))
         if self._beyond and longest > self.max_length and learns_positions(self.model):
-            what = f"at most {self.max_length - most:,} tokens, as the model has learned no positions after those"
-            raise expected("prompt", what, longest - most)
+            room = self.max_length - max_new_tokens
+            what = f"at most {room:,} tokens, as the model has learned no positions after those"
+            raise expected("prompt", what, longest - max_new_tokens)
         uncut = self._beyond or self._unlimited
-        if most >= self.max_length and not uncut:
-            what = f"more than the {most} tokens that the task lets a model write"
+        if max_new_tokens >= self.max_length and not uncut:
+            what = f"more than the {max_new_tokens} tokens that the task lets a model write"
             raise expected("max_length", what, self.max_length)
         self._longest, self._uncut = longest, uncut
         try:
@@ -235,7 +237,7 @@ class CanonLM(HFLM):
         return max(1, min(self.max_batch_size, CPU_TOKENS // min(length, self.max_length)))
 
     def get_model_info(self) -> dict[str, Any]:
-        """For the results: what was opened."""
+        """The model's entry in the harness's results."""
         return {
             "model_num_parameters": self.model.num_parameters(),
             "model_dtype": str(self.model.dtype),

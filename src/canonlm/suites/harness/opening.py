@@ -1,4 +1,4 @@
-"""Tasks of the harness: found by their names, and opened with their data."""
+"""Finds tasks of the harness by their names, and opens them with their data."""
 
 import random
 import re
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
 SEEDS = 0, 1234
-"""Of Python's generator and of the others: the harness's own."""
+"""Seeds of Python's generator and of the others, as in the harness."""
 
 
 def open_tasks(include: str | None = None, metadata: Mapping[str, Any] | None = None) -> "TaskManager":
@@ -35,19 +35,19 @@ def open_tasks(include: str | None = None, metadata: Mapping[str, Any] | None = 
 
 
 def find(manager: "TaskManager", names: Sequence[str]) -> list[str]:
-    """What is meant by the names, patterns and files, one by one: of a tag, and of a group without a mean, its tasks.
+    """The tasks that names, patterns and files stand for: tags, and groups without a mean, become their tasks.
 
-    ValueError, with the closest names, for what is not there.
+    ValueError for unknown names, with the closest ones.
     """
-    found: list[str] = []
+    tasks: list[str] = []
     for name in names:
         if name.endswith(".yaml") and Path(name).is_file():
-            found.append(name)
+            tasks.append(name)
         elif matches := manager.match_tasks([name]):
-            found += [single for match in matches for single in _singles(manager, match)]
+            tasks += [single for match in matches for single in _singles(manager, match)]
         else:
             raise unknown_task(manager, name)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(tasks))
 
 
 def _singles(manager: "TaskManager", name: str) -> list[str]:
@@ -62,7 +62,7 @@ def _singles(manager: "TaskManager", name: str) -> list[str]:
 
 
 def unknown_task(manager: "TaskManager", name: str) -> ValueError:
-    """Of more than ten thousand names the closest are enough."""
+    """The error for an unknown name. It lists the closest of more than ten thousand names."""
     close = get_close_matches(name, manager.all_tasks, n=4, cutoff=0.5)
     guess = f' Did you mean "{close[0]}"?' if close else ""
     others = f" Also close: {', '.join(close[1:])}." if close[1:] else ""
@@ -70,9 +70,9 @@ def unknown_task(manager: "TaskManager", name: str) -> ValueError:
 
 
 class Part(NamedTuple):
-    """What is opened at once: a task, a group with a mean, or the member (by its place) of another group.
+    """A unit of loading: a task, a group with a mean, or the member (by its place) of another group.
 
-    names: of the tasks and groups with a mean in it, as far as they are known before it is opened.
+    names: of its tasks and groups with a mean, as far as they are known before it is loaded.
     """
 
     source: str
@@ -81,7 +81,7 @@ class Part(NamedTuple):
 
 
 def parts(manager: "TaskManager", source: str) -> list[Part]:
-    """Of one of those that `find` names."""
+    """The parts of one of the names that `find` returns."""
     if (entry := manager.task_index.get(source)) is None:
         return [Part(source, None, [])]  # a file
     if (members := _members(entry.cfg)) is None:
@@ -90,7 +90,7 @@ def parts(manager: "TaskManager", source: str) -> list[Part]:
 
 
 def _members(config: Mapping[str, Any] | None) -> list[Any] | None:
-    """Of a group without a mean."""
+    """The members of a group without a mean; None for anything else."""
     if not config or "group" not in config or config.get("aggregate_metric_list"):
         return None
     return config["task"] if isinstance(config.get("task"), list) else None
@@ -107,9 +107,9 @@ def _names(manager: "TaskManager", group: str, member: Any) -> list[str]:
 
 
 def load(manager: "TaskManager", part: Part) -> "list[Task | Group]":
-    """The tasks of it, with their data; a group that has a mean is one.
+    """The tasks of a part, with their data; a group with a mean counts as one.
 
-    ValueError: a data set, or a package that the task needs, is not there, or cannot be used.
+    ValueError: a data set, or a package that the task needs, is missing or cannot be used.
     """
     from datasets.exceptions import DatasetsError
 
@@ -119,8 +119,8 @@ def load(manager: "TaskManager", part: Part) -> "list[Task | Group]":
         with reachable(name), _alone(manager, part):
             loaded = manager.load([part.source])
     except (OSError, ImportError, LookupError, RuntimeError, DatasetsError) as error:
-        said = re.sub(r"\x1b\[[0-9;]*m|\*{3,}", "", str(error))  # NLTK's colours and frames
-        raise ValueError(f"{name}: {textwrap.shorten(said, 400)} ({type(error).__name__})") from None
+        reason = re.sub(r"\x1b\[[0-9;]*m|\*{3,}", "", str(error))  # NLTK's colours and frames
+        raise ValueError(f"{name}: {textwrap.shorten(reason, 400)} ({type(error).__name__})") from None
     groups: Mapping[str, Group] = loaded.get("groups", {})
     inside = {child for group in groups.values() for child in group.child_names}
     roots = [*groups.values(), *loaded["tasks"].values()]
@@ -129,7 +129,7 @@ def load(manager: "TaskManager", part: Part) -> "list[Task | Group]":
 
 @contextmanager
 def _alone(manager: "TaskManager", part: Part) -> Iterator[None]:
-    """The group of the part has this member alone."""
+    """Within this context, the group of the part has this member alone."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
     index, entry = manager.task_index, manager.task_index.get(part.source)
@@ -155,7 +155,7 @@ def _units(unit: "Task | Group") -> "Iterator[Task | Group]":
 
 
 def seed() -> None:
-    """Global, as in the harness, whose tasks draw from it."""
+    """Seed the global generators, as the harness does: its tasks draw from them."""
     random.seed(SEEDS[0])
     numpy.random.seed(SEEDS[1])
 

@@ -21,16 +21,16 @@ from canonlm.suites.questions import Question, Tokens
 
 
 class QuestionsTask(ConfigurableTask):
-    """Asks what a suite asks, and grades as it does."""
+    """A retrieval suite's questions and grading as a task of the harness."""
 
     VERSION = 1
     suite: ClassVar[Any]
     settings: ClassVar[type[BaseModel]]
 
     def __init__(self, config: dict[str, Any]) -> None:
-        given = config["metadata"]
-        chosen = {key: value for key, value in given.items() if key in self.settings.model_fields}
-        self.questions = self.suite(self.settings(**chosen), tokens_of(given))
+        metadata = config["metadata"]
+        chosen = {key: value for key, value in metadata.items() if key in self.settings.model_fields}
+        self.questions = self.suite(self.settings(**chosen), tokens_of(metadata))
         super().__init__(
             config={
                 "task": config["task"],
@@ -41,7 +41,7 @@ class QuestionsTask(ConfigurableTask):
                 "num_fewshot": 0,
                 "generation_kwargs": {
                     "until": list(self.questions.stop),
-                    "max_gen_toks": self.questions.most,
+                    "max_gen_toks": self.questions.max_new_tokens,
                     "do_sample": False,
                 },
                 "process_results": self.graded,
@@ -49,13 +49,13 @@ class QuestionsTask(ConfigurableTask):
                     {"metric": measure, "aggregation": "mean", "higher_is_better": True}
                     for measure in self.questions.measures
                 ],
-                "metadata": {"version": self.VERSION, **given},
+                "metadata": {"version": self.VERSION, **metadata},
             }
         )
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        asked = (self.questions[index] for index in range(len(self.questions)))
-        self.dataset = {"test": Dataset.from_list([{"prompt": q.prompt, "answer": q.answer} for q in asked])}
+        questions = (self.questions[index] for index in range(len(self.questions)))
+        self.dataset = {"test": Dataset.from_list([{"prompt": q.prompt, "answer": q.answer} for q in questions])}
 
     def graded(self, doc: dict[str, Any], results: list[str]) -> dict[str, float]:
         right = self.questions.grade(Question(doc["prompt"], doc["answer"]), results[0])
@@ -71,7 +71,7 @@ class BabilongTask(QuestionsTask):
 
 
 def tokens_of(metadata: dict[str, Any]) -> Tokens:
-    """Counts tokens with the tokenizer that the metadata name; it is opened when it is first needed."""
+    """Counts tokens with the tokenizer named in the metadata, which is opened when it is first needed."""
     name = next((name for key in ("tokenizer", "pretrained", "model") if (name := metadata.get(key))), None)
 
     @cache
@@ -101,7 +101,7 @@ def _tokenizer(name: str, trust_remote_code: bool) -> Any:
 
 
 def grade_needle(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """RULER's score of a needle, under its own length alone: the harness gives every other one -1, of which no mean
-    and no standard error can be had."""
+    """RULER's score of a needle for its own length alone: the harness gives -1 for every other length, which has no
+    mean or standard error."""
     length = str(doc["max_length"])
     return {length: common_utils.process_results(doc, results)[length]}

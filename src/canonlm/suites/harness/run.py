@@ -1,4 +1,4 @@
-"""Tasks of the harness, asked of an opened model one after the other."""
+"""Evaluates an opened model on tasks of the harness, one after the other."""
 
 import logging
 import math
@@ -28,17 +28,17 @@ PUBLISHED = ["canonlm_standard", "canonlm_retrieval", "canonlm_retrieval_twice",
 """Groups of the tasks behind the published results."""
 
 BOOTSTRAPS = 1000
-"""Of scores whose standard error has no formula (LAMBADA's perplexity); the harness's 100,000 take minutes."""
+"""Resamples for standard errors without a formula (LAMBADA's perplexity); the harness's 100,000 take minutes."""
 
 SHARES = {
     *("acc", "acc_norm", "acc_bytes", "acc_all", "accuracy", "partial_accuracy", "non_greedy_accuracy"),
     *("prompt_level_strict_acc", "prompt_level_loose_acc", "inst_level_strict_acc", "inst_level_loose_acc"),
     *("exact_match", "em", "f1", "precision", "recall", "contains", "exact", "year", "correct"),
 }
-"""Measures that are shares of 1; so are those of needles, which are called by their lengths."""
+"""Measures that are shares of 1; so are those of needles, whose names are lengths."""
 
 _IN_PERCENT = ("squadv2", "scrolls_")
-"""Tasks whose measures by these names are not: how their names begin."""
+"""Prefixes of the names of tasks whose measures are in percent."""
 
 
 class HarnessSettings(BaseModel):
@@ -46,7 +46,7 @@ class HarnessSettings(BaseModel):
     tasks: names of tasks, groups, tags, patterns of names, or YAML files.
     num_fewshot: examples before each question; default: the task's own number.
     limit: questions of each task, the first ones; default: all.
-    include: a folder with YAML of tasks of one's own.
+    include: a folder with the YAML files of your tasks.
     max_length: tokens that the model reads at once; default: its context.
     metadata: for tasks that make their own data, such as `{"max_seq_lengths": [1024]}`.
     """
@@ -71,37 +71,36 @@ def run_harness(
     batch_size: int | None = None,
     beyond: bool = False,
 ) -> dict[str, list[Score]]:
-    """Ask every task. Groups without a mean of their own are asked task by task.
+    """Evaluate every task. Groups without a mean of their own are evaluated task by task.
 
     A group with a mean, such as `mmlu`, has its own scores first, then its tasks', with the slice `{"task": name}`.
     Measures are the harness's: `acc`, `word_perplexity`, …; `exact_match,strict-match` where answers are read in
-    several ways. Standard errors, too; None where it knows none. Where texts were longer than the model, the last score
-    is `cut`: how many lost their beginning; where the model's logits were not finite, it is `not_finite`: in how many
-    questions.
+    several ways. So are standard errors; None if it has none. If texts were longer than the model's context, the score
+    `cut` is the number that lost their beginning; if logits were not finite, `not_finite` is the number of questions.
 
     Args:
-        on_task: told the name and the scores of each task (or group with a mean), as soon as they are there.
-        done: names that are not asked again: `on_task` gets no scores with them.
+        on_task: called with the name and the scores of each task (or group with a mean), as soon as it is finished.
+        done: names that are not evaluated again: `on_task` gets them without scores.
         bos: whether texts begin with a BOS token.
         batch_size: None: found automatically.
         beyond: prompts that the model continues are read whole, even if they are longer than its context.
 
-    ValueError: the harness is not installed, an unknown task, a model without a tokenizer; and, when all others have
-    been asked, tasks that could not be: most often as their data cannot be reached.
+    ValueError: the harness is not installed, an unknown task, a model without a tokenizer; and, after all others,
+    tasks that could not be evaluated, mostly as their data cannot be reached.
     """
     require()
     from canonlm.suites.harness.lm import CanonLM
 
     lm = CanonLM(subject, bos=bos, max_length=settings.max_length, batch_size=batch_size or "auto", beyond=beyond)
-    told: dict[str, list[Score]] = {}
+    scores_of: dict[str, list[Score]] = {}
     missing: dict[str, str] = {}
 
     def leave_out(name: str, reason: str) -> None:
         _log.warning("left out: %s", reason)
         missing[name] = reason
 
-    def ask(part: Part) -> None:
-        """Its data is held no longer than this."""
+    def evaluate_part(part: Part) -> None:
+        """A function of its own, so that a part's data is freed after it."""
         units: dict[str, Task | Group | None] = dict.fromkeys(part.names)
         if not units or not all(name in done for name in units):
             try:
@@ -111,17 +110,17 @@ def run_harness(
                 leave_out(", ".join(part.names) or part.source, str(error))
                 return
         for name, unit in units.items():
-            if name in told or name in missing:
+            if name in scores_of or name in missing:
                 continue
-            found: list[Score] = []
+            scores: list[Score] = []
             if unit is not None and name not in done:
                 try:
-                    found = _ask(lm, manager, unit, settings)
+                    scores = _evaluate(lm, manager, unit, settings)
                 except ValueError as error:
                     leave_out(name, f"{name}: {error}")
                     continue
-            told[name] = found
-            on_task(name, found)
+            scores_of[name] = scores
+            on_task(name, scores)
 
     with TemporaryDirectory() as folder:
         # Tasks that make their own data measure it by this.
@@ -130,17 +129,17 @@ def run_harness(
             manager = open_tasks(settings.include, {"tokenizer": folder, **settings.metadata})
             planned = [part for source in find(manager, settings.tasks) for part in parts(manager, source)]
         for part in planned:
-            ask(part)
+            evaluate_part(part)
     if missing:
         first, *others = missing
-        raise ValueError(missing[first] + (f"; nor were these asked: {', '.join(others)}" if others else ""))
-    return {name: found for name, found in told.items() if name not in done}
+        raise ValueError(missing[first] + (f"; also not evaluated: {', '.join(others)}" if others else ""))
+    return {name: scores for name, scores in scores_of.items() if name not in done}
 
 
-def _ask(lm: "CanonLM", manager: "TaskManager", unit: "Task | Group", settings: HarnessSettings) -> list[Score]:
+def _evaluate(lm: "CanonLM", manager: "TaskManager", unit: "Task | Group", settings: HarnessSettings) -> list[Score]:
     from lm_eval.evaluator import evaluate
 
-    name, lm.cut, lm.asked, lm.not_finite = name_of(unit), 0, 0, 0
+    name, lm.cut, lm.questions, lm.not_finite = name_of(unit), 0, 0, 0
     with _quietly():
         numbers = evaluate(
             lm=lm,
@@ -149,16 +148,16 @@ def _ask(lm: "CanonLM", manager: "TaskManager", unit: "Task | Group", settings: 
             bootstrap_iters=BOOTSTRAPS,
             log_samples=_is_rolling(unit),
         )
-    found = sorted(_scores(numbers, name), key=lambda score: len(score.slice))
+    scores = sorted(_scores(numbers, name), key=lambda score: len(score.slice))
     if lm.cut:
         _log.warning("%s: %d texts of more than %d tokens lost their beginning", name, lm.cut, lm.max_length)
-        found.append(Score("cut", lm.cut, stderr=None, n=None, higher_is_better=False, share=False))
-    return [*found, *not_finite(lm.not_finite, lm.asked)]
+        scores.append(Score("cut", lm.cut, stderr=None, n=None, higher_is_better=False, share=False))
+    return [*scores, *not_finite(lm.not_finite, lm.questions)]
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """What the harness prints goes where its bars are, and its warnings, one for each text that is cut, nowhere."""
+    """The harness's prints go to standard error, with its bars; its warnings, one per cut text, are dropped."""
     log = logging.getLogger("lm_eval")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -170,8 +169,8 @@ def _quietly() -> Iterator[None]:
 
 
 def _ready(loaded: Any, num_fewshot: int | None) -> Any:
-    """Examples as the harness's `simple_evaluate` has them. That itself, called for each task, would spend seconds on a
-    description of this machine every time."""
+    """Set the few-shot examples as the harness's `simple_evaluate` does. Calling that for each task would spend seconds
+    on a description of this machine every time."""
     for task in loaded["tasks"].values():
         own = task.get_config("num_fewshot")
         if own is None or (num_fewshot is not None and own != 0):  # a task that says 0 can have none
@@ -188,9 +187,9 @@ def _is_rolling(unit: "Task | Group") -> bool:
     return any(task.OUTPUT_TYPE == "loglikelihood_rolling" for task in tasks)
 
 
-def _scores(told: Any, unit: str) -> Iterator[Score]:
-    """Of the harness's numbers by task, such as `{"acc,none": 0.5, "acc_stderr,none": 0.1, …}`."""
-    for name, numbers in told["results"].items():
+def _scores(results: Any, unit: str) -> Iterator[Score]:
+    """Scores from the harness's numbers by task, such as `{"acc,none": 0.5, "acc_stderr,none": 0.1, …}`."""
+    for name, numbers in results["results"].items():
         keys = [key for key in numbers if "," in key and "_stderr," not in key]
         for key in keys:
             measure, _, filter = key.partition(",")
@@ -198,8 +197,8 @@ def _scores(told: Any, unit: str) -> Iterator[Score]:
             if measure.isdigit() and value < 0:  # of a needle, a length that was not asked
                 continue
             if not isinstance(stderr, int | float):  # but "N/A"
-                stderr = _of_texts(measure, [row[measure] for row in told.get("samples", {}).get(name, [])])
-            higher = told["higher_is_better"].get(name, {}).get(measure) is not False
+                stderr = _of_texts(measure, [row[measure] for row in results.get("samples", {}).get(name, [])])
+            higher = results["higher_is_better"].get(name, {}).get(measure) is not False
             yield Score(
                 measure=measure if sum(other.startswith(f"{measure},") for other in keys) == 1 else key,
                 value=value,
@@ -213,7 +212,7 @@ def _scores(told: Any, unit: str) -> Iterator[Score]:
 
 def _of_texts(measure: str, texts: Sequence[Any]) -> float | None:
     """The standard error of a perplexity (or of bits per byte) over `(log-likelihood, words or bytes)` of independent
-    texts, of which the harness has none: that of a ratio of means, to first order."""
+    texts, which the harness lacks: that of a ratio of means, to first order."""
     if len(texts) < 2 or measure not in ("word_perplexity", "byte_perplexity", "bits_per_byte"):
         return None
     n, units = len(texts), sum(unit for _, unit in texts)

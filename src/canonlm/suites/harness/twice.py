@@ -1,5 +1,5 @@
-"""The retrieval tasks of the harness with their text told twice: a model that reads from left to right knows at the
-second time what it is asked for (arXiv 2407.05483)."""
+"""The harness's retrieval tasks with their text repeated: the second time, a model that reads from left to right knows
+the question (arXiv 2407.05483)."""
 
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,15 @@ BETWEEN = "\n\n"
 
 
 class Twice(ConfigurableTask):
-    """The task whose YAML in the harness `metadata: {twice: drop/default.yaml}` names. Its `doc_to_text` is a
-    template."""
+    """The task of the harness's YAML file in `metadata: {twice: drop/default.yaml}`, with a template `doc_to_text`."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         stock = load_yaml(Path(lm_eval.tasks.__file__).parent / config["metadata"]["twice"])
         stock = {key: value for key, value in stock.items() if key not in ("tag", "group")}
-        told = stock["doc_to_text"]
+        text = stock["doc_to_text"]
         changes = {
             "task": config["task"],
-            "doc_to_text": f"{told}{BETWEEN}{told}",
+            "doc_to_text": f"{text}{BETWEEN}{text}",
             "metadata": {**stock["metadata"], **config["metadata"]},
         }
         super().__init__(config={**stock, **changes})

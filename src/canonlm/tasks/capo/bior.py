@@ -1,6 +1,6 @@
 """bioR: biographies that a chat model writes. `prompt` builds the instruction, `read` takes the texts back in.
 
-Nothing here calls a model: send the prompts to one of your choice and write down what it answers. The prompts have the
+Nothing in this file calls a model: send the prompts to one of your choice and store its answers. The prompts have the
 structure of the original release in our own words: a request for a length and the full name, then four statements in
 random order, each in one of several wordings: education (7 x 4), birth city (6), company and its city (14), birth date
 (2).
@@ -19,7 +19,7 @@ from canonlm.tasks.capo.people import Person, name_space, person
 from canonlm.tasks.capo.pools import Pools
 from canonlm.tasks.random import below, check_count, shuffle, stream
 
-LENGTHS = range(50, 200)  # words that mode 0 asks for, unless told
+LENGTHS = range(50, 200)  # words that mode 0 asks for by default
 
 _PROMPTS = 101  # in the place of a split, as people.PEOPLE
 
@@ -67,7 +67,7 @@ _WORDINGS = _UNIVERSITY, _FIELD, _BIRTH_CITY, _COMPANY, _BIRTH_DATE
 
 
 def prompt(person: Person, seed: int, *, mode: int = 0, words: int | None = None, draw: int = 0) -> str:
-    """An instruction for a chat model: a pure function of its arguments; other draws word and order it anew.
+    """An instruction for a chat model: a pure function of its arguments; other draws change its words and their order.
 
     mode 0 asks for a biography of `words` words, uniform on 50 … 199 unless given. mode 1 needs `words`, and asks to
     vary wording and order besides.
@@ -75,9 +75,9 @@ def prompt(person: Person, seed: int, *, mode: int = 0, words: int | None = None
     if mode not in (0, 1):
         raise expected("mode", "0 or 1", mode)
     if words is not None:
-        check_count("words", words, least=1)
+        check_count("words", words, min=1)
     elif mode == 1:
-        raise expected("words", "how many words to ask for (mode 1 does not choose)", words)
+        raise expected("words", "the number of words to ask for (mode 1 has no default)", words)
     choices = _draws(
         check_count("seed", seed),
         person.index,
@@ -112,10 +112,10 @@ def _draws(seed, i, draw, sizes):
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A text about person `person`; text[slice(*spans[what])] is where the name or a value is first said.
+    """A text about person `person`; text[slice(*spans[key])] is the first mention of the name or a value.
 
-    what: "name" or an attribute; a thing that the text does not say has no span. Where the birth city is also the
-    company city, both have the same span.
+    key: "name" or an attribute; what the text does not mention has no span. If the birth city is also the company city,
+    both have the same span.
     """
 
     person: int
@@ -125,7 +125,7 @@ class Rewritten:
 
 @dataclass(frozen=True)
 class Rewrites:
-    """All texts of a file, and a line for every name or value that one of them does not say word for word."""
+    """All texts of a file, and a line for every name or value that is not in its text word for word."""
 
     texts: tuple[Rewritten, ...]
     missing: tuple[str, ...]
@@ -135,7 +135,7 @@ def read(path: Path, seed: int, pools: Pools) -> Rewrites:
     """Texts about the people (seed, 0), (seed, 1), …, from UTF-8 lines.
 
     *.jsonl: lines {"person": 3, "text": "…"}, in any order, a person as often as you like. Any other file: the first
-    line is about person 0, the next about person 1, and so on. ValueError names the file and the line it stumbles over.
+    line is about person 0, the next about person 1, and so on. Raises ValueError with the file and the line.
     """
     try:
         raw = path.read_bytes().decode("utf-8-sig")
@@ -154,13 +154,13 @@ def read(path: Path, seed: int, pools: Pools) -> Rewrites:
         if index >= name_space(pools.sizes):
             raise ValueError(f"{where}: the pools have names for {name_space(pools.sizes)} people, got person {index}")
         about = person(seed, index, pools)
-        wanted = {"name": about.name, **about.values}
-        found = Rewritten(index, text, _spans(text, wanted))
-        texts.append(found)
+        values = {"name": about.name, **about.values}
+        rewritten = Rewritten(index, text, _spans(text, values))
+        texts.append(rewritten)
         missing += [
-            f'line {number}: the text about person {index} has no {what} "{wanted[what]}"'
-            for what in wanted
-            if what not in found.spans
+            f'line {number}: the text about person {index} has no {key} "{values[key]}"'
+            for key in values
+            if key not in rewritten.spans
         ]
     return Rewrites(tuple(texts), tuple(missing))
 
@@ -177,13 +177,13 @@ def _from_json(line: str, where: str) -> tuple[int, str]:
     return index, text
 
 
-def _spans(text: str, wanted: dict[str, str]) -> dict[str, tuple[int, int]]:
-    """Where each value first stands as whole words, and not as a part of a longer value of the same person."""
+def _spans(text: str, values: dict[str, str]) -> dict[str, tuple[int, int]]:
+    """The span of each value where it first stands as whole words, and not inside a longer value of the person."""
     spans, taken = {}, list[tuple[int, int]]()
-    for what, value in sorted(wanted.items(), key=lambda item: -len(item[1])):
+    for key, value in sorted(values.items(), key=lambda item: -len(item[1])):
         places = [match.span() for match in re.finditer(rf"(?<!\w){re.escape(value)}(?!\w)", text)]
         free = [s for s in places if not any(a <= s[0] and s[1] <= b and (a, b) != s for a, b in taken)]
         if free:
-            spans[what] = free[0]
+            spans[key] = free[0]
         taken += places
-    return {what: spans[what] for what in wanted if what in spans}
+    return {key: spans[key] for key in values if key in spans}

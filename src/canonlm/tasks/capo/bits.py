@@ -2,8 +2,8 @@
 
 A name is one of N0 = first x middle x last names; given the name, what there is to know is one of
 S0 = 2 x dates x cities x universities x fields x companies: the 2 is the pronoun, and the company city follows from the
-company. A model that gives the true name e^-p1 and the true values e^-p2 needs p1 / ln 2 bits to be told the name, not
-log2 N0, and p2 / ln 2 bits to be told the values, not log2 S0. The rest it holds itself.
+company. A model that gives the true name e^-p1 and the true values e^-p2 needs p1 / ln 2 further bits for the name, not
+log2 N0, and p2 / ln 2 further bits for the values, not log2 S0. It knows the rest.
 """
 
 import math
@@ -21,7 +21,7 @@ class Bits:
 
     names: float
     values: float
-    at_most: float  # of somebody who knows everything: log2(N0 / N) + log2 S0
+    at_most: float  # of a model that knows everything: log2(N0 / N) + log2 S0
     people: int
 
     @property
@@ -45,12 +45,12 @@ def bits(name_nats: float, value_nats: float, people: int, sizes: Sizes, pronoun
     fullname) there is none, and S0 has no factor 2. sizes: `Pools.sizes`.
 
     The loss on the company city belongs to p2, though S0 has no factor for it: company and city are as likely together
-    as the company alone, whichever is told first. Left out, a city told before its company would give the company away
+    as the company alone, in either order. Without this loss, a city before its company would give the company away
     for nothing, and a model that knows nobody would be credited with bits.
 
     Names and values each count at least 0: an untrained model holds nothing, not less. p1 is at least ln N if it is the
-    mean over all N people (a law on names gives N of them e^-ln N at best, on average), and p2 at least 0, so no model
-    gets above `at_most`; the mean over some of the people may, by chance.
+    mean over all N people (a distribution over names gives N of them e^-ln N at best, on average), and p2 at
+    least 0, so no model gets above `at_most`; the mean over some of the people may, by chance.
     """
     all_names = math.log2(name_space(sizes))
     all_values = math.log2((2 if pronoun else 1) * DATES * math.prod(sizes[3:]))

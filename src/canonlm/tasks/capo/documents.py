@@ -1,4 +1,4 @@
-"""Capo's documents in pieces: what the text of a biography or a question consists of, and how long it is.
+"""Capo's documents as sequences of pieces, and their lengths.
 
 Document d is the biography of person d for d < people; from there on it is question (d - people) % 6 about person
 (d - people) // 6. A person's texts differ in their templates and in the order of the sentences; both are drawn from a
@@ -30,15 +30,15 @@ from canonlm.tasks.capo.tokens import (
 )
 from canonlm.tasks.random import below, stream, two_below
 
-LONGEST_PLAN = 64  # pieces of a document, at most: 6 sentences of 3 + 1 + 3 + 1
+LONGEST_PLAN = 64  # max pieces of a document: 6 sentences of 3 + 1 + 3 + 1
 ORDERS = np.array(list(permutations(range(6))), np.int8)  # the first one is ATTRIBUTES as they are
 
-# What a token is to its document, as in `Capo.test_batch`; the value of attribute a is OF_VALUE + a.
+# Roles of tokens, as in `Capo.test_batch`; tokens of the value of attribute a have OF_VALUE + a.
 TEMPLATE, FIRST_NAME, FIRST_PRONOUN, OF_VALUE = range(4)
 
 
-class Law(NamedTuple):
-    """What the text of a document depends on, beside the keys."""
+class TextSettings(NamedTuple):
+    """Settings that a document's text depends on, beside its keys."""
 
     pieces: Pieces
     sizes: Sizes
@@ -49,53 +49,53 @@ class Law(NamedTuple):
 
 
 @njit(cache=True)
-def pieces_of(seed, split, text, document, law, plan, what):
-    """Writes which pieces make up a document behind its bos, and what each is to it; returns how many."""
-    if document < law.people:
-        return _biography(seed, split, text, document, law, plan, what)
-    question = document - law.people
-    return _question(seed, question // 6, question % 6, law, plan, what)
+def pieces_of(seed, split, text, document, settings, plan, roles):
+    """Write the pieces of a document after its bos to plan, and their roles to roles; returns their number."""
+    if document < settings.people:
+        return _biography(seed, split, text, document, settings, plan, roles)
+    question = document - settings.people
+    return _question(seed, question // 6, question % 6, settings, plan, roles)
 
 
 @njit(cache=True)
-def _question(seed, i, a, law, plan, what):
-    base = law.pieces.base
-    count = _put(plan, what, 0, base[ASK + a], TEMPLATE)
-    count = _put_name(seed, i, law, FIRST_NAME, plan, what, count)
-    count = _put(plan, what, count, base[ASKED + a], TEMPLATE)
-    return _put_value(attributes(seed, i, law.sizes), a, base, plan, what, count)
+def _question(seed, i, a, settings, plan, roles):
+    base = settings.pieces.base
+    count = _put(plan, roles, 0, base[ASK + a], TEMPLATE)
+    count = _put_name(seed, i, settings, FIRST_NAME, plan, roles, count)
+    count = _put(plan, roles, count, base[ASKED + a], TEMPLATE)
+    return _put_value(attributes(seed, i, settings.sizes), a, base, plan, roles, count)
 
 
 @njit(cache=True)
-def _biography(seed, split, text, i, law, plan, what):
-    base = law.pieces.base
+def _biography(seed, split, text, i, settings, plan, roles):
+    base = settings.pieces.base
     state, gamma, templates = _templates(seed, split, text, i, base)
     order = 0
-    if law.permute:
+    if settings.permute:
         state, order = below(state, gamma, len(ORDERS))
-    values = attributes(seed, i, law.sizes)
+    values = attributes(seed, i, settings.sizes)
     count = 0
-    for told in range(6):
-        a = ORDERS[order, told]
-        if told == 0 or law.fullname:
-            count = _put_name(seed, i, law, TEMPLATE if told else FIRST_NAME, plan, what, count)
+    for sentence in range(6):
+        a = ORDERS[order, sentence]
+        if sentence == 0 or settings.fullname:
+            count = _put_name(seed, i, settings, TEMPLATE if sentence else FIRST_NAME, plan, roles, count)
         else:
-            count = _put(plan, what, count, base[PRONOUN] + i % 2, FIRST_PRONOUN if told == 1 else TEMPLATE)
-        whole = _whole(values, a, templates[a], law.pieces)
-        if whole:
-            count = _put(plan, what, count, whole, TEMPLATE)
-            count = _put(plan, what, count, whole + 1, OF_VALUE + a)
-            count = _put(plan, what, count, whole + 2, TEMPLATE)
+            count = _put(plan, roles, count, base[PRONOUN] + i % 2, FIRST_PRONOUN if sentence == 1 else TEMPLATE)
+        joined = _joined_pieces(values, a, templates[a], settings.pieces)
+        if joined:
+            count = _put(plan, roles, count, joined, TEMPLATE)
+            count = _put(plan, roles, count, joined + 1, OF_VALUE + a)
+            count = _put(plan, roles, count, joined + 2, TEMPLATE)
         else:
-            count = _put(plan, what, count, base[BETWEEN + a] + templates[a], TEMPLATE)
-            count = _put_value(values, a, base, plan, what, count)
-            count = _put(plan, what, count, base[AFTER + a] + templates[a], TEMPLATE)
+            count = _put(plan, roles, count, base[BETWEEN + a] + templates[a], TEMPLATE)
+            count = _put_value(values, a, base, plan, roles, count)
+            count = _put(plan, roles, count, base[AFTER + a] + templates[a], TEMPLATE)
     return count
 
 
 @njit(cache=True)
 def _templates(seed, split, text, i, base):
-    """(state, gamma, the six templates) of a text: each uniform, from a stream that the order is drawn from, too."""
+    """(state, gamma, the six templates) of a text: uniform draws from the stream that also gives the order."""
     state, gamma = stream(seed, split, i, text)
     state, t0, t1 = two_below(state, gamma, _count(base, 0), _count(base, 1))
     state, t2, t3 = two_below(state, gamma, _count(base, 2), _count(base, 3))
@@ -109,35 +109,35 @@ def _count(base, a):
 
 
 @njit(cache=True)
-def _whole(values, a, template, pieces):
-    """The first of the three pieces that stand for this sentence where its value is joined with it, else 0."""
-    if a == 0 or len(pieces.whole) == 0:
+def _joined_pieces(values, a, template, pieces):
+    """The first of the three pieces of this sentence if the tokenizer joins its value with its words, else 0."""
+    if a == 0 or len(pieces.joined) == 0:
         return np.int64(0)
-    return np.int64(pieces.whole[pieces.base[BETWEEN + a] - pieces.base[BETWEEN] + template, _value(values, a)])
+    return np.int64(pieces.joined[pieces.base[BETWEEN + a] - pieces.base[BETWEEN] + template, _value(values, a)])
 
 
 @njit(cache=True)
-def _put(plan, what, count, piece, of):
+def _put(plan, roles, count, piece, role):
     plan[count] = piece
-    what[count] = of
+    roles[count] = role
     return count + 1
 
 
 @njit(cache=True)
-def _put_name(seed, i, law, of, plan, what, count):
-    first, middle, last = name(seed, i, law.sizes)
-    count = _put(plan, what, count, law.pieces.base[FIRST] + first, of)
-    count = _put(plan, what, count, law.pieces.base[MIDDLE] + middle, of)
-    return _put(plan, what, count, law.pieces.base[LAST] + last, of)
+def _put_name(seed, i, settings, role, plan, roles, count):
+    first, middle, last = name(seed, i, settings.sizes)
+    count = _put(plan, roles, count, settings.pieces.base[FIRST] + first, role)
+    count = _put(plan, roles, count, settings.pieces.base[MIDDLE] + middle, role)
+    return _put(plan, roles, count, settings.pieces.base[LAST] + last, role)
 
 
 @njit(cache=True)
-def _put_value(values, a, base, plan, what, count):
+def _put_value(values, a, base, plan, roles, count):
     if a > 0:
-        return _put(plan, what, count, base[VALUE + a] + _value(values, a), OF_VALUE + a)
-    count = _put(plan, what, count, base[MONTH] + values[0], OF_VALUE)
-    count = _put(plan, what, count, base[DAY] + values[1], OF_VALUE)
-    return _put(plan, what, count, base[YEAR] + values[2], OF_VALUE)
+        return _put(plan, roles, count, base[VALUE + a] + _value(values, a), OF_VALUE + a)
+    count = _put(plan, roles, count, base[MONTH] + values[0], OF_VALUE)
+    count = _put(plan, roles, count, base[DAY] + values[1], OF_VALUE)
+    return _put(plan, roles, count, base[YEAR] + values[2], OF_VALUE)
 
 
 @njit(cache=True)
@@ -147,48 +147,52 @@ def _value(values, a):
 
 
 @njit(cache=True)
-def length_of(seed, split, text, document, law):
-    """How many tokens a document has: bos and its pieces."""
-    told = told_length(seed, split, text, document, law) if document < law.people else 0
-    return fixed_length(seed, document, law) + told
+def length_of(seed, split, text, document, settings):
+    """The number of tokens in a document: bos and its pieces."""
+    templates = template_length(seed, split, text, document, settings) if document < settings.people else 0
+    return fixed_length(seed, document, settings) + templates
 
 
 @njit(cache=True)
-def fixed_length(seed, document, law):
-    """The part of it that is the same in all texts: bos, names, pronouns, values; a question, whole."""
-    pieces = law.pieces
-    if document >= law.people:
-        i, a = (document - law.people) // 6, (document - law.people) % 6
+def fixed_length(seed, document, settings):
+    """The tokens that all texts of a document share: bos, names, pronouns, values; all tokens of a question."""
+    pieces = settings.pieces
+    if document >= settings.people:
+        i, a = (document - settings.people) // 6, (document - settings.people) % 6
         length = 1 + _width(pieces, ASK + a, 0) + _width(pieces, ASKED + a, 0)
-        return length + _name_length(seed, i, law) + _value_length(attributes(seed, i, law.sizes), a, pieces)
-    values, of_name = attributes(seed, document, law.sizes), _name_length(seed, document, law)
-    length = 1 + (6 * of_name if law.fullname else of_name + 5 * _width(pieces, PRONOUN, document % 2))
+        return length + _name_length(seed, i, settings) + _value_length(attributes(seed, i, settings.sizes), a, pieces)
+    values, of_name = attributes(seed, document, settings.sizes), _name_length(seed, document, settings)
+    length = 1 + (6 * of_name if settings.fullname else of_name + 5 * _width(pieces, PRONOUN, document % 2))
     for a in range(6):
         length += _value_length(values, a, pieces)
     return length
 
 
 @njit(cache=True)
-def told_length(seed, split, text, i, law):
-    """The part that differs: the six templates without their values (and what joining with a value changes)."""
-    pieces, length = law.pieces, 0
+def template_length(seed, split, text, i, settings):
+    """The tokens that differ between texts: the six templates without their values, corrected for joined values."""
+    pieces, length = settings.pieces, 0
     _, _, templates = _templates(seed, split, text, i, pieces.base)
     for a in range(6):
         length += _width(pieces, BETWEEN + a, templates[a]) + _width(pieces, AFTER + a, templates[a])
-    if len(pieces.whole):
-        values = attributes(seed, i, law.sizes)
+    if len(pieces.joined):
+        values = attributes(seed, i, settings.sizes)
         for a in range(1, 6):
-            whole = _whole(values, a, templates[a], pieces)
-            if whole:
-                length += pieces.start[whole + 3] - pieces.start[whole] - _value_length(values, a, pieces)
+            joined = _joined_pieces(values, a, templates[a], pieces)
+            if joined:
+                length += pieces.start[joined + 3] - pieces.start[joined] - _value_length(values, a, pieces)
                 length -= _width(pieces, BETWEEN + a, templates[a]) + _width(pieces, AFTER + a, templates[a])
     return length
 
 
 @njit(cache=True)
-def _name_length(seed, i, law):
-    first, middle, last = name(seed, i, law.sizes)
-    return _width(law.pieces, FIRST, first) + _width(law.pieces, MIDDLE, middle) + _width(law.pieces, LAST, last)
+def _name_length(seed, i, settings):
+    first, middle, last = name(seed, i, settings.sizes)
+    return (
+        _width(settings.pieces, FIRST, first)
+        + _width(settings.pieces, MIDDLE, middle)
+        + _width(settings.pieces, LAST, last)
+    )
 
 
 @njit(cache=True)

@@ -1,4 +1,4 @@
-"""Capo's documents read back from their tokens: who, which values, and where each stands."""
+"""Reads Capo's documents back from their tokens: the person, the values and their positions."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,8 +24,8 @@ from canonlm.tasks.capo.tokens import (
     Text,
 )
 
-Found = tuple[str, int]  # what stands there, and where it ends
-Told = tuple[str, str, int, int]  # attribute, value, and where the value stands
+Match = tuple[str, int]  # the text, and where it ends
+Statement = tuple[str, str, int, int]  # attribute, value, and start and stop of the value
 
 
 class Reader:
@@ -44,31 +44,32 @@ class Reader:
                 entries.setdefault(pieces.piece(base[kind] + i), []).append(i)
         self._lengths = [sorted({len(piece) for piece in entries}) for entries in self._pieces]
         self._joined = [
-            (int(row) + base[BETWEEN], int(v), *(pieces.piece(pieces.whole[row, v] + k) for k in range(3)))
-            for row, v in zip(*pieces.whole.nonzero(), strict=True)
+            (int(row) + base[BETWEEN], int(v), *(pieces.piece(pieces.joined[row, v] + k) for k in range(3)))
+            for row, v in zip(*pieces.joined.nonzero(), strict=True)
         ]
         self._base, self._city_of = base, dict(zip(pools.company, pools.company_city, strict=True))
 
     def read(self, tokens: list[int]) -> tuple[dict[str, Any], tuple[Query, ...]]:
-        """(facts, queries). Malformed: no document of this task."""
+        """(facts, queries). Raises Malformed for anything but a document of this task."""
         if not tokens or tokens[0] != BOS:
             raise Malformed(0, "expected <bos>")
-        for asked, name, value in self._questions(tokens):
+        for question_start, name, value in self._questions(tokens):
             attribute, answer, start, stop = value
             facts = {"name": name, "question": attribute, "answer": answer}
-            return facts, (Query(start, stop, {"question": attribute}, asked),)
+            return facts, (Query(start, stop, {"question": attribute}, question_start),)
         furthest = [1]
-        for name, told in self._biographies(tokens, 1, "", "", [], furthest):
-            values = {attribute: value for _, (attribute, value, _, _) in told}
+        for name, statements in self._biographies(tokens, 1, "", "", [], furthest):
+            values = {attribute: value for _, (attribute, value, _, _) in statements}
             if values["company city"] != self._city_of[values["company"]]:
                 continue
             queries = (
-                Query(start, stop, {"attribute": attribute}, asked) for asked, (attribute, _, start, stop) in told
+                Query(start, stop, {"attribute": attribute}, question_start)
+                for question_start, (attribute, _, start, stop) in statements
             )
             return {"name": name, **values}, tuple(queries)
         raise Malformed(furthest[0], "expected a biography of six sentences, or a question with its answer")
 
-    def _questions(self, tokens: list[int]) -> Iterator[tuple[int, str, Told]]:
+    def _questions(self, tokens: list[int]) -> Iterator[tuple[int, str, Statement]]:
         for a in range(6):
             for _, at in self._find(ASK + a, tokens, 1):
                 for name, at_tail in self._name(tokens, at):
@@ -78,27 +79,33 @@ class Reader:
                                 yield 1, name, (ATTRIBUTES[a], value, start, stop)
 
     def _biographies(
-        self, tokens: list[int], at: int, name: str, pronoun: str, told: list[tuple[int, Told]], furthest: list[int]
-    ) -> Iterator[tuple[str, list[tuple[int, Told]]]]:
-        """Every way to read the rest of a biography as sentences on what is not `told` yet."""
+        self,
+        tokens: list[int],
+        at: int,
+        name: str,
+        pronoun: str,
+        statements: list[tuple[int, Statement]],
+        furthest: list[int],
+    ) -> Iterator[tuple[str, list[tuple[int, Statement]]]]:
+        """Every way to read the rest of a biography as sentences on attributes that `statements` lacks."""
         furthest[0] = max(furthest[0], at)
-        if len(told) == 6:
+        if len(statements) == 6:
             if at == len(tokens):
-                yield name, told
+                yield name, statements
             return
-        subjects = [(True, *found) for found in self._name(tokens, at)]
-        subjects += [(False, *found) for found in self._words_at(PRONOUN, tokens, at) if name]
+        subjects = [(True, *match) for match in self._name(tokens, at)]
+        subjects += [(False, *match) for match in self._words_at(PRONOUN, tokens, at) if name]
         for is_name, subject, middle in subjects:
             if (name if is_name else pronoun) not in ("", subject):
                 continue
             people = (subject, pronoun) if is_name else (name, subject)
             for a, attribute in enumerate(ATTRIBUTES):
-                if attribute in {already for _, (already, *_) in told}:
+                if attribute in {done for _, (done, *_) in statements}:
                     continue
                 for value, end in self._sentence(a, tokens, middle):
-                    yield from self._biographies(tokens, end, *people, [*told, (at, value)], furthest)
+                    yield from self._biographies(tokens, end, *people, [*statements, (at, value)], furthest)
 
-    def _sentence(self, a: int, tokens: list[int], at: int) -> Iterator[tuple[Told, int]]:
+    def _sentence(self, a: int, tokens: list[int], at: int) -> Iterator[tuple[Statement, int]]:
         """Every way to read what follows a subject as a sentence on attribute a, and where it ends."""
         for between, start in self._find(BETWEEN + a, tokens, at):
             for value, stop in self._value(a, tokens, start):
@@ -107,25 +114,25 @@ class Reader:
                         yield (ATTRIBUTES[a], value, start, stop), end
         for template, v, between_piece, value_piece, after_piece in self._joined:
             if self._base[BETWEEN + a] <= template < self._base[BETWEEN + a + 1]:
-                whole = [*between_piece, *value_piece, *after_piece]
-                if tokens[at : at + len(whole)] == whole:
+                joined = [*between_piece, *value_piece, *after_piece]
+                if tokens[at : at + len(joined)] == joined:
                     start = at + len(between_piece)
-                    told = ATTRIBUTES[a], self._words[VALUE + a][v], start, start + len(value_piece)
-                    yield told, at + len(whole)
+                    statement = ATTRIBUTES[a], self._words[VALUE + a][v], start, start + len(value_piece)
+                    yield statement, at + len(joined)
 
-    def _name(self, tokens: list[int], at: int) -> Iterator[Found]:
+    def _name(self, tokens: list[int], at: int) -> Iterator[Match]:
         return self._row((FIRST, MIDDLE, LAST), "{} {} {}", tokens, at)
 
-    def _value(self, a: int, tokens: list[int], at: int) -> Iterator[Found]:
+    def _value(self, a: int, tokens: list[int], at: int) -> Iterator[Match]:
         return self._words_at(VALUE + a, tokens, at) if a else self._row((MONTH, DAY, YEAR), "{} {}, {}", tokens, at)
 
-    def _row(self, kinds: tuple[int, int, int], text: str, tokens: list[int], at: int) -> Iterator[Found]:
+    def _row(self, kinds: tuple[int, int, int], text: str, tokens: list[int], at: int) -> Iterator[Match]:
         for one, second in self._words_at(kinds[0], tokens, at):
             for two, third in self._words_at(kinds[1], tokens, second):
                 for three, stop in self._words_at(kinds[2], tokens, third):
                     yield text.format(one, two, three), stop
 
-    def _words_at(self, kind: int, tokens: list[int], at: int) -> Iterator[Found]:
+    def _words_at(self, kind: int, tokens: list[int], at: int) -> Iterator[Match]:
         return ((str(self._words[kind][i]), stop) for i, stop in self._find(kind, tokens, at))
 
     def _find(self, kind: int, tokens: list[int], at: int) -> Iterator[tuple[int, int]]:

@@ -1,8 +1,8 @@
-"""Capo: how much does it know? Measures knowledge capacity, in bits per parameter.
+"""Capo: how many facts does the model know? Measures knowledge capacity, in bits per parameter.
 
     <bos> Tameda Umuno Noraugh was born on September 8, 2082. She majored in Acoustics. …
 
-N people, each with a name, a birth date, a birth city, a university, a field, a company and the company's city, told in
+N people, each with a name, a birth date, a birth city, a university, a field, a company and the company's city, in
 biographies of six sentences. Training shows every person `exposures` times; the test asks how well the model tells the
 same people's names and values in texts it has not seen (bioS and its bits; arXiv 2512.17351, App. A).
 """
@@ -19,12 +19,12 @@ from pydantic import Field, model_validator
 from canonlm.errors import InvalidSetting, expected, unknown
 from canonlm.tasks.base import Placed, Query, Sample, Slice, Task, register
 from canonlm.tasks.capo.bits import DATES, Bits, bits
-from canonlm.tasks.capo.documents import OF_VALUE, Law
+from canonlm.tasks.capo.documents import OF_VALUE, TextSettings
 from canonlm.tasks.capo.people import check_people
 from canonlm.tasks.capo.pools import ATTRIBUTES, load
 from canonlm.tasks.capo.reading import Reader
 from canonlm.tasks.capo.stream import Stream
-from canonlm.tasks.capo.tokens import BOS, tokenise
+from canonlm.tasks.capo.tokens import BOS, TextVocab, tokenise
 from canonlm.tasks.describe import Measure, Scale, Score
 from canonlm.tasks.packing import IGNORE, Windows, empty_windows
 from canonlm.tasks.random import TRAIN, check_count, check_split
@@ -37,14 +37,15 @@ class Capo(Task):
 
     class Spec(TaskSpec):
         N: int = Field(50_000, ge=1)  # people
-        exposures: int = Field(100, ge=1, le=100_000)  # how often training tells of each, in passes over all of them
+        exposures: int = Field(100, ge=1, le=100_000)  # biographies of each person in training, one per pass
         variant: Literal["fresh", "multi", "single"] = "fresh"  # new sentences every time, `texts` in turn, one text
         texts: int = Field(5, ge=1, le=100_000)  # per person, under variant: multi
-        permute: bool = True  # every text has an order of its own; False: as in ATTRIBUTES
+        permute: bool = True  # sentences in random order; False: as in ATTRIBUTES
         fullname: bool = False  # the full name in all sentences, not only in the first
         questions: bool = False  # training also asks about the first half of the people, the test about the others
         pools: str | None = None  # a folder of names and values (canonlm.tasks.capo.pools); None: ours
         tokenizer: str | None = None  # a tokenizer.json or a folder with one; None: ours
+        vocab_size: int | None = Field(None, ge=1, le=10_000_000)  # with tokens that never occur; None: without any
 
         @model_validator(mode="after")
         def _enough_people(self) -> "Capo.Spec":
@@ -54,13 +55,14 @@ class Capo(Task):
                 raise InvalidSetting(f"{self.task}.pools", f"{self.task}.pools: {error}") from None
             check_people(f"{self.task}.N", self.N, pools.sizes)
             if self.questions and self.N < 2:
-                raise self.refuse("N", "at least 2 people, half of them to be asked about in training", self.N)
+                raise self.refuse("N", "at least 2 people, as training has questions about half of them", self.N)
             return self
 
-    difficulties = {f"capo-{name}": {"N": N * 1000} for name, N in {
+    difficulties = {f"capo-{name}": {"N": N * 1000, "vocab_size": 3275} for name, N in {
         "50k": 50, "100k": 100, "200k": 200, "500k": 500, "1m": 1000, "2m": 2000}.items()}  # fmt: skip
     loss_on = "all"
     evaluation = "canonlm.evals.facts:FactEval"
+    tests_what_it_trained_on = True
 
     about = "The model reads short biographies in training and must later recall facts about those people."
     scales = {
@@ -82,12 +84,12 @@ class Capo(Task):
         ),
         "bits_per_person": Measure("bits per person", "bits stored, for each person."),
     }
-    score = Score("bits_per_parameter", "share of people whose fact is known")
+    score = Score("bits_per_parameter", "share of people whose fact is known", two_state=False)
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.text = tokenise(spec.tokenizer, spec.pools)
-        self.vocab = self.text.vocab
+        self.vocab = self._padded(self.text.vocab)
         self.max_len = self.text.longest(spec.fullname)
         self.asked_in_training = spec.N // 2 if spec.questions else 0  # the people below this number
         self._stream = _stream(spec)
@@ -106,31 +108,31 @@ class Capo(Task):
         return float(max(Fraction(values.count(value), len(values)) for value in set(values)))
 
     def bits(self, name_nats: float, value_nats: float) -> Bits:
-        """What a model knows; for what it says of the name (role 1) and of pronoun and values (roles 2 and 3), summed
-        per person and averaged over people, in nats. See `canonlm.tasks.capo.bits`."""
+        """The bits that a model knows, from its loss on the name (role 1) and on pronoun and values (roles 2 and 3),
+        summed per person and averaged over people, in nats. See `canonlm.tasks.capo.bits`."""
         return bits(name_nats, value_nats, self.spec.N, self.text.pools.sizes, pronoun=not self.spec.fullname)
 
     # -- the stream ---------------------------------------------------------------------------------------------------
 
     def training_windows(self, seed: int, seq_len: int) -> int:
-        """The windows that hold all exposures. Those behind them are padding: bos, without a label."""
-        return self._stream.windows(check_count("seed", seed), TRAIN, check_count("seq_len", seq_len, least=1))
+        """The number of windows that hold all exposures. Later windows are padding: bos, without a label."""
+        return self._stream.windows(check_count("seed", seed), TRAIN, check_count("seq_len", seq_len, min=1))
 
     def windows(
         self, split: str, seed: int, start: int, count: int, *, seq_len: int, loss_on: str | None = None
     ) -> Windows:
         """Windows start … start + count - 1 of the passes over all people: see `canonlm.tasks.capo.stream`.
 
-        All splits tell of the same people; "valid" and "test" have fresh sentences of their own, and as many passes.
+        All splits have the same people and as many passes; all but "train" have fresh sentences of their own.
         """
         loss_on_all = self._loss_on(loss_on) == "all"
-        out = empty_windows(check_count("count", count), check_count("seq_len", seq_len, least=1))
+        out = empty_windows(check_count("count", count), check_count("seq_len", seq_len, min=1))
         at = check_count("seed", seed), check_split(split), check_count("start", start)
         self._stream.fill(*at, loss_on_all, out)
         return out
 
     def sample(self, split: str, seed: int, index: int, j: int = 0, *, loss_on: str | None = None) -> Sample:
-        """The biography of person index % N as pass j + index // N of the split tells it."""
+        """The biography of person index % N in pass j + index // N of the split."""
         e, person = divmod(check_count("index", index), self.spec.N)
         number = _text_number(self.spec, check_split(split), e + check_count("j", j))
         return self._sample(check_count("seed", seed), check_split(split), number, person, loss_on)
@@ -154,22 +156,22 @@ class Capo(Task):
             if rows.input_ids[0, a] == BOS and rows.labels[0, a] != IGNORE
         ]
 
-    # -- what an evaluation asks --------------------------------------------------------------------------------------
+    # -- for evaluations ----------------------------------------------------------------------------------------------
 
-    def test_batch(self, seed: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """(ids int32, roles int8), [count, longest]: the test's biographies of people first … first + count - 1, of the
-        N there are. Row r is `sample("test", seed, first + r)`.
+    def test_batch(self, seed: int, first: int, count: int, split: str = "test") -> tuple[np.ndarray, np.ndarray]:
+        """(ids int32, roles int8), [count, longest]: the biographies of people first … first + count - 1, of the N
+        people, in the texts of a split. Row r is `sample(split, seed, first + r)`.
 
         Roles: 1 the full name where it comes first, 2 the first pronoun, 3 the six values, 0 anything else, -1 padding
         (id 0) behind the text.
         """
         if check_count("first", first) + check_count("count", count) > self.spec.N:
             raise expected("count", f"at most {max(0, self.spec.N - first)} people from number {first} on", count)
-        return self._batch(check_count("seed", seed), np.arange(first, first + count))
+        return self._batch(check_count("seed", seed), np.arange(first, first + count), split)
 
     def question_batch(self, seed: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, roles) as in `test_batch`, of questions that training never has: row r is for attribute (first + r) % 6
-        of the held-out person number (first + r) // 6, modulo their number."""
+        """(ids, roles) as in `test_batch`, of questions that training never has: row r is about attribute
+        (first + r) % 6 of the held-out person number (first + r) // 6, modulo their number."""
         if not self.spec.questions:
             raise self.spec.refuse("questions", "true, for a training that has questions", False)
         numbers = np.arange(check_count("first", first), first + check_count("count", count))
@@ -185,7 +187,14 @@ class Capo(Task):
             return f"{facts['name']} works for {facts['company']}, which is in {value}"
         return f"{facts['name']}: {attribute} {value}, in every text"
 
-    # -- behind it ----------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------------
+
+    def _padded(self, vocab: TextVocab) -> TextVocab:
+        if (size := self.spec.vocab_size) is None:
+            return vocab
+        if size < len(vocab):
+            raise self.spec.refuse("vocab_size", f"at least the {len(vocab)} tokens that occur", size)
+        return TextVocab(vocab.tokenizer, vocab.ids_of, unused=size - len(vocab))
 
     def _question_number(self, person: Any, a: Any) -> Any:
         return self.spec.N + 6 * person + a
@@ -194,10 +203,10 @@ class Capo(Task):
         ids, _, (length,) = self._stream.documents(seed, split, text, np.array([number]), self.max_len)
         return self.read(ids[0, :length], loss_on=loss_on)
 
-    def _batch(self, seed: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        ids, what, lengths = self._stream.documents(seed, check_split("test"), 0, numbers, self.max_len)
+    def _batch(self, seed: int, numbers: np.ndarray, split: str = "test") -> tuple[np.ndarray, np.ndarray]:
+        ids, roles, lengths = self._stream.documents(seed, check_split(split), 0, numbers, self.max_len)
         longest = lengths.max(initial=0)
-        return ids[:, :longest], np.minimum(what[:, :longest], OF_VALUE)
+        return ids[:, :longest], np.minimum(roles[:, :longest], OF_VALUE)
 
     def _read(self, tokens: list[int]) -> tuple[dict[str, Any], tuple[Query, ...]]:
         return self._reader.read(tokens)
@@ -205,15 +214,15 @@ class Capo(Task):
 
 @lru_cache(maxsize=8)
 def _stream(spec: Capo.Spec) -> Stream:
-    """One for all tasks with these settings in a process: to count the tokens of many passes takes seconds."""
+    """The stream of all tasks with these settings in a process: counting the tokens of many passes takes seconds."""
     text = tokenise(spec.tokenizer, spec.pools)
     documents = spec.N + (6 * (spec.N // 2) if spec.questions else 0)
-    law = Law(text.pieces, text.pools.sizes, spec.N, documents, spec.permute, spec.fullname)
-    return Stream(law, spec.exposures, partial(_text_number, spec))
+    settings = TextSettings(text.pieces, text.pools.sizes, spec.N, documents, spec.permute, spec.fullname)
+    return Stream(settings, spec.exposures, partial(_text_number, spec))
 
 
 def _text_number(spec: Capo.Spec, split: int, e: int) -> int:
-    """Which of a person's texts pass e of a split has; splits share none."""
+    """The number of the texts that pass e of a split has; splits share no texts."""
     if split != TRAIN or spec.variant == "fresh":
         return e
     return e % spec.texts if spec.variant == "multi" else 0

@@ -1,7 +1,7 @@
 """A biography (bioS) as text: six sentences, one per attribute, from explicit choices.
 
 The first sentence names the person, the others say "He" or "She" (variant fullname: all of them name the person). Every
-sentence has one space before it, also the first. Templates and order are drawn elsewhere: here they are given.
+sentence has one space before it, also the first. Templates and order are arguments.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Piece = tuple[str, str]  # (text, role); the role is "name", "pronoun", "templat
 def biography(
     person: Person, templates: Sequence[int], order: Sequence[int] = range(6), *, fullname: bool = False
 ) -> str:
-    """The text. templates[a]: which template attribute a of ATTRIBUTES uses; order: the attributes as they are told."""
+    """The text. templates[a]: the number of the template of ATTRIBUTES[a]; order: that of the attributes."""
     return "".join(text for text, _ in pieces(person, templates, order, fullname=fullname))
 
 
@@ -25,21 +25,21 @@ def pieces(
 ) -> list[Piece]:
     """The same in pieces that join to the biography. A space belongs to what follows it: " March 3, 1955"."""
     values = person.values
-    told: list[Piece] = []
+    sentences: list[Piece] = []
     for a in order:
         attribute = ATTRIBUTES[a]
         between, after = split(TEMPLATES[attribute][templates[a]])
-        named = fullname or not told
-        told += [
+        named = fullname or not sentences
+        sentences += [
             (f" {person.name}", "name") if named else (f" {person.pronoun}", "pronoun"),
             (between, "template"),
             (f" {values[attribute]}", attribute),
             (after, "template"),
         ]
-    return told
+    return sentences
 
 
 def split(template: str) -> tuple[str, str]:
-    """What stands between subject and value (without the blank before the value), and what follows the value."""
+    """(the words between subject and value, without the space before the value; the words after the value)."""
     between, after = template.removeprefix("{subject}").split(" {value}")
     return between, after

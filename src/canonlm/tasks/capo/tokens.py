@@ -38,32 +38,36 @@ Slot = tuple[int, int]  # (kind, index in that kind)
 
 
 class Pieces(NamedTuple):
-    """What the sampler copies. Piece p is tokens[start[p] : start[p + 1]]; index i of a kind is piece base[kind] + i.
+    """The tokens that samplers copy. Piece p is tokens[start[p] : start[p + 1]]; index i of a kind is base[kind] + i.
 
-    whole[r, v], for row r = base[BETWEEN + a] + t - base[BETWEEN]: the first of the three pieces that replace between,
-    value and after where template t of attribute a is joined with value v; 0 where it is not. [0, 0] if nothing is.
+    joined[r, v], for row r = base[BETWEEN + a] + t - base[BETWEEN]: the first of the three pieces that replace between,
+    value and after if template t of attribute a is joined with value v, else 0. Shape [0, 0] if no pair is joined.
     """
 
     tokens: np.ndarray  # int32
     start: np.ndarray  # int32 [pieces + 1]
     base: np.ndarray  # int32 [KINDS + 1]
-    whole: np.ndarray  # int32
+    joined: np.ndarray  # int32
 
     def piece(self, p: int) -> tuple[int, ...]:
         return tuple(self.tokens[self.start[p] : self.start[p + 1]].tolist())
 
 
 class TextVocab(Vocab):
-    """A vocabulary that reads as text. `ids_of[i]` is the tokenizer's own number of token i (-1: bos)."""
+    """A vocabulary that reads as text. `ids_of[i]` is the tokenizer's own number of token i (-1: bos).
 
-    def __init__(self, tokenizer: Any, ids_of: np.ndarray) -> None:
-        super().__init__(["<bos>", *map(tokenizer.id_to_token, ids_of[1:].tolist())], ["<bos>"])
+    `unused` tokens behind these occur in no text.
+    """
+
+    def __init__(self, tokenizer: Any, ids_of: np.ndarray, unused: int = 0) -> None:
+        occurring = ["<bos>", *map(tokenizer.id_to_token, ids_of[1:].tolist())]
+        super().__init__([*occurring, *(f"<unused {i}>" for i in range(unused))], ["<bos>"])
         self.tokenizer, self.ids_of = tokenizer, ids_of
 
     def text(self, tokens: Iterable[object]) -> str:
-        """Decoded, without the blanks around it; what is no token of a text stands as <bos>, <99999>, <None>."""
+        """Decoded, without the blanks around it; what is not a token of a text stands as <bos>, <99999>, <None>."""
         parts: list[str] = []
-        for is_text, run in groupby(tokens, lambda token: token != BOS and self.name(token) in self.ids):
+        for is_text, run in groupby(tokens, lambda token: BOS < self.ids.get(self.name(token), BOS) < len(self.ids_of)):
             if is_text:
                 parts.append(self.tokenizer.decode(self.ids_of[np.array(list(run))].tolist()).strip())
             else:
@@ -92,20 +96,20 @@ class Text:
         """No document has more tokens: a biography, or a question with its answer."""
         width, base = np.diff(self.pieces.start), self.pieces.base
         widths = [width[base[kind] : base[kind + 1]] for kind in range(KINDS)]
-        most = [int(lengths.max(initial=0)) for lengths in widths]
+        longest = [int(lengths.max(initial=0)) for lengths in widths]
         joined = max((int(width[p : p + 3].sum()) for p in range(base[KINDS], len(width), 3)), default=0)
-        name = most[FIRST] + most[MIDDLE] + most[LAST]
-        values = [most[MONTH] + most[DAY] + most[YEAR], *most[VALUE + 1 : VALUE + 6]]
-        told = [max(int((widths[BETWEEN + a] + widths[AFTER + a]).max()) + values[a], joined) for a in range(6)]
-        asked = [most[ASK + a] + name + most[ASKED + a] + values[a] for a in range(6)]
-        subjects = 6 * name if fullname else name + 5 * most[PRONOUN]
-        return 1 + max(subjects + sum(told), *asked)
+        name = longest[FIRST] + longest[MIDDLE] + longest[LAST]
+        values = [longest[MONTH] + longest[DAY] + longest[YEAR], *longest[VALUE + 1 : VALUE + 6]]
+        statements = [max(int((widths[BETWEEN + a] + widths[AFTER + a]).max()) + values[a], joined) for a in range(6)]
+        questions = [longest[ASK + a] + name + longest[ASKED + a] + values[a] for a in range(6)]
+        subjects = 6 * name if fullname else name + 5 * longest[PRONOUN]
+        return 1 + max(subjects + sum(statements), *questions)
 
 
 @cache
 def tokenise(tokenizer: str | None = None, pools: str | None = None) -> Text:
     """Tokenise our pools or those of a folder, with our tokenizer or a Hugging Face one: the path of a tokenizer.json
-    or of a folder that holds a tokenizer. ValueError where a file is no good or a name is joined with its sentence."""
+    or of a folder that holds a tokenizer. ValueError if a file is damaged or a name is joined with its sentence."""
     entries = load(None if pools is None else Path(pools))
     cutter = Cutter(_open(tokenizer), entries)
     cutter.learn()
@@ -151,29 +155,31 @@ class Cutter:
     def learn(self) -> None:
         """Every piece, from one sentence."""
         names, dates = self.counts[FIRST : FIRST + 3], self.counts[MONTH : MONTH + 3]
-        self._take(self._told(self._name(*at), 1, 0) for k in range(3) for at in _each(names, k))
-        self._take(self._told(self._pronoun(g), 1, 0) for g in range(2))
-        self._take(self._told(self._pronoun(0), 0, 0, self._date(*at)) for k in range(3) for at in _each(dates, k))
+        self._take(self._statement(self._name(*at), 1, 0) for k in range(3) for at in _each(names, k))
+        self._take(self._statement(self._pronoun(g), 1, 0) for g in range(2))
+        self._take(self._statement(self._pronoun(0), 0, 0, self._date(*at)) for k in range(3) for at in _each(dates, k))
         for a in range(6):
-            self._take(self._told(self._pronoun(0), a, t) for t in range(self.counts[BETWEEN + a]))
-            self._take(self._told(self._pronoun(0), a, 0, self._value(a, v)) for v in range(self.counts[VALUE + a]))
-            self._take([self._asked(self._name(0, 0, 0), a, self._value(a, 0))])
+            self._take(self._statement(self._pronoun(0), a, t) for t in range(self.counts[BETWEEN + a]))
+            self._take(
+                self._statement(self._pronoun(0), a, 0, self._value(a, v)) for v in range(self.counts[VALUE + a])
+            )
+            self._take([self._question(self._name(0, 0, 0), a, self._value(a, 0))])
 
     def check(self) -> None:
         """Every template with every value, month, day and year and every kind of subject; every question with every
-        value; every last name with every template that has no blank after it. Says how many have to be kept whole."""
+        value; every last name with every template that has no blank after it. Logs how many pairs are joined."""
         names = [self._name(0, 0, last) for last in range(self.counts[LAST])]
         for a in range(6):
             values = [self._value(a, v) for v in range(self.counts[VALUE + a])]
             values += [self._date(*at) for k in range(3) for at in _each(self.counts[MONTH : MONTH + 3], k) if a == 0]
             templates = range(self.counts[BETWEEN + a])
             subjects = names[0], self._pronoun(1)
-            self._take(self._told(self._pronoun(0), a, t, value) for t in templates for value in values)
-            self._take(self._told(subject, a, t) for t in templates for subject in subjects)
+            self._take(self._statement(self._pronoun(0), a, t, value) for t in templates for value in values)
+            self._take(self._statement(subject, a, t) for t in templates for subject in subjects)
             tight = [t for t in templates if not split(TEMPLATES[ATTRIBUTES[a]][t])[0].startswith(" ")]
-            self._take(self._told(name, a, t) for t in tight for name in names)
-            self._take(self._asked(name, a, self._value(a, 0)) for name in names)
-            self._take(self._asked(names[0], a, value) for value in values)
+            self._take(self._statement(name, a, t) for t in tight for name in names)
+            self._take(self._question(name, a, self._value(a, 0)) for name in names)
+            self._take(self._question(names[0], a, value) for value in values)
         if self.joined:
             every = sum(len(TEMPLATES[attribute]) * len(values) for attribute, values in self.pools.values.items())
             logging.getLogger(__name__).warning(
@@ -191,10 +197,12 @@ class Cutter:
         start = np.array([0, *accumulate(map(len, pieces))], np.int32)
         base = np.array([0, *accumulate(self.counts)], np.int32)
         rows = base[AFTER] - base[BETWEEN] if self.joined else 0
-        whole = np.zeros((rows, max(self.counts[VALUE:BETWEEN]) if self.joined else 0), np.int32)
+        joined = np.zeros((rows, max(self.counts[VALUE:BETWEEN]) if self.joined else 0), np.int32)
         for i, (a, t, v) in enumerate(self.joined):
-            whole[base[BETWEEN + a] + t - base[BETWEEN], v] = base[KINDS] + 3 * i
-        return Text(self.pools, Pieces(tokens, start, base, whole), TextVocab(self.tokenizer, ids_of), len(self.joined))
+            joined[base[BETWEEN + a] + t - base[BETWEEN], v] = base[KINDS] + 3 * i
+        return Text(
+            self.pools, Pieces(tokens, start, base, joined), TextVocab(self.tokenizer, ids_of), len(self.joined)
+        )
 
     # -- sentences in parts -------------------------------------------------------------------------------------------
 
@@ -215,15 +223,15 @@ class Cutter:
     def _value(self, a: int, v: int) -> list[Part]:
         return self._date(0, 0, 0) if a == 0 else [((VALUE + a, v), f" {self.pools.values[ATTRIBUTES[a]][v]}")]
 
-    def _told(self, subject: list[Part], a: int, t: int, value: list[Part] | None = None) -> list[Part]:
+    def _statement(self, subject: list[Part], a: int, t: int, value: list[Part] | None = None) -> list[Part]:
         """Between two other sentences, as in running text."""
         between, after = split(TEMPLATES[ATTRIBUTES[a]][t])
-        told: list[Part] = [((BETWEEN + a, t), between), *(value or self._value(a, 0)), ((AFTER + a, t), after)]
-        return [(None, "."), *subject, *told, (None, " She")]
+        sentence: list[Part] = [((BETWEEN + a, t), between), *(value or self._value(a, 0)), ((AFTER + a, t), after)]
+        return [(None, "."), *subject, *sentence, (None, " She")]
 
-    def _asked(self, name: list[Part], a: int, value: list[Part]) -> list[Part]:
-        ask, asked = QUESTIONS[ATTRIBUTES[a]].split(" {name}")
-        return [(None, "."), ((ASK + a, 0), f" {ask}"), *name, ((ASKED + a, 0), asked), *value]
+    def _question(self, name: list[Part], a: int, value: list[Part]) -> list[Part]:
+        before_name, after_name = QUESTIONS[ATTRIBUTES[a]].split(" {name}")
+        return [(None, "."), ((ASK + a, 0), f" {before_name}"), *name, ((ASKED + a, 0), after_name), *value]
 
     # -- cutting ------------------------------------------------------------------------------------------------------
 
@@ -237,9 +245,9 @@ class Cutter:
                 slot is not None and self.known.setdefault(slot, piece) != piece
                 for (slot, _), piece in zip(parts, pieces, strict=True)
             ):
-                self._keep_whole(parts, encoding)
+                self._take_joined(parts, encoding)
 
-    def _keep_whole(self, parts: list[Part], encoding: Any) -> None:
+    def _take_joined(self, parts: list[Part], encoding: Any) -> None:
         """The sentence after its subject, in three pieces; a token that is in the value and outside is the value's."""
         slots = [slot or (-1, 0) for slot, _ in parts]
         at = next((i for i, (kind, _) in enumerate(slots) if VALUE <= kind < BETWEEN), 0)

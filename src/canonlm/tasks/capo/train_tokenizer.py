@@ -23,7 +23,7 @@ VOCABULARY = 3275  # entries; the number of GPT-2's tokens that the paper's Capo
 
 
 def corpus() -> list[str]:
-    """What it is trained on: pieces as they stand in a text, with the blank before them."""
+    """The training texts: pieces as they stand in a text, with the blank before them."""
     pools = load()
     pieces = [piece for templates in TEMPLATES.values() for template in templates for piece in split(template)]
     pieces += [f" {piece}" for question in QUESTIONS.values() for piece in question.split(" {name}")]

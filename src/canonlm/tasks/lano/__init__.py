@@ -1,4 +1,4 @@
-"""Lano: sentences of a layered context-free grammar; the grammars, their exact laws, and the task."""
+"""Lano: sentences of a layered context-free grammar; the grammars, their exact distributions, and the task."""
 
 from canonlm.tasks.lano.grammar import BUILT_IN, RELEASED, Grammar
 from canonlm.tasks.lano.sampling import Derivation

@@ -1,7 +1,7 @@
-"""Exact laws that follow from the rules alone, each by one pass from the terminals up to the root.
+"""Exact distributions that follow from the rules alone, each by one pass from the terminals up to the root.
 
-A law of a symbol is an array over lengths: index n stands for "n tokens". A row of symbols has the convolution of their
-laws, a symbol the mean (or the sum) over its alternatives.
+A distribution of a symbol is an array over lengths: index n stands for "n tokens". A row of symbols has the
+convolution of theirs, a symbol the mean (or the sum) over its alternatives.
 """
 
 from collections.abc import Callable
@@ -19,28 +19,28 @@ def extreme_length(rules: tuple, terminals: int, choose: Callable) -> int:
 
 
 def derivation_entropy(rules: tuple, terminals: int) -> float:
-    """Bits: at every node the choice among k alternatives (log2 k), and what its children hold on average."""
+    """Bits: at every node the choice among k alternatives (log2 k), and the mean entropy of its children."""
     bits = [0.0] * terminals
     for level in reversed(rules):
         bits = [np.log2(len(rows)) + sum(bits[child] for row in rows for child in row) / len(rows) for rows in level]
     return float(bits[0])
 
 
-def length_law(rules: tuple, terminals: int) -> np.ndarray:
+def length_distribution(rules: tuple, terminals: int) -> np.ndarray:
     """P(n tokens), float64 [longest + 1]; what is rarer than 5e-324 is 0."""
-    laws = [np.array([0.0, 1.0])] * terminals
+    distributions = [np.array([0.0, 1.0])] * terminals
     for level in reversed(rules):
-        laws = [_sum(_row(laws, row) for row in rows) / len(rows) for rows in level]
-    return laws[0]
+        distributions = [_sum(_row(distributions, row) for row in rows) / len(rows) for rows in level]
+    return distributions[0]
 
 
 def random_strings(rules: tuple, terminals: int) -> tuple[np.ndarray, np.ndarray]:
     """Upper bounds for n uniformly random terminals: P(they are a sentence), P(they are the end of one). Float64 [n].
 
-    Bounds, because trees are counted, not strings: a string with several trees counts several times. The end of a
-    sentence is what follows after a cut between two children of one of its nodes.
+    They are bounds because trees are counted, not strings: a string with several trees counts several times. The end of
+    a sentence is what follows a cut between two children of one of its nodes.
     """
-    whole = [np.array([0.0, 1.0 / terminals])] * terminals
+    sentences = [np.array([0.0, 1.0 / terminals])] * terminals
     ends = [np.zeros(1)] * terminals  # of ends that begin inside the symbol
     for level in reversed(rules):
         inside = []
@@ -50,16 +50,16 @@ def random_strings(rules: tuple, terminals: int) -> tuple[np.ndarray, np.ndarray
                 after = np.ones(1)  # the children to the right of `child`
                 for i, child in reversed([*enumerate(row)]):
                     parts.append(np.convolve(ends[child], after))
-                    after = np.convolve(whole[child], after)
+                    after = np.convolve(sentences[child], after)
                     if i:
                         parts.append(after)
             inside.append(_sum(parts))
-        whole, ends = [_sum(_row(whole, row) for row in rows) for rows in level], inside
-    return whole[0], ends[0]
+        sentences, ends = [_sum(_row(sentences, row) for row in rows) for rows in level], inside
+    return sentences[0], ends[0]
 
 
-def _row(laws: list[np.ndarray], row: tuple[int, ...]) -> np.ndarray:
-    return reduce(np.convolve, (laws[child] for child in row))
+def _row(distributions: list[np.ndarray], row: tuple[int, ...]) -> np.ndarray:
+    return reduce(np.convolve, (distributions[child] for child in row))
 
 
 def _sum(arrays) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A layered context-free grammar: what it is, where it comes from, and what can be asked of it.
+"""A layered context-free grammar: its rules, its files, and exact answers about its sentences.
 
 Level 0 is the root, the last level holds the terminals 1 … T. Every symbol above them has alternatives, all equally
 likely; an alternative is a row of symbols of the next level. A sentence: start at the root, replace every symbol by
@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent / "grammars"
 RELEASED = ("cfg3f", "cfg3j", "cfg3k", "cfg3b", "cfg3g", "cfg3h", "cfg3i", "cfg3e1", "cfg3e2")
 BUILT_IN = (*RELEASED, "small")
 MAX_LEVELS = 28  # the root, one per letter for the names of symbols, and the terminals
-MAX_LEN = 2**16  # tokens in the longest sentence: bounds the tables of the exact laws and of the sampler
+MAX_LEN = 2**16  # tokens in the longest sentence: bounds the tables of the exact distributions and of the sampler
 
 Rules = tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]
 
@@ -76,7 +76,7 @@ class Grammar:
     def read(cls, path: str | Path) -> "Grammar":
         """A grammar from a file of yours (docs/tasks/lano.md has the format), named like the file.
 
-        ValueError, in one line with the file and the line, for anything that is no layered grammar, and for symbols
+        ValueError, in one line with the file and the line, for anything that is not a layered grammar, and for symbols
         and terminals that no sentence can contain; OSError where there is no such file.
         """
         named = cls.from_text(text.content_of(Path(path)), str(path))
@@ -93,12 +93,12 @@ class Grammar:
 
     @classmethod
     def random(cls, seed: int, **knobs: Any) -> "Grammar":
-        """A grammar nobody has seen, a pure function of seed and knobs: those of `lano.invent.invent`."""
+        """A random grammar, a pure function of seed and knobs: see `lano.invent.invent`."""
         sizes, rules = invent(check_count("seed", seed), **knobs)
         return cls(f"random-{seed}", sizes, rules)
 
     def write(self, path: str | Path) -> None:
-        """A file that `read` reads (where the root reaches all symbols, that is: in all but cfg3e1)."""
+        """Write a file for `read`. It reads all grammars whose root reaches all symbols, that is: all but cfg3e1."""
         text.write(Path(path), self.name, self.symbols, self.rules)
 
     # -- sentences ----------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class Grammar:
         """The rules as arrays, for the sampler."""
         return sampling.tables(self.sizes, self.rules)
 
-    # -- exact laws of the sentences ----------------------------------------------------------------------------------
+    # -- exact distributions of sentences ------------------------------------------------------------------------------
 
     @cached_property
     def min_len(self) -> int:
@@ -126,21 +126,21 @@ class Grammar:
         return exact.extreme_length(self.rules, self.sizes[-1], max)
 
     @cached_property
-    def length_law(self) -> np.ndarray:
+    def length_distribution(self) -> np.ndarray:
         """P(a sentence has n tokens), float64 [max_len + 1]."""
-        return exact.length_law(self.rules, self.sizes[-1])
+        return exact.length_distribution(self.rules, self.sizes[-1])
 
     @property
     def mean_len(self) -> float:
-        return float(self.length_law @ np.arange(self.max_len + 1))
+        return float(self.length_distribution @ np.arange(self.max_len + 1))
 
     @property
     def sd_len(self) -> float:
-        return float(np.sqrt(self.length_law @ (np.arange(self.max_len + 1) - self.mean_len) ** 2))
+        return float(np.sqrt(self.length_distribution @ (np.arange(self.max_len + 1) - self.mean_len) ** 2))
 
     def longer_than(self, n: int) -> float:
         """P(a sentence has more than n tokens)."""
-        return float(self.length_law[max(n + 1, 0) :].sum())
+        return float(self.length_distribution[max(n + 1, 0) :].sum())
 
     @cached_property
     def derivation_entropy(self) -> float:
@@ -150,30 +150,30 @@ class Grammar:
     # -- questions about one sequence of terminals 1 … T (`parse.py`) -------------------------------------------------
 
     def contains(self, tokens: Any) -> bool:
-        """Is it a sentence? False for whatever is no sequence of terminals."""
+        """Whether it is a sentence. False for anything but a sequence of terminals."""
         return parse.contains(self, tokens)
 
     def count_parses(self, tokens: Any) -> int:
-        """The number of trees that give this sequence, exactly; 0 where it is no sentence."""
+        """The number of trees that give this sequence, exactly; 0 where it is not a sentence."""
         return parse.count_parses(self, tokens)
 
     def parse(self, tokens: Any) -> sampling.Derivation | None:
-        """One tree that gives this sequence, always the same; None where it is no sentence."""
+        """One tree that gives this sequence, always the same; None where it is not a sentence."""
         return parse.parse(self, tokens)
 
     def min_substitutions(self, tokens: Any) -> int | None:
-        """How many tokens must at least be replaced to make it a sentence; None where no sentence is as long."""
+        """The min number of tokens to replace to make it a sentence; None if no sentence has that length."""
         return parse.min_substitutions(self, tokens)
 
     def next_token_probs(self, tokens: Any) -> np.ndarray:
-        """Row i: the law of what follows tokens[:i]. float64 [n + 1, T + 1], columns end, 1, …, T.
+        """Row i: the probabilities of what follows tokens[:i]. float64 [n + 1, T + 1], columns end, 1, …, T.
 
         NaN from the row on before which no sentence starts like the tokens do.
         """
         return parse.next_token_probs(self, tokens)
 
     def log_probability(self, tokens: Any) -> float:
-        """ln P(a drawn sentence is this one), in nats; -inf where it is no sentence."""
+        """ln P(a drawn sentence is this one), in nats; -inf where it is not a sentence."""
         return parse.log_probability(self, tokens)
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Random grammars with the knobs of the released ones (cfg3f: the defaults; cfg3b: alternatives=(2, 2),
 repeat_symbols=False).
 
-One thing is ours: every symbol is mentioned by the level above it, so that sentences can contain all of them.
+One difference: every symbol is in a rule of the level above it, so that sentences can contain all symbols.
 """
 
 from itertools import pairwise
@@ -13,7 +13,7 @@ from canonlm.errors import expected
 from canonlm.tasks.random import below, stream
 
 Row = tuple[int, ...]
-STEPS = 10_000  # single alternatives drawn again before we give up mentioning every symbol
+STEPS = 10_000  # max number of alternatives drawn again until every symbol is mentioned
 
 
 def invent(
@@ -38,7 +38,7 @@ def invent(
         raise expected("sizes", "1 (the root) and the sizes of the other levels", sizes)
     for key, pair in (("alternatives", alternatives), ("lengths", lengths)):
         if len(pair) != 2 or not 1 <= pair[0] <= pair[1]:
-            raise expected(key, "(least, most) with 1 <= least <= most", pair)
+            raise expected(key, "(min, max) with 1 <= min <= max", pair)
     if not repeat_symbols and lengths[1] > min(sizes[1:]):
         raise expected("lengths", f"at most {min(sizes[1:])} different symbols in an alternative", lengths)
     dice = _Dice(seed)
@@ -48,9 +48,9 @@ def invent(
             children**length if repeat_symbols else perm(children, length)
             for length in range(lengths[0], lengths[1] + 1)
         )
-        wanted = alternatives[1] * (1 if repeat_rules else size)
-        if possible < wanted:
-            what = f"at most {possible * alternatives[1] // wanted} (only {possible} different ones exist on a level)"
+        needed = alternatives[1] * (1 if repeat_rules else size)
+        if possible < needed:
+            what = f"at most {possible * alternatives[1] // needed} (only {possible} different ones exist on a level)"
             raise expected("alternatives", what, alternatives)
         if size * alternatives[1] * lengths[1] < children:
             what = f"at most {size * alternatives[1] * lengths[1]} symbols below a level of {size}"

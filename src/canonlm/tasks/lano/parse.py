@@ -1,8 +1,8 @@
-"""Exact answers about one token sequence: is it a sentence, how many trees does it have, what is one of them, how many
-tokens are wrong, what comes next with which probability.
+"""Exact parsing of one token sequence: is it a sentence, how many trees does it have, what is one of them, how many
+tokens are wrong, what are the probabilities of the next token.
 
-`tokens` is a flat sequence or array of terminals 1 … T. Anything else is no sentence for `contains`, and a ValueError
-in one line for the others. The empty sequence is no sentence, but a prefix of all of them.
+`tokens` is a flat sequence or array of terminals 1 … T. Anything else is not a sentence for `contains`, and a one-line
+ValueError for the others. The empty sequence is not a sentence, but a prefix of all of them.
 """
 
 from functools import lru_cache, reduce
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def contains(grammar: "Grammar", tokens: Any) -> bool:
-    """Is it a sentence of the grammar? False, never an exception, for whatever is no sequence of terminals."""
+    """Whether it is a sentence of the grammar. False, never an exception, for anything but a sequence of terminals."""
     try:
         ids = _read(grammar, tokens)
     except ValueError:
@@ -31,7 +31,7 @@ def contains(grammar: "Grammar", tokens: Any) -> bool:
 
 
 def count_parses(grammar: "Grammar", tokens: Any) -> int:
-    """The number of trees with these leaves, exactly; 0 where it is no sentence.
+    """The number of trees with these leaves, exactly; 0 where it is not a sentence.
 
     A double counts exactly below 2**53, and every sum and product on the way to the root is at most the root's: a
     result that is smaller is exact. Otherwise Python's own integers count again, by the same function.
@@ -87,10 +87,10 @@ def min_substitutions(grammar: "Grammar", tokens: Any) -> int | None:
 
 
 def next_token_probs(grammar: "Grammar", tokens: Any) -> np.ndarray:
-    """Row i: the law of what follows tokens[:i]. float64 [n + 1, T + 1], columns end, 1, …, T; every row sums to 1.
+    """Row i: the probabilities of what follows tokens[:i]. float64 [n + 1, T + 1], columns end, 1, …, T; rows sum to 1.
 
     Row 0 is before any token, row n after all of them. They may be any beginning of a sentence. Where they stop being
-    one, no law is left: the rows after the first dead token are NaN (see `first_dead`).
+    one, nothing has a probability: the rows after the first dead token are NaN (see `first_dead`).
 
     As arXiv 2305.13673 does it, in doubles instead of 100 digits: rows are ratios, so every token may carry any factor.
     It starts as T. Where the weights still drift out of range, the tokens up to there take the inverse of their
@@ -113,14 +113,14 @@ def next_token_probs(grammar: "Grammar", tokens: Any) -> np.ndarray:
         strays = np.flatnonzero((totals > 0) & ((totals < 1e-140) | (totals > 1e140)))
         if not len(strays):
             return rows
-        known = strays[0] - 1  # so many tokens have their probability
+        known = strays[0] - 1  # the number of tokens that have a probability
         factors[:known] = 1 / rows[np.arange(known), 1 + ids[:known]]
         factors[known:] = np.exp(np.log(factors[:known]).mean())
     raise ValueError(f"tokens[{known}] is too improbable for double precision")
 
 
 def log_probability(grammar: "Grammar", tokens: Any) -> float:
-    """ln P(these tokens are the sentence), in nats; -inf where they are none."""
+    """ln P(these tokens are the sentence), in nats; -inf where they are not a sentence."""
     ids = _read(grammar, tokens)
     rows = next_token_probs(grammar, tokens)
     with np.errstate(divide="ignore"):
@@ -135,17 +135,18 @@ def first_dead(grammar: "Grammar", tokens: Any) -> int | None:
 
 
 def kl(true: np.ndarray, model: np.ndarray, smoothing: float = 1e-5) -> float:
-    """How far a model's next-token laws are from the true ones, both [rows, T + 1], rows summing to 1: nats per row.
+    """How far a model's next-token distributions are from the true ones, in nats per row. Both are [rows, T + 1], and
+    rows sum to 1.
 
     Both are smoothed (`smoothing` added to every entry, rows rescaled) and the mean over rows of
     sum_t true_t (ln smoothed true_t - ln smoothed model_t) is taken, as in the original release's demo. Small negative
     values are possible, because the weights are not smoothed.
     """
-    logs = [np.log((law + smoothing) / (law + smoothing).sum(1, keepdims=True)) for law in (true, model)]
+    logs = [np.log((rows + smoothing) / (rows + smoothing).sum(1, keepdims=True)) for rows in (true, model)]
     return float((true * (logs[0] - logs[1])).sum(1).mean())
 
 
-# -- what they share --------------------------------------------------------------------------------------------------
+# -- internals --------------------------------------------------------------------------------------------------------
 
 
 def _read(grammar: "Grammar", tokens: Any) -> np.ndarray:
@@ -177,9 +178,9 @@ def _sums(left: int, right: int) -> int:
     """The sums of a length in `left` and one in `right`."""
     sums = 0
     while right:
-        least = right & -right
-        sums |= left << (least.bit_length() - 1)
-        right ^= least
+        lowest = right & -right
+        sums |= left << (lowest.bit_length() - 1)
+        right ^= lowest
     return sums
 
 

@@ -25,7 +25,7 @@ class Tables(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """What the packing loop reads."""
+    """The tables of the packing loop."""
 
     tables: Tables
     depth: int  # levels above the terminals
@@ -74,8 +74,8 @@ def derivation(
     labels, ordinals = np.empty((n, depth), np.int32), np.empty((n, depth), np.int32)
     below_it = np.arange(n)  # for each token, its node on the level below
     for level, base in reversed([*enumerate(np.cumsum([0, *sizes[: depth - 1]]))]):
-        here = np.arange(widths[level])
-        below_it = np.repeat(here, tables.lengths[chosen[level, here]])[below_it]
+        indices = np.arange(widths[level])
+        below_it = np.repeat(indices, tables.lengths[chosen[level, indices]])[below_it]
         ordinals[:, level] = below_it
         labels[:, level] = nodes[level, below_it] - base
     return Derivation(nodes[depth, :n].copy(), labels, ordinals)

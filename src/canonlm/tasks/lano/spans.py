@@ -32,7 +32,7 @@ class Flat(NamedTuple):
     rules: np.ndarray  # int64 [symbols + 1]: symbol s has rules rules[s] … rules[s + 1] - 1
     parts: np.ndarray  # uint64 [number of rules + 1]: rule r has the children children[parts[r] : parts[r + 1]]
     children: np.ndarray  # uint64 [number of children]
-    terminals: int  # the last so many symbols
+    terminals: int  # how many of the symbols, the last ones, are terminals
 
 
 class Spans(NamedTuple):
@@ -154,19 +154,19 @@ def find_prefixes(flat, spans, rule_values, n):
     prefixes[0, 0] = 1
     for symbol in range(symbols - terminals):
         for rule in range(rules[symbol], rules[symbol + 1]):
-            here = rule_values[symbol] * prefixes[symbol]
+            weights = rule_values[symbol] * prefixes[symbol]
             last = parts[rule + 1] - _ONE
             for part in range(parts[rule], parts[rule + 1]):
                 child = children[part]
-                prefixes[child] += here
+                prefixes[child] += weights
                 if part == last:
                     break
-                there = np.zeros(n + 1)
+                next_weights = np.zeros(n + 1)
                 for start in range(np.uint64(n)):
-                    if here[start] > 0:
+                    if weights[start] > 0:
                         for k in range(first[child, start], stop[child, start]):
-                            there[ends[k]] += here[start] * values[k]
-                here = there
+                            next_weights[ends[k]] += weights[start] * values[k]
+                weights = next_weights
     return prefixes
 
 

@@ -1,10 +1,10 @@
-"""Lano: write a sentence of a grammar that nobody explains. Measures structure learning: rules under rules under rules.
+"""Lano: write a sentence of an unknown grammar. Measures the learning of structure: nested rules.
 
     bos  x_1 … x_n      e.g.  bos 1 2 1 3 3 … 2 2 1      (249.9 terminals on average for cfg3f)
 
 A window is bos, sentence, bos, sentence, …: the next bos is the end of a sentence, and a target like every other token.
-A sentence is asked for twice: from the start, and from its first 50 tokens on. Any sentence of the language is right.
-Law: facts of the released grammars; evaluation as in arXiv 2512.17351, App. A.
+A sample has two questions: a sentence from its start, and from its first 50 tokens on. Any valid sentence is right.
+Distribution: facts of the released grammars; evaluation as in arXiv 2512.17351, App. A.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ CUT = 50  # tokens given in the second query
 
 @register("lano")
 class Lano(Task):
-    """Sentences of a layered grammar; train and test follow the same law. Paper: loss on all tokens, also on bos."""
+    """Sentences of a layered grammar; train and test have one distribution. Paper: loss on all tokens, also on bos."""
 
     class Spec(TaskSpec):
         grammar: str = "cfg3f"  # a built-in grammar (nine were released, small is ours), a file's path, or rules
@@ -65,7 +65,7 @@ class Lano(Task):
             log=True,
         )
     }
-    score = Score(share="share of valid sentences")
+    score = Score(share="share of valid sentences", slice="from=start", two_state=False)
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -74,7 +74,7 @@ class Lano(Task):
         self.max_len = 1 + self.grammar.max_len
 
     @property
-    def least_seq_len(self) -> int:
+    def min_seq_len(self) -> int:
         """Room for the shortest sentence with its ends, and for bos, the tokens that are given and one more."""
         return 2 + max(self.grammar.min_len, min(CUT, self.grammar.max_len))
 
@@ -83,22 +83,22 @@ class Lano(Task):
         return [start, {"from": "cut"}] if self.grammar.max_len > CUT else [start]
 
     def chance(self, slice: Slice) -> float:
-        """At most so often are uniformly random terminals right, as many of them as the sentence has from there on.
+        """An upper bound for uniformly random terminals of the right number (see `exact.random_strings`).
 
-        A bound (see `exact.random_strings`). A model that knows one sentence by heart scores 1 from the start without
-        knowing the grammar: look at the KL to the true next-token law, too.
+        A model that knows one sentence by heart scores 1 from the start without knowing the grammar: look at the KL to
+        the true next-token distribution, too.
         """
         return self._chance[str(slice["from"])]
 
     @cached_property
     def _chance(self) -> dict[str, float]:
-        law = self.grammar.length_law
-        whole, ends = random_strings(self.grammar.rules, self.grammar.sizes[-1])
-        whole, ends = np.minimum(whole, 1), np.minimum(ends, 1)
+        lengths = self.grammar.length_distribution
+        sentences, ends = random_strings(self.grammar.rules, self.grammar.sizes[-1])
+        sentences, ends = np.minimum(sentences, 1), np.minimum(ends, 1)
         longer = self.grammar.longer_than(CUT)
         return {
-            "start": float(law @ whole),
-            "cut": float(law[CUT + 1 :] @ ends[1 : len(law) - CUT]) / longer if longer else 0.0,
+            "start": float(lengths @ sentences),
+            "cut": float(lengths[CUT + 1 :] @ ends[1 : len(lengths) - CUT]) / longer if longer else 0.0,
         }
 
     def to_original(self, sample: Sample) -> list[int]:
@@ -123,30 +123,32 @@ class Lano(Task):
         return "; ".join(steps)
 
     def grade(self, sample: Sample, output: Any) -> list[Verdict]:
-        """As every task, where a sentence is what was said up to the next bos, or up to its end if there is none.
+        """As for every task; a sentence is the output up to the next bos, or all of it if it has no bos.
 
-        Of flat sequences as long as sample.tokens only those that begin with bos are read position by position: a
-        sentence with the bos that ends it can be just as long.
+        A flat sequence as long as sample.tokens is read position by position only if it begins with bos: a sentence
+        with the bos that ends it can be just as long.
         """
         flat = output.tolist() if hasattr(output, "tolist") else output
         if isinstance(flat, list | tuple) and len(flat) == len(sample.tokens) and _token(flat[0]) not in (None, BOS):
             output = [flat]
         return super().grade(sample, output)
 
-    def _judge(self, sample: Sample, query: Query, said: list[Any] | None) -> Verdict:
-        tokens = [_token(token) for token in said or []]
+    def _judge(self, sample: Sample, query: Query, answer: list[Any] | None) -> Verdict:
+        tokens = [_token(token) for token in answer or []]
         if BOS in tokens:
             tokens = tokens[: tokens.index(BOS)]
         flaw = self._flaw([*sample.tokens[1 : query.start].tolist(), *tokens])
         if flaw is None:
             return Verdict(True, query.slice, "")
-        heard = f"said {len(tokens)} tokens" if tokens else "said nothing"
-        return Verdict(False, query.slice, f"{heard}; not in the language: at token {flaw[0]} {flaw[1]}")
+        got = f"said {len(tokens)} tokens" if tokens else "said nothing"
+        return Verdict(False, query.slice, f"{got}; not in the language: at token {flaw[0]} {flaw[1]}")
 
     def _flaw(self, sentence: Sequence[int | None]) -> tuple[int, str] | None:
         """(number of the token, counted from 1, and what is wrong there), or None for a sentence of the language."""
         terminals = len(self.vocab) - 1
-        sentence = sentence[: self.max_len]  # one more token than the longest sentence has: enough to see it is none
+        sentence = sentence[
+            : self.max_len
+        ]  # one more token than the longest sentence: enough to see that it is too long
         for number, token in enumerate(sentence, 1):
             if token is None or not 1 <= token <= terminals:
                 return number, f"expected 1 … {terminals}, got {self.vocab.name(token)}"
@@ -173,13 +175,13 @@ class Lano(Task):
         return {"n": n}, tuple(queries)
 
 
-def _token(said: object) -> int | None:
-    """What was said, if it can be an id at all."""
-    return int(said) if isinstance(said, int | np.integer) and not isinstance(said, bool) else None
+def _token(token: object) -> int | None:
+    """The token as an int, or None if it cannot be an id."""
+    return int(token) if isinstance(token, int | np.integer) and not isinstance(token, bool) else None
 
 
 def _name_or_rules(grammar: str) -> str:
-    """The name of a built-in grammar, or rules: those that are given (in lines), or those in the file of that path."""
+    """The name of a built-in grammar, or rules: `grammar` itself if it has lines, else the file of that path."""
     path = Path(grammar)
     if "\n" in grammar:
         Grammar.from_text(grammar)

@@ -51,17 +51,17 @@ def content_of(path: Path) -> str:
 
 
 def parse(content: str, where: str, *, unreachable: bool = False) -> Parts:
-    """The same of rules that are at hand. where: what errors call them."""
+    """As `read`, from text instead of a file. where: the name in errors."""
     rules, line_of = _lines(content, where)
     steps = _steps_above_terminals(where, rules, line_of)
     root = next(iter(rules))
-    reached, found = {root}, [root]
-    for symbol in found:
-        fresh = {child for row in rules[symbol] for child in row if isinstance(child, str)} - reached
-        reached |= fresh
-        found += fresh
+    known, reachable = {root}, [root]
+    for symbol in reachable:
+        fresh = {child for row in rules[symbol] for child in row if isinstance(child, str)} - known
+        known |= fresh
+        reachable += fresh
     for symbol in rules:
-        if symbol not in reached and not unreachable:
+        if symbol not in known and not unreachable:
             raise _mistake(where, line_of[symbol], f"nothing leads from {root} (the first symbol) to {symbol}")
     terminals = {child for rows in rules.values() for row in rows for child in row if isinstance(child, int)}
     if len(terminals) < (highest := max(terminals)):

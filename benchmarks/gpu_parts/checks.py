@@ -1,0 +1,79 @@
+"""What is right on this machine: `canonlm doctor`, and the tests that need a GPU."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpu_parts.device import Device
+from gpu_parts.rows import Row
+
+ROOT = Path(__file__).parents[2]
+FILES = ["tests/gpu", "tests/ops/test_kernels_on_gpu.py", "tests/models/test_decoders_on_gpu.py"]
+ALONE = ["--confcutdir", "tests/gpu", "tests/gpu/test_kernels.py"]  # these need torch and Triton only
+LINE = re.compile(r"(tests/\S+::.+?) (PASSED|FAILED|ERROR)|(PASSED|FAILED|ERROR) (tests/\S+::.+?)\s*$")
+
+
+def doctor(device: Device, out: Path) -> Iterator[Row]:
+    """One row for each kernel and dtype: its largest error of values, as a share of the largest number."""
+    file = out / ".doctor.json"
+    file.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "canonlm", "doctor", "--json", str(file)]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    print(ended.stdout, flush=True)
+    if not file.exists():
+        raise RuntimeError((ended.stdout.strip().splitlines() or ["the doctor wrote nothing"])[-1])
+    report = json.loads(file.read_text())
+    file.unlink()
+    for row in report["kernels"]:
+        settings = {key: row[key] for key in ("kernel", "dtype", "state")}
+        more = {"gradients": row["gradients"]} if "gradients" in row else {}
+        yield Row(
+            "error of a kernel", settings, row.get("values"), "of the largest", note=row.get("detail", ""), more=more
+        )
+    if ended.returncode:
+        raise RuntimeError("a kernel that would be used is wrong here")
+
+
+def tests(device: Device, out: Path) -> Iterator[Row]:
+    """One row for each test: 1 passed, 0 failed. On many cores, several at a time: they compile more than they run."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "addopts=",
+        "-m",
+        "gpu",
+    ]
+    if importlib.util.find_spec("xdist") is not None and (cores := os.cpu_count() or 1) > 4:
+        command += ["-n", str(min(8, cores // 2))]
+    command += FILES if importlib.util.find_spec("pydantic") is not None else ALONE
+    environment = os.environ | ({} if device.is_gpu else {"CANONLM_REHEARSE": "1"})
+    states: dict[str, str] = {}
+    with (out / "tests.txt").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            log.write(line)
+            log.flush()
+            if match := LINE.search(line):
+                name = (match[1] or match[4]).partition(" - ")[0].removeprefix("tests/")
+                if name not in states:  # pytest lists those that failed once more at its end
+                    states[name] = match[2] or match[3]
+                    yield Row("test", {"name": name}, float(states[name] == "PASSED"), "passed")
+        process.wait()
+    failed, count = [name for name, state in states.items() if state != "PASSED"], len(states)
+    if failed or not count:
+        raise RuntimeError(f"{len(failed)} of {count} tests failed, see {out / 'tests.txt'}: {', '.join(failed)}")
+    yield Row("tests that passed", {}, count, "tests")

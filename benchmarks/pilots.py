@@ -1,0 +1,61 @@
+"""Short runs that the micro sizes of `canonlm replicate` come from: where does the reference neither fail nor saturate?
+
+    python benchmarks/pilots.py TASK ARCH LR [KEY=VALUE]...    one run of the tiny preset with these changes
+
+Adds the run's last evaluation to benchmarks/results/pilots.csv, and all evaluations of its measures, whose values stand
+under `loss`. Seed 900, which no experiment uses, judged on the
+validation split: nothing that a verdict rests on is seen.
+"""
+
+import csv
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from canonlm.recipes import TEXT, load_preset
+from canonlm.train.config import resolve
+from canonlm.train.loop import train
+from canonlm.train.recipe import merge, override
+
+ROWS = Path(__file__).parent / "results" / "pilots.csv"
+FIELDS = ("task", "arch", "lr", "changes", "steps", "seconds", "slice", "correct", "total", "loss")
+SEED = 900
+
+
+def main(task: str, arch: str, lr: str, *changes: str) -> None:
+    torch.set_num_threads(1)
+    raw = merge(load_preset(task, "tiny").run, {"arch": arch, "train": {"seed": SEED, "optim": {"lr": float(lr)}}})
+    override(raw, ["train.eval_split=validation", *changes])
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        evals = []
+        result = train(
+            resolve(raw), Path(folder) / "run", lambda row: evals.append(row) if row["kind"] == "eval" else None
+        )
+        seconds = time.perf_counter() - begin
+    last = result["final"]
+    common = {"task": task, "arch": arch, "lr": lr, "changes": " ".join(changes), "steps": result["steps"]}
+    new = not ROWS.exists()
+    with ROWS.open("a", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        for row in evals:
+            measures = {**({"loss": row["loss"]} if task == TEXT else {}), **row.get("measures", {})}
+            for name, value in measures.items():
+                where = {"slice": json.dumps({"step": row["step"], "measure": name}), "loss": f"{value:.4g}"}
+                writer.writerow({**common, "seconds": f"{seconds:.0f}", **where})
+                print(task, arch, lr, *changes, where, flush=True)
+        for part in last.get("slices", ()):
+            where = json.dumps(part["slice"])
+            counts = {"slice": where, "correct": part["correct"], "total": part["total"]}
+            writer.writerow({**common, "seconds": f"{seconds:.0f}", **counts, "loss": f"{last['loss']:.4g}"})
+            print(task, arch, lr, *changes, where, f"{part['correct'] / part['total']:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

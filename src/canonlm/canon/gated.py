@@ -1,0 +1,35 @@
+"""Canon-D together with what follows it in a gated MLP, act(canon(gate)) * canon(up), in one kernel."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from canonlm.canon.layer import plain_taps, untouched
+from canonlm.ops.gated_conv_cpu import convolve_gated, usable_gated
+
+ACTS = {type(ACT2FN[name]): name for name in ("silu", "gelu_pytorch_tanh")}
+"""Activations that a kernel can compute between gate and up, by class."""
+
+
+def gated_on_cpu(
+    canons: Sequence[Any],
+    gate: Tensor,
+    up: Tensor,
+    act: nn.Module,
+    *,
+    attention_mask: Tensor | None,
+    doc_ids: Tensor | None,
+    exact: bool = False,
+) -> Tensor | None:
+    """For `[B, T, C]` inputs without a past; None: the kernel cannot be used here. exact: only where it gives the very
+    numbers of PyTorch's SiLU and product."""
+    if ACTS.get(type(act)) != "silu" or attention_mask is not None or not untouched(act):
+        return None
+    if (taps := plain_taps(canons, (gate, up))) is None:
+        return None
+    gate_taps, up_taps = taps
+    if not usable_gated(gate, up, gate_taps, up_taps, exact=exact):
+        return None
+    return convolve_gated(gate, up, gate_taps, up_taps, doc_ids)

@@ -1,0 +1,91 @@
+"""`canonlm claims`: the ledger of the paper's claims."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from canonlm.cli import completion
+from canonlm.cli.doing import doing, load_torch
+
+if TYPE_CHECKING:
+    from canonlm.report.claims import Claim
+
+CLAIM = typer.Argument(help="One claim in full, such as C06.", show_default=False, metavar="ID")
+SCALE = typer.Option(help="Which runs judge the claims: micro, small or paper.", autocompletion=completion.scales)
+RUNS = typer.Option(help="Folder of CSV files that `canonlm replicate --export` wrote. Default: our own runs.",
+                    show_default=False)  # fmt: skip
+SEED_SET = typer.Option(help="Which seeds the runs have, as in `canonlm replicate`.")
+OUT = typer.Option(help="Write a page instead, to a file that ends in .html or .md.", show_default=False)
+
+
+def claims(
+    claim: Annotated[str | None, CLAIM] = None,
+    scale: Annotated[str, SCALE] = "micro",
+    runs: Annotated[Path | None, RUNS] = None,
+    seed_set: Annotated[int, SEED_SET] = 0,
+    out: Annotated[Path | None, OUT] = None,
+) -> int:
+    """Show the paper's 51 claims: supported, contradicted, undecided or untested, and the runs behind each.
+
+    `canonlm replicate` trains what is missing.
+    """
+    from canonlm.errors import expected, unknown, writing
+
+    if out is not None and out.suffix not in (".html", ".md"):
+        raise expected("--out", "a file that ends in .html or .md", str(out))
+    if runs is not None and not any(runs.glob("*.csv")):
+        raise expected("--runs", "a folder with CSV files of canonlm replicate --export", str(runs))
+    load_torch()
+    with doing("judging the claims"):
+        from canonlm.experiments.ledger import OWN_RESULTS
+        from canonlm.report.claims import claims as ledger
+        from canonlm.report.claims import summary
+
+        entries = ledger(runs or OWN_RESULTS, scale, seed_set)
+    if claim is not None:
+        by_id = {each.id: each for each in entries}
+        if claim.upper() not in by_id:
+            raise unknown("claim", claim, by_id)
+        entries = [by_id[claim.upper()]]
+    if out is not None:
+        from canonlm.files import write_text
+        from canonlm.report import claims_page
+
+        with writing("--out", out):
+            write_text(out, claims_page.html(entries) if out.suffix == ".html" else claims_page.markdown(entries))
+        print(f"wrote {out}")
+    elif claim is not None:
+        _tell(entries[0])
+    else:
+        _table(entries)
+        print(summary(entries))
+    return 0
+
+
+def _table(entries: "list[Claim]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "verdict", "claim", "estimate, 95 % interval", box=None, padding=(0, 2, 0, 0))
+    for each in entries:
+        estimates = [str(estimate) for estimate in each.estimates[:2]]
+        more = len(each.estimates) - len(estimates)
+        table.add_row(each.id, each.state, each.text, "\n".join([*estimates, *([f"{more} more"] if more else [])]))
+    Console().print(table)
+
+
+def _tell(claim: "Claim") -> None:
+    print(f"{claim.id}  {claim.state}\n{claim.text}")
+    if claim.paper:
+        print(f"The paper: {claim.paper}")
+    for each in claim.estimates:
+        print(f"  {each.what}: {each}" + (f"  ({each.note})" if each.note else ""))
+    if claim.reason:
+        print(claim.reason)
+    done, runs = claim.runs
+    if runs:
+        facts = [f"{done} of {runs} runs", f"{claim.seeds} seeds each", *claim.machines, *claim.commits]
+        print(f"Evidence: {claim.source}; {'; '.join(facts)}")
+    elif claim.source:
+        print(f"Evidence: {claim.source}")

@@ -1,0 +1,51 @@
+"""Names that the shell completes: read from the package's file names, as importing the packages that know them takes
+most of a second."""
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
+RECIPES, FIGURES = PACKAGE / "recipes", PACKAGE / "experiments" / "figures"
+ARCHITECTURES = (
+    *("llama", "llama-nope", "gla5", "gla", "gdn2", "gdn", "mamba2", "mamba2-4.1"),
+    *("gated-retention", "retention"),
+)
+"""As `canonlm archs` lists them; their registry imports torch."""
+
+
+def presets() -> list[str]:
+    return ["tiny", "small", "paper"]
+
+
+def scales() -> list[str]:
+    return ["micro", "small", "paper"]
+
+
+def tasks() -> list[str]:
+    """Each has a tiny preset."""
+    return [name for name in _stems(RECIPES / "playground" / "tiny") if name not in ("default", "text")]
+
+
+def tasks_and_text() -> list[str]:
+    return [*tasks(), "text"]
+
+
+def recipes() -> list[str]:
+    return [*_stems(RECIPES), *_stems(RECIPES / "published")]
+
+
+def recipes_and_tasks() -> list[str]:
+    return [*recipes(), *tasks()]
+
+
+def experiments() -> list[str]:
+    return [*_stems(FIGURES), "all"]
+
+
+def architectures(incomplete: str) -> list[str]:
+    """Of a list with commas, the last one."""
+    before = incomplete[: incomplete.rfind(",") + 1]
+    return [f"{before}{name}{canon}" for name in ARCHITECTURES for canon in ("", "+canon")]
+
+
+def _stems(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))

@@ -1,0 +1,57 @@
+"""`canonlm new`: a file to begin with, and the commands that run it."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+class Template(NamedTuple):
+    file: str
+    commands: tuple[str, ...]  # FILE is where the new file is
+    page: str  # of the docs
+
+
+KINDS = {
+    "task": Template(
+        "task.py", ("canonlm data show FILE:parity", "canonlm play FILE:parity --arch llama,gdn2"), "add-a-task.md"
+    ),
+    "mixer": Template(
+        "mixer.py", ("canonlm check FILE:Fading", "canonlm play depo --arch llama,FILE:Fading"), "add-a-mixer.md"
+    ),
+    "experiment": Template(
+        "experiment.yaml", ("canonlm replicate FILE --dry-run", "canonlm replicate FILE"), "replicate.md"
+    ),
+}
+KIND = typer.Argument(
+    help="task, mixer or experiment.", show_default=False, metavar="KIND", autocompletion=lambda: list(KINDS)
+)
+FILE = typer.Argument(help="The file to write: NAME.py, or NAME.yaml for an experiment.", show_default=False)
+
+
+def new(kind: Annotated[str, KIND], file: Annotated[Path, FILE]) -> int:
+    """Write a small, complete file of your own to change: a task, a mixer, or an experiment.
+
+    It runs as it is; the commands for that are printed.
+    """
+    from canonlm.errors import expected, unknown, writing
+
+    if kind not in KINDS:
+        raise unknown("kind", kind, KINDS)
+    template = KINDS[kind]
+    if file.suffix != (suffix := Path(template.file).suffix):
+        raise expected("FILE", f"a name that ends in {suffix}", str(file))
+    text = (TEMPLATES / template.file).read_text(encoding="utf-8")
+    with writing("FILE", file, "file"):
+        try:
+            with file.open("x", encoding="utf-8") as stream:  # never over a file that is there
+                stream.write(text)
+        except FileExistsError:
+            raise expected("FILE", "a file that does not exist yet", str(file)) from None
+    print(f"{file}: a {kind} that runs (docs/{template.page}):")
+    for command in template.commands:
+        print(f"  {shlex.join(word.replace('FILE', str(file)) for word in command.split())}")
+    return 0

@@ -1,0 +1,160 @@
+"""`canonlm profile`: what architectures are good at, over all tasks, and how sure that is."""
+
+import shlex
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from canonlm.cli import completion
+from canonlm.cli.doing import doing, load_torch
+
+if TYPE_CHECKING:
+    from canonlm.experiments.outcomes import Outcome
+    from canonlm.experiments.schema import Experiment
+    from canonlm.launch.queue import Event
+    from canonlm.report.profile import Profile, Speed
+
+ARCHS = typer.Argument(
+    help="Architectures, separated by commas; the others are compared with the first. `canonlm archs` lists them; "
+    "FILE.py:NAME: one of yours.",
+    show_default=False,
+    autocompletion=completion.architectures,
+)
+TASKS = typer.Option(help="Tasks, separated by commas. Default: all six.", show_default=False)
+SEEDS = typer.Option(help="Seeds for each architecture. Default: 3; with --quick 1. A verdict takes 5.",
+                     show_default=False)  # fmt: skip
+QUICK = typer.Option(
+    "--quick", help="One learning rate, one seed, a third of the training: takes minutes, proves nothing."
+)
+MATCH = typer.Option(
+    help="parameters: resize each MLP until all architectures have as many parameters as the first, within 1 %.",
+    show_default=False,
+)
+OUT = typer.Option(help="Folder for runs and page. In the folder of `canonlm replicate`, runs are shared.")
+JOBS = typer.Option(help="How many runs at a time.")
+DRY_RUN = typer.Option("--dry-run", help="Only show what would be trained and how long that takes on this machine.")
+
+
+def profile(
+    archs: Annotated[list[str], ARCHS],
+    tasks: Annotated[str | None, TASKS] = None,
+    seeds: Annotated[int | None, SEEDS] = None,
+    quick: Annotated[bool, QUICK] = False,
+    match: Annotated[str | None, MATCH] = None,
+    out: Annotated[Path, OUT] = Path("runs/profile"),
+    jobs: Annotated[int, JOBS] = 2,
+    dry_run: Annotated[bool, DRY_RUN] = False,
+) -> int:
+    """Is my block better, at what, and how sure is that? Trains small models on all tasks and writes one page.
+
+    All architectures see the same data at the same learning rates. One seed chooses the rate of each on a validation
+    split; fresh seeds are judged on the test split. The page is OUT/profile.html. Ctrl-C saves every run; the same
+    command continues where it stopped.
+    """
+    from canonlm.errors import expected
+
+    if jobs < 1:
+        raise expected("--jobs", "an integer >= 1", jobs)
+    load_torch()
+    from canonlm.experiments import profile as profiles
+    from canonlm.experiments.replicate import replicate
+    from canonlm.models.archs import split_names
+
+    wanted = [part.strip() for part in tasks.split(",")] if tasks else []
+    names = split_names(",".join(archs))
+    experiment = profiles.profile(names, wanted, seeds=seeds, quick=quick, match=match)
+    following = _Following(experiment, out, jobs)
+    with doing("timing a few steps of each model"):
+        left = following.left()
+    if dry_run:
+        following.show_plan()
+        return 0
+    print(left, flush=True)
+    try:
+        following.outcomes |= replicate([experiment], profiles.SCALE, out, jobs=jobs, on_event=following)
+    except KeyboardInterrupt as stop:
+        following.write()
+        print(f"canonlm: interrupted; {stop}", file=sys.stderr)
+        return 130
+    from canonlm.report.profile import headlines, verdicts
+
+    shown = following.write()
+    print("\n".join([*headlines(shown), *verdicts(shown)]))
+    print(f"wrote {following.page}")
+    failed = sorted(run for run, outcome in following.outcomes.items() if outcome is None)
+    for run in failed:
+        print(f"failed: {run}; {out / 'leases' / f'{run}.failures.json'} says why")
+    return 1 if failed else 0
+
+
+class _Following:
+    """What is known while the runs go on: prints each event, and writes the page when a reported run has finished."""
+
+    def __init__(self, experiment: "Experiment", out: Path, jobs: int) -> None:
+        from canonlm.experiments.ledger import outcomes_of
+        from canonlm.experiments.pace import Pace
+        from canonlm.experiments.profile import SCALE
+
+        self.experiment, self.out, self.page = experiment, out, out / "profile.html"
+        self.pace = Pace(jobs)
+        self.outcomes: dict[str, Outcome | None] = outcomes_of([experiment], SCALE, out)
+        self.speeds: dict[str, Speed] = {}
+
+    def __call__(self, event: "Event") -> None:
+        from canonlm.experiments.ledger import outcomes_of
+        from canonlm.experiments.profile import SCALE
+
+        run, message = event.run, f": {event.message}" if event.message else ""
+        if event.kind == "started":
+            self.pace.started(run.name)
+        else:
+            self.pace.ended(run.name, run.config, event.kind == "finished")
+        if event.kind in ("finished", "failed"):
+            self.outcomes = outcomes_of([self.experiment], SCALE, self.out, self.outcomes)  # other workers' runs, too
+            self.outcomes.setdefault(run.name, None)
+            message += f"  ({self.left()})"
+            if run.config.train.eval_split == "test":
+                self.write()
+        print(f"{event.kind:<9} {run.name}{message}", flush=True)
+
+    def left(self) -> str:
+        """`17 of 72 runs, about 43 min left`"""
+        from canonlm.experiments.profile import runs_of
+
+        runs = runs_of(self.experiment, self.outcomes)
+        done = sum(run.name in self.outcomes for run in runs)
+        minutes = self.pace.left(runs, self.outcomes) / 60
+        return f"{done} of {len(runs)} runs" + (
+            f", about {max(1, round(minutes))} min left" if done < len(runs) else ""
+        )
+
+    def write(self) -> "Profile":
+        from canonlm.errors import writing
+        from canonlm.report import profile, profile_page
+
+        finished = [name for name, outcome in self.outcomes.items() if outcome and name not in self.speeds]
+        self.speeds |= profile.speeds_of(self.out, finished)
+        shown = profile.profiled(self.experiment, self.outcomes, self.speeds)
+        with writing("--out", self.out):
+            self.out.mkdir(parents=True, exist_ok=True)
+            profile_page.write(shown, shlex.join(["canonlm", *sys.argv[1:]]), self.page)
+        return shown
+
+    def show_plan(self) -> None:
+        from rich.console import Console
+        from rich.table import Table
+
+        from canonlm.experiments.profile import runs_of
+
+        runs = runs_of(self.experiment, self.outcomes)
+        named = [((str((run.config.task or {})["name"]), run.config.arch), run.config) for run in runs]
+        models, counts = dict(named), Counter(key for key, _ in named)
+        table = Table("task", "architecture", "runs", "steps", "minutes a run", box=None, padding=(0, 2, 0, 0))
+        for (task, arch), config in models.items():
+            minutes = self.pace.predicted(config) / 60
+            table.add_row(task, arch, str(counts[task, arch]), f"{config.train.steps:,}", f"{minutes:.1f}")
+        Console(soft_wrap=True).print(table)
+        print(f"{self.left()}, {self.pace.jobs} at a time, by some timed steps of each model")

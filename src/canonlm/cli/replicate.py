@@ -1,0 +1,155 @@
+"""`canonlm replicate`: train a figure of the paper again, and say what became of its claims."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from canonlm.cli import completion
+from canonlm.cli.doing import doing, load_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from canonlm.experiments.replicate import Estimate
+    from canonlm.experiments.verdicts import Compared, Verdict
+    from canonlm.launch.queue import Event
+
+NAME = typer.Argument(
+    help="fig4, fig5, …, capacity, all, or a YAML file of yours.",
+    show_default=False,
+    autocompletion=completion.experiments,
+)
+JOB = typer.Argument(
+    help="With --slurm: the job's settings, such as array=16 gpus=1 time=24:00:00.",
+    show_default=False,
+    metavar="KEY=VALUE",
+)
+SCALE = typer.Option(
+    help="micro: two CPU cores. small: one GPU. paper: the paper's own sizes.", autocompletion=completion.scales
+)
+OUT = typer.Option(help="Folder for the runs, which experiments share.")
+JOBS = typer.Option(help="How many runs at a time.")
+DRY_RUN = typer.Option("--dry-run", help="Only show what would be trained and what that takes.")
+ONLY = typer.Option(help="Settings to train, separated by commas, such as depo-micro.", show_default=False)
+GPU = typer.Option(help="With --dry-run: the kind of GPU whose hours are shown.")
+SLURM = typer.Option("--slurm", help="Start workers as a SLURM job array instead of one here.")
+SEED_SET = typer.Option(help="Repeat everything with other seeds: 0 is the set of our own runs.")
+EXPORT = typer.Option(help="Add the finished runs to CSV files in this folder.", show_default=False)
+
+
+def replicate(
+    name: Annotated[str, NAME],
+    job: Annotated[list[str] | None, JOB] = None,
+    scale: Annotated[str, SCALE] = "micro",
+    out: Annotated[Path, OUT] = Path("runs/replicate"),
+    jobs: Annotated[int, JOBS] = 2,
+    dry_run: Annotated[bool, DRY_RUN] = False,
+    only: Annotated[str | None, ONLY] = None,
+    seed_set: Annotated[int, SEED_SET] = 0,
+    gpu: Annotated[str, GPU] = "h100",
+    export: Annotated[Path | None, EXPORT] = None,
+    slurm: Annotated[bool, SLURM] = False,
+) -> int:
+    """Train the models of one of the paper's figures again, and judge the claims about it.
+
+    Learning rates are chosen by tuning seeds on a validation split; verdicts come from fresh seeds. Ctrl-C saves every
+    run; the same command continues where it stopped. Several machines may run it in one folder at the same time.
+    """
+    from canonlm.errors import brief
+
+    if job and not slurm:
+        raise ValueError(f"{brief(job[0])}: settings of a job only work with --slurm")
+    load_torch()
+    from canonlm.experiments import ledger, replicate
+    from canonlm.experiments.schema import names
+
+    settings = [part.strip() for part in only.split(",")] if only else []
+    experiments = replicate.chosen(name, scale, settings, seed_set=seed_set)
+    if slurm:
+        from canonlm.cli.work import submit
+
+        place = name if name == "all" or name in names() else str(Path(name).absolute())
+        arguments = ["replicate", place, "--scale", scale, "--out", str(out.absolute()), "--jobs", str(jobs)]
+        arguments += ["--seed-set", str(seed_set)] if seed_set else []
+        return submit(out, [*arguments, *(["--only", only] if only else [])], job or [], dry_run)
+    if dry_run:
+        with doing("counting runs and FLOPs"):
+            estimates = replicate.estimate(experiments, scale, out, gpu, settings)
+        _tell(estimates, scale, gpu)
+        return 0
+    try:
+        outcomes = replicate.replicate(experiments, scale, out, jobs=jobs, only=settings, on_event=_say)
+    except KeyboardInterrupt as stop:
+        print(f"canonlm: interrupted; {stop}", file=sys.stderr)
+        return 130
+    if export is not None:
+        ledger.export(experiments, scale, out, export)
+    by_name = {experiment.name: experiment for experiment in experiments}
+    for verdict in replicate.verdicts(experiments, scale, outcomes):
+        print("\n".join(_lines(verdict)))
+        if other := replicate.of_another_version(by_name[verdict.experiment], scale, out, verdict.runs):
+            print(f"     {other} of its runs were trained for another version of the experiment's file")
+    failed = sorted(run for run, outcome in outcomes.items() if outcome is None)
+    for run in failed:
+        print(f"failed: {run}; {out / 'leases' / f'{run}.failures.json'} says why")
+    return 1 if failed else 0
+
+
+def _say(event: "Event") -> None:
+    print(f"{event.kind:<9} {event.run.name}{f': {event.message}' if event.message else ''}", flush=True)
+
+
+def _tell(estimates: "Sequence[Estimate]", scale: str, gpu: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    here, there = "CPU hours here", f"hours of one {gpu}"
+    cells = ["cells"] if scale == "paper" else []
+    columns = ["runs", *cells, "done", "tokens", "FLOPs", here, there]
+    table = Table("experiment", *columns, box=None, padding=(0, 2, 0, 0))
+    total = [0, 0, 0, 0, 0.0, 0.0, 0.0]
+    for each in estimates:
+        numbers = [each.cost.runs, each.cells, each.done, each.cost.tokens, each.cost.flops, each.cost.hours,
+                   each.cost.gpu_hours]  # fmt: skip
+        total = [a + b for a, b in zip(total, numbers, strict=True)]
+        table.add_row(each.experiment.name, *_numbers(numbers, scale))
+    if len(estimates) > 1:
+        table.add_row("all", *_numbers(total, scale))
+    Console(soft_wrap=True).print(table)
+    print("Runs that an earlier line has are not counted again. Fresh seeds: of the first look. At 40 % of the peak.")
+
+
+def _numbers(numbers: "Sequence[float]", scale: str) -> list[str]:
+    runs, cells, done, tokens, flops, hours, gpu_hours = numbers
+    counted = [f"{runs:,}", *([f"{cells:,}"] if scale == "paper" else []), f"{done:,}"]
+    return [
+        *counted,
+        f"{tokens:.2e}",
+        f"{flops:.2e}",
+        *(f"{each:,.1f}" if each < 1e6 else f"{each:.1e}" for each in (hours, gpu_hours)),
+    ]
+
+
+def _lines(verdict: "Verdict") -> list[str]:
+    """`C06  supported     llama+canon − llama: +71.2 points [+52.1, +80.3], 5 seeds each (rates 0.001, 0.003)`"""
+    done = f" ({verdict.done} of {len(verdict.runs)} runs)" if verdict.done < len(verdict.runs) else ""
+    lines = [f"{verdict.claim}  {verdict.state}{done}  {verdict.experiment} at {verdict.scale} scale; "
+             f"paper: {verdict.paper}"]  # fmt: skip
+    lines += [f"     {_pair(each, verdict)}" for each in verdict.compared]
+    return lines + ([f"     {verdict.note}"] if verdict.note else [])
+
+
+def _pair(each: "Compared", verdict: "Verdict") -> str:
+    pair, result = each.pair, each.result
+    names, factor = str(pair).replace(" - ", " − "), each.factor
+    if result is None:
+        return f"{names}: no runs to compare"
+    digits = 1 if factor > 1 else 3
+    between = f" [{factor * result.low:+.{digits}f}, {factor * result.high:+.{digits}f}]" if result.seeds > 1 else ""
+    rates = ", ".join("?" if rate is None else f"{rate:g}" for rate in each.rates)
+    edge = f"; at the edge of the rates tried: {', '.join(each.at_edge)}" if each.at_edge else ""
+    wanted = f"expected {pair.expect} by {factor * pair.smallest:g}"
+    gap = f"{factor * result.gap:+.{digits}f} {each.unit}{between}"
+    return f"{names}: {gap}, {result.seeds} seeds each (rates {rates}{edge}); {wanted}"

@@ -1,0 +1,160 @@
+"""`canonlm work`: a worker for the runs in a folder, of which any number may be at work at a time."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from canonlm.launch.play import PlannedRun
+    from canonlm.launch.queue import Event, Row
+
+FOLDER = typer.Argument(help="A folder of runs, or a play folder.", metavar="DIR", show_default=False)
+SETTINGS = typer.Argument(
+    help="With --slurm: the job's settings, such as array=16 gpus=1 time=24:00:00.",
+    show_default=False,
+    metavar="KEY=VALUE",
+)
+JOBS = typer.Option(help="How many runs at a time, each in its own process; small models share a GPU.")
+STATUS = typer.Option("--status", help="Show how far the runs are, and start nothing.")
+DRY_RUN = typer.Option("--dry-run", help="Show what is left to do and how long that takes, and start nothing.")
+SLURM = typer.Option("--slurm", help="Start workers as a SLURM job array instead of one here.")
+GPU = typer.Option(help="With --dry-run: hours on this GPU (h100, …). Default: on this machine.", show_default=False)
+MFU = typer.Option(help="With --gpu: the share of its peak that training will reach.")
+TRUST = typer.Option(
+    "--trust", help="Run the on_checkpoint commands and the Python files that somebody else's runs name."
+)
+
+
+def work(
+    folder: Annotated[Path, FOLDER],
+    settings: Annotated[list[str] | None, SETTINGS] = None,
+    jobs: Annotated[int, JOBS] = 1,
+    status: Annotated[bool, STATUS] = False,
+    dry_run: Annotated[bool, DRY_RUN] = False,
+    slurm: Annotated[bool, SLURM] = False,
+    gpu: Annotated[str | None, GPU] = None,
+    mfu: Annotated[float, MFU] = 0.4,
+    trust: Annotated[bool, TRUST] = False,
+) -> int:
+    """Train the runs of a folder that no other worker has finished or is training, until all are finished.
+
+    Start it as often as you like, on any machines that see the folder: each run is trained by one worker at a time, and
+    one whose worker was interrupted or killed continues where it stopped.
+    """
+    from canonlm.errors import brief
+
+    if settings and not slurm:
+        raise ValueError(f"{brief(settings[0])}: settings of a job only work with --slurm")
+    if slurm:
+        return _slurm(folder, settings or [], jobs, dry_run, trust)
+    if status:
+        return _status(folder, trust)
+    if dry_run:
+        from canonlm.cli.cost import show_cost
+
+        show_cost(_plan(folder, trust), gpu, mfu)
+        return 0
+    return _work(folder, jobs, trust)
+
+
+def _plan(folder: Path, trust: bool) -> "list[PlannedRun]":
+    """The runs of a folder. ValueError for the first that cannot be read, or must not run."""
+    from canonlm.errors import expected
+    from canonlm.launch.play import PlannedRun
+    from canonlm.report.gather import configured
+    from canonlm.train.recipe import check_trust, load
+
+    runs: list[PlannedRun] = []
+    if not (folders := configured(folder)):
+        raise expected("DIR", "a folder of runs, each with its config.yaml", str(folder))
+    for path in folders:
+        check_trust(path / "config.yaml", [], trust)
+        runs.append(PlannedRun(path.absolute().name, path, load(path / "config.yaml", trust=trust)))
+    return runs
+
+
+def _work(folder: Path, jobs: int, trust: bool) -> int:
+    from canonlm.launch import queue
+
+    known = {run.name: run for run in _plan(folder, trust)}
+
+    def plan() -> "list[PlannedRun]":
+        """Runs may be added while others go on."""
+        from canonlm.report.gather import configured
+
+        if {path.absolute().name for path in configured(folder)} != known.keys():
+            known.update({run.name: run for run in _plan(folder, trust)})
+        return list(known.values())
+
+    try:
+        summary = queue.work(folder, plan, jobs=jobs, on_event=_say)
+    except KeyboardInterrupt as stop:
+        print(f"canonlm: interrupted; {stop}", file=sys.stderr)
+        return 130
+    print(f"all {summary.total} runs are settled: {len(summary.finished)} finished here, {len(summary.failed)} failed")
+    for name, message in summary.failed.items():
+        print(f"canonlm: {name} failed: {message}", file=sys.stderr)
+    return 1 if summary.failed else 0
+
+
+def _say(event: "Event") -> None:
+    words = {
+        "started": "started", "finished": "finished", "failed": "failed", "again": "will be tried again",
+        "stopped": "stopped", "lost": "was taken over by another worker",
+    }  # fmt: skip
+    print(f"{event.run.name}: {words[event.kind]}" + (f" ({event.message})" if event.message else ""), flush=True)
+
+
+def _status(folder: Path, trust: bool) -> int:
+    from collections import Counter
+
+    from canonlm.launch import queue
+    from canonlm.runs.rows import plain
+
+    rows = queue.state(folder, lambda: _plan(folder, trust))
+    for row in rows:
+        print(plain(_line(row)))
+    counts = Counter(row.state for row in rows)
+    print(", ".join(f"{counts[state]} {state}" for state in ("waiting", "running", "done", "failed") if counts[state]))
+    return 0
+
+
+def _line(row: "Row") -> str:
+    text = f"{row.name}: {row.state}, step {row.step}/{row.steps}"
+    if row.state == "running":
+        text += f", on {row.host} (process {row.pid}), last heartbeat {row.silent:.0f} s ago"
+    return text + (f" ({row.message})" if row.message else "")
+
+
+def _slurm(folder: Path, pairs: list[str], jobs: int, dry_run: bool, trust: bool) -> int:
+    _plan(folder, trust)  # a mistake is reported before anything is queued
+    arguments = ["work", str(folder.absolute()), "--jobs", str(jobs), *["--trust"] * trust]
+    return submit(folder, arguments, pairs, dry_run)
+
+
+def submit(folder: Path, arguments: list[str], pairs: list[str], dry_run: bool) -> int:
+    """Start workers as a SLURM job array: each runs `canonlm` with these arguments. pairs: the job's settings."""
+    from canonlm.cli import main
+    from canonlm.launch.slurm import Workers, parse
+
+    array = [pair for pair in pairs if pair.startswith("array=")]
+    settings = parse([pair for pair in pairs if pair not in array])
+    workers = Workers(folder, arguments, _count(array), settings, main)
+    if dry_run:
+        print(workers.script)
+        return 0
+    queued = workers.submit()
+    (first, log), (last, _) = queued[0], queued[-1]
+    print(f"{len(queued)} jobs are in the queue, {first} to {last}; the log of the first: {log}")
+    return 0
+
+
+def _count(pairs: list[str]) -> int:
+    from canonlm.errors import expected
+
+    text = pairs[0].removeprefix("array=") if pairs else "1"
+    if len(pairs) > 1 or not text.isdecimal() or int(text) < 1:
+        raise expected("array", "an integer >= 1, once: how many jobs", ", ".join(pairs))
+    return int(text)

@@ -1,0 +1,6 @@
+"""Experiments as data: the paper's figures (`figures/*.yaml`), their runs, and verdicts on the paper's claims.
+
+`schema` is the format of the files, `grid` turns one into runs, `plan` gives the next runs, `outcomes` reads finished
+runs, `verdicts` judges claims, `replicate` works through an experiment. `claims.csv` has all 51 claims of the paper and
+where each is tested.
+"""

@@ -1,0 +1,231 @@
+"""From an experiment and a scale to runs: tuning seeds at every rate, then fresh seeds at the best rate.
+
+A run is named by what it is (`canonlm.runs.identity`), so experiments that need the same run share it.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from canonlm.experiments.outcomes import Outcome, diverged, score
+from canonlm.experiments.schema import Experiment, Setting, parse_size
+from canonlm.recipes import Preset, load_preset
+from canonlm.runs.identity import identity
+from canonlm.runs.names import slug
+from canonlm.train.build import build_model, matched, with_complete_name
+from canonlm.train.config import RunConfig, resolve
+from canonlm.train.recipe import merge, outside_of
+
+SEEDS_OF_A_SET = 1000
+FIRST_TUNING_SEED = 100
+"""Within a seed set, seeds that are reported begin at 0 and tuning seeds at 100: no run of the one kind sees data or
+questions of the other."""
+
+Outcomes = Mapping[str, Outcome | None]
+"""Outcomes of finished runs by name; None for a run that has failed for good."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One architecture in one place of a panel."""
+
+    setting: str
+    arch: str
+    difficulty: str | None  # or the setting's variant
+    size: str | None
+
+
+class GridRun(NamedTuple):
+    """A run that an experiment needs."""
+
+    name: str
+    config: RunConfig
+
+
+def points(experiment: Experiment, scale: str, only: Collection[str] = (), *, shared: bool = True) -> list[Point]:
+    """All points that a scale trains, each once. only: names of settings. shared: also points of other figures."""
+    return list(
+        dict.fromkeys(
+            Point(name, arch, difficulty, size)
+            for panel in experiment.panels(scale)
+            if shared or not panel.shared
+            for name in panel.settings
+            if not only or name in only
+            for difficulty in (*experiment.settings[name].kinds,) or (None,)
+            for size in (*panel.sizes,) or (None,)
+            for arch in panel.arms
+        )
+    )
+
+
+def first_look_runs(
+    experiment: Experiment, scale: str, only: Collection[str] = (), *, shared: bool = True
+) -> list[GridRun]:
+    """The runs of the first look, before rates are chosen: fresh seeds are at the middle rate."""
+    runs = []
+    for point in points(experiment, scale, only, shared=shared):
+        setting = experiment.settings[point.setting]
+        runs += tuning_runs(experiment, point)
+        rates = rates_of(setting, point.difficulty)
+        first = min(setting.looks, default=0)
+        runs += [fresh_run(experiment, point, rates[len(rates) // 2], seed) for seed in range(first)]
+    return runs
+
+
+def tuning_runs(experiment: Experiment, point: Point) -> list[GridRun]:
+    rates = rates_of(experiment.settings[point.setting], point.difficulty)
+    return [run for rate in rates for run in _of_rate(experiment, point, rate)]
+
+
+def _of_rate(experiment: Experiment, point: Point, rate: float) -> list[GridRun]:
+    setting = experiment.settings[point.setting]
+    if setting.choose_on == "test":
+        return [fresh_run(experiment, point, rate, number) for number in range(setting.tuning_seeds)]
+    numbers = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + setting.tuning_seeds)
+    return [_run(experiment, point, rate, number, "validation") for number in numbers]
+
+
+def fresh_run(experiment: Experiment, point: Point, rate: float, number: int) -> GridRun:
+    """number: of the seed in the experiment's seed set."""
+    return _run(experiment, point, rate, number, "test")
+
+
+def reported(experiment: Experiment, point: Point, outcomes: Outcomes, seeds: int) -> list[GridRun]:
+    """The runs behind a verdict, in the order of their seeds; none while the rate is not known."""
+    if (rate := tuned(experiment, point, outcomes)) is None:
+        return []
+    if experiment.settings[point.setting].choose_on == "test":
+        return _of_rate(experiment, point, rate)
+    return [fresh_run(experiment, point, rate, seed) for seed in range(seeds)]
+
+
+def tuned(experiment: Experiment, point: Point, outcomes: Outcomes) -> float | None:
+    """The rate with the best mean score of its tuning seeds, of equal ones the smallest; None while one is not done, or
+    if all have failed. A rate at which a run failed or diverged does not count."""
+    setting, best = experiment.settings[point.setting], None
+    for rate in sorted(rates_of(setting, point.difficulty)):
+        names = [run.name for run in _of_rate(experiment, point, rate)]
+        if any(name not in outcomes for name in names):
+            return None
+        finished = [outcomes[name] for name in names]
+        scores = [score(each, setting) for each in finished if each is not None and not diverged(each, setting.measure)]
+        if len(scores) == len(finished) and (best is None or sum(scores) / len(scores) > best[0]):
+            best = sum(scores) / len(scores), rate
+    return None if best is None else best[1]
+
+
+def at_edge(experiment: Experiment, point: Point, rate: float | None) -> bool:
+    """Whether the rate is the smallest or the largest of several rates that were tried."""
+    tried = rates_of(experiment.settings[point.setting], point.difficulty)
+    return len(tried) > 1 and rate in (min(tried), max(tried))
+
+
+def rates_of(setting: Setting, difficulty: str | None) -> tuple[float, ...]:
+    return tuple(setting.rates) or _preset_of(setting, difficulty).lrs
+
+
+# -- configurations ---------------------------------------------------------------------------------------------------
+
+
+def _preset_of(setting: Setting, difficulty: str | None) -> Preset:
+    return _preset(setting.task, setting.preset, None if setting.variants else difficulty)
+
+
+@cache
+def _preset(task: str, preset: str, difficulty: str | None) -> Preset:
+    return load_preset(task, preset, difficulty)
+
+
+_bases: dict[tuple[str, str, str | None], RunConfig] = {}
+_models: dict[tuple[str, Point], RunConfig] = {}
+_runs: dict[tuple[str, Point, float, int, str], GridRun] = {}
+
+
+def _base(experiment: Experiment, point: Point) -> RunConfig:
+    """The configuration of a setting at a difficulty, checked once, as a check takes milliseconds."""
+    key = experiment.sha256, point.setting, point.difficulty
+    if key not in _bases:
+        setting = experiment.settings[point.setting]
+        raw = merge(_preset_of(setting, point.difficulty).run, setting.changes)
+        raw = merge(raw, setting.variants.get(point.difficulty or "", {}))
+        _bases[key] = resolve(merge(raw, {"arch": "llama"}))
+    return _bases[key]
+
+
+def _run(experiment: Experiment, point: Point, rate: float, number: int, split: str) -> GridRun:
+    seed = SEEDS_OF_A_SET * experiment.seed_set + number
+    key = experiment.sha256, point, rate, seed, split
+    if key not in _runs:
+        config = _config(_sized(experiment, point), rate, seed, split)
+        _runs[key] = GridRun(name_of(config), config)
+    return _runs[key]
+
+
+def _sized(experiment: Experiment, point: Point) -> RunConfig:
+    """The configuration with the point's architecture and size, and its MLP's width matched if the experiment does
+    so."""
+    key = experiment.sha256, point
+    if key not in _models:
+        base = _base(experiment, point)
+        model = base.model
+        if point.size is not None:
+            layers, width, heads = parse_size(point.size)
+            heads = heads or max(1, width * model.num_attention_heads // model.hidden_size)
+            sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+            model = model.model_copy(update=sizes)
+        sized = base.model_copy(update={"arch": point.arch, "model": model})
+        _models[key] = sized if experiment.match is None else _matched(sized, experiment.match)
+    return _models[key]
+
+
+def _matched(config: RunConfig, reference: str) -> RunConfig:
+    parameters = build_model(config.model_copy(update={"arch": reference}), "meta").num_parameters
+    if not (changes := matched(config, parameters)):
+        return config
+    changes["fields"] = {**config.model.fields, **changes["fields"]}
+    return with_complete_name(config.model_copy(update={"model": config.model.model_copy(update=changes)}))
+
+
+def _config(base: RunConfig, rate: float, seed: int, split: str) -> RunConfig:
+    changes = {"seed": seed, "eval_split": split, "optim": base.train.optim.model_copy(update={"lr": rate})}
+    task = base.built_task
+    if task is not None and (windows := task.training_windows(seed, base.data.seq_len)) is not None:
+        changes["steps"] = -(-windows // base.train.batch_size)  # all of a stream that ends
+    return base.model_copy(update={"train": base.train.model_copy(update=changes)})
+
+
+def name_of(config: RunConfig) -> str:
+    """The name of a run and its folder: readable, and unique by the run's identity, which covers the contents of the
+    user's files."""
+    optim, task = config.train.optim, (config.task or {}).get("name", "text")
+    plain = f"{slug(task)}-{slug(config.arch)}-lr{optim.lr:g}-seed{config.train.seed}"
+    outside = {reference: file.sha256 for reference, file in outside_of(config).items()}
+    return f"{plain}-{identity(config.model_dump(), outside)}"
+
+
+def size_of(config: RunConfig) -> str:
+    return f"{config.model.num_hidden_layers}L{config.model.hidden_size}D"
+
+
+# -- the paper's cells ------------------------------------------------------------------------------------------------
+
+
+def cells(experiment: Experiment) -> set[tuple[str, str, str, str, str]]:
+    """(task as the paper calls it, our architecture, difficulty as the paper writes it, size, slice or measure) of the
+    numbers that the paper prints and the paper scale repeats."""
+    printed = set()
+    for point in points(experiment, "paper", shared=False):
+        setting = experiment.settings[point.setting]
+        for what in [setting.measure] if setting.measure else setting.slices or [""]:
+            if setting.paper:
+                printed.add(
+                    (setting.paper, point.arch, _printed(setting.task, point.difficulty), point.size or "", what)
+                )
+    return printed
+
+
+def _printed(task: str, difficulty: str | None) -> str:
+    """`depo1-225` and `depo1-225-k4` → `N=225`, `mano-10` → `L=10`, `cfg3f` → `cfg3f`"""
+    name, _, number = (difficulty or "").removesuffix("-k4").rpartition("-")
+    return f"{'L' if task == 'mano' else 'N'}={number}" if name else number

@@ -1,0 +1,130 @@
+"""A profile: some architectures on all tasks of the micro scale, as an experiment made in memory.
+
+It shares runs with registered experiments, and `replicate` works through it as through any experiment. All
+architectures have the same data, steps and rates.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from canonlm import outside
+from canonlm.errors import expected, unknown
+from canonlm.experiments import grid
+from canonlm.experiments.schema import Experiment, Panel, Setting, named, setting, setting_names
+from canonlm.recipes import TEXT, load_preset
+from canonlm.train.build import check, with_complete_name
+from canonlm.train.config import RunConfig, resolve
+from canonlm.train.recipe import merge
+
+SCALE = "micro"
+SEEDS = 3
+QUICK_SHARE = 3
+"""A quick profile trains for the steps of a full one divided by this."""
+
+
+def tasks() -> dict[str, str]:
+    """Names of tasks → names of their settings; without text, which has no accuracies."""
+    suffix = f"-{SCALE}"
+    names = {name.removesuffix(suffix): name for name in setting_names() if name.endswith(suffix)}
+    return {task: name for task, name in names.items() if task != TEXT}
+
+
+def profile(
+    archs: Sequence[str],
+    task_names: Sequence[str] = (),
+    *,
+    seeds: int | None = None,
+    quick: bool = False,
+    match: str | None = None,
+) -> Experiment:
+    """Every architecture on every task. The others are compared with the first architecture.
+
+    task_names: empty: all. seeds: fresh seeds of each architecture; default: 3, of a quick profile one.
+    quick: the middle rate, and a third of the training. match: "parameters", as in `canonlm play`.
+    ValueError: no such task or architecture, fewer seeds than one, a model that cannot be built or matched.
+    """
+    settings_of_tasks = tasks()
+    for name in task_names:
+        if name not in settings_of_tasks:
+            raise unknown("task", name, settings_of_tasks)
+    if seeds is not None and seeds < 1:
+        raise expected("--seeds", "an integer >= 1", seeds)
+    if match not in (None, "parameters"):
+        raise expected("--match", "parameters", match)
+    count = seeds or (1 if quick else SEEDS)
+    settings, panels = {}, []
+    for task in dict.fromkeys(task_names or settings_of_tasks):
+        registered = setting(settings_of_tasks[task])
+        settings[settings_of_tasks[task]] = _quick(registered, count) if quick else _tuned(registered, count)
+        names = dict.fromkeys(with_complete_name(_config(registered, arch)).arch for arch in archs)
+        panels.append(Panel(settings=[settings_of_tasks[task]], arms=list(names)))
+    first = panels[0].arms[0] if match else None
+    command = "canonlm profile --quick" if quick else "canonlm profile"
+    experiment = Experiment(title=_question(panels[0].arms), source=command, micro=panels, match=first)
+    text = yaml.safe_dump(experiment.model_dump(exclude_defaults=True), sort_keys=False)
+    text += "".join(f"# {key}: sha256 {file.sha256}\n" for arch in archs for key, file in _files(arch).items())
+    named(experiment, "profile-quick" if quick else "profile", text, settings)
+    for point in grid.points(experiment, SCALE):
+        check(grid.tuning_runs(experiment, point)[0].config)
+    return experiment
+
+
+def _question(archs: Sequence[str]) -> str:
+    if len(archs) == 1:
+        return f"What is {archs[0]} good at?"
+    if len(archs) == 2:
+        return f"Is {archs[1]} better than {archs[0]}, at what, and is it sure?"
+    return f"Which is better than {archs[0]}: {', '.join(archs[1:-1])} or {archs[-1]}? At what, and is it sure?"
+
+
+def runs_of(experiment: Experiment, outcomes: grid.Outcomes) -> list[grid.GridRun]:
+    """All runs of the profile, each once; fresh seeds are at the middle rate until the rate is chosen."""
+    runs: dict[str, grid.GridRun] = {}
+    for point in grid.points(experiment, SCALE):
+        task = experiment.settings[point.setting]
+        tuning = grid.tuning_runs(experiment, point)
+        rates = grid.rates_of(task, point.difficulty)
+        rate = grid.tuned(experiment, point, outcomes)
+        if rate is None and not all(run.name in outcomes for run in tuning):
+            rate = rates[len(rates) // 2]
+        fresh = range(max(task.looks, default=0) if rate is not None else 0)
+        runs |= {run.name: run for run in tuning}
+        runs |= {run.name: run for run in (grid.fresh_run(experiment, point, rate or 0, seed) for seed in fresh)}
+    return list(runs.values())
+
+
+def _tuned(registered: Setting, seeds: int) -> Setting:
+    """With one tuning seed per rate, and one look."""
+    return registered.model_copy(update={"tuning_seeds": 1, "looks": {seeds: 0.05}})
+
+
+def _quick(registered: Setting, seeds: int) -> Setting:
+    """With a third of the training at one rate: nothing is tuned, and all seeds are reported."""
+    config = _config(registered, "llama")
+    rates = grid.rates_of(registered, None)
+    shorter: dict[str, Any] = {"train": {"steps": config.train.steps // QUICK_SHARE}}
+    task = config.built_task
+    if task is not None and task.training_windows(0, config.data.seq_len) is not None:  # a stream that ends
+        shorter = {"task": {"exposures": task.spec.exposures // QUICK_SHARE}}
+    return registered.model_copy(
+        update={
+            "changes": merge(registered.changes, shorter),
+            "rates": [rates[len(rates) // 2]],
+            "tuning_seeds": seeds,
+            "choose_on": "test",
+            "looks": {},
+        }
+    )
+
+
+def _files(arch: str) -> dict[str, outside.Outside]:
+    """The user's files, which are part of the experiment's sha256."""
+    reference = outside.reference_of(arch)
+    return {reference: outside.load(reference)} if reference else {}
+
+
+def _config(registered: Setting, arch: str) -> RunConfig:
+    preset = load_preset(registered.task, registered.preset)
+    return resolve(merge(merge(preset.run, registered.changes), {"arch": arch}))

@@ -1,0 +1,162 @@
+"""Works through experiments: registers them, trains missing runs, judges claims. A repeated call continues."""
+
+import subprocess
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import canonlm
+from canonlm.errors import unknown, writing
+from canonlm.experiments import grid, ledger, schema
+from canonlm.experiments.cost import Cost, cost
+from canonlm.experiments.outcomes import Outcome
+from canonlm.experiments.plan import plan as plan_of
+from canonlm.experiments.schema import Experiment
+from canonlm.experiments.verdicts import Verdict, judge
+from canonlm.files import write_json, write_text
+from canonlm.launch import queue
+from canonlm.launch.play import PlannedRun
+from canonlm.runs.folder import read_json
+from canonlm.train import reading
+
+
+def chosen(name: str, scale: str, only: Collection[str] = (), *, seed_set: int = 0) -> list[Experiment]:
+    """The experiment of that name, or for `all` those that have the scale. ValueError: no such experiment, scale or
+    setting."""
+    if scale not in schema.SCALES:
+        raise unknown("scale", scale, schema.SCALES)
+    loaded = [schema.load(each, seed_set=seed_set) for each in (schema.names() if name == "all" else [name])]
+    with_scale = [experiment for experiment in loaded if scale in experiment.scales]
+    if not with_scale:
+        raise ValueError(f"{name} has no {scale} scale; it has: {', '.join(loaded[0].scales)}")
+    known = {point.setting for experiment in with_scale for point in grid.points(experiment, scale)}
+    for setting in only:
+        if setting not in known:
+            raise unknown("setting", setting, known)
+    return [experiment for experiment in with_scale if grid.points(experiment, scale, only)]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The cost of an experiment, without runs that earlier ones in the list need. cells: numbers of the paper that it
+    repeats. done: finished runs, of those known so far."""
+
+    experiment: Experiment
+    cells: int
+    cost: Cost
+    done: int
+
+
+def estimate(
+    experiments: Sequence[Experiment], scale: str, out: Path, gpu: str, only: Collection[str] = ()
+) -> list[Estimate]:
+    """The costs of experiments. Starts and writes nothing."""
+    counted: set[str] = set()
+    estimates = []
+    for experiment in experiments:
+        needed = grid.first_look_runs(experiment, scale, only)
+        runs = {run.name: run.config for run in needed if run.name not in counted}
+        counted |= runs.keys()
+        cells = len(grid.cells(experiment)) if scale == "paper" else 0
+        done = sum((out / "runs" / name / "result.json").is_file() for name in _planned(experiment, scale, out, only))
+        estimates.append(Estimate(experiment, cells, cost(runs.values(), gpu), done))
+    return estimates
+
+
+def replicate(
+    experiments: Sequence[Experiment],
+    scale: str,
+    out: Path,
+    *,
+    jobs: int = 1,
+    only: Collection[str] = (),
+    on_event: Callable[[queue.Event], None] = lambda event: None,
+) -> dict[str, Outcome | None]:
+    """Train unfinished runs, one experiment after another; returns the outcomes of all runs. KeyboardInterrupt: stopped
+    by a signal, and every run is saved."""
+    commit = _commit()
+    for experiment in experiments:
+        register(experiment, scale, out, commit)
+    outcomes: dict[str, Outcome | None] = {}
+    for experiment in experiments:
+
+        def plan(experiment: Experiment = experiment) -> list[PlannedRun]:
+            outcomes.update(_finished_outcomes([experiment], scale, out, outcomes))
+            return [_with_tokenizer(run) for run in plan_of([experiment], scale, out, outcomes, only)]
+
+        def report(event: queue.Event, experiment: Experiment = experiment) -> None:
+            if event.kind == "started":
+                ledger.note(event.run.folder, {f"{experiment.name}-{scale}": experiment.sha256}, commit)
+            on_event(event)
+
+        queue.work(out, plan, jobs=jobs, on_event=report)
+        for run in plan():  # also those that another experiment has trained
+            if outcomes.get(run.name) is not None:
+                ledger.note(run.folder, {f"{experiment.name}-{scale}": experiment.sha256}, commit)
+    return outcomes
+
+
+def _with_tokenizer(run: PlannedRun) -> PlannedRun:
+    """A run on text gets the special tokens of its folder. ValueError: there is no such folder, or it has another
+    vocabulary."""
+    return run if run.config.text is None else replace(run, config=reading.complete(run.config))
+
+
+def verdicts(experiments: Sequence[Experiment], scale: str, outcomes: grid.Outcomes) -> list[Verdict]:
+    judged = [verdict for experiment in experiments for verdict in judge(experiment, scale, outcomes)]
+    return sorted(judged, key=lambda verdict: verdict.claim)
+
+
+def register(experiment: Experiment, scale: str, out: Path, commit: str = "") -> Path:
+    """Write the experiment's file and its sha256 into `out`, before the first run. A changed file is another
+    experiment, and gets a registration of its own."""
+    name = f"{experiment.name}-{scale}-{experiment.sha256[:12]}"
+    path = out / "experiments" / f"{name}.json"
+    if path.exists():
+        return path
+    with writing("--out", out):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path.with_suffix(".yaml"), experiment.text)
+        about: dict[str, Any] = {"experiment": experiment.name, "scale": scale, "sha256": experiment.sha256}
+        about |= {"registered": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "canonlm": canonlm.__version__}
+        about |= {"commit": commit, "settings": {key: s.model_dump() for key, s in experiment.settings.items()}}
+        write_json(path, about)
+    return path
+
+
+def of_another_version(experiment: Experiment, scale: str, out: Path, names: Collection[str]) -> int:
+    """The number of these runs that were trained for another version of the experiment's file."""
+    key = f"{experiment.name}-{scale}"
+    noted = [(read_json(out / "runs" / name / "experiment.json") or {}).get("experiments", {}) for name in names]
+    return sum(each.get(key, experiment.sha256) != experiment.sha256 for each in noted)
+
+
+def _finished_outcomes(
+    experiments: Sequence[Experiment], scale: str, out: Path, known: grid.Outcomes
+) -> dict[str, Outcome | None]:
+    """The outcomes of finished runs, and None for runs that failed too often."""
+    outcomes = ledger.outcomes_of(experiments, scale, out, known)
+    failed = out / "leases"
+    for run in plan_of(experiments, scale, out, outcomes):
+        if (
+            run.name not in outcomes
+            and len(read_json(failed / f"{run.name}.failures.json") or []) >= queue.MAX_FAILURES
+        ):
+            outcomes[run.name] = None
+    return outcomes
+
+
+def _planned(experiment: Experiment, scale: str, out: Path, only: Collection[str]) -> list[str]:
+    outcomes = ledger.outcomes_of([experiment], scale, out)
+    return [run.name for run in plan_of([experiment], scale, out, outcomes, only)]
+
+
+def _commit() -> str:
+    """The commit of this source, "" if it is not a clone."""
+    try:
+        command = ["git", "-C", str(Path(canonlm.__file__).parent), "rev-parse", "--short=12", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

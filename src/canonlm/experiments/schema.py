@@ -1,0 +1,336 @@
+"""The format of experiments: a checked YAML file of `figures/` (or of the user's), with the settings that it names.
+
+Everything is fixed before the first run: architectures by their complete names, tasks, sizes, rates, seeds, comparisons
+and the difference from which on they matter. The sha256 of the file and of its settings is written beside every run, so
+a changed file is another experiment.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache, cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, field_validator, model_validator
+
+from canonlm.errors import InvalidSetting, expected, refused, unknown
+from canonlm.recipes import TEXT
+from canonlm.train.config import Settings
+from canonlm.yaml12 import read_yaml
+
+HERE = Path(__file__).parent
+FIGURES, SETTINGS = HERE / "figures", HERE / "settings.yaml"
+SCALES = ("micro", "small", "paper")
+MAX_SEED_SET = 10**6
+Scale = Literal["micro", "small", "paper"]
+M = TypeVar("M", bound=Settings)
+_SIZE = re.compile(r"(\d+)L(\d+)D(?:(\d+)H)?")
+
+
+class Setting(Settings):
+    """A task as it is trained and judged at one scale: an entry of `settings.yaml`."""
+
+    task: str
+    preset: str
+    difficulties: list[str] = []  # of the preset; none: its only one
+    changes: dict[str, Any] = {}  # to the preset's configuration of a run
+    variants: dict[str, dict[str, Any]] = {}  # more changes, by name: trainings that a claim compares, as `llama@NAME`
+    rates: list[PositiveFloat] = []  # learning rates to choose from; none: the preset's
+    tuning_seeds: PositiveInt = 1  # by which the rate is chosen
+    choose_on: Literal["validation", "test"] = "validation"  # test: as the paper did, on the runs that are reported
+    looks: dict[Annotated[int, Field(ge=2)], Annotated[float, Field(gt=0, le=0.05)]] = {}
+    # fresh seeds at which a verdict may be given, and the error that each look may make: {5: 0.02, 10: 0.03}
+    slices: list[str] = []  # whose mean is the score; none: all of the task's main scale
+    measure: str | None = None  # a measure of the evaluation in place of accuracies. Of text: loss
+    two_state: bool = True  # a run has either solved the task or not, so intervals assume nothing
+    paper: str | None = None  # what the paper's grids call it
+
+    @model_validator(mode="after")
+    def _looks_are_where_the_rate_is_chosen_apart(self) -> "Setting":
+        if (self.choose_on == "validation") != bool(self.looks):
+            raise expected("looks", "numbers of fresh seeds exactly where choose_on is validation", self.looks)
+        if sum(self.looks.values()) > 0.05 + 1e-9:
+            raise expected("looks", "levels that add up to at most 0.05", self.looks)
+        return self
+
+    @model_validator(mode="after")
+    def _text_has_no_accuracies(self) -> "Setting":
+        if self.task == TEXT and self.measure is None:
+            raise expected("measure", "loss, for text", self.measure)
+        return self
+
+    @model_validator(mode="after")
+    def _variants_are_no_difficulties(self) -> "Setting":
+        if self.variants and self.difficulties:
+            raise expected("variants", "nothing where there are difficulties", list(self.variants))
+        return self
+
+    @field_validator("changes")
+    @classmethod
+    def _leaves_the_grid_alone(cls, changes: dict[str, Any]) -> dict[str, Any]:
+        train = changes.get("train", {})
+        taken = [key for key in ("seed", "eval_seed", "eval_split") if key in train] + ["lr"] * (
+            "lr" in train.get("optim", {})
+        )
+        if taken:
+            raise expected("changes", "no seed, split or rate: the grid sets them", taken[0])
+        return changes
+
+    @property
+    def kinds(self) -> list[str]:
+        """Names of its difficulties, or of its variants."""
+        return self.difficulties or list(self.variants)
+
+
+class Panel(Settings):
+    """Every architecture on every setting, at every difficulty and size."""
+
+    settings: list[str] = Field(min_length=1)
+    arms: list[str] = Field(min_length=1)  # complete names of architectures
+    sizes: list[str] = []  # such as 8L512D, or 1L16D2H with two heads; none: the preset's
+    shared: bool = False  # runs of another figure, which claims of this one compare with
+
+    @field_validator("sizes")
+    @classmethod
+    def _are_sizes(cls, sizes: list[str]) -> list[str]:
+        for size in sizes:
+            parse_size(size)
+        return sizes
+
+
+class Pair(Settings):
+    """One comparison of a claim: mean of `arm` minus mean of `against`, over seeds. Without `against`: the standard
+    deviation of `arm` over seeds."""
+
+    arm: str  # an architecture, or one at another size or variant than the claim's: llama@2L16D2H, llama@largest
+    against: str | None = None
+    expect: Literal["higher", "lower", "alike", "not lower"]
+    smallest: PositiveFloat  # from this difference on it matters: of accuracies 0.05 is five points
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return (self.arm,) if self.against is None else (self.arm, self.against)
+
+    def __str__(self) -> str:
+        return f"spread over seeds of {self.arm}" if self.against is None else f"{self.arm} - {self.against}"
+
+    @model_validator(mode="after")
+    def _a_spread_is_large_or_small(self) -> "Pair":
+        if self.against is None and self.expect not in ("higher", "lower"):
+            raise expected("expect", "higher or lower, without against", self.expect)
+        return self
+
+
+class At(Settings):
+    """Where in a scale a claim is tested."""
+
+    setting: str
+    difficulty: str | None = None  # or variant; none: the first
+    size: str | None = None
+    sizes: list[str] = []  # of each seed the best of these sizes counts
+    slices: list[str] = []  # other ones than the claim's
+
+
+class Claim(Settings):
+    """How a claim is tested. All of its pairs have to come out as expected."""
+
+    at: dict[Scale, At] = Field(min_length=1)
+    pairs: list[Pair] = Field(min_length=1, max_length=6)  # more cannot be decided with five seeds
+    slices: list[str] = []  # other ones than the setting's
+    measure: str | None = None  # another one than the setting's
+    relative: bool = False  # differences in shares of the mean of `against`
+    steps_to: Annotated[float, Field(gt=0, lt=1)] | None = None  # estimand: the first step with that score
+    paper: str  # what the paper found, in numbers
+    note: str = ""  # how this test differs from the paper's
+
+
+class Experiment(Settings):
+    """One figure or table."""
+
+    title: str
+    source: str
+    figure: str | None = None  # of the paper's grids: F7
+    match: str | None = None  # an architecture: every MLP is as wide as it takes to have as many parameters as it
+    paper: list[Panel] = []
+    small: list[Panel] = []
+    micro: list[Panel] = []
+    claims: dict[str, Claim] = {}
+
+    _name: str = ""
+    _text: str = ""
+    _sha256: str = ""
+    _settings: dict[str, Setting] = {}
+    _seed_set: int = 0
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def text(self) -> str:
+        """The text of the file."""
+        return self._text
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the file, of the settings that it uses, and of the seed set if it is not 0."""
+        return self._sha256
+
+    @property
+    def seed_set(self) -> int:
+        """Which seeds the experiment trains with. Sets have no seed in common."""
+        return self._seed_set
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        return self._settings
+
+    def panels(self, scale: str) -> list[Panel]:
+        if scale not in SCALES:
+            raise unknown("scale", scale, SCALES)
+        return {"paper": self.paper, "small": self.small, "micro": self.micro}[scale]
+
+    @cached_property
+    def scales(self) -> list[str]:
+        return [scale for scale in SCALES if self.panels(scale)]
+
+
+def parse_size(size: str) -> tuple[int, int, int | None]:
+    """`8L512D` → layers, width, heads (None: of the preset's width each)."""
+    if (match := _SIZE.fullmatch(size)) is None:
+        raise expected("sizes", "layers and width, such as 8L512D, or 1L16D2H with two heads", size)
+    layers, width, heads = match.groups()
+    return int(layers), int(width), int(heads) if heads else None
+
+
+def names() -> list[str]:
+    """Names of the experiments in the package, in the order of the paper."""
+    return sorted((path.stem for path in FIGURES.glob("*.yaml")), key=lambda name: (_number(name), name))
+
+
+def _number(name: str) -> int:
+    return int(digits[0]) if (digits := re.findall(r"\d+", name)) else 10_000
+
+
+def find(name_or_path: str) -> Path:
+    """The file of an experiment: one of ours by its name, or any by its path."""
+    if name_or_path in names():
+        return FIGURES / f"{name_or_path}.yaml"
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        return path
+    raise unknown("experiment", name_or_path, [*names(), "all"])
+
+
+def load(name_or_path: str, *, seed_set: int = 0) -> Experiment:
+    """seed_set: 0 is the one that our runs have; with another, the same experiment is repeated from nothing.
+
+    ValueError in one line, with the file: an unknown key, a setting or architecture that a claim names and no panel
+    trains.
+    """
+    path = find(name_or_path)
+    if not 0 <= seed_set <= MAX_SEED_SET:
+        raise expected("--seed-set", f"an integer from 0 to {MAX_SEED_SET}", seed_set)
+    raw, _ = read_yaml(path)
+    try:
+        experiment = _checked(raw)
+        experiment._settings = used = {name: setting(name) for name in _settings_of(experiment)}
+        for number, claim in experiment.claims.items():
+            _check_claim(experiment, number, claim)
+    except ValueError as error:
+        key = error.key if isinstance(error, InvalidSetting) else ""
+        raise InvalidSetting(key, f"{path.name}: {error}") from None
+    return named(experiment, path.stem, path.read_text(encoding="utf-8"), used, seed_set)
+
+
+def named(
+    experiment: Experiment, name: str, text: str, settings: Mapping[str, Setting], seed_set: int = 0
+) -> Experiment:
+    """The same with its name, its text and the settings that it uses, which make its sha256."""
+    dumped = json.dumps({key: _registered(each) for key, each in settings.items()}, sort_keys=True)
+    experiment._name, experiment._settings, experiment._text = name, dict(settings), text
+    experiment._seed_set = seed_set
+    of_seeds = f"seed set {seed_set}" if seed_set else ""
+    experiment._sha256 = sha256((text + dumped + of_seeds).encode()).hexdigest()
+    return experiment
+
+
+def _registered(setting: Setting) -> dict[str, Any]:
+    """The fields in an experiment's sha256. Earlier versions had no variants: empty ones are left out."""
+    return setting.model_dump(exclude=set() if setting.variants else {"variants"})
+
+
+def _checked(raw: Any) -> Experiment:
+    """Members of lists first: then an error names the key in the member."""
+    if not isinstance(raw, dict):
+        raise expected("experiment", "a YAML mapping", raw)
+    lists: list[tuple[str, type[Settings], Any]] = [(scale, Panel, raw.get(scale)) for scale in SCALES]
+    claims = raw.get("claims")
+    for number, claim in claims.items() if isinstance(claims, dict) else ():
+        lists.append((f"claims.{number}.pairs", Pair, claim.get("pairs") if isinstance(claim, dict) else None))
+    for key, model, members in lists:
+        for place, member in enumerate(members if isinstance(members, list) else ()):
+            _valid(model, member, f"{key}.{place}.")
+    return _valid(Experiment, raw)
+
+
+def _valid(model: type[M], raw: Any, prefix: str = "") -> M:
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise refused(error, model, prefix) from None
+
+
+def setting_names() -> list[str]:
+    """Names in `settings.yaml`, in its order."""
+    return list(read_yaml(SETTINGS)[0])
+
+
+def setting(name: str) -> Setting:
+    """An entry of `settings.yaml`. ValueError: there is none of this name."""
+    raw = _entries(SETTINGS, SETTINGS.stat().st_mtime_ns)
+    if name not in raw:
+        raise unknown("setting", name, raw)
+    return _valid(Setting, raw[name], f"{name}.")
+
+
+@cache
+def _entries(path: Path, modified: int) -> Mapping[str, Any]:
+    """Experiments look them up by the hundred, and reading all of them takes 10 ms."""
+    return read_yaml(path)[0]
+
+
+def _settings_of(experiment: Experiment) -> Iterator[str]:
+    yield from dict.fromkeys(name for scale in SCALES for panel in experiment.panels(scale) for name in panel.settings)
+
+
+def places(experiment: Experiment, at: At, arm: str) -> list[tuple[str, str | None, str | None]]:
+    """(architecture, difficulty or variant, size) of an arm of a claim: one, or one for each of its sizes."""
+    arch, _, other = arm.partition("@")
+    kinds = experiment.settings[at.setting].kinds
+    size = other if _SIZE.fullmatch(other) else ""
+    kind = other if other and not size else at.difficulty or (kinds[0] if kinds else None)
+    sizes: list[str | None] = [size] if size else [*at.sizes] or [at.size]
+    return [(arch, kind, each) for each in sizes]
+
+
+def _check_claim(experiment: Experiment, number: str, claim: Claim) -> None:
+    for scale, at in claim.at.items():
+        panels = [panel for panel in experiment.panels(scale) if at.setting in panel.settings]
+        if not panels:
+            key, trained = (
+                f"claims.{number}.at.{scale}.setting",
+                {s for p in experiment.panels(scale) for s in p.settings},
+            )
+            raise InvalidSetting(key, unknown(key, at.setting, trained, "settings"))
+        for arm in (arm for pair in claim.pairs for arm in pair.arms):
+            for arch, kind, size in places(experiment, at, arm):
+                known = kind is None or kind in experiment.settings[at.setting].kinds
+                if not known or not any(
+                    arch in panel.arms and (size in panel.sizes if size else not panel.sizes) for panel in panels
+                ):
+                    trained = {arm for panel in panels for arm in panel.arms}
+                    what = unknown(f"arm of {at.setting} at {scale} scale", arm, trained, "arms")
+                    raise InvalidSetting(f"claims.{number}", f"claims.{number}: {what}")

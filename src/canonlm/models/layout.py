@@ -1,0 +1,87 @@
+"""The layout of a forward call's tokens, computed once for all layers: positions, padding and documents."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from canonlm.errors import expected
+from canonlm.models.cache import Layout, document_runs, documents_from_positions, positions_in_documents
+from canonlm.models.config import CanonLMConfig
+from canonlm.models.mixers.attention import needs_no_mask
+from canonlm.ops.packed import Documents, doc_ids_of, documents_of
+
+
+def lay_out(
+    config: CanonLMConfig,
+    h_BTD: Tensor,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    cache: Cache | None,
+    doc_ids: Tensor | None,
+    documents: Documents | None,
+    *,
+    training: bool,
+) -> tuple[Layout, Tensor | None, Tensor]:
+    """The layout of the new tokens, the documents of all tokens (cached ones included) or None, the positions."""
+    batch, time = h_BTD.shape[:2]
+    past: int | Tensor = 0 if cache is None else cache.get_seq_length()
+    mask = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
+    new_mask = None if mask is None else mask[:, -time:]
+    # One token can neither restart nor tell; asking a static cache for its length would break the graph. A graph
+    # that is exported cannot ask at all: there an empty cache has the length 0, and a filled one a tensor.
+    exported = torch.compiler.is_exporting() and isinstance(past, Tensor)
+    if doc_ids is not None:
+        if doc_ids.shape != (batch, past + time):
+            what = f"shape {(batch, int(past + time))}: one document per token, cached tokens included"
+            raise expected("doc_ids", what, tuple(doc_ids.shape))
+        doc_ids = document_runs(doc_ids, mask)
+    elif documents is not None and past == 0:
+        doc_ids = doc_ids_of(documents.cu_seqlens, batch, time)
+    elif position_ids is not None and time > 1 and not exported and past == 0:
+        doc_ids = documents_from_positions(position_ids.expand(batch, -1), new_mask)
+
+    if position_ids is None:
+        if doc_ids is not None:
+            position_ids = positions_in_documents(doc_ids, mask)[:, -time:]
+        elif mask is not None:
+            position_ids = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -time:]
+        else:
+            position_ids = (torch.arange(time, device=h_BTD.device) + past)[None]
+    if doc_ids is None:
+        return Layout(attention_mask=new_mask), None, position_ids
+    continues = None if doc_ids.shape[1] == time else doc_ids[:, :-time] == doc_ids[:, -time, None]
+    full = attention_mask is None or (mask is not None and not torch.compiler.is_compiling() and bool(mask.all()))
+    plain = full and bool(past == 0)
+    documents, without_mask = _for_kernels(config, h_BTD, doc_ids[:, -time:], documents, plain, training)
+    layout = Layout(new_mask, doc_ids[:, -time:], continues, documents=documents, without_mask=without_mask)
+    return layout, doc_ids, position_ids
+
+
+def _for_kernels(
+    config: CanonLMConfig, h_BTD: Tensor, doc_ids_BT: Tensor, documents: Documents | None, plain: bool, training: bool
+) -> tuple[Documents | None, bool]:
+    """Documents for kernels (None: no kernel of this model uses them), and whether attention works without a mask.
+    `plain`: nothing is padded, and nothing is cached."""
+    attends, flash = "attention" in config.mixers, "flash" in (config._attn_implementation or "")
+    if attends and flash and not plain:
+        what = '"sdpa", "eager" or "flex_attention" with packed documents beside padding or cached tokens'
+        raise expected("attn_implementation", what, config._attn_implementation)
+    without_mask = attends and plain and needs_no_mask(config, h_BTD, training)
+    if plain and documents is not None:
+        return documents, without_mask
+    if torch.compiler.is_compiling() and not flash:
+        return None, False  # their number would be no constant of the graph
+    needed = without_mask or (h_BTD.is_cuda and config.is_recurrent)
+    return documents_of(doc_ids_BT) if needed else None, without_mask
+
+
+def same_document(doc_ids: Tensor) -> Callable[..., Tensor]:
+    """For transformers' masks: is the key's document the query's? `doc_ids` are of cached and new tokens."""
+    last = doc_ids.shape[1] - 1  # a static cache asks about places that are not written yet: causality hides them
+
+    def same(batch_idx, head_idx, q_idx, kv_idx):
+        return doc_ids[batch_idx, q_idx.clamp(max=last)] == doc_ids[batch_idx, kv_idx.clamp(max=last)]
+
+    return same

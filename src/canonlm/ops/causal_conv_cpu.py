@@ -1,0 +1,197 @@
+"""The kernels of `cpu_rows` as operators of torch: for plain tensors on a CPU where numba can be imported.
+
+The results are those of the PyTorch form bit by bit, as both add taps in one order with fused multiply-adds; the
+gradient of the taps differs in the last bits, and depends on the shape alone, not on the number of threads.
+A model's own folder has `absent` in place of this.
+"""
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MAX_KERNEL = 8
+COMPUTE = {torch.float32: torch.float32, torch.float64: torch.float64, torch.bfloat16: torch.float32}
+"""By dtype of the inputs, that of weights and sums."""
+
+GRAIN = 2**15
+"""Numbers below which a second thread costs more than it brings: torch's own figure."""
+
+LIBRARY = torch.library.Library("canonlm", "FRAGMENT")
+LIBRARY.define("cpu_conv(Tensor x, Tensor weight, Tensor? doc_ids, int history) -> Tensor")
+LIBRARY.define(
+    "cpu_conv_backward(Tensor dy, Tensor x, Tensor weight, Tensor? doc_ids, int history) -> (Tensor, Tensor)"
+)
+
+
+def usable(x_BSC: Tensor, weight_KC: Tensor) -> bool:
+    """Also in a compiled graph: inductor's loops take longer. An exported program may run without canonlm; wrapped
+    tensors (DTensor, fake ones) and other dtypes are left to PyTorch."""
+    return (
+        x_BSC.device.type == "cpu"
+        and not torch.compiler.is_exporting()
+        and type(x_BSC) in (Tensor, torch.nn.Parameter)
+        and COMPUTE.get(x_BSC.dtype) == weight_KC.dtype
+        and weight_KC.shape[0] <= MAX_KERNEL
+        and has_numba()
+    )
+
+
+def convolve(x_BSC: Tensor, weight_KC: Tensor, doc_ids_BS: Tensor | None, history: int) -> Tensor:
+    """`[B, S - history, C]`. doc_ids_BS: of all S positions, of which the first `history` have no output.
+
+    Differentiable once, in x and weight.
+    """
+    return torch.ops.canonlm.cpu_conv(x_BSC, weight_KC, doc_ids_BS, history)
+
+
+def _forward(x_BSC: Tensor, weight_KC: Tensor, doc_ids_BS: Tensor | None, history: int) -> Tensor:
+    batch, length, channels = x_BSC.shape
+    x, weight, doc_ids = rowwise(x_BSC), weight_KC.contiguous(), ids_of(doc_ids_BS)
+    y = x.new_empty(batch, length - history, channels)
+    _run("forward", x, y, weight, doc_ids, history)
+    return y
+
+
+def _backward(dy_BTC: Tensor, x_BSC: Tensor, weight_KC: Tensor, doc_ids_BS: Tensor | None, history: int):
+    from canonlm.ops.cpu_rows import TOKENS
+
+    batch, length, _ = x_BSC.shape
+    x, dy, weight, doc_ids = rowwise(x_BSC), rowwise(dy_BTC), weight_KC.contiguous(), ids_of(doc_ids_BS)
+    dx = x.new_empty(x.shape)
+    partials = weight.new_empty(batch * -(-length // TOKENS), *weight.shape)
+    _run("backward", x, dx, weight, doc_ids, history, dy, partials)
+    # One after the other: torch's sum adds in an order that depends on the number of threads.
+    return dx, torch.from_numpy(partials.numpy().sum(axis=0))
+
+
+def _run(
+    direction: str,
+    x: Tensor,
+    out: Tensor,
+    weight: Tensor,
+    doc_ids: Tensor | None,
+    history: int,
+    dy: Tensor | None = None,
+    partials: Tensor | None = None,
+) -> None:
+    from canonlm.ops.cpu_rows import TOKENS, Work
+
+    batch, length, channels = x.shape
+    size = x.element_size()
+    work = np.zeros(1, Work)
+    work[0] = (
+        0,
+        *(0 if tensor is None else tensor.data_ptr() for tensor in (x, dy, out, weight, partials, doc_ids)),
+        *(batch, length, history, channels),
+        *(x.stride(0) * size, x.stride(1) * size),
+        *((0, 0) if dy is None else (dy.stride(0) * size, dy.stride(1) * size)),
+    )
+    launch(_function(direction, weight.shape[0], x.dtype), work, batch * -(-length // TOKENS), x.numel())
+
+
+def launch(function: Any, work: np.ndarray, blocks: int, numbers: int) -> None:
+    """Run the C function on `work`: in as many threads as torch has, unless there are few `numbers` or blocks."""
+    threads = min(torch.get_num_threads(), blocks)
+    in_threads = _parallel() if threads > 1 and numbers > GRAIN else None
+    if in_threads is None:
+        function(work.ctypes.data)
+    else:
+        in_threads(function, work.ctypes.data, threads, 0)
+
+
+@functools.cache
+def _function(direction: str, kernel: int, dtype: torch.dtype) -> Any:
+    """The first call compiles, a second or two, or reads what an earlier process has compiled."""
+    from canonlm.ops.cpu_rows import compiled
+
+    return callable_from_c(compiled(direction, kernel, str(dtype).removeprefix("torch.")))
+
+
+def callable_from_c(code: Any) -> Any:
+    """A function compiled by numba's `cfunc`, for `launch`."""
+    function: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)
+    function.code = code  # which it must not outlive
+    return function
+
+
+@functools.cache
+def _parallel() -> Callable | None:
+    """OpenMP's way to run a C function in several threads, from the library that torch itself uses: its threads are
+    awake when torch has just finished an operator, and threads of our own would fight with them. None: in this
+    process there is no such thing (macOS), or it is a fork, in which the threads are gone."""
+    if _forked:
+        return None
+    try:
+        parallel = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
+    return parallel
+
+
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+    _parallel.cache_clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@torch.compiler.assume_constant_result
+def has_numba() -> bool:
+    return _numba_imports()
+
+
+@functools.cache
+def _numba_imports() -> bool:
+    try:
+        import canonlm.ops.cpu_rows as cpu_rows  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def rowwise(x: Tensor) -> Tensor:
+    """`x`, its channels side by side; its batch and time may have any strides."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def ids_of(doc_ids: Tensor | None) -> Tensor | None:
+    return None if doc_ids is None else doc_ids.to(torch.int64).contiguous()
+
+
+def _save(ctx, inputs, output) -> None:
+    x, weight, doc_ids, ctx.history = inputs
+    ctx.save_for_backward(x, weight, doc_ids)
+
+
+def _gradients(ctx, dy: Tensor):
+    x, weight, doc_ids = ctx.saved_tensors
+    return *torch.ops.canonlm.cpu_conv_backward(dy, x, weight, doc_ids, ctx.history), None, None
+
+
+LIBRARY.impl("cpu_conv", _forward, "CPU")
+LIBRARY.impl("cpu_conv_backward", _backward, "CPU")
+torch.library.register_fake(
+    "canonlm::cpu_conv",
+    lambda x, weight, doc_ids, history: x.new_empty(x.shape[0], x.shape[1] - history, x.shape[2]),
+    lib=LIBRARY,
+)
+torch.library.register_fake(
+    "canonlm::cpu_conv_backward",
+    lambda dy, x, weight, doc_ids, history: (x.new_empty(x.shape), weight.new_empty(weight.shape)),
+    lib=LIBRARY,
+)
+torch.library.register_autograd("canonlm::cpu_conv", _gradients, setup_context=_save, lib=LIBRARY)

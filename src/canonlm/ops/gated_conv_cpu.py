@@ -1,0 +1,131 @@
+"""The kernels of `cpu_gated` as an operator of torch: silu(conv(gate)) * conv(up) of plain float32 tensors on a CPU.
+
+Nothing is saved for the backward but the inputs. The results depend on the shape alone, not on the number of threads.
+A model's own folder has `absent` in place of this.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from canonlm.ops.causal_conv_cpu import LIBRARY, MAX_KERNEL, callable_from_c, has_numba, ids_of, launch, rowwise
+
+LIBRARY.define("cpu_gated(Tensor gate, Tensor up, Tensor gate_taps, Tensor up_taps, Tensor? doc_ids) -> Tensor")
+LIBRARY.define(
+    "cpu_gated_backward(Tensor dy, Tensor gate, Tensor up, Tensor gate_taps, Tensor up_taps, Tensor? doc_ids)"
+    " -> (Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def usable_gated(
+    gate_BTC: Tensor, up_BTC: Tensor, gate_taps_KC: Tensor, up_taps_KC: Tensor, *, exact: bool = False
+) -> bool:
+    """On a CPU with numba, compiled too: inductor's loops take longer. An exported program may run without canonlm.
+
+    exact: is the kernel's SiLU also torch's to the bit? It is where torch uses vectors (AVX2, AVX512).
+    """
+    return (
+        not torch.compiler.is_exporting()
+        and all(type(x) is Tensor and x.device.type == "cpu" for x in (gate_BTC, up_BTC))
+        and all(x.dtype == torch.float32 for x in (gate_BTC, up_BTC, gate_taps_KC, up_taps_KC))
+        and gate_taps_KC.shape == up_taps_KC.shape
+        and gate_taps_KC.shape[0] <= MAX_KERNEL
+        and has_numba()
+        and (not exact or _has_silu_of_torch())
+    )
+
+
+@torch.compiler.assume_constant_result
+def _has_silu_of_torch() -> bool:
+    return _silu_is_of_torch()
+
+
+@functools.cache
+def _silu_is_of_torch() -> bool:
+    with torch.no_grad():
+        gate = torch.linspace(-110, 110, 2**14)[None, None]
+        one = torch.ones(1, gate.shape[-1])
+        return torch.equal(_forward(gate, one.expand_as(gate), one, one, None), torch.nn.functional.silu(gate))
+
+
+def convolve_gated(
+    gate_BTC: Tensor, up_BTC: Tensor, gate_taps_KC: Tensor, up_taps_KC: Tensor, doc_ids_BT: Tensor | None
+) -> Tensor:
+    """silu(conv(gate)) * conv(up), `[B, T, C]`, with `causal_conv`'s convolution. Differentiable once."""
+    return torch.ops.canonlm.cpu_gated(gate_BTC, up_BTC, gate_taps_KC, up_taps_KC, doc_ids_BT)
+
+
+def _forward(gate: Tensor, up: Tensor, gate_taps: Tensor, up_taps: Tensor, doc_ids: Tensor | None) -> Tensor:
+    y = gate.new_empty(gate.shape)
+    _run("forward", gate, up, torch.stack([gate_taps, up_taps]), doc_ids, [y])
+    return y
+
+
+def _backward(dy: Tensor, gate: Tensor, up: Tensor, gate_taps: Tensor, up_taps: Tensor, doc_ids: Tensor | None):
+    from canonlm.ops.cpu_rows import TOKENS
+
+    batch, length, _ = gate.shape
+    outs = [gate.new_empty(gate.shape), up.new_empty(up.shape)]
+    taps = torch.stack([gate_taps, up_taps])
+    partials = taps.new_empty(batch * -(-length // TOKENS), *taps.shape)
+    _run("backward", gate, up, taps, doc_ids, outs, dy, partials)
+    # One after the other: torch's sum adds in an order that depends on the number of threads.
+    gate_sums, up_sums = partials.numpy().sum(axis=0)
+    return *outs, torch.from_numpy(gate_sums), torch.from_numpy(up_sums)
+
+
+def _run(
+    direction: str,
+    gate: Tensor,
+    up: Tensor,
+    taps: Tensor,
+    doc_ids: Tensor | None,
+    outs: list[Tensor],
+    dy: Tensor | None = None,
+    partials: Tensor | None = None,
+) -> None:
+    from canonlm.ops.cpu_gated import SIZE, Work
+    from canonlm.ops.cpu_rows import TOKENS
+
+    batch, length, channels = gate.shape
+    gate, up, doc_ids = rowwise(gate), rowwise(up), ids_of(doc_ids)
+    dy = None if dy is None else rowwise(dy)
+    out, out_up = outs if len(outs) == 2 else (*outs, None)
+    strides = [(0, 0) if x is None else (x.stride(0) * SIZE, x.stride(1) * SIZE) for x in (gate, up, dy)]
+    work = np.zeros(1, Work)
+    work[0] = (
+        0,
+        *(0 if x is None else x.data_ptr() for x in (gate, up, dy, out, out_up, taps, partials, doc_ids)),
+        *(batch, length, channels),
+        *(stride for pair in strides for stride in pair),
+    )
+    launch(_function(direction, taps.shape[1]), work, batch * -(-length // TOKENS), gate.numel())
+
+
+@functools.cache
+def _function(direction: str, kernel: int) -> Any:
+    from canonlm.ops.cpu_gated import compiled
+
+    return callable_from_c(compiled(direction, kernel))
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx, dy: Tensor):
+    return *torch.ops.canonlm.cpu_gated_backward(dy, *ctx.saved_tensors), None
+
+
+LIBRARY.impl("cpu_gated", _forward, "CPU")
+LIBRARY.impl("cpu_gated_backward", _backward, "CPU")
+torch.library.register_fake("canonlm::cpu_gated", lambda gate, *rest: gate.new_empty(gate.shape), lib=LIBRARY)
+torch.library.register_fake(
+    "canonlm::cpu_gated_backward",
+    lambda dy, *inputs: tuple(x.new_empty(x.shape) for x in inputs[:4]),
+    lib=LIBRARY,
+)
+torch.library.register_autograd("canonlm::cpu_gated", _gradients, setup_context=_save, lib=LIBRARY)

@@ -1,0 +1,129 @@
+"""The causal convolution followed by the rotary embedding, as one operator of torch for float32 on a CPU.
+
+Queries, keys and values are then read and written once. The numbers are those of the two steps, bit by bit: the kernel
+rounds where torch does. A model's own folder has `absent` in place of this.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from canonlm.ops.causal_conv_cpu import LIBRARY, MAX_KERNEL, callable_from_c, has_numba, ids_of, launch, rowwise
+
+LIBRARY.define(
+    "cpu_rotary_conv(Tensor x, Tensor weight, Tensor? doc_ids, Tensor cos, Tensor sin, int heads, int rotated)"
+    " -> Tensor"
+)
+LIBRARY.define(
+    "cpu_rotary_conv_backward(Tensor dy, Tensor x, Tensor weight, Tensor? doc_ids, Tensor cos, Tensor sin, int rotated)"
+    " -> (Tensor, Tensor)"
+)
+
+
+def usable_rotary(x_BTC: Tensor, weight_KC: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """On a CPU with numba, compiled too. An exported program may run without canonlm."""
+    return (
+        not torch.compiler.is_exporting()
+        and all(type(each) is Tensor and each.device.type == "cpu" for each in (x_BTC, cos, sin))
+        and all(each.dtype == torch.float32 for each in (x_BTC, weight_KC, cos, sin))
+        and weight_KC.shape[0] <= MAX_KERNEL
+        and has_numba()
+    )
+
+
+def rotary_conv(
+    x_BTC: Tensor, weight_KC: Tensor, doc_ids_BT: Tensor | None, cos: Tensor, sin: Tensor, heads: int, rotated: int
+) -> Tensor:
+    """`[B, T, heads, C / heads]`: `causal_conv`, then a rotation by `cos` and `sin`, `[B or 1, T, 1, rope_dim / 2]`, of
+    the first `rotated` heads. Differentiable once, in x and weight."""
+    return torch.ops.canonlm.cpu_rotary_conv(x_BTC, weight_KC, doc_ids_BT, cos, sin, heads, rotated)
+
+
+def _forward(
+    x: Tensor, weight: Tensor, doc_ids: Tensor | None, cos: Tensor, sin: Tensor, heads: int, rotated: int
+) -> Tensor:
+    batch, time, channels = x.shape
+    y = x.new_empty(batch, time, heads, channels // heads)
+    _run("forward", x, y, weight, doc_ids, cos, sin, heads, rotated)
+    return y
+
+
+def _backward(
+    dy: Tensor, x: Tensor, weight: Tensor, doc_ids: Tensor | None, cos: Tensor, sin: Tensor, rotated: int
+) -> tuple[Tensor, Tensor]:
+    from canonlm.ops.cpu_rows import TOKENS
+
+    batch, time, _ = x.shape
+    dx = x.new_empty(x.shape)
+    partials = weight.new_empty(batch * -(-time // TOKENS), *weight.shape)
+    _run("backward", x, dx, weight, doc_ids, cos, sin, dy.shape[2], rotated, dy, partials)
+    # One after the other: torch's sum adds in an order that depends on the number of threads.
+    return dx, torch.from_numpy(partials.numpy().sum(axis=0))
+
+
+def _run(
+    direction: str,
+    x: Tensor,
+    out: Tensor,
+    weight: Tensor,
+    doc_ids: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    rotated: int,
+    dy: Tensor | None = None,
+    partials: Tensor | None = None,
+) -> None:
+    from canonlm.ops.cpu_rows import TOKENS, Rotation
+
+    batch, time, channels = x.shape
+    x, weight, doc_ids = rowwise(x), weight.contiguous(), ids_of(doc_ids)
+    dy = None if dy is None else rowwise(dy)
+    cos, sin = cos.contiguous(), sin.contiguous()
+    size = x.element_size()
+    dy_strides = (0, 0, 0) if dy is None else tuple(size * dy.stride(axis) for axis in (0, 1, 2))
+    work = np.zeros(1, Rotation)
+    work[0] = (
+        0,
+        *(0 if tensor is None else tensor.data_ptr() for tensor in (x, dy, out, weight, partials, doc_ids)),
+        *(batch, time, 0, channels),
+        *(x.stride(0) * size, x.stride(1) * size, *dy_strides[:2]),
+        *(cos.data_ptr(), sin.data_ptr(), cos.stride(0) if cos.shape[0] > 1 else 0),
+        *(cos.shape[-1], heads, min(rotated, heads), dy_strides[2]),
+    )
+    launch(_function(direction, weight.shape[0]), work, batch * -(-time // TOKENS), x.numel())
+
+
+@functools.cache
+def _function(direction: str, kernel: int) -> Any:
+    from canonlm.ops.cpu_rows import compiled
+
+    return callable_from_c(compiled(direction, kernel, "float32", rotates=True))
+
+
+def _save(ctx, inputs, output) -> None:
+    x, weight, doc_ids, cos, sin, _, ctx.rotated = inputs
+    ctx.save_for_backward(x, weight, doc_ids, cos, sin)
+
+
+def _gradients(ctx, dy: Tensor):
+    dx, dweight = torch.ops.canonlm.cpu_rotary_conv_backward(dy, *ctx.saved_tensors, ctx.rotated)
+    return dx, dweight, None, None, None, None, None
+
+
+LIBRARY.impl("cpu_rotary_conv", _forward, "CPU")
+LIBRARY.impl("cpu_rotary_conv_backward", _backward, "CPU")
+torch.library.register_fake(
+    "canonlm::cpu_rotary_conv",
+    lambda x, weight, doc_ids, cos, sin, heads, rotated: x.new_empty(*x.shape[:2], heads, x.shape[2] // heads),
+    lib=LIBRARY,
+)
+torch.library.register_fake(
+    "canonlm::cpu_rotary_conv_backward",
+    lambda dy, x, weight, *rest: (x.new_empty(x.shape), weight.new_empty(weight.shape)),
+    lib=LIBRARY,
+)
+torch.library.register_autograd("canonlm::cpu_rotary_conv", _gradients, setup_context=_save, lib=LIBRARY)

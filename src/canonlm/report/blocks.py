@@ -1,0 +1,151 @@
+"""What pages are made of, as plain data: a page is one JSON value, which the scripts in `web` draw.
+
+A block is a dict with one key, its kind (`BLOCKS` in web/page.js). All text in it is shown as text.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+
+from ..runs.rows import Evaluation
+from .summary import MIN_SEEDS, Difference, Spread, wilson
+from .theme import COLORS, DARK, FONT, Look
+from .words import Quantity, count_of, percent, span
+
+Block = dict[str, Any]
+Cell = str | dict[str, Any]
+
+# The policy lets nothing in from outside, whatever the page may contain.
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
+)
+NO_SCRIPT = "This page needs JavaScript; canonlm report --table and canonlm results print the numbers in a terminal."
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], marks: Sequence[str] = (), kind: str = "") -> Block:
+    """marks: a class for each row: best, aside. kind: words, where cells are texts and not numbers."""
+    return {"table": {"head": list(head), "rows": rows, "marks": list(marks), "kind": kind or None}}
+
+
+def fold(title: str, blocks: Sequence[Block], *, opened: bool = False) -> list[Block]:
+    """What is shown once its title is clicked; nothing where it would be empty."""
+    return [{"fold": {"title": title, "blocks": blocks, "open": opened}}] if blocks else []
+
+
+def chart(name: str, caption: str, drawn: Mapping[str, Any]) -> Block:
+    """drawn: panels and series, as the first lines of web/chart.js say. name: of the chart on its page."""
+    return {"chart": {"id": name, "caption": caption, **drawn}}
+
+
+def caveat(limits: Sequence[str]) -> list[Block]:
+    """The first of these, in a line, and how many more there are; nothing where there is none."""
+    if not limits:
+        return []
+    more = f" ({len(limits) - 1} more below.)" if len(limits) > 1 else ""
+    return [{"caveat": f"Before you conclude: {limits[0][:1].lower()}{limits[0][1:]}{more}"}]
+
+
+def cell(text: str, small: str = "", hint: str = "") -> Cell:
+    """small: below the text. hint: what hovering shows."""
+    more = {key: value for key, value in (("small", small), ("hint", hint)) if value}
+    return {"text": text, **more} if more else text
+
+
+def spread_cell(spread: Spread | None, quantity: Quantity, runs: int) -> Cell:
+    """A value with its interval below; a share is underlined as far as it goes. `runs`: how many are said beside it."""
+    if spread is None:
+        return "–"
+    small, hint = spread.small(quantity.say, runs), spread.about(quantity.say)
+    share = {"share": round(100 * spread.mean, 1)} if quantity.say is percent else {}
+    return {"text": quantity.say(spread.mean), "small": small, "hint": hint, **share}
+
+
+def difference_cell(found: Difference | None, quantity: Quantity, pairs: int) -> Cell:
+    """A difference with its interval below. `pairs`: how many are said beside it."""
+    if found is None:
+        return "–"
+    interval = f"{quantity.gap(found.low)} to {quantity.gap(found.high)}" if found.low < found.high else ""
+    small = interval or ("no interval" if found.pairs < MIN_SEEDS else "all equal")
+    count = count_of(found.pairs, "pair")
+    least, most = quantity.gap(min(found.values)), quantity.gap(max(found.values))
+    hint = f"{count} of runs" + (f", from {least} to {most}" if least != most else "")
+    return cell(quantity.gap(found.mean), f"{small}, {count}" if found.pairs != pairs else small, hint)
+
+
+def value_cell(row: Evaluation | None, key: str, quantity: Quantity) -> Cell:
+    """What one run scored: an accuracy with its counts and its 95 % interval, or a measure."""
+    value = row.value(key) if row else None
+    if row is None or value is None:
+        return "–"
+    count = row.slices.get(key)
+    return cell(quantity.say(value), f"{count.correct:,} of {count.total:,}, {span(*wilson(count))}" if count else "")
+
+
+def page(
+    title: str, facts: Sequence[str], blocks: Sequence[Block], looks: Mapping[str, Look], *, views: Sequence[str] = (),
+    **data: Any,
+) -> str:  # fmt: skip
+    """The page as HTML. views: scripts of `web` besides those of every page, with their templates. data: more of what
+    the page holds."""
+    payload = {
+        "title": title, "facts": list(facts), "blocks": list(blocks),
+        "views": [name for name in views if _has(f"{name}.html")], "font": FONT, "colors": COLORS,
+        "looks": {name: asdict(look) | {"color": (look.color, DARK[look.color])} for name, look in looks.items()},
+    } | data  # fmt: skip
+    variables = ["".join(f"--{name}: {pair[place]}; " for name, pair in COLORS.items()) for place in (0, 1)]
+    style = (
+        f":root {{ {variables[0]}}} @media screen and (prefers-color-scheme: dark) {{ :root {{ {variables[1]}}} }}\n"
+        f"body {{ font: 16px/1.5 {FONT}; }}\n{_web('style.css')}"
+    )
+    templates = "\n".join(
+        f'<template id="view-{name}">{_web(f"{name}.html")}</template>' for name in views if _has(f"{name}.html")
+    )
+    names = ("draw", "chart", *views, "page")
+    scripts = "\n".join(_web(f"{name}.js") for name in names if _has(f"{name}.js"))
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{_escape(title)}</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>
+<body>
+<main></main>
+<noscript><p>{NO_SCRIPT}</p></noscript>
+{templates}
+<script type="application/json" id="page-data">{_inert(payload)}</script>
+<script>{scripts}</script>
+<script type="text/plain" id="plotly">{get_plotlyjs()}</script>
+</body>
+</html>
+"""
+
+
+def _inert(value: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _has(name: str) -> bool:
+    return (files(__package__) / "web" / name).is_file()
+
+
+@cache
+def _web(name: str) -> str:
+    """One of the files in `web`."""
+    return (files(__package__) / "web" / name).read_text("utf-8")

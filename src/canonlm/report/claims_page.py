@@ -1,0 +1,122 @@
+"""The ledger of claims as an HTML page and as Markdown."""
+
+from collections.abc import Sequence
+
+from .blocks import Block, Cell, cell, chart, fold, page, table
+from .charts import Chart
+from .claims import STATES, Claim, Estimate, summary
+from .theme import Look
+
+TITLE = "What the paper claims, and what runs say"
+LEAD = (
+    "Physics of Language Models, Part 4. Each claim is in our words. Verdicts come from at least five fresh seeds, at "
+    "a learning rate that other seeds chose. Sizes are far below the paper's, so our number and the paper's do not "
+    "estimate the same thing. Claims about the published models come from their own tables."
+)
+LOOKS = {state: Look(color, "solid", "circle", "") for state, color in
+         (("supported", "#009e73"), ("contradicted", "#d55e00"), ("undecided", "#666666"))}  # fmt: skip
+FOREST = "Differences in points with 95 % intervals, one line for each comparison. Hovering tells what is compared."
+WORDS = {
+    "supported": "every comparison came out as the claim says, by at least what matters",
+    "contradicted": "a comparison came out the other way, or its difference is surely smaller than what matters",
+    "undecided": "the seeds allow both, or something else may explain the difference",
+    "untested": "nothing was trained or measured for it yet",
+}
+
+
+def html(entries: Sequence[Claim]) -> str:
+    """One self-contained page: a table for each verdict, then a chart of all estimates in points."""
+    blocks: list[Block] = [{"answer": f"{summary(entries)}."}, {"note": LEAD}]
+    for state in STATES:
+        of_state = [each for each in entries if each.state == state]
+        shown = _table(of_state) if state != "untested" else _untested(of_state)
+        about = {"note": f"{WORDS[state].capitalize()}."}
+        opened = state in ("supported", "contradicted")
+        blocks += fold(f"{state.capitalize()} ({len(of_state)})", [about, shown] if of_state else [], opened=opened)
+    rows = [(each, estimate) for each in entries for estimate in each.estimates if estimate.unit == "points"]
+    if rows:
+        blocks[2:2] = fold("All estimates in one chart", [chart("estimates", FOREST, _forest(rows))])
+    return page(TITLE, [], blocks, LOOKS)
+
+
+def _forest(rows: Sequence[tuple[Claim, Estimate]]) -> Chart:
+    """The first claim on top. Several comparisons of a claim share its name, so lines have numbers."""
+    series = []
+    for state in LOOKS:
+        chosen = [(len(rows) - place, *row) for place, row in enumerate(rows) if row[0].state == state]
+        series.append({
+            "panel": 0, "kind": "dots", "name": state, "look": state, "run": state, "across": True,
+            "x": [e.value for *_, e in chosen], "y": [place for place, *_ in chosen],
+            "low": [e.low for *_, e in chosen], "high": [e.high for *_, e in chosen],
+            "hover": [f"{claim.id} {e.what}\n{e}\n{e.note}" for _, claim, e in chosen],
+        })  # fmt: skip
+    zero = {"panel": 0, "kind": "level", "name": "no difference", "x": [0, 0], "y": [0, len(rows) + 1]}
+    first = [place for place, row in enumerate(rows) if place == 0 or rows[place - 1][0].id != row[0].id]
+    ticks = [(len(rows) - place, rows[place][0].id) for place in first]
+    y = {"ticks": ticks, "even": True, "range": [0.2, len(rows) + 0.8]}
+    return {
+        "height": 22 * len(rows),
+        "panels": [{"title": "", "x": {"title": "points"}, "y": y}], "series": [zero, *(s for s in series if s["x"])],
+    }  # fmt: skip
+
+
+def _table(entries: Sequence[Claim]) -> Block:
+    rows: list[list[Cell]] = [
+        [each.id, cell(each.text, each.reason),
+         {"text": "", "parts": [cell(str(e), _about(e)) for e in each.estimates]},
+         each.paper or "–", cell(each.source, " · ".join(_facts(each)))]
+        for each in entries
+    ]  # fmt: skip
+    return table(["claim", "in our words", "estimate, 95 % interval", "the paper", "evidence"], rows, kind="words")
+
+
+def _untested(entries: Sequence[Claim]) -> Block:
+    rows: list[list[Cell]] = [[each.id, each.text, each.reason] for each in entries]
+    return table(["claim", "in our words", "why not"], rows, kind="words")
+
+
+def _about(estimate: Estimate) -> str:
+    return f"{estimate.what}" + (f" ({estimate.note})" if estimate.note else "")
+
+
+def _facts(claim: Claim) -> list[str]:
+    done, runs = claim.runs
+    facts = [f"{claim.seeds} seeds each"] if claim.seeds else []
+    facts += [f"{done} of {runs} runs" if done < runs else f"{runs} runs"] if runs else []
+    return [*facts, *claim.machines, *(f"commit {commit[:10]}" for commit in claim.commits)]
+
+
+def markdown(entries: Sequence[Claim]) -> str:
+    """The same as a page of the documentation."""
+    parts = [
+        f"# {TITLE}",
+        "",
+        LEAD,
+        "",
+        f"**{summary(entries)}.** `canonlm claims --out docs/claims.md` writes this page.",
+        "",
+    ]
+    for state in STATES:
+        of_state = [each for each in entries if each.state == state]
+        if not of_state:
+            continue
+        parts += [f"## {state.capitalize()}", "", f"{WORDS[state].capitalize()}.", ""]
+        if state == "untested":
+            parts += ["| | claim | why not |", "|---|---|---|"]
+            parts += [f"| {each.id} | {_cell(each.text)} | {_cell(each.reason)} |" for each in of_state]
+        else:
+            parts += ["| | claim | estimate, 95 % interval | the paper | evidence |", "|---|---|---|---|---|"]
+            parts += [f"| {each.id} | {_said(each)} |" for each in of_state]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _said(claim: Claim) -> str:
+    estimates = "<br>".join(f"{_cell(each.what)}: **{each}**" for each in claim.estimates)
+    text = _cell(claim.text) + (f"<br>*{_cell(claim.reason)}*" if claim.reason else "")
+    evidence = "; ".join([claim.source, *_facts(claim)])
+    return " | ".join([text, estimates, _cell(claim.paper) or "–", _cell(evidence)])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

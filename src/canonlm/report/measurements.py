@@ -1,0 +1,197 @@
+"""Run folders in, one long data frame out: a row per measurement, as the runs wrote it.
+
+`frames` prepares numbers for pages (percent, names as the paper writes them). This is for analyses of your own.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import unknown
+from ..runs.identity import flat, write
+from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, TrainRow, known_count, one_line, slice_key
+from .evals import Evaluated
+from .frames import asked_with, question_of, setting_of
+from .gather import Folders, Gathered, gather
+from .runs import LeftOut, Run, TextRun
+from .text import mixes, tokens_of
+from .tidy import fitting
+from .words import count_of, headline
+
+if TYPE_CHECKING:
+    import polars as pl
+
+COLUMNS = {
+    "run": "String",  # the folder's name
+    "state": "String",  # finished, or: unfinished at step 300 of 2000
+    "task": "String",  # depo, text; of `canonlm eval`: what was asked
+    "setting": "String",  # difficulty or settings of the task; of text: the sources
+    "arch": "String",
+    "parameters": "Int64",  # once the run has finished
+    "lr": "Float64",  # of the configuration; the measure `lr` is that of a step
+    "seed": "Int64",
+    "kind": "String",  # training, evaluation, final, suite
+    "split": "String",
+    "step": "Int64",
+    "tokens": "Int64",  # seen in training up to this step
+    "slice": "String",  # which questions: all, k=4, 1hop-2k; of text: the validation set
+    "measure": "String",
+    "value": "Float64",  # null where it was not a finite number
+    "stderr": "Float64",  # as `canonlm eval` gives it
+    "correct": "Int64",
+    "total": "Int64",  # answers, or tokens of a text, behind the value
+}
+
+TRAINING = ("loss", "lr", "grad_norm", "tokens_per_s", "z_loss", "mfu", "data_wait_share", "memory_gb")
+NAMED_WHEN_LEFT_OUT = 10
+
+Row = tuple[Any, ...]
+
+
+def load_runs(folders: Folders = "runs", *, settings: Sequence[str] = ()) -> "pl.DataFrame":
+    """Everything that runs have measured, as a polars data frame (`.to_pandas()` for pandas): a row per measurement.
+
+    folders: one or several of: what `canonlm play`, `profile` and `replicate` wrote, a run of `canonlm train`, results
+    of `canonlm eval`, or a folder of such folders. A run that lies in two of them counts once.
+    settings: keys of the runs' `config.yaml` that become columns, such as "train.batch_size".
+
+    Columns: run, state, task, setting, arch, parameters, lr, seed, kind, split, step, tokens, slice, measure, value,
+    stderr, correct, total. `kind` is one of
+
+    - training: what a step logged (`loss`, `lr`, `grad_norm`, `tokens_per_s`, …);
+    - evaluation: during training. Accuracies are shares from 0 to 1, a row per slice; the row with slice "all" is the
+      task's headline, in which every slice weighs the same, so it has a `total` and no `correct`;
+    - final: the same once more, after the last step, and the run's `train_seconds` and `tokens_per_s`;
+    - suite: what `canonlm eval` asked.
+
+    A UserWarning names what could not be read, files of which only a part could, and runs that have not finished: these
+    have no rows of kind "final". Raises ValueError for a folder without runs or results, and for a setting that no run
+    has.
+    """
+    import polars as pl
+
+    gathered = gather(folders)
+    runs = [run for one in gathered for run in one.runs.values()]
+    about = _about(runs)
+    rows = [about[run.name] + row for run in runs for row in _of_run(run)]
+    left_out = [entry for one in gathered for entry in one.left_out]
+    for one in gathered:
+        for name, evaluated in one.evaluated.items():
+            try:
+                rows += list(_of_suites(evaluated, name, one, about))
+            except DAMAGE as error:
+                left_out.append(LeftOut(name, f"not readable: {type(error).__name__}: {error}"))
+    _warn(left_out, runs)
+    types = {name: getattr(pl, kind) for name, kind in COLUMNS.items()}
+    frame = pl.DataFrame([tuple(map(fitting, row)) for row in rows], types, orient="row")
+    return _with_settings(frame, runs, settings)
+
+
+def _about(runs: Sequence[Run | TextRun]) -> dict[str, Row]:
+    texts = mixes([run for run in runs if isinstance(run, TextRun)])
+    text_of = {run.name: mix for mix, group in texts.items() for run in group}
+    found = {}
+    for run in runs:
+        parameters = run.result.num_parameters if run.result else None
+        if isinstance(run, Run):
+            task = run.config["task"]
+            asked = run.task, setting_of(task if isinstance(task, dict) else {"name": task})
+        else:
+            asked = "text", text_of[run.name]
+        found[run.name] = (run.name, run.state, *asked, run.arch, parameters, run.lr, run.seed)
+    return found
+
+
+def _of_run(run: Run | TextRun) -> Iterator[Row]:
+    for step in run.train:
+        yield from _of_step(step, tokens_of(run.config, step.step))
+    split = str(flat(run.config).get("train.eval_split", "test"))
+    for row in run.evals:
+        yield from _of_evaluation(run, row, ("evaluation", split))
+    if run.result is not None:
+        yield from _of_evaluation(run, run.result.final, ("final", split))
+        at = ("final", None, run.result.steps, tokens_of(run.config, run.result.steps))
+        for name in ("train_seconds", "tokens_per_s"):
+            if (value := getattr(run.result, name)) is not None:
+                yield (*at, "all", name, value, None, None, None)
+
+
+def _of_step(row: TrainRow, tokens: int | None) -> Iterator[Row]:
+    for name in TRAINING:
+        if (value := getattr(row, name)) is not None:
+            yield ("training", "train", row.step, tokens, "all", name, value, None, None, None)
+
+
+def _of_evaluation(run: Run | TextRun, row: Evaluation | TextEvaluation, kind: tuple[str, str]) -> Iterator[Row]:
+    at = (*kind, row.step, tokens_of(run.config, row.step))
+    if isinstance(row, TextEvaluation):
+        if len(row.sets) > 1:
+            yield (*at, "all", "loss", row.loss, None, None, None)
+        for name, each in row.sets.items():
+            yield (*at, name, "loss", each.loss, None, None, each.tokens)
+            yield (*at, name, "bits_per_byte", each.bits_per_byte, None, None, each.tokens)
+        return
+    keys = headline(getattr(run, "task", ""), row.slices)
+    if keys and "all" not in row.slices:
+        counts = [row.slices[key] for key in keys]
+        mean = sum(count.accuracy for count in counts) / len(counts)
+        yield (*at, "all", "accuracy", mean, None, None, sum(count.total for count in counts))
+    for key, count in row.slices.items():
+        yield (*at, key, "accuracy", count.accuracy, None, count.correct, count.total)
+    for name, value in row.measures.items():
+        yield (*at, "all", name, value, None, None, None)
+    for name in row.unusable:
+        yield (*at, "all", name, None, None, None, None)
+    yield (*at, "all", "loss", row.loss, None, None, None)
+
+
+def _of_suites(one: Evaluated, name: str, where: Gathered, about: dict[str, Row]) -> Iterator[Row]:
+    step, parameters = (known_count(one.model.get(key)) for key in ("step", "parameters"))
+    arch = one.model.get("arch")
+    parts = {*one.label.split("/"), where.folder.name}
+    run = next((run for short, run in where.runs.items() if short in parts or Path(short).name in parts), None)
+    known = about[run.name] if run else None
+    tokens = tokens_of(run.config, step) if run and step is not None else None
+    for entry in one.entries:
+        asked = entry["settings"]
+        split = asked.get("split") if isinstance(asked.get("split"), str) else None
+        for score in entry["scores"]:
+            task, slice, measure = question_of(entry["suite"], entry["name"], score["measure"])
+            key = one_line(slice_key(score["slice"]))
+            if key != "all":
+                slice = key if entry["suite"] == "playground" else f"{slice}, {key}"
+            named = arch if isinstance(arch, str) else None
+            head = known or (name, None, None, None, named, parameters, None, None)
+            head = (*head[:2], task, asked_with(entry["suite"], asked), *head[4:])
+            yield (*head, "suite", split, step, tokens, slice, measure, score["value"], score["stderr"],
+                   None, score["n"])  # fmt: skip
+
+
+def _warn(left_out: Sequence[LeftOut], runs: Sequence[Run | TextRun]) -> None:
+    lines = [f"{entry.name}: {entry.reason}" for entry in left_out]
+    for run in runs:
+        damage = [*run.notes, *([count_of(run.damaged_rows, "damaged row")] if run.damaged_rows else [])]
+        if damage or not run.finished:
+            unfinished = [] if run.finished else [f"{run.state}, so without rows of kind final"]
+            lines.append(f"{run.name}: {'; '.join([*unfinished, *damage])}")
+    if lines:
+        more = [f"and {len(lines) - NAMED_WHEN_LEFT_OUT} more"] if len(lines) > NAMED_WHEN_LEFT_OUT else []
+        text = "\n  ".join(["not everything is in the data frame:", *lines[:NAMED_WHEN_LEFT_OUT], *more])
+        warnings.warn(text, stacklevel=3)
+
+
+def _with_settings(frame: "pl.DataFrame", runs: Sequence[Run | TextRun], keys: Sequence[str]) -> "pl.DataFrame":
+    import polars as pl
+
+    configs = {run.name: flat(run.config) for run in runs}
+    for key in keys:
+        values = {name: config[key] for name, config in configs.items() if key in config}
+        if not values:
+            raise unknown("setting", key, sorted(set().union(*configs.values())))
+        kinds = {type(value) for value in values.values() if value is not None}
+        if not (kinds <= {int, float} or kinds in ({str}, {bool})):
+            values = {name: write(value) for name, value in values.items()}
+        column = [fitting(values.get(name)) for name in frame["run"]]
+        frame = frame.with_columns(pl.Series(key, column, strict=False))
+    return frame

@@ -1,0 +1,113 @@
+"""The charts of a profile, as data that `web/chart.js` draws."""
+
+from collections.abc import Iterator
+from statistics import mean
+from typing import Any
+
+from ..experiments.outcomes import accuracy
+from .charts import GUESS, Chart, Series, level, steps_axis
+from .profile import SOLVED, Arm, Profile, TaskProfile
+from .words import count_of, percent
+
+ROW, GAP = 18, 20  # pixels of an architecture, and between tasks
+
+
+def scores(profile: Profile) -> Chart:
+    """A row of dots for each task: mean and interval, single seeds pale, what guessing scores as a short line."""
+    archs = profile.archs
+    band = ROW * len(archs) + GAP
+    middles = [-band * place for place in range(len(profile.tasks))]
+    series: list[Series] = []
+    for place, arch in enumerate(archs):
+        offset = ROW * ((len(archs) - 1) / 2 - place)
+        shown = [
+            (middle + offset, task.arms[place].score, task.label)
+            for middle, task in zip(middles, profile.tasks, strict=True)
+        ]
+        done = [(y, score, label) for y, score, label in shown if score]
+        seeds = [(y, value, label) for y, score, label in done if score.runs > 1 for value in score.values]
+        common = {"panel": 0, "name": arch, "look": arch, "across": True}
+        series.append(common | {
+            "kind": "pale", "unnamed": True, "x": [value for _, value, _ in seeds], "y": [y for y, _, _ in seeds],
+            "hover": [f"{arch}, {label}, one seed: {percent(value)}" for _, value, label in seeds],
+        })  # fmt: skip
+        series.append(common | {
+            "kind": "dots", "x": [score.mean for _, score, _ in done], "y": [y for y, _, _ in done],
+            "low": [score.low for _, score, _ in done], "high": [score.high for _, score, _ in done],
+            "hover": [f"{arch}, {label}\n{percent(score.mean)}\n{score.about(percent)}" for _, score, label in done],
+        })  # fmt: skip
+    half = ROW * len(archs) / 2 + 3
+    chances = [(middle, task.chance) for middle, task in zip(middles, profile.tasks, strict=True)]
+    x = [value for _, chance in chances for value in (chance, chance, None)]
+    y = [value for middle, _ in chances for value in (middle - half, middle + half, None)]
+    hint = [text for _, chance in chances for text in [f"guessing scores {percent(chance)}"] * 3]
+    series.append({"panel": 0, "kind": "level", "name": GUESS, "dash": "dot", "x": x, "y": y, "hover": hint})
+    ticks = [(middle, f"{task.label}  ") for middle, task in zip(middles, profile.tasks, strict=True)]
+    rows = {"ticks": ticks, "even": True, "range": [middles[-1] - band / 2, band / 2]}
+    panel = {"title": "", "x": {"share": True}, "y": rows}
+    return {"height": band * len(profile.tasks), "panels": [panel], "series": series}
+
+
+def solved(profile: Profile) -> Chart:
+    """Two panels for each task: the share of seeds that have had half, and 99 %, of the answers right, by step."""
+    panels: list[dict[str, Any]] = []
+    series: list[Series] = []
+    for task in profile.tasks:
+        for threshold in SOLVED:
+            for arm in task.arms:
+                if arm.outcomes:
+                    series.append(_survival(task, arm, threshold) | {"panel": len(panels)})
+            title = f"{task.label}, {percent(threshold)}".replace(".0%", "%")
+            panels.append({"title": title, "x": steps_axis(task.steps, linked=_equal(profile)), "y": {"share": True}})
+    return {"columns": 4, "panels": panels, "series": series}
+
+
+def _equal(profile: Profile) -> bool:
+    return len({task.steps for task in profile.tasks}) == 1
+
+
+def _survival(task: TaskProfile, arm: Arm, threshold: float) -> Series:
+    """A step up for each seed; those that never did are censored at the end, where a marker stands."""
+    passed = sorted(step for step in arm.solved_at(threshold, task.slices) if step is not None)
+    seeds = len(arm.outcomes)
+    last = max(outcome.steps for outcome in arm.outcomes)
+    missing = seeds - len(passed)
+    censored = f"{missing} of {count_of(seeds, 'seed')} not in {last:,} steps: censored" if missing else ""
+    x = [0, *passed, last]
+    hints = ["", *(f"step {step:,}: {place + 1} of {seeds}" for place, step in enumerate(passed)), censored]
+    return {
+        "kind": "steps", "name": arm.arch, "look": arm.arch, "x": x,
+        "y": [0.0, *((place + 1) / seeds for place in range(len(passed))), len(passed) / seeds],
+        "sizes": [0] * (len(x) - 1) + [9 if missing else 0], "hover": [f"{arm.arch}\n{hint}" for hint in hints],
+    }  # fmt: skip
+
+
+def curves(profile: Profile, *, by_time: bool) -> Chart:
+    """A panel for each task: the score while training, against steps or against minutes. Thin: single seeds."""
+    panels, series = [], []
+    for panel, task in enumerate(profile.tasks):
+        last = max((arm.minutes or 0) * task.steps for arm in task.arms) or 1.0 if by_time else float(task.steps)
+        series.append(
+            level(GUESS, [0, last], [task.chance] * 2, f"guessing scores {percent(task.chance)}", "dot", panel)
+        )
+        for arm in task.arms:
+            unit = arm.minutes if by_time else 1
+            if arm.outcomes and unit:
+                series += [one | {"panel": panel} for one in _curves(task, arm, unit, by_time)]
+        x = steps_axis(last, "minutes", linked=False) if by_time else steps_axis(last, linked=_equal(profile))
+        panels.append({"title": task.label, "x": x, "y": {"share": True}})
+    return {"columns": 3, "panels": panels, "series": series}
+
+
+def _curves(task: TaskProfile, arm: Arm, unit: float, by_time: bool) -> Iterator[Series]:
+    by_run = [{row.step: accuracy(row, task.slices) for row in outcome.evals} for outcome in arm.outcomes]
+    steps = sorted(set.intersection(*map(set, by_run)))  # as many steps in all runs, but where a stream ends
+    common = {"name": arm.arch, "look": arm.arch}
+    for name, run in zip(arm.names, by_run, strict=True):
+        if len(by_run) > 1:
+            yield common | {"kind": "thin", "run": name, "x": [step * unit for step in run], "y": [*run.values()],
+                            "hover": f"{arm.arch}\n{name}"}  # fmt: skip
+    means = [mean(run[step] for run in by_run) for step in steps]
+    at = [f"{step * unit:.2g} min (step {step:,})" if by_time else f"step {step:,}" for step in steps]
+    hover = [f"{arm.arch}\n{t}: {percent(value)}" for t, value in zip(at, means, strict=True)]
+    yield common | {"kind": "bold", "run": "mean", "x": [step * unit for step in steps], "y": means, "hover": hover}

@@ -1,0 +1,152 @@
+"""The page of a profile: the answer first, then what it rests on."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..files import write_text
+from .blocks import Block, Cell, caveat, cell, chart, fold, page, spread_cell, table
+from .profile import SOLVED, Arm, Profile, TaskProfile, caveats, headlines, verdicts
+from .profile_charts import curves, scores, solved
+from .theme import looks
+from .words import about_of, count_of, percent, quantity, score_of, sentence, short
+
+INTERVALS = "Intervals: 95 % of the mean over seeds, from three seeds on"
+SCORES = f"Score after training, by task. {INTERVALS}. Pale dots: single seeds. The dotted line: what guessing scores."
+NUMBERS = f"{INTERVALS}; differences in points, each interval for itself; the verdicts count how many there are."
+SOLVING = (
+    "Share of seeds that have had half, and 99 %, of the answers right at some evaluation, by step. A seed that never "
+    "did is censored: its line ends with a marker below 100 %, which says nothing of later steps."
+)
+BY_STEP = "Score while training, against steps. Thin lines: single seeds. Bold lines: their mean."
+BY_TIME = (
+    "The same against minutes of training, at the median speed of the architecture's runs; evaluations not counted."
+)
+
+
+def write(profile: Profile, command: str, path: Path) -> None:
+    write_text(path, html(profile, command))
+
+
+def html(profile: Profile, command: str) -> str:
+    """One self-contained page. command: that made it."""
+    answer, *unsure = headlines(profile)
+    limits = [*unsure, *caveats(profile)]
+    blocks: list[Block] = [
+        {"answer": answer},
+        _numbers(profile),
+        chart("profile", SCORES, scores(profile)),
+        *caveat(limits),
+        *fold("Task by task", [{"list": verdicts(profile)}]),
+        *fold("What else limits this comparison", [{"list": limits[1:]}]),
+        *fold("When a task is solved", [chart("solved", SOLVING, solved(profile)), _solved(profile)]),
+        *fold("Scores while training", [chart("steps", BY_STEP, curves(profile, by_time=False)),
+                                        chart("time", BY_TIME, curves(profile, by_time=True))]),
+        *fold("What it costs", _costs(profile)),
+        *fold("Every reported run", [_runs(profile)]),
+        *fold("What each task asks, and how to read the numbers", [{"list": _about(profile)}, {"text": NUMBERS}]),
+        *fold("Run it again", [{"code": command}]),
+    ]  # fmt: skip
+    return page(profile.title, _facts(profile), blocks, looks(profile.archs))
+
+
+def _facts(profile: Profile) -> list[str]:
+    return [
+        f"{profile.done} of {count_of(profile.total, 'run')} done",
+        count_of(len(profile.archs), "architecture"),
+        count_of(len(profile.tasks), "task"),
+        f"{count_of(profile.seeds, 'seed')} each",
+        *(["quick"] if profile.quick else []),
+        *([f"parameters matched to {profile.archs[0]}"] if profile.matched else []),
+    ]
+
+
+def _about(profile: Profile) -> list[str]:
+    items = []
+    for task in profile.tasks:
+        kinds = [quantity(task.task, key).label for key in task.slices]
+        over = f", averaged over {', '.join(kinds)}" if len(kinds) > 1 else f" ({kinds[0]})"
+        items.append(f"{task.label}: {score_of(task.task).share}{over}. {about_of(task.task)}")
+    return items
+
+
+def _each(profile: Profile, cells: Callable[[TaskProfile, Arm], list[Cell]]) -> list[list[Cell]]:
+    return [
+        [task.label if place == 0 else "", arm.arch, *cells(task, arm)]
+        for task in profile.tasks
+        for place, arm in enumerate(task.arms)
+    ]
+
+
+def _solved(profile: Profile) -> Block:
+    def cells(task: TaskProfile, arm: Arm) -> list[Cell]:
+        found: list[Cell] = []
+        for threshold in SOLVED:
+            steps = arm.solved_at(threshold, task.slices)
+            passed = sorted(step for step in steps if step is not None)
+            text = ", ".join(f"{step:,}" for step in passed) or "–"
+            found.append(cell(text, f"{len(passed)} of {count_of(len(steps), 'seed')}" if steps else ""))
+        return [*found, f"{task.steps:,}"]
+
+    head = ["task", "architecture", "steps to 50 %", "steps to 99 %", "of steps"]
+    return table(head, _each(profile, cells), kind="models")
+
+
+def _costs(profile: Profile) -> list[Block]:
+    def cells(task: TaskProfile, arm: Arm) -> list[Cell]:
+        memory = "–" if arm.memory_gb is None else f"{arm.memory_gb:.2g} GB"
+        whole = "–" if arm.minutes is None else f"{arm.minutes * task.steps:.1f}"
+        first = task.arms[0]
+        speed = short(arm.tokens_per_s)
+        ratio = (
+            f"{arm.tokens_per_s / first.tokens_per_s:.2f} of {first.arch}"
+            if arm is not first and arm.tokens_per_s and first.tokens_per_s
+            else ""
+        )
+        return [short(arm.parameters), short(arm.flops), cell(speed, ratio), memory, whole]
+
+    head = ["task", "architecture", "parameters", "FLOPs per token", "tokens/s", "memory", "minutes of training"]
+    note = "FLOPs: forward and backward. Memory: the most that the process held; on a CPU, torch itself included."
+    return [table(head, _each(profile, cells), kind="models"), {"note": note}]
+
+
+def _numbers(profile: Profile) -> Block:
+    def cells(task: TaskProfile, arm: Arm) -> list[Cell]:
+        first = task.arms[0]
+        result = task.comparisons[task.arms.index(arm) - 1] if arm is not first else None
+        gap: Cell = "–"
+        if result is not None:
+            interval = f"{100 * result.low:+.1f} to {100 * result.high:+.1f}" if result.seeds > 2 else ""
+            gap = cell(f"{100 * result.gap:+.1f}".replace("-", "−"), interval.replace("-", "−"))
+        rate = "–" if arm.rate is None else f"{arm.rate:g}"
+        score = spread_cell(arm.score, quantity(task.task, ""), arm.score.runs if arm.score else 0)
+        return [score, gap, str(len(arm.outcomes)), cell(rate, "at the edge" if arm.at_edge else ""),
+                percent(task.chance)]  # fmt: skip
+
+    head = ["task", "architecture", "score", f"against {profile.archs[0]}", "seeds", "learning rate", "guessing"]
+    best = [arm.score and arm.score.mean == _best(task) for task in profile.tasks for arm in task.arms]
+    marks = ["best" if each else "" for each in best]
+    return table(head, _each(profile, cells), marks, kind="models")
+
+
+def _best(task: TaskProfile) -> float | None:
+    """The highest score, where there is one above the others."""
+    means = {arm.score.mean for arm in task.arms if arm.score}
+    return max(means) if len(means) > 1 else None
+
+
+def _runs(profile: Profile) -> Block:
+    rows: list[list[Cell]] = [
+        [name, f"{outcome.steps:,}", _slices(task, outcome.final.slices)]
+        for task in profile.tasks
+        for arm in task.arms
+        for name, outcome in zip(arm.names, arm.outcomes, strict=True)
+    ]
+    return table(["run", "steps", "right answers, by kind of question"], rows, kind="words")
+
+
+def _slices(task: TaskProfile, slices: Mapping[str, Any]) -> str:
+    return "; ".join(
+        f"{sentence(quantity(task.task, key).label)} {count.correct:,} of {count.total:,}"
+        for key, count in slices.items()
+    )

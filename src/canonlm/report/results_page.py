@@ -1,0 +1,44 @@
+"""The page of `canonlm results`: the finding, what Canon layers change, every model, curves, compute, synthetic tasks,
+settings. Its views (`web`) draw what `results_payload` says, as far as the filters leave it.
+"""
+
+from pathlib import Path
+
+from ..files import write_text
+from .blocks import Block, fold, page
+from .results_payload import Shown, model_looks, payload
+
+ABOUT = (
+    "The 64 language models released with Physics of Language Models, Part 4 (Llama, GLA, Gated DeltaNet and Mamba2 of "
+    "1B to 8B parameters, with and without Canon layers), open models beside them, and the tables of the paper (arXiv "
+    "2512.17351)."
+)
+FOLDS = {
+    "models": "Every model",
+    "curves": "During training",
+    "compute": "Against the arithmetic of training",
+    "grids": "Synthetic tasks, cell by cell",
+    "settings": "Two runs, setting by setting",
+}
+
+
+def write_results(shown: Shown, out: str | Path, title: str = "Published results") -> Path:
+    """Write the page; it appears in one piece. OSError where the file cannot be written."""
+    out = Path(out)
+    write_text(out, render(shown, title))
+    return out
+
+
+def render(shown: Shown, title: str) -> str:
+    results = payload(shown)
+    left_out = [f"{entry.name}: {entry.reason}" for entry in shown.left_out]
+    blocks: list[Block] = [
+        {"view": "headline"},
+        {"note": ABOUT},
+        {"view": "bar"},
+        {"view": "overview"},
+        *(part for view, name in FOLDS.items() for part in fold(name, [{"view": view}], opened=view == "models")),
+        *fold(f"What was left out ({len(left_out)})", [{"list": left_out}] if left_out else []),
+    ]
+    views = ("results", "headline", "bar", "overview", *FOLDS)
+    return page(title, [], blocks, model_looks(results["models"]), views=views, results=results)

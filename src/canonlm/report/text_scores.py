@@ -1,0 +1,130 @@
+"""Runs on one text, a row per architecture: losses and birth-year questions at its best learning rate, over seeds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from rich.markup import escape as escape_rich
+from rich.table import Table
+
+from ..runs.rows import plain
+from .blocks import Block, Cell, spread_cell, table
+from .groups import grouped
+from .play import TextSection
+from .sentences import of_choosing
+from .summary import Spread, by_seed, spread_of
+from .text import TextRun, set_names
+from .words import Quantity, count_of, listed, percent, points
+
+MOST_NAMED = 4
+NOTE = (
+    "Mean over seeds of the finished runs, each architecture at the learning rate with the lowest loss on all held-out "
+    "text, among those with the most finished runs; it is chosen on the numbers shown here.{bias} 1hop-0k and the "
+    "like: the share of birth years that a model finds in a short text. Small: 95% intervals, from three seeds on."
+)
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """One architecture at its best rate. `loss`: on all held-out text. `rates`: the number of rates with finished runs.
+    `spreads`: of a column of `columns`, where it has numbers."""
+
+    arch: str
+    lr: float
+    loss: float
+    rates: int
+    runs: int
+    spreads: Mapping[str, Spread]
+
+
+def columns(section: TextSection) -> dict[str, Quantity]:
+    """`loss (hops)`, `bits per byte (hops)`, …, then the birth-year questions of any run."""
+    losses = [f"{what} ({name})" for name in set_names(section.runs) for what in ("loss", "bits per byte")]
+    questions = dict.fromkeys(name for run in section.runs for name in section.years.get(run.name, {}))
+    return {name: Quantity(name, say="{:.3f}".format) for name in losses} | {
+        name: Quantity(name, percent, points) for name in questions
+    }
+
+
+def scores(section: TextSection) -> list[TextScore]:
+    """A row per architecture of which a run has finished, in their order; none where each has one run and there are no
+    birth-year questions: the table of runs then says the same."""
+    rows = _each(section)
+    finished = sum(run.finished for run in section.runs)
+    return rows if finished > len(rows) or any(section.years.values()) else []
+
+
+def _each(section: TextSection) -> list[TextScore]:
+    rows = []
+    for group in grouped(section.runs):
+        rates: dict[float, list[TextRun]] = {}
+        for run in group.runs:
+            if run.finished and run.last and run.last.loss is not None:
+                rates.setdefault(run.lr, []).append(run)
+        if rates:
+            best = min(rates, key=lambda lr: (-len(rates[lr]), _loss(rates[lr]), lr))
+            loss, runs = _loss(rates[best]), len(rates[best])
+            rows.append(TextScore(group.name, best, loss, len(rates), runs, _spreads(rates[best], section)))
+    return rows
+
+
+def _loss(runs: Sequence[TextRun]) -> float:
+    return mean(run.last.loss for run in runs if run.last and run.last.loss is not None)
+
+
+def _spreads(runs: Sequence[TextRun], section: TextSection) -> dict[str, Spread]:
+    values: dict[str, list[tuple[int, float]]] = {}
+    questions: dict[str, int] = {}
+    for run in runs:
+        for name, one in (run.last.sets if run.last else {}).items():
+            for what, value in (("loss", one.loss), ("bits per byte", one.bits_per_byte)):
+                if value is not None:
+                    values.setdefault(f"{what} ({name})", []).append((run.seed, value))
+        for name, (share, count) in section.years.get(run.name, {}).items():
+            values.setdefault(name, []).append((run.seed, share))
+            questions[name] = min(count, questions.get(name, count))
+    return {name: spread_of([*by_seed(each).values()], questions.get(name)) for name, each in values.items()}
+
+
+def scores_table(section: TextSection) -> Table:
+    """For the terminal."""
+    shown = Table(title=f"\n{escape_rich(plain(section.heading))}", title_justify="left", title_style="bold")
+    shown.add_column("architecture", no_wrap=True)
+    quantities = columns(section)
+    for name in ("lr", "runs", *quantities):
+        shown.add_column(escape_rich(plain(name)), justify="right")
+    for row in scores(section):
+        cells = []
+        for name, quantity in quantities.items():
+            spread = row.spreads.get(name)
+            small = spread.small(quantity.say, row.runs) if spread else ""
+            cells.append((quantity.say(spread.mean) if spread else "–") + (f"\n[dim]{small}[/dim]" if small else ""))
+        shown.add_row(escape_rich(plain(row.arch)), f"{row.lr:g}", str(row.runs), *cells)
+    return shown
+
+
+def scores_blocks(section: TextSection) -> list[Block]:
+    """For the page: the table, then how to read it; nothing where no run has finished."""
+    quantities, found = columns(section), sorted(scores(section), key=lambda row: row.loss)
+    rows: list[list[Cell]] = [
+        [row.arch, f"{row.lr:g}", str(row.runs),
+         *(spread_cell(row.spreads.get(name), quantity, row.runs) for name, quantity in quantities.items())]
+        for row in found
+    ]  # fmt: skip
+    if not rows:
+        return []
+    note = NOTE.format(bias=of_choosing(max(row.rates for row in found)))
+    marks = ["best"] if len({row.loss for row in found}) > 1 else []
+    return [table(["architecture", "learning rate", "runs", *quantities], rows, marks), {"text": note}]
+
+
+def answer(section: TextSection) -> str:
+    """Which architecture has the lowest loss; how sure that is, the seeds do not decide."""
+    found = sorted(_each(section), key=lambda row: row.loss)
+    if not found:
+        return "No run has finished yet."
+    said = listed([f"{row.arch} {row.loss:.3f} ({count_of(row.runs, 'run')})" for row in found[:MOST_NAMED]])
+    if len(found) == 1:
+        return f"Loss on held-out text: {said}."
+    sure = "the intervals below say how sure that is" if scores(section) else "single runs prove nothing"
+    return f"{found[0].arch} has the lowest loss on held-out text: {said}; {sure}."

@@ -1,0 +1,264 @@
+// Every chart of every page: panels that share a legend, and series in them.
+//
+// chart:  {id, columns, height, panels, series, highlight}
+// panel:  {title, height, x, y}, of axes {title, range, log, share, ticks: [[value, text]], words, linked, plain}
+// series: {panel, name, look, kind, dash, x, y, low, high, across, hover, tip, run}; kind is one of KINDS
+const KINDS = {
+  thin: {mode: "lines", width: 1, opacity: 0.5},
+  line: {mode: "lines", width: 1.8, opacity: 0.85},
+  bold: {mode: "lines+markers", width: 3, size: 7},
+  level: {mode: "lines", width: 1.5},
+  steps: {mode: "lines+markers", width: 2.5, size: 9},
+  dots: {mode: "markers", size: 9},
+  pale: {mode: "markers", size: 5, opacity: 0.45},
+};
+const PLAIN = {dash: "solid", symbol: "circle", pattern: ""};
+const SHARE = {range: [-0.04, 1.06], dtick: 0.25, tickformat: ".0%"};
+const FEW_POINTS = 30; // of a line; each has a marker then
+
+const safe = text => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+const told = text => safe(text).replaceAll("\n", "<br>");
+const lookAt = one => ({...PLAIN, color: page.colors.muted, ...(page.looks[one.look] ?? {}), ...one.style});
+
+function traceOf(one, off) {
+  const look = lookAt(one),
+    color = shade(look.color),
+    kind = KINDS[one.kind] ?? {};
+  const panel = one.panel ? one.panel + 1 : "";
+  const hint = Array.isArray(one.hover) ? "%{hovertext}" : "%{meta[1]}"; // a template knows no hovertext but by point
+  const trace = {
+    type: "scatter",
+    x: one.x,
+    y: one.y,
+    name: safe(one.name),
+    meta: [one.run, Array.isArray(one.hover) ? "" : told(one.hover ?? "")],
+    showlegend: false,
+    xaxis: `x${panel}`,
+    yaxis: `y${panel}`,
+    visible: !off.has(one.name),
+    opacity: kind.opacity ?? 1,
+    hovertext: Array.isArray(one.hover) ? one.hover.map(told) : undefined,
+    hovertemplate: (one.tip ? `<b>%{fullData.name}</b><br>${one.tip}<br>` : "") + `${hint}<extra></extra>`,
+  };
+  if (one.kind === "bar")
+    Object.assign(trace, {
+      type: "bar",
+      marker: {
+        color,
+        line: {width: 1, color},
+        pattern: {shape: look.pattern, fgcolor: color, fillmode: "replace", size: 6},
+      },
+    });
+  else {
+    const few = one.kind === "line" && one.x.length <= FEW_POINTS;
+    trace.mode = few ? "lines+markers" : kind.mode;
+    trace.line = {
+      color,
+      width: kind.width,
+      dash: one.dash ?? (one.kind === "thin" ? "solid" : look.dash),
+      shape: one.kind === "steps" ? "hv" : "linear",
+    };
+    trace.marker = {
+      symbol: look.symbol,
+      color,
+      size: one.sizes ?? (few ? 6 : kind.size),
+      line: {width: one.kind === "dots" ? 2 : 0, color},
+    };
+  }
+  if (one.low) {
+    // A whisker from a value to itself would be drawn as a cap.
+    const of = one.across ? one.x : one.y,
+      real = i => one.low[i] !== null && one.low[i] < one.high[i];
+    trace[one.across ? "error_x" : "error_y"] = {
+      type: "data",
+      symmetric: false,
+      thickness: 1.4,
+      width: 4,
+      color: one.kind === "bar" ? tint("ink") : color,
+      array: of.map((value, i) => (real(i) ? one.high[i] - value : null)),
+      arrayminus: of.map((value, i) => (real(i) ? value - one.low[i] : null)),
+    };
+  }
+  return trace;
+}
+
+function axisOf({title = "", range, log, share, ticks, words, format, even}, shown = true) {
+  const found = {
+    title: {text: safe(shown ? title : ""), standoff: 8, font: {size: 12, color: tint("muted")}},
+    automargin: true,
+    zeroline: false,
+    gridcolor: tint("grid"),
+    linecolor: tint("grid"),
+    color: tint("muted"),
+    tickfont: {size: 12},
+    tickformat: format,
+  };
+  if (share) Object.assign(found, SHARE);
+  if (log)
+    Object.assign(found, {
+      type: "log",
+      dtick: !range && !format ? undefined : range && range[1] - range[0] > 1.5 ? 1 : "D2",
+      nticks: 8,
+      tickformat: format ?? "~g",
+    });
+  if (words) Object.assign(found, {type: "category", showgrid: false, fixedrange: true});
+  if (ticks)
+    Object.assign(found, {
+      tickvals: ticks.map(([at]) => at),
+      ticktext: ticks.map(([, text]) => told(text)),
+      showgrid: !even,
+    });
+  if (range) found.range = range;
+  return found;
+}
+
+// Panels in rows; the gaps are pixels, so that they hold the axes at any width.
+function layoutOf(chart, width) {
+  const count = chart.panels.length,
+    sparse = width < 560;
+  const columns = Math.max(1, Math.min(count, chart.columns ?? 4, Math.floor((width + 40) / (sparse ? 170 : 230))));
+  const rows = Math.ceil(count / columns),
+    usual = chart.height ?? (rows === 1 ? 220 : 170);
+  const tall = Array.from({length: rows}, (_, row) => chart.panels[row * columns].height ?? usual);
+  const titled = chart.panels.some(panel => panel.title);
+  const [left, right, top, bottom] = [chart.left ?? 50, 10, titled ? 26 : 10, 46];
+  const gapX = chart.panels.every(panel => panel.y.share) ? 16 : 52,
+    gapY = chart.panels.every(panel => panel.x.linked) ? 44 : 66;
+  const above = row => tall.slice(0, row).reduce((sum, height) => sum + height + gapY, 0);
+  const [across, down] = [width - left - right, above(rows) - gapY];
+  const wide = (across - gapX * (columns - 1)) / columns;
+  const layout = {
+    template: "none",
+    width,
+    height: down + top + bottom,
+    margin: {l: left, r: right, t: top, b: bottom},
+    hovermode: "closest",
+    showlegend: false,
+    font: {family: page.font, size: 13, color: tint("ink")},
+    paper_bgcolor: tint("paper"),
+    plot_bgcolor: tint("paper"),
+    hoverlabel: {
+      bgcolor: tint("paper"),
+      bordercolor: tint("grid"),
+      align: "left",
+      font: {color: tint("ink"), size: 13},
+    },
+    dragmode: sparse ? false : "zoom", // a finger scrolls the page and does not zoom the chart
+    barmode: "group",
+    bargap: 0.35,
+    bargroupgap: 0.12,
+    annotations: [],
+    shapes: chart.shapes ?? [],
+  };
+  chart.panels.forEach((panel, place) => {
+    const [column, row] = [place % columns, Math.floor(place / columns)],
+      name = place ? place + 1 : "";
+    const from = (column * (wide + gapX)) / across,
+      roof = 1 - above(row) / down;
+    const x = axisOf(panel.x, place + columns >= count),
+      y = axisOf(panel.y);
+    Object.assign(x, {
+      domain: [from, Math.min(1, from + wide / across)],
+      anchor: `y${name}`,
+      nticks: Math.max(3, Math.floor(wide / 70)),
+    });
+    Object.assign(y, {domain: [Math.max(0, roof - tall[row] / down), roof], anchor: `x${name}`});
+    if (panel.y.share && column && gapX < 20) y.showticklabels = false;
+    if (place && panel.x.linked) x.matches = "x";
+    if (place && (panel.y.share || panel.y.linked)) y.matches = "y";
+    layout[`xaxis${name}`] = x;
+    layout[`yaxis${name}`] = y;
+    if (panel.title)
+      layout.annotations.push({
+        text: `<b>${safe(panel.title)}</b>`,
+        x: from,
+        y: roof,
+        xref: "paper",
+        yref: "paper",
+        xanchor: "left",
+        yanchor: "bottom",
+        showarrow: false,
+        font: {size: 13, color: tint("ink")},
+      });
+  });
+  return layout;
+}
+
+function drawChart(box, chart) {
+  if (!window.Plotly) return;
+  const off = (box.off ??= new Set()); // names that a click on the legend has hidden
+  const width = printing ? 660 : box.clientWidth;
+  Plotly.react(
+    box,
+    chart.series.map(one => traceOf(one, off)),
+    layoutOf(chart, width),
+    {displaylogo: false, displayModeBar: false},
+  );
+  legend(box, chart, off);
+  if (chart.highlight && !box.listens) {
+    box.listens = true;
+    const show = run =>
+      Plotly.restyle(box, {opacity: box.data.map(trace => (run === null || trace.meta[0] === run ? 1 : 0.15))});
+    box.on("plotly_hover", event => show(event.points[0].data.meta[0]));
+    box.on("plotly_unhover", () => show(null));
+  }
+}
+
+// -- the legend -------------------------------------------------------------------------------------------------------
+
+const DASHES = {solid: "", dash: "7 4", longdash: "11 4", dashdot: "7 3 2 3", longdashdot: "11 3 2 3", dot: "2 3"};
+const GLYPHS = {
+  circle: "●",
+  diamond: "◆",
+  "triangle-up": "▲",
+  cross: "✚",
+  "square-open": "□",
+  "diamond-open": "◇",
+  "triangle-up-open": "△",
+  "cross-open": "✛",
+  "circle-open": "○",
+  "x-thin-open": "×",
+  "line-ns-open": "|",
+  "line-ew-open": "–",
+};
+
+// A click on a name hides it in every panel, or shows it again.
+function legend(box, chart, off) {
+  const entries = new Map();
+  const levels = [...chart.series].sort((a, b) => (a.kind === "level") - (b.kind === "level"));
+  for (const one of levels)
+    if (!one.unnamed && (!entries.has(one.name) || one.kind === "bold")) entries.set(one.name, one);
+  const bar = (box.legend ??= make("p", {class: "legend"}));
+  if (!bar.isConnected) box.before(bar);
+  bar.replaceChildren(
+    ...[...entries].map(([name, one]) => {
+      const look = lookAt(one),
+        color = shade(look.color),
+        dots = ["dots", "pale", "bar"].includes(one.kind);
+      const glyph = make("b", {style: `color: ${color}`}, GLYPHS[look.symbol] ?? "●");
+      return make(
+        "button",
+        {
+          type: "button",
+          "aria-pressed": String(!off.has(name)),
+          onclick: () => {
+            off[off.has(name) ? "delete" : "add"](name);
+            drawChart(box, chart);
+          },
+        },
+        dots ? glyph : dashes(color, DASHES[one.dash ?? look.dash]),
+        name,
+      );
+    }),
+  );
+}
+
+function dashes(color, pattern) {
+  const [svg, path] = ["svg", "path"].map(tag => document.createElementNS("http://www.w3.org/2000/svg", tag));
+  svg.setAttribute("viewBox", "0 0 30 10");
+  path.setAttribute("d", "M0 5H30");
+  path.setAttribute("stroke-dasharray", pattern);
+  path.style.stroke = color;
+  svg.append(path);
+  return svg;
+}

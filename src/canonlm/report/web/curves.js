@@ -1,0 +1,109 @@
+// Scores and losses during training: a panel for each size, number of tokens and architecture, a line per model.
+
+VIEWS.curves = () => {
+  const lines = Map.groupBy(results.curves, curve => curve.question);
+  at("curves").hidden = lines.size === 0;
+  if (lines.size === 0) return;
+  const order = [...lines.keys()].sort((a, b) => lines.get(b).length - lines.get(a).length);
+  const mine = order.find(q => lines.get(q).some(curve => isMine(curve.model)));
+  const standard = order.find(q => questions[q].task === "hellaswag");
+  // Keys that are numbers would come out sorted.
+  const entries = Object.fromEntries(order.map(q => [`q${q}`, questions[q].full]));
+  choice(at("curves-question"), entries, `q${mine ?? standard ?? order[0]}`);
+
+  const chosen = () => Number(at("curves-question").value.slice(1));
+  const here = () => lines.get(chosen()).filter(curve => shown(curve.model));
+  const rowOf = curve => {
+    const {size, tokens: count} = models[curve.model];
+    return `${size ?? "size unknown"}, ${isMine(curve.model) ? "your runs" : `${tokens(count)} tokens`}`;
+  };
+
+  // The mean of that many neighbours; nearer to an end of as many as there are on both sides.
+  const smooth = values => {
+    const most = (Number(at("curves-smooth").value) - 1) / 2;
+    return values.map((_, i) => {
+      const reach = Math.min(most, i, values.length - 1 - i);
+      return average(values.slice(i - reach, i + reach + 1));
+    });
+  };
+
+  const chart = () => {
+    const all = here(),
+      question = questions[chosen()],
+      log = at("curves-log").checked;
+    const families = [...new Set(all.map(curve => models[curve.model].family))];
+    const rows = [...new Set(all.map(rowOf))];
+    // The first steps go so far that nothing could be told apart later: they leave the panel.
+    const begins = values => Math.floor(values.length / 10);
+    const ranges = new Map(
+      [...Map.groupBy(all, rowOf)].map(([row, members]) => {
+        const [low, high] = extent(members.flatMap(curve => smooth(curve.values).slice(begins(curve.values))));
+        const room = 0.05 * (high - low || 1);
+        return [row, [low - room, high + room]];
+      }),
+    );
+    const places = rows.flatMap(row => families.map(family => [row, family]));
+    const of = ([row, family]) => all.filter(curve => rowOf(curve) === row && models[curve.model].family === family);
+    const filled = places.filter(place => of(place).length);
+    const panels = filled.map(place => {
+      const members = of(place),
+        [least, most] = extent(members.flatMap(curve => curve.tokens.filter(count => count > 0)));
+      const ticks = (log ? roundBetween(least, most, [1]) : evenUpTo(most)).map(count => [count, tokens(count)]);
+      return {
+        title: `${place[1]}, ${place[0]}`,
+        x: {title: "training tokens", log, ticks, range: log ? undefined : [0, 1.02 * most]},
+        y: {range: ranges.get(place[0])},
+      };
+    });
+    const series = filled.flatMap((place, panel) =>
+      of(place).map(curve => {
+        const model = models[curve.model];
+        return {
+          panel,
+          kind: "line",
+          look: model.look,
+          run: model.model,
+          name: model.has_canon ? `${model.family} + Canon` : (model.family ?? "other"),
+          x: curve.tokens,
+          y: smooth(curve.values),
+          hover: `${nameOf(model)}\n${about(model)}`,
+          tip: `%{y:.4~g}${unit(question)}`,
+        };
+      }),
+    );
+    at("curves-count").textContent = all.length
+      ? `${all.length} models`
+      : "No model that the filters leave has this curve.";
+    return {id: "curves", columns: Math.max(3, families.length), height: 190, panels, series, highlight: true};
+  };
+
+  exported("curves", () => [
+    [...IDENTITY, "at_tokens", ...ASKED, "value"],
+    ...here().flatMap(curve =>
+      curve.tokens.map((count, i) => [
+        ...identity(models[curve.model]),
+        count,
+        ...asked(questions[curve.question]),
+        curve.values[i],
+      ]),
+    ),
+  ]);
+  const show = () => redraw(at("curves"));
+  ["curves-question", "curves-smooth", "curves-log"].forEach(id => at(id).addEventListener("change", show));
+  charts.set(at("curves-chart"), chart);
+  views.push(show);
+};
+
+// Where an axis of tokens or operations has its marks, as plotly writes neither 1T nor 2 × 10²².
+function roundBetween(low, high, digits = [1, 2, 5]) {
+  const found = [];
+  if (!(low > 0)) return found;
+  for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10)
+    found.push(...digits.map(digit => digit * power).filter(x => low <= x && x <= high));
+  return found;
+}
+function evenUpTo(high) {
+  if (!(high > 0)) return [0];
+  const step = roundBetween(high / 11, high).find(x => high / x <= 4) ?? high;
+  return Array.from({length: Math.floor(high / step) + 1}, (_, i) => i * step);
+}

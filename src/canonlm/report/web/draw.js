@@ -1,0 +1,122 @@
+"use strict";
+// What every page shares: its data, elements, tables, downloads, and when charts are drawn.
+const page = JSON.parse(document.getElementById("page-data").textContent);
+
+// -- elements ---------------------------------------------------------------------------------------------------------
+
+const at = id => document.getElementById(id);
+
+// Text is always set as text: a name of a run is never read as HTML.
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== false && value !== null && value !== undefined)
+      element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter(child => child !== null && child !== undefined));
+  return element;
+}
+
+// A cell is a text, an element, or {text, small, hint, share, parts, …}: small print below it, what hovering shows, a
+// percentage that is underlined as far as it goes, and more of such texts. Others are attributes.
+function cellOf(of, tag) {
+  if (of instanceof Node) return of;
+  const {text, small, hint, share, parts = [], ...others} = of !== null && typeof of === "object" ? of : {text: of};
+  const bar = share === undefined ? {} : {class: "share", style: `--share:${share}%`};
+  const more = parts.map(part => cellOf(part, "div"));
+  return make(
+    tag,
+    {title: hint, ...bar, ...others},
+    String(text ?? "–"),
+    small ? make("small", {}, small) : null,
+    ...more,
+  );
+}
+
+// The first cell of a row is its heading. marks: a class for each row.
+function table(box, head, rows, marks = []) {
+  const heads = head.map(of =>
+    cellOf(of instanceof Node || typeof of === "object" ? of : {text: of, scope: "col"}, "th"),
+  );
+  const body = rows.map((row, i) =>
+    make(
+      "tr",
+      {class: marks[i] || null},
+      ...row.map((of, place) =>
+        place ? cellOf(of, "td") : cellOf(typeof of === "object" ? of : {text: of, scope: "row"}, "th"),
+      ),
+    ),
+  );
+  box.replaceChildren(make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...body));
+  return box;
+}
+
+// Not Math.min(...values): no function takes that many arguments.
+const extent = values =>
+  values.reduce(([low, high], x) => [Math.min(low, x), Math.max(high, x)], [Infinity, -Infinity]);
+
+// -- when charts are drawn --------------------------------------------------------------------------------------------
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+let printing = false;
+const shade = ([light, onDark]) => (dark.matches && !printing ? onDark : light);
+const tint = name => shade(page.colors[name]);
+
+const charts = new Map(); // the box of a chart → what makes it
+
+function redraw(within = document) {
+  for (const [box, chart] of charts) if (within.contains(box) && box.checkVisibility()) drawChart(box, chart());
+}
+
+let waiting;
+addEventListener("resize", () => {
+  clearTimeout(waiting);
+  waiting = setTimeout(redraw, 100);
+});
+dark.addEventListener("change", () => redraw());
+for (const [event, state] of [
+  ["beforeprint", true],
+  ["afterprint", false],
+])
+  addEventListener(event, () => {
+    printing = state;
+    redraw();
+  });
+
+const whenDrawn = []; // what comes after the first charts
+
+// The page is painted before the plotting library is read, which takes longer than everything else.
+addEventListener("DOMContentLoaded", () =>
+  requestAnimationFrame(() =>
+    setTimeout(() => {
+      document.head.append(make("script", {}, at("plotly").textContent));
+      at("plotly").remove();
+      redraw();
+      whenDrawn.forEach(then => then());
+    }),
+  ),
+);
+
+// -- downloads --------------------------------------------------------------------------------------------------------
+
+// A text that a spreadsheet would run as a formula has an apostrophe before it, as in canonlm.report.sheet.
+const guarded = text => (/^['=+\-@\t\r\n]/.test(text) && !isNumber(text) ? `'${text}` : text);
+const isNumber = text => /^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$/.test(text);
+const quoted = value => {
+  const text = value === null || value === undefined ? "" : guarded(String(value));
+  return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+};
+const csvOf = rows => rows.map(row => row.map(quoted).join(",") + "\n").join("");
+
+function save(name, text) {
+  const url = URL.createObjectURL(new Blob([text], {type: "text/csv"}));
+  make("a", {href: url, download: name}).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+function saving(name, rows, button = make("button", {type: "button", class: "csv screen"}, "Download CSV")) {
+  button.rows = rows;
+  button.onclick = () => save(name, csvOf(rows()));
+  return button;
+}

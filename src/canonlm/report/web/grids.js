@@ -1,0 +1,122 @@
+// Synthetic tasks: a row per architecture, a column per difficulty, yours beside the paper's, cell by cell.
+
+VIEWS.grids = () => {
+  const isSynthetic = name => groups[name].questions.every(q => ["accuracy", "kl"].includes(questions[q].metric));
+  const ofPaper = i => models[i].source === "paper" && models[i].canon !== null;
+  const names = Object.keys(groups).filter(
+    name => (isSynthetic(name) && answered(name).some(ofPaper)) || answered(name).some(isPlayed(name)),
+  );
+  at("grids").hidden = names.length === 0;
+  if (at("grids").hidden) return;
+  const mine = names.find(name => answered(name).some(isMine));
+  choice(at("grids-task"), asIs(names), mine ?? names[0]);
+
+  // Yours of a task that has difficulties: a benchmark has no setting.
+  function isPlayed(name) {
+    return i =>
+      isMine(i) && groups[name].questions.some(q => questions[q].setting && questions[q].metric === "accuracy");
+  }
+
+  const all = () => groups[at("grids-task").value].questions;
+  const again = () => {
+    const metrics = [...new Set(all().map(q => questions[q].metric))];
+    const theirs = answered(at("grids-task").value).filter(i => !isMine(i));
+    const sizes = [...new Set(theirs.map(i => models[i].size ?? "–"))];
+    sizes.sort((a, b) => a.localeCompare(b, undefined, {numeric: true}));
+    at("grids-size").parentElement.hidden = sizes.length === 0;
+    choice(at("grids-size"), asIs(sizes), sizes.at(-1));
+    choice(at("grids-metric"), asIs(metrics), metrics[0]);
+    show();
+  };
+
+  // Rows and columns of the table. Yours are there at every size, as they may have no other; their columns, and then
+  // those that most rows have, come first.
+  const grid = () => {
+    const places = all().filter(q => questions[q].metric === at("grids-metric").value);
+    const ofSize = i => isMine(i) || (models[i].size ?? "–") === at("grids-size").value;
+    const rows = [...models.keys()].filter(
+      i => places.some(q => standing(q, i)) && shown(i, ["source", "size"]) && ofSize(i),
+    );
+    const count = members => new Map(places.map(q => [q, members.filter(i => standing(q, i)).length]));
+    const [filled, mine] = [count(rows), count(rows.filter(isMine))];
+    const columns = places
+      .filter(q => filled.get(q))
+      .sort((a, b) => (mine.get(b) > 0) - (mine.get(a) > 0) || filled.get(b) - filled.get(a));
+    const first = new Map(rows.map(i => [i, columns.findIndex(q => standing(q, i))]));
+    return [rows.sort((i, j) => isMine(j) - isMine(i) || first.get(i) - first.get(j)), columns];
+  };
+
+  // The paper's of the same architecture, Canon layers and size.
+  const counterpart = i => {
+    const same = other => ["family", "canon", "size"].every(key => other[key] === models[i][key]);
+    return isMine(i) ? models.findIndex(other => other.source === "paper" && same(other)) : -1;
+  };
+
+  // What trains one of the paper's models on a difficulty.
+  const command = (model, question) =>
+    model.counterpart?.arguments
+      ? `canonlm play ${question.task} --preset paper --difficulty ${question.setting} ${model.counterpart.arguments}`
+      : null;
+
+  const cell = (q, i, most, beside) => {
+    const found = standing(q, i);
+    const question = questions[q];
+    if (!found) return make("td", {}, "");
+    const share = question.unit === "%" ? found.value / 100 : found.value / most;
+    const look = {
+      class: share > 0.55 ? "heat deep" : "heat",
+      style: `--heat:${(100 * share).toFixed(1)}%`,
+      title: command(models[i], question),
+    };
+    const box = make("td", look, written(found.value, question));
+    const other = answer(q, beside);
+    if (other && models[i].as_in_the_paper) {
+      const delta = difference(found.value, other.value);
+      box.append(make("small", {}, `${signed(delta, question)} to the paper's`));
+    } else if (other) {
+      box.append(make("small", {}, models[i].as_in_the_paper === null ? "training not known" : "other training"));
+    }
+    return box;
+  };
+
+  const show = () => {
+    const [rows, columns] = grid();
+    const {questions: places, labels} = groups[at("grids-task").value];
+    const head = q => make("th", {scope: "col", title: questions[q].full}, labels[places.indexOf(q)]);
+    const name = i => {
+      const box = make("th", {scope: "row", title: about(models[i])}, nameOf(models[i]));
+      if (isMine(i)) box.append(make("small", {}, `yours, ${models[i].size ?? "size unknown"}`));
+      const ours = models[i].counterpart;
+      if (ours) box.append(make("small", {}, ours.arch || `not compared: ${ours.why}`));
+      return box;
+    };
+    const most = extent(columns.flatMap(q => rows.map(i => standing(q, i)?.value ?? 0)))[1] || 1;
+    table(
+      at("grids-table"),
+      ["architecture", ...columns.map(head)],
+      rows.map(i => [name(i), ...columns.map(q => cell(q, i, most, counterpart(i)))]),
+    );
+    [...at("grids-table").tBodies[0].rows].forEach((row, i) => row.classList.toggle("yours", isMine(rows[i])));
+    at("grids-note").textContent =
+      rows.some(isMine) && !rows.some(i => counterpart(i) >= 0)
+        ? "The paper has no model of the same architecture, Canon layers and size as one of yours, so no cell is compared. " +
+          "Under the name of each of the paper's stands ours, or why it has none."
+        : "";
+  };
+
+  exported("grids", () => {
+    const [rows, columns] = grid();
+    return [
+      [...IDENTITY, ...ASKED, "value"],
+      ...rows.flatMap(i =>
+        columns
+          .filter(q => standing(q, i))
+          .map(q => [...identity(models[i]), ...asked(questions[q]), standing(q, i).value]),
+      ),
+    ];
+  });
+  at("grids-task").addEventListener("change", again);
+  ["grids-size", "grids-metric"].forEach(id => at(id).addEventListener("change", show));
+  views.push(show);
+  again();
+};

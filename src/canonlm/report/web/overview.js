@@ -1,0 +1,207 @@
+// What Canon layers change: each model with them minus the one without, at equal settings.
+
+VIEWS.overview = () => {
+  at("overview-notes").append(...results.notes.map(note => make("li", {}, note)));
+  const names = {
+    yours: "your runs",
+    published: "every learning rate",
+    best: "the best learning rate of each, benchmark by benchmark",
+    paper: "the paper's own tables",
+  };
+  const isOf = (pair, source) => models[pair.base].source === source;
+  const both = (q, pair) => answer(q, pair.base) && answer(q, pair.canon);
+  // The groups in which such a pair has both numbers.
+  const groupsOf = source => {
+    const here = results.pairs.filter(pair => isOf(pair, source));
+    const count = name => here.filter(pair => groups[name].questions.some(q => both(q, pair))).length;
+    return Object.keys(groups)
+      .filter(count)
+      .sort((a, b) => count(b) - count(a));
+  };
+  const whose = Object.keys(names).filter(source => groupsOf(source).length);
+  at("overview").hidden = whose.length === 0;
+  if (at("overview").hidden) return;
+  choice(at("overview-whose"), Object.fromEntries(whose.map(source => [source, names[source]])), whose[0]);
+
+  const fill = () => {
+    const there = groupsOf(at("overview-whose").value),
+      before = at("overview-group").value;
+    choice(at("overview-group"), asIs(there), there.includes(before) ? before : there[0]);
+  };
+  fill();
+
+  // {q, label, question, deltas: [[pair, delta]], gains} of each question of the group that has any
+  const found = () => {
+    const group = groups[at("overview-group").value];
+    const pairs = results.pairs.filter(
+      pair =>
+        isOf(pair, at("overview-whose").value) && [pair.base, pair.canon].every(i => shown(i, ["source", "canon"])),
+    );
+    return group.questions
+      .map((q, i) => {
+        const deltas = pairs
+          .filter(pair => both(q, pair))
+          .map(pair => [pair, difference(answer(q, pair.canon).value, answer(q, pair.base).value)]);
+        const question = questions[q],
+          gains = deltas.map(([, delta]) => (question.less ? -delta : delta));
+        return {q, label: group.labels[i], question, deltas, gains};
+      })
+      .filter(row => row.deltas.length);
+  };
+
+  // Of the first question, which is the average where there is one.
+  const headline = rows => {
+    if (!rows.length) return "No pair is left that the filters show.";
+    const {question, deltas, gains} = rows[0],
+      better = gains.filter(x => x > 0).length;
+    const mixed = deltas.filter(([pair]) => models[pair.canon].mark).length;
+    const mean = average(deltas.map(([, delta]) => delta));
+    const what = rows[0].label.includes("avg") ? `the ${question.slice} (${question.task} benchmarks)` : question.full;
+    const by = `${signed(mean, question)}${question.unit === "%" ? " points" : ""} on average`;
+    const aside = mixed ? ` ${mixed} of these pairs differ in more than Canon layers.` : "";
+    return `With Canon layers ${what} is better in ${better} of ${deltas.length} pairs, by ${by}.${aside}`;
+  };
+
+  // Each row on a scale of its own; percent and other units apart. A pair that differs in more is hollow.
+  const chart = () => {
+    const rows = found(),
+      inPercent = row => row.question.unit === "%";
+    const parts = [rows.filter(inPercent), rows.filter(row => !inPercent(row))].filter(part => part.length);
+    const series = parts.flatMap(points);
+    return {id: "overview", columns: 1, left: 92, panels: parts.map(panelOf), series};
+  };
+  const scaleOf = row => Math.max(...row.gains.map(Math.abs)) || 1;
+
+  const panelOf = part => ({
+    title: part[0].question.unit === "%" ? "points of percent" : "losses and perplexities, turned round",
+    height: 38 * part.length,
+    x: {title: "← worse          better with Canon layers →", range: [-1.08, 1.08], ticks: [[0, "0"]]},
+    y: {
+      ticks: part.map((row, place) => [place, `${row.label}\n± ${written(scaleOf(row), row.question)}`]),
+      range: [part.length - 0.5, -0.5],
+      even: true,
+    },
+  });
+
+  // A series for each architecture, and the means.
+  const points = (part, panel) => {
+    const series = new Map();
+    const means = {x: [], y: [], hover: []};
+    part.forEach((row, place) => {
+      row.deltas.forEach(([pair, delta], i) => {
+        const model = models[pair.canon],
+          name = `${model.family ?? "other"}${model.mark && ", not Canon alone"}`;
+        if (!series.has(name)) {
+          const style = model.mark ? {symbol: `${page.looks[model.look].symbol}-open`} : {};
+          series.set(name, {panel, name, kind: "dots", look: model.look, style, x: [], y: [], hover: []});
+        }
+        const [base, canon] = [pair.base, pair.canon].map(side => written(answer(row.q, side).value, row.question));
+        const one = series.get(name);
+        one.x.push(row.gains[i] / scaleOf(row));
+        one.y.push(place + 0.5 * ((i + 0.5) / row.deltas.length - 0.5)); // apart, or equal ones would hide each other
+        one.hover.push(
+          `${row.label}: ${base} to ${canon} (${signed(delta, row.question)})\n${nameOf(model)}${model.mark}\n${about(model)}`,
+        );
+      });
+      means.x.push(average(row.gains) / scaleOf(row));
+      means.y.push(place);
+      means.hover.push(`${row.label}: mean ${signed(average(row.gains), row.question)}`);
+    });
+    const style = {symbol: "line-ns-open", color: ["#d55e00", "#ff8f52"]};
+    return [
+      ...series.values(),
+      {panel, name: "mean of the pairs", kind: "dots", sizes: 20, style, ...means},
+      {panel, name: "no difference", kind: "level", x: [0, 0], y: [-0.5, part.length - 0.5]},
+    ];
+  };
+
+  const show = () => {
+    const rows = found();
+    if (at("overview-answer")) at("overview-answer").textContent = headline(rows);
+    redraw(at("overview"));
+    const archs = [...new Set(rows.flatMap(row => row.deltas.map(([pair]) => models[pair.canon].arch)))];
+    const split = archs.length > 1 ? archs : [];
+    table(
+      at("overview-table"),
+      ["", "mean", "smallest", "largest", "better", "worse", "pairs", ...split],
+      rows.map(({label, question, deltas, gains}) => {
+        const all = deltas.map(([, delta]) => delta),
+          [low, high] = extent(all);
+        const count = (sign, of = gains) => of.filter(x => sign * x > 0).length;
+        const byArch = arch => {
+          const places = [...deltas.keys()].filter(i => models[deltas[i][0].canon].arch === arch),
+            part = places.map(i => gains[i]);
+          return part.length
+            ? {
+                text: signed(average(places.map(i => all[i])), question),
+                small: `better ${count(1, part)} of ${part.length}`,
+              }
+            : "–";
+        };
+        const head = {text: label, scope: "row", small: question.full === label ? "" : question.full};
+        return [
+          head,
+          signed(average(all), question),
+          signed(low, question),
+          signed(high, question),
+          count(1),
+          count(-1),
+          all.length,
+          ...split.map(byArch),
+        ];
+      }),
+    );
+    at("overview-notes").hidden = !["published", "best"].includes(at("overview-whose").value);
+    seeds();
+  };
+
+  // Of settings that were trained with several seeds: what the difference is, and how surely.
+  const seeds = () => {
+    const group = groups[at("overview-group").value];
+    const rows = results.pairs_over_seeds.filter(
+      row =>
+        row.source === at("overview-whose").value &&
+        group.questions.includes(row.question) &&
+        passes(row, ["source", "canon"]),
+    );
+    at("overview-seeds").hidden = rows.length === 0;
+    table(
+      at("overview-seeds-table"),
+      ["", "architecture", "size", "Canon", "learning rate", "mean", "95% interval", "seeds"],
+      rows.map(row => {
+        const question = questions[row.question];
+        return [
+          group.labels[group.questions.indexOf(row.question)],
+          row.arch,
+          row.size,
+          `${row.base_canon} → ${row.canon}`,
+          row.lr,
+          signed(row.delta, question) + unit(question),
+          row.low === null ? "all equal" : `${signed(row.low, question)} to ${signed(row.high, question)}`,
+          row.runs,
+        ];
+      }),
+    );
+  };
+
+  exported("overview", () => [
+    ["base_model", ...IDENTITY.map(key => (key === "model" ? "canon_model" : key)), ...ASKED, "base", "value", "delta"],
+    ...found().flatMap(({q, question, deltas}) =>
+      deltas.map(([{base, canon}, delta]) => [
+        models[base].model,
+        ...identity(models[canon]),
+        ...asked(question),
+        answer(q, base).value,
+        answer(q, canon).value,
+        delta,
+      ]),
+    ),
+  ]);
+  at("overview-group").addEventListener("change", show);
+  at("overview-whose").addEventListener("change", () => {
+    fill();
+    show();
+  });
+  charts.set(at("overview-chart"), chart);
+  views.push(show);
+};

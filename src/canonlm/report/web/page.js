@@ -1,0 +1,113 @@
+// Draws a page from its blocks: an object with one key, which says what kind it is.
+const BLOCKS = {
+  text: text => make("p", {}, text),
+  note: text => make("p", {class: "note"}, text),
+  answer: text => make("p", {class: "answer"}, text),
+  caveat: text => make("p", {class: "caveat"}, text),
+  heading: text => make("h3", {}, text),
+  code: text => make("pre", {}, text),
+  list: items => make("ul", {}, ...items.map(item => make("li", {}, item))),
+  table: ({head, rows, marks, kind}) =>
+    make("div", {class: "scroll"}, table(make("table", {class: kind}), head, rows, marks)),
+  chart: chart => {
+    const box = make("div", {class: "chart", id: chart.id, role: "img", "aria-label": chart.caption});
+    charts.set(box, () => chart);
+    return make(
+      "figure",
+      {},
+      box,
+      make(
+        "figcaption",
+        {},
+        chart.caption,
+        " ",
+        saving(`${chart.id}.csv`, () => pointsOf(chart)),
+      ),
+    );
+  },
+  fold: ({title, blocks, open}) => {
+    const fold = make("details", {open}, make("summary", {}, title), ...built(blocks));
+    fold.addEventListener("toggle", () => redraw(fold));
+    return fold;
+  },
+  section: ({title, blocks}) => make("section", {}, title ? make("h2", {}, title) : null, ...built(blocks)),
+  view: name => at(`view-${name}`).content.cloneNode(true),
+  sheet: ({name, text}) =>
+    make(
+      "p",
+      {class: "screen"},
+      make(
+        "button",
+        {type: "button", class: "csv", id: "sheet", onclick: () => save(name, text)},
+        "Download the numbers (CSV)",
+      ),
+    ),
+};
+const built = blocks => blocks.flatMap(block => Object.entries(block).map(([kind, of]) => BLOCKS[kind](of)));
+
+// A row per point, with the panel that it is in.
+const pointsOf = chart => [
+  ["panel", "series", "run", "x", "y"],
+  ...chart.series.flatMap(one => one.x.map((x, i) => [chart.panels[one.panel].title, one.name, one.run, x, one.y[i]])),
+];
+
+document
+  .querySelector("main")
+  .append(
+    make(
+      "header",
+      {},
+      make("h1", {}, page.title),
+      page.facts.length ? make("p", {class: "sub"}, page.facts.join(" · ")) : null,
+    ),
+    ...built(page.blocks),
+  );
+
+// The views of results that this page has.
+for (const view of page.views) {
+  VIEWS[view]?.();
+  const fold = at(view)?.closest("details");
+  if (fold) fold.hidden = at(view).hidden;
+}
+if (page.views.length) showAll();
+
+// A page of runs that go on reads itself again, and stays where its reader is: every half minute while it is written,
+// less often the older it is. A hidden page waits.
+const folds = () => [...document.querySelectorAll("details")];
+const titleOf = fold =>
+  [fold.closest("section")?.querySelector("h2"), fold.firstChild]
+    .map(title => title?.textContent.replace(/\d+/g, ""))
+    .join();
+function readAgain() {
+  history.replaceState(
+    {
+      top: scrollY,
+      open: folds()
+        .filter(fold => fold.open)
+        .map(titleOf),
+    },
+    "",
+  );
+  location.reload();
+}
+if (page.written) {
+  const written = new Date(1000 * page.written),
+    age = Date.now() - written;
+  document
+    .querySelector("header")
+    .append(
+      make(
+        "p",
+        {class: "sub", id: "live"},
+        `Runs go on. This page follows them; as of ${written.toLocaleTimeString()}.`,
+      ),
+    );
+  const seen = () =>
+    document.hidden ? document.addEventListener("visibilitychange", readAgain, {once: true}) : readAgain();
+  setTimeout(seen, Math.min(Math.max(30_000, age / 4), 3_600_000));
+}
+if (history.state) {
+  history.scrollRestoration = "manual";
+  folds().forEach(fold => (fold.open ||= history.state.open.includes(titleOf(fold))));
+  whenDrawn.push(() => scrollTo(0, history.state.top));
+}

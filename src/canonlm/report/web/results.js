@@ -1,0 +1,177 @@
+// What the views of results share: which models are shown, how their numbers are written, and what is downloaded.
+const results = page.results ?? {
+  models: [],
+  questions: [],
+  groups: {},
+  scores: {},
+  pairs: [],
+  curves: [],
+  settings: {},
+};
+const {models, questions, groups} = results;
+
+// answers.get(question).get(model) → {value, stderr, n, low, high, runs}
+const answers = new Map();
+(results.scores.model ?? []).forEach((model, i) => {
+  const of = results.scores;
+  if (!answers.has(of.question[i])) answers.set(of.question[i], new Map());
+  const keys = ["value", "stderr", "n", "low", "high", "runs"];
+  answers.get(of.question[i]).set(model, Object.fromEntries(keys.map(key => [key, of[key][i]])));
+});
+const answer = (question, model) => answers.get(question)?.get(model);
+const answered = name => groups[name].questions.flatMap(q => [...(answers.get(q)?.keys() ?? [])]);
+
+const SOURCES = {
+  yours: "your runs",
+  published: "the 64 released models",
+  reference: "open models of others",
+  best: "best learning rate, column by column",
+  paper: "the paper's own tables",
+};
+const LATER = ["reference", "best", "paper"]; // sources that are not shown until asked for
+const isMine = i => models[i].source === "yours";
+const CANON = {true: "with Canon", false: "without", null: "unknown"};
+
+// -- words ------------------------------------------------------------------------------------------------------------
+
+function tokens(count) {
+  if (count === null || count === undefined) return "–";
+  for (const [size, letter] of [
+    [1e12, "T"],
+    [1e9, "B"],
+    [1e6, "M"],
+    [1e3, "K"],
+  ])
+    if (count >= 0.995 * size) return Number((count / size).toPrecision(2)) + letter;
+  return String(count);
+}
+
+function written(value, question) {
+  if (value === null || value === undefined) return "–";
+  if (question.unit === "%") return value.toFixed(1);
+  return question.metric.includes("perplexity") ? value.toFixed(2) : String(Number(value.toPrecision(4)));
+}
+
+const unit = question => (question.unit === "%" ? " %" : "");
+const signed = (delta, question) => (delta > 0 ? "+" : delta < 0 ? "−" : "") + written(Math.abs(delta), question);
+const difference = (a, b) => Math.round((a - b) * 1e9) / 1e9; // what is left of 67.5 − 66.5 beyond the printed digits
+const average = list => list.reduce((a, b) => a + b, 0) / list.length;
+
+function about(model) {
+  const canon = {null: null, none: "without Canon", b: "short convolution"};
+  const parts = [
+    model.arch,
+    model.canon in canon ? canon[model.canon] : `Canon ${model.canon}`,
+    model.size,
+    model.tokens && `${tokens(model.tokens)} tokens`,
+    model.lr !== null && `learning rate ${model.lr}`,
+    model.seed !== null && model.source === "yours" && `seed ${model.seed}`,
+  ];
+  return parts.filter(Boolean).join(", ");
+}
+
+// -- which models -----------------------------------------------------------------------------------------------------
+
+// setting → the mean over its seeds, which is among the models
+const settingOf = model => JSON.stringify([model.source, model.arch, model.canon, model.size, model.tokens, model.lr]);
+const means = new Map([...models.keys()].filter(i => models[i].mean).map(i => [settingOf(models[i]), i]));
+const nameOf = model => (model.mean ? `${about(model)}, ${model.model}` : model.model);
+const FILTERS = {
+  source: {title: "whose", of: model => model.source, say: value => SOURCES[value]},
+  arch: {title: "architecture", of: model => model.arch ?? "other", say: value => value},
+  canon: {title: "Canon layers", of: model => String(model.has_canon), say: value => CANON[value]},
+  size: {title: "size", of: model => model.size ?? "–", say: value => value},
+  tokens: {title: "training tokens", of: model => tokens(model.tokens), say: value => value},
+};
+const off = Object.fromEntries(Object.keys(FILTERS).map(key => [key, new Set()]));
+const unticked = new Set(); // single models
+// By parameters where they are known, or else as `12L768D` reads.
+const bySize = (a, b) =>
+  (a.parameters ?? 0) - (b.parameters ?? 0) || (a.size ?? "").localeCompare(b.size ?? "", undefined, {numeric: true});
+let part = ""; // of a name
+let overSeeds = false;
+
+// skip: filters that do not count here, such as whose, where a view shows the models of one source.
+function passes(model, skip = []) {
+  if (part && !`${model.model ?? ""} ${about(model)}`.toLowerCase().includes(part)) return false;
+  return Object.entries(FILTERS).every(([key, filter]) => skip.includes(key) || !off[key].has(filter.of(model)));
+}
+const shown = (i, skip = []) => !unticked.has(i) && passes(models[i], skip);
+
+// The answer, unless another stands for it: the mean over seeds for those of single seeds, or the other way round.
+function standing(q, i) {
+  const mean = means.get(settingOf(models[i]));
+  const averaged = mean !== undefined && models[i].seed !== null && answer(q, mean);
+  return (models[i].mean ? overSeeds : !(overSeeds && averaged)) ? answer(q, i) : undefined;
+}
+
+const VIEWS = {}; // what begins a view, by its name
+const views = []; // functions that show a view again
+const showAll = () => views.forEach(show => show());
+
+// The values that some model of the sources shown has; a box ticked off stays so while its source is away.
+VIEWS.bar = () => {
+  const sources = [...new Set(models.map(FILTERS.source.of))];
+  if (sources.some(source => !LATER.includes(source))) LATER.forEach(source => off.source.add(source));
+  let typing;
+  at("named").addEventListener("input", event => {
+    part = event.target.value.trim().toLowerCase();
+    clearTimeout(typing);
+    typing = setTimeout(showAll, 150);
+  });
+  at("over-seeds").addEventListener("change", event => {
+    overSeeds = event.target.checked;
+    showAll();
+  });
+  at("over-seeds").parentElement.hidden = means.size === 0;
+  const boxes = Object.fromEntries(
+    Object.entries(FILTERS).map(([key, filter]) => [
+      key,
+      make("fieldset", {}, make("legend", {}, filter.title), make("div")),
+    ]),
+  );
+  at("filters").replaceChildren(...Object.values(boxes));
+  const inOrder = {size: bySize, tokens: (a, b) => (a.tokens ?? 0) - (b.tokens ?? 0)};
+  const box = (key, value) =>
+    make("input", {
+      type: "checkbox",
+      name: key,
+      value,
+      checked: !off[key].has(value),
+      onchange: event => {
+        off[key][event.target.checked ? "delete" : "add"](value);
+        if (key === "source")
+          Object.keys(FILTERS)
+            .filter(other => other !== key)
+            .forEach(fill);
+        showAll();
+      },
+    });
+  const fill = key => {
+    const here = key === "source" ? models : models.filter(model => !off.source.has(model.source));
+    const values = [...new Set((inOrder[key] ? here.toSorted(inOrder[key]) : here).map(FILTERS[key].of))];
+    boxes[key].hidden = values.length < 2 && !values.some(value => off[key].has(value));
+    boxes[key].lastChild.replaceChildren(
+      ...values.map(value => make("label", {class: "chip"}, box(key, value), FILTERS[key].say(value))),
+    );
+  };
+  Object.keys(FILTERS).forEach(fill);
+};
+
+// -- controls and downloads -------------------------------------------------------------------------------------------
+
+function choice(select, entries, chosen) {
+  select.replaceChildren(
+    ...Object.entries(entries).map(([value, text]) =>
+      make("option", {value, selected: value === String(chosen)}, text),
+    ),
+  );
+}
+const asIs = names => Object.fromEntries(names.map(name => [name, name]));
+
+// The rows that a view shows right now, with all digits, and a button that saves them.
+const exported = (id, rows) => saving(`canonlm-${id}.csv`, rows, at(`${id}-csv`));
+const IDENTITY = ["source", "model", "arch", "canon", "size", "tokens", "lr", "seed"];
+const identity = model => IDENTITY.map(key => model[key]);
+const ASKED = ["task", "setting", "slice", "metric", "unit"];
+const asked = question => ASKED.map(key => question[key]);

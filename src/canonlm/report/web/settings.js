@@ -1,0 +1,40 @@
+// What two runs were trained with, and in what they differ.
+
+VIEWS.settings = () => {
+  const names = Object.keys(results.settings);
+  at("settings").hidden = names.length < 2;
+  if (at("settings").hidden) return;
+  at("settings-names").replaceChildren(...names.map(value => make("option", {value})));
+  const two = results.pairs
+    .toSorted((a, b) => isMine(b.base) - isMine(a.base))
+    .map(({base, canon}) => [models[base].model, models[canon].model])
+    .find(two => two.every(name => Object.hasOwn(results.settings, name)));
+  [at("settings-a").value, at("settings-b").value] = two ?? names.slice(0, 2);
+
+  const chosen = () => [at("settings-a").value, at("settings-b").value];
+  const text = value =>
+    value === null || value === undefined ? "–" : typeof value === "object" ? JSON.stringify(value) : String(value);
+  const rows = () => {
+    if (!chosen().every(name => Object.hasOwn(results.settings, name))) return null;
+    const [a, b] = chosen().map(name => results.settings[name]);
+    const keys = [...new Set([...Object.keys(a), ...Object.keys(b)])].filter(key => key !== "model");
+    return keys
+      .map(key => [key, text(a[key]), text(b[key])])
+      .filter(([, one, other]) => at("settings-all").checked || one !== other);
+  };
+  const show = () => {
+    const found = rows();
+    at("settings-note").textContent =
+      found === null ? "Choose two names from the list." : found.length ? "" : "They do not differ.";
+    table(
+      at("settings-table"),
+      ["setting", ...chosen()],
+      found ?? [],
+      (found ?? []).map(([, one, other]) => one !== other && "best"),
+    );
+    at("settings-table").hidden = !found?.length;
+  };
+  exported("settings", () => [["setting", ...chosen()], ...(rows() ?? [])]);
+  ["settings-a", "settings-b", "settings-all"].forEach(id => at(id).addEventListener("input", show));
+  show();
+};

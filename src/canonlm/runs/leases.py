@@ -1,0 +1,218 @@
+"""Leases: which worker has which run, on a file system that several machines share.
+
+A lease is a file `NAME.G.json` with its owner in it. G, the generation, begins with 1. The owner updates the file's
+time every few seconds, as a heartbeat. A lease without a heartbeat for SILENT of its intervals is stale, and may be
+taken over: by creating generation G + 1, then removing the older ones. Only then the new owner begins.
+
+- Creating is exclusive (a hard link, which NFS makes or refuses as a whole), so one worker succeeds with each
+  generation. A worker that decided slowly creates an old generation, sees the newer one, and withdraws.
+- A worker detects the loss of a lease by opening it: it is gone, or another worker's. File systems with close-to-open
+  consistency, such as NFS, open the newest version, while they may answer `stat` from a cache.
+- Clocks of machines are never compared. A worker counts, on its own clock, how long it has seen no change; a pause
+  between two checks counts as one interval, so that a machine that slept does not take others for dead.
+
+So at any moment at most one worker finds itself the owner. No lease can exclude that a process stops between this check
+and the write after it, and goes on after another worker has taken over.
+"""
+
+import errno
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from canonlm.errors import expected
+from canonlm.untrusted import open_regular
+
+SILENT = 5
+"""Intervals without a heartbeat after which a lease may be taken over."""
+
+VARIABLE = "CANONLM_LEASE"
+"""The environment variable with the lease of a process's run."""
+
+_SUFFIX = ".json"
+_GONE = (errno.ENOENT, errno.ESTALE)  # ESTALE: NFS, of a file that somebody else has removed
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The content of a lease. Each claim has a random `id`."""
+
+    id: str
+    host: str
+    pid: int
+    start: float  # seconds since 1970, by the owner's clock: for people
+    interval: float  # seconds between heartbeats
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A successful claim. It may have been lost since."""
+
+    path: Path
+    id: str
+
+    @classmethod
+    def of_environment(cls) -> "Lease | None":
+        """The lease of the worker that started this process."""
+        id, _, path = os.environ.get(VARIABLE, "").partition(":")
+        return cls(Path(path), id) if path else None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of a process with this lease."""
+        return {VARIABLE: f"{self.id}:{self.path.absolute()}"}
+
+    def held(self) -> bool:
+        """Whether this is still the run's lease. OSError if the file system does not answer."""
+        return self._open(lambda descriptor: None)
+
+    def beat(self) -> bool:
+        """Send a heartbeat; False if the lease is lost. OSError as in `held`."""
+        return self._open(os.utime)  # by the descriptor: the name may become another worker's in between
+
+    def release(self) -> None:
+        if self.held():
+            self.path.unlink(missing_ok=True)
+
+    def _open(self, act: Callable[[int], None]) -> bool:
+        try:
+            with self.path.open("rb") as file:
+                if _owner(file.read()).id != self.id:
+                    return False
+                act(file.fileno())
+                return True
+        except OSError as error:
+            if error.errno in _GONE:
+                return False
+            raise
+
+
+@dataclass
+class _Sighting:
+    """When a lease was checked last, and for how long it has been unchanged."""
+
+    mark: tuple[str, int]
+    looked: float
+    unchanged: float = 0.0
+
+
+class Leases:
+    """The leases in a folder, as one worker sees them. clock: seconds, of this machine only."""
+
+    def __init__(self, folder: Path, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder, self.interval, self._clock = folder, interval, clock
+        self._sightings: dict[Path, _Sighting] = {}
+
+    def claim(self, name: str) -> Lease | None:
+        """Claim a run without an owner, or whose owner sends no heartbeats; None if it has an owner."""
+        generations = self._generations(name)
+        top = max(generations, default=0)
+        if top and not self._is_stale(generations[top]):
+            return None
+        lease = self._create(name, top + 1)
+        if lease is None:
+            return None
+        generations = self._generations(name)
+        if max(generations, default=0) > top + 1:
+            lease.release()
+            return None
+        for generation, path in generations.items():
+            if generation <= top:
+                path.unlink(missing_ok=True)
+        return lease
+
+    def owners(self) -> dict[str, tuple[Owner, float]]:
+        """The owner of every run that has one, and seconds since its last heartbeat, by the file system's clock."""
+        newest: dict[str, tuple[int, Path]] = {}
+        for name, generation, path in _leases_in(self.folder):
+            newest[name] = max(newest.get(name, (0, path)), (generation, path))
+        now, ages = _now(self.folder), {}
+        for name, (_, path) in newest.items():
+            with suppress(FileNotFoundError), open_regular(path) as file:  # released in between
+                ages[name] = _owner(file.read()), max(0.0, now - os.fstat(file.fileno()).st_mtime)
+        return ages
+
+    def remove(self, names: set[str]) -> None:
+        """Remove leases of runs that no longer need one, and leftovers of killed workers' claims."""
+        for name, _, path in _leases_in(self.folder):
+            if name in names:
+                path.unlink(missing_ok=True)
+        for path in self.folder.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+
+    def _generations(self, name: str) -> dict[int, Path]:
+        return {generation: path for other, generation, path in _leases_in(self.folder) if other == name}
+
+    def _is_stale(self, path: Path) -> bool:
+        now = self._clock()  # before the file is read: a pause in between makes no owner look dead
+        try:
+            with path.open("rb") as file:
+                owner, mark = _owner(file.read()), os.fstat(file.fileno()).st_mtime_ns
+        except OSError as error:
+            if error.errno in _GONE:
+                return False
+            raise
+        sighting = self._sightings.get(path)
+        if sighting is None or sighting.mark != (owner.id, mark):
+            self._sightings[path] = _Sighting((owner.id, mark), now)
+            return False
+        sighting.unchanged += min(now - sighting.looked, owner.interval)
+        sighting.looked = now
+        return sighting.unchanged > SILENT * owner.interval
+
+    def _create(self, name: str, generation: int) -> Lease | None:
+        lease = Lease(self.folder / f"{name}.{generation}{_SUFFIX}", uuid.uuid4().hex)
+        owner = Owner(lease.id, socket.gethostname(), os.getpid(), time.time(), self.interval)
+        temporary = self.folder / f".{lease.id}.tmp"
+        temporary.write_text(json.dumps(asdict(owner)) + "\n", encoding="utf-8")
+        try:
+            os.link(temporary, lease.path)
+        except (FileExistsError, FileNotFoundError):
+            # NFS may have made the link and lost the answer; the second request then fails, as it exists.
+            if not temporary.exists() or temporary.stat().st_nlink != 2:
+                return None
+        except OSError as error:
+            what = f"a file system with hard links ({error.strerror})"
+            raise expected("leases", what, str(self.folder)) from None
+        finally:
+            temporary.unlink(missing_ok=True)
+        return lease
+
+
+def _leases_in(folder: Path) -> list[tuple[str, int, Path]]:
+    """(name of the run, generation, file) of every lease."""
+    leases = []
+    for file in os.listdir(folder) if folder.is_dir() else ():
+        name, _, generation = file.removesuffix(_SUFFIX).rpartition(".")
+        if file.endswith(_SUFFIX) and not file.startswith(".") and generation.isdecimal():
+            leases.append((name, int(generation), folder / file))
+    return leases
+
+
+def _owner(content: bytes) -> Owner:
+    """The owner in a lease. If a crash of its machine left it empty, an owner without heartbeats."""
+    try:
+        raw: dict[str, Any] = json.loads(content)
+        return Owner(str(raw["id"]), str(raw["host"]), int(raw["pid"]), float(raw["start"]), float(raw["interval"]))
+    except (ValueError, KeyError, TypeError):
+        return Owner("", "?", 0, 0.0, 60.0)
+
+
+def _now(folder: Path) -> float:
+    """Seconds since 1970 by the file system's clock; by this machine's if nothing can be written."""
+    probe = folder / f".{uuid.uuid4().hex}.tmp"
+    try:
+        probe.touch()
+        return probe.stat().st_mtime
+    except OSError:
+        return time.time()
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)

@@ -1,0 +1,271 @@
+"""Comparisons of architectures over a few seeds: intervals and tests that hold for the distributions of real runs.
+
+A seed is one observation: more answers of one run measure that run better, not its architecture. Scores of runs are
+often in one of two states (a task is solved, or it is not). Then a few seeds may agree by luck, and their variance is
+meaningless. So variances have a floor, two-state slices have a bound without assumptions (Gaffke), tests permute runs
+as units, and no verdict comes from fewer than five seeds. `benchmarks/verdicts.py` simulates all of it.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .intervals import spread_interval, t_factor, t_probability
+
+Values = NDArray[np.float64]
+
+LEVEL = 0.05
+MIN_SEEDS = 5
+MIN_GAP = 0.01
+"""The min difference that counts: one point of 100."""
+
+DESIGN = 1.9
+"""Variance of a run's accuracy, in units of p (1 - p) / questions: questions come in clusters that share an example."""
+
+DRAWS = 20_000
+"""Draws of weights for Gaffke's bound."""
+
+ENUMERATED, SAMPLED = 20_000, 9_999
+"""The max number of labellings of runs that are all tried; if there are more, SAMPLED of them are drawn."""
+
+
+def floored_variance(values: Sequence[float], questions: int | None) -> float:
+    """The variance of one seed's accuracy, with a floor: the variance from its questions alone, and one point.
+
+    questions: of a run; None: the values are not accuracies, so their variance has no floor.
+    """
+    variance = float(np.var(values, ddof=1)) if len(values) > 1 else 0.0
+    if questions is None:
+        return variance
+    share = (questions * float(np.mean(values)) + 2) / (questions + 4)
+    return max(variance, DESIGN * share * (1 - share) / questions, MIN_GAP**2)
+
+
+def t_interval(values: Sequence[float], questions: int) -> tuple[float, float]:
+    """95 % interval of the mean accuracy of seeds, with the floored variance, cut to [0, 1]. Needs two seeds."""
+    mean, count = float(np.mean(values)), len(values)
+    half = t_factor(count) * math.sqrt(floored_variance(values, questions) / count)
+    return max(0.0, mean - half), min(1.0, mean + half)
+
+
+def gaffke_interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the mean of numbers in [0, 1], whatever their distribution: Gaffke's bound on each side.
+
+    The seeds, and one unseen value of 0 (or 1), get weights drawn uniformly from the simplex; the bounds are the 2.5 %
+    and 97.5 % quantiles of the weighted means.
+    """
+    weights = _simplex(len(values) + 1)
+    low, high = (weights @ np.array([*sorted(values), beyond]) for beyond in (0.0, 1.0))
+    return max(0.0, float(np.quantile(low, LEVEL / 2))), min(1.0, float(np.quantile(high, 1 - LEVEL / 2)))
+
+
+@cache
+def _simplex(size: int) -> Values:
+    return np.random.default_rng(0).dirichlet(np.ones(size), DRAWS)
+
+
+def mean_interval(values: Sequence[float], questions: int, *, two_state: bool) -> tuple[float, float]:
+    return gaffke_interval(values) if two_state else t_interval(values, questions)
+
+
+def difference_interval(
+    ours: Sequence[float], theirs: Sequence[float], questions: int | None, *, two_state: bool
+) -> tuple[float, float]:
+    """95 % interval of mean(ours) - mean(theirs): Newcombe's combination of Gaffke's bounds on two-state slices, else
+    Welch's with floored variances."""
+    gap = float(np.mean(ours) - np.mean(theirs))
+    if two_state:
+        (low, high), (other_low, other_high) = gaffke_interval(ours), gaffke_interval(theirs)
+        mean, other = float(np.mean(ours)), float(np.mean(theirs))
+        return gap - math.hypot(mean - low, other_high - other), gap + math.hypot(high - mean, other - other_low)
+    error, degrees = _welch(ours, theirs, questions)
+    half = t_factor(degrees + 1) * error
+    return (gap - half, gap + half) if questions is None else (max(-1.0, gap - half), min(1.0, gap + half))
+
+
+def welch_p(ours: Sequence[float], theirs: Sequence[float], questions: int | None) -> float:
+    """Welch's test, two-sided, with floored variances."""
+    (error, degrees), gap = _welch(ours, theirs, questions), abs(float(np.mean(ours) - np.mean(theirs)))
+    if error == 0:
+        return float(gap == 0)
+    return 1 - t_probability(gap / error, degrees)
+
+
+def _welch(ours: Sequence[float], theirs: Sequence[float], questions: int | None) -> tuple[float, int]:
+    """The standard error of the difference of means, and degrees of freedom, rounded down."""
+    parts = [(floored_variance(values, questions) / len(values), len(values)) for values in (ours, theirs)]
+    total = sum(part for part, _ in parts)
+    if total == 0:
+        return 0.0, 1
+    degrees = total**2 / sum(part**2 / (count - 1) for part, count in parts)
+    return math.sqrt(total), max(1, int(degrees + 1e-9))
+
+
+def permutation_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Permutation test of the difference of means, two-sided: the share of labellings with one as large."""
+    return float(max_t_p(np.array([ours]), np.array([theirs]))[0])
+
+
+def max_t_p(ours: Values, theirs: Values) -> Values:
+    """Adjusted p of every slice (`[slices, seeds]` each): step-down max-T over permutations of whole runs.
+
+    T is |difference of means| over the standard deviation of all values of the slice. Ties count, with a relative
+    tolerance.
+    """
+    pooled = np.concatenate([ours, theirs], axis=1)
+    count, total = ours.shape[1], pooled.shape[1]
+    labels = _labellings(count, total)
+    spread = pooled.std(axis=1)
+    spread = np.where(spread < 1e-12, np.inf, spread)
+    sums = pooled @ labels.T  # [slices, labellings]
+    totals = pooled.sum(axis=1, keepdims=True)
+    t = np.abs(sums / count - (totals - sums) / (total - count)) / spread[:, None]
+    order = np.argsort(-t[:, 0], kind="stable")
+    adjusted, worst = np.ones(len(order)), 0.0
+    for rank, index in enumerate(order):
+        largest = t[order[rank:]].max(axis=0)
+        worst = max(worst, float((largest >= t[index, 0] * (1 - 1e-9) - 1e-12).mean()))
+        adjusted[index] = worst
+    return adjusted
+
+
+@cache
+def _labellings(count: int, total: int) -> Values:
+    """`[labellings, runs]`, 1 where a run is ours; the first is the real one."""
+    first = np.zeros((1, total))
+    first[0, :count] = 1
+    if math.comb(total, count) <= ENUMERATED:
+        rows = np.zeros((math.comb(total, count), total))
+        for row, chosen in zip(rows, itertools.combinations(range(total), count), strict=True):
+            row[list(chosen)] = 1
+        return rows  # combinations begin with 0 … count - 1
+    drawn = np.random.default_rng(0).permuted(np.repeat(first, SAMPLED, axis=0), axis=1)
+    return np.concatenate([first, drawn])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison of two architectures on a page with several pairs.
+
+    state: "higher" or "lower" (ours against theirs: their runs differ), "alike" (no significant difference),
+    "undecided" (too few seeds), "spread" (of one architecture: gap is the standard deviation over its seeds). seeds:
+    the number used of each. gap, low, high: of the mean scores. slices: those on which the runs differ, with the sign.
+    on_average: whether the interval of the mean leaves out 0.
+    """
+
+    state: str
+    seeds: int
+    gap: float
+    low: float
+    high: float
+    slices: Mapping[str, int]
+    on_average: bool
+
+    @property
+    def more_seeds(self) -> int:
+        """The min number of further seeds of each for a verdict; 0 if there are enough."""
+        return max(0, MIN_SEEDS - self.seeds)
+
+
+def seeds_needed(pairs: int, level: float = LEVEL) -> int:
+    """The min number of seeds of each architecture with which one of `pairs` comparisons can be significant: for n and
+    n runs the smallest permutation p is 2 / C(2n, n)."""
+    seeds = MIN_SEEDS
+    while pairs * 2 / math.comb(2 * seeds, seeds) > level:
+        seeds += 1
+    return seeds
+
+
+def compare(
+    ours: Mapping[str, Sequence[float]],
+    theirs: Mapping[str, Sequence[float]],
+    questions: int | None,
+    *,
+    pairs: int = 1,
+    two_state: bool = True,
+    level: float = LEVEL,
+) -> Comparison:
+    """Accuracies of seeds by slice, in the order of seeds: of each architecture the first n, n the smaller number.
+
+    First the score, the mean over slices: both the exact permutation test and Welch's with floored variance have to
+    reject at 0.05 / pairs, and the gap has to be a point. Only then the slices: each needs max-T over slices, times
+    pairs, Welch's with Holm's correction, and a point.
+
+    questions: of one run and slice; None: the values are not accuracies, so variances have no floor, and no gap is too
+    small. pairs: how many comparisons the page makes. two_state: can a run have solved the task or not?
+    level: how often one of the comparisons may be wrong.
+    ValueError: no slice in common, or no seed.
+    """
+    keys = [key for key in ours if key in theirs]
+    if not keys:
+        raise ValueError("no slice in common")
+    seeds = min(len(each[key]) for key in keys for each in (ours, theirs))
+    if seeds < 1:
+        raise ValueError("no seed")
+    a, b = (np.array([list(each[key])[:seeds] for key in keys], dtype=float) for each in (ours, theirs))
+    mine, other = a.mean(axis=0).tolist(), b.mean(axis=0).tolist()
+    gap = float(np.mean(mine) - np.mean(other))
+    if seeds < 2:
+        return Comparison("undecided", seeds, gap, -math.inf, math.inf, {}, False)
+    total = None if questions is None else questions * len(keys)
+    low, high = difference_interval(mine, other, total, two_state=two_state and questions is not None)
+    if seeds < MIN_SEEDS:
+        return Comparison("undecided", seeds, gap, low, high, {}, False)
+    p = max(permutation_p(mine, other), welch_p(mine, other, total))
+    if pairs * p > level or abs(gap) < _smallest(questions):
+        return Comparison("alike", seeds, gap, low, high, {}, False)
+    return Comparison(
+        "higher" if gap > 0 else "lower",
+        seeds,
+        gap,
+        low,
+        high,
+        _slices(keys, a, b, questions, pairs, level),
+        low > 0 or high < 0,
+    )
+
+
+def spread(values: Sequence[float]) -> Comparison:
+    """The standard deviation of one architecture over seeds, with a 95 % interval that assumes a normal
+    distribution."""
+    seeds = len(values)
+    if seeds < 2:
+        return Comparison("undecided", seeds, 0.0, 0.0, math.inf, {}, False)
+    low, high = spread_interval(values)
+    state = "spread" if seeds >= MIN_SEEDS else "undecided"
+    return Comparison(state, seeds, float(np.std(values, ddof=1)), low, high, {}, False)
+
+
+def _smallest(questions: int | None) -> float:
+    return 0.0 if questions is None else MIN_GAP
+
+
+def _slices(
+    keys: Sequence[str], a: Values, b: Values, questions: int | None, pairs: int, level: float
+) -> dict[str, int]:
+    permuted = max_t_p(a, b) * pairs
+    single = np.array([welch_p(*rows, questions) for rows in zip(a, b, strict=True)]) * pairs
+    holm, worst = np.ones(len(keys)), 0.0
+    for rank, index in enumerate(np.argsort(single, kind="stable")):
+        worst = max(worst, float(single[index]) * (len(keys) - rank))
+        holm[index] = worst
+    gaps = a.mean(axis=1) - b.mean(axis=1)
+    sure = (permuted <= level) & (holm <= level) & (np.abs(gaps) >= _smallest(questions))
+    signs: Any = np.sign(gaps)
+    return {key: int(signs[index]) for index, key in enumerate(keys) if sure[index]}
+
+
+@cache
+def winners_bias(rates: int) -> float:
+    """How much better the best of `rates` equally good learning rates looks than it is, in standard errors of its mean,
+    if it is chosen on the seeds that are shown: the expected maximum of `rates` standard normal numbers."""
+    normal, step = NormalDist(), 1 / 64
+    points = np.arange(-8, 8, step).tolist()
+    return sum(step * x * rates * normal.pdf(x) * normal.cdf(x) ** (rates - 1) for x in points)

@@ -1,0 +1,125 @@
+"""A task that is one function: `@task(vocab=…, max_len=…, chance=…)` makes a `Task` of what draws an instance."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, ClassVar, get_type_hints
+
+from pydantic import create_model
+
+from canonlm.errors import expected, unknown
+from canonlm.tasks.base import Task
+from canonlm.tasks.records import Drawn, Slice, Vocab
+from canonlm.tasks.spec import TaskSpec
+
+Values = Mapping[str, Sequence[int | str]]
+
+TRIED = 256
+"""A task without `slices` has those of its first TRIED test samples."""
+
+
+def task(
+    *,
+    vocab: Iterable[str] | Callable[[Any], Iterable[str]],
+    max_len: int | Callable[[Any], int],
+    chance: float | Callable[[Slice], float],
+    slices: Values | Callable[[Any], Values] | None = None,
+    markers: Iterable[str] = (),
+    **attributes: Any,
+) -> Callable[[Callable[..., Drawn]], "type[FunctionTask]"]:
+    """Decorator of `draw(rng, test, *, setting=default, …)`, which returns the tokens of one instance by name, with its
+    answers as `Answer`. All randomness comes from `rng`, a `random.Random`; `test` is true for test samples.
+
+    vocab: the names of the tokens, in order. max_len: no instance is longer. Both, and slices, may be functions of the
+        settings: `max_len=lambda settings: settings.bits + 3`.
+    chance: the score of the best guess that does not do the task, for all slices or as a function of a slice.
+    slices: the values that `Answer` counts by, such as {"bits": [4, 8]}. Default: those of the first 256 test samples.
+    markers: tokens that structure a sample, for `canonlm data show`.
+    attributes: class attributes of `Task`, such as loss_on="all" or evaluation="generate".
+
+    The first paragraph of the function's docstring is the task's `about`. Raises ValueError for a function with other
+    arguments, and for an attribute that tasks do not have.
+    """
+    choices = [name for name in Task.__annotations__ if hasattr(Task, name)]
+    for name in attributes:
+        if name not in choices:
+            raise unknown("attribute of a task", name, choices, "attributes")
+
+    def decorate(draw: Callable[..., Drawn]) -> "type[FunctionTask]":
+        about = " ".join((inspect.getdoc(draw) or "").partition("\n\n")[0].split())
+        arguments = _Arguments(
+            draw, _as_function(vocab), _as_function(max_len), _as_function(chance), _as_function(slices)
+        )
+        own = {"Spec": _spec_of(draw), "about": about, "__module__": draw.__module__, "__doc__": draw.__doc__}
+        return type(draw.__name__, (FunctionTask,), {**own, **attributes, "_of": arguments, "_markers": (*markers,)})
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """The arguments of `@task`."""
+
+    draw: Callable[..., Drawn]
+    vocab: Callable[[Any], Iterable[str]]
+    max_len: Callable[[Any], int]
+    chance: Callable[[Slice], float]
+    slices: Callable[[Any], Values | None]
+
+
+class FunctionTask(Task):
+    """Base of the classes that `@task` makes: `parity(bits=12)` is a task."""
+
+    _of: ClassVar[_Arguments]
+    _markers: ClassVar[tuple[str, ...]]
+
+    def __init__(self, spec: Any = None, **settings: Any) -> None:
+        self.spec = spec = self.Spec(**settings) if spec is None else spec
+        self.vocab, self.max_len = Vocab(self._of.vocab(spec), self._markers), self._of.max_len(spec)
+        self._settings = dict(spec)
+        self._slices: list[Slice] | None = None
+
+    def draw(self, rng: Random, test: bool) -> Drawn:
+        return self._of.draw(rng, test, **self._settings)
+
+    def slices(self) -> list[Slice]:
+        if self._slices is None:
+            named = self._of.slices(self.spec)
+            self._slices = (
+                self._slices_of_samples() if named is None else [{key: v} for key in named for v in named[key]]
+            )
+        return [*self._slices]
+
+    def chance(self, slice: Slice) -> float:
+        return self._of.chance(slice)
+
+    def _slices_of_samples(self) -> list[Slice]:
+        values: dict[str, set[int | str]] = {}
+        for index in range(TRIED):
+            for query in self.sample("test", 0, index).queries:
+                for key, value in query.slice.items():
+                    values.setdefault(key, set()).add(value)
+        return [{key: v} for key, all_ in values.items() for v in sorted(all_, key=lambda v: (isinstance(v, str), v))]
+
+
+def _as_function(value: Any) -> Callable[[Any], Any]:
+    return value if callable(value) else lambda _: value
+
+
+def _spec_of(draw: Callable[..., Drawn]) -> type[TaskSpec]:
+    """The keyword arguments of a function as settings: their defaults, and their types where they are annotated."""
+    hints = get_type_hints(draw, include_extras=True)
+    fields: dict[str, Any] = {}
+    positional = []
+    for name, parameter in inspect.signature(draw).parameters.items():
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            positional.append(str(parameter))
+        elif parameter.default is parameter.empty:
+            raise expected(f"{draw.__name__}: {name}", "a setting with a default", str(parameter))
+        else:
+            fields[name] = (hints.get(name, type(parameter.default)), parameter.default)
+    if len(positional) != 2 or any(name.startswith("*") for name in positional):
+        what = "the arguments (rng, test), or (rng, test, *, setting=default)"
+        raise expected(draw.__name__, what, f"({', '.join(positional)})")
+    return create_model(f"{draw.__name__}.Spec", __base__=TaskSpec, __module__=draw.__module__, **fields)

@@ -1,0 +1,127 @@
+"""The data types of tasks: vocabulary, instances with their questions, samples, verdicts."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Slice = dict[str, int | str]
+LONGEST_SHOWN = 60  # characters of a setting in a task's repr: a setting can be a whole grammar
+
+
+@dataclass(frozen=True)
+class Query:
+    """One graded answer, tokens[start:stop], without its marker. Its question is tokens[question_start:start] (-1: no
+    question).
+
+    slice: where the answer counts. Its first key is the task's own scale of difficulty; an answer with several keys
+    ({"n": 70, "depth": 2}) counts once for each.
+    """
+
+    start: int
+    stop: int
+    slice: Slice
+    question_start: int = -1
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A result of `Task.draw`: tokens (names or ids), the answers among them, and facts for people."""
+
+    tokens: Sequence[str | int] | np.ndarray
+    queries: Sequence[Query]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Answer:
+    """A graded answer among the tokens that `Task.draw` returns, and its slice: `Answer("odd", bits=8)`."""
+
+    def __init__(self, *tokens: str | int, **slice: int | str) -> None:
+        self.tokens, self.slice = tokens, slice
+
+
+Drawn = Instance | Sequence[str | int | Answer]
+"""The possible results of `Task.draw`."""
+
+
+def as_instance(drawn: Drawn) -> Instance:
+    """An `Instance`: answers among the tokens become queries."""
+    if isinstance(drawn, Instance):
+        return drawn
+    tokens: list[str | int] = []
+    queries = []
+    for part in drawn:
+        if isinstance(part, Answer):
+            queries.append(Query(len(tokens), len(tokens) + len(part.tokens), part.slice))
+            tokens += part.tokens
+        else:
+            tokens.append(part)
+    return Instance(tokens, queries)
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One instance, int32 arrays: labels[i] is the target for tokens[i], or -100 (the model shifts)."""
+
+    tokens: np.ndarray
+    labels: np.ndarray
+    meta: dict[str, Any]  # facts to read (n, words, …) and `queries`
+
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        return self.meta["queries"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The grade of one query; `why` is "" when correct, otherwise the model's answer and the right one."""
+
+    correct: bool
+    slice: Slice
+    why: str
+
+
+class Placed(NamedTuple):
+    """A complete instance of a window, at row[start:stop]."""
+
+    start: int
+    stop: int
+    sample: Sample
+
+
+class Vocab:
+    """The tokens in order: names for people, ids for models. `markers` structure a sample, the others carry content."""
+
+    def __init__(self, names: Iterable[str], markers: Iterable[str] = ()) -> None:
+        self.names = tuple(names)
+        self.ids = {name: i for i, name in enumerate(self.names)}
+        assert len(self.ids) == len(self.names), "token names repeat"
+        self.markers = frozenset(self.ids[name] for name in markers)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, token: object) -> str:
+        """The token's name; for anything else a name such as <99999>, <-1>, <None>."""
+        if isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= token < len(self.names):
+            return self.names[int(token)]
+        try:
+            shown = repr(token)[1:-1] if isinstance(token, str) else str(token)  # a line break must not break the line
+        except Exception:  # an integer too long to be written, lists too deep, an object of somebody else
+            shown = type(token).__name__
+        return f"<{shown if len(shown) <= LONGEST_SHOWN else f'{shown[:LONGEST_SHOWN]}…'}>"
+
+    def text(self, tokens: Iterable[object]) -> str:
+        return " ".join(map(self.name, tokens))
+
+    def show(self, sample: Sample) -> str:
+        """The sample as one readable line."""
+        return self.text(sample.tokens.tolist())
+
+
+class Malformed(ValueError):
+    """A token sequence that is not a sample of the task."""
+
+    def __init__(self, position: int, what: str) -> None:
+        super().__init__(f"position {position}: {what}")

@@ -1,0 +1,57 @@
+"""A line that is there while a command has nothing to show, and gone afterwards."""
+
+import io
+import time
+
+import pytest
+
+from canonlm.cli import doing as module
+from canonlm.cli.doing import doing
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def replaced(monkeypatch, stderr, patience):
+    """In the test itself: pytest puts its own stream back after the fixtures."""
+    monkeypatch.setattr("sys.stderr", stderr)
+    monkeypatch.setattr(module, "PATIENCE", patience)
+    return stderr
+
+
+def slow(stderr, error=None):
+    with doing("reading the runs"):
+        deadline = time.monotonic() + 10
+        while not stderr.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if error:
+            raise error
+
+
+def test_a_slow_block_shows_its_line_and_clears_it(monkeypatch):
+    stderr = replaced(monkeypatch, Terminal(), 0.01)
+    slow(stderr)
+    assert stderr.getvalue() == "reading the runs …\r\x1b[2K"
+
+
+def test_an_error_clears_the_line_too(monkeypatch):
+    stderr = replaced(monkeypatch, Terminal(), 0.01)
+    with pytest.raises(ValueError, match="no"):
+        slow(stderr, ValueError("no"))
+    assert stderr.getvalue() == "reading the runs …\r\x1b[2K"
+
+
+def test_a_quick_block_shows_nothing(monkeypatch):
+    stderr = replaced(monkeypatch, Terminal(), 60)
+    with doing("reading the runs"):
+        pass
+    assert stderr.getvalue() == ""
+
+
+def test_logs_get_nothing(monkeypatch):
+    stderr = replaced(monkeypatch, io.StringIO(), 0)
+    with doing("reading the runs"):
+        time.sleep(0.05)
+    assert stderr.getvalue() == ""

@@ -1,0 +1,41 @@
+"""The page is written at the start, when a run ends, and else not too often."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from canonlm.cli.live_page import SECONDS, LivePage
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """The calls that would have written a page: whether it was live, and at which time."""
+    calls = []
+    monkeypatch.setattr("canonlm.cli.live_page.load_play", lambda folder: folder)
+    monkeypatch.setattr("canonlm.cli.live_page.write_page", lambda play, out, live: calls.append(live))
+    return calls
+
+
+def grid(*states):
+    return [SimpleNamespace(state=state) for state in states]
+
+
+def test_when_it_is_written(tmp_path, written):
+    now = [0.0]
+    page = LivePage(tmp_path, clock=lambda: now[0])
+    page(grid("waiting", "waiting"))
+    assert written == [True]
+    now[0] = SECONDS - 1
+    page(grid("running", "waiting"))
+    assert written == [True]
+    page(grid("finished", "waiting"))
+    assert written == [True, True]
+    now[0] += SECONDS
+    page(grid("finished", "running"))
+    assert written == [True, True, True]
+    page(grid("finished", "failed"))
+    assert written == [True, True, True, False]
+
+
+def test_a_page_that_cannot_be_written_stops_no_run(tmp_path):
+    LivePage(tmp_path / "nothing there")(grid("running"))

@@ -1,0 +1,105 @@
+"""`canonlm new`: each file runs by the commands that are printed with it, and no file is overwritten."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from canonlm.cli import main
+from canonlm.cli.new import KINDS, TEMPLATES
+from canonlm.experiments import schema
+from canonlm.train.loop import train
+
+DOCS = Path(__file__).parents[2] / "docs"
+SHORT = ["train.steps=2", "train.eval_every=2", "train.eval_size=8", "train.batch_size=2"]
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch, capsys):
+    """The commands that `canonlm new` prints, run in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+    def written(kind, name):
+        assert main(["new", kind, name]) == 0
+        first, *lines = capsys.readouterr().out.splitlines()
+        assert first.startswith(name)
+        return [shlex.split(line)[1:] for line in lines]
+
+    return written
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The runs of `canonlm play`, which are trained in this process."""
+    results = {}
+
+    def follow(runs, *_):
+        results.update({run.config.arch: train(run.config, run.folder) for run in runs})
+        return []
+
+    monkeypatch.setattr("canonlm.cli.progress.follow", follow)
+    monkeypatch.setattr("canonlm.cli.report.show", lambda folder: None)
+    return results
+
+
+def test_a_task_is_shown_and_played(commands, trained, capsys):
+    show, play = commands("task", "a b.py")
+    assert main(show) == 0
+    assert "→ even" in capsys.readouterr().out
+    assert main([*play, *SHORT, "model.hidden_size=16"]) == 0
+    assert [result["steps"] for result in trained.values()] == [2, 2]
+
+
+def test_a_mixer_is_checked_and_played(commands, trained, capsys):
+    check, play = commands("mixer", "mine.py")
+    assert main([*check, "--cases", "packed documents,pieces"]) == 0
+    assert "no wrong answer" in capsys.readouterr().out
+    assert main([*play, *SHORT, "model.hidden_size=16", "model.num_hidden_layers=1"]) == 0
+    assert [*trained] == ["llama", "mine.py:Fading"]
+
+
+def test_an_experiment_says_what_it_takes(commands, tmp_path, capsys):
+    dry_run, _ = commands("experiment", "mine.yaml")
+    assert main(dry_run) == 0
+    assert "mine" in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_an_experiment_ends_with_a_verdict(commands, tmp_path, monkeypatch, capsys):
+    _, replicate = commands("experiment", "mine.yaml")
+    setting = (
+        "{task: copying, preset: tiny, changes: {train: {steps: 4, eval_size: 8}}, looks: {2: 0.05}, rates: [0.01]}"
+    )
+    (tmp_path / "settings.yaml").write_text(f"copying-micro: {setting}")
+    monkeypatch.setattr(schema, "SETTINGS", tmp_path / "settings.yaml")
+    assert main(replicate) == 0
+    assert "Canon  undecided  mine at micro scale" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_docs_show_the_file(kind):
+    template = KINDS[kind]
+    page = (DOCS / template.page).read_text(encoding="utf-8")
+    assert (TEMPLATES / template.file).read_text(encoding="utf-8") in page
+    assert f"`canonlm new {kind} mine.{'yaml' if kind == 'experiment' else 'py'}`" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["taks", "mine.py"], 'unknown kind "taks". Did you mean "task"? Kinds: experiment, mixer, task.'),
+        (["task", "mine.txt"], 'FILE: expected a name that ends in .py, got "mine.txt"'),
+        (["experiment", "mine.py"], 'FILE: expected a name that ends in .yaml, got "mine.py"'),
+        (["task", "there.py"], 'FILE: expected a file that does not exist yet, got "there.py"'),
+        (["task", "no/mine.py"], "FILE: expected a file that can be written (No such file or directory)"),
+    ],
+)
+def test_mistakes_are_one_line_and_write_nothing(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("there.py").write_text("mine")
+    assert main(["new", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]

@@ -1,0 +1,99 @@
+"""`canonlm work`: a folder of runs, from what is left to do to all finished."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from canonlm.cli import main
+from canonlm.runs.leases import Leases
+from canonlm.train.loop import train
+from canonlm.train.recipe import create_folder
+
+
+@pytest.fixture
+def runs(tiny, tmp_path):
+    """A folder of three runs, of which one is finished."""
+    root = tmp_path / "many"
+    for seed in range(3):
+        create_folder(root / f"seed{seed}", tiny(train={"seed": seed, "steps": 20}))
+    train(tiny(train={"seed": 0, "steps": 20}), root / "seed0")
+    return root
+
+
+def test_what_is_left_and_how_far_the_runs_are(runs, capsys):
+    lease = Leases(runs / "leases", 20.0)
+    (runs / "leases").mkdir()
+    held = lease.claim("seed1")
+    assert main(["work", str(runs), "--status"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "seed0: done, step 20/20"
+    who = re.escape(f"{socket.gethostname()} (process {os.getpid()})")
+    assert re.fullmatch(rf"seed1: running, step 0/20, on {who}, last heartbeat \d+ s ago", lines[1])
+    assert lines[2:] == ["seed2: waiting, step 0/20", "1 waiting, 1 running, 1 done"]
+    held.release()
+
+    assert main(["work", str(runs), "--dry-run", "--gpu", "h100"]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["runs"] == "3, of which 1 are finished"
+    assert rows["tokens"] == f"{3 * 20 * 4 * 18:.3e}, left {2 * 20 * 4 * 18:.3e}"
+    assert rows["hours"] == "0.0 on one h100 at 40% of its peak, for what is left"
+    assert main(["work", str(runs), "--dry-run"]) == 0
+    assert re.search(
+        r"hours +0\.0 on this machine, a run at a time \([\d.,]+ GFLOP/s measured\)", capsys.readouterr().out
+    )
+
+
+MISTAKES = [
+    (["array=2"], "array=2: settings of a job only work with --slurm"),
+    (["--jobs", "0"], "--jobs: expected an integer >= 1, got 0"),
+    (
+        ["--slurm", "time=5", "tasks=1", "array=x"],
+        'array: expected an integer >= 1, once: how many jobs, got "array=x"',
+    ),
+    (["--dry-run", "--gpu", "h10"], 'unknown GPU "h10". Did you mean "h100"?'),
+]
+
+
+@pytest.mark.parametrize(("arguments", "start"), MISTAKES)
+def test_what_cannot_be(runs, capsys, arguments, start):
+    assert main(["work", str(runs), *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"canonlm: {start}")
+
+
+def test_a_folder_without_runs(tmp_path, capsys):
+    assert main(["work", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("canonlm: DIR: expected a folder of runs, each with its config.yaml, got")
+
+
+def test_a_run_of_a_stranger_is_not_started(tiny, tmp_path, capsys):
+    create_folder(tmp_path / "run", tiny(on_checkpoint="touch /tmp/owned"))
+    assert main(["work", str(tmp_path)]) == 2
+    assert "expected --trust" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "log.txt").exists()
+
+
+@pytest.mark.slow
+def test_all_are_finished(runs, tiny, tmp_path):
+    """One command, with runs that fail; and again, which has nothing to do."""
+    shutil.copytree(runs / "seed1", runs / "damaged")
+    (runs / "damaged" / "checkpoints").write_text("not a folder")
+    command = [sys.executable, "-m", "canonlm", "work", str(runs), "--jobs", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "all 4 runs are settled: 2 finished here, 1 failed"
+    assert done.stdout.splitlines().count("damaged: started") == 3
+    assert done.stderr.startswith("canonlm: damaged failed: ")
+    for seed in range(3):
+        train(tiny(train={"seed": seed, "steps": 20}), reference := tmp_path / f"reference{seed}")
+        tiny.same(runs / f"seed{seed}", reference)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert again.stdout == "all 4 runs are settled: 0 finished here, 1 failed\n"
+    assert json.loads((runs / "leases" / "damaged.failures.json").read_text())[0]["host"] == socket.gethostname()
+    assert Path(runs / "damaged" / "log.txt").exists()

@@ -1,0 +1,171 @@
+"""The experiments of the package against the paper's printed grids, and the form of their files."""
+
+import csv
+import gzip
+from importlib.resources import files
+
+import pytest
+import yaml
+
+from canonlm.experiments import grid, ledger, schema
+from canonlm.models.archs import resolve
+from canonlm.models.build import complete_name
+from canonlm.train.build import build_model, sizes_of
+
+PAPER_NAMES = yaml.safe_load((schema.HERE / "paper_names.yaml").read_text(encoding="utf-8"))
+OURS = {tuple(paper): name for name, paper in PAPER_NAMES.items()}
+
+
+def printed():
+    lines = gzip.decompress((files("canonlm.report.published") / "grids.csv.gz").read_bytes()).decode().splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+GRIDS = printed()
+FIGURES = sorted({f"F{part}" for row in GRIDS for part in row["figure"][1:].split("+")})
+
+
+def cell(row):
+    what = "kl" if row["metric"] == "kl" else f"k={row['k']}" if row["k"] else "from=start" * (row["task"] == "Lano")
+    return row["task"], OURS[row["arch"], row["variant"]], row["difficulty"], row["size"], what
+
+
+def run_of(row):
+    return row["task"].removesuffix("KL"), row["arch"], row["variant"], row["difficulty"], row["size"]
+
+
+def shown_in(figure):
+    return [row for row in GRIDS if figure[1:] in row["figure"][1:].split("+")]
+
+
+def trainings(rows):
+    """How many runs the paper's numbers come from: four rates, and two seeds of Mano."""
+    return sum(4 * (2 if task == "Mano" else 1) for task, *_ in {run_of(row) for row in rows})
+
+
+EXPERIMENTS = {name: schema.load(name) for name in schema.names()}
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_figure_has_the_cells_and_the_runs_that_the_paper_prints(figure):
+    [experiment] = [each for each in EXPERIMENTS.values() if each.figure == figure]
+    assert grid.cells(experiment) == {cell(row) for row in shown_in(figure)}
+    runs = {run.name for run in grid.first_look_runs(experiment, "paper", shared=False)}
+    assert len(runs) == trainings(shown_in(figure))
+
+
+def test_all_figures_together_are_the_papers_grids():
+    of_grids = [each for each in EXPERIMENTS.values() if each.figure]
+    assert len(set().union(*map(grid.cells, of_grids))) == len({cell(row) for row in GRIDS}) == len(GRIDS) == 2913
+    runs = {run.name for each in of_grids for run in grid.first_look_runs(each, "paper")}  # what figures share, too
+    assert len(runs) == trainings(GRIDS) == 9492
+
+
+def test_every_claim_is_tested_or_says_why_not():
+    claims = ledger.claims()
+    assert [claim.id for claim in claims] == [f"C{number:02}" for number in range(1, 52)]
+    for claim in claims:
+        assert bool(claim.experiment) != bool(claim.reason), claim.id
+    tested = {number: each.name for each in EXPERIMENTS.values() for number in each.claims}
+    assert {claim.id: claim.experiment for claim in claims if claim.experiment} == tested
+    assert sum(len(each.claims) for each in EXPERIMENTS.values()) == len(tested)  # each in one place
+
+
+def test_names_of_architectures_are_complete():
+    """Or a run would have another identity than the one that it is planned under. And all fit the number of heads."""
+    done, kinds = set(), set()
+    for experiment in EXPERIMENTS.values():
+        for scale in experiment.scales:
+            for point in grid.points(experiment, scale):
+                config = grid.fresh_run(experiment, point, 1e-3, 0).config
+                width, heads = config.model.hidden_size, config.model.num_attention_heads
+                if (point.arch, width, heads) not in kinds:
+                    kinds.add((point.arch, width, heads))
+                    resolve(point.arch, hidden_size=width, num_heads=heads, head_dim=width // heads)
+                if point.arch not in done:
+                    done.add(point.arch)
+                    assert complete_name(point.arch, sizes_of(config)) == (point.arch, config.model.fields)
+    assert len(done) > 40
+
+
+@pytest.mark.parametrize("scale", ["micro", "small"])
+def test_states_of_three_sizes_at_equal_parameters(scale):
+    """Numbers of a state: what heads remember, head_dim x state_size each."""
+    experiment = EXPERIMENTS["hops"]
+    arms = {arm for pair in experiment.claims["C41"].pairs for arm in pair.arms}
+    counted = {}
+    for point in grid.points(experiment, scale):
+        if point.arch in arms:
+            model = build_model(grid.fresh_run(experiment, point, 1e-3, 0).config, "meta")
+            o = model.module.config.mixer_options["mamba2"]
+            state = o["num_heads"] * o["head_dim"] * o["state_size"]
+            counted[state / model.module.config.hidden_size] = model.num_parameters
+    assert sorted(counted) == [32, 64, 128]
+    assert len(set(counted.values())) == 1
+
+
+def test_runs_that_figures_share_are_the_same_runs():
+    names = [{run.name for run in grid.first_look_runs(EXPERIMENTS[name], "micro")} for name in ("fig7", "fig10")]
+    point = grid.Point("depo-micro", "llama+canon", None, None)
+    assert {run.name for run in grid.tuning_runs(EXPERIMENTS["fig7"], point)} <= names[0] & names[1]
+
+
+MINE = """
+title: Mine
+source: a test
+micro:
+  - {settings: [depo-micro], arms: [llama, llama+canon]}
+claims:
+  C06:
+    at: {micro: {setting: depo-micro}}
+    pairs: [{arm: llama+canon, against: llama, expect: higher, smallest: 0.1}]
+    paper: none
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("settings: [depo-micro]", "setings: [depo-micro]", 'unknown setting "micro.0.setings". Did you mean'),
+        (
+            "settings: [depo-micro]",
+            "settings: [depo-mirco]",
+            'unknown setting "depo-mirco". Did you mean "depo-micro"?',
+        ),
+        ("against: llama,", "against: lama,", 'unknown arm of depo-micro at micro scale "lama". Did you mean "llama"?'),
+        ("expect: higher", "expect: hihger", "claims.C06.pairs.0.expect: expected"),
+        ("against: llama, expect: higher", "expect: alike", "expect: expected higher or lower, without against, got"),
+        (
+            "arm: llama+canon,",
+            "arm: llama+canon@largest,",
+            'unknown arm of depo-micro at micro scale "llama+canon@largest"',
+        ),
+        ("at: {micro: {setting: depo-micro}}", "at: {micro: {setting: depo}}", 'claims.C06.at.micro.setting "depo"'),
+        ("smallest: 0.1", "smallest: 0", "claims.C06.pairs.0.smallest: expected a number > 0, got 0"),
+        ("llama+canon]}", "llama+canon], sizes: [big]}", "expected layers and width, such as 8L512D"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, before, after, message):
+    path = tmp_path / "mine.yaml"
+    path.write_text(MINE.replace(before, after, 1))
+    with pytest.raises(ValueError) as caught:
+        schema.load(str(path))
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("mine.yaml: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_experiment_is_one_line():
+    with pytest.raises(
+        ValueError, match=r'unknown experiment "fig77"\. Did you mean "fig7"\? Experiments: all, capacity'
+    ):
+        schema.load("fig77")
+
+
+def test_a_changed_file_is_another_experiment(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(MINE)
+    first = schema.load(str(path)).sha256
+    assert schema.load(str(path)).sha256 == first
+    path.write_text(MINE.replace("0.1", "0.05"))
+    assert schema.load(str(path)).sha256 != first

@@ -1,0 +1,163 @@
+"""The command's experiment: what it trains, what it shares with registered ones, how long it says that takes."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from canonlm import cli
+from canonlm.experiments import grid, schema
+from canonlm.experiments.outcomes import Outcome
+from canonlm.experiments.pace import START_SECONDS, Pace
+from canonlm.experiments.plan import plan
+from canonlm.experiments.profile import profile, runs_of
+from canonlm.launch.plan import tokens_of
+from canonlm.runs.rows import Count, Evaluation
+from canonlm.train.build import build_model
+from canonlm.train.recipe import create_folder
+
+ARCHS = ["llama", "llama+canon"]
+
+
+def finished(run, accuracy=0.5):
+    """A made-up outcome of a run on Depo."""
+    right = round(1000 * accuracy)
+    row = Evaluation(run.config.train.steps, {"k=1": Count(right, 1000), "k=2": Count(right, 1000)}, 1.0)
+    return Outcome(row.step, (row,))
+
+
+def test_runs_are_those_of_the_registered_experiments():
+    fig7 = schema.load("fig7")
+    registered = {run.name for run in grid.first_look_runs(fig7, "micro", ["depo-micro", "mano-micro"])}
+    mine = {run.name for run in runs_of(profile(ARCHS, ["depo", "mano"]), {})}
+    assert mine < registered
+    assert len(mine) == 2 * 2 * (3 + 3)
+
+
+def test_three_fresh_seeds_come_at_the_rate_that_one_tuning_seed_chose():
+    experiment = profile(ARCHS, ["depo"])
+    best = {"llama": 3e-3, "llama+canon": 3e-4}
+    outcomes = {}
+    while new := [run for run in plan([experiment], "micro", Path("out"), outcomes) if run.name not in outcomes]:
+        for run in new:
+            outcomes[run.name] = finished(run, 0.9 if run.config.train.optim.lr == best[run.config.arch] else 0.1)
+    fresh = {
+        (run.config.arch, run.config.train.optim.lr, run.config.train.seed)
+        for run in runs_of(experiment, outcomes)
+        if run.config.train.eval_split == "test"
+    }
+    assert fresh == {(arch, rate, seed) for arch, rate in best.items() for seed in range(3)}
+    assert {run.name for run in runs_of(experiment, outcomes)} == outcomes.keys()  # nothing is left
+
+
+def test_where_every_rate_fails_nothing_more_is_awaited():
+    experiment = profile(["llama"], ["depo"])
+    outcomes = {run.name: None for run in plan([experiment], "micro", Path("out"), {})}
+    assert {run.name for run in runs_of(experiment, outcomes)} == outcomes.keys()
+
+
+def test_quick_is_one_rate_one_seed_and_a_third_of_the_training():
+    full, quick = ({run.config.task["name"]: run for run in runs_of(profile(["llama"], quick=q), {})} for q in (0, 1))
+    assert full.keys() == quick.keys() == {"depo", "copying", "brevo", "mano", "lano", "capo"}
+    assert len(runs_of(profile(["llama"], quick=True), {})) == 6
+    for task, run in quick.items():
+        assert (run.config.train.seed, run.config.train.eval_split) == (0, "test")
+        assert run.config.train.steps == pytest.approx(full[task].config.train.steps / 3, rel=0.02)
+    assert quick["depo"].config.train.optim.lr == 1e-3
+    assert quick["capo"].config.task["exposures"] == 33  # its steps follow from what is told
+
+
+def test_parameters_are_matched_to_the_first():
+    plain, wide = ["llama", "llama+canon"], ["llama+canon", "llama"]
+    sizes = {}
+    for archs in (plain, wide):
+        for match in (None, "parameters"):
+            runs = runs_of(profile(archs, ["depo"], match=match), {})
+            models = {run.config.arch: build_model(run.config, "meta").num_parameters for run in runs}
+            sizes[archs[0], match] = [models[arch] for arch in archs]
+    for first in ARCHS:
+        (unmatched, other), (target, fitted) = sizes[first, None], sizes[first, "parameters"]
+        assert target == unmatched
+        assert abs(fitted - target) <= 0.01 * target < abs(other - target)
+
+
+def test_a_changed_file_of_a_block_is_another_run(tmp_path):
+    source = "from canonlm.models.mixers.attention import Attention\nclass Wave(Attention):\n    pass\n"
+    path, names = tmp_path / "mine.py", []
+    for text in (source, source + "# again\n", source):
+        path.write_text(text)
+        [run] = runs_of(profile([f"{path}:Wave"], ["copying"], quick=True), {})
+        create_folder(tmp_path / run.name, run.config)  # the folder of one is not that of the other
+        names.append(run.name)
+    assert names[0] == names[2] != names[1]
+
+
+def test_time_left_follows_from_timed_steps_and_then_from_finished_runs():
+    now = [0.0]
+    runs = runs_of(profile(ARCHS, ["depo"], quick=True, seeds=2), {})
+    tokens = tokens_of(runs[0].config)
+    pace = Pace(2, lambda config: {"llama": 90, "llama+canon": 190}[config.arch] / tokens, lambda: now[0])
+    assert START_SECONDS == 10
+    assert pace.left(runs) == pytest.approx((100 + 100 + 200 + 200) / 2)
+    pace.started(runs[0].name)
+    now[0] = 50.0
+    assert pace.left(runs) == pytest.approx((50 + 100 + 200 + 200) / 2)
+    now[0] = 150.0  # half as fast again
+    pace.ended(runs[0].name, runs[0].config, True)
+    assert pace.left(runs, {runs[0].name}) == pytest.approx(1.5 * (100 + 200 + 200) / 2)
+    assert pace.left(runs, {run.name for run in runs[:3]}) == pytest.approx(1.5 * 200)  # one job has nothing left
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["llama", "--tasks", "depoo"], 'unknown task "depoo". Did you mean "depo"? Tasks: brevo, capo, copying'),
+        (["lama"], 'unknown architecture "lama"'),
+        (["llama", "--seeds", "0"], "--seeds: expected an integer >= 1, got 0"),
+        (["llama", "--jobs", "0"], "--jobs: expected an integer >= 1, got 0"),
+        (["llama", "--match", "flops"], '--match: expected parameters, got "flops"'),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, capsys, tmp_path):
+    assert cli.main(["profile", *arguments, "--out", str(tmp_path / "out")]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+SETTINGS = """
+copying-micro:
+  task: copying
+  preset: tiny
+  changes: {model: {hidden_size: 16}, train: {steps: 20, eval_every: 10, eval_size: 32}}
+  rates: [3.0e-3, 1.0e-2]
+  looks: {5: 0.05}
+  two_state: false
+"""
+
+
+@pytest.mark.slow
+def test_a_profile_from_nothing_to_its_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(schema, "SETTINGS", tmp_path / "settings.yaml")
+    (tmp_path / "settings.yaml").write_text(SETTINGS)
+    command = ["profile", "llama,llama+canon", "--out", str(tmp_path / "out"), "--seeds", "1"]
+    assert cli.main([*command, "--dry-run"]) == 0
+    assert "0 of 6 runs, about" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+    assert cli.main(command) == 0
+    first = capsys.readouterr().out
+    assert first.count("finished") == 6
+    counts = re.findall(r"\(([1-6]) of 6 runs", first)  # two that end together are counted together
+    assert (len(counts), counts[-1]) == (6, "6")
+    assert counts == sorted(counts)
+    assert "One seed proves nothing" in first
+    page = (tmp_path / "out" / "profile.html").read_text()
+    assert "6 of 6 runs done" in page
+    for run in (tmp_path / "out" / "runs").iterdir():
+        assert "profile-micro" in json.loads((run / "experiment.json").read_text())["experiments"]
+    assert cli.main(command) == 0  # again: nothing is left to do
+    again = capsys.readouterr().out.splitlines()
+    assert again[0] == "6 of 6 runs"
+    assert again[1:] == first.splitlines()[-len(again) + 1 :]

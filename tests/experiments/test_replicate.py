@@ -1,0 +1,135 @@
+"""The command: foretelling, and one small experiment from nothing to its verdict."""
+
+import json
+
+import pytest
+
+from canonlm import cli
+from canonlm.data.prepare import prepare
+from canonlm.experiments import schema
+from canonlm.experiments.replicate import chosen, estimate
+from canonlm.train.flops import GPUS
+
+SETTINGS = """
+copying-test:
+  task: copying
+  preset: tiny
+  changes: {train: {steps: 20, eval_every: 10, eval_size: 32}}
+  rates: [3.0e-3, 1.0e-2]
+  looks: {2: 0.05}
+"""
+MINE = """
+title: Mine
+source: a test
+micro:
+  - {settings: [copying-test], arms: [llama, llama+canon], sizes: [1L16D2H]}
+claims:
+  C01:
+    at: {micro: {setting: copying-test, size: 1L16D2H}}
+    pairs: [{arm: llama+canon, against: llama, expect: higher, smallest: 0.1}]
+    paper: "0 to 100 %"
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.setattr(schema, "SETTINGS", tmp_path / "settings.yaml")
+    (tmp_path / "settings.yaml").write_text(SETTINGS)
+    (tmp_path / "mine.yaml").write_text(MINE)
+    return tmp_path / "mine.yaml"
+
+
+def test_a_dry_run_counts_and_writes_nothing(mine, tmp_path, capsys):
+    assert cli.main(["replicate", str(mine), "--dry-run", "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert "mine" in shown
+    assert not (tmp_path / "out").exists()
+    [found] = estimate(chosen(str(mine), "micro"), "micro", tmp_path / "out", "h100")
+    tokens = 2 * (2 + 2) * 20 * 32 * 66  # architectures x (tuning and fresh runs) x steps x windows x tokens
+    assert (found.cost.runs, found.done, found.cost.tokens) == (8, 0, tokens)
+    seconds = found.cost.flops / (0.4 * 1e12 * GPUS["h100"].fp32)
+    assert found.cost.gpu_hours == pytest.approx(seconds / 3600)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fig7", "--scale", "mirco"], 'unknown scale "mirco". Did you mean "micro"?'),
+        (["fig7", "--only", "depo-mikro"], 'unknown setting "depo-mikro". Did you mean "depo-micro"?'),
+        (["hops", "--scale", "paper"], "hops has no paper scale; it has: micro, small"),
+        (["fig7", "--dry-run", "--gpu", "h1000"], 'unknown GPU "h1000". Did you mean "h100"?'),
+        (["fig7", "time=1:00:00"], "settings of a job only work with --slurm"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, capsys, tmp_path):
+    assert cli.main(["replicate", *arguments, "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_an_experiment_from_nothing_to_its_verdict(mine, tmp_path, capsys):
+    out, rows = tmp_path / "out", tmp_path / "rows"
+    command = ["replicate", str(mine), "--out", str(out), "--jobs", "2", "--export", str(rows)]
+    assert cli.main(command) == 0
+    first = capsys.readouterr().out
+    assert first.count("finished") == 8
+    assert "C01  undecided  mine at micro scale; paper: 0 to 100 %" in first
+    assert "2 seeds each" in first
+    [registered] = (out / "experiments").glob("*.json")
+    sha = schema.load(str(mine)).sha256
+    assert json.loads(registered.read_text())["sha256"] == sha
+    for run in (out / "runs").iterdir():
+        assert json.loads((run / "experiment.json").read_text())["experiments"] == {"mine-micro": sha}
+    assert len((rows / "copying-test.csv").read_text().splitlines()) == 1 + 8 * 2
+    assert cli.main(command) == 0  # again: nothing is left to do, and the verdict is the same
+    again = capsys.readouterr().out
+    assert "started" not in again
+    assert again.splitlines() == [line for line in first.splitlines() if line.startswith(("C01", " "))]
+
+
+OF_TEXT = """
+text-test:
+  task: text
+  preset: tiny
+  changes:
+    text: {sources: {text: {path: FOLDER}}}
+    model: {num_hidden_layers: 1, hidden_size: 16, vocab_size: 258}
+    data: {seq_len: 64}
+    train: {steps: 2, batch_size: 2, eval_every: 1, eval_size: 2, eval_beyond: 32, optim: {warmup_steps: 1}}
+  rates: [1.0e-3]
+  looks: {2: 0.05}
+  measure: loss
+"""
+
+
+@pytest.mark.slow
+def test_an_experiment_on_text(mine, tmp_path, capsys):
+    lines = [json.dumps({"text": f"Sentence {i} of a small text. " * 20}) for i in range(60)]
+    (tmp_path / "raw.jsonl").write_text("\n".join(lines))
+    prepare(tmp_path / "text", [str(tmp_path / "raw.jsonl")], tokenizer="bytes", validation=0.2, workers=1)
+    schema.SETTINGS.write_text(OF_TEXT.replace("FOLDER", str(tmp_path / "text")))
+    mine.write_text(
+        MINE.replace("copying-test", "text-test").replace(", sizes: [1L16D2H]", "").replace(", size: 1L16D2H", "")
+    )
+    command = [
+        "replicate",
+        str(mine),
+        "--out",
+        str(tmp_path / "out"),
+        "--jobs",
+        "2",
+        "--export",
+        str(tmp_path / "rows"),
+    ]
+    assert cli.main(command) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("finished") == 2 * (1 + 2)
+    assert "nats per token" in shown
+    rows = (tmp_path / "rows" / "text-test.csv").read_text().splitlines()
+    assert len(rows) == 1 + 6 * 2
+    assert all("loss_beyond" in row for row in rows[1:])
+    assert cli.main(command) == 0
+    assert "started" not in capsys.readouterr().out

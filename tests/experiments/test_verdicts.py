@@ -1,0 +1,378 @@
+"""Plans are functions of what is finished, and verdicts of what the seeds say: on made-up outcomes."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from canonlm.experiments import grid, ledger, schema
+from canonlm.experiments.outcomes import Outcome, read_outcome
+from canonlm.experiments.plan import plan
+from canonlm.experiments.verdicts import judge
+from canonlm.runs.rows import Count, Evaluation
+
+MINE = """
+title: Mine
+source: a test
+micro:
+  - {settings: [depo-micro], arms: [llama, llama+canon]}
+claims:
+  C06:
+    at: {micro: {setting: depo-micro}}
+    pairs: [{arm: llama+canon, against: llama, expect: EXPECT, smallest: SMALLEST}]
+    paper: none
+"""
+OUT = Path("out")
+
+
+@pytest.fixture
+def mine(tmp_path):
+    def load(expect="higher", smallest=0.1, more=""):
+        path = tmp_path / "mine.yaml"
+        path.write_text(MINE.replace("EXPECT", expect).replace("SMALLEST", str(smallest)) + more)
+        return schema.load(str(path))
+
+    return load
+
+
+def outcome(accuracy, steps=600, halfway=None):
+    def row(step, share):
+        right = round(1000 * share)
+        return Evaluation(step, {"k=1": Count(right, 1000), "k=2": Count(right, 1000)}, 1.0)
+
+    return Outcome(steps, (row(steps // 2, accuracy if halfway is None else halfway), row(steps, accuracy)))
+
+
+def finish(experiment, accuracies, outcomes=None):
+    """Every run that is planned, until nothing new is. accuracies(arch, rate, seed)"""
+    outcomes = dict(outcomes or {})
+    while new := [run for run in plan([experiment], "micro", OUT, outcomes) if run.name not in outcomes]:
+        for run in new:
+            train = run.config.train
+            outcomes[run.name] = outcome(accuracies(run.config.arch, train.optim.lr, train.seed))
+    return outcomes
+
+
+def around(canon, plain, spread=0.01):
+    return lambda arch, rate, seed: (canon if "canon" in arch else plain) + spread * (seed % 5 - 2)
+
+
+@given(order=st.randoms(use_true_random=False))
+@settings(max_examples=20, deadline=None)
+def test_any_order_of_finished_runs_gives_the_same_next_runs(order):
+    experiment = EXPERIMENT
+    all_of_them = finish(experiment, around(0.9, 0.2))
+    names = list(all_of_them)
+    order.shuffle(names)
+    finished = names[: order.randrange(len(names) + 1)]
+    plans = []
+    for _ in range(2):
+        order.shuffle(finished)
+        found = plan([experiment], "micro", OUT, {name: all_of_them[name] for name in finished})
+        plans.append([run.name for run in found])
+    assert plans[0] == plans[1]
+    assert len(set(plans[0])) == len(plans[0])
+
+
+EXPERIMENT = schema.load("fig10")
+
+
+def test_fresh_seeds_come_at_the_rate_that_the_tuning_seeds_chose(mine):
+    experiment = mine()
+
+    def scores(arch, rate, seed):
+        return {3e-4: 0.3, 1e-3: 0.6, 3e-3: 0.5}[rate] if arch == "llama" else {3e-4: 0.9, 1e-3: 0.9, 3e-3: 0.1}[rate]
+
+    first = plan([experiment], "micro", OUT, {})
+    assert {run.config.train.seed for run in first} == {100, 101}
+    assert {run.config.train.eval_split for run in first} == {"validation"}
+    assert len(first) == 2 * 3 * 2
+    outcomes = finish(experiment, scores)
+    fresh = [run for run in plan([experiment], "micro", OUT, outcomes) if run not in first]
+    rates = {(run.config.arch, run.config.train.optim.lr, run.config.train.eval_split) for run in fresh}
+    assert rates == {("llama", 1e-3, "test"), ("llama+canon", 3e-4, "test")}  # of equal rates the smallest
+    assert sorted(run.config.train.seed for run in fresh) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_another_seed_set_repeats_the_experiment_with_other_seeds_alone(mine, tmp_path):
+    first = mine()
+    again = schema.load(str(tmp_path / "mine.yaml"), seed_set=3)
+    assert again.sha256 != first.sha256
+
+    def configs(experiment, base):
+        names = finish(experiment, around(0.9, 0.2))
+        runs = plan([experiment], "micro", OUT, names)
+        dumps = [run.config.model_dump() for run in runs]
+        for dump in dumps:
+            dump["train"]["seed"] -= base
+        return {run.name for run in runs}, dumps
+
+    (names, dumps), (other_names, other_dumps) = configs(first, 0), configs(again, 3000)
+    assert not names & other_names
+    assert other_dumps == dumps
+    assert judge(again, "micro", finish(first, around(0.9, 0.2)))[0].state == "untested"
+    assert judge(again, "micro", finish(again, around(0.9, 0.2)))[0].state == "supported"
+    with pytest.raises(ValueError, match="--seed-set: expected an integer from 0 to 1000000, got -1"):
+        schema.load("fig10", seed_set=-1)
+
+
+def test_a_rate_at_which_a_run_failed_is_out(mine):
+    experiment = mine()
+    outcomes = {run.name: outcome(0.5) for run in plan([experiment], "micro", OUT, {})}
+    outcomes |= {
+        run.name: None
+        for run in plan([experiment], "micro", OUT, {})
+        if run.config.train.optim.lr == 3e-4 and run.config.train.seed == 101
+    }
+    point = grid.Point("depo-micro", "llama", None, None)
+    assert grid.tuned(experiment, point, outcomes) == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("expect", "smallest", "canon", "plain", "spread", "state"),
+    [
+        ("higher", 0.1, 0.9, 0.2, 0.01, "supported"),
+        ("higher", 0.1, 0.2, 0.9, 0.01, "contradicted"),
+        ("higher", 0.1, 0.5, 0.45, 0.2, "undecided"),  # noise
+        ("lower", 0.1, 0.2, 0.9, 0.01, "supported"),
+        ("alike", 0.1, 0.5, 0.5, 0.01, "supported"),
+        ("alike", 0.1, 0.5, 0.5, 0.2, "undecided"),
+        ("alike", 0.1, 0.9, 0.2, 0.01, "contradicted"),
+        ("not lower", 0.05, 0.9, 0.2, 0.01, "supported"),
+        ("not lower", 0.05, 0.2, 0.9, 0.01, "contradicted"),
+    ],
+)
+def test_verdicts(mine, expect, smallest, canon, plain, spread, state):
+    experiment = mine(expect, smallest)
+    [verdict] = judge(experiment, "micro", finish(experiment, around(canon, plain, spread)))
+    assert (verdict.claim, verdict.state, verdict.seeds) == ("C06", state, 5)
+    assert verdict.done == len(verdict.runs) == 2 * (3 * 2 + 5)
+    [compared] = verdict.compared
+    assert compared.result.gap == pytest.approx(canon - plain, abs=1e-3)
+    assert compared.at_edge == ("llama+canon", "llama")  # all rates are equal here, so the smallest is taken
+
+
+def test_before_the_first_run_and_with_fewer_than_five_seeds_nothing_is_decided(mine):
+    experiment = mine()
+    [verdict] = judge(experiment, "micro", {})
+    assert (verdict.state, verdict.done, len(verdict.runs)) == ("untested", 0, 12)
+    outcomes = finish(experiment, around(0.9, 0.2))
+    last = [run.name for run in plan([experiment], "micro", OUT, outcomes) if run.config.train.seed == 4]
+    some = {name: found for name, found in outcomes.items() if name not in last}
+    [verdict] = judge(experiment, "micro", some)
+    assert (verdict.state, verdict.seeds) == ("undecided", 4)
+
+
+def test_steps_to_a_score_are_compared_where_a_claim_is_about_speed(mine):
+    experiment = mine("lower", 0.1, more="    steps_to: 0.5\n")
+    outcomes = finish(experiment, around(0.9, 0.2))
+    for run in plan([experiment], "micro", OUT, outcomes):
+        if run.config.arch == "llama":  # gets there at the end, the other one halfway
+            outcomes[run.name] = outcome(0.9, halfway=0.1)
+    [verdict] = judge(experiment, "micro", outcomes)
+    assert verdict.state == "supported"
+    assert verdict.compared[0].result.gap == pytest.approx(-0.5)
+
+
+def test_a_second_look_is_taken_only_where_the_first_does_not_decide(mine, tmp_path):
+    experiment = mine()
+    setting = experiment.settings["depo-micro"].model_copy(update={"looks": {5: 0.02, 10: 0.03}})
+    experiment._settings, experiment._sha256 = {"depo-micro": setting}, "two looks"
+
+    def seeds(accuracies):
+        outcomes = finish(experiment, accuracies)
+        runs = plan([experiment], "micro", OUT, outcomes)
+        [verdict] = judge(experiment, "micro", outcomes)
+        return max(run.config.train.seed for run in runs if run.config.train.seed < 100) + 1, verdict.seeds
+
+    assert seeds(around(0.9, 0.2)) == (5, 5)
+    assert seeds(around(0.5, 0.45, 0.2)) == (10, 10)
+
+
+def test_the_ledger_gives_back_what_was_exported(mine, tmp_path, monkeypatch):
+    experiment, out = mine(), tmp_path / "out"
+    outcomes = finish(experiment, around(0.9, 0.2))
+    monkeypatch.setattr(ledger, "read_outcome", lambda folder: outcomes.get(folder.name))
+    assert ledger.export([experiment], "micro", out, tmp_path / "csv") == 22
+    assert ledger.read(tmp_path / "csv") == outcomes
+    assert ledger.export([experiment], "micro", out, tmp_path / "csv") == 0
+    monkeypatch.undo()
+    assert judge(experiment, "micro", ledger.read(tmp_path / "csv")) == judge(experiment, "micro", outcomes)
+
+
+def test_the_ledger_lists_every_claim(tmp_path):
+    experiment = schema.load("fig7")
+    outcomes, rng = {}, random.Random(0)
+    while new := [
+        run for run in plan([experiment], "micro", OUT, outcomes, ["depo-micro"]) if run.name not in outcomes
+    ]:
+        outcomes |= {run.name: outcome(0.9 if "canon" in run.config.arch else 0.1 + rng.random() / 50) for run in new}
+    assert len(grid.points(experiment, "micro", ["depo-micro"])) == 5
+    states = {verdict.claim: verdict.state for verdict in judge(experiment, "micro", outcomes)}
+    assert states["C06"] == states["C10"] == "supported"
+    assert states["C11"] == "untested"
+    entries = ledger.entries(tmp_path)
+    assert [entry.claim.id for entry in entries] == [f"C{number:02}" for number in range(1, 52)]
+    assert all(entry.verdict is None or entry.verdict.state == "untested" for entry in entries)
+
+
+TEXT = """
+title: Mine
+source: a test
+micro:
+  - {settings: [text-micro], arms: [llama, llama+canon]}
+claims:
+  C42:
+    at: {micro: {setting: text-micro}}
+    pairs: [{arm: llama, expect: higher, smallest: 0.01}]
+    paper: none
+  C45:
+    at: {micro: {setting: text-micro}}
+    measure: loss_beyond
+    pairs: [{arm: llama+canon, against: llama, expect: lower, smallest: 0.05}]
+    paper: none
+  C51:
+    at: {micro: {setting: text-micro}}
+    pairs: [{arm: llama+canon, against: llama, expect: lower, smallest: 0.02}]
+    paper: none
+"""
+
+
+@pytest.mark.parametrize(
+    ("spread", "gain", "states"),
+    [
+        (0.05, 0.5, {"C42": "supported", "C45": "contradicted", "C51": "supported"}),
+        (0.001, 0.5, {"C42": "contradicted", "C45": "contradicted", "C51": "supported"}),
+        (0.005, 0.001, {"C42": "undecided", "C45": "contradicted", "C51": "contradicted"}),
+    ],
+)
+def test_text_is_judged_by_its_loss_its_spread_and_what_lies_beyond(tmp_path, spread, gain, states):
+    """The loss falls by `gain` and by seed; beyond the trained length both architectures have the same loss."""
+    (tmp_path / "mine.yaml").write_text(TEXT)
+    experiment, outcomes = schema.load(str(tmp_path / "mine.yaml")), {}
+    while new := [run for run in plan([experiment], "micro", OUT, outcomes) if run.name not in outcomes]:
+        for run in new:
+            loss = 2 - gain * ("canon" in run.config.arch) + spread * (run.config.train.seed % 5 - 2)
+            measures = {"loss": loss, "loss_beyond": 3 + 0.001 * (run.config.train.seed % 5)}
+            outcomes[run.name] = Outcome(600, (Evaluation(600, {}, loss, measures),))
+    verdicts = {verdict.claim: verdict for verdict in judge(experiment, "micro", outcomes)}
+    assert {claim: verdict.state for claim, verdict in verdicts.items()} == states
+    [compared] = verdicts["C42"].compared
+    assert compared.result.gap == pytest.approx(spread * 2.5**0.5)  # of -2 … 2
+    assert (compared.unit, compared.factor, str(compared.pair)) == ("nats per token", 1, "spread over seeds of llama")
+    [compared] = verdicts["C51"].compared
+    assert compared.result.gap == pytest.approx(-gain)
+
+
+@pytest.mark.parametrize(
+    ("is_out", "rate", "state", "seeds", "note"),
+    [
+        (lambda train: train.optim.lr == 3e-3, 1e-3, "supported", 5, ""),
+        (lambda train: train.eval_split == "test" and train.seed == 3, 3e-3, "undecided", 4, "2 runs diverged (no fin"),
+        (lambda train: True, None, "undecided", 0, "12 runs diverged (no finite loss at the end), such as text-llama"),
+    ],
+)
+def test_a_run_without_a_finite_loss_counts_as_diverged(tmp_path, is_out, rate, state, seeds, note):
+    """The rate 3e-3 is the best one; at others the loss is higher by how far they are from it."""
+    (tmp_path / "mine.yaml").write_text(TEXT)
+    experiment, outcomes = schema.load(str(tmp_path / "mine.yaml")), {}
+    while new := [run for run in plan([experiment], "micro", OUT, outcomes) if run.name not in outcomes]:
+        for run in new:
+            loss = 2 - 0.5 * ("canon" in run.config.arch) + abs(run.config.train.optim.lr - 3e-3)
+            measures = {} if is_out(run.config.train) else {"loss": loss, "loss_beyond": 3.0}
+            outcomes[run.name] = Outcome(600, (Evaluation(600, {}, None, measures),))
+    verdict = next(each for each in judge(experiment, "micro", outcomes) if each.claim == "C51")
+    assert (verdict.state, verdict.seeds, verdict.compared[0].rates) == (state, seeds, (rate, rate))
+    assert verdict.note.startswith(note)
+    assert bool(verdict.note) == bool(note)
+
+
+def test_outcomes_of_text_have_losses_as_measures(tmp_path):
+    sets = {"web": {"loss": 1.5, "bits_per_byte": 2.1, "tokens": 100}}
+    rows = [{"kind": "eval", "step": step, "loss": 2 - step / 4, "sets": sets, "measures": {"loss_beyond": 2.5}}
+            for step in (1, 2)]  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "result.json").write_text("{}")
+    found = read_outcome(tmp_path)
+    assert found.steps == 2
+    assert found.final == Evaluation(2, {}, 1.5, {"loss": 1.5, "loss_beyond": 2.5})
+
+
+HOPS = """
+title: Mine
+source: a test
+micro:
+  - {settings: [depo-micro-hops], arms: [llama]}
+claims:
+  C09:
+    at: {micro: {setting: depo-micro-hops, slices: [k=2]}}
+    pairs: [{arm: llama@largest, against: llama, expect: lower, smallest: 0.1}]
+    paper: none
+"""
+
+
+def test_variants_of_a_training_are_compared(tmp_path):
+    (tmp_path / "mine.yaml").write_text(HOPS)
+    experiment, outcomes = schema.load(str(tmp_path / "mine.yaml")), {}
+    while new := [run for run in plan([experiment], "micro", OUT, outcomes) if run.name not in outcomes]:
+        for run in new:  # one hop is no part of the claim
+            right = 200 if run.config.task["train_k"] == 2 else 900
+            slices = {"k=1": Count(1000 - right, 1000), "k=2": Count(right + run.config.train.seed % 5, 1000)}
+            outcomes[run.name] = Outcome(600, (Evaluation(600, slices, 1.0),))
+    assert {run.config.task["train_k"] for run in plan([experiment], "micro", OUT, outcomes)} == {None, 2}
+    [verdict] = judge(experiment, "micro", outcomes)
+    assert (verdict.state, verdict.seeds) == ("supported", 5)
+    assert verdict.compared[0].result.gap == pytest.approx(-0.7)
+    everything = {run.name for run in grid.first_look_runs(schema.load("hops"), "micro", ["depo-micro-hops"])}
+    point = grid.Point("depo-micro", "llama+canon", None, None)
+    assert {run.name for run in grid.tuning_runs(schema.load("fig7"), point)} < everything  # shared
+
+
+SIZES = """
+title: Mine
+source: a test
+micro:
+  - {settings: [capo-micro-bits], arms: [llama, llama+canon], sizes: [1L32D, 2L64D]}
+claims:
+  C27:
+    at: {micro: {setting: capo-micro-bits, sizes: [1L32D, 2L64D]}}
+    relative: true
+    pairs: [{arm: llama+canon, against: llama, expect: higher, smallest: 0.05}]
+    paper: none
+"""
+
+
+def test_a_frontier_is_the_best_size_of_each_seed(tmp_path):
+    """Llama: 2.0 bits or 1.5; with Canon 1.0, or 2.2 at the larger size. One seed is better at the other."""
+    (tmp_path / "mine.yaml").write_text(SIZES)
+    experiment, outcomes = schema.load(str(tmp_path / "mine.yaml")), {}
+    bits = {("llama", 32): 2.0, ("llama", 64): 1.5, ("llama+canon", 32): 1.0, ("llama+canon", 64): 2.2}
+
+    def measured(run):
+        arch, width, seed = run.config.arch, run.config.model.hidden_size, run.config.train.seed
+        return 2.5 if (arch, width, seed) == ("llama", 64, 3) else bits[arch, width]
+
+    while new := [run for run in plan([experiment], "micro", OUT, outcomes) if run.name not in outcomes]:
+        for run in new:
+            outcomes[run.name] = Outcome(9, (Evaluation(9, {}, 1.0, {"bits_per_parameter": measured(run)}),))
+    [verdict] = judge(experiment, "micro", outcomes)
+    assert verdict.done == len(verdict.runs) == 2 * 2 * (3 * 2 + 5)
+    [compared] = verdict.compared
+    assert compared.result.gap == pytest.approx((2.2 - 2.1) / 2.1)
+    assert (compared.unit, compared.factor, len(compared.rates)) == ("% of the bits per parameter", 100, 4)
+    assert verdict.state == "undecided"
+    unfinished = {name: each for name, each in outcomes.items() if "seed4" not in name}
+    assert judge(experiment, "micro", unfinished)[0].seeds == 4
+
+
+def test_more_bits_choose_a_rate(tmp_path):
+    (tmp_path / "mine.yaml").write_text(SIZES)
+    experiment, point = schema.load(str(tmp_path / "mine.yaml")), grid.Point("capo-micro-bits", "llama", None, "1L32D")
+    outcomes = {
+        run.name: Outcome(9, (Evaluation(9, {}, 1.0, {"bits_per_parameter": run.config.train.optim.lr}),))
+        for run in grid.tuning_runs(experiment, point)
+    }
+    assert grid.tuned(experiment, point, outcomes) == 4e-3

@@ -1,0 +1,44 @@
+"""What the CPU would wait for a GPU for, counted without one."""
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+WAITING_OPS = {  # the value, or the size of the result, is read back
+    *(aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.equal, aten.allclose),
+    *(aten.nonzero, aten.masked_select, aten.bincount),
+    *(aten._unique2, aten.unique_dim, aten.unique_consecutive),
+}
+WAITING_CALLS = {"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__"}
+
+
+class Waits(TorchDispatchMode):
+    """Operators, backward ones too, for which a GPU would be waited for."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.ops = [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ops += 1
+        by_mask = func.overloadpacket in (aten.index, aten.index_put, aten.index_put_) and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
+        sized_by_values = func.overloadpacket is aten.repeat_interleave and not (kwargs or {}).get("output_size")
+        if func.overloadpacket in WAITING_OPS or by_mask or sized_by_values:
+            self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Calls(TorchFunctionMode):
+    """Methods of tensors that read without an operator where the tensor is on the CPU."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if (name := getattr(func, "__name__", "")) in WAITING_CALLS:
+            self.seen.append(f"Tensor.{name}")
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,312 @@
+"""Runs that several workers share: each is completed once, whoever is killed, and as if nobody had been."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import time
+from collections import Counter
+
+import pytest
+
+from canonlm.launch import queue
+from canonlm.launch.play import PlannedRun
+from canonlm.runs.leases import Lease, Leases
+from canonlm.train.checkpoint import Checkpoints
+from canonlm.train.loop import train
+from canonlm.train.signals import Superseded
+
+
+def append(path, line):
+    """One write, so that lines of several processes do not mix."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(descriptor, f"{line}\n".encode())
+    os.close(descriptor)
+
+
+class StandIn:
+    """In place of a training, and within the worker's own process: a row and a result, after some milliseconds."""
+
+    def __init__(self, run, slot, devices, environment):
+        id, _, path = environment["CANONLM_LEASE"].partition(":")
+        self.run, self.lease, self.log = run, Lease(type(run.folder)(path), id), run.folder.parent / "log"
+
+    def poll(self):
+        folder, me = self.run.folder, f"{self.run.name} {os.getpid()}"
+        append(self.log, f"begins {me}")
+        folder.mkdir(exist_ok=True)
+        append(folder / "metrics.jsonl", json.dumps({"kind": "train", "step": 1}))
+        time.sleep(0.001)
+        if not self.lease.held():
+            append(self.log, f"loses {me}")
+            append(folder / "log.txt", "stopped")
+            return 130
+        temporary = folder / f".{self.lease.id}.tmp"
+        temporary.write_text(str(os.getpid()))
+        try:
+            os.link(temporary, folder / "result.json")
+        except FileExistsError:
+            append(self.log, f"repeats {me}")
+        return 0
+
+
+def workers_with_kills(root, number, workers, kills, interval):
+    """Returns the names of the runs, the lines of their log, and the processes that were killed."""
+    (root / "log").touch()
+    runs = [PlannedRun(f"run{i}", root / f"run{i}", None) for i in range(number)]
+    context, rng, killed = multiprocessing.get_context("fork"), random.Random(number), set()
+
+    def begin():
+        options = {"devices": (), "interval": interval, "start": StandIn}
+        process = context.Process(target=queue.work, args=(root, lambda: runs), kwargs=options)
+        process.start()
+        return process
+
+    living = [begin() for _ in range(workers)]
+    for target in sorted(rng.sample(range(number // 2), kills)):
+        # By what is done, not by the clock: a fast machine would have finished before the last kill.
+        while (root / "log").read_text().count("begins") < target:
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.05))
+        process = living.pop(rng.randrange(workers))
+        assert process.exitcode is None, f"a worker ended with {process.exitcode} before the work was done"
+        process.kill()
+        process.join()
+        killed.add(process.pid)
+        living.append(begin())
+    for process in living:
+        process.join()
+    assert [process.exitcode for process in living] == [0] * workers
+    return [run.name for run in runs], (root / "log").read_text().splitlines(), killed
+
+
+@pytest.mark.parametrize(
+    ("number", "workers", "kills", "interval"),
+    [(200, 3, 3, 0.1), pytest.param(10_000, 8, 60, 0.4, marks=pytest.mark.slow)],
+)
+def test_every_run_is_completed_once(tmp_path, number, workers, kills, interval):
+    names, log, killed = workers_with_kills(tmp_path, number, workers, kills, interval)
+    lines = [line.split() for line in log]
+    ends = [("ends", name, (tmp_path / name / "result.json").read_text()) for name in names]
+    assert not [line for line in lines if line[0] == "repeats"]
+    # What began and did not come to an end was killed.
+    begun = Counter((name, pid) for what, name, pid in lines if what == "begins")
+    begun.subtract((name, pid) for what, name, pid in (*lines, *ends) if what != "begins")
+    assert {int(pid) for (_, pid), count in begun.items() if count} <= killed
+    assert min(begun.values()) >= 0
+    assert len(killed) == kills
+    assert list((tmp_path / "leases").iterdir()) == []
+
+
+# -- what one worker does with what happens to its runs ---------------------------------------------------------------
+
+
+class Scripted:
+    """A run that does, at each start, the next thing of its script: an exit code, or None to go on until it is ended.
+    `saves`: it leaves a checkpoint first."""
+
+    def __init__(self, run, lease, what, saves):
+        self.run, self.lease, self.code = run, lease, what
+        run.folder.mkdir(parents=True, exist_ok=True)
+        with (run.folder / "log.txt").open("a") as log:
+            log.write(f"canonlm: exit {what}\n")
+        if saves:
+            (run.folder / f"checkpoints/step-{time.monotonic_ns():020d}").mkdir(parents=True)
+        if what == 0:
+            (run.folder / "result.json").write_text("{}")
+
+    def poll(self):
+        return self.code
+
+    def wait(self):
+        return self.code
+
+    def terminate(self):
+        (self.run.folder / "saved").write_text(str(self.lease.held()))
+        self.code = 130
+
+    kill = terminate
+
+
+@pytest.fixture
+def play(tmp_path):
+    """`play({"a": [1, 0]})`: run a fails at its first start and ends at the second. Returns the summary and the events
+    as texts; `play.starts` counts."""
+
+    def work(scripts, plan=None, saves=False, on_event=lambda event: None, **options):
+        events = []
+
+        def start(run, slot, devices, environment):
+            id, _, path = environment["CANONLM_LEASE"].partition(":")
+            assert Lease(type(tmp_path)(path), id).held()
+            slots.append((slot, tuple(devices)))
+            return Scripted(run, Lease(type(tmp_path)(path), id), scripts[run.name].pop(0), saves)
+
+        def note(event):
+            events.append(f"{event.kind} {event.run.name}")
+            on_event(event)
+
+        runs = [PlannedRun(name, tmp_path / "runs" / name, None) for name in scripts]
+        slots = work.slots = []
+        options = {"interval": 0.02, "devices": (), **options}
+        try:
+            return queue.work(tmp_path, plan or (lambda: runs), start=start, on_event=note, **options)
+        finally:
+            work.events = events
+
+    return work
+
+
+def test_a_run_that_fails_three_times_is_left_and_the_others_go_on(play, tiny, tmp_path):
+    summary = play({"bad": [2, 1, 1], "odd": [1, 0], "good": [0]})
+    log = tmp_path / "runs" / "bad" / "log.txt"
+    assert summary == queue.Summary(["good", "odd"], {"bad": f"exit 1 (whole log: {log})"}, 3)
+    assert play.events == [
+        *("started bad", "again bad", "started odd", "again odd", "started good", "finished good"),
+        *("started bad", "again bad", "started odd", "finished odd", "started bad", "failed bad"),
+    ]
+    runs = [PlannedRun(name, tmp_path / "runs" / name, tiny()) for name in ("bad", "odd", "new", "held")]
+    lease = Leases(tmp_path / "leases", 1.0).claim("held")
+    rows = queue.state(tmp_path, lambda: runs)
+    assert [row[:6] for row in rows] == [
+        *(("bad", "failed", 0, 40, "", 0), ("odd", "done", 40, 40, "", 0), ("new", "waiting", 0, 40, "", 0)),
+        ("held", "running", 0, 40, socket.gethostname(), os.getpid()),
+    ]
+    assert [row.message for row in rows] == [f"exit 1 (whole log: {log})", "", "", ""]
+    assert 0 <= rows[-1].silent < 60
+    lease.release()
+    # It stays so for whoever comes next, until somebody removes the file.
+    assert play({"bad": []}).failed.keys() == {"bad"}
+    (tmp_path / "leases" / "bad.failures.json").unlink()
+    assert play({"bad": [0]}) == queue.Summary(["bad"], {}, 1)
+
+
+def test_a_run_that_is_killed_goes_on_unless_it_gets_no_further(play):
+    assert play({"a": [-9, 130, -9, -15, -9, 0]}, saves=True).failed == {}
+    assert play.events.count("again a") == 5
+    assert "killed by SIGKILL" in play({"b": [-9, -9, -9]}).failed["b"]
+
+
+def test_runs_that_become_possible_when_others_are_finished(play, tmp_path):
+    """And a plan is not asked for again before something has been finished."""
+    asked = []
+
+    def plan():
+        asked.append(len(asked))
+        first, second = (PlannedRun(name, tmp_path / "runs" / name, None) for name in ("tune", "test"))
+        return [first, second] if (first.folder / "result.json").exists() else [first]
+
+    assert play({"tune": [1, 1, 0], "test": [0]}, plan) == queue.Summary(["tune", "test"], {}, 2)
+    assert len(asked) == 3
+
+
+def test_jobs_have_slots_of_their_own(play):
+    play({name: [0] for name in "abcd"}, jobs=3, devices=["5", "7"])
+    assert play.slots[:3] == [(slot, ("5", "7")) for slot in range(3)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_waits_for_the_saving_and_releases(play, tmp_path, number):
+    def stop(event):
+        if event == ("started", event.run, "") and event.run.name == "b":
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt, match="run it again to continue"):
+        play({"a": [None], "b": [None], "c": [None]}, jobs=2, on_event=stop)
+    assert [(tmp_path / "runs" / name / "saved").exists() for name in "abc"] == [True, True, False]
+    assert (tmp_path / "runs" / "a" / "saved").read_text() == "True"  # its lease was kept until then
+    assert list((tmp_path / "leases").iterdir()) == []
+    assert signal.getsignal(number) == before
+
+
+def test_a_worker_that_lost_a_lease_ends_the_run_and_leaves_it_to_the_other(play, tmp_path):
+    taken = []
+
+    def take(event):
+        if event.kind == "started" and not taken:
+            [lease] = (tmp_path / "leases").glob("a.*.json")
+            lease.unlink()
+            taken.append(Leases(tmp_path / "leases", 0.02).claim("a"))
+        if event.kind == "lost":
+            (tmp_path / "runs" / "a" / "result.json").write_text("{}")  # by the other
+            taken[0].release()
+
+    assert play({"a": [None]}, on_event=take) == queue.Summary([], {}, 1)
+    assert play.events == ["started a", "lost a"]
+    assert (tmp_path / "runs" / "a" / "saved").read_text() == "False"
+
+
+def test_two_runs_of_one_name(play, tmp_path):
+    runs = [PlannedRun("a", tmp_path / folder, None) for folder in "bc"]
+    with pytest.raises(ValueError, match=r"^two runs have the name a$"):
+        play({}, lambda: runs)
+
+
+# -- with real trainings ----------------------------------------------------------------------------------------------
+
+
+def test_a_training_that_lost_its_lease_writes_nothing_more(tiny, tmp_path, monkeypatch):
+    """As after a long pause: rows, checkpoints and the result are another worker's now."""
+    lease = Leases(tmp_path, 1.0).claim("run")
+    monkeypatch.setenv(*next(iter(lease.environment.items())))
+    folder = tmp_path / "run"
+
+    def lose(row):
+        if row["step"] == 12:
+            while not (folder / "checkpoints" / "step-00000010").exists():  # a thread writes it
+                time.sleep(0.01)
+            lease.path.unlink()
+
+    with pytest.raises(Superseded, match=r"^stopped after step 15: another worker has taken this run over$"):
+        train(tiny(), folder, lose)
+    assert [row["step"] for row in tiny.rows(folder)][-1] == 12
+    assert tiny.checkpoints(folder) == ["step-00000010"]
+    monkeypatch.delenv("CANONLM_LEASE")
+    train(tiny(), folder)
+    train(tiny(), tmp_path / "undisturbed")
+    tiny.same(folder, tmp_path / "undisturbed")
+
+
+def test_a_checkpoint_that_is_being_written_when_the_lease_is_lost(tiny, tmp_path, monkeypatch):
+    lease = Leases(tmp_path, 1.0).claim("run")
+    monkeypatch.setenv(*next(iter(lease.environment.items())))
+    finish = Checkpoints._finish
+
+    def lose_first(self, *arguments):
+        lease.path.unlink()
+        finish(self, *arguments)
+
+    monkeypatch.setattr(Checkpoints, "_finish", lose_first)
+    with pytest.raises(Superseded):
+        train(tiny(), tmp_path / "run")
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
+def _work(root, configs):
+    runs = [PlannedRun(name, root / name, config) for name, config in configs.items()]
+    queue.work(root, lambda: runs, jobs=2, interval=1.0)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_changes_nothing(tiny, tmp_path):
+    """Two workers, four trainings, kill -9 of one in the middle of two of them; losses and weights to the bit."""
+    settings = {"steps": 400, "checkpoint_every": 50, "eval_every": 100}
+    configs = {f"seed{seed}": tiny(train={**settings, "seed": seed}) for seed in range(4)}
+    root, context = tmp_path / "many", multiprocessing.get_context("spawn")
+    first, second = (context.Process(target=_work, args=(root, configs)) for _ in range(2))
+    first.start()
+    metrics = [root / name / "metrics.jsonl" for name in ("seed0", "seed1")]
+    while not all(path.exists() and path.read_text().count("\n") > 25 for path in metrics):
+        time.sleep(0.01)
+        assert first.exitcode is None
+    second.start()
+    first.kill()
+    second.join()
+    assert second.exitcode == 0
+    for name, config in configs.items():
+        train(config, tmp_path / "reference" / name)
+        tiny.same(root / name, tmp_path / "reference" / name)
+    assert "stopped after step" in (root / "seed0" / "log.txt").read_text()

@@ -1,0 +1,60 @@
+"""Reads a page back: what it holds, its charts, and everything that it says."""
+
+import json
+import re
+
+
+def held(page, refuse=None):
+    """The JSON inside a page."""
+    text = re.search(r'<script type="application/json" id="page-data">(.*?)</script>', page, re.DOTALL)[1]
+    return json.loads(text, parse_constant=refuse)
+
+
+def blocks(page, kind):
+    """All blocks of a kind, wherever they are on the page."""
+    return [of for block in _walk(held(page)["blocks"]) for key, of in block.items() if key == kind]
+
+
+def charts(page):
+    return {chart["id"]: chart for chart in blocks(page, "chart")}
+
+
+def tables(page):
+    """Rows of texts, with small print after a line break."""
+    return [[[_text(cell) for cell in row] for row in (each["head"], *each["rows"])] for each in blocks(page, "table")]
+
+
+def row_heads(page):
+    return [row[0] for each in tables(page) for row in each[1:]]
+
+
+def said(page):
+    """All texts that a reader can see, but for those of charts; a line each."""
+    data = held(page)
+    lines = [data["title"], " · ".join(data["facts"])]
+    for block in _walk(data["blocks"]):
+        for kind, of in block.items():
+            if kind == "table":
+                cells = [cell for row in (of["head"], *of["rows"]) for cell in row]
+                lines += [_text(cell) for cell in cells] + [cell["hint"] for cell in cells if "hint" in cell]
+            elif kind == "list":
+                lines += of
+            elif isinstance(of, str):
+                lines.append(of)
+            else:
+                lines += [of.get("title") or "", of.get("caption") or ""]
+    return "\n".join(lines)
+
+
+def _walk(found):
+    for block in found:
+        yield block
+        for of in block.values():
+            yield from _walk(of["blocks"]) if isinstance(of, dict) and "blocks" in of else ()
+
+
+def _text(cell):
+    if isinstance(cell, str):
+        return cell
+    parts = [_text(part) for part in cell.get("parts", [])]
+    return "\n".join(filter(None, [cell["text"], cell.get("small", ""), *parts]))

@@ -1,0 +1,236 @@
+"""The page of results in a real browser: what a reader does, and what then stands there."""
+
+import csv
+import io
+
+import polars as pl
+import pytest
+from browsing import MARKS, errors, load, requested, until
+
+from canonlm.recipes import load_preset
+from canonlm.report import published, results_page, results_payload, tidy
+from canonlm.report.gather import gather
+from canonlm.runs.identity import flat
+from canonlm.train.config import resolve
+
+pytestmark = MARKS
+
+DRAWN = """return [...document.querySelectorAll('.chart')].every(
+  box => !box.checkVisibility() || box.querySelectorAll('.scatterlayer path').length > 3)"""
+PANELS = "return document.getElementById('curves-chart').layout.annotations.length"
+CELLS = """return [...document.querySelectorAll(`#${arguments[0]}-table tbody tr`)].map(
+  row => [...row.cells].map(cell => cell.innerText.trim()))"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    return results_page.write_results(
+        results_payload.beside_the_published([]), tmp_path_factory.mktemp("page") / "results.html"
+    )
+
+
+def show(browser, page, *args):
+    load(browser, page, *args)
+    browser.execute_script("document.querySelectorAll('details').forEach(part => part.open = true)")
+    assert until(lambda: browser.execute_script(DRAWN))
+
+
+def choose(browser, key, value):
+    script = (
+        "const s = document.getElementById(arguments[0]); s.value = arguments[1]; s.dispatchEvent(new Event('change'));"
+    )
+    browser.execute_script(script, key, value)
+
+
+def tick(browser, name, value):
+    script = "document.querySelector(`input[name='${arguments[0]}'][value='${arguments[1]}']`).click()"
+    browser.execute_script(script, name, value)
+
+
+def saved(browser, section):
+    """What the section's button saves: the download itself goes to a folder of the browser's."""
+    text = browser.execute_script("return csvOf(document.getElementById(arguments[0]).rows())", f"{section}-csv")
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_it_renders_quietly_and_alone_at_any_width(browser, page, width, scheme):
+    show(browser, page, width, scheme)
+    assert browser.execute_script("return document.querySelectorAll('.chart').length") == 3
+    assert browser.execute_script(PANELS) == 13  # four architectures in three sizes, and Llama with more tokens
+    assert browser.execute_script("return document.documentElement.scrollWidth <= arguments[0]", width)
+    first = "return performance.getEntriesByName('first-contentful-paint')[0].startTime"
+    assert browser.execute_script(first) < 2000
+    assert errors(browser) == []
+    assert requested(browser) == []
+
+
+def test_every_section_saves_what_it_shows(browser, page, tmp_path):
+    show(browser, page)
+    frame = tidy.paired(published.published())
+    deltas = {
+        (row["base_model"], row["task"], row["slice"], row["metric"]): row["delta"]
+        for row in frame.iter_rows(named=True)
+    }
+    choose(browser, "overview-group", "standard")
+    rows = saved(browser, "overview")
+    assert len(rows) == 32 * 14
+    for row in rows:
+        assert float(row["delta"]) == deltas[row["base_model"], row["task"], row["slice"], row["metric"]]
+    curves = saved(browser, "curves")
+    expected = published.curves().filter(pl.col("task") == "hellaswag")["value"].to_list()
+    assert sorted(float(row["value"]) for row in curves) == sorted(expected)
+    assert {row["task"] for row in saved(browser, "grids")} <= {"depo", "brevo", "mano", "lano"}
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    browser.execute_script("document.getElementById('models-csv').click()")
+    file = tmp_path / "canonlm-models.csv"
+    assert until(lambda: file.is_file() and file.stat().st_size > 0)
+    table = pl.read_csv(file)
+    assert set(table["model"]) == set(published.settings()["model"])
+    mine = table.filter(pl.col("task") == "mmlu").sort("model")["value"].to_list()
+    theirs = published.published().filter(pl.col("task") == "mmlu").sort("model")["value"].to_list()
+    assert mine == theirs
+
+
+def test_a_heading_sorts_with_the_keyboard_too(browser, page):
+    from selenium.webdriver.common.keys import Keys
+
+    show(browser, page)
+    heads = browser.find_elements("css selector", "#models-table th[scope=col] button")
+    labels = [head.text for head in heads]
+    heads[labels.index("MMLU")].send_keys(Keys.ENTER)
+    place = labels.index("MMLU")
+
+    def column():
+        return [float(cells[place]) for cells in browser.execute_script(CELLS, "models")]
+
+    assert column() == sorted(column(), reverse=True)
+    assert len(column()) == 64
+    browser.switch_to.active_element.send_keys(Keys.ENTER)  # the focus stays on the heading
+    assert column() == sorted(column())
+    state = "return document.querySelector('#models-table th[aria-sort]').getAttribute('aria-sort')"
+    assert browser.execute_script(state) == "ascending"
+    assert errors(browser) == []
+
+
+def test_filters_and_ticks_act_on_every_section(browser, page):
+    show(browser, page)
+    tick(browser, "arch", "GLA5")
+    tick(browser, "size", "8B")
+    left = published.settings().filter((pl.col("arch") != "GLA5") & (pl.col("size") != "8B"))
+    assert len(browser.execute_script(CELLS, "models")) == len(left)
+    assert {row["model"] for row in saved(browser, "curves")} == set(left["model"])
+    assert len({row["canon_model"] for row in saved(browser, "overview")}) == len(left) // 2
+    assert browser.execute_script(PANELS) == 3 * 3 + 1 - 3
+    browser.execute_script("document.querySelector('#models-table tbody input').click()")
+    assert len({row["model"] for row in saved(browser, "curves")}) == len(left) - 1
+    browser.execute_script("document.getElementById('ticked').click()")
+    assert len(browser.execute_script(CELLS, "models")) == len(left)
+    box = browser.find_element("id", "named")
+    box.send_keys("mamba2canon-3b")
+    assert until(lambda: len(browser.execute_script(CELLS, "models")) == 3)
+    assert errors(browser) == []
+
+
+def test_seeds_become_one_row_with_its_interval(browser, page):
+    show(browser, page)
+    tick(browser, "source", "paper")
+    choose(browser, "models-group", "standard")
+    rows = len(browser.execute_script(CELLS, "models"))
+    browser.execute_script("document.getElementById('over-seeds').click()")
+    cells = browser.execute_script(CELLS, "models")
+    assert len(cells) == rows - 8 + 1
+    [mean] = [row for row in cells if "mean over seeds" in row[0]]
+    assert any("8 runs" in cell for cell in mean)
+
+
+def test_best_rates_smoothing_and_a_hover(browser, page):
+    show(browser, page)
+    choose(browser, "overview-whose", "best")
+    assert {row["source"] for row in saved(browser, "overview")} == {"best"}
+    lines = "return JSON.stringify(document.querySelector('#curves-chart').data[0].y)"
+    before, saved_before = browser.execute_script(lines), saved(browser, "curves")
+    choose(browser, "curves-smooth", "9")
+    assert browser.execute_script(lines) != before
+    assert saved(browser, "curves") == saved_before  # smoothing is for the eye
+    browser.execute_script(
+        "Plotly.Fx.hover(document.querySelector('#curves-chart'), [{curveNumber: 0, pointNumber: 20}])"
+    )
+    assert until(
+        lambda: browser.execute_script("return document.querySelectorAll('#curves-chart .hovertext').length") > 0
+    )
+    assert "Llama-1B-Nemo-1T-lr0.002" in browser.execute_script(
+        "return document.querySelector('#curves-chart .hovertext').textContent"
+    )
+    assert errors(browser) == []
+
+
+def test_two_runs_setting_by_setting(browser, page):
+    show(browser, page)
+    told = {row[0]: row[1:] for row in browser.execute_script(CELLS, "settings")}
+    assert told["rope_dim"] == ["64", "16"]
+    assert "layers" not in told
+    browser.execute_script("document.getElementById('settings-all').click()")
+    assert "layers" in {row[0] for row in browser.execute_script(CELLS, "settings")}
+    browser.execute_script(
+        "const b = document.getElementById('settings-b'); b.value = 'no such'; b.dispatchEvent(new Event('input'));"
+    )
+    assert (
+        browser.execute_script("return document.getElementById('settings-note').innerText")
+        == "Choose two names from the list."
+    )
+
+
+def test_your_runs_stand_beside_the_paper_cell_by_cell(browser, tmp_path):
+    nasty = "<img src=x onerror=alert(1)>"
+    mine = {"source": "yours", "model": nasty, "arch": "Llama", "canon": "ABCD", "size": "12L768D", "tokens": 10**9,
+            "lr": 1e-3, "seed": 0, "task": "depo", "setting": "depo1-225", "slice": "k=8", "metric": "accuracy",
+            "unit": "%", "value": 90.0}  # fmt: skip
+    numbers = pl.concat([published.grids(), tidy.frame([mine])])
+    curve = tidy.frame([mine | {"tokens": 10**8 * step, "value": 10.0 * step} for step in range(1, 10)])
+    preset = resolve({**load_preset("depo", "paper", "depo1-225").run, "arch": "llama+canon"}).model_dump(mode="json")
+    settings = {nasty: flat(preset), "short": flat(preset) | {"train.steps": 100}}
+    numbers = pl.concat([numbers, tidy.frame([mine | {"model": "short", "seed": 1}])])
+    path = results_page.write_results(results_payload.Shown(numbers, curve, settings), tmp_path / "mine.html")
+    load(browser, path)
+    browser.execute_script("document.querySelectorAll('details').forEach(part => part.open = true)")
+    assert until(
+        lambda: browser.execute_script("return document.querySelectorAll('#curves .scatterlayer path').length") > 0
+    )
+    cells = browser.execute_script(CELLS, "grids")[0]
+    assert cells[0].startswith(nasty)
+    theirs = published.grids().filter(
+        (pl.col("arch") == "Llama") & (pl.col("canon") == "ABCD") & (pl.col("size") == "12L768D")
+        & (pl.col("setting") == "depo1-225") & (pl.col("slice") == "k=8")
+    )["value"][0]  # fmt: skip
+    assert any(
+        cell.split() == ["90.0", f"{90 - theirs:+.1f}".replace("-", "−"), "to", "the", "paper's"] for cell in cells
+    )
+    short = browser.execute_script(CELLS, "grids")[1]
+    assert short[0].startswith("short")
+    assert any(cell.split() == ["90.0", "other", "training"] for cell in short)
+    titles = browser.execute_script("return [...document.querySelectorAll('#grids td[title]')].map(c => c.title)")
+    large = "model.num_hidden_layers=12 model.hidden_size=768 model.num_attention_heads=12"
+    assert f"canonlm play depo --preset paper --difficulty depo2-75-k4 --arch gla-conv {large}" in titles
+    text = browser.execute_script("return document.getElementById('grids-table').innerText")
+    assert "not compared: how much rotary embedding" in text
+    assert browser.execute_script("return document.querySelectorAll('img').length") == 0
+    assert errors(browser) == []
+
+
+def test_your_pairs_come_first_and_have_groups_of_their_own(browser, demo, tmp_path):
+    path = results_page.write_results(results_payload.beside_the_published(gather(demo)), tmp_path / "mine.html")
+    load(browser, path)
+    assert until(lambda: browser.execute_script(DRAWN))
+    rows = saved(browser, "overview")
+    assert {row["source"] for row in rows} == {"yours"}
+    assert len(rows) > 0
+    assert {row["source"] for row in saved(browser, "models")} >= {"yours"}
+    choose(browser, "overview-whose", "published")
+    assert {row["source"] for row in saved(browser, "overview")} == {"published"}
+    assert len(browser.execute_script(CELLS, "overview-seeds")) == 0
+    choose(browser, "overview-whose", "yours")
+    seeds = browser.execute_script(CELLS, "overview-seeds")
+    assert {row[-1] for row in seeds} == {"3"}
+    assert errors(browser) == []

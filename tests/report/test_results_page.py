@@ -1,0 +1,217 @@
+"""The page of results: what it holds is what the files say."""
+
+import csv
+import datetime
+import math
+import re
+from collections import Counter
+from importlib.resources import files
+
+import polars as pl
+import pytest
+from folders import evaluation, write_run
+from reading import held, said
+
+from canonlm.report import published, results_page, results_payload, tidy
+from canonlm.report.gather import gather
+from canonlm.report.runs import LeftOut
+
+RELEASE = files("canonlm.report.published")
+
+
+@pytest.fixture(scope="module")
+def page():
+    return results_page.render(results_payload.beside_the_published([]), "All")
+
+
+@pytest.fixture(scope="module")
+def data(page):
+    return read_back(page)
+
+
+def shown(numbers, **others):
+    return results_payload.Shown(numbers, tidy.frame(), **others)
+
+
+def read_back(page):
+    return held(page)["results"]
+
+
+def told(data):
+    """(source, model, size, seed, task, setting, slice, metric) → value, of single runs."""
+    scores, found = data["scores"], {}
+    for m, q, value, runs in zip(*(scores[key] for key in ("model", "question", "value", "runs")), strict=True):
+        model, question = data["models"][m], data["questions"][q]
+        if runs == 1:
+            key = [model[name] for name in ("source", "model", "size", "seed")]
+            key += [question[name] for name in ("task", "setting", "slice", "metric")]
+            assert tuple(key) not in found
+            found[tuple(key)] = value
+    return found
+
+
+def test_every_final_score_of_the_release_is_there_digit_by_digit(data):
+    found, compared = told(data), 0
+    size = dict(published.settings().select("model", "size").iter_rows())
+    lines = (line for line in (RELEASE / "finals.csv").read_text().splitlines() if not line.startswith("#"))
+    for row in csv.DictReader(lines):
+        for column, benchmark in published.BENCHMARKS.items():
+            if row.get(column):
+                key = (
+                    "published",
+                    row["model"],
+                    size[row["model"]],
+                    777,
+                    benchmark.task,
+                    None,
+                    benchmark.slice,
+                    benchmark.metric,
+                )
+                assert found[key] == float(row[column])
+                compared += 1
+    assert compared == 5568
+
+
+def test_every_number_of_all_sources_is_there_once(data):
+    numbers = published.everything()
+    keys = ("source", "model", "size", "seed", "task", "setting", "slice", "metric")
+    theirs = {tuple(row[key] for key in keys): row["value"] for row in numbers.iter_rows(named=True)}
+    assert told(data) == theirs
+    assert len(theirs) == len(numbers)
+
+
+def test_averages_recompute_from_the_page(data):
+    found = told(data)
+    for average, columns in published.AVERAGES.items():
+        benchmark = published.BENCHMARKS[average]
+        about = [published.BENCHMARKS[column] for column in columns]
+        having = [key[:4] for key in found if key[4:] == (benchmark.task, None, benchmark.slice, benchmark.metric)]
+        models = [model for model in having if model[0] != "best"]  # whose averages are bests of averages
+        assert len(models) >= (18 if average == "avg10" else 64)
+        for model in models:
+            parts = [found[*model, b.task, None, b.slice, b.metric] for b in about]
+            mean = found[*model, benchmark.task, None, benchmark.slice, benchmark.metric]
+            assert mean == pytest.approx(sum(parts) / len(parts), abs=0.1)
+
+
+def test_curves_of_64_models_14_benchmarks_and_the_losses(data):
+    curves = [(data["models"][c["model"]], data["questions"][c["question"]], c) for c in data["curves"]]
+    by_task = Counter(question["task"] for _, question, _ in curves)
+    assert by_task.pop("train") == 48
+    assert len(by_task) == 14
+    assert set(by_task.values()) == {64}
+    assert all(len(curve["tokens"]) == len(curve["values"]) == 40 for _, _, curve in curves)
+    frame = published.curves().filter((pl.col("task") == "mmlu") & (pl.col("model") == "GDN2Canon-8B-Nemo-1T-lr0.002"))
+    [mine] = [c for m, q, c in curves if q["task"] == "mmlu" and m["model"] == "GDN2Canon-8B-Nemo-1T-lr0.002"]
+    assert (mine["tokens"], mine["values"]) == (frame["tokens"].to_list(), frame["value"].to_list())
+
+
+def test_pairs_are_the_paired_models_and_both_are_in_the_list(data):
+    sides = [[data["models"][pair[side]] for side in ("base", "canon")] for pair in data["pairs"]]
+    pairs = {(base["model"], canon["model"], base["source"]) for base, canon in sides}
+    frame = tidy.paired(published.everything()).select("base_model", "canon_model", "source").unique()
+    assert pairs == set(frame.iter_rows())
+    assert sum(source == "published" for *_, source in pairs) == 32
+    for base, canon in sides:
+        assert (base["has_canon"], canon["has_canon"]) == (False, True)
+        assert all(base[key] == canon[key] for key in ("arch", "size", "tokens", "lr", "seed"))
+
+
+def test_eight_seeds_of_the_paper_have_one_mean_with_its_interval(data):
+    scores = data["scores"]
+    over = [i for i, runs in enumerate(scores["runs"]) if runs > 1]
+    assert {scores["runs"][i] for i in over} == {8}
+    assert {data["models"][scores["model"][i]]["model"] for i in over} == {"mean over seeds"}
+    hella = [i for i in over if data["questions"][scores["question"][i]]["task"] == "hellaswag"]
+    values = published.slimpajama().filter(pl.col("seed").is_not_null() & (pl.col("task") == "hellaswag"))["value"]
+    half = 2.364624 * values.std() / math.sqrt(8)  # Student's t with 7 degrees of freedom
+    assert scores["value"][hella[0]] == pytest.approx(values.mean())
+    assert scores["high"][hella[0]] - scores["value"][hella[0]] == pytest.approx(half, rel=1e-5)
+
+
+def test_it_needs_no_network_and_less_than_8_MB(page):
+    assert len(page.encode()) < 8e6
+    outside = re.sub(r"<script.*?</script>", "", page, flags=re.S)
+    assert not re.search(r'(src|href)="(?!data:)', outside)
+
+
+def test_a_hostile_name_is_text_and_what_was_left_out_is_said():
+    nasty = "</script><img src=x onerror=alert(1)>"
+    row = {"source": "yours", "model": nasty, "arch": nasty, "canon": "none", "task": nasty, "slice": nasty,
+           "metric": "accuracy", "unit": "%", "value": 50.0}  # fmt: skip
+    page = results_page.render(shown(tidy.frame([row]), left_out=[LeftOut(nasty, "no config.yaml")]), nasty)
+    assert "<img" not in page.replace("<img src=x onerror=alert(1)>'", "")
+    assert read_back(page)["models"][0]["model"] == nasty
+    assert f"{nasty}: no config.yaml" in said(page)
+
+
+def test_a_page_of_nothing_is_still_a_page():
+    data = read_back(results_page.render(shown(tidy.frame()), "Nothing"))
+    assert (data["models"], data["pairs"], data["curves"]) == ([], [], [])
+
+
+def mine(folder, name="mine", **others):
+    evals = [evaluation(step, {("k", 1): (step, 40)}) for step in (10, 20)]
+    write_run(folder / "runs" / name, evals=evals, **others)
+    return folder
+
+
+def test_what_yaml_can_say_and_json_cannot_becomes_text(tmp_path):
+    odd = {"note": {"day": datetime.date(2026, 1, 2), "raw": b"x", "some": {1, 2}, "far": math.inf, "not": math.nan}}
+    data = read_back(results_page.render(results_payload.of_runs(gather(mine(tmp_path, config=odd))), "Odd"))
+    settings = data["settings"]["mine"]
+    assert settings["note.day"] == "2026-01-02"
+    assert (settings["note.far"], settings["note.not"]) == ("inf", "nan")
+
+
+def test_numbers_that_are_none_do_not_break_the_page():
+    row = {
+        "source": "yours",
+        "model": "m",
+        "task": "t",
+        "slice": "all",
+        "metric": "accuracy",
+        "unit": "%",
+        "value": 50.0,
+    }
+    data = read_back(results_page.render(shown(tidy.frame([row | {"stderr": math.nan}])), "NaN"))
+    assert data["scores"]["stderr"] == [None]
+
+
+def test_long_curves_are_thinned_and_end_where_they_end():
+    about = {"source": "yours", "model": "m", "task": "train", "slice": "all", "metric": "loss", "unit": ""}
+    curve = tidy.frame([about | {"tokens": step, "value": 1.0 / step} for step in range(1, 5002)])
+    [thin] = read_back(results_page.render(results_payload.Shown(tidy.frame(), curve), "Long"))["curves"]
+    assert len(thin["tokens"]) <= 400
+    assert thin["tokens"][-1] == 5001
+    assert all(value == 1.0 / step for step, value in zip(thin["tokens"], thin["values"], strict=True))
+
+
+def test_runs_that_were_trained_otherwise_are_no_pair(tmp_path):
+    for arch in ("llama", "llama+canon"):
+        mine(tmp_path, arch, arch=arch, lr=0.001)
+    mine(tmp_path, "other data", arch="llama", lr=0.001, config={"data": {"seq_len": 512, "loss_on": "all"}})
+    data = read_back(results_page.render(results_payload.of_runs(gather(tmp_path)), "Pairs"))
+    sides = [[data["models"][pair[side]] for side in ("base", "canon")] for pair in data["pairs"]]
+    here = [(base["model"], canon["model"]) for base, canon in sides if base["source"] == "yours"]
+    assert here == [("llama", "llama+canon")]
+
+
+def test_saved_models_of_unknown_training_are_no_pair():
+    about = {"source": "yours", "arch": "Llama", "task": "piqa", "slice": "all", "metric": "acc", "unit": "%"}
+    rows = [about | {"model": canon, "canon": canon, "value": 50.0} for canon in ("none", "ABCD")]
+    assert len(tidy.paired(tidy.frame(rows))) == 0
+    trained = [row | {"tokens": 10, "lr": 0.1, "seed": 0} for row in rows]
+    assert len(tidy.paired(tidy.frame(trained))) == 1
+
+
+def test_a_mean_over_seeds_knows_its_size_and_equal_runs_have_no_interval(tmp_path):
+    for seed in (0, 1):
+        mine(tmp_path, f"seed{seed}", seed=seed, params=1234)
+    data = read_back(results_page.render(results_payload.of_runs(gather(tmp_path)), "Seeds"))
+    [mean] = [i for i, model in enumerate(data["models"]) if model["mean"]]
+    assert data["models"][mean]["parameters"] == 1234
+    scores = data["scores"]
+    lows = [low for low, model in zip(scores["low"], scores["model"], strict=True) if model == mean]
+    assert lows
+    assert set(lows) == {None}

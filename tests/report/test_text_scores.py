@@ -1,0 +1,65 @@
+"""A row per architecture of runs on text: the best rate, means over seeds, birth-year questions."""
+
+import json
+
+import pytest
+from folders import text_evaluation, write_text_run
+from rich.console import Console
+
+from canonlm.report import load_play, write_report
+from canonlm.report.table import play_tables
+from canonlm.report.text_scores import columns, scores
+
+LOSSES = {  # (arch, lr): by seed
+    ("llama", 0.001): (2.0, 2.2, 2.4), ("llama", 0.003): (1.9, 2.3, 2.1),
+    ("llama+canon", 0.001): (1.5, 1.7, 1.9), ("llama+canon", 0.003): (1.4, 1.5),
+}  # fmt: skip
+RIGHT = {0: 0.5, 1: 0.25, 2: 0.3}
+
+
+@pytest.fixture
+def played(tmp_path):
+    for (arch, lr), losses in LOSSES.items():
+        for seed, loss in enumerate(losses):
+            run = tmp_path / "runs" / f"text-{arch}-lr{lr:g}-seed{seed}"
+            rows = [text_evaluation(step, {"web": (more + loss, 1.5 * loss, 1000)}) for step, more in ((5, 1), (10, 0))]
+            write_text_run(run, arch=arch, lr=lr, seed=seed, evals=rows)
+            if arch == "llama" and lr == 0.003:
+                score = {"measure": "exact", "value": RIGHT[seed], "stderr": 0.1, "n": 200, "slice": {}}
+                entry = {"suite": "multihop", "name": "1hop-0k", "settings": {}, "scores": [score]}
+                (run / "evals" / "step-00000010").mkdir(parents=True)
+                results = {"model": {"source": str(run)}, "results": [entry]}
+                (run / "evals" / "step-00000010" / "results.json").write_text(json.dumps(results))
+    unfinished = [text_evaluation(5, {"web": (0.1, 0.1, 1000)})]
+    write_text_run(
+        tmp_path / "runs" / "u", arch="llama+canon", lr=0.003, seed=2, evals=unfinished, steps=10, finished=False
+    )
+    return tmp_path
+
+
+def test_each_architecture_at_its_best_rate(played):
+    """Of llama+canon the rate with a run that has not finished does not win by the two that have."""
+    [section] = load_play(played).texts
+    assert list(columns(section)) == ["loss (web)", "bits per byte (web)", "1hop-0k"]
+    llama, canon = scores(section)
+    assert (llama.arch, llama.lr, llama.runs) == ("llama", 0.003, 3)
+    assert llama.spreads["loss (web)"].mean == pytest.approx(2.1)
+    assert llama.spreads["bits per byte (web)"].mean == pytest.approx(1.5 * 2.1)
+    assert llama.spreads["1hop-0k"].mean == pytest.approx(0.35)
+    half = 4.3026527 * 0.2 / 3**0.5  # Student's t, two degrees of freedom
+    assert llama.spreads["loss (web)"].high == pytest.approx(2.1 + half)
+    assert (canon.arch, canon.lr, canon.runs) == ("llama+canon", 0.001, 3)
+    assert "1hop-0k" not in canon.spreads
+
+
+def test_the_page_and_the_terminal_have_the_table(played):
+    console = Console(width=150, record=True)
+    for part in play_tables(load_play(played)):
+        console.print(part)
+    text, page = console.export_text(), write_report(played).read_text(encoding="utf-8")
+    lowest = "llama+canon has the lowest loss on held-out text: llama+canon 1.700 (3 runs) and llama 2.100 (3 runs);"
+    assert lowest in page
+    for shown in (text, page):
+        assert "1hop-0k" in shown
+        assert "35.0%" in shown
+        assert "2.100" in shown

@@ -1,0 +1,114 @@
+"""A task that is one function: the one in the docs plays and is the class beside it; mistakes are one line."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from canonlm import tasks
+from canonlm.cli import main
+from canonlm.recipes import load_preset
+from canonlm.runs.identity import identity
+from canonlm.train.config import resolve
+from canonlm.train.recipe import merge
+
+PAGE = (Path(__file__).parents[2] / "docs" / "add-a-task.md").read_text(encoding="utf-8")
+FUNCTION, CLASS = re.findall(r"```py\n(.*?)```", PAGE, re.S)[:2]
+HEAD = "from canonlm.tasks import Answer, Scale, task\n"
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FUNCTION + CLASS, encoding="utf-8")
+    return tmp_path / "mine.py"
+
+
+def written(mine, arguments, function):
+    mine.write_text(f"{HEAD}@task({arguments})\n{function}\n")
+    return tasks.get("mine.py:own")
+
+
+def test_the_task_of_the_docs_plays(tmp_path, mine, capsys):
+    mine.write_text(FUNCTION)
+    assert len(FUNCTION.splitlines()) <= 20
+    train = {"steps": 2, "eval_every": 2, "eval_size": 8, "checkpoint_every": 2, "batch_size": 4}
+    small = [*(f"train.{key}={value}" for key, value in train.items()), "model.hidden_size=16", "task.bits=9"]
+    assert main(["play", "mine.py:parity", "--arch", "llama", "--out", "out", *small]) == 0
+    play = json.loads((tmp_path / "out" / "play.json").read_text())
+    assert play["sections"][0]["chance"] == {"bits=4": 0.5, "bits=8": 0.5, "bits=9": 0.5}
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "must say whether the number of ones is even or odd" in page
+    assert "bits = 9" in page
+
+
+def test_function_and_class_are_the_same_task():
+    function, written_as_class = tasks.get("mine.py:parity"), tasks.get("mine.py:Parity")
+    for split in tasks.SPLITS:
+        for of_function, of_class in zip(
+            *(task.windows(split, 3, 5, 4, seq_len=100) for task in (function, written_as_class)), strict=True
+        ):
+            np.testing.assert_array_equal(of_function, of_class)
+    sample = function.sample("test", 0, 0)
+    assert sample.queries == written_as_class.sample("test", 0, 0).queries
+    assert function.slices() == written_as_class.slices()
+    assert (function.name, repr(function)) == ("mine.py:parity", "mine.py:parity(bits=16)")
+    by_hand = type(function)(bits=12)
+    assert (by_hand.name, by_hand.spec.bits, by_hand.max_len) == ("parity", 12, 15)
+    assert all(verdict.correct for verdict in function.grade(sample, sample.tokens))
+    assert not function.grade(sample, sample.tokens ^ 1)[0].correct
+
+
+def test_settings_are_those_of_a_run():
+    preset = load_preset("mine.py:parity", "tiny")
+
+    def run(**settings):
+        return resolve(merge(preset.run, {"arch": "llama", "task": settings}))
+
+    assert run().task == {"name": "mine.py:parity", "bits": 16}
+    identities = {identity(run(**settings).model_dump()) for settings in ({}, {"bits": 16}, {"bits": 12})}
+    assert len(identities) == 2
+    for settings, line in (
+        ({"bits": "x"}, 'task.bits: expected an integer, got "x"'),
+        ({"bit": 4}, 'unknown setting "task.bit". Did you mean "task.bits"?'),
+    ):
+        with pytest.raises(ValueError) as error:
+            run(**settings)
+        assert line in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_several_answers_in_named_slices(mine):
+    task = written(
+        mine,
+        "vocab=lambda s: [*map(str, range(s.n)), '?'], max_len=9, chance=lambda where: 1 / where['n'],"
+        "slices={'n': [2, 3]}, loss_on='all', markers=['?'], scales={'n': Scale('digits', str)}",
+        "def own(rng, test, *, n=3):\n    return [0, '?', Answer(1, 2, n=2), '?', Answer('0', n=3)]",
+    )
+    sample = task.sample("train", 0, 0)
+    assert sample.tokens.tolist() == sample.labels.tolist() == [0, 3, 1, 2, 3, 0]
+    assert [(query.start, query.stop, query.slice) for query in sample.queries] == [(2, 4, {"n": 2}), (5, 6, {"n": 3})]
+    assert [role for _, role in task.show(sample)] == ["context", "marker", "answer", "answer", "marker", "answer"]
+    assert [task.chance(where) for where in task.slices()] == [1 / 2, 1 / 3]
+    assert task.scales["n"].by == "digits"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "function", "line"),
+    [
+        ("", "def own(rng): ...", 'own: expected the arguments (rng, test), or (rng, test, *, setting='),
+        ("", "def own(rng, test, n=3): ...", "own: expected the arguments (rng, test)"),
+        ("", "def own(rng, test, *, n): ...", 'own: n: expected a setting with a default, got "n"'),
+        ("loss=1", "def own(rng, test): ...", 'unknown attribute of a task "loss". Did you mean "loss_on"?'),
+        ("", "def own(rng, test): return 'ab'", "mine.py:own: draw: expected names or ids"),
+        ("", "def own(rng, test): return ['a', Answer()]", "mine.py:own: draw: expected answers behind the first"),
+        ("", "def own(rng, test): return ['a', 0.5]", "mine.py:own: draw: expected names or ids"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(mine, arguments, function, line):
+    with pytest.raises(ValueError) as error:
+        written(mine, f"vocab=['a'], max_len=9, chance=0, {arguments}", function).sample("train", 0, 0)
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,50 @@
+"""One device as a mesh of one: what a single GPU does with text in bfloat16, tried here on the CPU."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from parallel_checks import ALONE, FAMILIES, Trained, run_config
+
+from canonlm.train import loop
+from canonlm.train.loop import train
+from canonlm.train.mesh import mesh_of_one
+from canonlm.world import World
+
+CPU = torch.device("cpu")
+
+
+@contextmanager
+def alone(config=None):
+    with mesh_of_one(CPU) as mesh:
+        yield World(CPU, mesh=mesh)
+
+
+def test_a_run_is_the_same_and_goes_on_without_the_mesh(tiny, reference, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "world_of", alone)
+        train(tiny(), tmp_path)
+    assert not torch.distributed.is_initialized()
+    tiny.back_to(tmp_path, 30)
+    train(tiny(), tmp_path)
+    rows, wanted = tiny.rows(tmp_path), tiny.rows(reference)
+    assert [(row["kind"], row["step"]) for row in rows] == [(row["kind"], row["step"]) for row in wanted]
+    for row, other in zip(rows, wanted, strict=True):  # the norm of the gradient is summed otherwise
+        assert row["loss"] == pytest.approx(other["loss"], rel=1e-5)
+
+
+def test_the_stream_is_bfloat16_as_on_a_cluster():
+    def stream(world):
+        run, seen = Trained(FAMILIES["llama"], run_config(train={"precision": "bf16"}), world), set()
+        for block in run.spread.blocks.values():
+            block.register_forward_pre_hook(lambda _, args: seen.add(args[0].dtype))
+        losses = run.losses(2)
+        assert {p.dtype for p in run.model.parameters()} == {torch.float32}
+        return seen, losses
+
+    with alone() as world:
+        found, losses = stream(world)
+    assert found == {torch.bfloat16}
+    by_autocast, others = stream(ALONE)
+    assert by_autocast == {torch.float32}
+    assert losses == pytest.approx(others, rel=0.02)

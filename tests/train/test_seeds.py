@@ -1,0 +1,104 @@
+"""Weights, training windows and test samples have a seed each; choosing has a split of its own."""
+
+import numpy as np
+import pytest
+import torch
+
+from canonlm import tasks
+from canonlm.recipes import load_preset
+from canonlm.runs.identity import group, identity
+from canonlm.train import reading
+from canonlm.train.build import build_model
+from canonlm.train.config import resolve
+from canonlm.train.recipe import merge
+from canonlm.world import World
+
+
+def run_of(task="depo", **changes):
+    raw = merge(load_preset(task, "tiny").run, {"arch": "llama", "train": {"eval_size": 4}})
+    return resolve(merge(raw, changes))
+
+
+def weights(run):
+    return [p.clone() for p in build_model(run).module.parameters()]
+
+
+def windows(run):
+    return reading.stream(run).rows(0, 4).input_ids
+
+
+def asked(run):
+    stream = reading.evaluation(run, World(torch.device("cpu"))).stream
+    return [stream.task.sample(stream.split, stream.seed, i).tokens.tolist() for i in range(20)]
+
+
+def same(left, right):
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "changed"),
+    [
+        ({"train": {"seed": 7}}, {"weights", "windows", "asked"}),
+        ({"data": {"seed": 7}}, {"windows"}),
+        ({"train": {"eval_seed": 7}}, {"asked"}),
+        ({"train": {"eval_split": "validation"}}, {"asked"}),
+        ({"train": {"seed": 7, "eval_seed": 0}, "data": {"seed": 0}}, {"weights"}),
+    ],
+)
+def test_each_seed_changes_what_it_is_of(changes, changed):
+    plain, other = run_of(), run_of(**changes)
+    assert ("weights" in changed) == (not same(weights(plain), weights(other)))
+    assert ("windows" in changed) == (not torch.equal(windows(plain), windows(other)))
+    assert ("asked" in changed) == (asked(plain) != asked(other))
+    assert identity(plain.model_dump()) != identity(other.model_dump())
+
+
+def test_runs_without_the_new_settings_are_the_runs_that_they_were():
+    now = run_of().model_dump()
+    before = {key: dict(value) if isinstance(value, dict) else value for key, value in now.items()}
+    del before["data"]["seed"], before["train"]["eval_seed"], before["train"]["eval_split"]
+    assert identity(before) == identity(now) == "0d46942283f3"  # as of the version before
+    assert group(before) == group(now)
+
+
+def test_runs_that_were_tested_on_other_splits_are_no_repeats_of_each_other():
+    assert group(run_of().model_dump()) != group(run_of(train={"eval_split": "validation"}).model_dump())
+    assert group(run_of().model_dump()) == group(run_of(train={"eval_seed": 3}, data={"seed": 4}).model_dump())
+
+
+@pytest.mark.parametrize("task", ["depo", "mano", "brevo", "copying", "parity"])
+def test_validation_asks_what_the_test_asks_with_other_samples(task):
+    built = tasks.get(**load_preset(task, "tiny").run["task"])
+
+    def drawn(split):
+        return [built.sample(split, 0, i) for i in range(300)]
+
+    def sizes(samples):
+        return np.mean([len(sample.tokens) for sample in samples]), {str(q.slice) for s in samples for q in s.queries}
+
+    test, validation, train = map(drawn, ("test", "validation", "train"))
+    assert all(a.tokens.tolist() != b.tokens.tolist() for a, b in zip(test[:20], validation[:20], strict=True))
+    assert sizes(test)[0] == pytest.approx(sizes(validation)[0], rel=0.1)
+    assert sizes(test)[1] == sizes(validation)[1]
+    if task not in ("mano", "parity"):  # whose samples are few: the same one is drawn twice by chance
+        sets = [{tuple(sample.tokens.tolist()) for sample in samples} for samples in (test, validation, train)]
+        assert len(set.union(*sets)) == sum(map(len, sets))
+
+
+def test_capo_is_asked_about_the_people_it_trained_on():
+    run = run_of("capo", data={"seed": 5}, train={"seed": 1, "steps": 10})
+    assert reading.evaluation(run, World(torch.device("cpu"))).stream.seed == 5
+    with pytest.raises(ValueError, match=r"train.eval_seed: expected nothing: capo tests what it trained on"):
+        run_of("capo", train={"eval_seed": 3})
+
+
+def test_text_has_no_test_samples_to_choose():
+    raw = {
+        **run_of().model_dump(exclude_unset=True),
+        "task": None,
+        "text": {"sources": {"a": {"path": "python-stdlib"}}},
+    }
+    raw["data"]["loss_on"], raw["train"]["eval_seed"] = "all", 3
+    with pytest.raises(ValueError, match=r"train.eval_seed: expected nothing: text is evaluated on what is held out"):
+        resolve(raw)
