@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 import yaml
@@ -75,6 +76,15 @@ class Tiny:
         for path in (folder / "checkpoints").iterdir():
             if int(path.name.removeprefix("step-")) > step:
                 shutil.rmtree(path)
+
+
+@pytest.fixture(autouse=True)
+def mixers_of_this_test():
+    """Mixers that a test loads from files are not left to the tests after it."""
+    yield
+    if (base := sys.modules.get("canonlm.models.mixers.base")) is not None:
+        for reference in [name for name in base.MIXERS if ":" in name]:
+            del base.MIXERS[reference]
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import pytest
 
 from canonlm import cli
 from canonlm.data.prepare import prepare
-from canonlm.experiments import schema
+from canonlm.experiments import ledger, schema
 from canonlm.experiments.replicate import chosen, estimate
 from canonlm.train.flops import GPUS
 
@@ -87,7 +87,14 @@ def test_an_experiment_from_nothing_to_its_verdict(mine, tmp_path, capsys):
     assert cli.main(command) == 0  # again: nothing is left to do, and the verdict is the same
     again = capsys.readouterr().out
     assert "started" not in again
-    assert again.splitlines() == [line for line in first.splitlines() if line.startswith(("C01", " "))]
+    verdict = [line for line in first.splitlines() if line.startswith(("C01", " "))]
+    assert again.splitlines() == verdict
+    elsewhere = ["replicate", str(mine), "--out", str(tmp_path / "elsewhere"), "--export", str(rows)]
+    assert cli.main(elsewhere) == 0  # the rows alone are enough
+    assert capsys.readouterr().out.splitlines() == verdict
+    assert not (tmp_path / "elsewhere" / "runs").exists()
+    [known] = estimate(chosen(str(mine), "micro"), "micro", tmp_path / "elsewhere", "h100", (), ledger.read(rows))
+    assert known.done == known.cost.runs == 8
 
 
 OF_TEXT = """

@@ -36,7 +36,10 @@ ONLY = typer.Option(help="Settings to train, separated by commas, such as depo-m
 GPU = typer.Option(help="With --dry-run: the kind of GPU whose hours are shown.")
 SLURM = typer.Option("--slurm", help="Start workers as a SLURM job array instead of one here.")
 SEED_SET = typer.Option(help="Repeat everything with other seeds: 0 is the set of our own runs.")
-EXPORT = typer.Option(help="Add the finished runs to CSV files in this folder.", show_default=False)
+EXPORT = typer.Option(
+    help="Add the finished runs to CSV files in this folder; runs that it has already are not trained again.",
+    show_default=False,
+)
 
 
 def replicate(
@@ -73,19 +76,24 @@ def replicate(
         place = name if name == "all" or name in names() else str(Path(name).absolute())
         arguments = ["replicate", place, "--scale", scale, "--out", str(out.absolute()), "--jobs", str(jobs)]
         arguments += ["--seed-set", str(seed_set)] if seed_set else []
+        arguments += ["--export", str(export.absolute())] if export is not None else []
         return submit(out, [*arguments, *(["--only", only] if only else [])], job or [], dry_run)
+    exported = ledger.read(export) if export is not None else {}
     if dry_run:
         with doing("counting runs and FLOPs"):
-            estimates = replicate.estimate(experiments, scale, out, gpu, settings)
+            estimates = replicate.estimate(experiments, scale, out, gpu, settings, exported)
         _tell(estimates, scale, gpu)
         return 0
     try:
-        outcomes = replicate.replicate(experiments, scale, out, jobs=jobs, only=settings, on_event=_say)
+        outcomes = replicate.replicate(
+            experiments, scale, out, jobs=jobs, only=settings, finished=exported, on_event=_say
+        )
     except KeyboardInterrupt as stop:
         print(f"canonlm: interrupted; {stop}", file=sys.stderr)
         return 130
-    if export is not None:
-        ledger.export(experiments, scale, out, export)
+    finally:
+        if export is not None:
+            ledger.export(experiments, scale, out, export)
     by_name = {experiment.name: experiment for experiment in experiments}
     for verdict in replicate.verdicts(experiments, scale, outcomes):
         print("\n".join(_lines(verdict)))

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import canonlm
@@ -50,9 +51,14 @@ class Estimate:
 
 
 def estimate(
-    experiments: Sequence[Experiment], scale: str, out: Path, gpu: str, only: Collection[str] = ()
+    experiments: Sequence[Experiment],
+    scale: str,
+    out: Path,
+    gpu: str,
+    only: Collection[str] = (),
+    finished: grid.Outcomes = MappingProxyType({}),
 ) -> list[Estimate]:
-    """The costs of experiments. Starts and writes nothing."""
+    """The costs of experiments. finished: outcomes of runs from elsewhere. Starts and writes nothing."""
     counted: set[str] = set()
     estimates = []
     for experiment in experiments:
@@ -60,7 +66,7 @@ def estimate(
         runs = {run.name: run.config for run in needed if run.name not in counted}
         counted |= runs.keys()
         cells = len(grid.cells(experiment)) if scale == "paper" else 0
-        done = sum((out / "runs" / name / "result.json").is_file() for name in _planned(experiment, scale, out, only))
+        done = _done(experiment, scale, out, only, finished)
         estimates.append(Estimate(experiment, cells, cost(runs.values(), gpu), done))
     return estimates
 
@@ -72,19 +78,21 @@ def replicate(
     *,
     jobs: int = 1,
     only: Collection[str] = (),
+    finished: grid.Outcomes = MappingProxyType({}),
     on_event: Callable[[queue.Event], None] = lambda event: None,
 ) -> dict[str, Outcome | None]:
-    """Train unfinished runs, one experiment after another; returns the outcomes of all runs. KeyboardInterrupt: stopped
-    by a signal, and every run is saved."""
+    """Train unfinished runs, one experiment after another; returns the outcomes of all runs. finished: outcomes of runs
+    from elsewhere, which are not trained. KeyboardInterrupt: stopped by a signal, and every run is saved."""
     commit = _commit()
     for experiment in experiments:
         register(experiment, scale, out, commit)
-    outcomes: dict[str, Outcome | None] = {}
+    outcomes: dict[str, Outcome | None] = dict(finished)
     for experiment in experiments:
 
         def plan(experiment: Experiment = experiment) -> list[PlannedRun]:
             outcomes.update(_finished_outcomes([experiment], scale, out, outcomes))
-            return [_with_tokenizer(run) for run in plan_of([experiment], scale, out, outcomes, only)]
+            planned = plan_of([experiment], scale, out, outcomes, only)
+            return [_with_tokenizer(run) for run in planned if run.name not in finished]
 
         def report(event: queue.Event, experiment: Experiment = experiment) -> None:
             if event.kind == "started":
@@ -148,9 +156,10 @@ def _finished_outcomes(
     return outcomes
 
 
-def _planned(experiment: Experiment, scale: str, out: Path, only: Collection[str]) -> list[str]:
-    outcomes = ledger.outcomes_of([experiment], scale, out)
-    return [run.name for run in plan_of([experiment], scale, out, outcomes, only)]
+def _done(experiment: Experiment, scale: str, out: Path, only: Collection[str], finished: grid.Outcomes) -> int:
+    outcomes = ledger.outcomes_of([experiment], scale, out, finished)
+    planned = plan_of([experiment], scale, out, outcomes, only)
+    return sum(run.name in outcomes or (run.folder / "result.json").is_file() for run in planned)
 
 
 def _commit() -> str:
