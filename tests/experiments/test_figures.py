@@ -7,7 +7,7 @@ from importlib.resources import files
 import pytest
 import yaml
 
-from canonlm.experiments import grid, ledger, schema
+from canonlm.experiments import grid, ledger, schema, verdicts
 from canonlm.models.archs import resolve
 from canonlm.models.build import complete_name
 from canonlm.train.build import build_model, sizes_of
@@ -59,6 +59,19 @@ def test_all_figures_together_are_the_papers_grids():
     assert len(set().union(*map(grid.cells, of_grids))) == len({cell(row) for row in GRIDS}) == len(GRIDS) == 2913
     runs = {run.name for each in of_grids for run in grid.first_look_runs(each, "paper")}  # what figures share, too
     assert len(runs) == trainings(GRIDS) == 9492
+
+
+def test_the_points_of_one_claim():
+    """Exactly those that its verdict looks at, and the panels of its experiment train them all."""
+    for experiment in EXPERIMENTS.values():
+        for number, claim in experiment.claims.items():
+            for scale in claim.at:
+                chosen = grid.points(experiment, scale, [number])
+                [verdict] = [each for each in verdicts.judge(experiment, scale, {}) if each.claim == number]
+                runs = {run.name for point in chosen for run in grid.tuning_runs(experiment, point)}
+                assert runs == set(verdict.runs)
+    [without, silu] = grid.points(EXPERIMENTS["fig10"], "micro", ["C25"])
+    assert (without.arch, silu.arch, silu.setting) == ("llama+canon", "llama+canon:silu", "depo-micro")
 
 
 def test_every_claim_is_tested_or_says_why_not():

@@ -55,7 +55,8 @@ def test_a_dry_run_counts_and_writes_nothing(mine, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["fig7", "--scale", "mirco"], 'unknown scale "mirco". Did you mean "micro"?'),
-        (["fig7", "--only", "depo-mikro"], 'unknown setting "depo-mikro". Did you mean "depo-micro"?'),
+        (["fig7", "--only", "depo-mikro"], 'unknown setting or claim "depo-mikro". Did you mean "depo-micro"?'),
+        (["fig7", "--only", "C25"], 'unknown setting or claim "C25". Did you mean "C20"?'),
         (["hops", "--scale", "paper"], "hops has no paper scale; it has: micro, small"),
         (["fig7", "--dry-run", "--gpu", "h1000"], 'unknown GPU "h1000". Did you mean "h100"?'),
         (["fig7", "time=1:00:00"], "settings of a job only work with --slurm"),

@@ -140,6 +140,7 @@ OPTIONS = {
     "retention": {"output_gate": st.booleans()},
 }
 
+
 @st.composite
 def configs(draw):
     mixers = draw(st.lists(st.sampled_from(sorted(MIXERS)), min_size=1, max_size=3))

@@ -32,7 +32,9 @@ SCALE = typer.Option(
 OUT = typer.Option(help="Folder for the runs, which experiments share.")
 JOBS = typer.Option(help="How many runs at a time.")
 DRY_RUN = typer.Option("--dry-run", help="Only show what would be trained and what that takes.")
-ONLY = typer.Option(help="Settings to train, separated by commas, such as depo-micro.", show_default=False)
+ONLY = typer.Option(
+    help="Settings, or claims, to train, separated by commas, such as depo-micro or C25.", show_default=False
+)
 GPU = typer.Option(help="With --dry-run: the kind of GPU whose hours are shown.")
 SLURM = typer.Option("--slurm", help="Start workers as a SLURM job array instead of one here.")
 SEED_SET = typer.Option(help="Repeat everything with other seeds: 0 is the set of our own runs.")

@@ -9,7 +9,7 @@ from functools import cache
 from typing import NamedTuple
 
 from canonlm.experiments.outcomes import Outcome, diverged, score
-from canonlm.experiments.schema import Experiment, Setting, parse_size
+from canonlm.experiments.schema import At, Experiment, Setting, parse_size, places
 from canonlm.recipes import Preset, load_preset
 from canonlm.runs.identity import identity
 from canonlm.runs.names import slug
@@ -44,19 +44,31 @@ class GridRun(NamedTuple):
 
 
 def points(experiment: Experiment, scale: str, only: Collection[str] = (), *, shared: bool = True) -> list[Point]:
-    """All points that a scale trains, each once. only: names of settings. shared: also points of other figures."""
-    return list(
-        dict.fromkeys(
-            Point(name, arch, difficulty, size)
-            for panel in experiment.panels(scale)
-            if shared or not panel.shared
-            for name in panel.settings
-            if not only or name in only
-            for difficulty in (*experiment.settings[name].kinds,) or (None,)
-            for size in (*panel.sizes,) or (None,)
-            for arch in panel.arms
-        )
-    )
+    """All points that a scale trains, each once. only: names of settings, and claims, whose points are those that it
+    compares. shared: also points of other figures."""
+    compared = {point for number in only for point in _of_claim(experiment, scale, number)}
+    trained = [
+        Point(name, arch, difficulty, size)
+        for panel in experiment.panels(scale)
+        if shared or not panel.shared
+        for name in panel.settings
+        for difficulty in (*experiment.settings[name].kinds,) or (None,)
+        for size in (*panel.sizes,) or (None,)
+        for arch in panel.arms
+    ]
+    return [point for point in dict.fromkeys(trained) if not only or point.setting in only or point in compared]
+
+
+def _of_claim(experiment: Experiment, scale: str, number: str) -> list[Point]:
+    claim = experiment.claims.get(number)
+    if claim is None or scale not in claim.at:
+        return []
+    return [point for arm in claim.arms for point in points_of(experiment, claim.at[scale], arm)]
+
+
+def points_of(experiment: Experiment, at: At, arm: str) -> list[Point]:
+    """The points of a claim's arm: one for each of its sizes."""
+    return [Point(at.setting, arch, kind, size) for arch, kind, size in places(experiment, at, arm)]
 
 
 def first_look_runs(

@@ -14,7 +14,7 @@ def plan(
     experiments: Iterable[Experiment], scale: str, out: Path, outcomes: Outcomes, only: Collection[str] = ()
 ) -> list[PlannedRun]:
     """All runs that can start or are done, each once: tuning runs, then fresh seeds of points with a chosen rate, one
-    seed of all architectures at a time. only: names of settings."""
+    seed of all architectures at a time. only: see `grid.points`."""
     runs: dict[str, PlannedRun] = {}
     for experiment in experiments:
         chosen = {point: tuned(experiment, point, outcomes) for point in points(experiment, scale, only)}

@@ -24,18 +24,19 @@ from canonlm.train import reading
 
 
 def chosen(name: str, scale: str, only: Collection[str] = (), *, seed_set: int = 0) -> list[Experiment]:
-    """The experiment of that name, or for `all` those that have the scale. ValueError: no such experiment, scale or
-    setting."""
+    """The experiment of that name, or for `all` those that have the scale. ValueError: no such experiment, scale,
+    setting or claim."""
     if scale not in schema.SCALES:
         raise unknown("scale", scale, schema.SCALES)
     loaded = [schema.load(each, seed_set=seed_set) for each in (schema.names() if name == "all" else [name])]
     with_scale = [experiment for experiment in loaded if scale in experiment.scales]
     if not with_scale:
         raise ValueError(f"{name} has no {scale} scale; it has: {', '.join(loaded[0].scales)}")
-    known = {point.setting for experiment in with_scale for point in grid.points(experiment, scale)}
-    for setting in only:
-        if setting not in known:
-            raise unknown("setting", setting, known)
+    settings = {point.setting for experiment in with_scale for point in grid.points(experiment, scale)}
+    claims = {number for experiment in with_scale for number, claim in experiment.claims.items() if scale in claim.at}
+    for part in only:
+        if part not in settings | claims:
+            raise unknown("setting or claim", part, settings | claims)
     return [experiment for experiment in with_scale if grid.points(experiment, scale, only)]
 
 

@@ -145,6 +145,10 @@ class Claim(Settings):
     paper: str  # what the paper found, in numbers
     note: str = ""  # how this test differs from the paper's
 
+    @property
+    def arms(self) -> list[str]:
+        return list(dict.fromkeys(arm for pair in self.pairs for arm in pair.arms))
+
 
 class Experiment(Settings):
     """One figure or table."""
@@ -325,7 +329,7 @@ def _check_claim(experiment: Experiment, number: str, claim: Claim) -> None:
                 {s for p in experiment.panels(scale) for s in p.settings},
             )
             raise InvalidSetting(key, unknown(key, at.setting, trained, "settings"))
-        for arm in (arm for pair in claim.pairs for arm in pair.arms):
+        for arm in claim.arms:
             for arch, kind, size in places(experiment, at, arm):
                 known = kind is None or kind in experiment.settings[at.setting].kinds
                 if not known or not any(

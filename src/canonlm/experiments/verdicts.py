@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from canonlm.experiments.grid import Outcomes, Point, at_edge, reported, tuned, tuning_runs
+from canonlm.experiments.grid import Outcomes, Point, at_edge, points_of, reported, tuned, tuning_runs
 from canonlm.experiments.outcomes import LARGER_IS_BETTER, Outcome, accuracy, diverged, step_at
-from canonlm.experiments.schema import At, Claim, Experiment, Pair, places
+from canonlm.experiments.schema import At, Claim, Experiment, Pair
 from canonlm.runs.rows import primary
 from canonlm.runs.statistics import Comparison, compare, spread
 
@@ -78,7 +78,7 @@ def undecided_at(experiment: Experiment, scale: str, seeds: int, outcomes: Outco
             verdict = _with(experiment, scale, number, claim, outcomes, seeds)
             if verdict.state == "undecided" and verdict.seeds >= seeds:
                 at = claim.at[scale]
-                undecided |= {point for arm in _arms(claim) for point in _points(experiment, at, arm)}
+                undecided |= {point for arm in claim.arms for point in points_of(experiment, at, arm)}
     return undecided
 
 
@@ -97,7 +97,7 @@ def _judged(experiment: Experiment, scale: str, number: str, claim: Claim, outco
 def _with(experiment: Experiment, scale: str, number: str, claim: Claim, outcomes: Outcomes, seeds: int) -> Verdict:
     at = claim.at[scale]  # type: ignore[index]
     measure = None if claim.steps_to else claim.measure or experiment.settings[at.setting].measure
-    tested = {arm: _tested(experiment, at, arm, measure, outcomes, seeds) for arm in _arms(claim)}
+    tested = {arm: _tested(experiment, at, arm, measure, outcomes, seeds) for arm in claim.arms}
     level = experiment.settings[at.setting].looks.get(seeds, 0.05)
     compared = tuple(_compared(experiment, claim, at, pair, tested, level) for pair in claim.pairs)
     states = [each.state for each in compared]
@@ -131,7 +131,7 @@ class _Arm(NamedTuple):
 
 
 def _tested(experiment: Experiment, at: At, arm: str, measure: str | None, outcomes: Outcomes, seeds: int) -> _Arm:
-    points = _points(experiment, at, arm)
+    points = points_of(experiment, at, arm)
     rates = tuple(tuned(experiment, point, outcomes) for point in points)
     edge = any(at_edge(experiment, point, rate) for point, rate in zip(points, rates, strict=True))
     fresh = [reported(experiment, point, outcomes, seeds) for point in points]
@@ -212,11 +212,3 @@ def _state(pair: Pair, result: Comparison) -> State:
     if differs and gain >= pair.smallest:
         return "supported"
     return "contradicted" if (differs and gain < 0) or largest_gain < pair.smallest else "undecided"
-
-
-def _arms(claim: Claim) -> list[str]:
-    return list(dict.fromkeys(arm for pair in claim.pairs for arm in pair.arms))
-
-
-def _points(experiment: Experiment, at: At, arm: str) -> list[Point]:
-    return [Point(at.setting, arch, kind, size) for arch, kind, size in places(experiment, at, arm)]
