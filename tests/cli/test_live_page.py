@@ -39,3 +39,4 @@ def test_when_it_is_written(tmp_path, written):
 
 def test_a_page_that_cannot_be_written_stops_no_run(tmp_path):
     LivePage(tmp_path / "nothing there")(grid("running"))
+    assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fused_steps import step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._inductor.utils import run_and_get_code
@@ -172,24 +173,13 @@ def tiny_model(**sizes):
     return CanonLMForCausalLM(CanonLMConfig(canon_set="ABCD", **sizes))
 
 
-def step(model, ids, **call):
-    """The loss, the gradients, and how often the fused form ran."""
-    calls = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gated, "convolve_gated", lambda *args: calls.append(args) or convolve_gated(*args))
-        model.zero_grad()
-        loss = model(input_ids=ids, labels=ids, use_cache=False, **call).loss
-        loss.backward()
-    return len(calls), [loss.detach(), *(p.grad.clone() for p in model.parameters())]
-
-
 @pytest.mark.parametrize("docs", [False, True])
 def test_a_model_trains_alike_with_and_without_it(docs, monkeypatch):
     model, ids = tiny_model(), torch.randint(50, (2, 40))
     call = {"doc_ids": (torch.arange(40) // 7).expand(2, -1)} if docs else {}
-    fused, with_it = step(model, ids, **call)
+    fused, with_it = step(model, ids, gated, "convolve_gated", **call)
     monkeypatch.setattr(gated, "usable_gated", lambda *tensors, **how: False)
-    unfused, without = step(model, ids, **call)
+    unfused, without = step(model, ids, gated, "convolve_gated", **call)
     assert (fused, unfused) == (2, 0)
     assert_close(with_it, without, atol=1e-6, rtol=2e-5)
 
@@ -197,7 +187,7 @@ def test_a_model_trains_alike_with_and_without_it(docs, monkeypatch):
 @pytest.mark.slow
 def test_a_compiled_model_has_it_in_one_graph():
     model, ids = tiny_model(num_hidden_layers=1), torch.randint(50, (2, 40))
-    _, eager = step(model, ids)
+    _, eager = step(model, ids, gated, "convolve_gated")
     forward = torch.compile(model, fullgraph=True)
     model.zero_grad()
     # A graph that the compiler finds in its own cache brings the code of its backward along.
@@ -224,6 +214,6 @@ def test_what_it_does_not_know_takes_the_other_form(how):
     elif how == "double":
         model.double()
     with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
-        fused, _ = step(model, torch.randint(50, (1, 9)), **call)
+        fused, _ = step(model, torch.randint(50, (1, 9)), gated, "convolve_gated", **call)
     assert fused == 0
     assert len(seen) == (how == "hook")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fused_steps import step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._inductor.utils import run_and_get_code
@@ -120,17 +121,6 @@ def model_with(**changes):
     return CanonLMForCausalLM(CanonLMConfig(**{**SIZES, **changes}))
 
 
-def step(model, ids, **call):
-    """The loss, the gradients, and how many projections took the fused form."""
-    calls = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(places, "rotary_conv", lambda *args: calls.append(args) or rotary_conv(*args))
-        model.zero_grad()
-        loss = model(input_ids=ids, labels=ids, use_cache=False, **call).loss
-        loss.backward()
-    return len(calls), [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
-
-
 @pytest.mark.parametrize(
     ("changes", "fused_sites"),
     [
@@ -147,9 +137,9 @@ def test_a_model_trains_alike_with_and_without_it(changes, fused_sites, monkeypa
     """To the bit, in packed documents."""
     model, ids = model_with(**changes), torch.randint(50, (2, 40))
     doc_ids = (torch.arange(40) // 7).expand(2, -1)
-    count, with_it = step(model, ids, doc_ids=doc_ids)
+    count, with_it = step(model, ids, places, "rotary_conv", doc_ids=doc_ids)
     monkeypatch.setattr(places, "usable_rotary", lambda *tensors: False)
-    none, without = step(model, ids, doc_ids=doc_ids)
+    none, without = step(model, ids, places, "rotary_conv", doc_ids=doc_ids)
     assert (count, none) == (fused_sites, 0)
     assert_close(with_it, without, atol=0, rtol=0)
 
@@ -157,7 +147,7 @@ def test_a_model_trains_alike_with_and_without_it(changes, fused_sites, monkeypa
 @pytest.mark.slow
 def test_a_compiled_model_has_it_in_one_graph():
     model, ids = model_with(num_hidden_layers=1), torch.randint(50, (2, 40))
-    _, eager = step(model, ids)
+    _, eager = step(model, ids, places, "rotary_conv")
     forward = torch.compile(model, fullgraph=True)
     model.zero_grad()
     loss, codes = run_and_get_code(lambda: forward(input_ids=ids, labels=ids, use_cache=False).loss)

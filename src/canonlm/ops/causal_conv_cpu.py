@@ -60,15 +60,24 @@ def _forward(x_BSC: Tensor, weight_KC: Tensor, doc_ids_BS: Tensor | None, histor
 
 
 def _backward(dy_BTC: Tensor, x_BSC: Tensor, weight_KC: Tensor, doc_ids_BS: Tensor | None, history: int):
-    from canonlm.ops.cpu_rows import TOKENS
-
     batch, length, _ = x_BSC.shape
     x, dy, weight, doc_ids = rowwise(x_BSC), rowwise(dy_BTC), weight_KC.contiguous(), ids_of(doc_ids_BS)
     dx = x.new_empty(x.shape)
-    partials = weight.new_empty(batch * -(-length // TOKENS), *weight.shape)
+    partials = partial_sums(weight, batch, length)
     _run("backward", x, dx, weight, doc_ids, history, dy, partials)
-    # One after the other: torch's sum adds in an order that depends on the number of threads.
-    return dx, torch.from_numpy(partials.numpy().sum(axis=0))
+    return dx, total(partials)
+
+
+def partial_sums(weight: Tensor, batch: int, length: int) -> Tensor:
+    """`[blocks, *weight.shape]`, not initialized: the gradient of the weight, by the blocks of tokens in `cpu_rows`."""
+    from canonlm.ops.cpu_rows import TOKENS
+
+    return weight.new_empty(batch * -(-length // TOKENS), *weight.shape)
+
+
+def total(partials: Tensor) -> Tensor:
+    """The sum over blocks, one after the other: torch's sum adds in an order that depends on the number of threads."""
+    return torch.from_numpy(partials.numpy().sum(axis=0))
 
 
 def _run(

@@ -11,7 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canonlm.ops.causal_conv_cpu import LIBRARY, MAX_KERNEL, callable_from_c, has_numba, ids_of, launch, rowwise
+from canonlm.ops.causal_conv_cpu import (
+    LIBRARY,
+    MAX_KERNEL,
+    callable_from_c,
+    has_numba,
+    ids_of,
+    launch,
+    partial_sums,
+    rowwise,
+    total,
+)
 
 LIBRARY.define("cpu_gated(Tensor gate, Tensor up, Tensor gate_taps, Tensor up_taps, Tensor? doc_ids) -> Tensor")
 LIBRARY.define(
@@ -65,16 +75,13 @@ def _forward(gate: Tensor, up: Tensor, gate_taps: Tensor, up_taps: Tensor, doc_i
 
 
 def _backward(dy: Tensor, gate: Tensor, up: Tensor, gate_taps: Tensor, up_taps: Tensor, doc_ids: Tensor | None):
-    from canonlm.ops.cpu_rows import TOKENS
-
     batch, length, _ = gate.shape
     outs = [gate.new_empty(gate.shape), up.new_empty(up.shape)]
     taps = torch.stack([gate_taps, up_taps])
-    partials = taps.new_empty(batch * -(-length // TOKENS), *taps.shape)
+    partials = partial_sums(taps, batch, length)
     _run("backward", gate, up, taps, doc_ids, outs, dy, partials)
-    # One after the other: torch's sum adds in an order that depends on the number of threads.
-    gate_sums, up_sums = partials.numpy().sum(axis=0)
-    return *outs, torch.from_numpy(gate_sums), torch.from_numpy(up_sums)
+    gate_sums, up_sums = total(partials)
+    return *outs, gate_sums.clone(), up_sums.clone()  # outputs of an operator share no memory
 
 
 def _run(

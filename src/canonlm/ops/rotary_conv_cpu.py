@@ -11,7 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canonlm.ops.causal_conv_cpu import LIBRARY, MAX_KERNEL, callable_from_c, has_numba, ids_of, launch, rowwise
+from canonlm.ops.causal_conv_cpu import (
+    LIBRARY,
+    MAX_KERNEL,
+    callable_from_c,
+    has_numba,
+    ids_of,
+    launch,
+    partial_sums,
+    rowwise,
+    total,
+)
 
 LIBRARY.define(
     "cpu_rotary_conv(Tensor x, Tensor weight, Tensor? doc_ids, Tensor cos, Tensor sin, int heads, int rotated)"
@@ -54,14 +64,11 @@ def _forward(
 def _backward(
     dy: Tensor, x: Tensor, weight: Tensor, doc_ids: Tensor | None, cos: Tensor, sin: Tensor, rotated: int
 ) -> tuple[Tensor, Tensor]:
-    from canonlm.ops.cpu_rows import TOKENS
-
     batch, time, _ = x.shape
     dx = x.new_empty(x.shape)
-    partials = weight.new_empty(batch * -(-time // TOKENS), *weight.shape)
+    partials = partial_sums(weight, batch, time)
     _run("backward", x, dx, weight, doc_ids, cos, sin, dy.shape[2], rotated, dy, partials)
-    # One after the other: torch's sum adds in an order that depends on the number of threads.
-    return dx, torch.from_numpy(partials.numpy().sum(axis=0))
+    return dx, total(partials)
 
 
 def _run(
