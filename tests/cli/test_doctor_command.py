@@ -19,7 +19,7 @@ def own_cache(tmp_path, monkeypatch):
 def test_a_healthy_machine(tmp_path, capsys):
     assert main(["doctor", "--json", str(tmp_path / "doctor.json")]) == 0
     out, report = capsys.readouterr().out, json.loads((tmp_path / "doctor.json").read_text())
-    assert out.splitlines()[-1] == "everything that would be used is right"
+    assert out.splitlines()[-2:] == ["everything that would be used is right", f"written: {tmp_path / 'doctor.json'}"]
     assert report["machine"]["torch"] == torch.__version__
     assert f"torch                   {torch.__version__}" in out
     kernels = {(row["kernel"], row["dtype"]) for row in report["kernels"]}
@@ -30,6 +30,8 @@ def test_a_healthy_machine(tmp_path, capsys):
         "convolution and rotary embedding",
         "state-space duality, in chunks",
     }
+    assert main(["doctor", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == report
     assert all(row["state"] == "right" and 0 <= row["values"] < 0.02 for row in report["kernels"])
 
 

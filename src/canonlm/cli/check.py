@@ -1,12 +1,13 @@
 """`canonlm check`: does a model give the same answers however it is asked?"""
 
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from canonlm.cli.doing import load_torch
-from canonlm.cli.options import DEVICE, DTYPE, STEP, TRUST, VARIANT, opened
+from canonlm.cli.options import DEVICE, DTYPE, JSON, STEP, TRUST, VARIANT, opened, write_to
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -18,7 +19,6 @@ MODEL = typer.Argument(
 )
 CASES = typer.Option(help="Which cases, separated by commas. Default: all.", show_default=False)
 SEED = typer.Option(help="Seed of the tokens that the model reads, and of random weights.", min=0)
-JSON = typer.Option(help="Write the outcomes to this file, too.", show_default=False)
 
 MARKS = {"passed": "green", "differs": "bold red", "refused": "yellow"}
 
@@ -27,7 +27,7 @@ def check(
     model: Annotated[str, MODEL],
     cases: Annotated[str | None, CASES] = None,
     seed: Annotated[int, SEED] = 0,
-    json: Annotated[Path | None, JSON] = None,
+    json: Annotated[str | None, JSON] = None,
     step: Annotated[int | None, STEP] = None,
     variant: Annotated[str | None, VARIANT] = None,
     dtype: Annotated[str | None, DTYPE] = None,
@@ -48,7 +48,6 @@ def check(
     from canonlm.check import CASES as known
     from canonlm.check import decoding
     from canonlm.errors import unknown
-    from canonlm.files import write_json
     from canonlm.suites.opening import quiet
 
     chosen = None if cases is None else [name.strip() for name in cases.split(",")]
@@ -63,18 +62,19 @@ def check(
         ).model
     with quiet():
         outcomes = decoding(subject, chosen, seed=seed)
-    table = Table("case", "", "error", "", box=None, padding=(0, 2, 0, 0))
-    for outcome in outcomes:
-        error = "" if outcome.error is None else f"{outcome.error:.1e}"
-        what = outcome.detail if outcome.state == "refused" else known[outcome.case].about
-        table.add_row(outcome.case, f"[{MARKS[outcome.state]}]{outcome.state}[/]", error, what)
-    console = Console()
-    (console if console.is_terminal else Console(width=160)).print(table)  # elsewhere a case is a line
-    if json is not None:
-        write_json(json, [asdict(outcome) for outcome in outcomes])
     wrong = [outcome.case for outcome in outcomes if outcome.state == "differs"]
-    verdict = f"wrong answers without an error: {', '.join(wrong)}" if wrong else "no wrong answer"
-    print(f"{model}: {verdict}")
+    if json != "-":
+        table = Table("case", "", "error", "", box=None, padding=(0, 2, 0, 0))
+        for outcome in outcomes:
+            error = "" if outcome.error is None else f"{outcome.error:.1e}"
+            what = outcome.detail if outcome.state == "refused" else known[outcome.case].about
+            table.add_row(outcome.case, f"[{MARKS[outcome.state]}]{outcome.state}[/]", error, what)
+        console = Console()
+        (console if console.is_terminal else Console(width=160)).print(table)  # elsewhere a case is a line
+        verdict = f"wrong answers without an error: {', '.join(wrong)}" if wrong else "no wrong answer"
+        print(f"{model}: {verdict}")
+    if json is not None:
+        write_to(json, dumps([asdict(outcome) for outcome in outcomes], indent=1), "--json")
     return 1 if wrong else 0
 
 

@@ -1,17 +1,17 @@
 """`canonlm doctor`: what this machine has, what of it is fast, and what is right."""
 
-from pathlib import Path
+from json import dumps
 from typing import Annotated, Any
 
 import typer
 
 from canonlm.cli.doing import doing
+from canonlm.cli.options import JSON, write_to
 
 AGAIN = typer.Option("--again", help="Test every kernel again, even if its outcome is recorded for these versions.")
-JSON = typer.Option(help="Write the same to this file, too.", show_default=False)
 
 
-def doctor(again: Annotated[bool, AGAIN] = False, json: Annotated[Path | None, JSON] = None) -> int:
+def doctor(again: Annotated[bool, AGAIN] = False, json: Annotated[str | None, JSON] = None) -> int:
     """What is installed here, and is every kernel that models would use correct?
 
     Each kernel is compared with its definition on small random inputs: values and gradients, packed documents, decays
@@ -20,10 +20,7 @@ def doctor(again: Annotated[bool, AGAIN] = False, json: Annotated[Path | None, J
     """
     with doing("loading torch"):
         import torch
-    from rich.console import Console
-    from rich.table import Table
 
-    from canonlm.files import write_json
     from canonlm.ops import trials
     from canonlm.ops.inventory import forms
     from canonlm.train.machine import environment
@@ -51,6 +48,18 @@ def doctor(again: Annotated[bool, AGAIN] = False, json: Annotated[Path | None, J
                 }
             )
     notes = _notes(machine, device.type)
+    wrong = [f"{row['kernel']} ({row['dtype']})" for row in rows if row["state"] == "wrong"]
+    if json != "-":
+        _show(machine, rows, notes)
+        print(f"wrong on this machine: {', '.join(wrong)}" if wrong else "everything that would be used is right")
+    if json is not None:
+        write_to(json, dumps({"machine": machine, "kernels": rows, "notes": notes}, indent=1), "--json")
+    return 1 if wrong else 0
+
+
+def _show(machine: dict[str, Any], rows: list[dict[str, Any]], notes: list[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
 
     console = Console()
     console = console if console.is_terminal else Console(width=160)
@@ -66,11 +75,6 @@ def doctor(again: Annotated[bool, AGAIN] = False, json: Annotated[Path | None, J
     console.print(table)
     for note in notes:
         console.print(f"- {note}", highlight=False, markup=False)
-    if json is not None:
-        write_json(json, {"machine": machine, "kernels": rows, "notes": notes})
-    wrong = [f"{row['kernel']} ({row['dtype']})" for row in rows if row["state"] == "wrong"]
-    print(f"wrong on this machine: {', '.join(wrong)}" if wrong else "everything that would be used is right")
-    return 1 if wrong else 0
 
 
 def _notes(machine: dict[str, Any], kind: str) -> list[str]:

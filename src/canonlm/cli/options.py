@@ -1,6 +1,7 @@
 """Options that several commands have: those that open a saved model, and those that train one."""
 
 import errno
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,22 @@ TOKENIZER = typer.Option(
 DTYPE = typer.Option(help="fp32, bf16 or fp16. Default: as stored.", show_default=False)
 DEVICE = typer.Option(help="auto, cpu, cuda, …")
 TRUST = typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+JSON = typer.Option(
+    "--json", help="Write the same as JSON; - writes to the terminal instead.", metavar="FILE", show_default=False
+)
+
+
+def write_to(path: str, text: str, option: str) -> None:
+    """Write a text to the file that an option names; - is the terminal."""
+    from canonlm.errors import writing
+    from canonlm.files import write_text
+
+    if path == "-":
+        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+        return
+    with writing(option, path, "file"):
+        write_text(Path(path), text)
+    print(f"written: {path}")
 
 
 @contextmanager

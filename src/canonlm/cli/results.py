@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from canonlm.cli.options import write_to
+
 if TYPE_CHECKING:
     import polars as pl
     from rich.console import Console, RenderableType
@@ -84,7 +86,7 @@ def results(
         rows = tidy.paired(kept) if paired else kept
         for path, text in ((csv, partial(write_frame, rows)), (json, rows.write_json)):
             if path:
-                _write(path, text(), "--csv" if path is csv else "--json")
+                write_to(path, text(), "--csv" if path is csv else "--json")
     else:
         _show(kept, group, paired, usual=not any(text.startswith("source=") for text in filters))
     _say(left_out)
@@ -188,18 +190,6 @@ def _print(console: "Console", parts: "Iterable[RenderableType]") -> None:
             console.print()
     if part is not None and not isinstance(part, Table):
         console.print()
-
-
-def _write(path: str, text: str, option: str) -> None:
-    from canonlm.errors import writing
-    from canonlm.files import write_text
-
-    if path == "-":
-        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
-        return
-    with writing(option, path, "file"):
-        write_text(Path(path), text)
-    print(f"written: {path}")
 
 
 def _say(left_out: "Iterable[LeftOut]") -> None:
