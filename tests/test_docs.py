@@ -6,8 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
-from canonlm.cli import main
+from canonlm.cli import app, main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -55,6 +56,27 @@ def test_commands_are_accepted(command, tmp_path, monkeypatch):
         pytest.skip("a pattern, not a command")
     assert main(arguments) == 0
     assert bool(asked) == (arguments[0] == "play")
+
+
+def long_commands() -> list[str]:
+    """Of the blocks in `sh`."""
+    lines = [line for block in blocks("sh") for line in str(block.values[0]).replace("\\\n", " ").splitlines()]
+    return sorted({line for line in lines if line.startswith("canonlm ")})
+
+
+@pytest.mark.parametrize("line", long_commands())
+def test_commands_that_take_their_time_are_parsed(line):
+    """Nothing is run: the options and arguments exist."""
+    command, words = get_command(app), shlex.split(line, comments=True)[1:]
+    while hasattr(command, "commands"):
+        command, words = command.commands[words[0]], words[1:]
+    command.make_context("canonlm", words)  # it must not raise
+
+
+@pytest.mark.parametrize("line", [*commands(), *long_commands()])
+def test_shells_leave_the_commands_as_they_are(line):
+    """zsh refuses brackets, and bash takes braces with a comma apart, if they are not in quotes."""
+    assert not re.search(r"\[|\{.*,", re.sub(r"'[^']*'|\"[^\"]*\"", "", line.partition(" #")[0]))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -92,7 +92,7 @@ def load(reference: str) -> Outside:
     check_trusted(reference)
     place, _, name = reference.rpartition(":")
     if not place or not name.isidentifier():
-        raise expected("reference", "FILE.py:NAME or package.module:NAME", reference)
+        raise expected("name", "FILE.py:NAME or package.module:NAME", reference)
     if place.endswith(".py"):
         file = _file(reference, place)
         source = _read(place, file)
@@ -158,9 +158,10 @@ def _import(place: str) -> ModuleType:
     try:
         module = import_module(place)
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{place}: {_brief(error)}") from None
+        is_file = Path(f"{place}.py").is_file()
+        raise ValueError(f"{place}: {_brief(error)}" + f". A file is named {place}.py:NAME" * is_file) from None
     if getattr(module, "__file__", None) is None:
-        raise expected("reference", "a module with a file of its own", place)
+        raise expected("name", "a module with a file of its own", place)
     return module
 
 

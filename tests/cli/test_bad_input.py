@@ -37,7 +37,7 @@ MISTAKES = [
     (play("copying", "--preset", "tinny"), 'unknown preset "tinny". Did you mean "tiny"?'),
     (
         play("copying", "--difficulty", "hard"),
-        "--difficulty does not go with the tiny preset of copying",
+        "--difficulty only works with --preset paper: the tiny preset of copying has only one",
     ),
     (play("depo", "--preset", "paper", "--difficulty", "depo1-22"), 'unknown depo difficulty "depo1-22". Did you mean'),
     (play("copying", "train.stepz=3"), 'unknown setting "train.stepz". Did you mean "train.steps"?'),
@@ -63,19 +63,24 @@ MISTAKES = [
     (play("copying", "model.fields.rope_dim=7"), "model.fields.rope_dim: expected an even number from 0"),
     (play("copying", "model.fields.rope_dim=64"), "model.fields.rope_dim: expected an even number from 0"),
     (play("copying", "model.fields.rope_theta=x"), 'model.fields.rope_theta: expected a number, got "x"'),
-    (play("copying", "steps"), 'override: expected key=value, such as train.steps=100, got "steps"'),
+    (play("copying", "steps"), 'setting: expected KEY=VALUE, such as train.steps=100, got "steps"'),
     (play("copying", "a=[1"), 'a: expected a YAML value, got "[1"'),
     (play("copying", "--lr", "fast"), "--lr: expected numbers separated by commas"),
     (play("copying", "--lr", "1e-3,-1"), "train.optim.lr: expected a number > 0, got -1.0"),
     (play("copying", "--lr", "inf"), "train.optim.lr: expected a number > 0, got inf"),
     (play("copying", "--seeds", "0"), "--seeds: expected an integer >= 1, got 0"),
-    (play("copying", "--seeds", "two"), "Invalid value for '--seeds'"),
+    (play("copying", "--seeds", "two"), "--seeds: expected a valid integer"),
     (play("copying", "--jobs", "0"), "--jobs: expected an integer >= 1, got 0"),
-    (play("copying", "--stepz", "3"), "No such option: --stepz"),
+    (play("copying", "--stepz", "3"), "No such option: --stepz. Settings are written without dashes: KEY=VALUE"),
+    (play("copying", "--arch", "qwen3+canon"), 'unknown architecture "qwen3". Did you mean "hf:qwen3"?'),
+    (play("copying", "--arch", "mine.py"), "arch: expected FILE.py:NAME, a mixer or a model in that file"),
+    (play("copying", "--arch", "llamaa=1", "llamab=2"), "arch: expected quotes around names with braces: 'llama{"),
+    (play("file.py"), "name: expected FILE.py:NAME or package.module:NAME"),
+    (play("script:parity"), "script: ModuleNotFoundError: No module named 'script'. A file is named script.py:NAME"),
     (["play", "copying", "--out", "file"], "--out: expected a folder that can be written (Not a directory)"),
     (["play", "copying", "--out", "file/below"], "--out: expected a folder that can be written (Not a directory)"),
     (["plya"], "No such command 'plya'."),
-    (["play"], "Missing argument 'task'."),
+    (["play"], "TASK is missing: `canonlm play --help` explains it"),
     (train("missing.yaml"), "missing.yaml: cannot be read (No such file or directory)"),
     (train("broken.yaml"), "broken.yaml, line 2: not YAML: "),
     (train("wrong.yaml"), 'train.optim.lr: expected a number > 0, got "3e-3x"  (in wrong.yaml, line 11)'),
@@ -94,7 +99,16 @@ MISTAKES = [
     (["plan", "depo", "N=100"], 'unknown setting "N". Did you mean "task.N"? '),
     (["recipes", "show", "debug", "steps=3"], 'unknown setting "steps". Did you mean "train.steps"? '),
     (["data", "show", "copying", "--split", "tst"], 'unknown split "tst". Did you mean "test"?'),
-    (["data", "show", "copying", "--n", "0"], "Invalid value for '--n'"),
+    (["data", "show", "copying", "--n", "0"], "--n: expected a number >= 1"),
+    (["eval", "run"], "--suite is missing: `canonlm eval --help` explains it"),
+    (["train", "run"], 'RECIPE: expected a YAML file, such as run/config.yaml, which repeats that run, got "run"'),
+    (["plan", "depoo"], 'unknown recipe "depoo". All 65: canonlm recipes list. Or give a YAML file. Or did you mean'),
+    (["plan", "depo", "--gpu", "H200"], 'unknown GPU "H200". Did you mean "h200"? GPUs: a10,'),
+    (["work", "run", "--gpu", "h100"], "--gpu only works with --dry-run"),
+    (["claims", "run"], "ID: expected a claim, such as C06 (--runs FOLDER shows the claims by your results)"),
+    (["check", "lama+canon"], 'unknown architecture "lama". Did you mean "llama"?'),
+    (["check", "llama", "--json", "no/x.json"], "--json: expected a file in a folder that exists"),
+    (["doctor", "--json", "no/x.json"], "--json: expected a file in a folder that exists"),
 ]
 
 
@@ -105,13 +119,16 @@ def test_one_line_and_nothing_written(tmp_path, monkeypatch, capsys, arguments, 
     (tmp_path / "good.yaml").write_text(RUN.replace("LR", "3e-3"))
     (tmp_path / "wrong.yaml").write_text(RUN.replace("LR", "3e-3x"))
     (tmp_path / "broken.yaml").write_text("a: [1,\nb: }")
-    before = {path: path.read_text() for path in tmp_path.iterdir()}
+    (tmp_path / "script.py").write_text("")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(RUN.replace("LR", "3e-3"))
+    before = {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
     assert main(arguments) == 2
     output = capsys.readouterr()
     assert output.err.startswith("canonlm: " + start)
     assert output.err.count("\n") == 1
     assert output.out == ""
-    assert {path: path.read_text() for path in tmp_path.iterdir()} == before
+    assert {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_folder_that_holds_another_run(tmp_path, monkeypatch, capsys):

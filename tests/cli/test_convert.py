@@ -109,7 +109,7 @@ MISTAKES = [
     (["release", "new/ours", "--to", "llama"], 'plain Llama: mixers: expected "attention", got "gla"'),
     (["release/two", "ours"], "release/two: expected config.json with"),
     (["no such folder", "ours"], "source: expected a folder or a repository on the Hub"),
-    (["release"], "Missing argument 'out'."),
+    (["release"], "OUT is missing: `canonlm convert --help` explains it"),
 ]
 
 

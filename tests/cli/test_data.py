@@ -453,7 +453,7 @@ MISTAKES = [
     ([*DUMP, "depo", "--out", "x.parquet", "--split", "tst"], 'unknown split "tst". Did you mean "test"?'),
     ([*DUMP, "depo", "--out", "x.parquet", "--loss-on", "x"], 'loss_on: expected "answer" or "all", got "x"'),
     ([*DUMP, "depo", "--out", "x.parquet", "--difficulty", "depo1"], 'unknown depo difficulty "depo1".'),
-    ([*DUMP, "depo", "--out", "x.parquet", "--n", "0"], "Invalid value for '--n'"),
+    ([*DUMP, "depo", "--out", "x.parquet", "--n", "0"], "--n: expected a number >= 1"),
     ([*DUMP, "depo", "--out", "x.parquet", "hops=2"], 'unknown setting "hops".'),
     ([*DUMP, "depo", "--out", "x.parquet", "--seed", str(2**63)], "seed: expected an integer from 0 to 2**63 - 1"),
     ([*DUMP, "depo", "--out", "x.csv"], '--out: expected a name that ends in .parquet, got "x.csv"'),

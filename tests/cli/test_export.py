@@ -133,7 +133,7 @@ MISTAKES = [
     (["run", "out", "--step", "3"], "--step: expected one that has a checkpoint (1, 2), got 3"),
     (["none", "out"], 'RUN: expected the folder of a run that has saved a checkpoint, got "none"'),
     (["run/plain", "out"], "RUN: expected the folder of a run that has saved a checkpoint"),
-    (["run"], "Missing argument 'out'."),
+    (["run"], "OUT is missing: `canonlm export --help` explains it"),
 ]
 
 

@@ -76,7 +76,7 @@ def test_everybody_of_the_last_group_is_asked_about_once(here, k):
                                      "Settings: background, k, n, people, published, seed, text."),
         (["hops.jsonl", "n=10"], "n is an option of this command: --n 10"),
         (["hops.jsonl", "seed=1"], "seed is an option of this command: --seed 1"),
-        (["hops.jsonl", "k"], 'override: expected key=value, such as train.steps=100, got "k"'),
+        (["hops.jsonl", "k"], 'setting: expected KEY=VALUE, such as train.steps=100, got "k"'),
         (["hops.jsonl", "text=a.txt", "background=3"], "text: expected a text file in UTF-8 "
                                                        '(No such file or directory), got "a.txt"'),
         (["hops.jsonl", "--split", "dev"], 'unknown split "dev". Splits: test, train, valid, validation.'),

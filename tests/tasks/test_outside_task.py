@@ -93,7 +93,7 @@ def test_settings_are_checked_and_completed_in_a_run(tmp_path):
             {"name": "mine.py:Parit"},
             'unknown name in mine.py "Parit". Did you mean "Parity"? Names in mine.py: Parity.',
         ),
-        ({"name": "mine.py"}, 'reference: expected FILE.py:NAME or package.module:NAME, got "mine.py"'),
+        ({"name": "mine.py"}, 'name: expected FILE.py:NAME or package.module:NAME, got "mine.py"'),
         ({"name": "mine.py:Field"}, "task: expected the name of a class that is a canonlm.tasks.Task"),
         ({"name": "its.py:Parity"}, f"its.py: No such file or directory ({tmp_path / 'its.py'})"),
         ({"name": "canonlm.tasks.nowhere:Parity"}, "canonlm.tasks.nowhere: ModuleNotFoundError: No module named"),

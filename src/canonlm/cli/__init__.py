@@ -5,7 +5,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -92,6 +92,8 @@ app.command()(doctor.doctor)
 app.command()(canonize.canonize)
 
 
+SHOULD_BE = "Input should be "
+
 LONGEST = 5_000
 """Letters of a message."""
 
@@ -106,7 +108,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error)
             return 2
-        return _say(error.format_message(), 2)  # type: ignore[attr-defined]
+        return _say(_usage(error), 2)
     except ValueError as error:
         return _say(str(error), 2)
     except OSError as error:  # a folder that may not be entered, a disk that goes away
@@ -117,6 +119,23 @@ def main(args: Sequence[str] | None = None) -> int:
         return _say(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
         return _say("interrupted", 130)
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with the options and arguments, in the form of our other errors."""
+    kind, param = type(error).__name__, getattr(error, "param", None)
+    if kind == "NoSuchOption":
+        error.possibilities = [option for option in error.possibilities or [] if option != "--help"]
+    text = error.format_message()
+    name = param and (param.opts[0] if param.opts[0].startswith("-") else param.metavar or param.name.upper())
+    if kind == "MissingParameter" and name:
+        return f"{name} is missing: `{error.ctx.command_path} --help` explains it"
+    if kind == "BadParameter" and name and error.message.startswith(SHOULD_BE):
+        what = error.message.removeprefix(SHOULD_BE).partition(", unable to")[0]
+        return f"{name}: expected {what.replace('greater than or equal to', 'a number >=')}"
+    if kind == "NoSuchOption" and any(each.metavar == "KEY=VALUE" for each in error.ctx.command.params):
+        return f"{text}. Settings are written without dashes: KEY=VALUE"
+    return text
 
 
 def _say(message: str, code: int) -> int:

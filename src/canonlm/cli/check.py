@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from canonlm.cli.doing import load_torch
-from canonlm.cli.options import DEVICE, DTYPE, JSON, STEP, TRUST, VARIANT, opened, write_to
+from canonlm.cli.doing import doing, load_torch
+from canonlm.cli.options import DEVICE, DTYPE, JSON, STEP, TRUST, VARIANT, check_place, opened, write_to
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,6 +50,7 @@ def check(
     from canonlm.errors import unknown
     from canonlm.suites.opening import quiet
 
+    check_place(json, "--json")
     chosen = None if cases is None else [name.strip() for name in cases.split(",")]
     for name in chosen or []:
         if name not in known:
@@ -60,7 +61,7 @@ def check(
         subject = opened(
             model, step=step, variant=variant, dtype=dtype, device=device, trust_remote_code=trust_remote_code
         ).model
-    with quiet():
+    with quiet(), doing(f"trying {len(chosen or known)} cases"):
         outcomes = decoding(subject, chosen, seed=seed)
     wrong = [outcome.case for outcome in outcomes if outcome.state == "differs"]
     if json != "-":
@@ -79,12 +80,13 @@ def check(
 
 
 def _is_architecture(name: str) -> bool:
-    """Not a folder, and not a name on the Hub either."""
-    if Path(name).expanduser().exists():
+    """Not a folder, and not a name on the Hub either, which has none of these signs."""
+    if Path(name).expanduser().is_dir():
         return False
     from canonlm.models.archs import bases
 
-    return name.partition(":")[0] in ("hf", "fla") or ".py:" in name or name.startswith(tuple(bases()))
+    signs = name.partition(":")[0] in ("hf", "fla") or ".py" in name or "+" in name or "{" in name
+    return signs or name.startswith(tuple(bases()))
 
 
 def _random(arch: str, seed: int) -> "PreTrainedModel":

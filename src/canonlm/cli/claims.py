@@ -36,6 +36,8 @@ def claims(
         raise expected("--out", "a file that ends in .html or .md", str(out))
     if runs is not None and not any(runs.glob("*.csv")):
         raise expected("--runs", "a folder with CSV files of canonlm replicate --export", str(runs))
+    if claim is not None and Path(claim).exists():
+        raise expected("ID", "a claim, such as C06 (--runs FOLDER shows the claims by your results)", claim)
     load_torch()
     with doing("judging the claims"):
         from canonlm.experiments.ledger import OWN_RESULTS

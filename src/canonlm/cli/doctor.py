@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from canonlm.cli.doing import doing
-from canonlm.cli.options import JSON, write_to
+from canonlm.cli.options import JSON, check_place, write_to
 
 AGAIN = typer.Option("--again", help="Test every kernel again, even if its outcome is recorded for these versions.")
 
@@ -18,6 +18,7 @@ def doctor(again: Annotated[bool, AGAIN] = False, json: Annotated[str | None, JS
     near zero. Outcomes are recorded for these versions and this device. Exit code 1: a kernel that would be used is
     wrong (training then uses the slower form and says so).
     """
+    check_place(json, "--json")
     with doing("loading torch"):
         import torch
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from canonlm.suites.run import ProgressReporter
 
 SETTINGS = typer.Argument(
-    help="Settings of the suite, such as k=2 background=1000. A list, k=[1,2], asks for every combination.",
+    help='Settings of the suite, such as k=2 background=1000. Of a list (in quotes: "k=[1,2]") every value is asked.',
     show_default=False,
     metavar="KEY=VALUE",
 )

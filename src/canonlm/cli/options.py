@@ -45,6 +45,14 @@ JSON = typer.Option(
 )
 
 
+def check_place(path: str | None, option: str) -> None:
+    """A folder that is missing is reported before the work, and not after it."""
+    from canonlm.errors import expected
+
+    if path is not None and path != "-" and not Path(path).parent.is_dir():
+        raise expected(option, "a file in a folder that exists", path)
+
+
 def write_to(path: str, text: str, option: str) -> None:
     """Write a text to the file that an option names; - is the terminal."""
     from canonlm.errors import writing

@@ -79,11 +79,18 @@ def _plan_task(
 
 
 def _plan_recipe(recipe: str, overrides: list[str], gpus: int, gpu: str, mfu: float, trust: bool) -> None:
+    from canonlm.errors import closest, shown
     from canonlm.recipes import find
+    from canonlm.tasks import names
     from canonlm.train.recipe import load
 
-    path = find(recipe)
-    load(path, overrides, trust=trust)  # a mistake in the file is told before torch is loaded
+    try:
+        path = find(recipe)
+    except ValueError as error:
+        if task := closest(recipe, names()):
+            raise ValueError(f"{error} Or did you mean the task {shown(task[0])}?") from None
+        raise
+    load(path, overrides, trust=trust)  # a mistake in the file is reported before torch is loaded
     load_torch()
     from canonlm.launch.plan import with_vocabulary
     from canonlm.train.build import build_model

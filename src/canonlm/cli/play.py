@@ -59,18 +59,21 @@ def play(
     run; the same command continues where it stopped and repeats nothing that is finished.
     """
     from canonlm.errors import expected
-    from canonlm.launch.play import plan, write_plan
-    from canonlm.models.archs import split_names
     from canonlm.recipes import load_preset
 
-    chosen = load_preset(task, preset, difficulty)
-    if jobs is not None and jobs < 1:
-        raise expected("--jobs", "an integer >= 1", jobs)
+    chosen, rates = load_preset(task, preset, difficulty), _rates(lr)  # what is wrong here is reported at once
+    for option, number in (("--jobs", jobs), ("--seeds", seeds)):
+        if number is not None and number < 1:
+            raise expected(option, "an integer >= 1", number)
     folder = out or Path("runs") / f"{chosen.difficulty or chosen.task}-{preset}"
     load_torch()
+    from canonlm.launch.play import plan, write_plan
+    from canonlm.models.archs import split_names
+
+    archs = split_names(arch)
     with doing("checking the models (the first time, the task is compiled)"):
         runs = plan(
-            chosen, folder, archs=split_names(arch), lrs=_rates(lr), seeds=seeds, overrides=overrides or [],
+            chosen, folder, archs=archs, lrs=rates, seeds=seeds, overrides=overrides or [],
             match=match,
         )  # fmt: skip
     write_plan(runs, chosen, folder, shlex.join(["canonlm", *sys.argv[1:]]))

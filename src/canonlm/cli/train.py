@@ -26,7 +26,7 @@ def train(
     follow_parent()
     path = find(recipe)
     check_trust(path, overrides or [], trust)
-    load(path, overrides or [], trust=trust)  # a mistake in the file is told before torch is loaded
+    load(path, overrides or [], trust=trust)  # a mistake in the file is reported before torch is loaded
     load_torch()
     from canonlm.cli.live import follow
     from canonlm.train import reading

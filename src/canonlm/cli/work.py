@@ -47,6 +47,8 @@ def work(
 
     if settings and not slurm:
         raise ValueError(f"{brief(settings[0])}: settings of a job only work with --slurm")
+    if gpu is not None and not dry_run:
+        raise ValueError("--gpu only works with --dry-run")
     if slurm:
         return _slurm(folder, settings or [], jobs, dry_run, trust)
     if status:

@@ -109,7 +109,7 @@ def tokens_of(run: RunConfig) -> int:
 
 def _check(gpu: str, mfu: float) -> None:
     if gpu not in GPUS:
-        raise unknown("GPU", gpu, GPUS, "GPUs")
+        raise unknown("GPU", gpu, GPUS, "GPUs", meant=[gpu.lower()] if gpu.lower() in GPUS else [])
     if not 0 < mfu <= 1:
         raise expected("--mfu", "a number > 0 and <= 1", mfu)
 

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, get_origin
 
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
 from canonlm.canon import sites as canon_sites
 from canonlm.canon.sites import Variant
 from canonlm.errors import expected, unknown
@@ -95,6 +97,8 @@ def split_names(text: str) -> list[str]:
             names[-1] += f",{part.strip()}"
         else:
             names.append(part.strip())
+    if bare := [name for name in names if "=" in re.split(r"[{+]", name, maxsplit=1)[0]]:  # the shell expanded braces
+        raise expected("arch", "quotes around names with braces: 'llama{num_key_value_heads=2,head_dim=16}'", bare[0])
     return names
 
 
@@ -239,8 +243,11 @@ def _split(arch: str) -> tuple[list[Base], list[str]]:
     while True:
         if (match := token.match(rest)) is None or (match[2] and not known[match[1]][1].short_conv):
             strange = re.split(r"[.+{]", rest, maxsplit=1)[0]
+            if re.match(r"[^+{:]*\.py(?![\w:])", rest):
+                raise expected("arch", "FILE.py:NAME, a mixer or a model in that file", arch)
             without = [f"{name}-conv" for name, (_, about) in known.items() if about.short_conv]
-            raise unknown("architecture", strange, [*known, *without])
+            meant = [f"hf:{strange}"] if strange in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else []
+            raise unknown("architecture", strange, [*known, *without], meant=meant)
         mixer, about = known[match[1]]
         settings = _checked(match[1], mixer, read_settings(match[3] or ""))
         layers.append(Base(match[1], mixer, about, about.short_conv and not match[2], settings))

@@ -62,7 +62,7 @@ def load_preset(task: str, name: str, difficulty: str | None = None) -> Preset:
         run = merge(merge(run, {"task": named}), changes)
         difficulty = chosen
     elif difficulty is not None:
-        raise ValueError(f"--difficulty does not go with the {name} preset of {task}, which has only one")
+        raise ValueError(f"--difficulty only works with --preset paper: the {name} preset of {task} has only one")
     run = {**run, "preset": name, "task": {"name": task, **run.get("task", {})}}
     run["data"] = _fitted(run["data"], tasks.get(**run["task"]))
     lrs = tuple(float(lr) for lr in raw.get("lrs") or [run["train"]["optim"]["lr"]])
@@ -104,6 +104,8 @@ def find(name_or_path: str | Path) -> Path:
     if name == Path(name).name and (own := your_folder() / f"{name}.yaml").is_file():
         return own
     path = Path(name)
+    if (path / "config.yaml").is_file():
+        raise expected("RECIPE", f"a YAML file, such as {path / 'config.yaml'}, which repeats that run", name)
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1 or path.exists():
         return path
     plain = {known.lower(): known for known in ours}

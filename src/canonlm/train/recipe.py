@@ -150,7 +150,7 @@ def override(raw: dict[str, Any], overrides: Iterable[str]) -> list[str]:
     for pair in overrides:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise expected("override", "key=value, such as train.steps=100", pair)
+            raise expected("setting", "KEY=VALUE, such as train.steps=100", pair)
         *parents, leaf = key.split(".")
         place = raw
         for parent in parents:

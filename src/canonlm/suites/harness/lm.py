@@ -50,7 +50,7 @@ class CanonLM(HFLM):
 
     def __init__(
         self,
-        pretrained: str | Subject,
+        pretrained: str | Subject | None = None,
         bos: bool = False,
         step: int | None = None,
         variant: str | None = None,
@@ -79,6 +79,8 @@ class CanonLM(HFLM):
         for name in others:
             known = set(inspect.signature(type(self).__init__).parameters) - {"self", "others"}
             raise unknown("model argument", name, known)
+        if pretrained is None:
+            raise ValueError("pretrained is missing: a run or a saved model, as in --model_args pretrained=runs/mine")
         for name, value in (("bos", bos), ("beyond", beyond)):
             if not isinstance(value, bool):
                 raise expected(name, "true or false", value)
