@@ -89,10 +89,9 @@ bench: .venv/installed-dev  ## the numbers that README and docs quote
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/train.py
 
-pictures: .venv/installed  ## docs/images/results.png, by Debian's chromium
-	$(BIN)/canonlm results --html runs/results.html
-	chromium --headless --no-sandbox --hide-scrollbars --virtual-time-budget=8000 --window-size=1280,1010 \
-	  --screenshot=docs/images/results.png runs/results.html
+pictures: .venv/installed-dev  ## the docs' pictures of pages, after make demo (Debian's chromium and chromium-driver)
+	(command -v chromium && command -v chromedriver) >/dev/null || (apt-get update && apt-get install -y chromium chromium-driver)
+	$(BIN)/python docs/images/take_screenshots.py
 
 INSTALL := $(BIN)/pip install -q -c constraints.txt -e
 
