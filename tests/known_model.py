@@ -10,17 +10,17 @@ class Knows(CanonLMForCausalLM):
     """`law(tokens) -> [len(tokens), vocab]`: the scores of what follows each token of a row. Generates without a cache,
     so that it sees the whole row every time; padding on the left is taken off first."""
 
-    def __init__(self, vocab_size, law):
+    def __init__(self, vocab_size, distribution):
         super().__init__(
             CanonLMConfig(vocab_size=vocab_size, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
         )
-        self.law = law
+        self.distribution = distribution
 
     def forward(self, input_ids, attention_mask=None, **_):
         rows = []
         for row, real in zip(input_ids.tolist(), self._real(input_ids, attention_mask), strict=True):
             scores = torch.zeros(len(row), self.config.vocab_size)
-            scores[len(row) - real :] = torch.as_tensor(self.law(row[len(row) - real :]), dtype=torch.float32)
+            scores[len(row) - real :] = torch.as_tensor(self.distribution(row[len(row) - real :]), dtype=torch.float32)
             rows.append(scores)
         return CausalLMOutputWithPast(logits=torch.stack(rows))
 

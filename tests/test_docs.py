@@ -46,16 +46,16 @@ def test_python_blocks_run(code, tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", commands())
 def test_commands_are_accepted(command, tmp_path, monkeypatch):
     """Everything but the training itself."""
-    asked = []
+    questions = []
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("\n".join(code for page in PAGES for code in files_of(page)))
-    monkeypatch.setattr("canonlm.cli.progress.follow", lambda runs, *_: asked.extend(runs) or [])
+    monkeypatch.setattr("canonlm.cli.progress.follow", lambda runs, *_: questions.extend(runs) or [])
     monkeypatch.setattr("canonlm.cli.report.show", lambda *arguments, **options: None)
     arguments = shlex.split(command)[1:]
     if any("…" in argument for argument in arguments):
         pytest.skip("a pattern, not a command")
     assert main(arguments) == 0
-    assert bool(asked) == (arguments[0] == "play")
+    assert bool(questions) == (arguments[0] == "play")
 
 
 def long_commands() -> list[str]:

@@ -20,7 +20,7 @@ class Case:
     damaged: str
     command: str
     result: tuple[str, ...] = ()
-    said: bool = True
+    reported: bool = True
     sealed: str = ""
     children: bool = False
     large: bool = False

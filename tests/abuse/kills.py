@@ -123,10 +123,10 @@ class Killer:
                 if code == 0:
                     break
                 if code is not None:
-                    said = (self.notes / "err").read_text().strip()[-300:]
+                    answer = (self.notes / "err").read_text().strip()[-300:]
                     if not again:
-                        raise RuntimeError(f"it does not finish: {said}")
-                    self.row.refused.append(said)
+                        raise RuntimeError(f"it does not finish: {answer}")
+                    self.row.refused.append(answer)
             self.row.finished += 1
             print(
                 f"{self.row.kills} of {wanted} kills, {self.row.finished} times finished", file=sys.stderr, flush=True

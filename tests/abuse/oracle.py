@@ -25,9 +25,9 @@ def complaints(case: Case, outcome: Outcome, folder: Path, done: Damage, before:
     """All that is wrong with an outcome, each in words that begin with its kind. `before` is the
     undamaged result."""
     if outcome.ended:
-        asked = case.large and done.kind in {"value", "bytes"} and outcome.ended.startswith("took")
+        questions = case.large and done.kind in {"value", "bytes"} and outcome.ended.startswith("took")
         long = case.streams and done.words == SPARSE and "GB" not in outcome.ended
-        if not (asked or long):
+        if not (questions or long):
             yield f"hang: {outcome.ended}"
         return
     if "Traceback (most recent call last)" in outcome.err or outcome.code not in CODES:

@@ -103,8 +103,8 @@ def test_the_pages_do_the_same():
     )
     rows = [[text, n, -0.5, None] for n, text in enumerate([*RUN, *AS_THEY_ARE])]
     program = f"{script}; console.log(JSON.stringify(csvOf({json.dumps(rows)})))"
-    said = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True).stdout
-    assert json.loads(said) == sheet.write_rows(rows)
+    output = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True).stdout
+    assert json.loads(output) == sheet.write_rows(rows)
 
 
 @pytest.mark.parametrize("name", ["=1+1", "@x", "-x", "'x", "+1+1"])

@@ -418,7 +418,7 @@ def test_what_one_process_reads_and_another_verifies_ends_all(web, tmp_path, ran
 class Asked:
     """Signals: none came."""
 
-    asked = None
+    questions = None
 
 
 @pytest.mark.slow

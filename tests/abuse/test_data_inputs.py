@@ -132,9 +132,9 @@ def test_a_bomb_is_a_bad_line(tmp_path, name):
     (tmp_path / name).write_bytes(zeros(name))
     assert (tmp_path / name).stat().st_size < 2**20
     out = tmp_path / "out"
-    code, size, said = measured("data", "prepare", out, "--input", tmp_path / name, "--tokenizer", "bytes")
+    code, size, output = measured("data", "prepare", out, "--input", tmp_path / name, "--tokenizer", "bytes")
     assert code == 2
-    assert f"{name}, line 1: longer than 67,108,864 bytes." in said
+    assert f"{name}, line 1: longer than 67,108,864 bytes." in output
     # What a whole text takes before it is known to be too long: its 64 MB, as it grows.
     assert size < MEGABYTES + 200 * name.startswith("a.txt")
 
@@ -151,13 +151,13 @@ def bomb_of_parquet(path, **options):
 def test_a_bomb_of_parquet(tmp_path, use_dictionary):
     path = tmp_path / "a.parquet"
     bomb_of_parquet(path, use_dictionary=use_dictionary, write_statistics=False)
-    code, size, said = measured("data", "prepare", tmp_path / "out", "--input", path, "--tokenizer", "bytes")
+    code, size, output = measured("data", "prepare", tmp_path / "out", "--input", path, "--tokenizer", "bytes")
     assert code == 2
-    assert f"{path}: cannot be read (a page of " in said
+    assert f"{path}: cannot be read (a page of " in output
     assert size < MEGABYTES
-    code, size, said = measured("data", "dump", "copying", "--verify", path)
+    code, size, output = measured("data", "dump", "copying", "--verify", path)
     assert code == 2
-    assert f"{path}: cannot be read (a page of " in said
+    assert f"{path}: cannot be read (a page of " in output
     assert size < MEGABYTES + 100  # numba is there, too
 
 

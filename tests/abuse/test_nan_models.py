@@ -89,10 +89,10 @@ def test_the_playground(tmp_path, capsys, kind):
     settings = [f"task.{key}={value}" for key, value in TASKS[kind].items()]
     assert evaluate(folder, tmp_path, "--suite", "playground", *settings, "n=4", "--batch-size", "2") == 1
     assert "the model's logits are not finite (NaN) in " in said(capsys)
-    entry, (bad, asked) = not_finite(tmp_path)
-    assert bad == asked == len(read_answers(tmp_path, entry))
+    entry, (bad, total) = not_finite(tmp_path)
+    assert bad == total == len(read_answers(tmp_path, entry))
     assert main(["report", str(tmp_path), "--table"]) == 0
-    assert isinstance(task, Capo) or asked >= 4
+    assert isinstance(task, Capo) or total >= 4
 
 
 def test_some_questions_are_a_warning(partly, tmp_path, capsys):

@@ -24,7 +24,7 @@ def gla():
 
 
 @pytest.fixture
-def here(gla, tmp_path, monkeypatch):
+def workdir(gla, tmp_path, monkeypatch):
     """A working directory with `release/one` in the release's format."""
     (tmp_path / "release" / "one").mkdir(parents=True)
     save_published(gla, tmp_path / "release" / "one", "hf")
@@ -36,7 +36,7 @@ def files(place):
     return {str(file.relative_to(place)) for file in place.rglob("*")}
 
 
-def test_a_disk_that_fills_up_while_weights_are_written(here, capsys, monkeypatch):
+def test_a_disk_that_fills_up_while_weights_are_written(workdir, capsys, monkeypatch):
     def fill(*args, **kwargs):  # safetensors raises no OSError
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
@@ -46,37 +46,37 @@ def test_a_disk_that_fills_up_while_weights_are_written(here, capsys, monkeypatc
         "canonlm: OUT: expected a folder that can be written (Error while serializing: I/O error: No space left on "
         'device (os error 28)), got "theirs"\n'
     )
-    assert files(here) == {"release", "release/one", "release/one/config.json", "release/one/model.safetensors"}
+    assert files(workdir) == {"release", "release/one", "release/one/config.json", "release/one/model.safetensors"}
 
 
-def test_into_our_format(gla, here, capsys):
+def test_into_our_format(gla, workdir, capsys):
     assert main(["convert", "release", "ours"]) == 0
     assert (
         capsys.readouterr().out == f"gla5{{num_heads=2}}+canon=AC, {gla.num_parameters():,} parameters, float32: ours\n"
     )
     model = CanonLMForCausalLM.from_pretrained("ours")
     assert_close(model.state_dict(), gla.state_dict(), atol=0, rtol=0)
-    assert {path.name for path in here.iterdir()} == {"release", "ours"}
+    assert {path.name for path in workdir.iterdir()} == {"release", "ours"}
 
 
 @pytest.mark.parametrize(
     ("to", "written"), [("hf", "config.json model.safetensors"), ("lingua", "params.json consolidated.pth")]
 )
-def test_through_ours_and_back(gla, here, capsys, to, written):
+def test_through_ours_and_back(gla, workdir, capsys, to, written):
     assert main(["convert", "release", "ours", "--variant", "one"]) == 0
     assert main(["convert", "ours", "below/theirs", "--to", to]) == 0
     assert capsys.readouterr().out.endswith("float32: below/theirs\n")
-    assert files(here / "below") == {"theirs", *(f"theirs/{name}" for name in written.split())}
+    assert files(workdir / "below") == {"theirs", *(f"theirs/{name}" for name in written.split())}
     assert_close(load_published("below/theirs").state_dict(), gla.state_dict(), atol=0, rtol=0)
 
 
-def test_dtype(here, capsys):
+def test_dtype(workdir, capsys):
     assert main(["convert", "release", "ours", "--dtype", "bfloat16"]) == 0
     assert "bfloat16" in capsys.readouterr().out
     assert CanonLMForCausalLM.from_pretrained("ours", dtype="auto").dtype == torch.bfloat16
 
 
-def test_a_llama(here, capsys):
+def test_a_llama(workdir, capsys):
     llama = CanonLMForCausalLM(CanonLMConfig(**SIZES))
     llama.save_pretrained("llama")
     assert main(["convert", "llama", "theirs", "--to", "llama"]) == 0
@@ -84,19 +84,19 @@ def test_a_llama(here, capsys):
     assert json.loads(Path("theirs/config.json").read_text())["model_type"] == "llama"
 
 
-def test_the_hubs_options(here, capsys, monkeypatch):
-    asked = []
+def test_the_hubs_options(workdir, capsys, monkeypatch):
+    questions = []
 
     def snapshot_download(repo_id, allow_patterns, **kwargs):
-        asked.append((repo_id, kwargs))
-        return str(here / "release")
+        questions.append((repo_id, kwargs))
+        return str(workdir / "release")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     options = ["--revision", "abc", "--token", "t", "--cache-dir", "c", "--variant", "one"]
     assert main(["convert", "org/name", "ours", *options]) == 0
     expected = {"revision": "abc", "token": "t", "cache_dir": Path("c"), "local_files_only": False}
-    assert {repository for repository, _ in asked} == {"org/name"}
-    assert all(kwargs == expected for _, kwargs in asked)
+    assert {repository for repository, _ in questions} == {"org/name"}
+    assert all(kwargs == expected for _, kwargs in questions)
 
 
 MISTAKES = [
@@ -114,29 +114,29 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "start"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
-def test_one_line_and_nothing_written(here, capsys, arguments, start):
-    (here / "file").write_text("mine")
-    (here / "release" / "two").mkdir()
-    before = files(here)
+def test_one_line_and_nothing_written(workdir, capsys, arguments, start):
+    (workdir / "file").write_text("mine")
+    (workdir / "release" / "two").mkdir()
+    before = files(workdir)
     assert main(["convert", *arguments]) == 2
     output = capsys.readouterr()
     assert output.err.startswith("canonlm: " + start)
     assert output.err.count("\n") == 1
     assert output.out == ""
-    shutil.rmtree(here / "new", ignore_errors=True)  # a parent of OUT may have been made, but nothing in it
-    assert files(here) == before
+    shutil.rmtree(workdir / "new", ignore_errors=True)  # a parent of OUT may have been made, but nothing in it
+    assert files(workdir) == before
 
 
-def test_a_write_that_fails_leaves_nothing(here, monkeypatch, capsys):
+def test_a_write_that_fails_leaves_nothing(workdir, monkeypatch, capsys):
     def fill_the_disk(self, folder):
         Path(folder, "half").write_text("half a file")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(CanonLMForCausalLM, "save_pretrained", fill_the_disk)
-    before = files(here)
+    before = files(workdir)
     assert main(["convert", "release", "ours"]) == 2
     assert "No space left on device" in capsys.readouterr().err
-    assert files(here) == before
+    assert files(workdir) == before
 
 
 def test_the_page_from_top_to_bottom(tmp_path, monkeypatch):

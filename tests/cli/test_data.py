@@ -26,7 +26,7 @@ def depo():
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def workdir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path
@@ -53,8 +53,8 @@ def test_show_says_each_question_with_its_answer_and_why(name, capsys):
         sample = task.sample("test", 5, index)
         for query in sample.queries:
             assert task.explain(sample, query) in printed
-    asked = sum(len(task.sample("test", 5, index).queries) for index in range(2))
-    assert sum(" → " in line for line in printed.splitlines() if line.startswith("  ")) == asked
+    questions = sum(len(task.sample("test", 5, index).queries) for index in range(2))
+    assert sum(" → " in line for line in printed.splitlines() if line.startswith("  ")) == questions
 
 
 def test_show_prints_every_token_and_wraps(capsys):
@@ -69,12 +69,12 @@ def test_show_prints_every_token_and_wraps(capsys):
     assert all(len(line) <= 80 for line in wrapped)
     whole = next(line for line in printed if line.startswith("  whole list"))
     assert len(whole) < 150
-    said = whole.partition("→ ")[2].partition("  (")[0].split()
+    answer = whole.partition("→ ")[2].partition("  (")[0].split()
     names = task.vocab.text(sample.tokens[202:].tolist()).split()
-    cut = said.index("…")
-    assert said[:cut] == names[:cut]
-    assert said[cut + 1 :] == names[cut + 1 - len(said) :]
-    assert 5 < len(said) < 20
+    cut = answer.index("…")
+    assert answer[:cut] == names[:cut]
+    assert answer[cut + 1 :] == names[cut + 1 - len(answer) :]
+    assert 5 < len(answer) < 20
 
 
 def test_show_in_colour(monkeypatch, capsys):
@@ -99,7 +99,7 @@ def test_show_takes_a_difficulty_or_settings(capsys):
 
 @pytest.mark.parametrize("name", tasks.names())
 @pytest.mark.parametrize(("split", "loss_on"), [("train", "answer"), ("train", "all"), ("test", None)])
-def test_a_row_is_a_sample(name, split, loss_on, here):
+def test_a_row_is_a_sample(name, split, loss_on, workdir):
     task = tiny(name)
     options = [] if loss_on is None else ["--loss-on", loss_on]
     assert (
@@ -114,7 +114,7 @@ def test_a_row_is_a_sample(name, split, loss_on, here):
         answered = {at for query in sample.queries for at in range(query.start, query.stop)}
         assert {at for span in row["answers"] for at in range(span["start"], span["stop"])} == answered
         assert [span["start"] for span in row["answers"]] == sorted({query.start for query in sample.queries})
-    assert files(here) == ["x.parquet"]
+    assert files(workdir) == ["x.parquet"]
 
 
 def test_types_and_metadata(depo):
@@ -136,15 +136,15 @@ def test_types_and_metadata(depo):
     assert json.loads(schema.metadata[b"canonlm.vocab"]) == list(depo.vocab.names)
 
 
-def test_a_dump_that_is_there_is_left_alone(here, capsys):
+def test_a_dump_that_is_there_is_left_alone(workdir, capsys):
     command = ["data", "dump", *DEPO, "--n", "5", "--out", "x.parquet"]
     assert main(command) == 0
-    written = (here / "x.parquet").stat().st_mtime_ns
-    (here / "x.parquet.parts").mkdir()  # as if it had been killed between its last two steps
+    written = (workdir / "x.parquet").stat().st_mtime_ns
+    (workdir / "x.parquet.parts").mkdir()  # as if it had been killed between its last two steps
     capsys.readouterr()
     assert main(command) == 0
     assert "(was there already)" in capsys.readouterr().out
-    assert files(here) == ["x.parquet"]
+    assert files(workdir) == ["x.parquet"]
     for change, line in [
         (
             ["--seed", "1"],
@@ -159,8 +159,8 @@ def test_a_dump_that_is_there_is_left_alone(here, capsys):
         error = capsys.readouterr().err
         assert error.startswith("canonlm: " + line)
         assert error.count("\n") == 1
-    assert (here / "x.parquet").stat().st_mtime_ns == written
-    assert files(here) == ["x.parquet"]
+    assert (workdir / "x.parquet").stat().st_mtime_ns == written
+    assert files(workdir) == ["x.parquet"]
 
 
 KILLED = """\
@@ -180,35 +180,35 @@ dumping.dump(task, Path("x.parquet"), n=900, on_progress=say)
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(depo, here, monkeypatch, kills):
+def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(depo, workdir, monkeypatch, kills):
     monkeypatch.setattr(dumping, "PART_TOKENS", 2000)
     events = []
-    dumping.dump(depo, here / "whole" / "x.parquet", n=900, on_progress=lambda *event: events.append(event))
-    whole = (here / "whole" / "x.parquet").read_bytes()
+    dumping.dump(depo, workdir / "whole" / "x.parquet", n=900, on_progress=lambda *event: events.append(event))
+    whole = (workdir / "whole" / "x.parquet").read_bytes()
     parts = len(events) // 2
     assert parts > 20
     rng = random.Random(1)
     moments = [rng.randint(1, parts // 2), parts - 1, parts + rng.randint(1, parts - 1)]
     for moment in moments[-kills:]:
-        with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, cwd=here) as child:
+        with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, cwd=workdir) as child:
             for _ in range(moment):
                 child.stdout.readline()
             time.sleep(rng.random() * 0.004)
             child.kill()
         assert child.returncode == -9
-        assert not (here / "x.parquet").exists()
-    drawn = {path: path.stat().st_mtime_ns for path in (here / "x.parquet.parts").glob("part-*")}
+        assert not (workdir / "x.parquet").exists()
+    drawn = {path: path.stat().st_mtime_ns for path in (workdir / "x.parquet.parts").glob("part-*")}
     assert len(drawn) == parts
 
     def nothing_is_drawn_again(phase, done):
         assert {path: path.stat().st_mtime_ns for path in drawn} == drawn
 
-    dumping.dump(depo, here / "x.parquet", n=900, on_progress=nothing_is_drawn_again)
-    assert (here / "x.parquet").read_bytes() == whole
-    assert files(here) == ["whole", "whole/x.parquet", "x.parquet"]
+    dumping.dump(depo, workdir / "x.parquet", n=900, on_progress=nothing_is_drawn_again)
+    assert (workdir / "x.parquet").read_bytes() == whole
+    assert files(workdir) == ["whole", "whole/x.parquet", "x.parquet"]
 
 
-def test_a_half_done_dump_of_other_settings(depo, here, monkeypatch, capsys):
+def test_a_half_done_dump_of_other_settings(depo, workdir, monkeypatch, capsys):
     monkeypatch.setattr(dumping, "PART_TOKENS", 2000)
 
     def stop(phase, done):
@@ -217,13 +217,13 @@ def test_a_half_done_dump_of_other_settings(depo, here, monkeypatch, capsys):
     monkeypatch.setattr(count.Count, "__call__", lambda self, phase, done: stop(phase, done))
     assert main(["data", "dump", *DEPO, "--n", "500", "--out", "x.parquet"]) == 130
     assert capsys.readouterr().err == "\ncanonlm: interrupted. The same command continues.\n"
-    before = files(here)
+    before = files(workdir)
     assert "x.parquet.parts/part-000000.arrow" in before
     assert main(["data", "dump", *DEPO, "--n", "500", "--out", "x.parquet", "task.N=5"]) == 2
     assert capsys.readouterr().err == (
         "canonlm: task.N: expected 6, as in the half-done dump in x.parquet.parts (or remove it), got 5\n"
     )
-    assert files(here) == before
+    assert files(workdir) == before
 
 
 @pytest.fixture
@@ -235,27 +235,27 @@ def small_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_is_one_line_and_the_same_command_goes_on(depo, here, small_files, monkeypatch, capsys):
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(depo, workdir, small_files, monkeypatch, capsys):
     monkeypatch.setattr(dumping, "PART_TOKENS", 2000)
     command = ["data", "dump", *DEPO, "--n", "900", "--out", "x.parquet"]
     assert main(command) == 2
     assert capsys.readouterr().err == (
         'canonlm: --out: expected a file that can be written (File too large), got "x.parquet"\n'
     )
-    assert not (here / "x.parquet").exists()
-    assert not list(here.rglob("*.tmp-*"))
+    assert not (workdir / "x.parquet").exists()
+    assert not list(workdir.rglob("*.tmp-*"))
     small_files()
     assert main(command) == 0
-    dumping.dump(depo, here / "y.parquet", n=900)
+    dumping.dump(depo, workdir / "y.parquet", n=900)
     assert pq.read_table("x.parquet").equals(pq.read_table("y.parquet"))
 
 
-def test_two_at_a_time(depo, here):
+def test_two_at_a_time(depo, workdir):
     def also(phase, done):
         with pytest.raises(ValueError, match="--out: expected a file that no other process is writing"):
-            dumping.dump(depo, here / "x.parquet", n=5)
+            dumping.dump(depo, workdir / "x.parquet", n=5)
 
-    assert dumping.dump(depo, here / "x.parquet", n=5, on_progress=also)
+    assert dumping.dump(depo, workdir / "x.parquet", n=5, on_progress=also)
 
 
 def test_lines_tell_how_far_it_is(monkeypatch, capsys):
@@ -305,7 +305,7 @@ def table(printed):
 
 
 @pytest.mark.parametrize("form", ["ids", "names", "parquet", "parquet with names"])
-def test_every_form_of_answers(form, depo, here, capsys):
+def test_every_form_of_answers(form, depo, workdir, capsys):
     answers = oracle(depo)
     wrong = 0
     for entry in answers[::3]:
@@ -317,7 +317,7 @@ def test_every_form_of_answers(form, depo, here, capsys):
     if "parquet" in form:
         pq.write_table(pa.Table.from_pylist(answers), "answers")
     else:
-        write_lines(here / "answers", answers)
+        write_lines(workdir / "answers", answers)
     assert main([*VERIFY, "answers"]) == 0
     printed = capsys.readouterr().out
     counts = table(printed)
@@ -338,13 +338,13 @@ def test_every_form_of_answers(form, depo, here, capsys):
 
 
 @pytest.mark.parametrize("name", tasks.names())
-def test_an_oracle_is_right_and_silence_is_wrong_for_every_task(name, here, capsys):
+def test_an_oracle_is_right_and_silence_is_wrong_for_every_task(name, workdir, capsys):
     assert main(["data", "dump", name, "--n", "20", "--split", "test", "--out", "x.parquet"]) == 0
     rows = pq.read_table("x.parquet").to_pylist()
     for row in rows:  # as somebody does it who has nothing but the file
         row["answers"] = [row["tokens"][span["start"] : span["stop"]] for span in row["answers"]]
-    write_lines(here / "right.jsonl", rows)
-    write_lines(here / "silent.jsonl", [{**row, "answers": [None] * len(row["answers"])} for row in rows])
+    write_lines(workdir / "right.jsonl", rows)
+    write_lines(workdir / "silent.jsonl", [{**row, "answers": [None] * len(row["answers"])} for row in rows])
     capsys.readouterr()
     for answers, share in (("right.jsonl", 1), ("silent.jsonl", 0)):
         assert main(["data", "dump", name, "--n", "20", "--split", "test", "--verify", answers]) == 0
@@ -353,7 +353,7 @@ def test_an_oracle_is_right_and_silence_is_wrong_for_every_task(name, here, caps
         assert all(right == share * total > -1 for right, total in counts.values())
 
 
-def test_answers_in_words_where_tokens_are_pieces_of_text(here, capsys):
+def test_answers_in_words_where_tokens_are_pieces_of_text(workdir, capsys):
     capo = ["capo", "--difficulty", "capo-50k", "task.N=3", "--n", "3", "--split", "test"]
     task = tasks.get("capo", N=3)
     samples = [task.sample("test", 0, i) for i in range(3)]
@@ -362,7 +362,7 @@ def test_answers_in_words_where_tokens_are_pieces_of_text(here, capsys):
         for i, s in enumerate(samples)
     ]
     lines[1]["answers"][0] = "☃ no such place"
-    write_lines(here / "a", lines)
+    write_lines(workdir / "a", lines)
     assert main(["data", "dump", *capo, "--verify", "a"]) == 0
     printed = capsys.readouterr().out
     counts = table(printed)
@@ -372,13 +372,13 @@ def test_answers_in_words_where_tokens_are_pieces_of_text(here, capsys):
     assert "☃ no such place" in printed
 
 
-def test_one_list_where_one_answer_is_asked(here, capsys):
+def test_one_list_where_one_answer_is_asked(workdir, capsys):
     task = tasks.get("copying", N=5, min_items=1)
     sample = task.sample("test", 0, 0)
     copy = sample.tokens[7:].tolist()
     same = [copy, [copy], [copy] * 4, task.vocab.text(copy), [task.vocab.text(copy)]]
     for answers in same:
-        write_lines(here / "a", [{"index": 0, "answers": answers}])
+        write_lines(workdir / "a", [{"index": 0, "answers": answers}])
         assert (
             main(["data", "dump", "copying", "task.N=5", "task.min_items=1", "--split", "test", "--verify", "a"]) == 0
         )
@@ -386,7 +386,7 @@ def test_one_list_where_one_answer_is_asked(here, capsys):
         assert counts == {"first item": (1, 1), "first 2 items": (1, 1), "first 4 items": (1, 1), "whole list": (1, 1)}
 
 
-def test_lines_that_cannot_be_graded_are_listed(depo, here, capsys):
+def test_lines_that_cannot_be_graded_are_listed(depo, workdir, capsys):
     right = oracle(depo, 12)
     lines = [
         right[0],
@@ -413,8 +413,8 @@ def test_lines_that_cannot_be_graded_are_listed(depo, here, capsys):
         "[" * 100_000,  # 22
         right[2],
     ]
-    write_lines(here / "a.jsonl", lines)
-    with (here / "a.jsonl").open("ab") as file:
+    write_lines(workdir / "a.jsonl", lines)
+    with (workdir / "a.jsonl").open("ab") as file:
         file.write(b"\xff\xfe\n")  # 24
     assert main([*VERIFY, "a.jsonl"]) == 0
     printed = capsys.readouterr().out
@@ -433,8 +433,8 @@ def test_lines_that_cannot_be_graded_are_listed(depo, here, capsys):
     assert sum(total for _, total in table(printed).values()) == 8
 
 
-def test_answers_of_tokens_that_do_not_exist_are_wrong(depo, here, capsys):
-    write_lines(here / "a", [{"index": 0, "answers": [[10**30], [-1], ["w9"], "nonsense here"]}])
+def test_answers_of_tokens_that_do_not_exist_are_wrong(depo, workdir, capsys):
+    write_lines(workdir / "a", [{"index": 0, "answers": [[10**30], [-1], ["w9"], "nonsense here"]}])
     assert main([*VERIFY, "a"]) == 0
     printed = capsys.readouterr().out
     assert sum(right for right, _ in table(printed).values()) == 0
@@ -481,20 +481,20 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "start"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
-def test_one_line_and_nothing_written(here, capsys, arguments, start):
-    (here / "file").write_text("mine")
-    (here / "text.parquet").write_text("mine")
-    (here / "empty").write_text("\n\n")
-    (here / "folder.parquet").mkdir()
-    (here / "y.parquet.parts").mkdir()
-    (here / "y.parquet.parts" / "mine").write_text("mine")
+def test_one_line_and_nothing_written(workdir, capsys, arguments, start):
+    (workdir / "file").write_text("mine")
+    (workdir / "text.parquet").write_text("mine")
+    (workdir / "empty").write_text("\n\n")
+    (workdir / "folder.parquet").mkdir()
+    (workdir / "y.parquet.parts").mkdir()
+    (workdir / "y.parquet.parts" / "mine").write_text("mine")
     pq.write_table(pa.table({"index": [0]}), "other.parquet")
-    (here / "cut").write_bytes((here / "other.parquet").read_bytes()[:60])
-    before = files(here)
+    (workdir / "cut").write_bytes((workdir / "other.parquet").read_bytes()[:60])
+    before = files(workdir)
     assert main(arguments) == 2
     output = capsys.readouterr()
     assert output.err.startswith("canonlm: " + start)
     assert output.err.count("\n") == 1
     assert output.out == ""
-    assert files(here) == before
-    assert (here / "text.parquet").read_text() == "mine"
+    assert files(workdir) == before
+    assert (workdir / "text.parquet").read_text() == "mine"

@@ -32,8 +32,8 @@ def test_results_beside_the_command_and_in_the_report(model, tmp_path, monkeypat
     assert [line.endswith("(as before)") for line in capsys.readouterr().out.splitlines()] == [True, True, False]
     assert len(json.loads((tmp_path / "evals" / "tiny" / "results.json").read_text())["results"]) == 2
     assert main(["report", "evals"]) == 0
-    said = capsys.readouterr().out
-    assert "Birth years in a text" in said
+    output = capsys.readouterr().out
+    assert "Birth years in a text" in output
     assert "2hop-0k" in (tmp_path / "evals" / "report.html").read_text()
 
 
@@ -84,7 +84,7 @@ def test_babilong(model, tmp_path, capsys):
 def test_mistakes_are_one_line(model, tmp_path, capsys, monkeypatch, arguments, line):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert say(*(argument.format(model=model, tmp=tmp_path / "out") for argument in arguments)) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"canonlm: {line}")
-    assert len(said.err.splitlines()) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith(f"canonlm: {line}")
+    assert len(output.err.splitlines()) == 1

@@ -68,7 +68,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def here(trained, tmp_path, monkeypatch):
+def workdir(trained, tmp_path, monkeypatch):
     """A working directory with the run in it."""
     (tmp_path / "run").symlink_to(trained[0])
     monkeypatch.chdir(tmp_path)
@@ -80,27 +80,29 @@ def logits_of(model):
         return model.eval()(IDS).logits
 
 
-def test_the_model_that_was_trained(trained, here, capsys):
+def test_the_model_that_was_trained(trained, workdir, capsys):
     assert main(["export", "run", "out/last"]) == 0
     assert main(["export", "run", "first", "--step", "1"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert [line.partition(" ")[2] for line in said] == [
+    output = capsys.readouterr().out.splitlines()
+    assert [line.partition(" ")[2] for line in output] == [
         "parameters, float32, tokenizer: out/last",
         "parameters, float32, tokenizer: first",
     ]
-    assert {path.name for path in here.iterdir()} == {"run", "out", "first"}
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in (here / "first").iterdir()}
-    tokenizer = AutoTokenizer.from_pretrained(here / "first")
+    assert {path.name for path in workdir.iterdir()} == {"run", "out", "first"}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in (workdir / "first").iterdir()
+    }
+    tokenizer = AutoTokenizer.from_pretrained(workdir / "first")
     assert tokenizer("ab").input_ids == [256, 97, 98]  # as every training text began
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (256, 257)
-    assert {path.stat().st_mode for path in (here / "first").iterdir()} == {
-        (here / "first" / "config.json").stat().st_mode
+    assert {path.stat().st_mode for path in (workdir / "first").iterdir()} == {
+        (workdir / "first" / "config.json").stat().st_mode
     }
     for folder, step in (("out/last", 2), ("first", 1)):
         assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(folder)), trained[1][step])
 
 
-def test_bf16(trained, here, capsys):
+def test_bf16(trained, workdir, capsys):
     assert main(["export", "run", "half", "--dtype", "bf16"]) == 0
     assert "bfloat16" in capsys.readouterr().out
     model = AutoModelForCausalLM.from_pretrained("half", dtype="auto")
@@ -112,17 +114,17 @@ def test_bf16(trained, here, capsys):
 
 
 @pytest.mark.slow  # a new process
-def test_self_contained(trained, here):
+def test_self_contained(trained, workdir):
     assert main(["export", "run", "out", "--self-contained"]) == 0
-    assert "auto_map" in json.loads((here / "out" / "config.json").read_text())
+    assert "auto_map" in json.loads((workdir / "out" / "config.json").read_text())
     code = (
         "import sys, torch; sys.modules['canonlm'] = None; from transformers import AutoModelForCausalLM as Auto; "
         "model = Auto.from_pretrained('out', trust_remote_code=True).eval(); "
         "torch.save(model(torch.arange(12)[None]).logits.detach(), 'logits.pt')"
     )
-    environment = {**os.environ, "HF_HOME": str(here / "home"), "HF_HUB_OFFLINE": "1"}
-    subprocess.run([sys.executable, "-c", code], cwd=here, env=environment, check=True, timeout=120)
-    torch.testing.assert_close(torch.load(here / "logits.pt"), trained[1][2])
+    environment = {**os.environ, "HF_HOME": str(workdir / "home"), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", code], cwd=workdir, env=environment, check=True, timeout=120)
+    torch.testing.assert_close(torch.load(workdir / "logits.pt"), trained[1][2])
 
 
 MISTAKES = [
@@ -138,17 +140,17 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "start"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
-def test_one_line_and_nothing_written(here, capsys, arguments, start):
-    (here / "file").write_text("mine")
+def test_one_line_and_nothing_written(workdir, capsys, arguments, start):
+    (workdir / "file").write_text("mine")
     assert main(["export", *arguments]) == 2
     output = capsys.readouterr()
     assert output.err.startswith("canonlm: " + start)
     assert output.err.count("\n") == 1
     assert output.out == ""
-    assert {path.name for path in here.iterdir()} == {"run", "file"}
+    assert {path.name for path in workdir.iterdir()} == {"run", "file"}
 
 
-def test_a_write_that_fails_leaves_nothing(here, monkeypatch, capsys):
+def test_a_write_that_fails_leaves_nothing(workdir, monkeypatch, capsys):
     def fill_the_disk(self, folder, **_):
         (folder / "half").write_text("half a file")
         raise OSError(28, "No space left on device")
@@ -156,4 +158,4 @@ def test_a_write_that_fails_leaves_nothing(here, monkeypatch, capsys):
     monkeypatch.setattr(CanonLMForCausalLM, "save_pretrained", fill_the_disk)
     assert main(["export", "run", "out"]) == 2
     assert "No space left on device" in capsys.readouterr().err
-    assert {path.name for path in here.iterdir()} == {"run"}
+    assert {path.name for path in workdir.iterdir()} == {"run"}

@@ -31,11 +31,11 @@ def saved(folder, **fields):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    here = tmp_path_factory.mktemp("generate")
-    saved(here / "words", mixers=["gla"], canon_set="AbCD")
-    saved(here / "short", max_position_embeddings=16)
-    CanonLMForCausalLM(CanonLMConfig(**SIZES, vocab_size=258)).save_pretrained(here / "bare")
-    (here / "played").mkdir()
+    workdir = tmp_path_factory.mktemp("generate")
+    saved(workdir / "words", mixers=["gla"], canon_set="AbCD")
+    saved(workdir / "short", max_position_embeddings=16)
+    CanonLMForCausalLM(CanonLMConfig(**SIZES, vocab_size=258)).save_pretrained(workdir / "bare")
+    (workdir / "played").mkdir()
     run = resolve(
         {
             "arch": "llama",
@@ -52,19 +52,19 @@ def models(tmp_path_factory):
             },
         }
     )
-    write_text(here / "played" / "config.yaml", run.to_yaml())
+    write_text(workdir / "played" / "config.yaml", run.to_yaml())
     model = build_model(run).module
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     model(torch.arange(9)[None], labels=torch.arange(9)[None]).loss.backward()
     optimizer.step()
-    checkpoints = Checkpoints(here / "played" / "checkpoints", 1, None, World(torch.device("cpu")))
+    checkpoints = Checkpoints(workdir / "played" / "checkpoints", 1, None, World(torch.device("cpu")))
     checkpoints.save(1, model, optimizer)
     checkpoints.close()
-    return here
+    return workdir
 
 
 @pytest.fixture
-def here(models, tmp_path, monkeypatch):
+def workdir(models, tmp_path, monkeypatch):
     for name in ("words", "short", "bare", "played"):
         (tmp_path / name).symlink_to(models / name)
     monkeypatch.chdir(tmp_path)
@@ -84,7 +84,7 @@ def said(capsys, *arguments):
     return output.out
 
 
-def test_a_prompt_is_continued(here, capsys):
+def test_a_prompt_is_continued(workdir, capsys):
     text = written("words", ["Once upon"], 20)[0]
     assert said(capsys, "words", "Once upon", "--max-tokens", "20") == f"Once upon{text}\n"
     without = written("words", ["Once upon"], 20, bos=False)[0]
@@ -95,13 +95,13 @@ def test_a_prompt_is_continued(here, capsys):
     assert cut == f"Once upon{text[: text.index(stop)]}\n"
 
 
-def test_as_much_as_fits(here, capsys):
+def test_as_much_as_fits(workdir, capsys):
     text = written("short", ["aaaaaaaaaa"], 5)[0]
     assert len(text) == 5  # with bos: 16 tokens
     assert said(capsys, "short", "aaaaaaaaaa") == f"aaaaaaaaaa{text}\n"
 
 
-def test_the_text_comes_bit_by_bit(here, monkeypatch):
+def test_the_text_comes_bit_by_bit(workdir, monkeypatch):
     bits = []
     monkeypatch.setattr("builtins.print", lambda text="", **_: bits.append(text))
     assert main(["generate", "words", "Once upon", "--max-tokens", "20"]) == 0
@@ -109,7 +109,7 @@ def test_the_text_comes_bit_by_bit(here, monkeypatch):
     assert len(bits) > 10
 
 
-def test_draws_are_a_function_of_the_seed(here, capsys):
+def test_draws_are_a_function_of_the_seed(workdir, capsys):
     draw = ("words", "Once", "--max-tokens", "20", "--temperature", "0.9", "--top-k", "30", "--top-p", "0.9")
     texts = []
     for seed in ("1", "1", "2"):
@@ -121,34 +121,34 @@ def test_draws_are_a_function_of_the_seed(here, capsys):
 
 
 @pytest.mark.parametrize("kind", ["text", "jsonl"])
-def test_a_file_of_prompts(here, capsys, kind):
+def test_a_file_of_prompts(workdir, capsys, kind):
     prompts = ["Once upon a time", "é", "a longer one, that goes on and on", "x"]
     if kind == "text":
-        (here / "file.txt").write_text("\n".join([*prompts[:2], "", *prompts[2:]]) + "\n", encoding="utf-8")
+        (workdir / "file.txt").write_text("\n".join([*prompts[:2], "", *prompts[2:]]) + "\n", encoding="utf-8")
     else:
         rows = [{"id": index, "prompt": prompt} for index, prompt in enumerate(prompts)]
-        (here / "file.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (workdir / "file.jsonl").write_text("\n".join(map(json.dumps, rows)))
     file = "file.txt" if kind == "text" else "file.jsonl"
     arguments = ("words", "--prompts", file, "--out", "made/answers.jsonl", "--max-tokens", "9", "--stop", "e")
     assert said(capsys, *arguments) == "4 prompts answered: made/answers.jsonl\n"
-    answers = [json.loads(line) for line in (here / "made" / "answers.jsonl").read_text("utf-8").splitlines()]
+    answers = [json.loads(line) for line in (workdir / "made" / "answers.jsonl").read_text("utf-8").splitlines()]
     assert [answer["prompt"] for answer in answers] == prompts
     assert [answer["text"] for answer in answers] == written("words", prompts, 9, ["e"])
     assert [answer.get("id") for answer in answers] == ([0, 1, 2, 3] if kind == "jsonl" else [None] * 4)
-    assert [file.name for file in (here / "made").iterdir()] == ["answers.jsonl"]
+    assert [file.name for file in (workdir / "made").iterdir()] == ["answers.jsonl"]
 
 
-def test_draws_for_a_file_do_not_depend_on_its_batches(here, capsys):
-    (here / "file.txt").write_text("one\ntwo and three\nfour\n")
+def test_draws_for_a_file_do_not_depend_on_its_batches(workdir, capsys):
+    (workdir / "file.txt").write_text("one\ntwo and three\nfour\n")
     found = []
     for size in ("1", "3"):
         arguments = ("words", "--prompts", "file.txt", "--out", size, "--temperature", "1", "--max-tokens", "9")
         said(capsys, *arguments, "--batch-size", size)
-        found.append((here / size).read_text())
+        found.append((workdir / size).read_text())
     assert found[0] == found[1]
 
 
-def test_a_playground_run_speaks_the_words_of_its_task(here, capsys):
+def test_a_playground_run_speaks_the_words_of_its_task(workdir, capsys):
     text = said(capsys, "played", "bos x3 x1 x4 ans", "--max-tokens", "5")
     assert text.startswith("bos x3 x1 x4 ans ")
     words = text.split()
@@ -156,7 +156,7 @@ def test_a_playground_run_speaks_the_words_of_its_task(here, capsys):
     assert set(words) <= {"bos", "ans", *(f"x{i}" for i in range(1, 41))}
 
 
-def test_another_tokenizer(here, capsys):
+def test_another_tokenizer(workdir, capsys):
     assert said(capsys, "bare", "ab", "--tokenizer", "bytes", "--max-tokens", "3").startswith("ab")
 
 
@@ -183,16 +183,16 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "start"), MISTAKES, ids=[" ".join(found[0])[:40] for found in MISTAKES])
-def test_mistakes_are_told_in_one_line(here, monkeypatch, capsys, arguments, start):
+def test_mistakes_are_told_in_one_line(workdir, monkeypatch, capsys, arguments, start):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    (here / "file").write_text("one\n")
-    (here / "two").write_text("b\n\naaaaaaaaaaaaaa\n")
-    (here / "empty").write_text("\n\n")
-    (here / "bad.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
-    before = sorted(path.name for path in here.iterdir())
+    (workdir / "file").write_text("one\n")
+    (workdir / "two").write_text("b\n\naaaaaaaaaaaaaa\n")
+    (workdir / "empty").write_text("\n\n")
+    (workdir / "bad.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    before = sorted(path.name for path in workdir.iterdir())
     assert main(["generate", *arguments]) == 2
     output = capsys.readouterr()
     assert output.err.startswith("canonlm: " + start)
     assert output.err.count("\n") == 1
     assert output.out == ""
-    assert sorted(path.name for path in here.iterdir()) == before
+    assert sorted(path.name for path in workdir.iterdir()) == before

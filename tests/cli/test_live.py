@@ -77,7 +77,7 @@ def view_of(*rows, settings=SETTINGS):
 
 def test_all_of_it_on_a_wide_terminal():
     earlier = [TRAIN | {"step": step, "loss": loss} for step, loss in ((100, 5.0), (200, 4.0), (300, 3.5))]
-    said = shown(view_of(*earlier, EVAL, TRAIN, SKIP, CHECKPOINT), 200)
+    output = shown(view_of(*earlier, EVAL, TRAIN, SKIP, CHECKPOINT), 200)
     for part in (
         "demo: llama+canon",
         "step 1,010/4,000",
@@ -95,13 +95,15 @@ def test_all_of_it_on_a_wide_terminal():
         "step 1,001  skipped: gradient norm nan; its batch: windows 8000 to 8007",
         "step 1,010  checkpoint",
     ):
-        assert part in said
+        assert part in output
 
 
 def test_what_is_not_known_is_not_shown():
-    said = shown(view_of(TRAIN | {"tokens_per_s": None, "mfu": None, "data_wait_share": None, "memory_gb": None}), 120)
-    assert "loss 2.1235" in said
-    assert not re.search("None|MFU|tokens/s|left|data wait|memory|█", said)
+    output = shown(
+        view_of(TRAIN | {"tokens_per_s": None, "mfu": None, "data_wait_share": None, "memory_gb": None}), 120
+    )
+    assert "loss 2.1235" in output
+    assert not re.search("None|MFU|tokens/s|left|data wait|memory|█", output)
     assert "step 0/4,000" in shown(view_of(), 120)
 
 
@@ -111,8 +113,8 @@ def test_any_width(width, settings):
     evaluation = EVAL if settings is SETTINGS else TEXT_EVAL
     rows = [TRAIN | {"step": step, "loss": 1 / step} for step in range(1, 1000)]
     view = view_of(*rows, TRAIN, evaluation, *[SKIP] * 10, CHECKPOINT, settings=settings)
-    for said in (shown(view, width), shown(view_of(settings=settings), width)):
-        assert all(len(text) <= max(width, 3) for text in said.splitlines())
+    for output in (shown(view, width), shown(view_of(settings=settings), width)):
+        assert all(len(text) <= max(width, 3) for text in output.splitlines())
     if width >= 40:
         assert "loss 2.1235" in shown(view, width)
         assert len(shown(view, width).splitlines()) <= 30
@@ -143,11 +145,12 @@ def test_sparkline():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(5, "0:05"), (59.7, "1:00"), (65, "1:05"), (7265, "2:01:05"), (86400 * 3 + 7200, "3 d 2 h")]
+    ("seconds", "expected_text"),
+    [(5, "0:05"), (59.7, "1:00"), (65, "1:05"), (7265, "2:01:05"), (86400 * 3 + 7200, "3 d 2 h")],
 )
-def test_time_left(seconds, said):
+def test_time_left(seconds, expected_text):
     row = TRAIN | {"step": 0, "tokens_per_s": 4000 * 800 / seconds}
-    assert f" {said} left" in shown(view_of(row), 80)
+    assert f" {expected_text} left" in shown(view_of(row), 80)
 
 
 def test_lines_of_a_log(capsys):
@@ -189,8 +192,8 @@ def test_follow_in_a_log_on_a_terminal_and_in_other_processes(monkeypatch, capsy
     monkeypatch.setenv("COLUMNS", "100")
     with follow(resolve(SETTINGS), tmp_path) as on_row:
         on_row(TRAIN)
-    assert "tokens/s" in (said := capsys.readouterr().out)
-    assert "╭" in said
+    assert "tokens/s" in (output := capsys.readouterr().out)
+    assert "╭" in output
     monkeypatch.setenv("RANK", "1")
     with follow(resolve(SETTINGS), tmp_path) as on_row:
         on_row(TRAIN)

@@ -12,7 +12,7 @@ from canonlm.data.prepare import Progress
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def workdir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "abc", "id": number}) + "\n" for number in range(9)))
     return tmp_path
@@ -37,19 +37,19 @@ def test_it_says_what_it_made_and_nothing_else(capfd):
         assert printed.err == ""  # nothing of datatrove's log either
 
 
-def test_check_reads_everything_again(capsys, here):
+def test_check_reads_everything_again(capsys, workdir):
     assert prepare() == 0
     assert canonlm("check", "out") == 0
     assert capsys.readouterr().out.endswith("every file is as it was written\n")
-    shard = here / "out" / "train-00000.ds"
+    shard = workdir / "out" / "train-00000.ds"
     shard.write_bytes(shard.read_bytes()[:-1] + b"\7")
     assert canonlm("check", "out") == 2
     error = "canonlm: out/train-00000.ds: damaged: its sha256 is not the one in index.json\n"
     assert capsys.readouterr().err == error
 
 
-def test_bad_lines_are_one_line(capfd, here):
-    with (here / "a.jsonl").open("a") as file:
+def test_bad_lines_are_one_line(capfd, workdir):
+    with (workdir / "a.jsonl").open("a") as file:
         file.write('{"text": 7}\n')
     assert prepare() == 2
     error = (
@@ -73,15 +73,15 @@ def test_bad_lines_are_one_line(capfd, here):
         (["--text-key"], "Option '--text-key' requires an argument."),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(capsys, here, args, message):
+def test_mistakes_are_one_line(capsys, workdir, args, message):
     assert prepare(*args) == 2
     assert capsys.readouterr().err == f"canonlm: {message}\n"
-    assert not (here / "out").exists()
+    assert not (workdir / "out").exists()
 
 
-def test_options_reach_the_shards(here):
+def test_options_reach_the_shards(workdir):
     assert prepare("--no-bos", "--validation", "0.5", "--seed", "4", "--tasks", "2", "--text-key", "text") == 0
-    described = json.loads((here / "out" / "index.json").read_text())
+    described = json.loads((workdir / "out" / "index.json").read_text())
     assert (described["bos_id"], described["eos_id"]) == (None, 257)
     assert described["command"]["tasks"] == 2
     assert sum(shard["tokens"] for shards in described["splits"].values() for shard in shards) == 9 * 4
@@ -94,7 +94,7 @@ def test_a_log_gets_a_line_now_and_then(capsys, monkeypatch):
     assert capsys.readouterr().err == "5 of 20 MB, 1,200 documents, 3,000,000 tokens\n"
 
 
-def test_an_interrupted_command_goes_on(here, monkeypatch, capsys):
+def test_an_interrupted_command_goes_on(workdir, monkeypatch, capsys):
     def interrupt(*args):
         raise KeyboardInterrupt
 
@@ -102,7 +102,7 @@ def test_an_interrupted_command_goes_on(here, monkeypatch, capsys):
         patch.setattr(steps, "file_sha256", interrupt)
         assert prepare() == 130
     assert capsys.readouterr().err == "\ncanonlm: interrupted. The same command continues.\n"
-    assert not list(here.glob("out/*.ds*"))
+    assert not list(workdir.glob("out/*.ds*"))
     assert prepare() == 0
 
 

@@ -28,14 +28,14 @@ def test_a_table_and_a_file(tmp_path, capsys):
     train(tmp_path / "run")
     capsys.readouterr()
     assert main(["probe", str(tmp_path / "run"), "--fit", "12", "--test", "6", "--layer", "1"]) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert said.out.startswith("llama+canon=A, layer 1: ")
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert output.out.startswith("llama+canon=A, layer 1: ")
     found = json.loads((tmp_path / "run" / "probe.json").read_text())
     assert (found["layer"], found["fit"], found["test"]) == (1, 12, 6)
     assert [level["level"] for level in found["levels"]] == [1, 2, 3]
     for level in found["levels"]:
-        assert f"{level['symbol_at_end']:.1%}" in said.out
+        assert f"{level['symbol_at_end']:.1%}" in output.out
 
 
 def test_a_result_that_cannot_be_written(tmp_path, capsys):
@@ -62,10 +62,10 @@ def test_mistakes(tmp_path, capsys):
         (["run", "--layer", "-2"], None),
     ):
         code = main(["probe", str(tmp_path / arguments[0]), *arguments[1:], "--fit", "4", "--test", "4"])
-        said = capsys.readouterr()
+        output = capsys.readouterr()
         if line is None:
             assert code == 0
         else:
-            assert (code, said.out) == (2, "")
-            assert said.err.startswith(f"canonlm: {line}")
-            assert said.err.count("\n") == 1
+            assert (code, output.out) == (2, "")
+            assert output.err.startswith(f"canonlm: {line}")
+            assert output.err.count("\n") == 1

@@ -127,6 +127,6 @@ def test_few_slices_are_named_and_many_averaged():
 
 def test_other_scales_are_left_to_the_report():
     row = {"slices": [entry({"n": 9}, 5), entry({"depth": 1}, 3, 4), entry({"nodes": "2-4"}, 0, 0)]}
-    said = scores("brevo", row)
-    assert said.endswith(" 0.50")
-    assert "depth" not in said
+    answer = scores("brevo", row)
+    assert answer.endswith(" 0.50")
+    assert "depth" not in answer

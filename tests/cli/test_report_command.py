@@ -57,10 +57,10 @@ def test_where_the_page_goes(tmp_path, capsys, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert main(["report", str(one.parent), str(two.parent)]) == 0
-    told = capsys.readouterr().out
-    assert "llama+canon" in told
-    assert "report: report.html" in told
-    assert "depo (N=8)" in told or "depo" in told
+    output = capsys.readouterr().out
+    assert "llama+canon" in output
+    assert "report: report.html" in output
+    assert "depo (N=8)" in output or "depo" in output
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["report.html"]
     assert main(["report", str(one), "--out", str(tmp_path / "page.html")]) == 0
     assert (tmp_path / "page.html").is_file()
@@ -70,9 +70,9 @@ def test_where_the_page_goes(tmp_path, capsys, monkeypatch):
 def test_tables_alone_write_nothing(tmp_path, capsys):
     folder = write(tmp_path / "runs" / "a")
     assert main(["report", str(tmp_path), "--table"]) == 0
-    told = capsys.readouterr().out
-    assert "93.0%" in told
-    assert "report:" not in told
+    output = capsys.readouterr().out
+    assert "93.0%" in output
+    assert "report:" not in output
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
     assert not (folder / "report.html").exists()
 
@@ -110,13 +110,13 @@ def test_a_log_of_runs_that_go_on(tmp_path, capsys, monkeypatch):
     assert main(["report", str(tmp_path), "--watch"]) == 0
     timer.join()
     lines = capsys.readouterr().out.splitlines()
-    told = [line for line in lines if re.match(r"(done|going): ", line)]
-    assert told[:2] == [
+    facts = [line for line in lines if re.match(r"(done|going): ", line)]
+    assert facts[:2] == [
         "done: finished, step 20/20  loss 2.500  1 hop 0.93",
         "going: running, step 10/20  loss 2.500  1,234 tokens/s  1 hop 0.75",
     ]
-    assert told[-1] == "going: finished, step 20/20  loss 2.500  1 hop 0.93"
-    assert len(told) <= 4  # the row may have been seen before the result
+    assert facts[-1] == "going: finished, step 20/20  loss 2.500  1 hop 0.93"
+    assert len(facts) <= 4  # the row may have been seen before the result
     assert lines[-1].startswith("report: ")
     assert (tmp_path / "report.html").is_file()
 

@@ -223,11 +223,11 @@ def test_names_stay_text(name, tmp_path, capsys):
     run_folder(tmp_path / "runs" / folder)
     run_folder(tmp_path / "runs" / f"{folder} running", finished=False)
     assert main(["results", str(tmp_path), "source=yours"]) == 0
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     shown = folder.replace("\x1b", "�")
-    assert any(line.startswith(f"{shown} ") for line in said.out.splitlines())
-    assert f"{shown} running: left out, unfinished at step 10 of 10" in said.err
-    assert "\x1b" not in said.out + said.err
+    assert any(line.startswith(f"{shown} ") for line in output.out.splitlines())
+    assert f"{shown} running: left out, unfinished at step 10 of 10" in output.err
+    assert "\x1b" not in output.out + output.err
 
 
 def test_damaged_runs_are_said_and_leave_the_csv_whole(tmp_path, capsys):
@@ -236,9 +236,9 @@ def test_damaged_runs_are_said_and_leave_the_csv_whole(tmp_path, capsys):
     (tmp_path / "runs" / "half").mkdir()
     (tmp_path / "runs" / "half" / "results.json").write_text("{")
     assert main(["results", str(tmp_path), "source=yours", "--csv", "-"]) == 0
-    said = capsys.readouterr()
-    assert {row["model"] for row in csv.DictReader(io.StringIO(said.out))} == {"whole"}
-    assert said.err.splitlines() == [
+    output = capsys.readouterr()
+    assert {row["model"] for row in csv.DictReader(io.StringIO(output.out))} == {"whole"}
+    assert output.err.splitlines() == [
         "broken: left out, config.yaml is damaged, line 2: not YAML: did not find expected node content",
         "runs/half/results.json: left out, not readable: not JSON (Expecting property name enclosed in double "
         "quotes: line 1 column 2 (char 1))",
@@ -257,8 +257,8 @@ def test_starts_quickly():
 def test_folders_of_which_nothing_can_be_read(tmp_path, capsys):
     (tmp_path / "results.json").write_text('{"model": ')
     assert main(["results", str(tmp_path)]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith(
         "canonlm: FOLDER: expected runs, or results of `canonlm eval`, that can be read (results.json"
     )

@@ -47,9 +47,9 @@ def documents(folder, split, bos=256, eos=257):
         assert ends[-1] == len(tokens)
         pieces = [tokens[start:stop].tolist() for start, stop in zip([0, *ends], ends, strict=False)]
         assert all(piece[0] == bos and piece[-1] == eos for piece in pieces)
-        here = [bytes(piece[1:-1]).decode("utf-8") for piece in pieces]
-        assert shard["bytes"] == sum(len(text.encode()) for text in here)
-        found += here
+        directory = [bytes(piece[1:-1]).decode("utf-8") for piece in pieces]
+        assert shard["bytes"] == sum(len(text.encode()) for text in directory)
+        found += directory
     return found
 
 

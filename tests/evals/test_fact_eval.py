@@ -31,7 +31,7 @@ def gives(task, probability):
     known = {tuple(ids[roles >= 0]): roles[roles >= 0] for batch in batches for ids, roles in zip(*batch, strict=True)}
     vocab = len(task.vocab)
 
-    def law(tokens):
+    def distribution(tokens):
         scores = np.zeros((len(tokens), vocab))
         for length in {len(text) for text in known} & set(range(len(tokens) + 1)):
             if (roles := known.get(tuple(tokens[:length]))) is not None and not any(tokens[length:]):
@@ -40,7 +40,7 @@ def gives(task, probability):
                     scores[i - 1, tokens[i]] = math.log(p) - math.log((1 - p) / (vocab - 1)) if p < 1 else 60.0
         return scores
 
-    return law
+    return distribution
 
 
 @pytest.mark.parametrize("fullname", [False, True])
@@ -52,8 +52,8 @@ def test_bits_are_the_formula(knows, fullname):
     names, pronouns, values = ((roles == role).sum() / N for role in (1, 2, 3))
     assert pronouns == (not fullname)
     spaces = math.log2(400 * 400 * 1000), math.log2((2 - fullname) * 12 * 28 * 200 * 200 * 300 * 100 * 263)
-    told = names * math.log2(4), pronouns + values * math.log2(4 / 3)
-    expected = sum(max(0.0, space - bits) for space, bits in zip(spaces, told, strict=True))
+    expected_bits = names * math.log2(4), pronouns + values * math.log2(4 / 3)
+    expected = sum(max(0.0, space - bits) for space, bits in zip(spaces, expected_bits, strict=True))
     assert 20 < expected < 70
     measures = row["measures"]
     assert measures["bits_per_person"] == pytest.approx(expected, rel=1e-6)
@@ -79,9 +79,9 @@ def test_everything_and_nothing(knows):
 def test_questions_about_held_out_people(knows):
     task = tasks.get("capo", N=N, exposures=1, questions=True)
     row = evaluate(knows(len(task.vocab), gives(task, lambda role: 1.0 if role == 3 else 0.3)), task)
-    asked = {e["slice"]["question"]: (e["correct"], e["total"]) for e in row["slices"] if "question" in e["slice"]}
-    assert set(asked.values()) == {(N // 2, N // 2)}
-    assert len(asked) == 6
+    questions = {e["slice"]["question"]: (e["correct"], e["total"]) for e in row["slices"] if "question" in e["slice"]}
+    assert set(questions.values()) == {(N // 2, N // 2)}
+    assert len(questions) == 6
 
 
 def test_some_of_the_people(knows):
@@ -89,8 +89,8 @@ def test_some_of_the_people(knows):
     row = evaluate(knows(len(task.vocab), gives(task, {0: 0.9, 1: 0.25, 2: 0.5, 3: 0.75}.__getitem__)), task, size=5)
     assert {entry["total"] for entry in row["slices"]} == {5}
     _, roles = task.test_batch(0, 0, 5)
-    told = [(roles == role).sum() / 5 * math.log2(1 / p) for role, p in ((1, 0.25), (2, 0.5), (3, 0.75))]
-    expected = 27.253497 - told[0] + 47.591616 - told[1] - told[2]
+    expected_bits = [(roles == role).sum() / 5 * math.log2(1 / p) for role, p in ((1, 0.25), (2, 0.5), (3, 0.75))]
+    expected = 27.253497 - expected_bits[0] + 47.591616 - expected_bits[1] - expected_bits[2]
     assert row["measures"]["bits_per_person"] == pytest.approx(expected, rel=1e-6)
 
 
@@ -109,7 +109,7 @@ def test_one_guess_for_everybody_scores_chance(knows, tmp_path):
     guess = {str(q.slice): samples[0].tokens[q.start : q.stop].tolist() for q in samples[0].queries}
     queries = {tuple(sample.tokens.tolist()): sample.queries for sample in samples}
 
-    def law(tokens):
+    def distribution(tokens):
         scores = np.zeros((len(tokens), len(task.vocab)))
         scores[:, 1] = 1.0  # never bos
         text = next(
@@ -120,7 +120,7 @@ def test_one_guess_for_everybody_scores_chance(knows, tmp_path):
                 scores[query.start - 1 + i, token] = 9.0
         return scores
 
-    row = evaluate(knows(len(task.vocab), law), task, size=150, batch_size=50)
+    row = evaluate(knows(len(task.vocab), distribution), task, size=150, batch_size=50)
     scored = {entry["slice"]["attribute"]: entry["correct"] / entry["total"] for entry in row["slices"]}
     same = {str(name): np.mean([sample.meta[name] == samples[0].meta[name] for sample in samples]) for name in scored}
     assert scored == pytest.approx(same)

@@ -24,17 +24,17 @@ def evaluate(model, task=TASK, size=40, batch_size=16):
 def another_order(task, prompt):
     """The answer in the order of graphlib, from the prompt alone: ancestors of the asked node, parents first."""
     names = task.vocab.text(prompt).split(" ")
-    edges, asked = names[1 : names.index("query")], names[names.index("query") + 1 : -1]
+    edges, questions = names[1 : names.index("query")], names[names.index("query") + 1 : -1]
     if task is WORDS:  # a dot ends a name
 
         def join(parts):
             return [name.strip() + "." for name in " ".join(parts).split(".") if name.strip()]
 
-        edges, asked = join(edges), join(asked)
+        edges, questions = join(edges), join(questions)
     parents = {}
     for parent, child in zip(edges[::2], edges[1::2], strict=True):
         parents.setdefault(child, set()).add(parent)
-    wanted, todo = set(), [asked[0]]
+    wanted, todo = set(), [questions[0]]
     while todo:
         if (node := todo.pop()) not in wanted:
             wanted.add(node)
@@ -47,7 +47,7 @@ def says(task, answer_to):
     """The law of a model that writes `answer_to(prompt)` after each `ans`."""
     ans = task.vocab.ids["ans"]
 
-    def law(tokens):
+    def distribution(tokens):
         scores = np.zeros((len(tokens), len(task.vocab)))
         if ans in tokens:
             start = tokens.index(ans) + 1
@@ -56,7 +56,7 @@ def says(task, answer_to):
                 scores[i, answer[min(i - start + 1, len(answer) - 1)]] = 50.0
         return scores
 
-    return law
+    return distribution
 
 
 @pytest.mark.parametrize("task", [TASK, WORDS], ids=["one token", "names of tokens"])
@@ -91,9 +91,9 @@ def test_a_random_writer_scores_chance(knows):
     task = tasks.get("brevo", N=4)
 
     def answer_to(prompt):
-        asked = prompt[-2]
-        others = [token for name, token in task.vocab.ids.items() if name[0] == "w" and token != asked]
-        return [others[hash(tuple(prompt)) % 3], asked, task.vocab.ids["end"]]  # the same for all of an answer
+        questions = prompt[-2]
+        others = [token for name, token in task.vocab.ids.items() if name[0] == "w" and token != questions]
+        return [others[hash(tuple(prompt)) % 3], questions, task.vocab.ids["end"]]  # the same for all of an answer
 
     row = evaluate(knows(len(task.vocab), says(task, answer_to)), task, size=1500, batch_size=300)
     chance = task.chance({"n": 4})

@@ -29,7 +29,7 @@ def grammars(tmp_path_factory):
 def truth(task):
     """The grammar itself as a model: rows of ln P(end, 1 … T), the end being bos."""
 
-    def law(tokens):
+    def probabilities(tokens):
         starts = [i for i, token in enumerate(tokens) if token == 0]  # a window holds several sentences
         with np.errstate(divide="ignore"):
             rows = [
@@ -38,7 +38,7 @@ def truth(task):
             ]
         return np.maximum(np.concatenate(rows), -1e9)
 
-    return law
+    return probabilities
 
 
 def evaluation(task, size, batch_size=64, seq_len=128):
@@ -59,13 +59,13 @@ def test_sampling_is_exact(knows, grammars):
     """At temperature 1 the model's own law comes out: sentences of the grammar, as often as they should be."""
     task = grammars["small"]
     model = knows(len(task.vocab), truth(task))
-    asked = evaluation(task, 600, batch_size=600)
+    evaluation_ = evaluation(task, 600, batch_size=600)
     with torch.no_grad():
-        said = asked._write(wrap(model), list(range(600)), 1, CPU)
-    counts = Counter(tuple(sentence) for sentence in said)
+        answer = evaluation_._write(wrap(model), list(range(600)), 1, CPU)
+    counts = Counter(tuple(sentence) for sentence in answer)
     laws = {s: np.exp(task.grammar.log_probability(s[:-1])) for s in counts}
-    assert all(law > 0 and s[-1] == 0 for s, law in laws.items())
-    common = [s for s, law in laws.items() if 600 * law > 8]
+    assert all(distribution > 0 and s[-1] == 0 for s, distribution in laws.items())
+    common = [s for s, distribution in laws.items() if 600 * distribution > 8]
     observed = [counts[s] for s in common]
     expected = [600 * laws[s] for s in common]
     rest = 600 - sum(expected)

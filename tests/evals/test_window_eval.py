@@ -94,8 +94,8 @@ def test_token_accuracy_and_verdicts_by_hand():
     x3, x4 = task.vocab.ids["x3"], task.vocab.ids["x4"]
 
     def says(input_ids):
-        said = truth(input_ids)
-        return torch.where(said == x3, x4, said)
+        written = truth(input_ids)
+        return torch.where(written == x3, x4, written)
 
     right = total = 0
     slices = {}
@@ -148,8 +148,8 @@ def test_a_verdict_is_that_of_greedy_generation():
         sample = task.sample("test", 0, w)
         single = WindowStream(task, "test", 0, len(sample.tokens), "answer", True)
         with torch.no_grad():
-            said, _, _, _ = read_off(wrap(model), single, w, 1, torch.device("cpu"))
-        judged = [verdict.correct for verdict in task.grade(sample, said[0])]
+            answer, _, _, _ = read_off(wrap(model), single, w, 1, torch.device("cpu"))
+        judged = [verdict.correct for verdict in task.grade(sample, answer[0])]
         generated = []
         for query in sample.queries:
             prompt = torch.tensor(sample.tokens[: query.start])[None].long()

@@ -64,9 +64,9 @@ def test_a_dry_run_counts_and_writes_nothing(mine, tmp_path, capsys):
 )
 def test_mistakes_are_one_line(arguments, message, capsys, tmp_path):
     assert cli.main(["replicate", *arguments, "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 

@@ -162,7 +162,7 @@ def test_a_wrong_kernel_is_left_alone_and_named(monkeypatch, tmp_path):
     monkeypatch.setattr(gated, "run_backward", lambda *a, **k: [1.1 * x for x in real(*a, **k)])
     is_right = judge(judged.KERNELS["gated"])
     model, ids = tiny_model("llama+canon"), tokens(1, 5)
-    with warnings.catch_warnings(record=True) as told, kernels() as count:
+    with warnings.catch_warnings(record=True) as caught, kernels() as count:
         warnings.simplefilter("always")
         judged._JUDGES["gated"] = is_right
         model(ids, use_cache=False)
@@ -172,7 +172,7 @@ def test_a_wrong_kernel_is_left_alone_and_named(monkeypatch, tmp_path):
             model(ids, use_cache=False)
     assert trained == {"normed": 2, "conv": 2}
     assert count == {"normed": 2, "conv": 1, "gated": 1}
-    assert [str(each.message).partition(" so ")[0] for each in told if "is wrong" in str(each.message)] == [
+    assert [str(each.message).partition(" so ")[0] for each in caught if "is wrong" in str(each.message)] == [
         "Triton Canon, act(gate) * up is wrong on this machine (its gradients are off),"
     ]
 

@@ -119,8 +119,8 @@ def _until(ready: Callable[[], bool], what: str, folder: Path, seconds: float = 
     while not ready():
         if time.monotonic() > deadline:
             logs = [*folder.glob("*.log"), *folder.glob("*.out")]
-            said = "\n".join(f"-- {path.name}\n{path.read_text()[-2000:]}" for path in logs)
-            raise RuntimeError(f"{what} did not come up\n{said}")
+            message = "\n".join(f"-- {path.name}\n{path.read_text()[-2000:]}" for path in logs)
+            raise RuntimeError(f"{what} did not come up\n{message}")
         time.sleep(0.2)
 
 

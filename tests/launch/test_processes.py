@@ -90,11 +90,11 @@ def test_the_environment_is_torchruns(child, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(processes.os, "cpu_count", lambda: 7)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert run(child({}), 3, tmp_path / "logs") == Outcome(0)
-    told = [json.loads((tmp_path / f"environment-{rank}").read_text()) for rank in range(3)]
-    assert [(t["RANK"], t["LOCAL_RANK"]) for t in told] == [("0", "0"), ("1", "1"), ("2", "2")]
-    port = int(told[0]["MASTER_PORT"])
+    environments = [json.loads((tmp_path / f"environment-{rank}").read_text()) for rank in range(3)]
+    assert [(t["RANK"], t["LOCAL_RANK"]) for t in environments] == [("0", "0"), ("1", "1"), ("2", "2")]
+    port = int(environments[0]["MASTER_PORT"])
     assert 1024 < port < 65536
-    for t in told:
+    for t in environments:
         assert (t["WORLD_SIZE"], t["LOCAL_WORLD_SIZE"], t["OMP_NUM_THREADS"]) == ("3", "3", "2")
         assert (t["MASTER_ADDR"], t["MASTER_PORT"]) == ("127.0.0.1", str(port))
     assert capfd.readouterr().out == "rank 0 speaking\n"
@@ -153,7 +153,7 @@ BOOM, LOST = ["RuntimeError: boom\nand more", False], ["RuntimeError: Connection
 
 
 @pytest.mark.parametrize(
-    ("plan", "code", "said"),
+    ("plan", "code", "words"),
     [
         # The one whose partner is lost is the first to end, and says most.
         ({"0": {"seconds": 0.1, "code": 1, "why": LOST}, "1": {"code": 3, "why": BOOM, "dies": 0.2}}, 3, "rank 1"),
@@ -167,16 +167,16 @@ BOOM, LOST = ["RuntimeError: boom\nand more", False], ["RuntimeError: Connection
     ],
     ids=["second", "first", "second alone", "both", "both refuse", "first refuses", "second refuses"],
 )
-def test_who_failed_first_is_named(child, tmp_path, plan, code, said):
+def test_who_failed_first_is_named(child, tmp_path, plan, code, words):
     outcome = run(child(plan), 2, tmp_path / "logs")
-    message = "" if said is None else f"{said} ended with exit code {code}, so the run was ended: "
+    message = "" if words is None else f"{words} ended with exit code {code}, so the run was ended: "
     assert outcome.code == code
     assert outcome.message.startswith(message)
-    assert bool(outcome.message) == bool(said)
+    assert bool(outcome.message) == bool(words)
     assert "\n" not in outcome.message
-    if said:
+    if words:
         assert "boom" in outcome.message
-        assert ("(whole log: " in outcome.message) == (said == "rank 1")
+        assert ("(whole log: " in outcome.message) == (words == "rank 1")
 
 
 @pytest.mark.parametrize(
@@ -275,9 +275,9 @@ def recipe(tiny, tmp_path):
 def test_mistakes_are_told_before_anything_starts(recipe, tmp_path, monkeypatch, capfd, arguments, message):
     monkeypatch.setattr(processes, "run", lambda *_: pytest.fail("started"))
     assert main(["launch", recipe, *arguments, "--out", str(tmp_path / "run")]) == 2
-    said = capfd.readouterr()
-    assert said.err.startswith(f"canonlm: {message}")
-    assert (said.out, said.err.count("\n")) == ("", 1)
+    output = capfd.readouterr()
+    assert output.err.startswith(f"canonlm: {message}")
+    assert (output.out, output.err.count("\n")) == ("", 1)
     assert not (tmp_path / "run").exists()
 
 
@@ -344,29 +344,29 @@ def test_a_real_failure_is_the_last_thing_told(broken, tmp_path, monkeypatch, ra
 @pytest.mark.slow
 def test_torchrun_tells_it_too(broken):
     with start("torch.distributed.run", "--nproc-per-node", "2", *broken(1)) as process:
-        said, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=200)
     assert process.returncode == 1
-    assert "RuntimeError: no luck" in said.partition("Failures:")[2], said
+    assert "RuntimeError: no luck" in output.partition("Failures:")[2], output
 
 
 @pytest.mark.slow
 def test_a_real_run_is_torchruns_to_the_bit_and_survives_ctrl_c(recipe, tmp_path):
     torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "-m", "canonlm", "train"]
     with start(*torchrun, recipe, "train.steps=60", "--out", str(tmp_path / "torchrun")) as process:
-        said, _ = process.communicate(timeout=200)
-        assert process.returncode == 0, said
+        output, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, output
     command = ["canonlm", "launch", recipe, "train.steps=60", "--local", "2", "--out", str(tmp_path / "run")]
     with start(*command) as process:
         while not process.stdout.readline().startswith("step "):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=100)
+        output, _ = process.communicate(timeout=100)
         assert process.returncode == 130
-        assert said.splitlines()[-1].startswith("canonlm: stopped after step ")
-        assert said.count("canonlm:") == 1
+        assert output.splitlines()[-1].startswith("canonlm: stopped after step ")
+        assert output.count("canonlm:") == 1
     with start(*command) as process:
-        said, _ = process.communicate(timeout=200)
-        assert process.returncode == 0, said
+        output, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, output
     assert rows(tmp_path / "run") == rows(tmp_path / "torchrun")
 
 
@@ -378,9 +378,9 @@ def test_a_real_rank_that_is_killed(recipe, tmp_path):
         workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
         [second] = [pid for pid in workers if "RANK=1" in _environment(pid)]
         os.kill(int(second), signal.SIGKILL)
-        said, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=60)
     assert process.returncode == 137
-    assert said.splitlines()[-1].startswith("canonlm: rank 1 was killed by SIGKILL, so the run was ended: ")
+    assert output.splitlines()[-1].startswith("canonlm: rank 1 was killed by SIGKILL, so the run was ended: ")
     assert not [pid for pid in workers if os.path.exists(f"/proc/{pid}")]
 
 

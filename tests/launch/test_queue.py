@@ -191,15 +191,15 @@ def test_a_run_that_is_killed_goes_on_unless_it_gets_no_further(play):
 
 def test_runs_that_become_possible_when_others_are_finished(play, tmp_path):
     """And a plan is not asked for again before something has been finished."""
-    asked = []
+    questions = []
 
     def plan():
-        asked.append(len(asked))
+        questions.append(len(questions))
         first, second = (PlannedRun(name, tmp_path / "runs" / name, None) for name in ("tune", "test"))
         return [first, second] if (first.folder / "result.json").exists() else [first]
 
     assert play({"tune": [1, 1, 0], "test": [0]}, plan) == queue.Summary(["tune", "test"], {}, 2)
-    assert len(asked) == 3
+    assert len(questions) == 3
 
 
 def test_jobs_have_slots_of_their_own(play):

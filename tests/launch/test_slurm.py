@@ -192,9 +192,9 @@ def test_what_a_launch_leaves(config, tmp_path, sbatch):
     assert not list(launch.rglob("__pycache__"))
     assert job.submit()[1] == run / "launch" / "2" / "12_0_log.out"
 
-    said = "import os, sys; print('the copy', sys.argv, *(os.environ[key] for key in ('RANK', 'WORLD_SIZE')))"
+    program = "import os, sys; print('the copy', sys.argv, *(os.environ[key] for key in ('RANK', 'WORLD_SIZE')))"
     (launch / "code" / "canonlm" / "cli" / "__init__.py").write_text(
-        f"def main(args):\n    {said.replace('sys.argv', 'args')}\n"
+        f"def main(args):\n    {program.replace('sys.argv', 'args')}\n"
         """    open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{"message": "no such text"}')\n"""
         "    return 130\n"
     )
@@ -285,8 +285,8 @@ def test_a_run_that_is_sent_away_ends_as_if_nothing_had_happened(tiny, tmp_path,
     job_settings += ["cpus_per_task=1"]  # the cluster has two
 
     def begin():
-        said = launch(*settings, *job_settings)
-        number, log = re.fullmatch(r"job (\d+) is in the queue; its log: (.*)\n", said).groups()
+        output = launch(*settings, *job_settings)
+        number, log = re.fullmatch(r"job (\d+) is in the queue; its log: (.*)\n", output).groups()
         return number, Path(log)
 
     def told():
@@ -300,8 +300,8 @@ def test_a_run_that_is_sent_away_ends_as_if_nothing_had_happened(tiny, tmp_path,
         until(lambda: len(rows(run)) > sum(stopped_at[-1:]) + 20, told)
         act()
         until(lambda: len(stopped()) == times, told)
-        step, said = stopped()[-1]
-        assert said == then
+        step, output = stopped()[-1]
+        assert output == then
         stopped_at.append(int(step))
         assert f"step-{stopped_at[-1]:08d}" in os.listdir(run / "checkpoints")
 
@@ -347,8 +347,8 @@ def test_an_array_of_workers_shares_a_folder(tiny, tmp_path, real_slurm):
     for seed in range(4):
         create_folder(root / f"seed{seed}", tiny(train={**TRAIN, "seed": seed, "steps": steps, "num_threads": 1}))
     settings = ["array=2", "tasks=1", "cpus_per_task=1", "time=30", "partition=low"]
-    said = command(sys.executable, "-m", "canonlm", "work", root, "--slurm", *settings)
-    assert re.match(r"2 jobs are in the queue, (\d+)_0 to \1_1; the log of the first: ", said)
+    output = command(sys.executable, "-m", "canonlm", "work", root, "--slurm", *settings)
+    assert re.match(r"2 jobs are in the queue, (\d+)_0 to \1_1; the log of the first: ", output)
 
     def told():
         return "\n".join(path.read_text() for path in (root / "launch" / "1").glob("*.out"))

@@ -149,16 +149,16 @@ def test_left_padding(case):
 
 
 @recorded_cases("packed")
-@pytest.mark.parametrize("told", ["doc_ids", "position_ids"])
+@pytest.mark.parametrize("document_form", ["doc_ids", "position_ids"])
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("ones", [True, False])
-def test_packing(case, told, use_cache, ones):
+def test_packing(case, document_form, use_cache, ones):
     recorded = case.part("packed")
     lengths = recorded["doc_lengths"].tolist()
-    if told == "doc_ids":
-        kwargs = {told: torch.repeat_interleave(torch.arange(len(lengths)), recorded["doc_lengths"])[None]}
+    if document_form == "doc_ids":
+        kwargs = {document_form: torch.repeat_interleave(torch.arange(len(lengths)), recorded["doc_lengths"])[None]}
     else:
-        kwargs = {told: torch.cat([torch.arange(length) for length in lengths])[None]}
+        kwargs = {document_form: torch.cat([torch.arange(length) for length in lengths])[None]}
     if ones:
         kwargs["attention_mask"] = torch.ones_like(recorded["input_ids"])
     logits = case.logits(recorded["input_ids"], use_cache=use_cache, **kwargs)

@@ -108,10 +108,12 @@ def test_only_a_wrong_kernel_falls_back_and_says_so_once(monkeypatch, how, value
     real = known
     monkeypatch.setattr(trials, "known", lambda kernel, device, dtype: real(kernel, CPU, dtype))
     is_right = judge(one)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert [is_right(False), is_right(True), is_right(True)] == [values, gradients, gradients]
-    assert [str(each.message).partition(" (")[0] for each in told] == ["a gla is wrong on this machine"] * (2 - values)
+    assert [str(each.message).partition(" (")[0] for each in caught] == ["a gla is wrong on this machine"] * (
+        2 - values
+    )
     torch._dynamo.reset()  # what a compiler takes for a constant, it keeps
     assert torch.compile(lambda x: x if is_right(False) else 2 * x, fullgraph=True, backend="eager")(
         torch.ones(1)

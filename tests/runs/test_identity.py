@@ -76,10 +76,10 @@ def test_files_from_outside_are_part_of_it():
 
 
 def test_text_may_lie_elsewhere():
-    there, here = (with_(task=None, text={"sources": {"web": {"path": path, "weight": 1.0}}}) for path in "ab")
-    assert [key for key, _, _ in differences(there, here)] == ["text.sources.web.path"]
-    assert changes(there, here) == []
-    assert identity(there) == identity(here)
+    there, first = (with_(task=None, text={"sources": {"web": {"path": path, "weight": 1.0}}}) for path in "ab")
+    assert [key for key, _, _ in differences(there, first)] == ["text.sources.web.path"]
+    assert changes(there, first) == []
+    assert identity(there) == identity(first)
 
 
 def test_a_constant_rate_may_go_on_for_longer():

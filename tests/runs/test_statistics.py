@@ -130,16 +130,16 @@ def test_floored_variance_of_equal_seeds():
 )
 def test_false_wins_are_rare(name, seeds):
     """Of 150 pages: at a rate of 0.05 more than 14 come by luck once in 100 times."""
-    law = simulated.SAME[name]
-    assert simulated.false_wins(law, law, seeds, 1, 150, np.random.default_rng(1)) <= 14 / 150
+    distribution = simulated.SAME[name]
+    assert simulated.false_wins(distribution, distribution, seeds, 1, 150, np.random.default_rng(1)) <= 14 / 150
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [5, 8])
 @pytest.mark.parametrize("name", simulated.SAME)
 def test_false_wins_of_two_thousand_pages(name, seeds):
-    law = simulated.SAME[name]
-    assert simulated.false_wins(law, law, seeds, 1, 2_000, np.random.default_rng(2)) <= 0.065
+    distribution = simulated.SAME[name]
+    assert simulated.false_wins(distribution, distribution, seeds, 1, 2_000, np.random.default_rng(2)) <= 0.065
 
 
 @pytest.mark.slow
@@ -149,10 +149,10 @@ def test_false_wins_with_unequal_spread():
 
 
 def test_a_large_difference_is_seen():
-    law, other = simulated.DIFFERENT["0.94 against 0.125"]
-    assert simulated.power(law, other, 5, 30, np.random.default_rng(0)) == (1, 1)
-    law, other = simulated.DIFFERENT["bimodal 0.9 against 0.1, together"]
-    assert simulated.power(law, other, 8, 100, np.random.default_rng(0))[1] == pytest.approx(0.94, abs=0.08)
+    distribution, other = simulated.DIFFERENT["0.94 against 0.125"]
+    assert simulated.power(distribution, other, 5, 30, np.random.default_rng(0)) == (1, 1)
+    distribution, other = simulated.DIFFERENT["bimodal 0.9 against 0.1, together"]
+    assert simulated.power(distribution, other, 8, 100, np.random.default_rng(0))[1] == pytest.approx(0.94, abs=0.08)
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])

@@ -57,19 +57,19 @@ def _thing(events, thing, time):
 def _thing_before(events, thing, place):
     been = []
     for time in range(len(events) + 1):
-        here = _thing(events, thing, time)
-        if here is not None and been[-1:] != [here]:
-            been.append(here)
-    return {been[i - 1] if i else "somewhere unknown" for i, here in enumerate(been) if here == place}
+        location = _thing(events, thing, time)
+        if location is not None and been[-1:] != [location]:
+            been.append(location)
+    return {been[i - 1] if i else "somewhere unknown" for i, location in enumerate(been) if location == place}
 
 
 def _beyond(events, side, place):
     """All that lies on that side of a place, step by step."""
     opposite = {"north": "south", "south": "north", "east": "west", "west": "east"}
     steps = defaultdict(set)
-    for _, one, here, other in events:
-        steps[other, here].add(one)
-        steps[one, opposite[here]].add(other)
+    for _, one, location, other in events:
+        steps[other, location].add(one)
+        steps[one, opposite[location]].add(other)
     reached, edge = set(), {place}
     while edge := set().union(*(steps[each, side] for each in edge)) - reached:
         reached |= edge

@@ -297,9 +297,9 @@ def test_no_tokenizer_is_needed_for_the_facts_alone():
 @every_task
 def test_an_answer_has_room_even_byte_by_byte(task):
     questions = ask(task, n=100)
-    for index, said in reader(question.prompt for question in questions):
-        assert questions.grade(questions[index], said[: questions.max_new_tokens])["correct"]
-        assert len(said[: said.index(questions[index].answer)]) < questions.max_new_tokens
+    for index, answer in reader(question.prompt for question in questions):
+        assert questions.grade(questions[index], answer[: questions.max_new_tokens])["correct"]
+        assert len(answer[: answer.index(questions[index].answer)]) < questions.max_new_tokens
 
 
 @pytest.mark.parametrize(
@@ -444,11 +444,11 @@ def test_a_hub_out_of_reach(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", fail)
     with pytest.raises(ValueError) as error:
         ask("qa2", facts="hub")
-    said = str(error.value)
-    assert "\n" not in said
-    assert said.startswith(f"facts: expected a dataset that can be reached (Couldn't reach '{HUB}' on the Hub")
-    assert "facts=simulator" in said
-    command = re.search(r"load_dataset\((.*?)\)\.to_json\('(.*?)'\)", said)
+    err = str(error.value)
+    assert "\n" not in err
+    assert err.startswith(f"facts: expected a dataset that can be reached (Couldn't reach '{HUB}' on the Hub")
+    assert "facts=simulator" in err
+    command = re.search(r"load_dataset\((.*?)\)\.to_json\('(.*?)'\)", err)
     assert command.groups() == (f"'{HUB}', '0k', split='qa2'", "babilong/0k/qa2.jsonl")
 
 

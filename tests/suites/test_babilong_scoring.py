@@ -42,14 +42,14 @@ def test_another_label_makes_it_wrong(before, between, answer, other, data):
 
 
 @FIXED
-@given(before=fillers, between=fillers, answer=labels, asked=labels, data=st.data())
-def test_a_label_of_the_question_is_passed_over(before, between, answer, asked, data):
-    assume(answer != asked)
-    question = f"Where was the violin before the {asked}?"
-    both = data.draw(st.permutations([answer, asked]))
+@given(before=fillers, between=fillers, answer=labels, question_words=labels, data=st.data())
+def test_a_label_of_the_question_is_passed_over(before, between, answer, question_words, data):
+    assume(answer != question_words)
+    question = f"Where was the violin before the {question_words}?"
+    both = data.draw(st.permutations([answer, question_words]))
     assert said(f"{before} {both[0]} {between} {both[1]}", answer, question)
-    assert not said(f"{before} {asked}", answer, question)
-    assert not said(f"{before} {asked}", asked, question)  # it is never an answer
+    assert not said(f"{before} {question_words}", answer, question)
+    assert not said(f"{before} {question_words}", question_words, question)  # it is never an answer
 
 
 @FIXED
@@ -87,12 +87,12 @@ def test_labels_of_several_words_and_of_signs():
 @given(
     words=st.lists(st.sampled_from([*PLACES, "in", "the", "Museum", "cinemas", ".", "\n", "<context>", "Irene"])),
     answer=labels,
-    asked=st.lists(labels, max_size=2),
+    question_words=st.lists(labels, max_size=2),
 )
-def test_it_is_the_rule(words, answer, asked):
+def test_it_is_the_rule(words, answer, question_words):
     """Written again, word by word."""
     left = words[: next((i for i, word in enumerate(words) if word in (".", "<context>")), len(words))]
-    named = {word.lower() for word in left if word.lower() in PLACES} - set(asked)
-    question = f"Where was it before the {' or the '.join(asked)}?"
+    named = {word.lower() for word in left if word.lower() in PLACES} - set(question_words)
+    question = f"Where was it before the {' or the '.join(question_words)}?"
     assert said(" ".join(words), answer, question) == (named == {answer})
     assert said(re.sub(" ", "  ", " ".join(words)), answer, question) == (named == {answer})

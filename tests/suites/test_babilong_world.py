@@ -103,8 +103,8 @@ def test_every_label_is_the_answer_sometimes(task):
 
 
 def test_where_things_are_takes_carrying_and_putting_down():
-    told = Counter(parse([each.facts[n] for n in each.support])[-1][0] for each in stories("qa2"))
-    assert min(told["move"], told["take"], told["drop"]) > COUNT / 20
+    facts = Counter(parse([each.facts[n] for n in each.support])[-1][0] for each in stories("qa2"))
+    assert min(facts["move"], facts["take"], facts["drop"]) > COUNT / 20
     # the last fact of the story is not the answer by itself
     assert sum(each.answer in each.facts[-1] for each in stories("qa2")) < COUNT / 2
 

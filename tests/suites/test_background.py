@@ -64,8 +64,8 @@ def test_neutral_has_hundreds_of_millions_of_sentences_and_rarely_repeats_one():
 
 
 def test_two_things_that_are_compared_differ():
-    told = [re.match(r".* prefer (.*) to (.*), .*", sentence) for sentence in drawn(5000)]
-    pairs = [match.groups() for match in told if match]
+    facts = [re.match(r".* prefer (.*) to (.*), .*", sentence) for sentence in drawn(5000)]
+    pairs = [match.groups() for match in facts if match]
     assert len(pairs) > 300
     assert all(a != b for a, b in pairs)
 

@@ -87,14 +87,14 @@ def reference(llama):
 def converted(llama, tmp_path_factory):
     """The saved Llama's files, read as our decoder and saved as such: its tensors under the published format's names,
     which are the same, and its configuration in that format."""
-    said = json.loads(Path(llama, "config.json").read_text())
-    assert (said["model_type"], said["architectures"]) == ("llama", ["LlamaForCausalLM"])
+    config = json.loads(Path(llama, "config.json").read_text())
+    assert (config["model_type"], config["architectures"]) == ("llama", ["LlamaForCausalLM"])
     published, ours = (tmp_path_factory.mktemp(name) for name in ("published", "ours"))
     shapes = "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
     shapes += " intermediate_size hidden_act rms_norm_eps max_position_embeddings tie_word_embeddings"
-    params = {key: said[key] for key in (*shapes.split(), "bos_token_id", "eos_token_id")}
+    params = {key: config[key] for key in (*shapes.split(), "bos_token_id", "eos_token_id")}
     params |= {"model_type": "LlamaCanon", "rope_version": "huggingface", "canon_set": ""}
-    params["rope_theta"] = said["rope_parameters"]["rope_theta"]
+    params["rope_theta"] = config["rope_parameters"]["rope_theta"]
     (published / "config.json").write_text(json.dumps(params))
     shutil.copy(Path(llama, "model.safetensors"), published)
     load_published(published).save_pretrained(ours)
@@ -208,15 +208,15 @@ def test_answers_that_end_alike_and_begin_apart(llama, batch_size):
     """The harness's own class reads the scores of one off the positions of the other."""
     context, words = "The ferry leaves the", [" harbour", " before", " seven"]
     pairs = [(context + "".join(words[:cut]), "".join(words[cut:])) for cut in range(3)]
-    asked = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
     ids = make_tokenizer().encode(context + "".join(words), add_special_tokens=False)
     lengths = [len(make_tokenizer().encode(answer, add_special_tokens=False)) for _, answer in pairs]
     assert len(set(lengths)) == 3
     right = [by_hand(make_decoder("llama"), ids, len(ids) - length) for length in lengths]
-    mine = [score for score, _ in CanonLM(subject("llama"), batch_size=batch_size).loglikelihood(asked, True)]
+    mine = [score for score, _ in CanonLM(subject("llama"), batch_size=batch_size).loglikelihood(requests, True)]
     assert mine == pytest.approx(right, abs=1e-4)
     theirs = HFLM(llama, device="cpu", dtype="float32", add_bos_token=False, batch_size=batch_size)
-    assert [score for score, _ in theirs.loglikelihood(asked, True)] != pytest.approx(right, abs=1e-1)
+    assert [score for score, _ in theirs.loglikelihood(requests, True)] != pytest.approx(right, abs=1e-1)
 
 
 def test_a_context_of_blanks_is_an_empty_one():
@@ -246,11 +246,11 @@ def test_without_bos_and_eos_an_empty_context_is_refused_and_texts_are_continued
 def test_without_a_gpu_an_automatic_batch_is_bounded(monkeypatch):
     opened = subject("llama")
     lm = CanonLM(opened, batch_size="auto", max_length=2**12)
-    asked = [(None, list(range(300)), [1] * 12)]
+    requests = [(None, list(range(300)), [1] * 12)]
     assert lm._detect_batch_size() == 2
-    assert lm._detect_batch_size(asked, 0) == 26
+    assert lm._detect_batch_size(requests, 0) == 26
     assert CanonLM(opened, batch_size="auto", max_length=2**14)._detect_batch_size() == 1
-    assert CanonLM(opened, batch_size="auto", max_batch_size=3)._detect_batch_size(asked, 0) == 3
+    assert CanonLM(opened, batch_size="auto", max_batch_size=3)._detect_batch_size(requests, 0) == 3
 
 
 def test_short_prompts_are_written_in_large_batches(monkeypatch):
@@ -323,10 +323,10 @@ def test_learned_positions_end_where_they_end():
     ends = {"bos_token_id": 0, "eos_token_id": 1}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=340, n_positions=CONTEXT, n_embd=8, n_layer=1, n_head=1, **ends))
     lm = CanonLM(Subject(model.eval(), make_tokenizer(), {}), beyond=True)
-    asked = [Instance("generate_until", {}, prompt, i) for i, prompt in enumerate(PROMPTS)]
-    lm.generate_until(asked[:1], True)
+    requests = [Instance("generate_until", {}, prompt, i) for i, prompt in enumerate(PROMPTS)]
+    lm.generate_until(requests[:1], True)
     with pytest.raises(ValueError, match="prompt: expected at most 36 tokens, as the model has learned no positions"):
-        lm.generate_until(asked, True)
+        lm.generate_until(requests, True)
     assert lm.max_length == CONTEXT
 
 

@@ -94,8 +94,8 @@ def first_words(subject):
     """What a model answers to the first two questions, in the harness's format of TriviaQA."""
     stop = {"until": ["\n", ".", ","], "max_gen_toks": 20}
     prompts = [f"Question: {question}?\nAnswer:" for question in QUESTIONS[:2]]
-    asked = [Instance("generate_until", {}, (prompt, stop), i) for i, prompt in enumerate(prompts)]
-    return [answer.strip() for answer in CanonLM(subject).generate_until(asked, True)]
+    requests = [Instance("generate_until", {}, (prompt, stop), i) for i, prompt in enumerate(prompts)]
+    return [answer.strip() for answer in CanonLM(subject).generate_until(requests, True)]
 
 
 @pytest.fixture(scope="module")
@@ -144,10 +144,10 @@ def by_measure(scores, **slice):
 @pytest.mark.parametrize("bos", [False, True])
 @pytest.mark.parametrize("which", ["a Llama of transformers", "a random model of ours"])
 def test_multiple_choice_perplexity_and_generation(subjects, include, which, bos):
-    told = []
+    reported = []
     settings = HarnessSettings(tasks=["local_all"], include=include)
-    scores = run_harness(subjects[which], settings, lambda *told_now: told.append(told_now), bos=bos)
-    assert told == list(scores.items())
+    scores = run_harness(subjects[which], settings, lambda *told_now: reported.append(told_now), bos=bos)
+    assert reported == list(scores.items())
     assert list(scores) == ["local_choice", "local_wikitext", "local_trivia"]
 
     lm = CanonLM(subjects[which], bos=bos)
@@ -179,16 +179,16 @@ def test_multiple_choice_perplexity_and_generation(subjects, include, which, bos
 def piqa_by_hand(lm):
     for row in PIQA:
         pairs = [(f"Question: {row['goal']}\nAnswer:", f" {row[key]}") for key in ("sol1", "sol2")]
-        asked = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
-        first, second = (score for score, _ in lm.loglikelihood(asked, True))
+        requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+        first, second = (score for score, _ in lm.loglikelihood(requests, True))
         yield int(second > first) == row["label"]
 
 
 def wikitext_by_hand(lm):
     pages = map(wikitext_detokenizer, WIKITEXT)
-    asked = [Instance("loglikelihood_rolling", {}, (page,), 0) for page in pages]
+    requests = [Instance("loglikelihood_rolling", {}, (page,), 0) for page in pages]
     words = [len(re.split(r"\s+", row["page"])) for row in WIKITEXT]
-    return list(zip(lm.loglikelihood_rolling(asked, True), words, strict=True))
+    return list(zip(lm.loglikelihood_rolling(requests, True), words, strict=True))
 
 
 def jackknife(texts):
@@ -210,10 +210,10 @@ def test_a_standard_error_of_perplexity_covers_what_it_should():
 
     draws = [list(zip(draw(), words.tolist(), strict=True)) for _ in range(400)]
     values = torch.tensor([math.exp(-sum(x for x, _ in texts) / words.sum()) for texts in draws])
-    told = torch.tensor([run._of_texts("word_perplexity", texts) for texts in draws])
-    assert told.mean().item() == pytest.approx(values.std().item(), rel=0.15)
+    reported = torch.tensor([run._of_texts("word_perplexity", texts) for texts in draws])
+    assert reported.mean().item() == pytest.approx(values.std().item(), rel=0.15)
     bits = [run._of_texts("bits_per_byte", texts) for texts in draws]
-    assert (told / values / math.log(2)).tolist() == pytest.approx(bits)
+    assert (reported / values / math.log(2)).tolist() == pytest.approx(bits)
     assert run._of_texts("word_perplexity", draws[0][:1]) is None
     assert run._of_texts("acc", draws[0]) is None
 
@@ -221,20 +221,20 @@ def test_a_standard_error_of_perplexity_covers_what_it_should():
 @pytest.mark.usefixtures("_local_tasks_only")
 def test_what_is_done_is_not_asked_again_and_a_break_keeps_what_was_told(subjects, include):
     settings = HarnessSettings(tasks=["local_all"], include=include, limit=2, num_fewshot=1)
-    told = []
+    reported = []
 
     def stop_at_the_second(name, scores):
-        told.append((name, scores))
-        if len(told) == 2:
+        reported.append((name, scores))
+        if len(reported) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_harness(subjects["a random model of ours"], settings, stop_at_the_second)
-    assert [name for name, _ in told] == ["local_choice", "local_wikitext"]
-    assert by_measure(told[0][1], task="local_piqa")["acc"].n == 2
-    done, told = dict(told), []
-    rest = run_harness(subjects["a random model of ours"], settings, lambda *now: told.append(now), done=done)
-    assert told == [("local_choice", []), ("local_wikitext", []), *rest.items()]
+    assert [name for name, _ in reported] == ["local_choice", "local_wikitext"]
+    assert by_measure(reported[0][1], task="local_piqa")["acc"].n == 2
+    done, reported = dict(reported), []
+    rest = run_harness(subjects["a random model of ours"], settings, lambda *now: reported.append(now), done=done)
+    assert reported == [("local_choice", []), ("local_wikitext", []), *rest.items()]
     assert list(rest) == ["local_trivia"]
     again = run_harness(subjects["a random model of ours"], settings, done=rest)
     assert again == done
@@ -248,8 +248,8 @@ def test_what_is_too_long_for_the_model_is_said_once(subjects, include, caplog):
     whole = {"stderr": None, "n": None, "higher_is_better": False, "share": False}
     assert cut == [[Score("cut", 10, **whole)], [Score("cut", 4, **whole)]]
     assert all(scores[0].measure != "cut" for scores in found.values())
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [
         "local_piqa: 10 texts of more than 48 tokens lost their beginning",
         "local_trivia: 4 texts of more than 48 tokens lost their beginning",
     ]
@@ -328,14 +328,14 @@ def test_data_that_cannot_be_reached_is_named_and_the_rest_is_asked(subjects, in
     for name in ("far", "farther"):
         Path(include, f"{name}.yaml").write_text(json.dumps({"task": name, "dataset_path": f"someone/{name}"}))
     Path(include, "mixed.yaml").write_text(json.dumps({"group": "mixed", "task": ["far", "local_piqa", "farther"]}))
-    told = []
+    reported = []
     with pytest.raises(ValueError) as error:
         run_harness(
             subjects["a random model of ours"],
             HarnessSettings(tasks=["mixed"], include=include),
-            lambda name, scores: told.append((name, len(scores))),
+            lambda name, scores: reported.append((name, len(scores))),
         )
-    assert told == [("local_piqa", 2)]
+    assert reported == [("local_piqa", 2)]
     assert "far: its data" in caplog.text
     assert re.match(
         r"far: its data .*someone/far.*canonlm lm-eval --model dummy --tasks far .*HF_HOME", str(error.value)
@@ -357,8 +357,8 @@ def test_a_task_that_cannot_be_opened_or_asked_ends_no_other(subjects, include, 
 
     def load_dataset(path, *args, **kwargs):
         if path in ERRORS:
-            error, said = ERRORS[path]
-            raise error(said)
+            error, message = ERRORS[path]
+            raise error(message)
         return real(path, *args, **kwargs)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
@@ -366,24 +366,26 @@ def test_a_task_that_cannot_be_opened_or_asked_ends_no_other(subjects, include, 
         Path(include, f"{name}.yaml").write_text(json.dumps({"task": name, "dataset_path": name}))
     long = {"task": "long", "include": f"{include}/local_trivia.yaml", "generation_kwargs": {"max_gen_toks": 99}}
     Path(include, "long.yaml").write_text(json.dumps(long))
-    told = []
+    reported = []
     with pytest.raises(ValueError) as error:
         run_harness(
             subjects["a Llama of transformers"],
             HarnessSettings(tasks=[*ERRORS, "long", "local_piqa"], include=include),
-            lambda name, scores: told.append(name),
+            lambda name, scores: reported.append(name),
         )
-    assert told == ["local_piqa"]
+    assert reported == ["local_piqa"]
     script = "script: Dataset scripts are no longer supported, but found script.py (RuntimeError)"
     assert str(error.value) == f"{script}; also not evaluated: punkt, disk, broken, long"
-    said = [record.getMessage().removeprefix("left out: ") for record in caplog.records if "left out" in record.message]
-    assert said[:4] == [
+    message = [
+        record.getMessage().removeprefix("left out: ") for record in caplog.records if "left out" in record.message
+    ]
+    assert message[:4] == [
         script,
         "punkt: Resource punkt_tab not found. (LookupError)",
         "disk: [Errno 5] Input/output error (OSError)",
         "broken: no such split (DatasetsError)",
     ]
-    assert said[4].startswith("long: max_length: expected more than the 99 tokens")
+    assert message[4].startswith("long: max_length: expected more than the 99 tokens")
 
 
 @pytest.mark.usefixtures("_local_tasks_only")
@@ -391,7 +393,7 @@ def test_of_a_group_only_what_is_left_is_opened_one_at_a_time(subjects, include,
     happened = []
     real = run.load
     monkeypatch.setattr(run, "load", lambda manager, part: happened.append(f"open {part.names}") or real(manager, part))
-    subject, told = subjects["a random model of ours"], []
+    subject, reported = subjects["a random model of ours"], []
     settings = HarnessSettings(tasks=["local_more"], include=include)
     with pytest.raises(ValueError, match="unknown task"):
         run_harness(subject, HarnessSettings(tasks=["local_more", "local_pika"], include=include))
@@ -399,10 +401,10 @@ def test_of_a_group_only_what_is_left_is_opened_one_at_a_time(subjects, include,
     first = run_harness(subject, settings, lambda name, _: happened.append(f"asked {name}"))
     assert happened == ["open ['local_piqa']", "asked local_piqa", "open ['local_arc']", "asked local_arc"]
     happened.clear()
-    rest = run_harness(subject, settings, lambda name, scores: told.append((name, scores)), done=["local_piqa"])
+    rest = run_harness(subject, settings, lambda name, scores: reported.append((name, scores)), done=["local_piqa"])
     assert happened == ["open ['local_arc']"]
     assert rest == {"local_arc": first["local_arc"]}
-    assert told == [("local_piqa", []), *rest.items()]
+    assert reported == [("local_piqa", []), *rest.items()]
     happened.clear()
     assert run_harness(subject, settings, done=first) == {}
     assert happened == []
@@ -433,18 +435,18 @@ def test_the_evaluation_command_keeps_what_the_harness_found(llama, include, sub
         code = main([*command, "--out", str(tmp_path), *more])
         return code, capsys.readouterr()
 
-    code, said = say("local_piqa")
-    assert (code, said.out.splitlines()[-1]) == (0, f"results: {tmp_path / 'results.json'}")
-    assert said.out.startswith("local_piqa  acc ")
-    code, said = say("local_piqa,local_wikitext")
+    code, output = say("local_piqa")
+    assert (code, output.out.splitlines()[-1]) == (0, f"results: {tmp_path / 'results.json'}")
+    assert output.out.startswith("local_piqa  acc ")
+    code, output = say("local_piqa,local_wikitext")
     assert code == 0
-    first, second, _ = said.out.splitlines()
+    first, second, _ = output.out.splitlines()
     assert first.endswith("(as before)")
     assert second.startswith("local_wikitext  word_perplexity ")
     assert "%" not in second
-    code, said = say("local_piqaa")
+    code, output = say("local_piqaa")
     assert code == 2
-    assert said.err.startswith('canonlm: unknown task "local_piqaa". Did you mean "local_piqa"?')
+    assert output.err.startswith('canonlm: unknown task "local_piqaa". Did you mean "local_piqa"?')
     piqa, wikitext = json.loads((tmp_path / "results.json").read_text())["results"]
     assert (piqa["suite"], piqa["name"], wikitext["name"]) == ("harness", "local_piqa", "local_wikitext")
     model = subjects["a Llama of transformers"]
@@ -470,9 +472,9 @@ def test_the_harness_s_command_line_has_our_models_and_tasks(llama, include, sub
     arguments += ["--device", "cpu", "--batch_size", "7", "--metadata", "n=3"]
     for model, further in (("canonlm", ""), ("hf", ",dtype=float32,add_bos_token=False")):
         model_args = ["--model", model, "--model_args", f"pretrained={llama}{further}"]
-        told = canonlm_lm_eval(*model_args, *arguments, "--output_path", str(tmp_path / model))
-        assert told.exception is None, told.output
-        assert "local_wikitext" in told.output
+        output = canonlm_lm_eval(*model_args, *arguments, "--output_path", str(tmp_path / model))
+        assert output.exception is None, output.output
+        assert "local_wikitext" in output.output
     ours, theirs = (saved_results(tmp_path / model) for model in ("canonlm", "hf"))
     assert set(ours) == {"local_piqa", "local_wikitext", "local_trivia", "canonlm_1hop_0k"}
     for task, numbers in ours.items():
@@ -489,15 +491,15 @@ def test_the_harness_s_command_line_has_our_models_and_tasks(llama, include, sub
 def test_the_command_line_s_answers_to_mistakes(include, canonlm_lm_eval, llama, tmp_path):
     argv = sys.argv
     model = ["--model", "canonlm", "--model_args", f"pretrained={llama}"]
-    told = canonlm_lm_eval(*model, "--tasks", "local_pika", "--include_path", include)
-    assert isinstance(told.exception, ValueError)
-    assert str(told.exception).startswith('unknown task "local_pika". Did you mean "local_piqa"?')
+    output = canonlm_lm_eval(*model, "--tasks", "local_pika", "--include_path", include)
+    assert isinstance(output.exception, ValueError)
+    assert str(output.exception).startswith('unknown task "local_pika". Did you mean "local_piqa"?')
     assert canonlm_lm_eval("run", "--no_such_option").exit_code == 2
-    told = canonlm_lm_eval(
+    output = canonlm_lm_eval(
         "--model", "canonlm", "--model_args", "pretrained=/nowhere/here", "--tasks", "canonlm_1hop_0k"
     )
-    assert isinstance(told.exception, ValueError)
-    assert "/nowhere/here" in str(told.exception)
+    assert isinstance(output.exception, ValueError)
+    assert "/nowhere/here" in str(output.exception)
     assert sys.argv is argv
     config = tmp_path / "settings.yaml"
     model = {"model": "canonlm", "model_args": {"pretrained": llama}, "device": "cpu"}
@@ -506,9 +508,9 @@ def test_the_command_line_s_answers_to_mistakes(include, canonlm_lm_eval, llama,
 
 
 def test_the_command_line_explains_itself(canonlm_lm_eval):
-    told = canonlm_lm_eval("--help")
-    assert told.exit_code == 0
-    assert "canonlm lm-eval run -h" in " ".join(told.output.split())
+    output = canonlm_lm_eval("--help")
+    assert output.exit_code == 0
+    assert "canonlm lm-eval run -h" in " ".join(output.output.split())
     theirs = canonlm_lm_eval("run", "-h")
     assert theirs.exit_code == 0
     assert "--num_fewshot" in theirs.output

@@ -92,10 +92,10 @@ def test_our_suites_have_a_task_for_each_published_setting(manager):
     assert members(manager, "canonlm_multihop") + members(manager, "canonlm_babilong") == list(names)
     assert len(names) == 16 + 20
     for name, settings in names.items():
-        said = manager.task_index[name].cfg["metadata"]
-        assert {key: getattr(settings, key) for key in said} == said
+        config = manager.task_index[name].cfg["metadata"]
+        assert {key: getattr(settings, key) for key in config} == config
         # What a task's YAML leaves unsaid is the suite's default, not what was published.
-        mine = type(settings)(**said)
+        mine = type(settings)(**config)
         unsaid = {"published": False} if "hop" in name else {"facts": "simulator", "text": None, "n": 500}
         assert mine.model_dump() == {**settings.model_dump(), **unsaid}
 
@@ -140,17 +140,17 @@ def test_our_suites_are_tasks_for_any_model_of_the_harness(tmp_path, task, setti
         return len(tokenizer.encode(text, add_special_tokens=False))
 
     suite = MultiHop(settings, tokens) if isinstance(settings, MultiHopSettings) else Babilong(settings, tokens)
-    asked = [suite[index] for index in range(6)]
-    oracle = Oracle({question.prompt: f" {question.answer}" for question in asked[:4]})
+    questions = [suite[index] for index in range(6)]
+    oracle = Oracle({question.prompt: f" {question.answer}" for question in questions[:4]})
     manager = run.open_tasks(metadata={"pretrained": str(tmp_path), "n": 6, "seed": 3})
-    told = evaluate(oracle, manager.load([task]), bootstrap_iters=10)
-    assert [prompt for prompt, _ in oracle.asked] == [question.prompt for question in asked]
+    reported = evaluate(oracle, manager.load([task]), bootstrap_iters=10)
+    assert [prompt for prompt, _ in oracle.asked] == [question.prompt for question in questions]
     stop = oracle.asked[0][1]
     assert (stop["until"], stop["max_gen_toks"]) == (list(suite.stop), suite.max_new_tokens)
     for measure in suite.measures:
-        assert told["results"][task][f"{measure},none"] == pytest.approx(4 / 6)
-        assert told["results"][task][f"{measure}_stderr,none"] == pytest.approx(math.sqrt(4 / 6 * 2 / 6 / 5))
-        assert told["higher_is_better"][task][measure] is True
+        assert reported["results"][task][f"{measure},none"] == pytest.approx(4 / 6)
+        assert reported["results"][task][f"{measure}_stderr,none"] == pytest.approx(math.sqrt(4 / 6 * 2 / 6 / 5))
+        assert reported["higher_is_better"][task][measure] is True
 
 
 @pytest.mark.usefixtures("_local_tasks_only")
@@ -164,7 +164,7 @@ def test_lengths_need_a_tokenizer_and_no_length_needs_none(tmp_path):
 
 @pytest.mark.usefixtures("_local_tasks_only")
 @pytest.mark.parametrize(
-    ("task", "row", "told"),
+    ("task", "row", "message"),
     [
         ("fda", {"text": " Name: Ferry\nOwner:", "value": " Ada "}, "Name: Ferry\nOwner:"),
         ("swde", {"text": "<b>Owner</b>: ", "value": "Ada"}, "<b>Owner</b>:"),
@@ -184,12 +184,12 @@ def test_lengths_need_a_tokenizer_and_no_length_needs_none(tmp_path):
         ),
     ],
 )
-def test_read_twice(monkeypatch, task, row, told):
+def test_read_twice(monkeypatch, task, row, message):
     rows = datasets.Dataset.from_list([row])
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: datasets.DatasetDict(train=rows, validation=rows))
     name = f"canonlm_{task}_twice"
     description = "Answer these questions:\n\n" if task == "nq_open" else ""
-    oracle = Oracle({f"{description}{told}\n\n{told}": " Ada"})
+    oracle = Oracle({f"{description}{message}\n\n{message}": " Ada"})
     [result] = evaluate(oracle, run._ready(run.open_tasks().load([name]), None))["results"].values()
     assert result["name"] == name
     measure = {

@@ -34,11 +34,11 @@ def suite(tokens=word_count, split="test", **settings):
 
 def oracle(prompt):
     """Reads the text, follows the names."""
-    told = {name: year or other for name, year, other in TOLD.findall(prompt)}
-    said = ASKED.search(prompt)[1]
-    while not said.isdigit():
-        said = told[said]
-    return said
+    stated = {name: year or other for name, year, other in TOLD.findall(prompt)}
+    answer = ASKED.search(prompt)[1]
+    while not answer.isdigit():
+        answer = stated[answer]
+    return answer
 
 
 def years(prompt):
@@ -117,25 +117,25 @@ def test_groups_are_matched_one_to_one(settings):
     k, n = settings["k"], settings["people"]
     pools = load()
     for question in suite(**settings, n=30):
-        told = {name: year or other for name, year, other in TOLD.findall(question.prompt)}
-        assert len(told) == k * n
-        direct = [value for value in told.values() if value.isdigit()]
+        stated = {name: year or other for name, year, other in TOLD.findall(question.prompt)}
+        assert len(stated) == k * n
+        direct = [value for value in stated.values() if value.isdigit()]
         assert len(set(direct)) == len(direct) == n
         assert all(1950 <= int(year) <= 2009 for year in direct)
-        group = {name for name, value in told.items() if value.isdigit()}
+        group = {name for name, value in stated.items() if value.isdigit()}
         for _ in range(k - 1):
-            following = {name for name, value in told.items() if value in group}
-            assert {told[name] for name in following} == group
+            following = {name for name, value in stated.items() if value in group}
+            assert {stated[name] for name in following} == group
             group = following
         assert ASKED.search(question.prompt)[1] in group
-        for name in told:
+        for name in stated:
             first, middle, last = name.split()
             assert first in pools.first
             assert middle in pools.middle
             assert last in pools.last
         if settings["published"]:
-            order = list(told)
-            assert [value.isdigit() for value in told.values()] == [True] * n + [False] * (k - 1) * n
+            order = list(stated)
+            assert [value.isdigit() for value in stated.values()] == [True] * n + [False] * (k - 1) * n
             assert ASKED.search(question.prompt)[1] == order[(k - 1) * n]
 
 
@@ -144,8 +144,8 @@ def test_the_needed_fact_is_anywhere_and_any_year_is_the_answer(k, people, n):
     questions = suite(k=k, people=people, n=n)
     positions, answers = Counter(), Counter()
     for question in questions:
-        told = TOLD.findall(question.prompt)
-        position = 1 + [year for _, year, _ in told].index(question.answer)
+        stated = TOLD.findall(question.prompt)
+        position = 1 + [year for _, year, _ in stated].index(question.answer)
         assert question.slice["position"] == position
         positions[position] += 1
         answers[question.answer] += 1
@@ -165,12 +165,12 @@ def test_the_needed_fact_is_anywhere_in_the_background():
 @pytest.mark.parametrize("k", [2, 3])
 def test_backward_counts_the_links_that_are_told_too_early(k):
     for question in suite(k=k, people=3, n=200):
-        told = [name for name, _, _ in TOLD.findall(question.prompt)]
+        stated = [name for name, _, _ in TOLD.findall(question.prompt)]
         value = {name: other for name, _, other in TOLD.findall(question.prompt)}
         name, backward = ASKED.search(question.prompt)[1], 0
-        assert question.slice["asked"] == told.index(name) + 1
+        assert question.slice["asked"] == stated.index(name) + 1
         while value[name]:
-            backward += told.index(name) < told.index(value[name])
+            backward += stated.index(name) < stated.index(value[name])
             name = value[name]
         assert question.slice["backward"] == backward
     assert not any("backward" in question.slice for question in suite(k=k, people=3, n=5, published=True))
@@ -209,8 +209,8 @@ def test_two_tokenizers_are_asked_the_same(k, people, budget, seed, index, publi
         questions = suite(tokens, background=budget, **settings)
         question = questions[index]
         assert question == questions[index]  # the second time it is not counted again
-        told = sentences(question.prompt)
-        background = [sentence for sentence in told if not TOLD.fullmatch(sentence)]
+        stated = sentences(question.prompt)
+        background = [sentence for sentence in stated if not TOLD.fullmatch(sentence)]
         total = sum(map(tokens, background))
         assert total >= budget
         assert not background or total - tokens(background[-1]) < budget
@@ -218,7 +218,7 @@ def test_two_tokenizers_are_asked_the_same(k, people, budget, seed, index, publi
         assert len(places) == k * people
         assert list(places) == sorted(places)
         slots = [int(place * (len(background) + 1)) for place in places]
-        before = [sum(s in background for s in told[:at]) for at, s in enumerate(told) if s not in background]
+        before = [sum(s in background for s in stated[:at]) for at, s in enumerate(stated) if s not in background]
         assert before == slots
         found[tokens] = facts(question.prompt), places, ASKED.search(question.prompt)[1], question.answer, background
     (*asked_by_bytes, fewer), (*asked_by_words, more) = found[byte_count], found[word_count]
@@ -295,7 +295,7 @@ PINNED = [
 
 
 @pytest.mark.parametrize(
-    ("said", "exact", "year"),
+    ("answer_text", "exact", "year"),
     [
         (" 1973.", True, True),
         ("1973", True, True),
@@ -314,21 +314,21 @@ PINNED = [
         (" ١٩٧٣", False, False),
     ],
 )
-def test_what_counts_as_right(said, exact, year):
-    assert suite().grade(Question("", "1973"), said) == {"exact": exact, "year": year}
+def test_what_counts_as_right(answer_text, exact, year):
+    assert suite().grade(Question("", "1973"), answer_text) == {"exact": exact, "year": year}
 
 
 @hypothesis_settings(deadline=None)
 @given(
-    said=st.text(st.sampled_from("1973 0.\nx")),
+    answer_text=st.text(st.sampled_from("1973 0.\nx")),
     answer=st.sampled_from(["1973", "1979", "1999"]),
 )
-def test_grades_agree_with_reading_letter_by_letter(said, answer):
-    runs = "".join(c if c.isdigit() else " " for c in said).split()
-    bare = said.strip()
+def test_grades_agree_with_reading_letter_by_letter(answer_text, answer):
+    runs = "".join(c if c.isdigit() else " " for c in answer_text).split()
+    bare = answer_text.strip()
     exact = bare[:4] == answer and not bare[4:5].isdigit()
     year = next((run for run in runs if len(run) == 4), None) == answer
-    assert suite().grade(Question("", answer), said) == {"exact": exact, "year": year}
+    assert suite().grade(Question("", answer), answer_text) == {"exact": exact, "year": year}
     assert year or not exact
 
 

@@ -78,37 +78,37 @@ def note_text(run, folder):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """Models of every kind in one folder; the logits that each should give."""
-    here = tmp_path_factory.mktemp("models")
-    (here / "text").mkdir()
-    load("bytes").tokenizer.save(str(here / "text" / "tokenizer.json"))
-    text = {"sources": {"plain": {"path": str(here / "text")}}}
-    expected = {f"run@{step}": found for step, found in save_run(here / "run", {**RUN, "text": text}, (1, 2)).items()}
-    note_text(here / "run", here / "text")
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "text").mkdir()
+    load("bytes").tokenizer.save(str(folder / "text" / "tokenizer.json"))
+    text = {"sources": {"plain": {"path": str(folder / "text")}}}
+    expected = {f"run@{step}": found for step, found in save_run(folder / "run", {**RUN, "text": text}, (1, 2)).items()}
+    note_text(folder / "run", folder / "text")
     played = {
         "task": {"name": "copying", "N": 40},
         **RUN,
         "model": {k: v for k, v in SIZES.items() if k != "vocab_size"},
     }
     save_run(
-        here / "played", {**played, "data": {"seq_len": 128, "loss_on": "answer", "isolate_documents": False}}, (5,)
+        folder / "played", {**played, "data": {"seq_len": 128, "loss_on": "answer", "isolate_documents": False}}, (5,)
     )
-    assert main(["export", str(here / "run"), str(here / "exported")]) == 0
+    assert main(["export", str(folder / "run"), str(folder / "exported")]) == 0
     expected["exported"] = expected["run@2"]
 
     ours = CanonLMForCausalLM(CanonLMConfig(**SIZES, canon_set="ABCD", qk_norm=True)).eval()
-    ours.save_pretrained(here / "ours")
-    ours.save_pretrained(here / "self-contained", self_contained=True)
-    (here / "sharded").mkdir()
-    ours.save_pretrained(here / "sharded", max_shard_size="5KB")
+    ours.save_pretrained(folder / "ours")
+    ours.save_pretrained(folder / "self-contained", self_contained=True)
+    (folder / "sharded").mkdir()
+    ours.save_pretrained(folder / "sharded", max_shard_size="5KB")
     expected |= dict.fromkeys(("ours", "self-contained", "sharded"), logits_of(ours))
     plain = CanonLMForCausalLM(CanonLMConfig(**SIZES, canon_set="ABCD")).eval()
     for to in ("hf", "lingua"):
-        (here / to / "Llama-tiny").mkdir(parents=True)
-        save_published(plain, here / to / "Llama-tiny", to)
+        (folder / to / "Llama-tiny").mkdir(parents=True)
+        save_published(plain, folder / to / "Llama-tiny", to)
         expected[f"{to}/Llama-tiny"] = expected[to] = logits_of(plain)
     gdn = CanonLMForCausalLM(CanonLMConfig(**SIZES, mixers=["gdn"], canon_set="AbCD")).eval()
-    (here / "hf" / "GDN2-tiny").mkdir()
-    save_published(gdn, here / "hf" / "GDN2-tiny", "hf")
+    (folder / "hf" / "GDN2-tiny").mkdir()
+    save_published(gdn, folder / "hf" / "GDN2-tiny", "hf")
     expected["hf/GDN2-tiny"] = expected["hf@GDN2-tiny"] = logits_of(gdn)
     expected["hf@Llama-tiny"] = expected.pop("hf")
 
@@ -116,10 +116,10 @@ def place(tmp_path_factory):
         "llama": LlamaForCausalLM(LlamaConfig(**SIZES, intermediate_size=32, max_position_embeddings=77)),
         "gpt2": GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=16, n_layer=2, n_head=2, n_positions=33)),
     }.items():
-        model.save_pretrained(here / name)
+        model.save_pretrained(folder / name)
         expected[name] = logits_of(model)
-    as_in_training(*load("bytes")).save_pretrained(here / "llama")
-    return here, expected
+    as_in_training(*load("bytes")).save_pretrained(folder / "llama")
+    return folder, expected
 
 
 KINDS = {
@@ -140,24 +140,24 @@ KINDS = {
 }
 
 
-def open_named(here, name, **options):
+def open_named(directory, name, **options):
     """`hf@GDN2-tiny`: a variant; `run@1`: a step."""
     source, _, part = name.partition("@")
     if part:
         options["step" if part.isdigit() else "variant"] = int(part) if part.isdigit() else part
-    return open_model(str(here / source), **options)
+    return open_model(str(directory / source), **options)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind(place, name):
-    here, expected = place
-    subject = open_named(here, name)
+    folder, expected = place
+    subject = open_named(folder, name)
     kind, arch = KINDS[name]
     assert torch.equal(logits_of(subject.model), expected[name])
     assert not subject.model.training
     about = subject.about
     assert (about["kind"], about["arch"], about["dtype"]) == (kind, arch, "float32")
-    assert about["source"] == str(here / name.partition("@")[0])
+    assert about["source"] == str(folder / name.partition("@")[0])
     assert about["parameters"] == sum(p.numel() for p in subject.model.parameters())
     assert about.get("step") == {"run@1": 1, "run@2": 2}.get(name)
     json.dumps(about)
@@ -170,8 +170,8 @@ def test_every_kind(place, name):
 
 
 def test_the_newest_step_is_the_default(place):
-    here, expected = place
-    subject = open_model(str(here / "run"))
+    folder, expected = place
+    subject = open_model(str(folder / "run"))
     assert subject.about["step"] == 2
     assert torch.equal(logits_of(subject.model), expected["run@2"])
 
@@ -229,13 +229,13 @@ def test_what_is_stored_in_half_precision_stays_so(place, tmp_path):
     assert open_model(str(tmp_path / "half"), dtype="fp32").about["dtype"] == "float32"
 
 
-@pytest.mark.parametrize("asked", ["bytes", "text", "text/tokenizer.json", "exported"])
-def test_a_tokenizer_that_is_asked_for(place, asked):
-    here, _ = place
-    subject = open_model(str(here / "ours"), tokenizer=asked if asked == "bytes" else str(here / asked))
+@pytest.mark.parametrize("requested", ["bytes", "text", "text/tokenizer.json", "exported"])
+def test_a_tokenizer_that_is_asked_for(place, requested):
+    folder, _ = place
+    subject = open_model(str(folder / "ours"), tokenizer=requested if requested == "bytes" else str(folder / requested))
     assert subject.tokenizer("é", add_special_tokens=False).input_ids == [0xC3, 0xA9]
     assert subject.tokenizer.decode([104, 105]) == "hi"
-    assert subject.about["tokenizer"] == open_model(str(here / "run")).about["tokenizer"]
+    assert subject.about["tokenizer"] == open_model(str(folder / "run")).about["tokenizer"]
 
 
 def test_a_published_checkpoint_with_a_tokenizer(place, tmp_path):
@@ -258,12 +258,12 @@ def test_context_length():
 
 
 def test_a_fingerprint_tells_models_apart(place):
-    here, _ = place
+    folder, _ = place
     names = ["run@1", "run@2", "ours", "hf@GDN2-tiny", "llama", "gpt2"]
-    found = [open_named(here, name).about["fingerprint"] for name in names]
-    assert found == [open_named(here, name).about["fingerprint"] for name in names]
+    found = [open_named(folder, name).about["fingerprint"] for name in names]
+    assert found == [open_named(folder, name).about["fingerprint"] for name in names]
     assert len(set(found)) == len(names)
-    assert open_named(here, "ours").about["fingerprint"] == open_named(here, "sharded").about["fingerprint"]
+    assert open_named(folder, "ours").about["fingerprint"] == open_named(folder, "sharded").about["fingerprint"]
     model = CanonLMForCausalLM(CanonLMConfig(**SIZES))
     before = fingerprint(model)
     model.config.rope_theta = 5.0
@@ -301,29 +301,29 @@ NO_MODEL = (
 )
 
 
-def mistakes(here):
+def mistakes(directory):
     """What is asked for, and how the answer begins."""
-    (here / "empty").mkdir()
-    (here / "notes").mkdir()
-    (here / "notes" / "todo.txt").write_text("")
-    shutil.copytree(here / "run", here / "grid" / "runs" / "one")
+    (directory / "empty").mkdir()
+    (directory / "notes").mkdir()
+    (directory / "notes" / "todo.txt").write_text("")
+    shutil.copytree(directory / "run", directory / "grid" / "runs" / "one")
     for name in ("half", "lacking", "broken", "strange", "code", "words"):
-        shutil.copytree(here / "llama", here / name)
-    weights = (here / "half" / "model.safetensors").read_bytes()
-    (here / "half" / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    model = LlamaForCausalLM.from_pretrained(here / "llama")
+        shutil.copytree(directory / "llama", directory / name)
+    weights = (directory / "half" / "model.safetensors").read_bytes()
+    (directory / "half" / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    model = LlamaForCausalLM.from_pretrained(directory / "llama")
     state = {k: v for k, v in model.state_dict().items() if "layers.1" not in k}
-    model.save_pretrained(here / "lacking", state_dict=state)
-    (here / "broken" / "config.json").write_text("{")
-    config = json.loads((here / "strange" / "config.json").read_text()) | {"model_type": "nobody-knows"}
-    (here / "strange" / "config.json").write_text(json.dumps(config))
+    model.save_pretrained(directory / "lacking", state_dict=state)
+    (directory / "broken" / "config.json").write_text("{")
+    config = json.loads((directory / "strange" / "config.json").read_text()) | {"model_type": "nobody-knows"}
+    (directory / "strange" / "config.json").write_text(json.dumps(config))
     config["auto_map"] = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
-    (here / "code" / "config.json").write_text(json.dumps(config))
-    (here / "words" / "tokenizer.json").write_text("{")
+    (directory / "code" / "config.json").write_text(json.dumps(config))
+    (directory / "words" / "tokenizer.json").write_text("{")
     t5 = T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
-    T5ForConditionalGeneration(t5).save_pretrained(here / "t5")
+    T5ForConditionalGeneration(t5).save_pretrained(directory / "t5")
     small = CanonLMForCausalLM(CanonLMConfig(**{**SIZES, "vocab_size": 100}))
-    small.save_pretrained(here / "small")
+    small.save_pretrained(directory / "small")
     return {
         "missing": (("./nothing",), 'MODEL: "./nothing"' + UNREACHED + "."),
         "misspelt": (("playd",), 'MODEL: "playd"' + UNREACHED + " ("),
@@ -383,16 +383,16 @@ MISTAKES = (
 
 @pytest.fixture(scope="module")
 def wrong(place, tmp_path_factory):
-    here = tmp_path_factory.mktemp("wrong") / "models"
-    shutil.copytree(place[0], here)
-    return here, mistakes(here)
+    folder = tmp_path_factory.mktemp("wrong") / "models"
+    shutil.copytree(place[0], folder)
+    return folder, mistakes(folder)
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_told_in_one_line(wrong, hub, monkeypatch, name):
-    here, found = wrong
+    folder, found = wrong
     assert set(found) == set(MISTAKES)
-    monkeypatch.chdir(here)
+    monkeypatch.chdir(folder)
     (source, *options), start = found[name]
     with pytest.raises(ValueError) as caught:
         open_model(source, **(options[0] if options else {}))

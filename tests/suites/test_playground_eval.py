@@ -31,7 +31,7 @@ def oracle(knows, task, right):
     """A model that follows the ring of the instance it is in; `right(position)` says whether it tells what it found."""
     vocab = task.vocab
 
-    def law(row):
+    def distribution(row):
         scores, start = np.zeros((len(row), len(vocab))), 0
         for at in range(len(row)):
             if row[at] == vocab.ids["bos"]:
@@ -43,7 +43,7 @@ def oracle(knows, task, right):
                         scores[at + ahead, token] = 9
         return scores
 
-    return knows(len(vocab), law)
+    return knows(len(vocab), distribution)
 
 
 def _walk(task, tokens):
@@ -74,7 +74,10 @@ def run(tmp_path_factory):
 
 def ask(run, model, **settings):
     subject = Subject(model, None, {"source": str(run)})
-    return {asked.name: asked.scores() for asked in evaluations(subject, PlaygroundSettings(n=8, **settings))}
+    return {
+        evaluation_.name: evaluation_.scores()
+        for evaluation_ in evaluations(subject, PlaygroundSettings(n=8, **settings))
+    }
 
 
 def accuracy(scores):
@@ -114,8 +117,8 @@ def test_another_difficulty_with_the_same_tokens(run, knows):
     assert accuracy(found["depo"]) == 1
     assert {tuple(score.slice.items()) for score in found["depo"]} >= {(("k", 1),), (("k", 2),)}
     subject = Subject(oracle(knows, harder, bool), None, {"source": str(run)})
-    (asked,) = evaluations(subject, PlaygroundSettings(task={"N": 8}))
-    assert asked.settings["task"]["N"] == 8
+    (evaluation_,) = evaluations(subject, PlaygroundSettings(task={"N": 8}))
+    assert evaluation_.settings["task"]["N"] == 8
 
 
 def test_as_in_training(run):
@@ -170,13 +173,13 @@ def test_the_headline_of_sentences_is_what_is_written_from_the_start(tmp_path, k
     lano = tasks.get("lano", grammar="small")
     by_heart = [*lano.sample("train", 0, 0).tokens[1:].tolist(), 0]
 
-    def law(row):
+    def distribution(row):
         scores = np.zeros((len(row), len(lano.vocab)))
         for at in range(min(len(row), len(by_heart))):
             scores[at, by_heart[at]] = 50
         return scores
 
-    subject = Subject(knows(len(lano.vocab), law), None, {"source": str(tmp_path)})
+    subject = Subject(knows(len(lano.vocab), distribution), None, {"source": str(tmp_path)})
     settings = PlaygroundSettings(task={"name": "lano", "grammar": "small"}, n=8)
     scores = [score for score in evaluations(subject, settings)[0].scores() if score.measure == "accuracy"]
     assert [score.slice for score in scores] == [{}, {"from": "start"}, {"from": "cut"}]

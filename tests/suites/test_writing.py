@@ -106,25 +106,25 @@ def as_text(tokens):
 
 
 def test_batches_write_what_the_loop_writes(model, letters):
-    asked = prompts()
-    expected = [as_text(loop(model, ids_of(prompt))) for prompt in asked]
-    assert len({len(prompt) for prompt in asked}) > 5
+    texts = prompts()
+    expected = [as_text(loop(model, ids_of(prompt))) for prompt in texts]
+    assert len({len(prompt) for prompt in texts}) > 5
     assert len(set(expected)) > 4
     for batch_size in (None, 5, 1):
-        written = dict(Writer(model, letters, batch_size=batch_size).write(asked, MOST))
-        assert [written[index] for index in range(len(asked))] == expected
+        written = dict(Writer(model, letters, batch_size=batch_size).write(texts, MOST))
+        assert [written[index] for index in range(len(texts))] == expected
 
 
 def test_rows_that_end_early_disturb_no_others(model, letters):
     """Rows stop at different places: at a stop string, which lies across tokens, or at the end token."""
-    asked = prompts(8)
-    texts = [as_text(loop(model, ids_of(prompt))) for prompt in asked]
+    requested = prompts(8)
+    texts = [as_text(loop(model, ids_of(prompt))) for prompt in requested]
     stop = [texts[index][index + 1 : index + 3] for index in (0, 3, 6)] + [""]  # an empty one means nothing
     stop = list(dict.fromkeys(stop))
     expected = [text[: min((text.find(x) for x in stop if x and x in text), default=len(text))] for text in texts]
     assert len({len(text) for text in expected}) > 1
-    written = dict(Writer(model, letters, batch_size=8).write(asked, MOST, stop))
-    assert [written[index] for index in range(len(asked))] == expected
+    written = dict(Writer(model, letters, batch_size=8).write(requested, MOST, stop))
+    assert [written[index] for index in range(len(requested))] == expected
 
 
 def ending(model, at):
@@ -138,19 +138,19 @@ def ending(model, at):
 
 def test_the_end_token(letters):
     model = ending("llama+canon", 4)
-    asked = prompts()
-    expected = [as_text(loop(model, ids_of(prompt))) for prompt in asked]
-    lengths = {len(loop(model, ids_of(prompt))) for prompt in asked}
+    texts = prompts()
+    expected = [as_text(loop(model, ids_of(prompt))) for prompt in texts]
+    lengths = {len(loop(model, ids_of(prompt))) for prompt in texts}
     assert min(lengths) < MOST == max(lengths), "some must end and others not"
-    written = dict(Writer(model, letters).write(asked, MOST))
-    assert [written[index] for index in range(len(asked))] == expected
+    written = dict(Writer(model, letters).write(texts, MOST))
+    assert [written[index] for index in range(len(texts))] == expected
 
 
 def test_bos(plain, letters):
-    asked = prompts(5)
+    texts = prompts(5)
     for bos, begin in ((False, []), (True, [BOS])):
-        written = dict(Writer(plain, letters, bos=bos).write(asked, MOST))
-        assert [written[i] for i in range(5)] == [as_text(loop(plain, begin + ids_of(prompt))) for prompt in asked]
+        written = dict(Writer(plain, letters, bos=bos).write(texts, MOST))
+        assert [written[i] for i in range(5)] == [as_text(loop(plain, begin + ids_of(prompt))) for prompt in texts]
     assert dict(Writer(plain, letters).write([""], MOST)) == {0: as_text(loop(plain, [BOS]))}
 
 
@@ -162,13 +162,13 @@ def test_a_prompt_that_does_not_fit(letters):
     for name, fits in (("llama", False), ("hybrid", False), ("gla5+canon", True)):
         changes = {"max_position_embeddings": 30, **OURS[name]}
         writer = Writer(lively(CanonLMForCausalLM(CanonLMConfig(**SIZES, **changes))), letters, bos=True)
-        asked = ["a" * 17, "b" * 18]  # with bos and 12 to write: 30 and 31
-        assert writer.check(asked[:1], 12)
+        texts = ["a" * 17, "b" * 18]  # with bos and 12 to write: 30 and 31
+        assert writer.check(texts[:1], 12)
         if fits:
-            assert len(dict(writer.write(asked, 12))) == 2
+            assert len(dict(writer.write(texts, 12))) == 2
             continue
         with pytest.raises(ValueError, match=r"prompt 1: 19 tokens, and 12 to write, .* model's context of 30"):
-            writer.write(asked, 12)
+            writer.write(texts, 12)
         beyond = Writer(writer._model, letters, beyond=True)
         assert len(dict(beyond.write(["a" * 40], 2))) == 1
     with pytest.raises(ValueError, match="context of 128"):  # its positions are a table
@@ -194,14 +194,14 @@ def writes(text, prompt="?"):
     """The law of a model of bytes that writes `text` and then the end token, once the prompt is over."""
     data = [*text.encode(), 257]
 
-    def law(tokens):
+    def probabilities(tokens):
         scores = torch.zeros(len(tokens), 258)
         for i in range(len(tokens)):
             place = i - (len(prompt.encode()) - 1)
             scores[i, data[min(max(place, 0), len(data) - 1)]] = 9.0
         return scores
 
-    return law
+    return probabilities
 
 
 @pytest.fixture
@@ -247,12 +247,12 @@ def test_a_stop_string_saves_steps(knows, bytes_tokenizer, monkeypatch):
 def test_a_special_token_as_stop_string(knows, bytes_tokenizer):
     """Tokens that are left out of the text end it all the same when they are named."""
 
-    def law(tokens):
+    def probabilities(tokens):
         scores = torch.zeros(len(tokens), 258)
         scores[range(len(tokens)), [ord("x") if len(tokens) % 4 else 256] * len(tokens)] = 9.0
         return scores
 
-    writer = Writer(knows(258, law), bytes_tokenizer)
+    writer = Writer(knows(258, probabilities), bytes_tokenizer)
     assert dict(writer.write(["?"], 9)) == {0: "xxxxxxx"}
     assert dict(writer.write(["?"], 9, ["<bos>"])) == {0: "xxx"}
 
@@ -290,17 +290,17 @@ def limited(monkeypatch, most):
 
 
 def test_batches_shrink_until_they_fit(plain, letters, monkeypatch):
-    asked = prompts(40, 30)
-    expected = dict(Writer(plain, letters, batch_size=1).write(asked, 6))
+    texts = prompts(40, 30)
+    expected = dict(Writer(plain, letters, batch_size=1).write(texts, 6))
     monkeypatch.setattr(writing, "CPU_TOKENS", 1000)
     tried = limited(monkeypatch, 150)
-    found = list(Writer(plain, letters).write(asked, 6))
+    found = list(Writer(plain, letters).write(texts, 6))
     assert len(found) == 40  # each once
     assert dict(found) == expected
     assert tried[:4] == [16, 8, 4, 4]  # 36 tokens each: the longest come first, and later ones begin with what fitted
     assert tried.count(16) == 1
     assert max(tried[3:]) > 4  # shorter ones in larger batches
-    lengths = [len(asked[index]) for index, _ in found]
+    lengths = [len(texts[index]) for index, _ in found]
     assert lengths == sorted(lengths, reverse=True)
 
 
@@ -335,15 +335,15 @@ def test_other_errors_are_not_taken_for_memory(plain, letters, monkeypatch):
 
 
 def test_sampling_is_the_same_in_any_batch(plain, letters):
-    asked = prompts(9)
+    texts = prompts(9)
     written = {}
     for batch_size in (1, 4, None):
         torch.manual_seed(batch_size or 0)  # nobody's business
         sampling = Sampling(0.9, top_k=20, seed=3)
-        written[batch_size] = dict(Writer(plain, letters, batch_size=batch_size, sampling=sampling).write(asked, MOST))
+        written[batch_size] = dict(Writer(plain, letters, batch_size=batch_size, sampling=sampling).write(texts, MOST))
     assert written[1] == written[4] == written[None]
-    greedy = dict(Writer(plain, letters).write(asked, MOST))
-    other = dict(Writer(plain, letters, sampling=Sampling(0.9, top_k=20, seed=4)).write(asked, MOST))
+    greedy = dict(Writer(plain, letters).write(texts, MOST))
+    other = dict(Writer(plain, letters, sampling=Sampling(0.9, top_k=20, seed=4)).write(texts, MOST))
     assert written[1] != greedy
     assert written[1] != other
     same = dict(Writer(plain, letters, sampling=Sampling(0.9, seed=3)).write(["abc", "abc"], MOST))
@@ -354,11 +354,11 @@ def test_samples_follow_the_probabilities():
     """Chi-square against softmax, its tokens cut as --top-k and --top-p say."""
     logits, draws = torch.tensor([2.0, 1.5, 0.3, -0.4, -2.0]), 4000
     for settings, kept in (((1.0, None, None), 5), ((2.0, 3, None), 3), ((1.0, None, 0.8), 2)):
-        law = torch.softmax(logits[:kept].double() / settings[0], 0)
+        distribution = torch.softmax(logits[:kept].double() / settings[0], 0)
         scores = Sampling(*settings, seed=1).processors(range(draws))(None, logits.expand(draws, -1))
         counts = torch.bincount(scores.argmax(-1), minlength=5)
         assert counts[kept:].sum() == 0
-        chi_square = float(((counts[:kept] - draws * law) ** 2 / (draws * law)).sum())
+        chi_square = float(((counts[:kept] - draws * distribution) ** 2 / (draws * distribution)).sum())
         assert chi_square < 25, (settings, counts)  # of at most 4 degrees of freedom: p = 5e-5
 
 

@@ -20,13 +20,15 @@ def documents():
 
 @pytest.fixture(scope="session")
 def fits():
-    def check(observed, law=None):
+    def check(observed, distribution=None):
         """Chi-square: do these counts come from this law (default: uniform)? Seeds are fixed, so is the answer."""
         observed = np.asarray(observed, float)
-        law = np.full(len(observed), 1 / len(observed)) if law is None else np.asarray(law, float)
-        assert law.sum() == pytest.approx(1)
-        assert (law * observed.sum()).min() > 5, "too few draws for a chi-square"
-        p = stats.chisquare(observed, law / law.sum() * observed.sum()).pvalue
+        distribution = (
+            np.full(len(observed), 1 / len(observed)) if distribution is None else np.asarray(distribution, float)
+        )
+        assert distribution.sum() == pytest.approx(1)
+        assert (distribution * observed.sum()).min() > 5, "too few draws for a chi-square"
+        p = stats.chisquare(observed, distribution / distribution.sum() * observed.sum()).pvalue
         assert p > 1e-4, f"p = {p:.2g}: {observed.astype(int).tolist()}"
 
     return check

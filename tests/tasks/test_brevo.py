@@ -130,14 +130,18 @@ def test_every_sample_parses_back(spec, split, seed):
     assert parents[query]
     assert valid(edges, query, answer)
     assert not any(name in closure(parents, parent) for name in parents for parent in parents[name])  # no cycle
-    (asked,) = sample.queries
+    (queried,) = sample.queries
     depth = depth_of(edges, query)
-    assert asked.slice == {"n": most, "depth": depth if depth < 6 else "6+", "nodes": bucket(len(answer))}
-    assert [original[asked.start - 1], original[asked.stop - 1], original[asked.question_start]] == [9998, 9998, 9997]
-    assert asked.stop == len(original) <= task.max_len
-    assert all({key: value} in task.slices() for key, value in asked.slice.items())
+    assert queried.slice == {"n": most, "depth": depth if depth < 6 else "6+", "nodes": bucket(len(answer))}
+    assert [original[queried.start - 1], original[queried.stop - 1], original[queried.question_start]] == [
+        9998,
+        9998,
+        9997,
+    ]
+    assert queried.stop == len(original) <= task.max_len
+    assert all({key: value} in task.slices() for key, value in queried.slice.items())
     targets = np.flatnonzero(sample.labels != -100)
-    np.testing.assert_array_equal(targets, np.arange(asked.start - 1, asked.stop))
+    np.testing.assert_array_equal(targets, np.arange(queried.start - 1, queried.stop))
     again = task.from_original(original)
     np.testing.assert_array_equal(again.tokens, sample.tokens)
     np.testing.assert_array_equal(again.labels, sample.labels)
@@ -272,27 +276,27 @@ def signature(parents, query):
 def test_graph_law_by_enumeration(quarter, test, documents, fits):
     """N = 6: the smallest in which a node can have had its four children before the last one chooses."""
     task = tasks.get("brevo", N=6, query="last_quarter" if quarter else "last")
-    law = Counter()
+    distribution = Counter()
     for p, _, parents, query in graphs(6, quarter, test):
-        law[signature(dict(enumerate(parents)), query)] += float(p)
-    assert sum(law.values()) == pytest.approx(1)
+        distribution[signature(dict(enumerate(parents)), query)] += float(p)
+    assert sum(distribution.values()) == pytest.approx(1)
     count = 25_000
     samples = parsed(task, documents(task, "test" if test else "train", count))
     seen = Counter(signature(parents_of(edges), query) for edges, query, _ in samples)
-    assert set(seen) <= set(law)
-    common = [key for key in law if law[key] * count > 20]
-    rest = 1 - sum(law[key] for key in common)
+    assert set(seen) <= set(distribution)
+    common = [key for key in distribution if distribution[key] * count > 20]
+    rest = 1 - sum(distribution[key] for key in common)
     assert len(common) > 70
     counts = [*(seen[key] for key in common), count - sum(seen[key] for key in common)]
-    fits(counts, [*(law[key] for key in common), rest])
+    fits(counts, [*(distribution[key] for key in common), rest])
 
 
 def test_size_law(documents, fits):
     """Where no node can be without edges, the sample shows its n: N = 4."""
     docs = documents(tasks.get("brevo", N=4), "train", 20_000)
     sizes = Counter(len({*doc[1 : doc.index(1)]}) for doc in docs)  # token 1 is `query`
-    law = np.array([1 / (3 + 2), 1 / (4 + 2)])
-    fits([sizes[3], sizes[4]], law / law.sum())
+    distribution = np.array([1 / (3 + 2), 1 / (4 + 2)])
+    fits([sizes[3], sizes[4]], distribution / distribution.sum())
 
 
 def test_edges_are_shuffled_and_names_are_random(documents, fits):
@@ -310,17 +314,17 @@ def test_edges_are_shuffled_and_names_are_random(documents, fits):
 
 def order_law(parents, query):
     """The law of the answer, by following every path of the process that builds it from its end."""
-    nodes, law = closure(parents, query), Counter()
+    nodes, distribution = closure(parents, query), Counter()
 
     def go(p, taken):
         pool = [v for v in nodes - {*taken} if all(v not in parents[c] or c in taken for c in nodes)]
         if not pool:
-            law[tuple(reversed(taken))] += p
+            distribution[tuple(reversed(taken))] += p
         for node in pool:
             go(p / len(pool), (*taken, node))
 
     go(Fraction(1), ())
-    return law
+    return distribution
 
 
 @pytest.mark.parametrize(
@@ -332,9 +336,9 @@ def order_law(parents, query):
 )
 def test_answer_order_law(shape, documents, fits):
     """Exact, and not uniform over the right orders."""
-    law = order_law(shape, "q")
-    assert sum(law.values()) == 1
-    assert len({*law.values()}) > 1
+    distribution = order_law(shape, "q")
+    assert sum(distribution.values()) == 1
+    assert len({*distribution.values()}) > 1
     seen, key = Counter(), sorted((len(group), sum(v in g for g in shape.values())) for v, group in shape.items())
     for edges, query, answer in parsed(task := tasks.get("brevo", N=6), documents(task, "train", 40_000)):
         parents = parents_of(edges)
@@ -345,9 +349,9 @@ def test_answer_order_law(shape, documents, fits):
             same = [to for to in named if all({to[u] for u in shape[v]} == inside[to[v]] for v in shape)]
             for letter in ({name: v for v, name in to.items()} for to in same):
                 seen[tuple(letter[name] for name in answer)] += 1
-    orders = sorted(law)
+    orders = sorted(distribution)
     assert set(seen) <= set(orders)
-    fits([seen[order] for order in orders], [float(law[order]) for order in orders])
+    fits([seen[order] for order in orders], [float(distribution[order]) for order in orders])
 
 
 @pytest.mark.parametrize(
@@ -397,14 +401,14 @@ def test_degrees_and_unused_nodes(documents):
 
 
 @pytest.mark.parametrize(
-    ("difficulty", "law"),
+    ("difficulty", "probabilities"),
     [("brevo2-30", (0.27489, 0.35065, 0.37445)), ("brevo2-50", (0.23488, 0.3591, 0.40602))],
 )
-def test_short_names_saturate(difficulty, law, documents):
+def test_short_names_saturate(difficulty, probabilities, documents):
     """Shares of names of 2, 3 and 4 tokens, which would be thirds if names could repeat."""
     task = tasks.get("brevo", difficulty=difficulty)
     samples = [[*map(len, parents_of(edges))] for edges, _, _ in parsed(task, documents(task, "test", 1500))]
-    for length, wanted in zip((2, 3, 4), law, strict=True):
+    for length, wanted in zip((2, 3, 4), probabilities, strict=True):
         shares = [lengths.count(length) / len(lengths) for lengths in samples]
         error = np.std(shares) * np.sqrt(1 / 1500 + 1 / 5000)
         assert np.mean(shares) == pytest.approx(wanted, abs=4 * error)
@@ -412,14 +416,16 @@ def test_short_names_saturate(difficulty, law, documents):
 
 @pytest.mark.parametrize("query", ["last", "last_quarter"])
 def test_simulated_graphs_follow_the_law(query, fits):
-    law = np.zeros((7, 7))
-    for p, _, parents, asked in graphs(6, query == "last_quarter", test=True):
+    distribution = np.zeros((7, 7))
+    for p, _, parents, queried in graphs(6, query == "last_quarter", test=True):
         named = dict(enumerate(parents))
-        law[depth_of([(p, c) for c, g in named.items() for p in g], asked), len(closure(named, asked))] += float(p)
+        distribution[
+            depth_of([(p, c) for c, g in named.items() for p in g], queried), len(closure(named, queried))
+        ] += float(p)
     counts = graph_counts(6, query)
     assert counts.sum() == 2**22 // 6
-    assert (counts[law == 0] == 0).all()
-    fits(counts[law > 0], law[law > 0])
+    assert (counts[distribution == 0] == 0).all()
+    fits(counts[distribution > 0], distribution[distribution > 0])
 
 
 def test_slices_are_what_test_samples_have():
@@ -464,18 +470,18 @@ def test_the_grader_follows_the_rule(spec, seed, data):
             answer.insert(at, data.draw(st.sampled_from(names)))
         else:
             answer = data.draw(st.permutations(answer))
-    said = [task.original_ids.tolist().index(token) for name in answer for token in name] + [task.vocab.ids["end"]]
-    (verdict,) = task.grade(sample, [said])
+    written = [task.original_ids.tolist().index(token) for name in answer for token in name] + [task.vocab.ids["end"]]
+    (verdict,) = task.grade(sample, [written])
     assert verdict.correct == valid(edges, query, answer)
     assert bool(verdict.why) != verdict.correct
-    assert not task.grade(sample, [said[:-1]])[0].correct
+    assert not task.grade(sample, [written[:-1]])[0].correct
 
 
 def test_why():
     task = tasks.get("brevo", N=6, name_vocab=4, min_name_len=1, max_name_len=2)
     text = "bos w2. w3 w1. w4. w3 w1. w3 w1. w1. w4. w1. w1. w2 w2. query w1. ans w4. w2. w3 w1. w1. end"
     sample = task.read([task.vocab.ids[name] for name in text.split()])
-    for said, why in {
+    for answer, why in {
         "w2. w4. w3 w1. w1. end": "",
         "w2. w4. w3 w1. w1. end w1. end": "",  # nobody reads on
         "w4. w3 w1. w2. w1. end": "w3 w1. comes before its parent w2.",
@@ -492,8 +498,8 @@ def test_why():
         "": "empty answer",
         "bos": "no end token",
     }.items():
-        (verdict,) = task.grade(sample, [[task.vocab.ids[name] for name in said.split()]])
-        assert (verdict.correct, verdict.why) == (not why, why), said
+        (verdict,) = task.grade(sample, [[task.vocab.ids[name] for name in answer.split()]])
+        assert (verdict.correct, verdict.why) == (not why, why), answer
     big = tasks.get("brevo").sample("test", 0, 0)
     assert tasks.get("brevo").grade(big, [[3]])[0].why == "empty answer"
     last = [tasks.get("brevo").vocab.ids[big.meta["query"]], 3]
@@ -507,8 +513,8 @@ def test_chance_is_what_guessing_scores():
     for i in range(4000):
         sample = task.sample("test", 0, i)
         others = [name for name in task.vocab.names[4:] if name != sample.meta["query"]]
-        said = [task.vocab.ids[name] for name in (rng.choice(others), sample.meta["query"], "end")]
-        (verdict,) = task.grade(sample, [said])
+        answer = [task.vocab.ids[name] for name in (rng.choice(others), sample.meta["query"], "end")]
+        (verdict,) = task.grade(sample, [answer])
         for key, value in verdict.slice.items():
             scored[str({key: value})].append(verdict.correct)
     for where in task.slices():

@@ -24,14 +24,14 @@ ANN = replace(
 def test_a_prompt_names_everything_once_and_is_a_function_of_its_arguments():
     for i in range(500):
         who = person(4, i, POOLS)
-        said = prompt(who, 9, draw=3)
-        assert said == prompt(who, 9, draw=3)
-        assert said.count(who.name) == 1
+        answer = prompt(who, 9, draw=3)
+        assert answer == prompt(who, 9, draw=3)
+        assert answer.count(who.name) == 1
         for value in who.values.values():
-            assert value in said
-        assert f'"{who.pronoun}"' in said
-        assert "{" not in said
-        assert "  " not in said
+            assert value in answer
+        assert f'"{who.pronoun}"' in answer
+        assert "{" not in answer
+        assert "  " not in answer
     drawn = {prompt(ANN, seed, draw=draw) for seed in range(20) for draw in range(20)}
     assert len(drawn) > 395  # 400 out of 28 x 6 x 14 x 2 wordings, 24 orders and 150 lengths
 
@@ -50,9 +50,9 @@ def test_lengths_wordings_and_orders_are_uniform_and_independent(fits):
     fits([lengths.count(length) for length in range(50, 200)])
     fits(_counts(orders, 24))
     for what, number in {"university": 7 * 4, "city": 6, "company": 14, "date": 2}.items():
-        fits(_counts([said[what] for said in wordings], number))
-    fits(_counts([(said["city"], said["company"]) for said in wordings], 6 * 14))
-    fits(_counts([(said["date"], order) for said, order in zip(wordings, orders, strict=True)], 2 * 24))
+        fits(_counts([answer[what] for answer in wordings], number))
+    fits(_counts([(answer["city"], answer["company"]) for answer in wordings], 6 * 14))
+    fits(_counts([(answer["date"], order) for answer, order in zip(wordings, orders, strict=True)], 2 * 24))
 
 
 def _counts(items, kinds):

@@ -80,18 +80,18 @@ def test_a_model_that_knows_nobody_holds_nothing():
     for i in range(300):
         sample, chances = task.sample("test", 0, i), np.ones(ids.shape[1])
         chances[roles[i] == 2] = 1 / 2
-        told = set()
+        reported = set()
         for query in sample.queries:
             (attribute,) = query.slice.values()
             in_city = cities.count(sample.meta["company city"])
             chance = task.chance(query.slice)
             if attribute == "company city":
-                chance = 1.0 if "company" in told else in_city / len(cities)
-            elif attribute == "company" and "company city" in told:
+                chance = 1.0 if "company" in reported else in_city / len(cities)
+            elif attribute == "company" and "company city" in reported:
                 chance = 1 / in_city
             chances[query.start] = chance
-            told.add(attribute)
-            city_first += attribute == "company city" and "company" not in told
+            reported.add(attribute)
+            city_first += attribute == "company city" and "company" not in reported
         found = task.bits(math.log(160_000_000), -np.log(chances[(roles[i] == 2) | (roles[i] == 3)]).sum())
         assert found.per_person == pytest.approx(0, abs=1e-9)
     assert 0 < city_first < 300
@@ -100,11 +100,11 @@ def test_a_model_that_knows_nobody_holds_nothing():
 def test_a_model_of_known_probabilities():
     """Every probability depends on the token alone; what a person costs is added up from the words, not from roles."""
     task = tasks.get("capo", N=200)
-    law = {token: 2.0 ** -(1 + token % 7) for token in range(len(task.vocab))}
-    p1, p2 = nats(task, lambda row, at, role: law[row[at]])
+    distribution = {token: 2.0 ** -(1 + token % 7) for token in range(len(task.vocab))}
+    p1, p2 = nats(task, lambda row, at, role: distribution[row[at]])
 
     def cost(text):
-        return -sum(math.log(law[token]) for token in task.vocab.encode(text))
+        return -sum(math.log(distribution[token]) for token in task.vocab.encode(text))
 
     names = values = 0.0
     for i in range(200):

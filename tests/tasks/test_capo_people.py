@@ -112,9 +112,9 @@ def test_attributes_are_uniform_and_independent_of_each_other_and_of_the_neighbo
         parts = min(size, 20)
         groups.append((column * parts // size, np.bincount(np.arange(size) * parts // size) / size))
     name_group = name_indexes(7, 0, n, OURS) // 8_000_000, np.full(20, 1 / 20)
-    for a, (x, law) in enumerate(groups):
-        for y, other_law in [*groups[:a], name_group, (np.roll(x, 1), law), (np.roll(x, 2), law)]:
-            joint = np.outer(law, other_law)
+    for a, (x, distribution) in enumerate(groups):
+        for y, other_law in [*groups[:a], name_group, (np.roll(x, 1), distribution), (np.roll(x, 2), distribution)]:
+            joint = np.outer(distribution, other_law)
             fits(np.bincount(x * len(other_law) + y, minlength=joint.size), joint.ravel())
 
 

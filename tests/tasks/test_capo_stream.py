@@ -50,8 +50,8 @@ def test_every_person_exactly_once_in_every_pass(spec, seed, seq_len):
     for e in range(spec["exposures"]):
         wanted = Counter(task.sample("train", seed, i, e).tokens.tobytes() for i in range(spec["N"]))
         if spec["questions"]:
-            asked = [(i, attribute) for i in range(spec["N"] // 2) for attribute in ATTRIBUTES]
-            wanted += Counter(task.question(seed, i, attribute).tokens.tobytes() for i, attribute in asked)
+            questions = [(i, attribute) for i in range(spec["N"] // 2) for attribute in ATTRIBUTES]
+            wanted += Counter(task.question(seed, i, attribute).tokens.tobytes() for i, attribute in questions)
         assert Counter(found[e * size : (e + 1) * size]) == wanted
 
 

@@ -32,11 +32,11 @@ def test_a_sample_says_what_is_true(seed, split, index, j, fullname):
     assert facts == {"name": who.name, **who.values}
     assert sorted(query.slice["attribute"] for query in sample.queries) == sorted(ATTRIBUTES)
     for query in sample.queries:
-        said = task.vocab.text(sample.tokens[query.start : query.stop].tolist())
-        assert said == who.values[query.slice["attribute"]]
-        asked = task.vocab.text(sample.tokens[query.question_start : query.start].tolist())
-        assert asked.startswith((who.name, who.pronoun))
-        assert "." not in asked
+        answer = task.vocab.text(sample.tokens[query.start : query.stop].tolist())
+        assert answer == who.values[query.slice["attribute"]]
+        questions = task.vocab.text(sample.tokens[query.question_start : query.start].tolist())
+        assert questions.startswith((who.name, who.pronoun))
+        assert "." not in questions
         assert who.values[query.slice["attribute"]] in task.explain(sample, query)
     assert len(sample.tokens) <= task.max_len
     np.testing.assert_array_equal(sample.labels, sample.tokens)
@@ -81,10 +81,10 @@ def test_questions_are_held_out():
     task = capo(N=41, questions=True)
     windows = task.windows("train", 2, 0, task.training_windows(2, 100), seq_len=100)
     stream = windows.input_ids[windows.labels != -100]
-    asked_in_training, told = set(), set()
+    asked_in_training, reported = set(), set()
     for tokens in np.split(stream, np.flatnonzero(stream == 0)[1:]):
         facts = task.read(tokens).meta
-        (asked_in_training if "question" in facts else told).add(facts["name"])
+        (asked_in_training if "question" in facts else reported).add(facts["name"])
     ids, roles = task.question_batch(2, 0, 6 * 21)
     asked_in_test = []
     for r, (row, of) in enumerate(zip(ids, roles, strict=True)):
@@ -100,7 +100,7 @@ def test_questions_are_held_out():
         asked_in_test.append((facts["name"], attribute))
     assert len(set(asked_in_test)) == 6 * 21
     names = {person(2, i, task.text.pools).name for i in range(41)}
-    assert told == names
+    assert reported == names
     assert len(asked_in_training) == 20
     assert asked_in_training | {name for name, _ in asked_in_test} == names
     assert asked_in_training.isdisjoint(name for name, _ in asked_in_test)
@@ -160,23 +160,27 @@ def test_grading():
     assert verdict.why.endswith(f", is '{sample.meta['company']}'")
     for junk in (None, [], [None], "x", [[0, -1, 10**9, True]], 5):
         assert not any(verdict.correct for verdict in task.grade(sample, junk))
-    asked = task.question(0, 3, "field")
-    assert [v.correct for v in task.grade(asked, asked.tokens)] == [True]
+    questions = task.question(0, 3, "field")
+    assert [v.correct for v in task.grade(questions, questions.tokens)] == [True]
 
 
 def test_what_is_no_document():
     task = capo()
     tokens = task.sample("test", 0, 0).tokens.tolist()
-    said = sorted(task.read(tokens).queries, key=lambda query: query.start)
+    answer = sorted(task.read(tokens).queries, key=lambda query: query.start)
     cases = {
         "position 0: expected <bos>": tokens[1:],
         "position 1: expected a biography": tokens[:1],
-        f"position {said[5].question_start}: expected a biography of six sentences": tokens[
+        f"position {answer[5].question_start}: expected a biography of six sentences": tokens[
             :-1
         ],  # read up to the last sentence
         f"position {len(tokens)}: expected a biography of six sentences": [*tokens, tokens[1]],
     }
-    cases[f"position {said[3].question_start}: expected"] = [*tokens[: said[3].start], 0, *tokens[said[3].start + 1 :]]
+    cases[f"position {answer[3].question_start}: expected"] = [
+        *tokens[: answer[3].start],
+        0,
+        *tokens[answer[3].start + 1 :],
+    ]
     for line, wrong in cases.items():
         with pytest.raises(ValueError, match=line):
             task.read(wrong)

@@ -66,12 +66,12 @@ def test_one_biography_letter_by_letter():
 def test_the_pieces_say_what_they_are(who, templates, order, fullname):
     parts = pieces(who, templates, order, fullname=fullname)
     assert "".join(text for text, _ in parts) == biography(who, templates, order, fullname=fullname)
-    said = [(text, role) for text, role in parts if role != "template"]
+    answer = [(text, role) for text, role in parts if role != "template"]
     subjects = [(f" {who.name}", "name")] + [
         (f" {who.name}", "name") if fullname else (f" {who.pronoun}", "pronoun")
     ] * 5
     values = [(f" {who.values[ATTRIBUTES[a]]}", ATTRIBUTES[a]) for a in order]
-    assert said == [part for pair in zip(subjects, values, strict=True) for part in pair]
+    assert answer == [part for pair in zip(subjects, values, strict=True) for part in pair]
 
 
 def test_a_byte_level_tokenizer_cuts_at_every_piece():

@@ -179,9 +179,9 @@ def test_joined_sentences_are_tokenised_whole(tmp_path, caplog):
     assert [len(row.labels[row.labels != -100]) for row in windows].count(0) == 0
     stream = np.concatenate([row.input_ids[row.labels != -100] for row in windows])  # found by lengths alone
     parts = [part.tobytes() for part in np.split(stream, np.flatnonzero(stream == 0)[1:])]
-    told = [task.sample("train", 3, i, e) for i in range(8) for e in range(3)]
-    asked = 3 * [task.question(3, i, attribute) for i in range(4) for attribute in ATTRIBUTES]
-    assert sorted(parts) == sorted(sample.tokens.tobytes() for sample in told + asked)
+    reported = [task.sample("train", 3, i, e) for i in range(8) for e in range(3)]
+    questions = 3 * [task.question(3, i, attribute) for i in range(4) for attribute in ATTRIBUTES]
+    assert sorted(parts) == sorted(sample.tokens.tobytes() for sample in reported + questions)
 
 
 def test_names_that_a_tokenizer_joins(tmp_path):

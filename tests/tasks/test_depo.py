@@ -158,17 +158,17 @@ def test_cycle_length_law(difficulty, mean, documents, fits):
     queries = np.array([sum(2 <= t < 2 + K for t in doc) for doc in docs])
     finals = np.array([sum(t >= first_final for t in doc) for doc in docs])
     n = (finals - 2 * queries) // 2  # a name has one final token; a query names two
-    law = np.array([1 / (n + N**0.5) for n in range(3, N + 1)])
-    law /= law.sum()
-    assert law @ np.arange(3, N + 1) == pytest.approx(mean, abs=0.005)
-    fits(np.bincount(n, minlength=N + 1)[3:], law)
+    distribution = np.array([1 / (n + N**0.5) for n in range(3, N + 1)])
+    distribution /= distribution.sum()
+    assert distribution @ np.arange(3, N + 1) == pytest.approx(mean, abs=0.005)
+    fits(np.bincount(n, minlength=N + 1)[3:], distribution)
     assert (queries == np.minimum(n, 10)).all()
     ks = np.concatenate([[t - 1 for t in doc if 2 <= t < 2 + K] for doc in docs])
     fits(np.bincount(ks.astype(int), minlength=K + 1)[1:])
 
 
 @pytest.mark.parametrize(
-    ("K", "law"),
+    ("K", "probabilities"),
     [
         (1, {1: 1}),
         (3, {1: 1, 2: 1, 3: 1}),
@@ -178,21 +178,21 @@ def test_cycle_length_law(difficulty, mean, documents, fits):
         (32, {1: 1, 2: 1, 4: 1, 8: 1, 16: 1, 24: 1, 32: 2}),  # the release lists 32 twice
     ],
 )
-def test_test_law_of_k(K, law, documents, fits):
+def test_test_law_of_k(K, probabilities, documents, fits):
     task = tasks.get("depo", N=K + 9, K=K)
     ks = Counter(t - 1 for doc in documents(task, "test", 2000) for t in doc if 2 <= t < 2 + K)
-    assert set(ks) == set(law)
-    assert task.slices() == [{"k": k} for k in law]
-    if len(law) > 1:
-        fits([ks[k] for k in law], np.array(list(law.values())) / sum(law.values()))
+    assert set(ks) == set(probabilities)
+    assert task.slices() == [{"k": k} for k in probabilities]
+    if len(probabilities) > 1:
+        fits([ks[k] for k in probabilities], np.array(list(probabilities.values())) / sum(probabilities.values()))
 
 
 def test_training_on_one_number_of_hops(documents):
     task = tasks.get("depo", N=12, K=8, train_k=8)
-    asked = {split: Counter(t - 1 for doc in documents(task, split, 300) for t in doc if 2 <= t < 10)
+    questions = {split: Counter(t - 1 for doc in documents(task, split, 300) for t in doc if 2 <= t < 10)
              for split in ("train", "valid", "test")}  # fmt: skip
-    assert set(asked["train"]) == set(asked["valid"]) == {8}
-    assert set(asked["test"]) == {1, 2, 4, 8}
+    assert set(questions["train"]) == set(questions["valid"]) == {8}
+    assert set(questions["test"]) == {1, 2, 4, 8}
     with pytest.raises(ValueError, match=r"depo.train_k: expected an integer <= K \(8\), got 9"):
         tasks.get("depo", N=12, K=8, train_k=9)
 

@@ -142,16 +142,20 @@ SMALL = small().filter(lambda grammar: few_trees(grammar, 3000))
 @given(SMALL)
 def test_laws_by_enumeration(grammar):
     every = trees(grammar)
-    law = Counter()
+    distribution = Counter()
     for string, p in every:
-        law[len(string)] += p
-    assert grammar.length_distribution == pytest.approx([float(law[n]) for n in range(max(law) + 1)], abs=1e-12)
-    assert (grammar.min_len, grammar.max_len) == (min(law), max(law))
-    mean = sum(n * p for n, p in law.items())
+        distribution[len(string)] += p
+    assert grammar.length_distribution == pytest.approx(
+        [float(distribution[n]) for n in range(max(distribution) + 1)], abs=1e-12
+    )
+    assert (grammar.min_len, grammar.max_len) == (min(distribution), max(distribution))
+    mean = sum(n * p for n, p in distribution.items())
     assert grammar.mean_len == pytest.approx(float(mean))
-    assert grammar.sd_len == pytest.approx(float(sum((n - mean) ** 2 * p for n, p in law.items())) ** 0.5, abs=1e-6)
+    assert grammar.sd_len == pytest.approx(
+        float(sum((n - mean) ** 2 * p for n, p in distribution.items())) ** 0.5, abs=1e-6
+    )
     assert grammar.derivation_entropy == pytest.approx(-sum(float(p) * log2(p) for _, p in every), abs=1e-9)
-    assert grammar.longer_than(2) == pytest.approx(float(sum(p for n, p in law.items() if n > 2)), abs=1e-12)
+    assert grammar.longer_than(2) == pytest.approx(float(sum(p for n, p in distribution.items() if n > 2)), abs=1e-12)
 
 
 @FIXED

@@ -44,7 +44,7 @@ def sentences(grammar):
     """{sentence: (number of derivations, probability)}, by writing out every derivation."""
     below = [{(t,): (1, Fraction(1))} for t in range(1, grammar.sizes[-1] + 1)]
     for level in reversed(grammar.rules):
-        here = []
+        folder = []
         for rows in level:
             found = defaultdict(lambda: (0, Fraction(0)))
             for row in rows:
@@ -53,8 +53,8 @@ def sentences(grammar):
                     count = math.prod(c for _, (c, _) in parts)
                     share = math.prod((p for _, (_, p) in parts), start=Fraction(1, len(rows)))
                     found[text] = (found[text][0] + count, found[text][1] + share)
-            here.append(dict(found))
-        below = here
+            folder.append(dict(found))
+        below = folder
     return below[0]
 
 
@@ -181,7 +181,7 @@ def test_substitutions_of_far_strings():
     for t in range(3):
         costs[t, range(n), range(1, n + 1)] = tokens != t + 1
     for level in reversed(grammar.rules):
-        here = []
+        folder = []
         for rows in level:
             best = np.full((n + 1, n + 1), np.inf)
             for row in rows:
@@ -189,8 +189,8 @@ def test_substitutions_of_far_strings():
                 for child in row[1:]:
                     total = np.stack([(total[i][:, None] + costs[child]).min(0) for i in range(n + 1)])
                 best = np.minimum(best, total)
-            here.append(best)
-        costs = here
+            folder.append(best)
+        costs = folder
     assert costs[0][0, n] > 20
     assert min_substitutions(grammar, tokens) == costs[0][0, n]
 

@@ -38,17 +38,17 @@ def rebuild(grammar, tree):
     assert tree.boundaries[:-1, 0].sum() == 0  # one root
     nodes, below = [], [(i, i + 1, token - 1) for i, token in enumerate(tree.tokens.tolist())]
     for level in range(depth - 1, -1, -1):
-        here, start = [], 0
+        folder, start = [], 0
         for stop in (np.flatnonzero(tree.boundaries[:, level]) + 1).tolist():
             (symbol,) = {*tree.labels[start:stop, level].tolist()}  # the same above all of its tokens
-            assert {*tree.ordinals[start:stop, level].tolist()} == {len(here)}
+            assert {*tree.ordinals[start:stop, level].tolist()} == {len(folder)}
             children = [child for a, b, child in below if start <= a < stop]
             assert all(b <= stop for a, b, _ in below if start <= a < stop)  # no child sticks out
             nodes.append((level, symbol, tuple(children)))
-            here.append((start, stop, symbol))
+            folder.append((start, stop, symbol))
             start = stop
-        assert tree.nodes(level) == [(symbol, start, stop) for start, stop, symbol in here]
-        below = here
+        assert tree.nodes(level) == [(symbol, start, stop) for start, stop, symbol in folder]
+        below = folder
     return nodes
 
 
@@ -98,14 +98,14 @@ def test_sentences_follow_their_exact_law(split, documents, fits, tmp_path):
     path.write_text("root = a b | b a a | a\na = 1 2 | 2 2 | 1\nb = 3 | 1 1\n")
     task = tasks.get("lano", grammar=str(path))
     strings = {"a": ["12", "22", "1"], "b": ["3", "11"]}
-    law = Counter()
+    distribution = Counter()
     for row in ("ab", "baa", "a"):
         for parts in product(*(strings[symbol] for symbol in row)):
-            law["".join(parts)] += Fraction(1, 3) * prod(Fraction(1, len(strings[symbol])) for symbol in row)
-    assert sum(law.values()) == 1
+            distribution["".join(parts)] += Fraction(1, 3) * prod(Fraction(1, len(strings[symbol])) for symbol in row)
+    assert sum(distribution.values()) == 1
     observed = Counter("".join(map(str, doc[1:])) for doc in documents(task, split, 20_000))
-    assert set(observed) == set(law)
-    fits([observed[string] for string in law], [float(p) for p in law.values()])
+    assert set(observed) == set(distribution)
+    fits([observed[string] for string in distribution], [float(p) for p in distribution.values()])
 
 
 @pytest.mark.parametrize("name", ["cfg3f", "cfg3j"])

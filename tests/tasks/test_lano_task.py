@@ -67,10 +67,10 @@ def test_the_truth_is_right_in_every_form(name, seed):
 def test_any_sentence_is_right_from_the_start(seed, other):
     task = tasks.get("lano")
     sample = task.sample("test", seed, 0)
-    said = task.sample("test", other, 1).tokens[1:].tolist()
-    first, second = task.grade(sample, [said, said[50:]])
+    answer = task.sample("test", other, 1).tokens[1:].tolist()
+    first, second = task.grade(sample, [answer, answer[50:]])
     assert first.correct
-    whole = [*sample.tokens[1:51].tolist(), *said[50:]]
+    whole = [*sample.tokens[1:51].tolist(), *answer[50:]]
     assert second.correct == task.grammar.contains(whole)
 
 
@@ -93,17 +93,17 @@ def test_right_is_what_the_language_contains(tmp_path_factory, tokens):
 
 def test_why(tiny):
     sample = tiny.read([0, 1, 2, 2, 2])
-    said = "not in the language: at token"
+    message = "not in the language: at token"
     for output, why in (
-        ([1, 2, 2, 1], f"said 4 tokens; {said} 4 no sentence that starts like this goes on with 1"),
-        ([2, 1, 2], f"said 3 tokens; {said} 3 no sentence that starts like this goes on with 2"),
-        ([1, 2, 0, 2, 2], f"said 2 tokens; {said} 3 the sentence is not complete"),
-        ([0, 1, 2, 1], f"said nothing; {said} 1 the sentence is not complete"),
-        ([], f"said nothing; {said} 1 the sentence is not complete"),
-        ([1, 3, 2, 2], f"said 4 tokens; {said} 2 expected 1 … 2, got <3>"),
-        ([1, True, 2, 2], f"said 4 tokens; {said} 2 expected 1 … 2, got <None>"),
-        ([1, 2, 2, 2.0], f"said 4 tokens; {said} 4 expected 1 … 2, got <None>"),
-        ([1, 2, 2, 2, 1, 1], f"said 6 tokens; {said} 5 no sentence that starts like this goes on with 1"),
+        ([1, 2, 2, 1], f"said 4 tokens; {message} 4 no sentence that starts like this goes on with 1"),
+        ([2, 1, 2], f"said 3 tokens; {message} 3 no sentence that starts like this goes on with 2"),
+        ([1, 2, 0, 2, 2], f"said 2 tokens; {message} 3 the sentence is not complete"),
+        ([0, 1, 2, 1], f"said nothing; {message} 1 the sentence is not complete"),
+        ([], f"said nothing; {message} 1 the sentence is not complete"),
+        ([1, 3, 2, 2], f"said 4 tokens; {message} 2 expected 1 … 2, got <3>"),
+        ([1, True, 2, 2], f"said 4 tokens; {message} 2 expected 1 … 2, got <None>"),
+        ([1, 2, 2, 2.0], f"said 4 tokens; {message} 4 expected 1 … 2, got <None>"),
+        ([1, 2, 2, 2, 1, 1], f"said 6 tokens; {message} 5 no sentence that starts like this goes on with 1"),
     ):
         (verdict,) = tiny.grade(sample, [output])
         assert (verdict.correct, verdict.why) == (False, why)
@@ -168,8 +168,8 @@ def test_a_grammar_of_one_level(tmp_path):
 
 
 def test_chance_bounds_random_strings(tiny):
-    law = tiny.grammar.length_distribution
-    exact = sum(law[n] * sum(len(s) == n for s in SENTENCES) / 2**n for n in range(len(law)))
+    distribution = tiny.grammar.length_distribution
+    exact = sum(distribution[n] * sum(len(s) == n for s in SENTENCES) / 2**n for n in range(len(distribution)))
     assert exact <= tiny.chance({"from": "start"}) <= 1
     rng = np.random.default_rng(0)
     draws = []

@@ -160,9 +160,9 @@ def test_neighbouring_operators_are_independent(documents, fits):
     ],
 )
 def test_answer_law_is_the_reference(length, p0):
-    law = tasks.get("mano").answer_distribution(length)
-    assert law[0] == pytest.approx(p0, abs=1e-8)
-    assert law[1:] == pytest.approx(np.full(22, (1 - p0) / 22), abs=1e-9)
+    distribution = tasks.get("mano").answer_distribution(length)
+    assert distribution[0] == pytest.approx(p0, abs=1e-8)
+    assert distribution[1:] == pytest.approx(np.full(22, (1 - p0) / 22), abs=1e-9)
 
 
 @pytest.mark.parametrize(("ops", "modulus"), [("asm", 6), ("asmd", 5), ("d", 5), ("md", 9), ("ad", 4)])
@@ -177,8 +177,8 @@ def test_answer_law_by_enumeration(ops, modulus):
                 value = evaluate(body, 0, modulus)[0]
                 if value is not None:
                     mass[value] += Fraction(1, 2 * len(ops) ** 2 * modulus**3)
-    law = tasks.get("mano", L=2, ops=ops, modulus=modulus).answer_distribution(2)
-    assert law == pytest.approx([float(mass[v] / sum(mass.values())) for v in range(modulus)], abs=1e-12)
+    distribution = tasks.get("mano", L=2, ops=ops, modulus=modulus).answer_distribution(2)
+    assert distribution == pytest.approx([float(mass[v] / sum(mass.values())) for v in range(modulus)], abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -189,12 +189,12 @@ def test_answer_law_by_enumeration(ops, modulus):
 def test_answers_follow_the_law(spec, documents, fits):
     task = tasks.get("mano", **spec)
     answers = [doc[-1] - task.first_value for doc in documents(task, "test", 20_000)]
-    law = task.answer_distribution(spec["L"])
-    kept = law > 0
+    distribution = task.answer_distribution(spec["L"])
+    kept = distribution > 0
     counts = np.bincount(answers, minlength=task.spec.modulus)
     assert counts[~kept].sum() == 0
-    fits(counts[kept], law[kept])
-    assert task.chance({"l": spec["L"]}) == law.max()
+    fits(counts[kept], distribution[kept])
+    assert task.chance({"l": spec["L"]}) == distribution.max()
 
 
 def test_undefined_expressions_are_redrawn_whole(documents, fits):

@@ -21,9 +21,9 @@ def test_every_sample_parses_back(pairs, data, split, seed):
     sizes = data.draw(st.none() | st.lists(st.integers(1, most), min_size=1, max_size=4, unique=True))
     task = tasks.get("mqar", pairs=pairs, keys=keys, values=values, test_pairs=sizes)
     sample = task.sample(split, seed, 0)
-    shown, asked = task.vocab.show(sample).removeprefix("bos ").split(" ask ")
-    shown, asked = (list(zip(*[iter(part.split())] * 2, strict=True)) for part in (shown, asked))
-    assert sorted(shown) == sorted(asked)
+    shown, questions = task.vocab.show(sample).removeprefix("bos ").split(" ask ")
+    shown, questions = (list(zip(*[iter(part.split())] * 2, strict=True)) for part in (shown, questions))
+    assert sorted(shown) == sorted(questions)
     n = len(shown)
     assert len(dict(shown)) == len({value for _, value in shown}) == n
     assert {key for key, _ in shown} <= {f"k{i}" for i in range(1, keys + 1)}
@@ -32,8 +32,8 @@ def test_every_sample_parses_back(pairs, data, split, seed):
     assert sample.meta == {"n": n, "pairs": dict(shown), "queries": sample.queries}
     targets = np.flatnonzero(sample.labels != -100)
     assert [(q.start, q.stop, q.question_start) for q in sample.queries] == [(t, t + 1, t - 1) for t in targets]
-    assert [task.vocab.names[sample.tokens[t]] for t in targets] == [value for _, value in asked]
-    assert task.explain(sample, sample.queries[0]) == f"{asked[0][0]} came with {asked[0][1]}"
+    assert [task.vocab.names[sample.tokens[t]] for t in targets] == [value for _, value in questions]
+    assert task.explain(sample, sample.queries[0]) == f"{questions[0][0]} came with {questions[0][1]}"
 
 
 def test_law(documents, fits):
@@ -71,11 +71,11 @@ def test_guessing_values_that_are_left_scores_chance():
         sample = task.sample("test", 0, i)
         n = sample.meta["n"]
         left = sample.tokens[2 : 2 * n + 1 : 2].tolist()
-        said = []
+        answer = []
         for query in sample.queries:
-            said.append([rng.choice(left)])
+            answer.append([rng.choice(left)])
             left.remove(sample.tokens[query.start])
-        hits[n].append(np.mean([verdict.correct for verdict in task.grade(sample, said)]))
+        hits[n].append(np.mean([verdict.correct for verdict in task.grade(sample, answer)]))
     assert task.chance({"pairs": 3}) == pytest.approx((1 / 3 + 1 / 2 + 1) / 3)
     for n, scored in hits.items():
         error = np.std(scored) / np.sqrt(len(scored))

@@ -51,8 +51,8 @@ def test_the_task_of_the_docs_plays(tmp_path, capsys):
     assert main(["play", "mine.py:Parity", "--arch", "llama,gdn2", "--out", "out", *small]) == 0
     play = json.loads((tmp_path / "out" / "play.json").read_text())
     assert play["sections"][0]["heading"] == "Parity"
-    said = capsys.readouterr().out
-    assert "16 bits" in said
+    output = capsys.readouterr().out
+    assert "16 bits" in output
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert [words for words in (tasks.find("mine.py:Parity").about, "16 bits") if words not in page] == []
 

@@ -25,9 +25,9 @@ def test_the_examples_are_real(task, capsys):
 def test_chance_on_the_pages():
     text = (PAGES / "brevo.md").read_text(encoding="utf-8").replace("\n", " ")
     (guesses,) = re.findall(r"in ([\d.]+) % of the test samples of `(.*?)` and ([\d.]+) % of `(.*?)`", text)
-    for said, difficulty in zip(guesses[::2], guesses[1::2], strict=True):
+    for answer, difficulty in zip(guesses[::2], guesses[1::2], strict=True):
         task = tasks.get("brevo", difficulty=difficulty)
-        assert f"{task.chance(task.slices()[0]):.2%}" == f"{said}%"
+        assert f"{task.chance(task.slices()[0]):.2%}" == f"{answer}%"
     text = (PAGES / "mqar.md").read_text(encoding="utf-8")
     assert f"{tasks.get('mqar').chance({'pairs': 16}):.1%}".replace("%", " %") + " for 16 pairs" in text
 

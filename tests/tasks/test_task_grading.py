@@ -67,9 +67,9 @@ def test_one_wrong_token_is_caught(task, seed, data):
     output = sample.tokens.copy()
     output[at] = wrong
     for form in (output, [output[q.start : q.stop] for q in sample.queries]):
-        for asked, verdict in zip(sample.queries, task.grade(sample, form), strict=True):
+        for queried, verdict in zip(sample.queries, task.grade(sample, form), strict=True):
             # Of Brevo, too, where other orders can be right: they all have the same tokens.
-            assert verdict.correct == (not asked.start <= at < asked.stop)
+            assert verdict.correct == (not queried.start <= at < queried.stop)
             assert bool(verdict.why) != verdict.correct
 
 
@@ -146,31 +146,31 @@ def test_guessing_scores_about_chance(guess):
     hits = {"mano": [], "depo": [], "copying": [], "brevo": [], "mqar": []}
     for i in range(3000):
         sample = mano.sample("test", 0, i)
-        said = mano.vocab.ids["0"] if guess == "constant" else mano.vocab.ids[str(rng.integers(23))]
-        hits["mano"].append(mano.grade(sample, [said])[0].correct)
+        answer = mano.vocab.ids["0"] if guess == "constant" else mano.vocab.ids[str(rng.integers(23))]
+        hits["mano"].append(mano.grade(sample, [answer])[0].correct)
         sample = brevo.sample("test", 0, i)
         others = [name for name in brevo.vocab.names[4:] if name != sample.meta["query"]]
-        said = [others[0 if guess == "constant" else rng.integers(5)], sample.meta["query"], "end"]
-        hits["brevo"].append(brevo.grade(sample, [[brevo.vocab.ids[name] for name in said]])[0].correct)
+        answer = [others[0 if guess == "constant" else rng.integers(5)], sample.meta["query"], "end"]
+        hits["brevo"].append(brevo.grade(sample, [[brevo.vocab.ids[name] for name in answer]])[0].correct)
         if i >= 600:
             continue
         sample = depo.sample("test", 0, i)
         names = sample.meta["cycle"]
-        said = []
+        answer = []
         for query in sample.queries:
             about = depo.vocab.text(sample.tokens[query.question_start + 1 : query.start - 1])
             others = sorted(name for name in names if name != about)
-            said.append(others[0 if guess == "constant" else rng.integers(len(others))].split())
-        hits["depo"] += [v.correct for v in depo.grade(sample, [[depo.vocab.ids[t] for t in name] for name in said])]
+            answer.append(others[0 if guess == "constant" else rng.integers(len(others))].split())
+        hits["depo"] += [v.correct for v in depo.grade(sample, [[depo.vocab.ids[t] for t in name] for name in answer])]
         sample = copying.sample("test", 0, i)
-        said = rng.permutation(copying.spec.N) + 2
-        hits["copying"].append(copying.grade(sample, said)[0].correct)
+        answer = rng.permutation(copying.spec.N) + 2
+        hits["copying"].append(copying.grade(sample, answer)[0].correct)
         sample = mqar.sample("test", 0, i)
         left = sample.tokens[2:11:2].tolist()
         for at, query in enumerate(sample.queries):
-            said = sample.tokens.copy()
-            said[query.start] = left[0 if guess == "constant" else rng.integers(len(left))]
-            hits["mqar"].append(mqar.grade(sample, said)[at].correct)
+            answer = sample.tokens.copy()
+            answer[query.start] = left[0 if guess == "constant" else rng.integers(len(left))]
+            hits["mqar"].append(mqar.grade(sample, answer)[at].correct)
             left.remove(sample.tokens[query.start])
     chance = {"mano": mano.chance({"l": 10}) if guess == "constant" else 1 / 23, "copying": 1 / 6}
     chance |= {"depo": depo.chance({"k": 1}), "brevo": brevo.chance({"n": 6}), "mqar": mqar.chance({"pairs": 5})}

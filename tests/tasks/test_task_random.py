@@ -89,7 +89,7 @@ def test_two_draws_out_of_one_half_have_no_multiply_bias():
 
 
 def test_law_draws(fits):
-    law = np.array([0.5, 0.2, 0.05, 0.25])
+    distribution = np.array([0.5, 0.2, 0.05, 0.25])
 
     @njit
     def many(cumulative, out):
@@ -98,8 +98,8 @@ def test_law_draws(fits):
             state, out[i] = draw_index(state, gamma, cumulative)
 
     out = np.empty(50_000, np.int64)
-    many(np.cumsum(law), out)
-    fits(np.bincount(out), law)
+    many(np.cumsum(distribution), out)
+    fits(np.bincount(out), distribution)
 
 
 def test_neighbouring_streams_are_unrelated(fits):

@@ -124,9 +124,9 @@ class Trained:
         ids, targets, documents = batch(step)
         share = ROWS // world.dp_size
         items = (targets != -100).sum() / world.dp_size
-        here = slice(world.dp_rank * share, (world.dp_rank + 1) * share)
+        part = slice(world.dp_rank * share, (world.dp_rank + 1) * share)
         micro = self.config.parallel.micro_batch_size or share
-        parts = list(zip(*(x[here].split(micro) for x in (ids, targets, documents)), strict=True))
+        parts = list(zip(*(x[part].split(micro) for x in (ids, targets, documents)), strict=True))
         loss = 0.0
         for index, (ids, targets, documents) in enumerate(parts):
             last_micro_batch(self.model, index == len(parts) - 1)
@@ -196,22 +196,22 @@ def follows(world, family, fields_of="FAMILIES", **layout):
 def starts_alike(world, family, fields_of="FAMILIES", **layout):
     """Weights, names and gradients, in float64, and what clipping makes of them."""
     fields = globals()[fields_of][family]
-    here = Trained(fields, run_config(**layout), world, torch.float64)
+    ours = Trained(fields, run_config(**layout), world, torch.float64)
     single = Trained(fields, run_config(micro_batch_size=micro_of(family, world)), ALONE, torch.float64)
-    same(here.weights(), single.weights())
+    same(ours.weights(), single.weights())
     wanted = {name: p.requires_grad for name, p in single.model.named_parameters()}
-    assert {name: p.requires_grad for name, p in here.model.named_parameters()} == wanted
-    assert all(isinstance(p, torch.distributed.tensor.DTensor) for p in here.model.parameters())
-    assert abs(here.gradients(0) - single.gradients(0)) < 1e-12
-    close(here.whole_gradients(), single.whole_gradients(), 1e-9)
+    assert {name: p.requires_grad for name, p in ours.model.named_parameters()} == wanted
+    assert all(isinstance(p, torch.distributed.tensor.DTensor) for p in ours.model.parameters())
+    assert abs(ours.gradients(0) - single.gradients(0)) < 1e-12
+    close(ours.whole_gradients(), single.whole_gradients(), 1e-9)
     norm = torch.cat([g.flatten() for g in single.whole_gradients().values() if g is not None]).norm()
-    found = clip_grad_norm(here.model, float(norm) / 7, world)
+    found = clip_grad_norm(ours.model, float(norm) / 7, world)
     assert type(found) is torch.Tensor
     assert found.shape == ()
     torch.testing.assert_close(found, norm)
     clip_grad_norm(single.model, float(norm) / 7, ALONE)
-    close(here.whole_gradients(), single.whole_gradients(), 1e-9)
-    after = torch.cat([g.flatten() for g in here.whole_gradients().values() if g is not None]).norm()
+    close(ours.whole_gradients(), single.whole_gradients(), 1e-9)
+    after = torch.cat([g.flatten() for g in ours.whole_gradients().values() if g is not None]).norm()
     torch.testing.assert_close(after, norm / 7, rtol=1e-4, atol=0)
 
 
@@ -240,25 +240,25 @@ def repeats(world, **layout):
 
 
 def recomputes(world, mode, **layout):
-    here = Trained(FAMILIES["llama"], run_config(activation_checkpointing=mode, **layout), world, torch.float64)
+    ours = Trained(FAMILIES["llama"], run_config(activation_checkpointing=mode, **layout), world, torch.float64)
     plain = Trained(FAMILIES["llama"], run_config(**layout), world, torch.float64)
-    assert here.gradients(0) == plain.gradients(0)
-    close(here.whole_gradients(), plain.whole_gradients(), 1e-12)
+    assert ours.gradients(0) == plain.gradients(0)
+    close(ours.whole_gradients(), plain.whole_gradients(), 1e-12)
 
 
 def computes_in_bf16(world, family, **layout):
     """Weights and gradients stay in float32; blocks compute in bfloat16, near enough to float32."""
-    here = Trained(FAMILIES[family], run_config(train={"precision": "bf16"}, **layout), world)
+    ours = Trained(FAMILIES[family], run_config(train={"precision": "bf16"}, **layout), world)
     dtypes = set()
-    for layer in here.model.model.layers:
+    for layer in ours.model.model.layers:
         layer.register_forward_hook(lambda module, args, output: dtypes.add((args[0].dtype, output[0].dtype)))
     single = Trained(FAMILIES[family], run_config(), ALONE)
-    assert abs(here.gradients(0) / single.gradients(0) - 1) < 2e-3
+    assert abs(ours.gradients(0) / single.gradients(0) - 1) < 2e-3
     assert dtypes == {(torch.bfloat16, torch.bfloat16)}
-    assert {p.dtype for p in here.model.parameters()} == {torch.float32}
-    assert {p.grad.dtype for p in here.model.parameters() if p.requires_grad} == {torch.float32}
-    close(here.whole_gradients(), single.whole_gradients(), 0.1)
-    here.optimizer.step()
+    assert {p.dtype for p in ours.model.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in ours.model.parameters() if p.requires_grad} == {torch.float32}
+    close(ours.whole_gradients(), single.whole_gradients(), 0.1)
+    ours.optimizer.step()
 
 
 def compiles(world, **layout):
@@ -266,10 +266,10 @@ def compiles(world, **layout):
     backend = "aot_eager" if world.tp > 1 else "inductor"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-        here = Trained(FAMILIES["llama"], run_config(train={"compile": True}, **layout), world)
-    for found, wanted in zip(here.losses(3), alone("llama"), strict=False):
+        ours = Trained(FAMILIES["llama"], run_config(train={"compile": True}, **layout), world)
+    for found, wanted in zip(ours.losses(3), alone("llama"), strict=False):
         assert abs(found / wanted - 1) < 1e-4
-    assert list(here.weights()) == list(Trained(FAMILIES["llama"], run_config(), ALONE).weights())
+    assert list(ours.weights()) == list(Trained(FAMILIES["llama"], run_config(), ALONE).weights())
 
 
 def talks(world):
@@ -280,8 +280,8 @@ def talks(world):
     assert world.broadcast(f"from {world.rank}") == "from 0"
     assert (world.dp_rank, world.tp_rank) == divmod(world.rank, world.tp)
     for failing in range(world.size):
-        told = pytest.raises(ValueError, match="model: missing")
-        with told, world.all_or_none():
+        expectation = pytest.raises(ValueError, match="model: missing")
+        with expectation, world.all_or_none():
             resolve(RUN if world.rank != failing else {"arch": "llama"})
     with world.all_or_none():
         pass

@@ -314,7 +314,7 @@ def test_one_flipped_bit_anywhere(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("there", "here", "said"),
+    ("there", "second", "complaint"),
     [
         ({}, {"canon_set": "A"}, r"model.layers.0.canonA.weight is missing there and of shape \(16, 1, 4\) here"),
         ({"canon_set": "A"}, {}, r"model.layers.0.canonA.weight is of shape \(16, 1, 4\) there and missing here"),
@@ -326,15 +326,15 @@ def test_one_flipped_bit_anywhere(tmp_path):
     ],
     ids=["missing", "surplus", "mismatch"],
 )
-def test_a_checkpoint_of_another_model(there, here, said, tmp_path):
-    model, other = (CanonLMForCausalLM(CanonLMConfig(**SIZES, **settings)) for settings in (there, here))
+def test_a_checkpoint_of_another_model(there, second, complaint, tmp_path):
+    model, other = (CanonLMForCausalLM(CanonLMConfig(**SIZES, **settings)) for settings in (there, second))
     optimizer, again = optimizer_of(model), optimizer_of(other)
     optimize(model, optimizer, 0)
     checkpoints = open_at(tmp_path)
     checkpoints.save(1, model, optimizer)
     checkpoints.wait()
     before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
-    with pytest.raises(ValueError, match=rf"step-00000001: a checkpoint of another model: {said}"):
+    with pytest.raises(ValueError, match=rf"step-00000001: a checkpoint of another model: {complaint}"):
         checkpoints.load_latest(other, again)
     same(dict(other.state_dict()), before)
 
@@ -363,19 +363,19 @@ def test_a_full_disk(disk, room):
     """It fills up anywhere: in the tensors, where they lie, the manifest; after one checkpoint or more."""
     folder = disk(f"size={room}k") / "checkpoints"
     numbers, checkpoints = Numbers(), open_at(folder)
-    said = None
+    answer = None
     for step in range(1, 9):
         before = steps(folder)
         numbers.save(checkpoints, step)
         try:
             checkpoints.wait()
         except ValueError as error:
-            said = str(error)
+            answer = str(error)
             break
     left = f"step {before[-1]} is the newest complete one" if before else "there is none yet"
     path = folder / f"step-{step:08d}"
     reason = os.strerror(errno.ENOSPC)
-    assert said == f"checkpoint of step {step} could not be written to {path}: {reason}; {left}"
+    assert answer == f"checkpoint of step {step} could not be written to {path}: {reason}; {left}"
     assert [file.name for file in folder.glob("*")] == [f"step-{old:08d}" for old in reversed(before)]
     if before:
         assert numbers.load(folder) == before[-1]

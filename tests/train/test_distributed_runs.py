@@ -18,9 +18,9 @@ def _one_of(count, rank, port, folder, args):
     """The life of one process, as `torchrun` would have begun it."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    said = os.open(folder / f"rank-{rank}.txt", os.O_WRONLY)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
+    log = os.open(folder / f"rank-{rank}.txt", os.O_WRONLY)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     raise SystemExit(main([str(arg) for arg in args]))
 
 

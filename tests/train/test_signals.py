@@ -104,13 +104,13 @@ def test_a_person_is_not_requeued(slurm):
 
 def test_a_signal_that_reached_another_rank_first(slurm, monkeypatch):
     scontrol_calls = slurm(RUNNING)
-    with Signals() as here:
+    with Signals() as folder:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR2)).start()
-        assert here.next_step(main=True) == "job 12 is requeued and will continue"
+        assert folder.next_step(main=True) == "job 12 is requeued and will continue"
     assert scontrol_calls() == ["requeue 12"]
     monkeypatch.setattr(signals, "LATE_SECONDS", 0.2)
-    with Signals() as here:
-        assert here.next_step(main=True) == "run it again to continue"
+    with Signals() as folder:
+        assert folder.next_step(main=True) == "run it again to continue"
 
 
 def test_what_slurm_refuses_is_told(slurm, monkeypatch, tmp_path):

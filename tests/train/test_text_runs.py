@@ -276,10 +276,10 @@ def test_epochs_never_end(text, settings):
 
 def test_nothing_to_evaluate_is_said(text, settings, tmp_path):
     prepare(tmp_path / "whole", [str(text / "digits.jsonl")], tokenizer="bytes", workers=1)
-    told = []
+    reported = []
     raw = settings().model_dump(mode="json") | {"text": {"sources": {"all": {"path": str(tmp_path / "whole")}}}}
-    result = train(resolve(raw), tmp_path / "run", told.append)
-    assert "nothing will be evaluated" in told[0]["why"]
+    result = train(resolve(raw), tmp_path / "run", reported.append)
+    assert "nothing will be evaluated" in reported[0]["why"]
     assert result["final"] == {}
 
 

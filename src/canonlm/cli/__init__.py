@@ -129,7 +129,10 @@ def _usage(error: Any) -> str:
     text = error.format_message()
     name = param and (param.opts[0] if param.opts[0].startswith("-") else param.metavar or param.name.upper())
     if kind == "MissingParameter" and name:
-        return f"{name} is missing: `{error.ctx.command_path} --help` explains it"
+        context, words = error.ctx, ["--help"]
+        while context.parent is not None:
+            context, words = context.parent, [context.info_name, *words]
+        return f"{name} is missing: `canonlm {' '.join(words)}` explains it"
     if kind == "BadParameter" and name and error.message.startswith(SHOULD_BE):
         what = error.message.removeprefix(SHOULD_BE).partition(", unable to")[0]
         return f"{name}: expected {what.replace('greater than or equal to', 'a number >=')}"

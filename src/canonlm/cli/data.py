@@ -157,14 +157,14 @@ def _explained(task: "Task", sample: "Sample") -> "Iterator[Text]":
     """`4 hops  q4 w3. ans → w9.  (w3. → w1. → w5. → w7. → w9.: 4 steps)`, a line for each question."""
     from rich.text import Text
 
-    def said(start: int, stop: int) -> str:
+    def words(start: int, stop: int) -> str:
         return _clip(task.vocab.text(sample.tokens[start:stop].tolist()))
 
     labels = [_label(task, query.slice) for query in sample.queries]
     for label, query in zip(labels, sample.queries, strict=True):
         line = Text(f"  {label:{max(map(len, labels))}}  ", "dim")
-        line.append(said(query.question_start, query.start), STYLES["question"]).append(" → ")
-        line.append(said(query.start, query.stop), STYLES["answer"])
+        line.append(words(query.question_start, query.start), STYLES["question"]).append(" → ")
+        line.append(words(query.start, query.stop), STYLES["answer"])
         why = task.explain(sample, query)
         yield line.append(f"  ({why})", "dim") if why else line
 

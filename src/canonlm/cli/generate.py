@@ -44,7 +44,7 @@ BATCH_SIZE = typer.Option(
     help="With --prompts: prompts at a time. Default: found automatically.", min=1, show_default=False
 )
 
-MOST = 128  # tokens, unless something else is asked for
+DEFAULT_TOKENS = 128  # of an answer, without --max-tokens
 
 
 def generate(
@@ -105,7 +105,7 @@ def generate(
     begin = _begins(words) if bos is None else bos
     writer = Writer(subject.model, words, batch_size=batch_size, bos=begin, sampling=sampling)
     if prompt is not None:
-        most = max_tokens or MOST
+        most = max_tokens or DEFAULT_TOKENS
         if max_tokens is None and (context := wrap(subject.model).context_length) is not None:
             most = max(1, min(most, context - begin - writer.tokens(prompt)))
         writer.check([prompt], most, "the prompt")  # before anything is printed
@@ -116,7 +116,7 @@ def generate(
             print()
         return 0
     assert out is not None
-    _answer(writer, rows, max_tokens or MOST, stop or [], out)
+    _answer(writer, rows, max_tokens or DEFAULT_TOKENS, stop or [], out)
     return 0
 
 
@@ -134,17 +134,17 @@ def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop:
 
     with writing("--out", out, "file"):
         out.parent.mkdir(parents=True, exist_ok=True)
-    said: dict[int, str] = {}
+    texts: dict[int, str] = {}
     with Count(len(rows), "written") as count:
         for index, text in writer.write([row["prompt"] for row in rows], max_tokens, stop):
-            said[index] = text
-            count("written", len(said))
+            texts[index] = text
+            count("written", len(texts))
     if bad := len(writer.not_finite):
         why = f"the model's logits are not finite (NaN) in {bad:,} of {len(rows):,} prompts"
         if bad == len(rows):
             raise FloatingPointError(f"{why}: nothing is written")
         print(f"canonlm: {why}", file=sys.stderr)
-    lines = [json.dumps({**row, "text": said[index]}, ensure_ascii=False) for index, row in enumerate(rows)]
+    lines = [json.dumps({**row, "text": texts[index]}, ensure_ascii=False) for index, row in enumerate(rows)]
     with writing("--out", out, "file"):
         write_text(out, "".join(f"{line}\n" for line in lines))
     print(f"{len(rows):,} prompts answered: {out}")

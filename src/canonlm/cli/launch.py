@@ -57,7 +57,7 @@ def _local(path: Path, folder: Path, overrides: list[str], count: int, trust: bo
     from canonlm.train.recipe import check_folder, check_trust, load
 
     check_trust(path, overrides, trust)
-    load(path, overrides, trust=trust)  # a mistake in the file is told before torch is loaded
+    load(path, overrides, trust=trust)  # a mistake in the file is reported before torch is loaded
     load_torch()
     from canonlm.launch import processes
     from canonlm.launch.local import gpus
@@ -92,7 +92,7 @@ def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool, trust: boo
     of_the_job, overrides = split(pairs)
     settings = parse(of_the_job)
     check_trust(path, overrides, trust)
-    load(path, overrides, trust=trust)  # a mistake in the file is told before torch is loaded
+    load(path, overrides, trust=trust)  # a mistake in the file is reported before torch is loaded
     load_torch()
     from canonlm.train import reading
     from canonlm.train.build import build_model

@@ -72,8 +72,8 @@ class Lines(Latest):
     def line(self, row: Row) -> str:
         """`step 100/4000  loss 2.1234  lr 3.00e-04  12,345 tokens/s  4:05 left`"""
         if not isinstance(row, TrainRow):
-            said = _message(row) if isinstance(row, Remark) else _evaluation(self.config, row)
-            return f"step {row.step}  {said}"
+            message = _message(row) if isinstance(row, Remark) else _evaluation(self.config, row)
+            return f"step {row.step}  {message}"
         parts = [f"step {row.step}/{self.config.train.steps}  loss {row.loss:.4f}  lr {row.lr:.2e}"]
         parts += [f"{row.tokens_per_s:,.0f} tokens/s"] if row.tokens_per_s else []
         seconds = time_left(self.config, self)
@@ -111,8 +111,8 @@ class View(Latest):
             step = f"step {self.evaluation.step:,}  "
             parts += ["", Text.assemble((step, "dim"), _evaluation(self.config, self.evaluation))]
         if self.messages:
-            told = [Text.assemble((f"step {row.step:,}  ", "dim"), _message(row)) for row in list(self.messages)]
-            parts += ["", *told]
+            messages = [Text.assemble((f"step {row.step:,}  ", "dim"), _message(row)) for row in list(self.messages)]
+            parts += ["", *messages]
         yield Panel(Group(*parts), title=Text(f"{self.folder.name}: {self.config.arch}"), title_align="left")
 
     def _progress(self) -> Table:

@@ -65,7 +65,7 @@ def probe(
         shares = (x.symbol, x.symbol_guess, x.symbol_at_end, x.symbol_at_end_guess, x.boundary, x.boundary_guess)
         table.add_row(str(x.level), str(x.symbols), *(f"{share:.1%}" for share in shares))
     console = Console()
-    console.print(f"{config.arch}, layer {layer}: share of test tokens told right; level 0 is the whole "
-                  "sentence, the guess is always the commonest answer", highlight=False, soft_wrap=True)  # fmt: skip
+    console.print(f"{config.arch}, layer {layer}: share of test tokens that are right. Level 0 is the whole sentence; "
+                  "the guess is always the most frequent answer", highlight=False, soft_wrap=True)  # fmt: skip
     console.print(table)
     return 0

@@ -94,16 +94,16 @@ def table(grid: Sequence[Progress], jobs: int, console: Console) -> Table:
     """A row per run, as many as fit, and the total below."""
     wide = console.width >= WIDE
     names = [short_name(progress.run) for progress in grid]
-    found = Table(box=None, padding=(0, 2, 0, 0), caption_justify="left")
-    found.add_column("run", overflow="fold", width=min(max(map(len, names)), max(12, console.width - OTHERS)))
+    grid_table = Table(box=None, padding=(0, 2, 0, 0), caption_justify="left")
+    grid_table.add_column("run", overflow="fold", width=min(max(map(len, names)), max(12, console.width - OTHERS)))
     for name, width in (
         ("progress", 14 if wide else 8),
         ("loss", 6),
         ("left", 8),
         *([("tokens/s", 9)] if wide else []),
     ):
-        found.add_column(name, width=width, no_wrap=True)
-    found.add_column("on the test", no_wrap=True)
+        grid_table.add_column(name, width=width, no_wrap=True)
+    grid_table.add_column("on the test", no_wrap=True)
     rows = sorted(zip(grid, names, strict=True), key=lambda row: ORDER.index(row[0].state))
     most = max(1, console.height - ROWS_AROUND)
     for progress, name in rows[:most]:
@@ -112,10 +112,10 @@ def table(grid: Sequence[Progress], jobs: int, console: Console) -> Table:
         seconds = progress.time_left if progress.state == "running" else None
         left = progress.state if seconds is None else duration(seconds)
         speed = [_speed(progress)] if wide else []
-        found.add_row(Text(name), bar, loss, left, *speed, _scores(progress))
+        grid_table.add_row(Text(name), bar, loss, left, *speed, _scores(progress))
     more = f"; {len(rows) - most} more not shown" if len(rows) > most else ""
-    found.caption = f"{_total(grid, jobs)}{more}"
-    return found
+    grid_table.caption = f"{_total(grid, jobs)}{more}"
+    return grid_table
 
 
 def short_name(run: PlannedRun) -> str:

@@ -115,9 +115,9 @@ def _tell(estimates: "Sequence[Estimate]", scale: str, gpu: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    here, there = "CPU hours here", f"hours of one {gpu}"
+    on_this_machine, on_the_gpu = "CPU hours here", f"hours of one {gpu}"
     cells = ["cells"] if scale == "paper" else []
-    columns = ["runs", *cells, "done", "tokens", "FLOPs", here, there]
+    columns = ["runs", *cells, "done", "tokens", "FLOPs", on_this_machine, on_the_gpu]
     table = Table("experiment", *columns, box=None, padding=(0, 2, 0, 0))
     total = [0, 0, 0, 0, 0.0, 0.0, 0.0]
     for each in estimates:

@@ -80,8 +80,8 @@ def results(
     numbers, left_out = _read(folders, curves)
     kept = tidy.choose(numbers, filters)
     if group is not None:
-        asked = [column for columns in tables.named(numbers, group).values() for column in columns]
-        kept = tables.only(kept, asked)
+        requested = [column for columns in tables.named(numbers, group).values() for column in columns]
+        kept = tables.only(kept, requested)
     if csv or json:
         rows = tidy.paired(kept) if paired else kept
         for path, text in ((csv, partial(write_frame, rows)), (json, rows.write_json)):

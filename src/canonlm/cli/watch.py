@@ -60,24 +60,24 @@ def table(runs: Sequence[Watched], height: int) -> Table:
     """A row per run, as many as fit."""
     names = len({_label(run) for run in runs}) < len(runs)  # then nothing else tells them apart
     head = ["run"] * names + ["architecture", "task", "lr", "seed", "step", "tokens/s", "loss", "on the test", "state"]
-    found = Table(*head, box=None, padding=(0, 2, 0, 0), title_justify="left", caption_justify="left")
+    rows = Table(*head, box=None, padding=(0, 2, 0, 0), title_justify="left", caption_justify="left")
     for place, name in enumerate(head):
-        found.columns[place].justify = "right" if name in ("lr", "seed", "step", "tokens/s", "loss") else "left"
-        found.columns[place].no_wrap = True
+        rows.columns[place].justify = "right" if name in ("lr", "seed", "step", "tokens/s", "loss") else "left"
+        rows.columns[place].no_wrap = True
     for name, width in (
         ("step", 9), ("loss", 6), ("state", len("unfinished")), ("on the test", 8), ("architecture", 11),
     ):  # fmt: skip
-        found.columns[head.index(name)].min_width = width
+        rows.columns[head.index(name)].min_width = width
     runs = sorted(runs, key=lambda run: ORDER.index(run.state))
     most = max(1, height - ROWS_AROUND)
     for run in runs[:most]:
         loss, speed = _loss(run), _speed(run)
         texts = [run.name] * names + [*_label(run), _step(run), speed, loss, run.evaluated, run.told]
-        found.add_row(*(Text(plain(text)) for text in texts))
+        rows.add_row(*(Text(plain(text)) for text in texts))
     finished = sum(run.state == "finished" for run in runs)
     more = f", {len(runs) - most} more not shown" if len(runs) > most else ""
-    found.caption = f"{finished} of {len(runs)} finished{more}. Ctrl-C ends this view, not the runs."
-    return found
+    rows.caption = f"{finished} of {len(runs)} finished{more}. Ctrl-C ends this view, not the runs."
+    return rows
 
 
 def _label(run: Watched) -> tuple[str, ...]:
