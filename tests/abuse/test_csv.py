@@ -18,8 +18,8 @@ sys.path.append(str(Path(__file__).parents[1] / "report"))
 from folders import evaluation, write_run
 
 from canonlm.cli import main
+from canonlm.experiments.tidy import frame
 from canonlm.report import load_play, numbers_csv, read_csv, sheet
-from canonlm.report.tidy import frame
 
 RUN = (
     "=1+1",

@@ -13,8 +13,8 @@ import yaml
 
 from canonlm.cli import app, main
 from canonlm.cli.results import results
-from canonlm.report.published import everything, published
-from canonlm.report.tidy import SCHEMA, choose, paired
+from canonlm.experiments.published import everything, published
+from canonlm.experiments.tidy import SCHEMA, choose, paired
 
 if not any(command.callback is results for command in app.registered_commands):
     app.command()(results)  # until the command line has it

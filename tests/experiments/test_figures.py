@@ -17,7 +17,8 @@ OURS = {tuple(paper): name for name, paper in PAPER_NAMES.items()}
 
 
 def printed():
-    lines = gzip.decompress((files("canonlm.report.published") / "grids.csv.gz").read_bytes()).decode().splitlines()
+    packed = (files("canonlm.experiments.published") / "grids.csv.gz").read_bytes()
+    lines = gzip.decompress(packed).decode().splitlines()
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 

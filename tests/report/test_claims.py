@@ -8,7 +8,7 @@ from reading import row_heads, said
 
 from canonlm.cli import main
 from canonlm.experiments import grid, ledger, schema
-from canonlm.report.claims import claims, summary
+from canonlm.experiments.claims import claims, summary
 from canonlm.report.claims_page import html, markdown
 
 

@@ -6,11 +6,11 @@ from functools import cache
 
 import polars as pl
 
+from canonlm.experiments.published import counterpart, grids, table
 from canonlm.models.build import complete_name
 from canonlm.models.interface import Sizes
 from canonlm.recipes import load_preset
 from canonlm.report.frames import setting_of, split_arch
-from canonlm.report.published import counterpart, grids, table
 from canonlm.report.text import shape_of
 from canonlm.report.training import as_in_the_paper
 from canonlm.runs.identity import flat

@@ -11,13 +11,13 @@ import pytest
 import yaml
 from folders import evaluation, write_run
 
+from canonlm.experiments.published import curves, everything, published
+from canonlm.experiments.tidy import SCHEMA, choose, frame, has_canon, over_seeds, paired, short_tokens
 from canonlm.models import archs
 from canonlm.recipes import load_preset
 from canonlm.report.frames import runs_curves, runs_frame, setting_of, split_arch, tokens_of
 from canonlm.report.gather import gather
-from canonlm.report.published import curves, everything, published
 from canonlm.report.results_payload import of_runs, payload
-from canonlm.report.tidy import SCHEMA, choose, frame, has_canon, over_seeds, paired, told
 from canonlm.report.training import as_in_the_paper
 from canonlm.runs.identity import flat
 from canonlm.train.config import resolve
@@ -301,7 +301,7 @@ def test_pairs_of_ones_own(tmp_path):
 
 
 def test_told_and_canon():
-    assert [told(n) for n in (1006632960000, 2013265920000, 33550000000, 999_999, 512)] == [
+    assert [short_tokens(n) for n in (1006632960000, 2013265920000, 33550000000, 999_999, 512)] == [
         "1T", "2T", "34B", "1M", "512"]  # fmt: skip
     assert [has_canon(sites) for sites in ("none", "b", "ABCD", "b,AbCD", None)] == [False, False, True, True, False]
 

@@ -10,7 +10,8 @@ from reading import charts, said
 from canonlm.experiments import grid
 from canonlm.experiments.outcomes import Outcome
 from canonlm.experiments.profile import profile
-from canonlm.report.profile import Speed, caveats, headlines, profiled, verdicts
+from canonlm.experiments.profiled import Speed, profiled
+from canonlm.report.profile import caveats, headlines, verdicts
 from canonlm.report.profile_page import html
 from canonlm.runs.rows import Count, Evaluation
 

@@ -8,12 +8,12 @@ import polars as pl
 import pytest
 
 from canonlm import tasks
+from canonlm.experiments.published import AVERAGES, BENCHMARKS, GROUPS, LOWER_IS_BETTER, table
+from canonlm.experiments.published.benchmarks import DIFFICULTIES
+from canonlm.experiments.tidy import MODEL, QUESTION, SCHEMA, paired
 from canonlm.recipes import find, load_preset
 from canonlm.report import published as package
 from canonlm.report.frames import setting_of
-from canonlm.report.published import AVERAGES, BENCHMARKS, GROUPS, LOWER_IS_BETTER, table
-from canonlm.report.published.benchmarks import DIFFICULTIES
-from canonlm.report.tidy import MODEL, QUESTION, SCHEMA, paired
 from canonlm.report.training import as_in_the_paper
 from canonlm.runs.identity import settings
 from canonlm.train.config import resolve

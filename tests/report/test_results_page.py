@@ -16,7 +16,7 @@ from canonlm.report import published, results_page, results_payload, tidy
 from canonlm.report.gather import gather
 from canonlm.report.runs import LeftOut
 
-RELEASE = files("canonlm.report.published")
+RELEASE = files("canonlm.experiments.published")
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ from importlib.resources import files
 
 import pytest
 
-from canonlm.report.published.retests import Retest, retests
+from canonlm.experiments.published.retests import Retest, retests
 
 
 def score(model: str, column: str) -> float:
-    text = (files("canonlm.report.published") / "finals.csv").read_text()
+    text = (files("canonlm.experiments.published") / "finals.csv").read_text()
     rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
     return next(float(row[column]) for row in rows if row["model"] == model)
 

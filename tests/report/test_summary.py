@@ -19,10 +19,10 @@ from canonlm.report.summary import (
     measures_of,
     scales_of,
     slices_of,
-    spread_of,
 )
-from canonlm.report.words import percent
+from canonlm.report.words import percent, small_of
 from canonlm.runs.rows import Count
+from canonlm.runs.spread import spread_of
 
 
 def grid(tmp_path, cells):
@@ -164,8 +164,8 @@ def test_one_or_two_runs_have_no_interval(tmp_path, seeds):
     (only,) = summarise(grid(tmp_path, [("llama", 0.1, seed, 50, 10 * seed) for seed in range(seeds)]))
     equal, other = only.best.slices.values()
     assert (equal.low, equal.high, equal.kind) == (0.5, 0.5, "one run" if seeds == 1 else "2 runs")
-    assert equal.small(percent, seeds) == ("" if seeds == 1 else "all equal")
-    assert other.small(percent, seeds) == ("" if seeds == 1 else "0%, 10.0%")
+    assert small_of(equal, percent, seeds) == ("" if seeds == 1 else "all equal")
+    assert small_of(other, percent, seeds) == ("" if seeds == 1 else "0%, 10.0%")
 
 
 def test_seeds_that_tie_do_not_have_the_interval_of_their_answers(tmp_path):

@@ -9,7 +9,7 @@ from canonlm.cli import completion
 from canonlm.cli.doing import doing, load_torch
 
 if TYPE_CHECKING:
-    from canonlm.report.claims import Claim
+    from canonlm.experiments.claims import Claim
 
 CLAIM = typer.Argument(help="One claim in full, such as C06.", show_default=False, metavar="ID")
 SCALE = typer.Option(help="Which runs judge the claims: micro, small or paper.", autocompletion=completion.scales)
@@ -40,9 +40,9 @@ def claims(
         raise expected("ID", "a claim, such as C06 (--runs FOLDER shows the claims by your results)", claim)
     load_torch()
     with doing("judging the claims"):
+        from canonlm.experiments.claims import claims as ledger
+        from canonlm.experiments.claims import summary
         from canonlm.experiments.ledger import OWN_RESULTS
-        from canonlm.report.claims import claims as ledger
-        from canonlm.report.claims import summary
 
         entries = ledger(runs or OWN_RESULTS, scale, seed_set)
     if claim is not None:

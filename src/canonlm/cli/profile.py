@@ -13,9 +13,9 @@ from canonlm.cli.doing import doing, load_torch
 
 if TYPE_CHECKING:
     from canonlm.experiments.outcomes import Outcome
+    from canonlm.experiments.profiled import Profile, Speed
     from canonlm.experiments.schema import Experiment
     from canonlm.launch.queue import Event
-    from canonlm.report.profile import Profile, Speed
 
 ARCHS = typer.Argument(
     help="Architectures, separated by commas; the others are compared with the first. `canonlm archs` lists them; "
@@ -133,11 +133,12 @@ class _Following:
 
     def write(self) -> "Profile":
         from canonlm.errors import writing
-        from canonlm.report import profile, profile_page
+        from canonlm.experiments.profiled import profiled, speeds_of
+        from canonlm.report import profile_page
 
         finished = [name for name, outcome in self.outcomes.items() if outcome and name not in self.speeds]
-        self.speeds |= profile.speeds_of(self.out, finished)
-        shown = profile.profiled(self.experiment, self.outcomes, self.speeds)
+        self.speeds |= speeds_of(self.out, finished)
+        shown = profiled(self.experiment, self.outcomes, self.speeds)
         with writing("--out", self.out):
             self.out.mkdir(parents=True, exist_ok=True)
             profile_page.write(shown, shlex.join(["canonlm", *sys.argv[1:]]), self.page)

@@ -16,8 +16,8 @@ app = typer.Typer(help="The recipes that come with the package.", no_args_is_hel
 def list_() -> None:
     """List all recipes with their architectures and sizes."""
     load_torch()
+    from canonlm.experiments.tidy import short_size
     from canonlm.recipes import recipes
-    from canonlm.report.tidy import short_size
     from canonlm.train.build import build_model
     from canonlm.train.recipe import load
 

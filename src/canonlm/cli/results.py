@@ -58,8 +58,8 @@ def results(
     models of the release and yours; others with `source=reference`, `source=best` (of the learning rates) or
     `source=paper`. Files have all sources.
     """
+    from canonlm.report import results_tables as tables
     from canonlm.report import tidy
-    from canonlm.report.published import tables
     from canonlm.report.sheet import write_frame
 
     folders, filters = _sorted(given or [])
@@ -135,8 +135,8 @@ def _show(numbers: "pl.DataFrame", group: str | None, paired: bool, usual: bool)
     """Without a group: the user's numbers by group, beside the published ones; without any, the short group."""
     import polars as pl
 
+    from canonlm.report import results_tables as tables
     from canonlm.report import tidy
-    from canonlm.report.published import tables
 
     if paired:
         numbers = tidy.paired(numbers)
@@ -167,7 +167,7 @@ def _usual(rows: "pl.DataFrame") -> "pl.DataFrame":
     these."""
     import polars as pl
 
-    from canonlm.report.published.benchmarks import DIFFICULTIES
+    from canonlm.experiments.published.benchmarks import DIFFICULTIES
 
     kept = rows.filter(pl.col("source").is_in(["published", "yours"]) | pl.col("task").is_in(list(DIFFICULTIES)))
     return kept if len(kept) else rows

@@ -14,9 +14,10 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from ..runs.rows import Evaluation
-from .summary import MIN_SEEDS, Difference, Spread, wilson
+from ..runs.spread import MIN_SEEDS, Spread
+from .summary import Difference, wilson
 from .theme import COLORS, DARK, FONT, Look
-from .words import Quantity, count_of, percent, span
+from .words import Quantity, count_of, hint_of, percent, small_of, span
 
 Block = dict[str, Any]
 Cell = str | dict[str, Any]
@@ -61,7 +62,7 @@ def spread_cell(spread: Spread | None, quantity: Quantity, runs: int) -> Cell:
     """A value with its interval below; a share is underlined as far as it goes. `runs`: how many are said beside it."""
     if spread is None:
         return "–"
-    small, hint = spread.small(quantity.say, runs), spread.about(quantity.say)
+    small, hint = small_of(spread, quantity.say, runs), hint_of(spread, quantity.say)
     share = {"share": round(100 * spread.mean, 1)} if quantity.say is percent else {}
     return {"text": quantity.say(spread.mean), "small": small, "hint": hint, **share}
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..runs.rows import Evaluation, is_slice
+from ..runs.spread import Spread, by_seed
 from .groups import grouped, name_of
 from .runs import Run
-from .summary import Architecture, Spread, at_most, by_seed, wilson
-from .words import count_of, number, percent, quantity, score_label, short, slice_label, span
+from .summary import Architecture, at_most, wilson
+from .words import count_of, hint_of, number, percent, quantity, score_label, short, slice_label, span
 
 Chart = dict[str, Any]
 Series = dict[str, Any]
@@ -200,7 +201,7 @@ def _mean(runs: Sequence[Run], key: str, a: Architecture, title: str) -> tuple[l
 
 
 def _about(spread: Spread, say: Callable[[float], str]) -> str:
-    return f"{say(spread.mean)}\n{spread.about(say)}".replace("; ", "\n")
+    return f"{say(spread.mean)}\n{hint_of(spread, say)}".replace("; ", "\n")
 
 
 def _bounds(a: Architecture, key: str) -> list[float]:

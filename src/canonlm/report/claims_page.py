@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from ..experiments.claims import STATES, Claim, Estimate, summary
 from .blocks import Block, Cell, cell, chart, fold, page, table
 from .charts import Chart
-from .claims import STATES, Claim, Estimate, summary
 from .theme import Look
 
 TITLE = "What the paper claims, and what runs say"

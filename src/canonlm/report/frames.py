@@ -1,4 +1,4 @@
-"""Run folders in, rows of `canonlm.report.tidy` out: what runs scored at last, and on the way.
+"""Run folders in, rows of `canonlm.experiments.tidy` out: what runs scored at last, and on the way.
 
 Nothing here trusts a file: what cannot be read, or has not finished, is left out and named.
 """
@@ -12,16 +12,16 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..experiments.published.benchmarks import DIFFICULTIES, LOWER_IS_BETTER, PERCENT
+from ..experiments.tidy import QUESTION, frame, short_size
 from ..runs.folder import read_config
 from ..runs.identity import ABSENT, NOT_IN_GROUP, NOT_IN_IDENTITY, flat, what_differs, write
 from ..runs.identity import settings as settings_of
 from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, finite, one_line, slice_key
 from .evals import Evaluated
 from .gather import Gathered, gather
-from .published.benchmarks import DIFFICULTIES, LOWER_IS_BETTER, PERCENT
 from .runs import MAX_LABEL, LeftOut, Run, TextRun
 from .text import mixes, shape_of, tokens_of
-from .tidy import QUESTION, frame, short_size
 from .words import headline
 
 if TYPE_CHECKING:
@@ -345,7 +345,7 @@ def _of_model(one: Evaluated, name: str, folder: Path) -> Row:
 
 @cache
 def _settings() -> dict[str, Row]:
-    from .published import settings
+    from ..experiments.published import settings
 
     known = settings().select("model", "arch", "canon", "size", "tokens", "lr").to_dicts()
     return {row.pop("model"): row for row in known}

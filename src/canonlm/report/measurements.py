@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import unknown
+from ..experiments.tidy import fitting
 from ..runs.identity import flat, write
 from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, TrainRow, known_count, one_line, slice_key
 from .evals import Evaluated
@@ -16,7 +17,6 @@ from .frames import asked_with, question_of, setting_of
 from .gather import Folders, Gathered, gather
 from .runs import LeftOut, Run, TextRun
 from .text import mixes, tokens_of
-from .tidy import fitting
 from .words import count_of, headline
 
 if TYPE_CHECKING:

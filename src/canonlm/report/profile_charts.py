@@ -5,9 +5,9 @@ from statistics import mean
 from typing import Any
 
 from ..experiments.outcomes import accuracy
+from ..experiments.profiled import SOLVED, Arm, Profile, TaskProfile
 from .charts import GUESS, Chart, Series, level, steps_axis
-from .profile import SOLVED, Arm, Profile, TaskProfile
-from .words import count_of, percent
+from .words import count_of, hint_of, percent
 
 ROW, GAP = 18, 20  # pixels of an architecture, and between tasks
 
@@ -34,7 +34,7 @@ def scores(profile: Profile) -> Chart:
         series.append(common | {
             "kind": "dots", "x": [score.mean for _, score, _ in done], "y": [y for y, _, _ in done],
             "low": [score.low for _, score, _ in done], "high": [score.high for _, score, _ in done],
-            "hover": [f"{arch}, {label}\n{percent(score.mean)}\n{score.about(percent)}" for _, score, label in done],
+            "hover": [f"{arch}, {label}\n{percent(score.mean)}\n{hint_of(score, percent)}" for _, score, label in done],
         })  # fmt: skip
     half = ROW * len(archs) / 2 + 3
     chances = [(middle, task.chance) for middle, task in zip(middles, profile.tasks, strict=True)]

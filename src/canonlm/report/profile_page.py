@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..experiments.profiled import SOLVED, Arm, Profile, TaskProfile
 from ..files import write_text
 from .blocks import Block, Cell, caveat, cell, chart, fold, page, spread_cell, table
-from .profile import SOLVED, Arm, Profile, TaskProfile, caveats, headlines, verdicts
+from .profile import caveats, headlines, verdicts
 from .profile_charts import curves, scores, solved
 from .theme import looks
 from .words import about_of, count_of, percent, quantity, score_of, sentence, short

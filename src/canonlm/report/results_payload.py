@@ -1,6 +1,6 @@
 """What the views of results show, as one JSON value: models, questions, scores, pairs, curves, settings. No HTML here.
 
-Numbers stand in it as they stand in the frames of `canonlm.report.tidy`; only differences are taken in the browser.
+Numbers are as in the frames of `canonlm.experiments.tidy`; only differences are taken in the browser.
 """
 
 import math
@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import expected
-from . import frames, published, tidy
+from ..experiments import published, tidy
+from ..experiments.published.benchmarks import LOWER_IS_BETTER
+from ..experiments.tidy import MODEL, QUESTION, has_canon
+from . import frames
 from .gather import Gathered
-from .published.benchmarks import LOWER_IS_BETTER
-from .published.tables import NORM, ROPE, groups_of, mark, notes
+from .results_tables import NORM, ROPE, groups_of, mark, notes
 from .runs import LeftOut
 from .theme import MUTED, Look, looks
-from .tidy import MODEL, QUESTION, has_canon
 from .training import as_in_the_paper
 
 if TYPE_CHECKING:

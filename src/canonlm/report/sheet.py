@@ -10,7 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .tidy import SCHEMA
+from ..experiments.tidy import SCHEMA
 
 if TYPE_CHECKING:
     import polars as pl

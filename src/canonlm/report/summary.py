@@ -9,62 +9,21 @@ were evaluated on validation samples: then these choose it.
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..runs import statistics as seeds_statistics
 from ..runs.identity import flat
 from ..runs.identity import group as group_of
-from ..runs.intervals import t_interval, wilson_interval
+from ..runs.intervals import wilson_interval
 from ..runs.rows import Count, Evaluation, in_order, is_slice, primary, scale_of
+from ..runs.spread import MIN_SEEDS, Spread, by_seed, spread_of
 from .groups import Group, grouped
 from .runs import Run
-from .words import count_of, score_of, span
+from .words import score_of
 
 MIN_RATES = 3
-MIN_SEEDS = 3
-"""Of an interval: two runs say too little of the next one."""
 AT_MOST = "_at_most"  # ends the name of a measure that bounds another
-
-
-@dataclass(frozen=True)
-class Spread:
-    """The mean of `values`, one per run (per seed, where seeds were run more than once), with its 95 % interval.
-
-    The interval is of seeds (`canonlm.runs.statistics.mean_interval`): how well the answers of a run are known says
-    nothing of another seed. One or two runs have none; then low and high are the mean.
-    """
-
-    mean: float
-    low: float
-    high: float
-    values: tuple[float, ...]
-
-    @property
-    def runs(self) -> int:
-        return len(self.values)
-
-    @property
-    def kind(self) -> str:
-        """What the interval is, and of how many runs."""
-        over = "one run" if self.runs == 1 else f"{self.runs} runs"
-        return f"95% interval over {over}" if self.low < self.high else over
-
-    def small(self, say: Callable[[float], str], runs: int) -> str:
-        """The interval as it is printed small, with the number of runs where it is not the `runs` said beside it."""
-        if self.low < self.high:
-            interval = span(self.low, self.high, say)
-        elif self.runs > 1:
-            interval = "all equal" if min(self.values) == max(self.values) else ", ".join(map(say, self.values))
-        else:
-            interval = ""
-        return ", ".join(filter(None, (interval, count_of(self.runs, "run") if self.runs != runs else "")))
-
-    def about(self, say: Callable[[float], str]) -> str:
-        """All there is to say of the interval, and how far apart the runs are."""
-        interval = f": {span(self.low, self.high, say)}" if self.low < self.high else ""
-        least, most = min(self.values), max(self.values)
-        return f"{self.kind}{interval}" + (f"; single runs: {span(least, most, say)}" if least < most else "")
 
 
 @dataclass(frozen=True)
@@ -161,26 +120,6 @@ class Difference:
 def wilson(count: Count) -> tuple[float, float]:
     """The 95 % interval of a run's own accuracy. Questions share examples, so they count for fewer than they are."""
     return wilson_interval(count.accuracy, count.total / seeds_statistics.DESIGN)
-
-
-def spread_of(values: Sequence[float], questions: int | None = None, *, two_state: bool = True) -> Spread:
-    """Of any numbers, one per run. questions: of a run, where the numbers are accuracies. two_state: see `Score`."""
-    mean = statistics.mean(values)
-    low, high = mean, mean
-    if len(values) >= MIN_SEEDS:
-        if questions is None:
-            low, high = t_interval(values)
-        else:
-            low, high = seeds_statistics.mean_interval(values, questions, two_state=two_state)
-    return Spread(mean, low, high, tuple(values))
-
-
-def by_seed(values: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """One number per seed, from (seed, value) of runs: repeats of a seed are not repeats of the experiment."""
-    found: dict[int, list[float]] = {}
-    for seed, value in values:
-        found.setdefault(seed, []).append(value)
-    return {seed: statistics.mean(repeats) for seed, repeats in found.items()}
 
 
 def summarise(runs: Iterable[Run]) -> list[Architecture]:

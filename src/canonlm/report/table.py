@@ -8,13 +8,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ..runs.rows import is_slice, plain, primary
+from ..runs.spread import Spread
 from .evals import evals_tables
 from .gather import Folders
 from .play import Play, load_play
-from .summary import Architecture, Rate, Spread, adjusted, columns_of, scales_of, slices_of, summarise
+from .summary import Architecture, Rate, adjusted, columns_of, scales_of, slices_of, summarise
 from .text_scores import scores, scores_table
 from .text_section import text_table
-from .words import count_of, percent, quantity, scale_words, score_label, short
+from .words import count_of, percent, quantity, scale_words, score_label, short, small_of
 
 Chance = Mapping[str, float]
 """What guessing scores, by slice."""
@@ -167,6 +168,6 @@ def _cell(task: str, key: str, spread: Spread | None, runs: int, guess: float | 
     if spread is None:
         return "–"
     say = quantity(task, key).say
-    small = spread.small(say, runs)
+    small = small_of(spread, say, runs)
     low = guess is not None and spread.mean < guess
     return say(spread.mean) + (f"\n[dim]{small}[/dim]" if small else "") + "\n[yellow]below chance[/yellow]" * low

@@ -8,13 +8,13 @@ from rich.markup import escape as escape_rich
 from rich.table import Table
 
 from ..runs.rows import plain
+from ..runs.spread import Spread, by_seed, spread_of
 from .blocks import Block, Cell, spread_cell, table
 from .groups import grouped
 from .play import TextSection
 from .sentences import of_choosing
-from .summary import Spread, by_seed, spread_of
 from .text import TextRun, set_names
-from .words import Quantity, count_of, listed, percent, points
+from .words import Quantity, count_of, listed, percent, points, small_of
 
 MOST_NAMED = 4
 NOTE = (
@@ -97,7 +97,7 @@ def scores_table(section: TextSection) -> Table:
         cells = []
         for name, quantity in quantities.items():
             spread = row.spreads.get(name)
-            small = spread.small(quantity.say, row.runs) if spread else ""
+            small = small_of(spread, quantity.say, row.runs) if spread else ""
             cells.append((quantity.say(spread.mean) if spread else "–") + (f"\n[dim]{small}[/dim]" if small else ""))
         shown.add_row(escape_rich(plain(row.arch)), f"{row.lr:g}", str(row.runs), *cells)
     return shown

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from ..experiments.published.benchmarks import DIFFICULTIES
 from ..runs.identity import NOT_IN_GROUP, NOT_IN_IDENTITY, settings
 from .frames import setting_of
-from .published.benchmarks import DIFFICULTIES
 
 _NEEDED = ("data.seq_len", "train.batch_size", "train.steps", "model.hidden_size", "model.num_attention_heads")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..runs.rows import one_line, primary
+from ..runs.spread import Spread
 from ..runs.words import words_of
 from .runs import is_slice, scale_of
 
@@ -42,6 +43,24 @@ def span(low: float, high: float, say: Callable[[float], str] = percent) -> str:
         return ends[0]
     signs = any(end.startswith(("−", "<", ">")) for end in ends)
     return " to ".join(ends) if signs else f"{ends[0].removesuffix('%')}–{ends[1]}"
+
+
+def small_of(spread: Spread, say: Callable[[float], str], runs: int) -> str:
+    """The interval as it is printed small, with the number of runs where it is not the `runs` said beside it."""
+    if spread.low < spread.high:
+        interval = span(spread.low, spread.high, say)
+    elif spread.runs > 1:
+        interval = "all equal" if min(spread.values) == max(spread.values) else ", ".join(map(say, spread.values))
+    else:
+        interval = ""
+    return ", ".join(filter(None, (interval, count_of(spread.runs, "run") if spread.runs != runs else "")))
+
+
+def hint_of(spread: Spread, say: Callable[[float], str]) -> str:
+    """All there is to say of the interval, and how far apart the runs are."""
+    interval = f": {span(spread.low, spread.high, say)}" if spread.low < spread.high else ""
+    low, high = min(spread.values), max(spread.values)
+    return f"{spread.kind}{interval}" + (f"; single runs: {span(low, high, say)}" if low < high else "")
 
 
 def points(difference: float) -> str:

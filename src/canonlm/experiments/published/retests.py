@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...runs.intervals import t_factor, t_interval
-from ..tidy import QUESTION, paired
-from . import differing, published, slimpajama
-from .benchmarks import BENCHMARKS, LOWER_IS_BETTER
+from canonlm.experiments.published import differing, published, slimpajama
+from canonlm.experiments.published.benchmarks import BENCHMARKS, LOWER_IS_BETTER
+from canonlm.experiments.tidy import QUESTION, paired
+from canonlm.runs.intervals import t_factor, t_interval
 
 if TYPE_CHECKING:
     import polars as pl

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import unknown
-from ..experiments import ledger, schema
-from ..experiments.counted import canon_parameters
-from ..experiments.verdicts import Compared, Verdict
-from .published.retests import retests
+from canonlm.errors import unknown
+from canonlm.experiments import ledger, schema
+from canonlm.experiments.counted import canon_parameters
+from canonlm.experiments.published.retests import retests
+from canonlm.experiments.verdicts import Compared, Verdict
 
 STATES = ("supported", "contradicted", "undecided", "untested")
 

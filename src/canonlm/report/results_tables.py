@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from ...errors import unknown
-from ...runs.rows import plain
-from ..tidy import MODEL, QUESTION, told
-from ..words import number, signed
-from . import differing, slimpajama
-from .benchmarks import BENCHMARKS, GROUPS, LOWER_IS_BETTER, PERCENT
+from ..errors import unknown
+from ..experiments.published import differing, slimpajama
+from ..experiments.published.benchmarks import BENCHMARKS, GROUPS, LOWER_IS_BETTER, PERCENT
+from ..experiments.tidy import MODEL, QUESTION, short_tokens
+from ..runs.rows import plain
+from .words import number, signed
 
 if TYPE_CHECKING:
     import polars as pl
@@ -100,7 +100,7 @@ def score_tables(numbers: "pl.DataFrame", columns: Sequence[Column], width: int,
 def delta_tables(pairs: "pl.DataFrame", columns: Sequence[Column], width: int) -> Iterator[Table | Text]:
     """A row per pair, then the means over pairs and how many are better or worse with Canon; then what to know.
 
-    pairs: of `canonlm.report.tidy.paired`, of one source.
+    pairs: of `canonlm.experiments.tidy.paired`, of one source.
     """
     same = ("source", "arch", "size", "tokens", "lr", "canon_model", "base_canon", "canon")
     found: dict[tuple[Any, ...], dict[Question, str]] = {}
@@ -246,7 +246,7 @@ def _delta(delta: float, question: Question) -> str:
 
 
 def _tokens(tokens: int | None) -> str:
-    return "–" if tokens is None else told(tokens)
+    return "–" if tokens is None else short_tokens(tokens)
 
 
 def _question_types() -> dict[str, Any]:

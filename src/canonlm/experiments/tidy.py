@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from ..errors import expected, unknown
-from ..runs.intervals import t_factor
-from ..runs.rows import finite
+from canonlm.errors import expected, unknown
+from canonlm.runs.intervals import t_factor
+from canonlm.runs.rows import finite
 
 if TYPE_CHECKING:
     import polars as pl
@@ -36,9 +36,9 @@ SCHEMA = {
 }
 FILTERS = tuple(key for key in SCHEMA if key not in ("unit", "value", "stderr", "n"))
 MODEL = ("source", "model", "arch", "canon", "size", "tokens", "lr", "seed")
-"""The columns that say whose number it is, …"""
+"""The columns that identify a model."""
 QUESTION = ("task", "setting", "slice", "metric", "unit")
-"""… and those that say of what."""
+"""The columns that identify a question."""
 
 _MANY = 30  # values that an error still lists
 
@@ -55,7 +55,7 @@ def frame(rows: "Iterable[Mapping[str, Any]] | pl.DataFrame" = ()) -> "pl.DataFr
 
 
 def fitting(value: Any) -> Any:
-    """What a column can hold of anything that a file may say."""
+    """A value from a file as a column can hold it; None if it cannot."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()  # names of folders need not be text
     if isinstance(value, float):
@@ -63,7 +63,7 @@ def fitting(value: Any) -> Any:
     return None if isinstance(value, int) and abs(value) >= 2**63 else value
 
 
-def told(tokens: float) -> str:
+def short_tokens(tokens: float) -> str:
     """1006632960000 → `1T`, 33550000000 → `34B`: two digits, by which runs of one length are told from others."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if tokens >= 0.995 * size:
@@ -78,34 +78,33 @@ def choose(numbers: "pl.DataFrame", filters: Sequence[str]) -> "pl.DataFrame":
     """
     import polars as pl
 
-    wanted: dict[str, list[str]] = {}
+    texts_by_key: dict[str, list[str]] = {}
     for text in filters:
         key, equals, values = text.partition("=")
         if not equals:
             raise expected("--filter", "key=value, such as arch=GLA5", text)
         if key not in FILTERS:
             raise unknown("filter", key, FILTERS)
-        wanted.setdefault(key, []).append(values)
+        texts_by_key.setdefault(key, []).append(values)
     kept = numbers
-    for key, texts in wanted.items():
+    for key, texts in texts_by_key.items():
         there = numbers[key].unique(maintain_order=True).to_list()
         let_through = [value for text in texts for value in _values(key, text, there)]
-        here = pl.col(key).is_in([value for value in let_through if value is not None])
-        kept = kept.filter(here | (pl.col(key).is_null() if None in let_through else pl.lit(False)))
+        matches = pl.col(key).is_in([value for value in let_through if value is not None])
+        kept = kept.filter(matches | (pl.col(key).is_null() if None in let_through else pl.lit(False)))
     return kept
 
 
 def _values(key: str, text: str, there: Sequence[Any]) -> list[Any]:
-    """Of the values that there are, those that a text names: as a whole (settings have commas in them) or part by
-    part."""
+    """The values that a text names: as a whole (settings have commas in them) or part by part."""
     if whole := [value for value in there if _means(key, text, value)]:
         return whole
-    found = []
+    values = []
     for part in text.split(","):
         if not (matching := [value for value in there if _means(key, part.strip(), value)]):
             raise _no_such(key, part.strip(), there)
-        found += matching
-    return found
+        values += matching
+    return values
 
 
 def _means(key: str, text: str, value: Any) -> bool:
@@ -119,11 +118,11 @@ def _means(key: str, text: str, value: Any) -> bool:
     try:
         return math.isclose(float(text), value)
     except ValueError:
-        return key == "tokens" and text.casefold() == told(value).casefold()
+        return key == "tokens" and text.casefold() == short_tokens(value).casefold()
 
 
 def _no_such(key: str, text: str, there: Sequence[Any]) -> ValueError:
-    say = told if key == "tokens" else str if SCHEMA[key] == "String" else "{:g}".format
+    say = short_tokens if key == "tokens" else str if SCHEMA[key] == "String" else "{:g}".format
     names = list(dict.fromkeys(say(value) for value in there if value is not None))
     if len(names) <= _MANY:
         return unknown(key, text, names, f"values of {key}" + (", and yes, no" if key == "canon" else ""))
@@ -139,11 +138,11 @@ def has_canon(sites: str | None) -> bool:
 
 
 def paired(numbers: "pl.DataFrame") -> "pl.DataFrame":
-    """What Canon layers change at equal architecture, size, tokens, learning rate and seed: a row for each number that
-    a model with them and one without them both have. `delta` is canon − base, in the units of the values.
+    """The change by Canon layers at equal architecture, size, tokens, learning rate and seed: a row for each number
+    that a model with them and one without them both have. `delta` is canon − base, in the units of the values.
 
     Columns: source, arch, size, tokens, lr, seed, base_model, base_canon, canon_model, canon, those of the question,
-    base, value, delta. Equal settings are those that the columns know; see `canonlm.report.published.differing`.
+    base, value, delta. Equal settings are those that the columns know; see `canonlm.experiments.published.differing`.
     """
     import polars as pl
 
@@ -172,8 +171,8 @@ def over_seeds(numbers: "pl.DataFrame") -> "pl.DataFrame":
 
 
 def paired_over_seeds(numbers: "pl.DataFrame") -> "pl.DataFrame":
-    """Of `paired`, the mean and the 95 % t-interval of differences at equal settings, where two seeds or more have one;
-    of percentages cut to −100 to 100.
+    """The mean and the 95 % t-interval of the differences of `paired` over seeds at equal settings, for two seeds or
+    more; percentages are cut to −100 to 100.
 
     Columns: source, arch, size, tokens, lr, base_canon, canon, those of the question, delta, low, high, runs.
     """
@@ -181,26 +180,26 @@ def paired_over_seeds(numbers: "pl.DataFrame") -> "pl.DataFrame":
     return _over_seeds(paired(numbers), [*same, *QUESTION], "delta", -100.0)
 
 
-def _over_seeds(numbers: "pl.DataFrame", same: Sequence[str], column: str, least: float) -> "pl.DataFrame":
+def _over_seeds(numbers: "pl.DataFrame", same: Sequence[str], column: str, floor: float) -> "pl.DataFrame":
     import polars as pl
 
     known = numbers.filter(pl.col("seed").is_not_null(), pl.col("arch").is_not_null(), pl.col(column).is_finite())
     by_seed = known.group_by([*same, "seed"], maintain_order=True).agg(pl.col(column).mean())  # one vote per seed
-    found = by_seed.group_by(same, maintain_order=True).agg(
+    grouped = by_seed.group_by(same, maintain_order=True).agg(
         pl.col(column).mean(),
         deviation=pl.col(column).std(),
         unlike=pl.col(column).max() > pl.col(column).min(),
         runs=pl.len().cast(pl.Int64),
     )
-    found = found.filter(pl.col("runs") > 1)
-    factors = pl.Series([t_factor(runs) / math.sqrt(runs) for runs in found["runs"]], dtype=pl.Float64)
-    half = found["deviation"] * factors
+    grouped = grouped.filter(pl.col("runs") > 1)
+    factors = pl.Series([t_factor(runs) / math.sqrt(runs) for runs in grouped["runs"]], dtype=pl.Float64)
+    half = grouped["deviation"] * factors
     low, high = pl.col(column) - half, pl.col(column) + half
     share, unlike = pl.col("unit") == "%", pl.col("unlike")
-    return found.select(
+    return grouped.select(
         *same,
         column,
-        low=pl.when(unlike).then(pl.when(share).then(low.clip(lower_bound=least)).otherwise(low)),
+        low=pl.when(unlike).then(pl.when(share).then(low.clip(lower_bound=floor)).otherwise(low)),
         high=pl.when(unlike).then(pl.when(share).then(high.clip(upper_bound=100.0)).otherwise(high)),
         runs="runs",
     )

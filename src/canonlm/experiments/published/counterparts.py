@@ -24,12 +24,12 @@ class Counterpart(NamedTuple):
 
     @property
     def arguments(self) -> str:
-        """What trains it, behind `canonlm play TASK --preset paper --difficulty SETTING`; "" where nothing does."""
+        """The arguments that train it, after `canonlm play TASK --preset paper --difficulty SETTING`; "" if none do."""
         return shlex.join(["--arch", self.arch, *self.overrides]) if self.arch else ""
 
 
 def counterpart(row: Mapping[str, Any]) -> Counterpart:
-    """Of a row of `canonlm.report.published.grids`, by its `arch`, `canon` and `size`."""
+    """The counterpart of a row of `canonlm.experiments.published.grids`, by its `arch`, `canon` and `size`."""
     base, *others = row["arch"].split("+")
     sites, _, flag = row["canon"].rstrip(")").partition("(")
     if base in ("Llama", "Llama-nope"):

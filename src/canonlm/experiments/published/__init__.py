@@ -1,4 +1,4 @@
-"""The published results as frames: one row per number, in the columns of `canonlm.report.tidy.SCHEMA`.
+"""The published results as frames: one row per number, in the columns of `canonlm.experiments.tidy.SCHEMA`.
 
 The files beside this one hold them as they were printed; README.md names the source of each. Every function reads
 afresh and takes milliseconds; polars is imported only then.
@@ -9,9 +9,17 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from ..tidy import frame, has_canon
-from .benchmarks import AVERAGES, BENCHMARKS, CURVES, GROUPS, LOWER_IS_BETTER, PERCENT, Benchmark
-from .counterparts import UNREAD, Counterpart, counterpart
+from canonlm.experiments.published.benchmarks import (
+    AVERAGES,
+    BENCHMARKS,
+    CURVES,
+    GROUPS,
+    LOWER_IS_BETTER,
+    PERCENT,
+    Benchmark,
+)
+from canonlm.experiments.published.counterparts import UNREAD, Counterpart, counterpart
+from canonlm.experiments.tidy import frame, has_canon
 
 if TYPE_CHECKING:
     import polars as pl
@@ -104,9 +112,11 @@ def curves() -> "pl.DataFrame":
 
     scores = table("curves").unpivot(index=["model", "tokens_M"], variable_name="curve")
     losses = table("losses").rename({"loss": "value"}).with_columns(curve=pl.lit("loss"))
-    asked = {**CURVES, "loss": ("train", "all", "loss")}
+    questions = {**CURVES, "loss": ("train", "all", "loss")}
     names = pl.DataFrame(
-        [(curve, *names) for curve, names in asked.items()], schema=["curve", "task", "slice", "metric"], orient="row"
+        [(curve, *names) for curve, names in questions.items()],
+        schema=["curve", "task", "slice", "metric"],
+        orient="row",
     )
     long = pl.concat([scores, losses.select(scores.columns)]).join(names, on="curve", how="left", maintain_order="left")
     is_loss = pl.col("metric") == "loss"
@@ -152,7 +162,7 @@ def _tidy(wide: "pl.DataFrame") -> "pl.DataFrame":
     import polars as pl
 
     columns = [name for name in wide.columns if name in BENCHMARKS]
-    asked = pl.DataFrame(
+    questions = pl.DataFrame(
         [(b.column, b.task, b.slice, b.metric, b.unit) for b in map(BENCHMARKS.__getitem__, columns)],
         schema=["column", "task", "slice", "metric", "unit"],
         orient="row",
@@ -160,7 +170,7 @@ def _tidy(wide: "pl.DataFrame") -> "pl.DataFrame":
     index = [name for name in wide.columns if name not in BENCHMARKS]
     order = pl.DataFrame({"model": wide["model"]}).with_row_index("place")
     long = wide.with_columns(pl.col(columns).cast(pl.Float64)).unpivot(columns, index=index, variable_name="column")
-    long = long.drop_nulls("value").join(asked, on="column", how="left", maintain_order="left")
+    long = long.drop_nulls("value").join(questions, on="column", how="left", maintain_order="left")
     # Model by model, as they are read; unpivoting gives column by column.
     return frame(long.join(order, on="model", maintain_order="left").sort("place", maintain_order=True))
 
@@ -191,19 +201,19 @@ _PLAIN = {"original": "none", "noconv1d": "none", "original(noconv1d)": "none", 
 
 def _sites(variant: str) -> str:
     """`Canon-ABCD(res)` → `ABCD`; without a residual `B(no-res)`, with frozen weights `ABCD(frozen)`."""
-    if found := re.fullmatch(r"(cst-)?Canon-(\w+)\((res|no-res)\)", variant):
-        return found[2] + ("(frozen)" if found[1] else "(no-res)" if found[3] == "no-res" else "")
+    if match := re.fullmatch(r"(cst-)?Canon-(\w+)\((res|no-res)\)", variant):
+        return match[2] + ("(frozen)" if match[1] else "(no-res)" if match[3] == "no-res" else "")
     return _PLAIN[variant.partition(" seed")[0]]
 
 
 def _question(task: str, difficulty: str, k: int | None) -> tuple[str, str, str]:
     """(task, setting, slice): `Depo1(K=8)`, `N=225`, 4 → `depo`, `depo1-225`, `k=4`."""
-    kind, _, most = task.rstrip(")").partition("(")
+    kind, _, max_hops = task.rstrip(")").partition("(")
     name = kind.rstrip("12").removesuffix("KL").lower()
     number = difficulty.partition("=")[2]
     if name == "lano":
         return name, difficulty, "all"
     if name == "depo":
         usual = {"Depo1": "K=8", "Depo2": "K=16"}[kind]
-        return name, f"{kind.lower()}-{number}" + ("" if most == usual else "-k4"), f"k={k}"
+        return name, f"{kind.lower()}-{number}" + ("" if max_hops == usual else "-k4"), f"k={k}"
     return name, f"{kind.lower()}-{number}", {"brevo": "n", "mano": "l"}[name] + f"={number}"

@@ -1,4 +1,4 @@
-"""What the columns of the published tables are: group, task, slice and metric of each.
+"""The columns of the published tables: group, task, slice and metric of each.
 
 Tasks have the names of the lm-evaluation-harness where it has them, and metrics too, so that a model evaluated with
 `canonlm eval` lines up. The tables themselves name no metric. `acc_norm` is inferred, from what the open models in the
@@ -43,26 +43,26 @@ _LENGTHS = ("0k", "0.5k", "1k", "2k", "3k", "4k", "5k", "6k")
 
 
 def _benchmarks() -> list[Benchmark]:
-    found = [Benchmark("lm_eval_avg13", "standard", "standard", "average of 13", "acc")]
-    found += [Benchmark(name, "standard", task, ALL, metric) for name, (task, metric) in _STANDARD.items()]
-    found += [Benchmark("avg10", "standard", "standard", "average of 10", "acc")]  # of the open models alone
-    found += [
+    columns = [Benchmark("lm_eval_avg13", "standard", "standard", "average of 13", "acc")]
+    columns += [Benchmark(name, "standard", task, ALL, metric) for name, (task, metric) in _STANDARD.items()]
+    columns += [Benchmark("avg10", "standard", "standard", "average of 10", "acc")]  # of the open models alone
+    columns += [
         Benchmark("Wiki_ppl", "perplexity", "wikitext", ALL, "word_perplexity"),
         Benchmark("LMB_ppl", "perplexity", "lambada_openai", ALL, "perplexity"),
         Benchmark("JRT_avg12", "retrieval", "retrieval", "average of 12", "contains"),
     ]
     for name, task in _RETRIEVAL.items():
-        found += [Benchmark(name, "retrieval", task, "once", "contains")]
-        found += [Benchmark(f"{name}2", "retrieval", task, "twice", "contains")]
+        columns += [Benchmark(name, "retrieval", task, "once", "contains")]
+        columns += [Benchmark(f"{name}2", "retrieval", task, "twice", "contains")]
     hops = [f"{k}hop-{length}" for k in (1, 2) for length in _LENGTHS]
-    found += [Benchmark(name, "multihop", "multihop", name, "exact") for name in hops]
-    found += [Benchmark("babilong_avg20", "babilong", "babilong", "average of 20", "correct")]
+    columns += [Benchmark(name, "multihop", "multihop", name, "exact") for name in hops]
+    columns += [Benchmark("babilong_avg20", "babilong", "babilong", "average of 20", "correct")]
     stories = [f"qa{i}-{length}" for i in range(1, 6) for length in ("0k", "1k", "2k", "4k")]
-    found += [Benchmark(f"babilong-{name}", "babilong", "babilong", name, "correct") for name in stories]
+    columns += [Benchmark(f"babilong-{name}", "babilong", "babilong", name, "correct") for name in stories]
     for i in (1, 2, 3):
         for length in ("0.5k", "2k", "4k", "5k", "6k", "7k", "8k"):
-            found += [Benchmark(f"niah-S{i}-{length}", "needle", f"niah_single_{i}", length, "contains")]
-    return found
+            columns += [Benchmark(f"niah-S{i}-{length}", "needle", f"niah_single_{i}", length, "contains")]
+    return columns
 
 
 BENCHMARKS = {benchmark.column: benchmark for benchmark in _benchmarks()}
@@ -79,7 +79,8 @@ AVERAGES = {
     "babilong_avg20": tuple(name for name, b in BENCHMARKS.items() if b.group == "babilong" and "-" in name),
     "avg10": tuple(name for name in _STANDARD if name not in ("LMB", "BoolQ", "COPA")),
 }
-"""What the average of a column is of. Each score is printed with one decimal, and the average was taken before."""
+"""The columns behind each column of averages. Scores are printed with one decimal; averages were taken before
+rounding."""
 
 SHORT = ("lm_eval_avg13", "LMB", "Hella", "ARC-c", "MMLU", "Wiki_ppl", "JRT_avg12", "1hop-4k", "2hop-0k",
          "babilong_avg20")  # fmt: skip
@@ -98,9 +99,9 @@ def _difficulties() -> dict[str, dict[str, dict[str, object]]]:
     one, two = ({"name_vocab": 50, "min_name_len": 1, "max_name_len": 2},
                 {"name_vocab": 3, "min_name_len": 5, "max_name_len": 7})  # fmt: skip
     depo: dict[str, dict[str, object]] = {}
-    for kind, sizes, most, names in (("depo1", (225, 300, 375), 8, one), ("depo2", (75, 100, 125), 16, two)):
+    for kind, sizes, max_hops, names in (("depo1", (225, 300, 375), 8, one), ("depo2", (75, 100, 125), 16, two)):
         for N in sizes:
-            depo[f"{kind}-{N}"] = {"N": N, "K": most, "M": 10, **names}
+            depo[f"{kind}-{N}"] = {"N": N, "K": max_hops, "M": 10, **names}
             depo[f"{kind}-{N}-k4"] = {"N": N, "K": 4, "M": 10, **names}
     words: tuple[tuple[str, tuple[int, ...], dict[str, object]], ...] = (
         ("brevo1", (70, 90, 110), {"name_vocab": None, "min_name_len": 1, "max_name_len": 1}),
