@@ -6,7 +6,7 @@ Nothing here trusts a file: what cannot be read, or has not finished, is left ou
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from .evals import Evaluated
 from .gather import Gathered, gather
 from .runs import MAX_LABEL, LeftOut, Run, TextRun
 from .text import mixes, shape_of, tokens_of
-from .words import headline
+from .values import values_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -153,24 +153,32 @@ def _about(found: Iterable[Gathered]) -> dict[str, Row]:
     """By the name of each run whose numbers they are, and the task. Where runs of one architecture, size and task
     differ in more than Canon layers, length, rate and seed, the architecture says in what."""
     runs = [run for one in found for run in one.runs.values()]
-    mix_of = {
-        run.name: mix for mix, group in mixes([r for r in runs if isinstance(r, TextRun)]).items() for run in group
-    }
+    tasks = tasks_of(runs)
     rows: dict[str, Row] = {}
     alike: dict[tuple[Any, ...], list[Run | TextRun]] = {}
     for run in runs:
         arch, canon = split_arch(run.arch, _fields(run.config))
-        task = run.config["task"] if isinstance(run.config.get("task"), dict) else {"name": getattr(run, "task", None)}
-        asked = (run.task, setting_of(task)) if isinstance(run, Run) else ("text", mix_of[run.name])
+        task, setting = tasks[run.name]
         size = shape_of(run.config)
-        alike.setdefault((arch, size, *asked), []).append(run)
+        alike.setdefault((arch, size, task, setting), []).append(run)
         size = size or (short_size(run.result.num_parameters) if run.result else None)
         rows[run.name] = {"source": "yours", "model": run.name, "arch": arch, "canon": canon, "size": size,
-                          "lr": run.lr, "seed": run.seed, "task": asked[0], "setting": asked[1]}  # fmt: skip
+                          "lr": run.lr, "seed": run.seed, "task": task, "setting": setting}  # fmt: skip
     for group in alike.values():
         for run, text in zip(group, what_differs([settings_of(run.config, _SEEN) for run in group]), strict=True):
             rows[run.name]["arch"] += f" ({text})" if text else ""
     return rows
+
+
+def tasks_of(runs: Sequence[Run | TextRun]) -> dict[str, tuple[str, str]]:
+    """(task, setting) by the name of the run; the setting of text is the name of its mix."""
+    texts = mixes([run for run in runs if isinstance(run, TextRun)])
+    tasks = {run.name: ("text", mix) for mix, group in texts.items() for run in group}
+    for run in runs:
+        if isinstance(run, Run):
+            task = run.config["task"]
+            tasks[run.name] = run.task, setting_of(task if isinstance(task, dict) else {"name": task})
+    return tasks
 
 
 def _asked(row: Row) -> tuple[Any, ...]:
@@ -239,61 +247,36 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_evaluation(row: Evaluation | TextEvaluation, config: Mapping[str, Any], about: Row) -> Iterator[Row]:
     about = about | {"tokens": tokens_of(config, row.step), "unit": ""}
-    return _of_text(row, about) if isinstance(row, TextEvaluation) else _of_answers(row, about)
-
-
-def _of_text(row: TextEvaluation, about: Row) -> Iterator[Row]:
-    """Each validation set is a slice; with several, the loss on all of them comes first. `setting` is what was read."""
-    if len(row.sets) > 1 and row.loss is not None:
-        yield about | {"slice": "all", "metric": "loss", "value": row.loss}
-    for name, found in row.sets.items():
-        for metric, value in (("loss", found.loss), ("bits_per_byte", found.bits_per_byte)):
-            if value is not None:
-                yield about | {"slice": name, "metric": metric, "value": value, "n": found.tokens}
-
-
-def _of_answers(row: Evaluation, about: Row) -> Iterator[Row]:
-    """The task's headline first, as in the report (the mean over the slices of the primary scale, or one of them), then
-    slice by slice, then measures."""
-    each = {}
-    for key, count in row.slices.items():
-        each[key] = math.sqrt(count.accuracy * (1 - count.accuracy) / max(1, count.total - 1))
-    keys = headline(about["task"], row.slices)
-    accuracy = about | {"metric": "accuracy", "unit": PERCENT}
-    if keys and "all" not in row.slices:
-        error = math.sqrt(sum(each[key] ** 2 for key in keys)) / len(keys)
-        total = sum(row.slices[key].total for key in keys)
-        mean = sum(row.slices[key].accuracy for key in keys) / len(keys)
-        yield accuracy | {"slice": "all", "value": 100 * mean, "stderr": 100 * error, "n": total}
-    for key, count in row.slices.items():
-        yield accuracy | {"slice": key, "value": 100 * count.correct / count.total, "stderr": 100 * each[key],
-                          "n": count.total}  # fmt: skip
-    for name, value in row.measures.items():
-        yield about | {"slice": "all", "metric": name, "value": value}
-    if row.loss is not None:
-        yield about | {"slice": "all", "metric": "loss", "value": row.loss}
+    for each in values_of(about["task"], row):
+        if each.value is not None:
+            percent = {} if each.percent is None else {"unit": PERCENT, "value": each.percent, "stderr": each.stderr}
+            yield about | {"slice": each.slice, "metric": each.metric, "value": each.value, "n": each.total} | percent
 
 
 def _of_evaluated(one: Evaluated, name: str, folder: Path) -> Iterator[Row]:
     about = _of_model(one, name, folder)
-    for entry in one.entries:
-        suite, asked = entry["suite"], entry["name"]
-        for score in entry["scores"]:
-            share = score["share"]
-            scale = 100 if share else 1
-            value, stderr, n = score["value"], score["stderr"], score["n"]
-            if not math.isfinite(value):
-                continue
-            task, slice, metric = question_of(suite, asked, score["measure"])
-            where = one_line(slice_key(score["slice"]))
-            if where != "all":
-                slice = where if suite == "playground" else f"{slice}, {where}"
-            setting = asked_with(suite, entry.get("settings") or {})
+    for _, score, (task, setting, slice, metric) in scores_of(one):
+        value, stderr, share = score["value"], score["stderr"], score["share"]
+        scale = 100 if share else 1
+        if math.isfinite(value):
             yield about | {
                 "task": task, "setting": setting, "slice": slice, "metric": metric,
                 "unit": PERCENT if share and metric not in LOWER_IS_BETTER else "", "value": scale * value,
-                "stderr": None if stderr is None else scale * stderr, "n": n,
+                "stderr": None if stderr is None else scale * stderr, "n": score["n"],
             }  # fmt: skip
+
+
+def scores_of(one: Evaluated) -> Iterator[tuple[Mapping[str, Any], Row, tuple[str, str | None, str, str]]]:
+    """Each score with its entry and its (task, setting, slice, metric)."""
+    for entry in one.entries:
+        suite = entry["suite"]
+        setting = asked_with(suite, entry["settings"])
+        for score in entry["scores"]:
+            task, slice, metric = question_of(suite, entry["name"], score["measure"])
+            key = one_line(slice_key(score["slice"]))
+            if key != "all":
+                slice = key if suite == "playground" else f"{slice}, {key}"
+            yield entry, score, (task, setting, slice, metric)
 
 
 def question_of(suite: str, name: str, measure: str) -> tuple[str, str, str]:

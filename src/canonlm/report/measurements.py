@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from ..errors import unknown
 from ..experiments.tidy import fitting
 from ..runs.identity import flat, write
-from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, TrainRow, known_count, one_line, slice_key
+from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, TrainRow, known_count
 from .evals import Evaluated
-from .frames import asked_with, question_of, setting_of
+from .frames import scores_of, tasks_of
 from .gather import Folders, Gathered, gather
 from .runs import LeftOut, Run, TextRun
-from .text import mixes, tokens_of
-from .words import count_of, headline
+from .text import tokens_of
+from .values import values_of
+from .words import count_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -89,17 +90,11 @@ def load_runs(folders: Folders = "runs", *, settings: Sequence[str] = ()) -> "pl
 
 
 def _about(runs: Sequence[Run | TextRun]) -> dict[str, Row]:
-    texts = mixes([run for run in runs if isinstance(run, TextRun)])
-    text_of = {run.name: mix for mix, group in texts.items() for run in group}
+    tasks = tasks_of(runs)
     found = {}
     for run in runs:
         parameters = run.result.num_parameters if run.result else None
-        if isinstance(run, Run):
-            task = run.config["task"]
-            asked = run.task, setting_of(task if isinstance(task, dict) else {"name": task})
-        else:
-            asked = "text", text_of[run.name]
-        found[run.name] = (run.name, run.state, *asked, run.arch, parameters, run.lr, run.seed)
+        found[run.name] = (run.name, run.state, *tasks[run.name], run.arch, parameters, run.lr, run.seed)
     return found
 
 
@@ -125,25 +120,8 @@ def _of_step(row: TrainRow, tokens: int | None) -> Iterator[Row]:
 
 def _of_evaluation(run: Run | TextRun, row: Evaluation | TextEvaluation, kind: tuple[str, str]) -> Iterator[Row]:
     at = (*kind, row.step, tokens_of(run.config, row.step))
-    if isinstance(row, TextEvaluation):
-        if len(row.sets) > 1:
-            yield (*at, "all", "loss", row.loss, None, None, None)
-        for name, each in row.sets.items():
-            yield (*at, name, "loss", each.loss, None, None, each.tokens)
-            yield (*at, name, "bits_per_byte", each.bits_per_byte, None, None, each.tokens)
-        return
-    keys = headline(getattr(run, "task", ""), row.slices)
-    if keys and "all" not in row.slices:
-        counts = [row.slices[key] for key in keys]
-        mean = sum(count.accuracy for count in counts) / len(counts)
-        yield (*at, "all", "accuracy", mean, None, None, sum(count.total for count in counts))
-    for key, count in row.slices.items():
-        yield (*at, key, "accuracy", count.accuracy, None, count.correct, count.total)
-    for name, value in row.measures.items():
-        yield (*at, "all", name, value, None, None, None)
-    for name in row.unusable:
-        yield (*at, "all", name, None, None, None, None)
-    yield (*at, "all", "loss", row.loss, None, None, None)
+    for each in values_of(getattr(run, "task", ""), row):
+        yield (*at, each.slice, each.metric, each.value, None, each.correct, each.total)
 
 
 def _of_suites(one: Evaluated, name: str, where: Gathered, about: dict[str, Row]) -> Iterator[Row]:
@@ -153,19 +131,11 @@ def _of_suites(one: Evaluated, name: str, where: Gathered, about: dict[str, Row]
     run = next((run for short, run in where.runs.items() if short in parts or Path(short).name in parts), None)
     known = about[run.name] if run else None
     tokens = tokens_of(run.config, step) if run and step is not None else None
-    for entry in one.entries:
-        asked = entry["settings"]
-        split = asked.get("split") if isinstance(asked.get("split"), str) else None
-        for score in entry["scores"]:
-            task, slice, measure = question_of(entry["suite"], entry["name"], score["measure"])
-            key = one_line(slice_key(score["slice"]))
-            if key != "all":
-                slice = key if entry["suite"] == "playground" else f"{slice}, {key}"
-            named = arch if isinstance(arch, str) else None
-            head = known or (name, None, None, None, named, parameters, None, None)
-            head = (*head[:2], task, asked_with(entry["suite"], asked), *head[4:])
-            yield (*head, "suite", split, step, tokens, slice, measure, score["value"], score["stderr"],
-                   None, score["n"])  # fmt: skip
+    head = known or (name, None, None, None, arch if isinstance(arch, str) else None, parameters, None, None)
+    for entry, score, (task, setting, slice, measure) in scores_of(one):
+        split = entry["settings"].get("split")
+        yield (*head[:2], task, setting, *head[4:], "suite", split if isinstance(split, str) else None, step, tokens,
+               slice, measure, score["value"], score["stderr"], None, score["n"])  # fmt: skip
 
 
 def _warn(left_out: Sequence[LeftOut], runs: Sequence[Run | TextRun]) -> None:

@@ -21,10 +21,8 @@ const told = text => safe(text).replaceAll("\n", "<br>");
 const lookAt = one => ({...PLAIN, color: page.colors.muted, ...(page.looks[one.look] ?? {}), ...one.style});
 
 function traceOf(one, off) {
-  const look = lookAt(one),
-    color = shade(look.color),
-    kind = KINDS[one.kind] ?? {};
-  const panel = one.panel ? one.panel + 1 : "";
+  const [look, kind] = [lookAt(one), KINDS[one.kind] ?? {}];
+  const [color, panel] = [shade(look.color), one.panel ? one.panel + 1 : ""];
   const hint = Array.isArray(one.hover) ? "%{hovertext}" : "%{meta[1]}"; // a template knows no hovertext but by point
   const trace = {
     type: "scatter",
@@ -40,35 +38,21 @@ function traceOf(one, off) {
     hovertext: Array.isArray(one.hover) ? one.hover.map(told) : undefined,
     hovertemplate: (one.tip ? `<b>%{fullData.name}</b><br>${one.tip}<br>` : "") + `${hint}<extra></extra>`,
   };
-  if (one.kind === "bar")
-    Object.assign(trace, {
-      type: "bar",
-      marker: {
-        color,
-        line: {width: 1, color},
-        pattern: {shape: look.pattern, fgcolor: color, fillmode: "replace", size: 6},
-      },
-    });
-  else {
+  if (one.kind === "bar") {
+    const pattern = {shape: look.pattern, fgcolor: color, fillmode: "replace", size: 6};
+    Object.assign(trace, {type: "bar", marker: {color, line: {width: 1, color}, pattern}});
+  } else {
     const few = one.kind === "line" && one.x.length <= FEW_POINTS;
     trace.mode = few ? "lines+markers" : kind.mode;
-    trace.line = {
-      color,
-      width: kind.width,
-      dash: one.dash ?? (one.kind === "thin" ? "solid" : look.dash),
-      shape: one.kind === "steps" ? "hv" : "linear",
-    };
-    trace.marker = {
-      symbol: look.symbol,
-      color,
-      size: one.sizes ?? (few ? 6 : kind.size),
-      line: {width: one.kind === "dots" ? 2 : 0, color},
-    };
+    const dash = one.dash ?? (one.kind === "thin" ? "solid" : look.dash);
+    trace.line = {color, width: kind.width, dash, shape: one.kind === "steps" ? "hv" : "linear"};
+    const size = one.sizes ?? (few ? 6 : kind.size);
+    trace.marker = {symbol: look.symbol, color, size, line: {width: one.kind === "dots" ? 2 : 0, color}};
   }
   if (one.low) {
     // A whisker from a value to itself would be drawn as a cap.
-    const of = one.across ? one.x : one.y,
-      real = i => one.low[i] !== null && one.low[i] < one.high[i];
+    const of = one.across ? one.x : one.y;
+    const real = i => one.low[i] !== null && one.low[i] < one.high[i];
     trace[one.across ? "error_x" : "error_y"] = {
       type: "data",
       symmetric: false,
@@ -94,36 +78,30 @@ function axisOf({title = "", range, log, share, ticks, words, format, even}, sho
     tickformat: format,
   };
   if (share) Object.assign(found, SHARE);
-  if (log)
-    Object.assign(found, {
-      type: "log",
-      dtick: !range && !format ? undefined : range && range[1] - range[0] > 1.5 ? 1 : "D2",
-      nticks: 8,
-      tickformat: format ?? "~g",
-    });
+  if (log) {
+    const dtick = !range && !format ? undefined : range && range[1] - range[0] > 1.5 ? 1 : "D2";
+    Object.assign(found, {type: "log", dtick, nticks: 8, tickformat: format ?? "~g"});
+  }
   if (words) Object.assign(found, {type: "category", showgrid: false, fixedrange: true});
-  if (ticks)
-    Object.assign(found, {
-      tickvals: ticks.map(([at]) => at),
-      ticktext: ticks.map(([, text]) => told(text)),
-      showgrid: !even,
-    });
+  if (ticks) {
+    const [tickvals, ticktext] = [ticks.map(([at]) => at), ticks.map(([, text]) => told(text))];
+    Object.assign(found, {tickvals, ticktext, showgrid: !even});
+  }
   if (range) found.range = range;
   return found;
 }
 
 // Panels in rows; the gaps are pixels, so that they hold the axes at any width.
 function layoutOf(chart, width) {
-  const count = chart.panels.length,
-    sparse = width < 560;
+  const [count, sparse] = [chart.panels.length, width < 560];
   const columns = Math.max(1, Math.min(count, chart.columns ?? 4, Math.floor((width + 40) / (sparse ? 170 : 230))));
-  const rows = Math.ceil(count / columns),
-    usual = chart.height ?? (rows === 1 ? 220 : 170);
+  const rows = Math.ceil(count / columns);
+  const usual = chart.height ?? (rows === 1 ? 220 : 170);
   const tall = Array.from({length: rows}, (_, row) => chart.panels[row * columns].height ?? usual);
   const titled = chart.panels.some(panel => panel.title);
   const [left, right, top, bottom] = [chart.left ?? 50, 10, titled ? 26 : 10, 46];
-  const gapX = chart.panels.every(panel => panel.y.share) ? 16 : 52,
-    gapY = chart.panels.every(panel => panel.x.linked) ? 44 : 66;
+  const gapX = chart.panels.every(panel => panel.y.share) ? 16 : 52;
+  const gapY = chart.panels.every(panel => panel.x.linked) ? 44 : 66;
   const above = row => tall.slice(0, row).reduce((sum, height) => sum + height + gapY, 0);
   const [across, down] = [width - left - right, above(rows) - gapY];
   const wide = (across - gapX * (columns - 1)) / columns;
@@ -151,35 +129,20 @@ function layoutOf(chart, width) {
     shapes: chart.shapes ?? [],
   };
   chart.panels.forEach((panel, place) => {
-    const [column, row] = [place % columns, Math.floor(place / columns)],
-      name = place ? place + 1 : "";
-    const from = (column * (wide + gapX)) / across,
-      roof = 1 - above(row) / down;
-    const x = axisOf(panel.x, place + columns >= count),
-      y = axisOf(panel.y);
-    Object.assign(x, {
-      domain: [from, Math.min(1, from + wide / across)],
-      anchor: `y${name}`,
-      nticks: Math.max(3, Math.floor(wide / 70)),
-    });
+    const [column, row, name] = [place % columns, Math.floor(place / columns), place ? place + 1 : ""];
+    const [from, roof] = [(column * (wide + gapX)) / across, 1 - above(row) / down];
+    const [x, y] = [axisOf(panel.x, place + columns >= count), axisOf(panel.y)];
+    const nticks = Math.max(3, Math.floor(wide / 70));
+    Object.assign(x, {domain: [from, Math.min(1, from + wide / across)], anchor: `y${name}`, nticks});
     Object.assign(y, {domain: [Math.max(0, roof - tall[row] / down), roof], anchor: `x${name}`});
     if (panel.y.share && column && gapX < 20) y.showticklabels = false;
     if (place && panel.x.linked) x.matches = "x";
     if (place && (panel.y.share || panel.y.linked)) y.matches = "y";
     layout[`xaxis${name}`] = x;
     layout[`yaxis${name}`] = y;
-    if (panel.title)
-      layout.annotations.push({
-        text: `<b>${safe(panel.title)}</b>`,
-        x: from,
-        y: roof,
-        xref: "paper",
-        yref: "paper",
-        xanchor: "left",
-        yanchor: "bottom",
-        showarrow: false,
-        font: {size: 13, color: tint("ink")},
-      });
+    const corner = {x: from, y: roof, xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom"};
+    const font = {size: 13, color: tint("ink")};
+    if (panel.title) layout.annotations.push({text: `<b>${safe(panel.title)}</b>`, ...corner, showarrow: false, font});
   });
   return layout;
 }
@@ -188,12 +151,8 @@ function drawChart(box, chart) {
   if (!window.Plotly) return;
   const off = (box.off ??= new Set()); // names that a click on the legend has hidden
   const width = printing ? 660 : box.clientWidth;
-  Plotly.react(
-    box,
-    chart.series.map(one => traceOf(one, off)),
-    layoutOf(chart, width),
-    {displaylogo: false, displayModeBar: false},
-  );
+  const traces = chart.series.map(one => traceOf(one, off));
+  Plotly.react(box, traces, layoutOf(chart, width), {displaylogo: false, displayModeBar: false});
   legend(box, chart, off);
   if (chart.highlight && !box.listens) {
     box.listens = true;
@@ -230,27 +189,19 @@ function legend(box, chart, off) {
     if (!one.unnamed && (!entries.has(one.name) || one.kind === "bold")) entries.set(one.name, one);
   const bar = (box.legend ??= make("p", {class: "legend"}));
   if (!bar.isConnected) box.before(bar);
-  bar.replaceChildren(
-    ...[...entries].map(([name, one]) => {
-      const look = lookAt(one),
-        color = shade(look.color),
-        dots = ["dots", "pale", "bar"].includes(one.kind);
-      const glyph = make("b", {style: `color: ${color}`}, GLYPHS[look.symbol] ?? "●");
-      return make(
-        "button",
-        {
-          type: "button",
-          "aria-pressed": String(!off.has(name)),
-          onclick: () => {
-            off[off.has(name) ? "delete" : "add"](name);
-            drawChart(box, chart);
-          },
-        },
-        dots ? glyph : dashes(color, DASHES[one.dash ?? look.dash]),
-        name,
-      );
-    }),
-  );
+  const buttonOf = ([name, one]) => {
+    const look = lookAt(one);
+    const color = shade(look.color);
+    const dots = ["dots", "pale", "bar"].includes(one.kind);
+    const glyph = make("b", {style: `color: ${color}`}, GLYPHS[look.symbol] ?? "●");
+    const onclick = () => {
+      off[off.has(name) ? "delete" : "add"](name);
+      drawChart(box, chart);
+    };
+    const sample = dots ? glyph : dashes(color, DASHES[one.dash ?? look.dash]);
+    return make("button", {type: "button", "aria-pressed": String(!off.has(name)), onclick}, sample, name);
+  };
+  bar.replaceChildren(...[...entries].map(buttonOf));
 }
 
 function dashes(color, pattern) {

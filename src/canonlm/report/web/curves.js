@@ -28,66 +28,46 @@ VIEWS.curves = () => {
   };
 
   const chart = () => {
-    const all = here(),
-      question = questions[chosen()],
-      log = at("curves-log").checked;
+    const [all, question, log] = [here(), questions[chosen()], at("curves-log").checked];
     const families = [...new Set(all.map(curve => models[curve.model].family))];
     const rows = [...new Set(all.map(rowOf))];
     // The first steps go so far that nothing could be told apart later: they leave the panel.
     const begins = values => Math.floor(values.length / 10);
-    const ranges = new Map(
-      [...Map.groupBy(all, rowOf)].map(([row, members]) => {
-        const [low, high] = extent(members.flatMap(curve => smooth(curve.values).slice(begins(curve.values))));
-        const room = 0.05 * (high - low || 1);
-        return [row, [low - room, high + room]];
-      }),
-    );
+    const rangeOf = row => {
+      const members = all.filter(curve => rowOf(curve) === row);
+      const [low, high] = extent(members.flatMap(curve => smooth(curve.values).slice(begins(curve.values))));
+      const room = 0.05 * (high - low || 1);
+      return [low - room, high + room];
+    };
+    const ranges = Object.fromEntries(rows.map(row => [row, rangeOf(row)]));
     const places = rows.flatMap(row => families.map(family => [row, family]));
     const of = ([row, family]) => all.filter(curve => rowOf(curve) === row && models[curve.model].family === family);
     const filled = places.filter(place => of(place).length);
     const panels = filled.map(place => {
-      const members = of(place),
-        [least, most] = extent(members.flatMap(curve => curve.tokens.filter(count => count > 0)));
-      const ticks = (log ? roundBetween(least, most, [1]) : evenUpTo(most)).map(count => [count, tokens(count)]);
-      return {
-        title: `${place[1]}, ${place[0]}`,
-        x: {title: "training tokens", log, ticks, range: log ? undefined : [0, 1.02 * most]},
-        y: {range: ranges.get(place[0])},
-      };
+      const [low, high] = extent(of(place).flatMap(curve => curve.tokens.filter(count => count > 0)));
+      const ticks = (log ? roundBetween(low, high, [1]) : evenUpTo(high)).map(count => [count, tokens(count)]);
+      const x = {title: "training tokens", log, ticks, range: log ? undefined : [0, 1.02 * high]};
+      return {title: `${place[1]}, ${place[0]}`, x, y: {range: ranges[place[0]]}};
     });
-    const series = filled.flatMap((place, panel) =>
-      of(place).map(curve => {
-        const model = models[curve.model];
-        return {
-          panel,
-          kind: "line",
-          look: model.look,
-          run: model.model,
-          name: model.has_canon ? `${model.family} + Canon` : (model.family ?? "other"),
-          x: curve.tokens,
-          y: smooth(curve.values),
-          hover: `${nameOf(model)}\n${about(model)}`,
-          tip: `%{y:.4~g}${unit(question)}`,
-        };
-      }),
-    );
-    at("curves-count").textContent = all.length
-      ? `${all.length} models`
-      : "No model that the filters leave has this curve.";
+    const lineOf = panel => curve => {
+      const model = models[curve.model];
+      const name = model.has_canon ? `${model.family} + Canon` : (model.family ?? "other");
+      const hover = `${nameOf(model)}\n${about(model)}`;
+      const points = {x: curve.tokens, y: smooth(curve.values), hover, tip: `%{y:.4~g}${unit(question)}`};
+      return {panel, kind: "line", look: model.look, run: model.model, name, ...points};
+    };
+    const series = filled.flatMap((place, panel) => of(place).map(lineOf(panel)));
+    const none = "No model that the filters leave has this curve.";
+    at("curves-count").textContent = all.length ? `${all.length} models` : none;
     return {id: "curves", columns: Math.max(3, families.length), height: 190, panels, series, highlight: true};
   };
 
-  exported("curves", () => [
-    [...IDENTITY, "at_tokens", ...ASKED, "value"],
-    ...here().flatMap(curve =>
-      curve.tokens.map((count, i) => [
-        ...identity(models[curve.model]),
-        count,
-        ...asked(questions[curve.question]),
-        curve.values[i],
-      ]),
-    ),
-  ]);
+  exported("curves", () => {
+    const ends = ({model, question}) => [identity(models[model]), asked(questions[question])];
+    const points = curve =>
+      curve.tokens.map((count, i) => [...ends(curve)[0], count, ...ends(curve)[1], curve.values[i]]);
+    return [[...IDENTITY, "at_tokens", ...ASKED, "value"], ...here().flatMap(points)];
+  });
   const show = () => redraw(at("curves"));
   ["curves-question", "curves-smooth", "curves-log"].forEach(id => at(id).addEventListener("change", show));
   charts.set(at("curves-chart"), chart);

@@ -24,29 +24,17 @@ function cellOf(of, tag) {
   if (of instanceof Node) return of;
   const {text, small, hint, share, parts = [], ...others} = of !== null && typeof of === "object" ? of : {text: of};
   const bar = share === undefined ? {} : {class: "share", style: `--share:${share}%`};
-  const more = parts.map(part => cellOf(part, "div"));
-  return make(
-    tag,
-    {title: hint, ...bar, ...others},
-    String(text ?? "–"),
-    small ? make("small", {}, small) : null,
-    ...more,
-  );
+  const below = [small ? make("small", {}, small) : null, ...parts.map(part => cellOf(part, "div"))];
+  return make(tag, {title: hint, ...bar, ...others}, String(text ?? "–"), ...below);
 }
+
+const headOf = (of, scope) => cellOf(typeof of === "object" ? of : {text: of, scope}, "th");
 
 // The first cell of a row is its heading. marks: a class for each row.
 function table(box, head, rows, marks = []) {
-  const heads = head.map(of =>
-    cellOf(of instanceof Node || typeof of === "object" ? of : {text: of, scope: "col"}, "th"),
-  );
-  const body = rows.map((row, i) =>
-    make(
-      "tr",
-      {class: marks[i] || null},
-      ...row.map((of, place) =>
-        place ? cellOf(of, "td") : cellOf(typeof of === "object" ? of : {text: of, scope: "row"}, "th"),
-      ),
-    ),
+  const heads = head.map(of => headOf(of, "col"));
+  const body = rows.map(([first, ...others], i) =>
+    make("tr", {class: marks[i] || null}, headOf(first, "row"), ...others.map(of => cellOf(of, "td"))),
   );
   box.replaceChildren(make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...body));
   return box;
@@ -75,28 +63,22 @@ addEventListener("resize", () => {
   waiting = setTimeout(redraw, 100);
 });
 dark.addEventListener("change", () => redraw());
-for (const [event, state] of [
-  ["beforeprint", true],
-  ["afterprint", false],
-])
+for (const event of ["beforeprint", "afterprint"])
   addEventListener(event, () => {
-    printing = state;
+    printing = event === "beforeprint";
     redraw();
   });
 
 const whenDrawn = []; // what comes after the first charts
 
 // The page is painted before the plotting library is read, which takes longer than everything else.
-addEventListener("DOMContentLoaded", () =>
-  requestAnimationFrame(() =>
-    setTimeout(() => {
-      document.head.append(make("script", {}, at("plotly").textContent));
-      at("plotly").remove();
-      redraw();
-      whenDrawn.forEach(then => then());
-    }),
-  ),
-);
+addEventListener("DOMContentLoaded", () => requestAnimationFrame(() => setTimeout(begin)));
+function begin() {
+  document.head.append(make("script", {}, at("plotly").textContent));
+  at("plotly").remove();
+  redraw();
+  whenDrawn.forEach(then => then());
+}
 
 // -- downloads --------------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,9 @@
 // Synthetic tasks: a row per architecture, a column per difficulty, yours beside the paper's, cell by cell.
 
+const ALONE =
+  "The paper has no model of the same architecture, Canon layers and size as one of yours, so no cell is compared. " +
+  "Under the name of each of the paper's stands ours, or why it has none.";
+
 VIEWS.grids = () => {
   const isSynthetic = name => groups[name].questions.every(q => ["accuracy", "kl"].includes(questions[q].metric));
   const ofPaper = i => models[i].source === "paper" && models[i].canon !== null;
@@ -13,8 +17,8 @@ VIEWS.grids = () => {
 
   // Yours of a task that has difficulties: a benchmark has no setting.
   function isPlayed(name) {
-    return i =>
-      isMine(i) && groups[name].questions.some(q => questions[q].setting && questions[q].metric === "accuracy");
+    const graded = q => questions[q].setting && questions[q].metric === "accuracy";
+    return i => isMine(i) && groups[name].questions.some(graded);
   }
 
   const all = () => groups[at("grids-task").value].questions;
@@ -34,9 +38,8 @@ VIEWS.grids = () => {
   const grid = () => {
     const places = all().filter(q => questions[q].metric === at("grids-metric").value);
     const ofSize = i => isMine(i) || (models[i].size ?? "–") === at("grids-size").value;
-    const rows = [...models.keys()].filter(
-      i => places.some(q => standing(q, i)) && shown(i, ["source", "size"]) && ofSize(i),
-    );
+    const inTable = i => places.some(q => standing(q, i)) && shown(i, ["source", "size"]) && ofSize(i);
+    const rows = [...models.keys()].filter(inTable);
     const count = members => new Map(places.map(q => [q, members.filter(i => standing(q, i)).length]));
     const [filled, mine] = [count(rows), count(rows.filter(isMine))];
     const columns = places
@@ -58,25 +61,19 @@ VIEWS.grids = () => {
       ? `canonlm play ${question.task} --preset paper --difficulty ${question.setting} ${model.counterpart.arguments}`
       : null;
 
-  const cell = (q, i, most, beside) => {
-    const found = standing(q, i);
-    const question = questions[q];
-    if (!found) return make("td", {}, "");
-    const share = question.unit === "%" ? found.value / 100 : found.value / most;
-    const look = {
+  const cell = (q, i, max, beside) => {
+    const [score, question, other] = [standing(q, i), questions[q], answer(q, beside)];
+    if (!score) return make("td", {}, "");
+    const share = score.value / (question.unit === "%" ? 100 : max);
+    const alike = models[i].as_in_the_paper;
+    const delta = other && alike && `${signed(difference(score.value, other.value), question)} to the paper's`;
+    return {
+      text: written(score.value, question),
+      small: other && (delta || (alike === null ? "training not known" : "other training")),
       class: share > 0.55 ? "heat deep" : "heat",
       style: `--heat:${(100 * share).toFixed(1)}%`,
       title: command(models[i], question),
     };
-    const box = make("td", look, written(found.value, question));
-    const other = answer(q, beside);
-    if (other && models[i].as_in_the_paper) {
-      const delta = difference(found.value, other.value);
-      box.append(make("small", {}, `${signed(delta, question)} to the paper's`));
-    } else if (other) {
-      box.append(make("small", {}, models[i].as_in_the_paper === null ? "training not known" : "other training"));
-    }
-    return box;
   };
 
   const show = () => {
@@ -90,30 +87,18 @@ VIEWS.grids = () => {
       if (ours) box.append(make("small", {}, ours.arch || `not compared: ${ours.why}`));
       return box;
     };
-    const most = extent(columns.flatMap(q => rows.map(i => standing(q, i)?.value ?? 0)))[1] || 1;
-    table(
-      at("grids-table"),
-      ["architecture", ...columns.map(head)],
-      rows.map(i => [name(i), ...columns.map(q => cell(q, i, most, counterpart(i)))]),
-    );
+    const max = extent(columns.flatMap(q => rows.map(i => standing(q, i)?.value ?? 0)))[1] || 1;
+    const cells = rows.map(i => [name(i), ...columns.map(q => cell(q, i, max, counterpart(i)))]);
+    table(at("grids-table"), ["architecture", ...columns.map(head)], cells);
     [...at("grids-table").tBodies[0].rows].forEach((row, i) => row.classList.toggle("yours", isMine(rows[i])));
-    at("grids-note").textContent =
-      rows.some(isMine) && !rows.some(i => counterpart(i) >= 0)
-        ? "The paper has no model of the same architecture, Canon layers and size as one of yours, so no cell is compared. " +
-          "Under the name of each of the paper's stands ours, or why it has none."
-        : "";
+    const alone = rows.some(isMine) && !rows.some(i => counterpart(i) >= 0);
+    at("grids-note").textContent = alone ? ALONE : "";
   };
 
   exported("grids", () => {
     const [rows, columns] = grid();
-    return [
-      [...IDENTITY, ...ASKED, "value"],
-      ...rows.flatMap(i =>
-        columns
-          .filter(q => standing(q, i))
-          .map(q => [...identity(models[i]), ...asked(questions[q]), standing(q, i).value]),
-      ),
-    ];
+    const cells = i => columns.filter(q => standing(q, i)).map(q => [...identity(models[i]), ...scored(q, i)]);
+    return [[...IDENTITY, ...ASKED, "value"], ...rows.flatMap(cells)];
   });
   at("grids-task").addEventListener("change", again);
   ["grids-size", "grids-metric"].forEach(id => at(id).addEventListener("change", show));

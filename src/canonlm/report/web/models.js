@@ -7,23 +7,16 @@ VIEWS.models = () => {
   choice(at("models-group"), asIs(names), names.find(name => answered(name).some(isMine)) ?? names[0]);
   const ABOUT = {model: "model", size: "size", tokens: "tokens", lr: "learning rate"};
   const group = () => groups[at("models-group").value];
-  const first = () =>
-    group().questions[
-      Math.max(
-        0,
-        group().labels.findIndex(label => label.includes("avg")),
-      )
-    ];
-  let order = first(),
-    falling = !questions[order].less;
+  const averaged = () => group().labels.findIndex(label => label.includes("avg"));
+  const first = () => group().questions[Math.max(0, averaged())];
+  let [order, falling] = [first(), !questions[first()].less];
 
   const rows = () => [...models.keys()].filter(i => shown(i) && group().questions.some(q => standing(q, i)));
   const value = (column, i) =>
     typeof column === "number" ? (standing(column, i)?.value ?? null) : (models[i][column] ?? null);
   const sorted = () =>
     rows().sort((i, j) => {
-      const way = falling ? -1 : 1,
-        [a, b] = [value(order, i), value(order, j)];
+      const [way, a, b] = [falling ? -1 : 1, value(order, i), value(order, j)];
       if (order === "size") return way * bySize(models[i], models[j]);
       if (a === null || b === null) return (a === null) - (b === null); // what has no number is last, either way
       return way * (typeof a === "string" ? a.localeCompare(b, undefined, {numeric: true}) : a - b);
@@ -38,39 +31,34 @@ VIEWS.models = () => {
       at("models-table").querySelector("th[aria-sort] button").focus();
     };
     const state = here ? (falling ? "descending" : "ascending") : null;
-    return make(
-      "th",
-      {scope: "col", "aria-sort": state},
-      make("button", {type: "button", title, onclick: sort}, label),
-    );
+    const button = make("button", {type: "button", title, onclick: sort}, label);
+    return make("th", {scope: "col", "aria-sort": state}, button);
   };
 
   const score = (q, i, best) => {
-    const found = standing(q, i),
-      question = questions[q];
-    if (!found) return "–";
-    const span =
-      found.low === null ? "all equal" : `${written(found.low, question)} to ${written(found.high, question)}`;
-    const error = found.stderr ? `± ${written(found.stderr, question)}` : "";
+    if (!standing(q, i)) return "–";
+    const {value, stderr, low, high, runs} = standing(q, i);
+    const say = number => written(number, questions[q]);
+    const span = low === null ? "all equal" : `${say(low)} to ${say(high)}`;
     return {
-      text: written(found.value, question),
-      small: found.runs > 1 ? `${span}, ${found.runs} runs` : error,
-      ...(question.unit === "%" ? {share: found.value} : {}),
-      ...(found.value === best ? {"data-best": "best of the column"} : {}),
+      text: say(value),
+      small: runs > 1 ? `${span}, ${runs} runs` : stderr ? `± ${say(stderr)}` : "",
+      ...(questions[q].unit === "%" ? {share: value} : {}),
+      ...(value === best ? {"data-best": "best of the column"} : {}),
     };
   };
 
-  const tick = i =>
-    make("input", {
-      type: "checkbox",
-      checked: true,
-      "aria-label": `show ${nameOf(models[i])}`,
-      onchange: () => {
-        unticked.add(i);
-        at("ticked").hidden = false;
-        showAll();
-      },
-    });
+  const showTicked = () => {
+    at("ticked").hidden = unticked.size === 0;
+    showAll();
+  };
+  const tick = i => {
+    const onchange = () => {
+      unticked.add(i);
+      showTicked();
+    };
+    return make("input", {type: "checkbox", checked: true, "aria-label": `show ${nameOf(models[i])}`, onchange});
+  };
 
   const show = () => {
     const {questions: columns, labels} = group();
@@ -81,41 +69,28 @@ VIEWS.models = () => {
       return low < high ? (questions[q].less ? low : high) : null;
     });
     const heads = Object.entries(ABOUT).map(([column, label]) => header(column, label));
-    table(
-      at("models-table"),
-      [...heads, ...columns.map((q, i) => header(q, labels[i], questions[q].full))],
-      here.map(i => {
-        const model = models[i];
-        const name = make("th", {scope: "row", title: about(model)}, make("label", {}, tick(i), " ", nameOf(model)));
-        return [
-          name,
-          model.size,
-          tokens(model.tokens),
-          model.lr,
-          ...columns.map((q, place) => score(q, i, best[place])),
-        ];
-      }),
-      here.map(i => isMine(i) && "yours"),
-    );
+    heads.push(...columns.map((q, i) => header(q, labels[i], questions[q].full)));
+    const rowOf = i => {
+      const model = models[i];
+      const name = make("th", {scope: "row", title: about(model)}, make("label", {}, tick(i), " ", nameOf(model)));
+      const scores = columns.map((q, place) => score(q, i, best[place]));
+      return [name, model.size, tokens(model.tokens), model.lr, ...scores];
+    };
+    const marks = here.map(i => isMine(i) && "yours");
+    table(at("models-table"), heads, here.map(rowOf), marks);
     at("models-count").textContent = `${here.length} models`;
   };
 
   at("ticked").addEventListener("click", () => {
     unticked.clear();
-    at("ticked").hidden = true;
-    showAll();
+    showTicked();
   });
-  exported("models", () => [
-    [...IDENTITY, ...ASKED, "value", "stderr", "n", "low", "high", "runs"],
-    ...sorted().flatMap(i =>
-      group()
-        .questions.filter(q => standing(q, i))
-        .map(q => {
-          const {value, stderr, n, low, high, runs} = standing(q, i);
-          return [...identity(models[i]), ...asked(questions[q]), value, stderr, n, low, high, runs];
-        }),
-    ),
-  ]);
+  exported("models", () => {
+    const scores = (q, i) => [...asked(questions[q]), ...NUMBERS.map(key => standing(q, i)[key])];
+    const answered = i => group().questions.filter(q => standing(q, i));
+    const rows = i => answered(i).map(q => [...identity(models[i]), ...scores(q, i)]);
+    return [[...IDENTITY, ...ASKED, ...NUMBERS], ...sorted().flatMap(rows)];
+  });
   at("models-group").addEventListener("change", show);
   views.push(show);
 };

@@ -12,11 +12,10 @@ VIEWS.overview = () => {
   const both = (q, pair) => answer(q, pair.base) && answer(q, pair.canon);
   // The groups in which such a pair has both numbers.
   const groupsOf = source => {
-    const here = results.pairs.filter(pair => isOf(pair, source));
-    const count = name => here.filter(pair => groups[name].questions.some(q => both(q, pair))).length;
-    return Object.keys(groups)
-      .filter(count)
-      .sort((a, b) => count(b) - count(a));
+    const pairs = results.pairs.filter(pair => isOf(pair, source));
+    const count = name => pairs.filter(pair => groups[name].questions.some(q => both(q, pair))).length;
+    const names = Object.keys(groups).filter(count);
+    return names.sort((a, b) => count(b) - count(a));
   };
   const whose = Object.keys(names).filter(source => groupsOf(source).length);
   at("overview").hidden = whose.length === 0;
@@ -24,36 +23,35 @@ VIEWS.overview = () => {
   choice(at("overview-whose"), Object.fromEntries(whose.map(source => [source, names[source]])), whose[0]);
 
   const fill = () => {
-    const there = groupsOf(at("overview-whose").value),
-      before = at("overview-group").value;
-    choice(at("overview-group"), asIs(there), there.includes(before) ? before : there[0]);
+    const [names, before] = [groupsOf(at("overview-whose").value), at("overview-group").value];
+    choice(at("overview-group"), asIs(names), names.includes(before) ? before : names[0]);
   };
   fill();
 
   // {q, label, question, deltas: [[pair, delta]], gains} of each question of the group that has any
   const found = () => {
     const group = groups[at("overview-group").value];
+    const visible = i => shown(i, ["source", "canon"]);
     const pairs = results.pairs.filter(
-      pair =>
-        isOf(pair, at("overview-whose").value) && [pair.base, pair.canon].every(i => shown(i, ["source", "canon"])),
+      pair => isOf(pair, at("overview-whose").value) && visible(pair.base) && visible(pair.canon),
     );
-    return group.questions
-      .map((q, i) => {
-        const deltas = pairs
-          .filter(pair => both(q, pair))
-          .map(pair => [pair, difference(answer(q, pair.canon).value, answer(q, pair.base).value)]);
-        const question = questions[q],
-          gains = deltas.map(([, delta]) => (question.less ? -delta : delta));
-        return {q, label: group.labels[i], question, deltas, gains};
-      })
-      .filter(row => row.deltas.length);
+    const rows = group.questions.map((q, i) => {
+      const [question, delta] = [
+        questions[q],
+        pair => difference(answer(q, pair.canon).value, answer(q, pair.base).value),
+      ];
+      const deltas = pairs.filter(pair => both(q, pair)).map(pair => [pair, delta(pair)]);
+      const gains = deltas.map(([, delta]) => (question.less ? -delta : delta));
+      return {q, label: group.labels[i], question, deltas, gains};
+    });
+    return rows.filter(row => row.deltas.length);
   };
 
   // Of the first question, which is the average where there is one.
   const headline = rows => {
     if (!rows.length) return "No pair is left that the filters show.";
-    const {question, deltas, gains} = rows[0],
-      better = gains.filter(x => x > 0).length;
+    const {question, deltas, gains} = rows[0];
+    const better = gains.filter(x => x > 0).length;
     const mixed = deltas.filter(([pair]) => models[pair.canon].mark).length;
     const mean = average(deltas.map(([, delta]) => delta));
     const what = rows[0].label.includes("avg") ? `the ${question.slice} (${question.task} benchmarks)` : question.full;
@@ -64,8 +62,8 @@ VIEWS.overview = () => {
 
   // Each row on a scale of its own; percent and other units apart. A pair that differs in more is hollow.
   const chart = () => {
-    const rows = found(),
-      inPercent = row => row.question.unit === "%";
+    const rows = found();
+    const inPercent = row => row.question.unit === "%";
     const parts = [rows.filter(inPercent), rows.filter(row => !inPercent(row))].filter(part => part.length);
     const series = parts.flatMap(points);
     return {id: "overview", columns: 1, left: 92, panels: parts.map(panelOf), series};
@@ -89,8 +87,8 @@ VIEWS.overview = () => {
     const means = {x: [], y: [], hover: []};
     part.forEach((row, place) => {
       row.deltas.forEach(([pair, delta], i) => {
-        const model = models[pair.canon],
-          name = `${model.family ?? "other"}${model.mark && ", not Canon alone"}`;
+        const model = models[pair.canon];
+        const name = `${model.family ?? "other"}${model.mark && ", not Canon alone"}`;
         if (!series.has(name)) {
           const style = model.mark ? {symbol: `${page.looks[model.look].symbol}-open`} : {};
           series.set(name, {panel, name, kind: "dots", look: model.look, style, x: [], y: [], hover: []});
@@ -99,9 +97,8 @@ VIEWS.overview = () => {
         const one = series.get(name);
         one.x.push(row.gains[i] / scaleOf(row));
         one.y.push(place + 0.5 * ((i + 0.5) / row.deltas.length - 0.5)); // apart, or equal ones would hide each other
-        one.hover.push(
-          `${row.label}: ${base} to ${canon} (${signed(delta, row.question)})\n${nameOf(model)}${model.mark}\n${about(model)}`,
-        );
+        const change = `${row.label}: ${base} to ${canon} (${signed(delta, row.question)})`;
+        one.hover.push(`${change}\n${nameOf(model)}${model.mark}\n${about(model)}`);
       });
       means.x.push(average(row.gains) / scaleOf(row));
       means.y.push(place);
@@ -121,82 +118,54 @@ VIEWS.overview = () => {
     redraw(at("overview"));
     const archs = [...new Set(rows.flatMap(row => row.deltas.map(([pair]) => models[pair.canon].arch)))];
     const split = archs.length > 1 ? archs : [];
-    table(
-      at("overview-table"),
-      ["", "mean", "smallest", "largest", "better", "worse", "pairs", ...split],
-      rows.map(({label, question, deltas, gains}) => {
-        const all = deltas.map(([, delta]) => delta),
-          [low, high] = extent(all);
-        const count = (sign, of = gains) => of.filter(x => sign * x > 0).length;
-        const byArch = arch => {
-          const places = [...deltas.keys()].filter(i => models[deltas[i][0].canon].arch === arch),
-            part = places.map(i => gains[i]);
-          return part.length
-            ? {
-                text: signed(average(places.map(i => all[i])), question),
-                small: `better ${count(1, part)} of ${part.length}`,
-              }
-            : "–";
-        };
-        const head = {text: label, scope: "row", small: question.full === label ? "" : question.full};
-        return [
-          head,
-          signed(average(all), question),
-          signed(low, question),
-          signed(high, question),
-          count(1),
-          count(-1),
-          all.length,
-          ...split.map(byArch),
-        ];
-      }),
-    );
+    const rowOf = ({label, question, deltas, gains}) => {
+      const all = deltas.map(([, delta]) => delta);
+      const count = (sign, of = gains) => of.filter(x => sign * x > 0).length;
+      const byArch = arch => {
+        const places = [...deltas.keys()].filter(i => models[deltas[i][0].canon].arch === arch);
+        if (!places.length) return "–";
+        const better = count(
+          1,
+          places.map(i => gains[i]),
+        );
+        const mean = average(places.map(i => all[i]));
+        return {text: signed(mean, question), small: `better ${better} of ${places.length}`};
+      };
+      const head = {text: label, scope: "row", small: question.full === label ? "" : question.full};
+      const numbers = [average(all), ...extent(all)].map(delta => signed(delta, question));
+      return [head, ...numbers, count(1), count(-1), all.length, ...split.map(byArch)];
+    };
+    const columns = ["", "mean", "smallest", "largest", "better", "worse", "pairs", ...split];
+    table(at("overview-table"), columns, rows.map(rowOf));
     at("overview-notes").hidden = !["published", "best"].includes(at("overview-whose").value);
     seeds();
   };
 
   // Of settings that were trained with several seeds: what the difference is, and how surely.
   const seeds = () => {
-    const group = groups[at("overview-group").value];
-    const rows = results.pairs_over_seeds.filter(
-      row =>
-        row.source === at("overview-whose").value &&
-        group.questions.includes(row.question) &&
-        passes(row, ["source", "canon"]),
-    );
+    const {questions: places, labels} = groups[at("overview-group").value];
+    const ofSource = results.pairs_over_seeds.filter(row => row.source === at("overview-whose").value);
+    const rows = ofSource.filter(row => places.includes(row.question) && passes(row, ["source", "canon"]));
     at("overview-seeds").hidden = rows.length === 0;
-    table(
-      at("overview-seeds-table"),
-      ["", "architecture", "size", "Canon", "learning rate", "mean", "95% interval", "seeds"],
-      rows.map(row => {
-        const question = questions[row.question];
-        return [
-          group.labels[group.questions.indexOf(row.question)],
-          row.arch,
-          row.size,
-          `${row.base_canon} → ${row.canon}`,
-          row.lr,
-          signed(row.delta, question) + unit(question),
-          row.low === null ? "all equal" : `${signed(row.low, question)} to ${signed(row.high, question)}`,
-          row.runs,
-        ];
-      }),
-    );
+    const rowOf = row => {
+      const [label, question] = [labels[places.indexOf(row.question)], questions[row.question]];
+      const [mean, low, high] = [row.delta, row.low ?? 0, row.high ?? 0].map(delta => signed(delta, question));
+      const span = row.low === null ? "all equal" : `${low} to ${high}`;
+      const canon = `${row.base_canon} → ${row.canon}`;
+      return [label, row.arch, row.size, canon, row.lr, mean + unit(question), span, row.runs];
+    };
+    const columns = ["", "architecture", "size", "Canon", "learning rate", "mean", "95% interval", "seeds"];
+    table(at("overview-seeds-table"), columns, rows.map(rowOf));
   };
 
-  exported("overview", () => [
-    ["base_model", ...IDENTITY.map(key => (key === "model" ? "canon_model" : key)), ...ASKED, "base", "value", "delta"],
-    ...found().flatMap(({q, question, deltas}) =>
-      deltas.map(([{base, canon}, delta]) => [
-        models[base].model,
-        ...identity(models[canon]),
-        ...asked(question),
-        answer(q, base).value,
-        answer(q, canon).value,
-        delta,
-      ]),
-    ),
-  ]);
+  exported("overview", () => {
+    const rename = key => (key === "model" ? "canon_model" : key);
+    const values = (q, {base, canon}) => [answer(q, base).value, answer(q, canon).value];
+    const about = (question, {base, canon}) => [models[base].model, ...identity(models[canon]), ...asked(question)];
+    const rows = ({q, question, deltas}) =>
+      deltas.map(([pair, delta]) => [...about(question, pair), ...values(q, pair), delta]);
+    return [["base_model", ...IDENTITY.map(rename), ...ASKED, "base", "value", "delta"], ...found().flatMap(rows)];
+  });
   at("overview-group").addEventListener("change", show);
   at("overview-whose").addEventListener("change", () => {
     fill();

@@ -12,18 +12,8 @@ const BLOCKS = {
   chart: chart => {
     const box = make("div", {class: "chart", id: chart.id, role: "img", "aria-label": chart.caption});
     charts.set(box, () => chart);
-    return make(
-      "figure",
-      {},
-      box,
-      make(
-        "figcaption",
-        {},
-        chart.caption,
-        " ",
-        saving(`${chart.id}.csv`, () => pointsOf(chart)),
-      ),
-    );
+    const save = saving(`${chart.id}.csv`, () => pointsOf(chart));
+    return make("figure", {}, box, make("figcaption", {}, chart.caption, " ", save));
   },
   fold: ({title, blocks, open}) => {
     const fold = make("details", {open}, make("summary", {}, title), ...built(blocks));
@@ -32,16 +22,10 @@ const BLOCKS = {
   },
   section: ({title, blocks}) => make("section", {}, title ? make("h2", {}, title) : null, ...built(blocks)),
   view: name => at(`view-${name}`).content.cloneNode(true),
-  sheet: ({name, text}) =>
-    make(
-      "p",
-      {class: "screen"},
-      make(
-        "button",
-        {type: "button", class: "csv", id: "sheet", onclick: () => save(name, text)},
-        "Download the numbers (CSV)",
-      ),
-    ),
+  sheet: ({name, text}) => {
+    const button = {type: "button", class: "csv", id: "sheet", onclick: () => save(name, text)};
+    return make("p", {class: "screen"}, make("button", button, "Download the numbers (CSV)"));
+  },
 };
 const built = blocks => blocks.flatMap(block => Object.entries(block).map(([kind, of]) => BLOCKS[kind](of)));
 
@@ -51,17 +35,9 @@ const pointsOf = chart => [
   ...chart.series.flatMap(one => one.x.map((x, i) => [chart.panels[one.panel].title, one.name, one.run, x, one.y[i]])),
 ];
 
-document
-  .querySelector("main")
-  .append(
-    make(
-      "header",
-      {},
-      make("h1", {}, page.title),
-      page.facts.length ? make("p", {class: "sub"}, page.facts.join(" · ")) : null,
-    ),
-    ...built(page.blocks),
-  );
+const header = make("header", {}, make("h1", {}, page.title));
+if (page.facts.length) header.append(make("p", {class: "sub"}, page.facts.join(" · ")));
+document.querySelector("main").append(header, ...built(page.blocks));
 
 // The views of results that this page has.
 for (const view of page.views) {
@@ -74,37 +50,23 @@ if (page.views.length) showAll();
 // A page of runs that go on reads itself again, and stays where its reader is: every half minute while it is written,
 // less often the older it is. A hidden page waits.
 const folds = () => [...document.querySelectorAll("details")];
-const titleOf = fold =>
-  [fold.closest("section")?.querySelector("h2"), fold.firstChild]
-    .map(title => title?.textContent.replace(/\d+/g, ""))
-    .join();
+const titleOf = fold => {
+  const titles = [fold.closest("section")?.querySelector("h2"), fold.firstChild];
+  return titles.map(title => title?.textContent.replace(/\d+/g, "")).join();
+};
 function readAgain() {
-  history.replaceState(
-    {
-      top: scrollY,
-      open: folds()
-        .filter(fold => fold.open)
-        .map(titleOf),
-    },
-    "",
-  );
+  const open = folds().filter(fold => fold.open);
+  history.replaceState({top: scrollY, open: open.map(titleOf)}, "");
   location.reload();
 }
 if (page.written) {
   const written = new Date(1000 * page.written),
     age = Date.now() - written;
-  document
-    .querySelector("header")
-    .append(
-      make(
-        "p",
-        {class: "sub", id: "live"},
-        `Runs go on. This page follows them; as of ${written.toLocaleTimeString()}.`,
-      ),
-    );
-  const seen = () =>
+  const text = `Runs go on. This page follows them; as of ${written.toLocaleTimeString()}.`;
+  header.append(make("p", {class: "sub", id: "live"}, text));
+  const whenVisible = () =>
     document.hidden ? document.addEventListener("visibilitychange", readAgain, {once: true}) : readAgain();
-  setTimeout(seen, Math.min(Math.max(30_000, age / 4), 3_600_000));
+  setTimeout(whenVisible, Math.min(Math.max(30_000, age / 4), 3_600_000));
 }
 if (history.state) {
   history.scrollRestoration = "manual";

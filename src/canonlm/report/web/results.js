@@ -1,22 +1,14 @@
 // What the views of results share: which models are shown, how their numbers are written, and what is downloaded.
-const results = page.results ?? {
-  models: [],
-  questions: [],
-  groups: {},
-  scores: {},
-  pairs: [],
-  curves: [],
-  settings: {},
-};
+const {results} = page;
 const {models, questions, groups} = results;
 
 // answers.get(question).get(model) → {value, stderr, n, low, high, runs}
+const NUMBERS = ["value", "stderr", "n", "low", "high", "runs"];
 const answers = new Map();
 (results.scores.model ?? []).forEach((model, i) => {
-  const of = results.scores;
-  if (!answers.has(of.question[i])) answers.set(of.question[i], new Map());
-  const keys = ["value", "stderr", "n", "low", "high", "runs"];
-  answers.get(of.question[i]).set(model, Object.fromEntries(keys.map(key => [key, of[key][i]])));
+  const question = results.scores.question[i];
+  if (!answers.has(question)) answers.set(question, new Map());
+  answers.get(question).set(model, Object.fromEntries(NUMBERS.map(key => [key, results.scores[key][i]])));
 });
 const answer = (question, model) => answers.get(question)?.get(model);
 const answered = name => groups[name].questions.flatMap(q => [...(answers.get(q)?.keys() ?? [])]);
@@ -36,14 +28,9 @@ const CANON = {true: "with Canon", false: "without", null: "unknown"};
 
 function tokens(count) {
   if (count === null || count === undefined) return "–";
-  for (const [size, letter] of [
-    [1e12, "T"],
-    [1e9, "B"],
-    [1e6, "M"],
-    [1e3, "K"],
-  ])
-    if (count >= 0.995 * size) return Number((count / size).toPrecision(2)) + letter;
-  return String(count);
+  const sizes = {T: 1e12, B: 1e9, M: 1e6, K: 1e3};
+  const letter = Object.keys(sizes).find(letter => count >= 0.995 * sizes[letter]);
+  return letter ? Number((count / sizes[letter]).toPrecision(2)) + letter : String(count);
 }
 
 function written(value, question) {
@@ -83,6 +70,7 @@ const FILTERS = {
   size: {title: "size", of: model => model.size ?? "–", say: value => value},
   tokens: {title: "training tokens", of: model => tokens(model.tokens), say: value => value},
 };
+const DEPENDENT = Object.keys(FILTERS).slice(1); // the source decides which of their values there are
 const off = Object.fromEntries(Object.keys(FILTERS).map(key => [key, new Set()]));
 const unticked = new Set(); // single models
 // By parameters where they are known, or else as `12L768D` reads.
@@ -124,36 +112,24 @@ VIEWS.bar = () => {
     showAll();
   });
   at("over-seeds").parentElement.hidden = means.size === 0;
-  const boxes = Object.fromEntries(
-    Object.entries(FILTERS).map(([key, filter]) => [
-      key,
-      make("fieldset", {}, make("legend", {}, filter.title), make("div")),
-    ]),
-  );
+  const fieldset = title => make("fieldset", {}, make("legend", {}, title), make("div"));
+  const boxes = Object.fromEntries(Object.entries(FILTERS).map(([key, {title}]) => [key, fieldset(title)]));
   at("filters").replaceChildren(...Object.values(boxes));
   const inOrder = {size: bySize, tokens: (a, b) => (a.tokens ?? 0) - (b.tokens ?? 0)};
-  const box = (key, value) =>
-    make("input", {
-      type: "checkbox",
-      name: key,
-      value,
-      checked: !off[key].has(value),
-      onchange: event => {
-        off[key][event.target.checked ? "delete" : "add"](value);
-        if (key === "source")
-          Object.keys(FILTERS)
-            .filter(other => other !== key)
-            .forEach(fill);
-        showAll();
-      },
-    });
+  const box = (key, value) => {
+    const onchange = event => {
+      off[key][event.target.checked ? "delete" : "add"](value);
+      if (key === "source") DEPENDENT.forEach(fill);
+      showAll();
+    };
+    return make("input", {type: "checkbox", name: key, value, checked: !off[key].has(value), onchange});
+  };
   const fill = key => {
-    const here = key === "source" ? models : models.filter(model => !off.source.has(model.source));
-    const values = [...new Set((inOrder[key] ? here.toSorted(inOrder[key]) : here).map(FILTERS[key].of))];
+    const chosen = key === "source" ? models : models.filter(model => !off.source.has(model.source));
+    const values = [...new Set((inOrder[key] ? chosen.toSorted(inOrder[key]) : chosen).map(FILTERS[key].of))];
     boxes[key].hidden = values.length < 2 && !values.some(value => off[key].has(value));
-    boxes[key].lastChild.replaceChildren(
-      ...values.map(value => make("label", {class: "chip"}, box(key, value), FILTERS[key].say(value))),
-    );
+    const chip = value => make("label", {class: "chip"}, box(key, value), FILTERS[key].say(value));
+    boxes[key].lastChild.replaceChildren(...values.map(chip));
   };
   Object.keys(FILTERS).forEach(fill);
 };
@@ -161,11 +137,8 @@ VIEWS.bar = () => {
 // -- controls and downloads -------------------------------------------------------------------------------------------
 
 function choice(select, entries, chosen) {
-  select.replaceChildren(
-    ...Object.entries(entries).map(([value, text]) =>
-      make("option", {value, selected: value === String(chosen)}, text),
-    ),
-  );
+  const option = ([value, text]) => make("option", {value, selected: value === String(chosen)}, text);
+  select.replaceChildren(...Object.entries(entries).map(option));
 }
 const asIs = names => Object.fromEntries(names.map(name => [name, name]));
 
@@ -175,3 +148,4 @@ const IDENTITY = ["source", "model", "arch", "canon", "size", "tokens", "lr", "s
 const identity = model => IDENTITY.map(key => model[key]);
 const ASKED = ["task", "setting", "slice", "metric", "unit"];
 const asked = question => ASKED.map(key => question[key]);
+const scored = (q, i) => [...asked(questions[q]), answer(q, i).value];

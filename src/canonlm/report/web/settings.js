@@ -17,22 +17,17 @@ VIEWS.settings = () => {
   const rows = () => {
     if (!chosen().every(name => Object.hasOwn(results.settings, name))) return null;
     const [a, b] = chosen().map(name => results.settings[name]);
-    const keys = [...new Set([...Object.keys(a), ...Object.keys(b)])].filter(key => key !== "model");
-    return keys
-      .map(key => [key, text(a[key]), text(b[key])])
-      .filter(([, one, other]) => at("settings-all").checked || one !== other);
+    const keys = Object.keys({...a, ...b}).filter(key => key !== "model");
+    const values = keys.map(key => [key, text(a[key]), text(b[key])]);
+    return values.filter(([, one, other]) => at("settings-all").checked || one !== other);
   };
   const show = () => {
-    const found = rows();
-    at("settings-note").textContent =
-      found === null ? "Choose two names from the list." : found.length ? "" : "They do not differ.";
-    table(
-      at("settings-table"),
-      ["setting", ...chosen()],
-      found ?? [],
-      (found ?? []).map(([, one, other]) => one !== other && "best"),
-    );
-    at("settings-table").hidden = !found?.length;
+    const shown = rows() ?? [];
+    const note = rows() === null ? "Choose two names from the list." : "They do not differ.";
+    at("settings-note").textContent = shown.length ? "" : note;
+    const marks = shown.map(([, one, other]) => one !== other && "best");
+    table(at("settings-table"), ["setting", ...chosen()], shown, marks);
+    at("settings-table").hidden = shown.length === 0;
   };
   exported("settings", () => [["setting", ...chosen()], ...(rows() ?? [])]);
   ["settings-a", "settings-b", "settings-all"].forEach(id => at(id).addEventListener("input", show));
