@@ -23,10 +23,10 @@ from canonlm.report import load_play, tables
 from canonlm.report.frames import runs_curves, runs_frame
 from canonlm.report.measurements import load_runs
 from canonlm.report.page import render
-from canonlm.report.watch import Watch
 from canonlm.runs import folder as run_folder
 from canonlm.runs import rows
 from canonlm.runs.follow import Followed
+from canonlm.runs.watch import Watch
 
 HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
 LONG = "x" * 100_000

@@ -11,7 +11,7 @@ from canonlm.cli.progress import _Lines, short_name, table
 from canonlm.launch.local import Progress
 from canonlm.launch.play import PlannedRun
 from canonlm.launch.remaining import START_SECONDS, seconds_left
-from canonlm.report.watch import in_words
+from canonlm.report.words import in_words
 from canonlm.runs.names import run_name
 from canonlm.runs.rows import TrainRow, evaluation
 from canonlm.train.config import resolve

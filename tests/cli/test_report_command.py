@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from canonlm.cli import main, watch
-from canonlm.report.watch import Watch
+from canonlm.runs.watch import Watch
 
 CONFIG = (
     'arch: "{arch}"\ntask: {{name: depo, N: 8}}\nmodel: {{num_hidden_layers: 2, hidden_size: 64}}\n'

@@ -11,10 +11,10 @@ from canonlm.models.build import complete_name
 from canonlm.models.interface import Sizes
 from canonlm.recipes import load_preset
 from canonlm.report.frames import setting_of, split_arch
-from canonlm.report.text import shape_of
 from canonlm.report.training import as_in_the_paper
 from canonlm.runs.identity import flat
 from canonlm.runs.rows import slice_key
+from canonlm.runs.text import shape_of
 from canonlm.train.build import build_model
 from canonlm.train.config import resolve
 from canonlm.train.recipe import merge, override

@@ -14,7 +14,7 @@ from reading import held, said
 
 from canonlm.report import published, results_page, results_payload, tidy
 from canonlm.report.gather import gather
-from canonlm.report.runs import LeftOut
+from canonlm.runs.load import LeftOut
 
 RELEASE = files("canonlm.experiments.published")
 

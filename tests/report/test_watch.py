@@ -6,9 +6,10 @@ import os
 import pytest
 from folders import evaluation, text_evaluation, write_run, write_text_run
 
-from canonlm.report.watch import QUIET_SECONDS, Watch
+from canonlm.report.words import in_words
 from canonlm.runs import follow
 from canonlm.runs.rows import parse
+from canonlm.runs.watch import QUIET_SECONDS, Watch
 
 HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
 
@@ -36,14 +37,14 @@ def test_what_is_new_is_told_once(tmp_path, going):
     assert watch.read(now(going)) == watch.runs
     (run,) = watch.runs
     assert (run.arch, run.task, run.lr, run.seed, run.step, run.steps) == ("llama", "depo", 0.001, 0, 50, 900)
-    assert (run.state, run.evaluated) == ("running", "1 hop 0.50  2 hops 0.10")
+    assert (run.state, in_words(run.task, run.evaluation)) == ("running", "1 hop 0.50  2 hops 0.10")
     assert watch.read(now(going)) == []
     append(going, train(60, 1.5, 12_345.0))
     assert watch.read(now(going)) == []
     assert (run.step, run.train.loss, run.train.tokens_per_s) == (60, 1.5, 12_345.0)
     append(going, evaluation(100, HALF, measures={"kl": 0.25}))
     assert watch.read(now(going)) == [run]
-    assert run.evaluated == "1 hop 0.50  2 hops 0.10  kl 0.25"
+    assert in_words(run.task, run.evaluation) == "1 hop 0.50  2 hops 0.10  kl 0.25"
     assert not watch.done
     (going / "result.json").write_text(json.dumps({"steps": 900, "final": evaluation(900, HALF)}))
     assert watch.read(now(going)) == [run]
@@ -114,7 +115,7 @@ def test_without_rows_for_long_it_is_not_running(tmp_path, going):
     (run,) = watch.runs
     assert run.state == "running"
     assert watch.read(now(going) + 12.4 * 60) == [run]
-    assert (run.state, run.told) == ("unfinished", "unfinished, no row for 12 min")
+    assert (run.state, run.state_text) == ("unfinished", "unfinished, no row for 12 min")
     assert watch.read(now(going) + 13.4 * 60) == []
     append(going, train(60))
     assert watch.read(now(going)) == [run]
@@ -153,7 +154,7 @@ def test_runs_on_text_and_several_folders(tmp_path):
     write_run(tmp_path / "two" / "a", evals=[evaluation(50, HALF)])
     watch = Watch([tmp_path / "one", tmp_path / "two", one])
     watch.read(now(one))
-    assert {run.name: (run.task, run.evaluated) for run in watch.runs} == {
+    assert {run.name: (run.task, in_words(run.task, run.evaluation)) for run in watch.runs} == {
         f"{tmp_path}/one/a": ("web", "loss web 2.250, code 1.000"),
         f"{tmp_path}/two/a": ("depo", "1 hop 0.50  2 hops 0.10"),
     }

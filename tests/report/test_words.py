@@ -11,9 +11,9 @@ from canonlm.report.charts import learning_curves
 from canonlm.report.frames import runs_frame
 from canonlm.report.sentences import verdict
 from canonlm.report.theme import DARK, LOOKS, looks
-from canonlm.report.watch import Watch
 from canonlm.report.words import (
     about_of,
+    in_words,
     number,
     percent,
     points,
@@ -25,6 +25,7 @@ from canonlm.report.words import (
     slice_label,
     span,
 )
+from canonlm.runs.watch import Watch
 from canonlm.runs.words import MAX_BYTES, MAX_LETTERS
 
 
@@ -242,7 +243,7 @@ def test_a_task_from_outside_brings_its_words(tmp_path):
     assert row["task"] == "mine.py:Parity"
     watch = Watch([tmp_path])
     watch.read(0.0)
-    assert watch.runs[0].evaluated.startswith("4 <i>bits</i> 1.00  9 0.12")
+    assert in_words(watch.runs[0].task, watch.runs[0].evaluation).startswith("4 <i>bits</i> 1.00  9 0.12")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from canonlm.report.runs import load_run
+from canonlm.runs.load import load_run
 from canonlm.runs.rows import TRAIN_KEYS, Metrics
 from canonlm.train.loop import train
 from canonlm.train.machine import environment

@@ -145,8 +145,9 @@ class _Bar:
 
 def _line(entry: Mapping[str, Any]) -> str:
     """`1hop-2k  exact 93.0% ± 1.1  year 94.2% ± 1.0  (n = 500)`"""
-    from canonlm.report.evals import value, whole
+    from canonlm.report.evals import value
     from canonlm.runs.rows import one_line
+    from canonlm.suites.evaluated import whole
     from canonlm.suites.questions import NOT_FINITE
 
     scores = [score for score in whole(entry)["scores"] if not score["slice"] and score["measure"] != NOT_FINITE]

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from canonlm.cli.progress import LOG_SECONDS, duration
-from canonlm.report.watch import in_words
+from canonlm.report.words import in_words
 from canonlm.runs.follow import Latest
 from canonlm.runs.rows import DAMAGE, Evaluation, Remark, TextEvaluation, TrainRow, evaluation, parse, text_evaluation
 from canonlm.runs.words import named

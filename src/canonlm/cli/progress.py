@@ -12,7 +12,7 @@ from rich.text import Text
 from canonlm.launch.local import Progress, default_jobs, run_grid
 from canonlm.launch.play import PlannedRun
 from canonlm.launch.remaining import seconds_left
-from canonlm.report.watch import in_words
+from canonlm.report.words import in_words
 from canonlm.runs.names import slug
 from canonlm.runs.words import named
 

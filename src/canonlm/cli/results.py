@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import polars as pl
     from rich.console import Console, RenderableType
 
-    from canonlm.report.runs import LeftOut
+    from canonlm.runs.load import LeftOut
 
 GIVEN = typer.Argument(
     help="Folders of runs, or of results of `canonlm eval`, to put beside the published ones; also filters.",

@@ -9,9 +9,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from canonlm.report.gather import run_folders
-from canonlm.report.watch import Watch, Watched
+from canonlm.report.words import in_words
+from canonlm.runs.find import run_folders
 from canonlm.runs.rows import plain
+from canonlm.runs.watch import Watch, Watched
 
 POLL_SECONDS = 2.0
 ORDER = ("running", "unfinished", "waiting", "damaged", "finished")  # what goes on stands where it can be seen
@@ -52,7 +53,8 @@ def _print_new(new: Sequence[Watched]) -> None:
 def line(run: Watched) -> str:
     """`depo-llama-lr0.001-seed0: running, step 300/600  loss 1.234  12,345 tokens/s  1 hop 0.93  2 hops 0.41`"""
     early = f"at step {run.evaluation.step}: " if run.evaluation and run.evaluation.step < run.step else ""
-    parts = [f"{run.name}: {run.told}, step {_step(run)}", *_numbers(run), f"{early}{run.evaluated}"]
+    state = f"{run.name}: {run.state_text}, step {_step(run)}"
+    parts = [state, *_numbers(run), f"{early}{in_words(run.task, run.evaluation)}"]
     return plain("  ".join(part for part in parts if part))
 
 
@@ -72,7 +74,8 @@ def table(runs: Sequence[Watched], height: int) -> Table:
     most = max(1, height - ROWS_AROUND)
     for run in runs[:most]:
         loss, speed = _loss(run), _speed(run)
-        texts = [run.name] * names + [*_label(run), _step(run), speed, loss, run.evaluated, run.told]
+        evaluation = in_words(run.task, run.evaluation)
+        texts = [run.name] * names + [*_label(run), _step(run), speed, loss, evaluation, run.state_text]
         rows.add_row(*(Text(plain(text)) for text in texts))
     finished = sum(run.state == "finished" for run in runs)
     more = f", {len(runs) - most} more not shown" if len(runs) > most else ""

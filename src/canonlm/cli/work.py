@@ -65,7 +65,7 @@ def _plan(folder: Path, trust: bool) -> "list[PlannedRun]":
     """The runs of a folder. ValueError for the first that cannot be read, or must not run."""
     from canonlm.errors import expected
     from canonlm.launch.play import PlannedRun
-    from canonlm.report.gather import configured
+    from canonlm.runs.find import configured
     from canonlm.train.recipe import check_trust, load
 
     runs: list[PlannedRun] = []
@@ -84,7 +84,7 @@ def _work(folder: Path, jobs: int, trust: bool) -> int:
 
     def plan() -> "list[PlannedRun]":
         """Runs may be added while others go on."""
-        from canonlm.report.gather import configured
+        from canonlm.runs.find import configured
 
         if {path.absolute().name for path in configured(folder)} != known.keys():
             known.update({run.name: run for run in _plan(folder, trust)})

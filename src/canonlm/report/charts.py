@@ -9,10 +9,10 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..runs.load import Run
 from ..runs.rows import Evaluation, is_slice
 from ..runs.spread import Spread, by_seed
 from .groups import grouped, name_of
-from .runs import Run
 from .summary import Architecture, at_most, wilson
 from .words import count_of, hint_of, number, percent, quantity, score_label, short, slice_label, span
 

@@ -17,11 +17,11 @@ from ..experiments.tidy import QUESTION, frame, short_size
 from ..runs.folder import read_config
 from ..runs.identity import ABSENT, NOT_IN_GROUP, NOT_IN_IDENTITY, flat, what_differs, write
 from ..runs.identity import settings as settings_of
+from ..runs.load import MAX_LABEL, LeftOut, Run, TextRun
 from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, finite, one_line, slice_key
-from .evals import Evaluated
+from ..runs.text import mixes, shape_of, tokens_of
+from ..suites.evaluated import Evaluated
 from .gather import Gathered, gather
-from .runs import MAX_LABEL, LeftOut, Run, TextRun
-from .text import mixes, shape_of, tokens_of
 from .values import values_of
 
 if TYPE_CHECKING:

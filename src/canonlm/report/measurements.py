@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import unknown
 from ..experiments.tidy import fitting
+from ..runs.find import Folders
 from ..runs.identity import flat, write
+from ..runs.load import LeftOut, Run, TextRun
 from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, TrainRow, known_count
-from .evals import Evaluated
+from ..runs.text import tokens_of
+from ..suites.evaluated import Evaluated
 from .frames import scores_of, tasks_of
-from .gather import Folders, Gathered, gather
-from .runs import LeftOut, Run, TextRun
-from .text import tokens_of
+from .gather import Gathered, gather
 from .values import values_of
 from .words import count_of
 

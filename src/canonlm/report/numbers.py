@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..runs.folder import Recorded
+from ..runs.load import Run
 from ..runs.rows import E, Evaluation
+from ..runs.text import TextRun, tokens_of
 from .play import Play
-from .runs import Run
 from .sheet import write_rows
-from .text import TextRun, tokens_of
 
 CSV_COLUMNS = ("section", "run", "arch", "lr", "seed", "state", "row", "step", "slice", "correct", "total", "accuracy",
                "measure", "value", "parameters")  # fmt: skip

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..files import write_text
+from ..runs.find import Folders, as_paths
+from ..runs.load import Run, TextRun
 from .blocks import Block, fold, page
 from .evals import evals_blocks
-from .gather import Folders, as_paths
 from .groups import families
 from .numbers import numbers_csv, numbers_data
 from .play import LeftOut, Play, Section, TextSection, load_play
 from .results_payload import of_runs, payload
-from .runs import Run, TextRun
 from .section import section_blocks
 from .summary import summarise
 from .text_section import text_blocks

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..runs.find import Folders
+from ..runs.load import MAX_LABEL, LeftOut, Run, TextRun
 from ..runs.rows import finite, one_line, writable
+from ..runs.text import mixes
+from ..suites.evaluated import Evaluated, years_of
 from ..untrusted import read_object
-from .evals import Evaluated, years_of
-from .gather import Folders, Gathered, gather
-from .runs import MAX_LABEL, LeftOut, Run, TextRun
-from .text import mixes
+from .gather import Gathered, gather
 from .words import listed
 
 MOST_TITLES = 3

@@ -6,13 +6,13 @@ scale of slices has a chart and a table of its own.
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ..runs.load import Run, TextRun
 from ..runs.rows import is_slice, primary
 from ..runs.spread import MIN_SEEDS
 from .blocks import Block, Cell, caveat, chart, difference_cell, fold, spread_cell, table, value_cell
 from .charts import final_chart, learning_curves, loss_curves, size_curves, unfinished_curves
 from .groups import grouped, name_of
 from .play import Section
-from .runs import Run, TextRun
 from .sentences import choice, verdict
 from .settings import Setting, settings, unplanned
 from .summary import (

@@ -16,10 +16,10 @@ from ..runs import statistics as seeds_statistics
 from ..runs.identity import flat
 from ..runs.identity import group as group_of
 from ..runs.intervals import wilson_interval
+from ..runs.load import Run
 from ..runs.rows import Count, Evaluation, in_order, is_slice, primary, scale_of
 from ..runs.spread import MIN_SEEDS, Spread, by_seed, spread_of
 from .groups import Group, grouped
-from .runs import Run
 from .words import score_of
 
 MIN_RATES = 3

@@ -7,10 +7,10 @@ from rich.markup import escape as escape_rich
 from rich.table import Table
 from rich.text import Text
 
+from ..runs.find import Folders
 from ..runs.rows import is_slice, plain, primary
 from ..runs.spread import Spread
 from .evals import evals_tables
-from .gather import Folders
 from .play import Play, load_play
 from .summary import Architecture, Rate, adjusted, columns_of, scales_of, slices_of, summarise
 from .text_scores import scores, scores_table

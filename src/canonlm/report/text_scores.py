@@ -9,11 +9,11 @@ from rich.table import Table
 
 from ..runs.rows import plain
 from ..runs.spread import Spread, by_seed, spread_of
+from ..runs.text import TextRun, set_names
 from .blocks import Block, Cell, spread_cell, table
 from .groups import grouped
 from .play import TextSection
 from .sentences import of_choosing
-from .text import TextRun, set_names
 from .words import Quantity, count_of, listed, percent, points, small_of
 
 MOST_NAMED = 4

@@ -9,11 +9,11 @@ from rich.markup import escape as escape_rich
 from rich.table import Table
 
 from ..runs.rows import plain
+from ..runs.text import TextRun, set_names, shape_of, tokens_of
 from .blocks import Block, Cell, caveat, cell, chart, fold, table
 from .groups import families
 from .play import TextSection
 from .section import not_planned, settings_blocks
-from .text import TextRun, set_names, shape_of, tokens_of
 from .text_scores import answer, scores_blocks
 from .words import count_of, short
 

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..runs.rows import one_line, primary
+from ..runs.rows import Evaluation, TextEvaluation, is_slice, one_line, primary, scale_of
 from ..runs.spread import Spread
 from ..runs.words import words_of
-from .runs import is_slice, scale_of
 
 if TYPE_CHECKING:
     from ..tasks import Scale, Score
 
 MAX_SHOWN = 500
 """Letters of a setting."""
+MAX_SLICES = 4  # that fit a line
 
 
 def number(value: float) -> str:
@@ -166,3 +166,19 @@ def shown(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return one_line(", ".join(map(shown, value)), MAX_SHOWN) or "none"
     return one_line(str(value), MAX_SHOWN) or "none"
+
+
+def in_words(task: str, row: Evaluation | TextEvaluation | None) -> str:
+    """`1 hop 0.93  2 hops 0.41`: the task's own scale (the mean, of more than four), and the first measure; of text
+    `loss hops 2.210`."""
+    if row is None:
+        return ""
+    if isinstance(row, TextEvaluation):
+        losses = [f"{name} {one.loss:.3f}" for name, one in row.sets.items() if one.loss is not None]
+        return "loss " + ", ".join(losses[:MAX_SLICES]) if losses else ""
+    keys = primary(row.slices)
+    parts = [f"{slice_label(task, key)} {row.slices[key].accuracy:.2f}" for key in keys]
+    if len(keys) > MAX_SLICES:
+        parts = [f"mean accuracy {row.accuracy:.2f}"]
+    parts += [f"{quantity(task, key).label} {number(value)}" for key, value in row.measures.items()][:1]
+    return "  ".join(parts)

@@ -8,23 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import expected
-from ..outside import is_reference
-from ..runs.folder import TASK, Recorded, read_config, recorded
-from ..runs.identity import ABSENT
-from ..runs.rows import Evaluation, evaluation, is_slice, one_line, scale_of, slice_key
-from ..runs.words import Named, read
-from .text import TextRun, load_text
+from canonlm.errors import expected
+from canonlm.outside import is_reference
 
-__all__ = ["LeftOut", "Run", "TextRun", "is_slice", "load_run", "read_runs", "scale_of", "slice_key", "task_of"]
+from .folder import TASK, Recorded, read_config, recorded
+from .identity import ABSENT
+from .rows import Evaluation, evaluation, one_line
+from .text import TextRun, load_text
+from .words import Named, read
 
 MAX_REASON, MAX_LABEL = 300, 300
-"""Letters of what a file says."""
+"""Max letters of texts from files."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Something that is not in the report's numbers, and why."""
+    """Something that could not be read or does not count, and why."""
 
     name: str
     reason: str

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import expected
-from ..runs.folder import Recorded, read_object, recorded
-from ..runs.rows import DAMAGE, TextEvaluation, count, finite, known_count, one_line, text_evaluation
+from canonlm.errors import expected
+
+from .folder import Recorded, read_object, recorded
+from .rows import DAMAGE, TextEvaluation, count, finite, known_count, one_line, text_evaluation
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,15 @@ def load_text(folder: Path, config: Mapping[str, Any]) -> TextRun:
     """ValueError says in one line why it cannot be read at all."""
     notes: list[str] = []
     read = read_object(folder / "data.json", notes) or {}
-    found = []
+    sources = []
     for name, source in named_sources(config).items():
         source = source if isinstance(source, dict) else {}
         noted = read.get(f"text.sources.{name}.path")
         content = noted.get("sha256") if isinstance(noted, dict) else None
         weight = source.get("weight", 1.0)
-        found.append(Source(name, one_line(str(source.get("path", ""))),
+        sources.append(Source(name, one_line(str(source.get("path", ""))),
                             float(weight) if finite(weight) else 1.0, one_line(str(content or ""))))  # fmt: skip
-    return TextRun(sources=tuple(found), **recorded(folder, config, text_evaluation, notes))
+    return TextRun(sources=tuple(sources), **recorded(folder, config, text_evaluation, notes))
 
 
 def named_sources(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How runs are getting on, read from their folders again and again while others write them.
+"""The progress of runs, read from their folders again and again while others write them.
 
 Cheap: a file that has kept its size and time is not opened, and of one that has grown only the new end is read
 (`canonlm.runs.follow`).
@@ -7,16 +7,14 @@ Cheap: a file that has kept its size and time is not opened, and of one that has
 from pathlib import Path
 from typing import NamedTuple
 
-from ..runs.folder import about, read_config, read_object
-from ..runs.follow import Followed
-from ..runs.rows import Evaluation, TextEvaluation, evaluation, primary, text_evaluation, writable
-from .gather import Folders, as_paths, configured
-from .runs import task_of
+from .find import Folders, as_paths, configured
+from .folder import about, read_config, read_object
+from .follow import Followed
+from .load import task_of
+from .rows import evaluation, text_evaluation, writable
 from .text import named_sources
-from .words import number, quantity, slice_label
 
 QUIET_SECONDS = 300.0  # without a row, after which a run is not said to be running
-MOST_SLICES = 4  # that fit a line
 
 
 class Stamp(NamedTuple):
@@ -57,12 +55,7 @@ class Watched(Followed):
         return (self.state, self.evaluation) != before
 
     @property
-    def evaluated(self) -> str:
-        """The last evaluation in words."""
-        return in_words(self.task, self.evaluation)
-
-    @property
-    def told(self) -> str:
+    def state_text(self) -> str:
         """The state in words."""
         return f"unfinished, no row for {self.quiet / 60:.0f} min" if self.state == "unfinished" else self.state
 
@@ -105,8 +98,8 @@ class Watch:
 
     def read(self, now: float) -> list[Watched]:
         """The runs of which something is new."""
-        found = {path.resolve(): (folder, path) for folder in reversed(self.folders) for path in configured(folder)}
-        for resolved, (folder, path) in found.items():
+        folders = {path.resolve(): (folder, path) for folder in reversed(self.folders) for path in configured(folder)}
+        for resolved, (folder, path) in folders.items():
             if resolved not in self._runs:
                 name = path.absolute().name
                 name = f"{folder}/{name}" if len(self.folders) > 1 and path != folder else name
@@ -123,26 +116,10 @@ class Watch:
         return bool(self.runs) and not any(run.state in ("waiting", "running") for run in self.runs)
 
 
-def in_words(task: str, row: Evaluation | TextEvaluation | None) -> str:
-    """`1 hop 0.93  2 hops 0.41`: the task's own scale (the mean, of more than four), and the first measure; of text
-    `loss hops 2.210`."""
-    if row is None:
-        return ""
-    if isinstance(row, TextEvaluation):
-        said = [f"{name} {one.loss:.3f}" for name, one in row.sets.items() if one.loss is not None]
-        return "loss " + ", ".join(said[:MOST_SLICES]) if said else ""
-    keys = primary(row.slices)
-    told = [f"{slice_label(task, key)} {row.slices[key].accuracy:.2f}" for key in keys]
-    if len(keys) > MOST_SLICES:
-        told = [f"mean accuracy {row.accuracy:.2f}"]
-    told += [f"{quantity(task, key).label} {number(value)}" for key, value in row.measures.items()][:1]
-    return "  ".join(told)
-
-
 def _stamp(path: Path) -> Stamp | None:
     """None where there is no such file."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return Stamp(found.st_ino, found.st_size, found.st_mtime)
+    return Stamp(stat.st_ino, stat.st_size, stat.st_mtime)

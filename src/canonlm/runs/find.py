@@ -1,0 +1,51 @@
+"""Run folders among other folders."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from canonlm.errors import expected
+
+Folders = str | Path | Sequence[str | Path]
+
+
+def as_paths(folders: Folders) -> list[Path]:
+    """One folder or several, each once."""
+    return list(dict.fromkeys(map(Path, [folders] if isinstance(folders, (str, Path)) else folders)))
+
+
+def run_folders(folder: str | Path) -> list[Path]:
+    """The run folders of a play folder, of a folder of runs, or the one run folder that it is. None where there are
+    only results of `canonlm eval`; ValueError where there is nothing."""
+    folder = Path(folder)
+    if is_run(folder):
+        return [folder]
+    try:
+        inside = sorted(_folders_in(folder))
+    except OSError as error:
+        raise expected("folder", f"a folder that can be read ({error.strerror})", str(folder)) from None
+    results = {path.parent for path in folder.rglob("results.json")}
+    if not inside and not results:
+        raise expected("folder", "a folder with runs or results of `canonlm eval` in it", str(folder))
+    of_results = {path for each in results for path in (each, each / "answers", *each.parents)}
+    return [path for path in inside if is_run(path) or path not in of_results]
+
+
+def plays_in(folder: Path) -> list[Path]:
+    """The play folders in a folder of them."""
+    inside = sorted(path.parent for path in folder.glob("*/runs") if not is_run(path.parent))
+    return [path for path in inside if configured(path)]
+
+
+def configured(folder: Path) -> list[Path]:
+    """The run folders that have a configuration, without a look at anything else: cheap enough to be called often."""
+    return [folder] if is_run(folder) else sorted(filter(is_run, _folders_in(folder)))
+
+
+def is_run(folder: Path) -> bool:
+    return os.path.isfile(folder / "config.yaml")  # False, and no error, where nobody may look
+
+
+def _folders_in(folder: Path) -> Iterable[Path]:
+    inside = folder / "runs" if (folder / "runs").is_dir() else folder
+    return (path for path in inside.iterdir() if path.is_dir()) if inside.is_dir() else ()
