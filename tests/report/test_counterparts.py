@@ -7,11 +7,11 @@ from functools import cache
 import polars as pl
 
 from canonlm.experiments.published import counterpart, grids, table
+from canonlm.experiments.published.names import setting_of, split_arch
+from canonlm.experiments.published.training import as_in_the_paper
 from canonlm.models.build import complete_name
 from canonlm.models.interface import Sizes
 from canonlm.recipes import load_preset
-from canonlm.report.frames import setting_of, split_arch
-from canonlm.report.training import as_in_the_paper
 from canonlm.runs.identity import flat
 from canonlm.runs.rows import slice_key
 from canonlm.runs.text import shape_of

@@ -12,14 +12,16 @@ import yaml
 from folders import evaluation, write_run
 
 from canonlm.experiments.published import curves, everything, published
+from canonlm.experiments.published.names import setting_of, split_arch
+from canonlm.experiments.published.training import as_in_the_paper
 from canonlm.experiments.tidy import SCHEMA, choose, frame, has_canon, over_seeds, paired, short_tokens
 from canonlm.models import archs
 from canonlm.recipes import load_preset
-from canonlm.report.frames import runs_curves, runs_frame, setting_of, split_arch, tokens_of
+from canonlm.report.frames import runs_curves, runs_frame
 from canonlm.report.gather import gather
 from canonlm.report.results_payload import of_runs, payload
-from canonlm.report.training import as_in_the_paper
 from canonlm.runs.identity import flat
+from canonlm.runs.text import tokens_of
 from canonlm.train.config import resolve
 
 DEPO1 = {"name": "depo", "N": 225, "K": 8, "M": 10, "name_vocab": 50, "min_name_len": 1, "max_name_len": 2}

@@ -10,11 +10,11 @@ import pytest
 from canonlm import tasks
 from canonlm.experiments.published import AVERAGES, BENCHMARKS, GROUPS, LOWER_IS_BETTER, table
 from canonlm.experiments.published.benchmarks import DIFFICULTIES
+from canonlm.experiments.published.names import setting_of
+from canonlm.experiments.published.training import as_in_the_paper
 from canonlm.experiments.tidy import MODEL, QUESTION, SCHEMA, paired
 from canonlm.recipes import find, load_preset
 from canonlm.report import published as package
-from canonlm.report.frames import setting_of
-from canonlm.report.training import as_in_the_paper
 from canonlm.runs.identity import settings
 from canonlm.train.config import resolve
 from canonlm.train.recipe import load

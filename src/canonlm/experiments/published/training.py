@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from ..experiments.published.benchmarks import DIFFICULTIES
-from ..runs.identity import NOT_IN_GROUP, NOT_IN_IDENTITY, settings
-from .frames import setting_of
+from canonlm.experiments.published.benchmarks import DIFFICULTIES
+from canonlm.experiments.published.names import setting_of
+from canonlm.runs.identity import NOT_IN_GROUP, NOT_IN_IDENTITY, settings
 
 _NEEDED = ("data.seq_len", "train.batch_size", "train.steps", "model.hidden_size", "model.num_attention_heads")
 
@@ -33,8 +33,8 @@ def as_in_the_paper(run: Mapping[str, Any]) -> bool:
 
 @cache
 def _paper(task: str, difficulty: str) -> dict[str, Any]:
-    from ..recipes import load_preset
-    from ..train.config import resolve
+    from canonlm.recipes import load_preset
+    from canonlm.train.config import resolve
 
     run = resolve({**load_preset(task, "paper", difficulty).run, "arch": "llama"})
     return settings(

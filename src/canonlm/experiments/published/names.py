@@ -1,0 +1,119 @@
+"""Our names of architectures, Canon sites, difficulties and questions, as the release and the paper write them.
+
+`counterparts` goes the other way.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from canonlm.experiments.published.benchmarks import DIFFICULTIES
+from canonlm.runs.identity import ABSENT, write
+from canonlm.runs.load import MAX_LABEL
+from canonlm.runs.rows import one_line
+
+_TITLES = {
+    **{"llama": "Llama", "gla5": "GLA5", "gdn2": "GDN2", "mamba2": "Mamba2"},
+    **{"gla": "GLA", "gdn": "GDN", "mamba2-4.1": "Mamba2(mlp)", "llama-nope": "Llama-nope"},
+}
+"""Base architectures as the release and the paper write them."""
+
+_VARIANT = {"canon_residual": "residual", "canon_frozen": "frozen", "canon_activation": "activation",
+            "canon_bias": "bias", "canon_kernel": "kernel"}  # fmt: skip
+"""Fields of a configuration, and what `canonlm.canon.sites.Variant` calls them."""
+
+_WORDS = {"residual": (False, "no-res"), "frozen": (True, "frozen"), "activation": (True, "silu"),
+          "bias": (True, "bias")}  # fmt: skip
+"""The value of a variant's field that has a word in the release, and the word."""
+
+_OF_DATA = ("bos_token_id", "eos_token_id")
+
+_ONCE = ("fda", "swde", "squad_completion")
+_TWICE = {"canonlm_fda_twice": "fda", "canonlm_swde_twice": "swde", "canonlm_squad_twice": "squad_completion"}
+"""Tasks of the harness in which the text with the answer is told once and twice."""
+
+
+def split_arch(arch: str, fields: Mapping[str, Any] | None = None) -> tuple[str, str | None]:
+    """(architecture without Canon, sites): `gla5+canon` → `GLA5`, `AbCD`; `llama+canon=AC:nores+rope=0.25` →
+    `Llama+rope=0.25`, `AC(no-res)`. Sites are None where the name says nothing to us.
+
+    fields: what a configuration sets besides the name, as earlier versions did; of Canon it goes to the sites.
+    """
+    base, *parts = arch.split("+")
+    others = sorted(part for part in parts if not re.match(r"(canon|frozen)\b", part))
+    fields = {key: value for key, value in (fields or {}).items() if key not in _OF_DATA}
+    others += [f"{key}={write(value)}" for key, value in sorted(fields.items()) if not key.startswith("canon_")]
+    plain = base.removesuffix("-conv")
+    try:
+        from canonlm.models import archs
+
+        known = archs.resolve(arch, hidden_size=1024, num_heads=16) | fields
+    except ValueError:
+        return arch, None
+    texts = dict.fromkeys(known.get("canon_sets") or [known.get("canon_set", "")])
+    return "+".join([_TITLES.get(plain, plain), *others]), ",".join(_canon_cell(text, known) for text in texts)
+
+
+def _canon_cell(text: str, fields: Mapping[str, Any]) -> str:
+    """Canon sites as the release writes them, `AC(no-res,k3)`; what it has no word for as we do, `KVOM:scaled`."""
+    from canonlm.canon.sites import Variant, parse, write
+
+    usual = Variant(**{_VARIANT[key]: fields[key] for key in _VARIANT if key in fields})
+    sites = parse(text, default=usual)
+    variants = {variant for letter, variant in sites.items() if letter != "b"}
+    if not sites or len(variants) != 1:
+        return write(sites) or "none"
+    [variant] = variants
+    if variant != replace(Variant(), **{name: getattr(variant, name) for name in _VARIANT.values()}):
+        return write(sites)
+    flags = [word for name, (value, word) in _WORDS.items() if getattr(variant, name) == value]
+    flags += [f"k{variant.kernel}"] * (variant.kernel != 4)
+    return write(dict.fromkeys(sites, Variant())) + (f"({','.join(flags)})" if flags else "")
+
+
+def setting_of(task: Mapping[str, Any]) -> str:
+    """The name of the difficulty, where it is one of the paper's, or else all settings of the task."""
+    spec = _present(task)
+    spec.pop("name", None)
+    for name, known in DIFFICULTIES.get(str(task.get("name")), {}).items():
+        if spec == _present(known):
+            return name
+    return one_line(", ".join(f"{key}={value}" for key, value in spec.items()), MAX_LABEL)
+
+
+def _present(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Later versions have more settings, which are absent unless asked for."""
+    return {key: value for key, value in settings.items() if value not in ABSENT}
+
+
+def question_of(suite: str, name: str, measure: str) -> tuple[str, str, str]:
+    """(task, slice, metric) as the published results have them."""
+    if suite == "multihop":
+        return suite, name, measure
+    if suite == "babilong":
+        return suite, name.removeprefix("babilong-"), measure
+    if suite == "harness" and name.startswith("niah_single_") and measure.isdecimal():
+        return name, f"{int(measure) / 1024:g}k", "contains"  # the harness names a needle's score by its length
+    if suite == "harness" and name in _ONCE:
+        return name, "once", measure
+    if suite == "harness" and name in _TWICE:
+        return _TWICE[name], "twice", measure
+    return name, "all", measure
+
+
+def asked_with(suite: str, settings: Mapping[str, Any]) -> str | None:
+    """What sets numbers of one name apart: the difficulty of a task; for multi-hop whether people are asked about by
+    the published distribution, in which the place in the text gives answers away."""
+    if suite == "playground" and isinstance(task := settings.get("task"), dict):
+        return setting_of(task)
+    parts = []
+    if suite == "multihop" and settings.get("published") is False:
+        parts = ["fair", *([f"{settings['people']} people"] if "people" in settings else [])]
+    if suite == "babilong" and settings.get("text") != "dataset":
+        parts = [str(settings.get("facts", "simulator"))]
+    parts += [
+        f"{key}={settings[key]}" for key in ("limit", "num_fewshot", "max_length") if settings.get(key) is not None
+    ]
+    parts += ["bos"] if settings.get("bos") else []
+    return ", ".join(parts) or None
