@@ -32,7 +32,7 @@ PHRASES = {
     r"\b(what|where (it|they)|which|that) (is|are) none\b(?! of)": "is not a",
     r"\bwhomever\b": "any",
 }
-LEFT_OUT_OF_CODE = ("src/canonlm/report/", "src/canonlm/cli/")
+LEFT_OUT_OF_CODE = ("src/canonlm/cli/",)
 CODE = {
     r"(?m)^ *(found|heard|here|laws?|least|most|said|asked|told|wanted|whole)\b(: .+)? = ": "what the variable holds",
     r'"""(Does|Is it|Of|What) ': "what the thing is or does: 'The answers of …', 'Whether …'",

@@ -1,4 +1,4 @@
-"""What pages are made of, as plain data: a page is one JSON value, which the scripts in `web` draw.
+"""The blocks of pages, as plain data: a page is one JSON value, which the scripts in `web` draw.
 
 A block is a dict with one key, its kind (`BLOCKS` in web/page.js). All text in it is shown as text.
 """
@@ -35,7 +35,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], marks: Sequence[s
 
 
 def fold(title: str, blocks: Sequence[Block], *, opened: bool = False) -> list[Block]:
-    """What is shown once its title is clicked; nothing where it would be empty."""
+    """Blocks that a click on their title shows; nothing if there are none."""
     return [{"fold": {"title": title, "blocks": blocks, "open": opened}}] if blocks else []
 
 
@@ -45,7 +45,7 @@ def chart(name: str, caption: str, drawn: Mapping[str, Any]) -> Block:
 
 
 def caveat(limits: Sequence[str]) -> list[Block]:
-    """The first of these, in a line, and how many more there are; nothing where there is none."""
+    """The first limit in a line, and the number of others; nothing if there is none."""
     if not limits:
         return []
     more = f" ({len(limits) - 1} more below.)" if len(limits) > 1 else ""
@@ -59,7 +59,7 @@ def cell(text: str, small: str = "", hint: str = "") -> Cell:
 
 
 def spread_cell(spread: Spread | None, quantity: Quantity, runs: int) -> Cell:
-    """A value with its interval below; a share is underlined as far as it goes. `runs`: how many are said beside it."""
+    """A value with its interval below; a share is underlined as far as it goes. runs: the number beside it."""
     if spread is None:
         return "–"
     small, hint = small_of(spread, quantity.say, runs), hint_of(spread, quantity.say)
@@ -67,20 +67,21 @@ def spread_cell(spread: Spread | None, quantity: Quantity, runs: int) -> Cell:
     return {"text": quantity.say(spread.mean), "small": small, "hint": hint, **share}
 
 
-def difference_cell(found: Difference | None, quantity: Quantity, pairs: int) -> Cell:
-    """A difference with its interval below. `pairs`: how many are said beside it."""
-    if found is None:
+def difference_cell(difference: Difference | None, quantity: Quantity, pairs: int) -> Cell:
+    """A difference with its interval below. pairs: the number that stands beside it."""
+    if difference is None:
         return "–"
-    interval = f"{quantity.gap(found.low)} to {quantity.gap(found.high)}" if found.low < found.high else ""
-    small = interval or ("no interval" if found.pairs < MIN_SEEDS else "all equal")
-    count = count_of(found.pairs, "pair")
-    least, most = quantity.gap(min(found.values)), quantity.gap(max(found.values))
-    hint = f"{count} of runs" + (f", from {least} to {most}" if least != most else "")
-    return cell(quantity.gap(found.mean), f"{small}, {count}" if found.pairs != pairs else small, hint)
+    small = "no interval" if difference.pairs < MIN_SEEDS else "all equal"
+    if difference.low < difference.high:
+        small = f"{quantity.gap(difference.low)} to {quantity.gap(difference.high)}"
+    count = count_of(difference.pairs, "pair")
+    low, high = quantity.gap(min(difference.values)), quantity.gap(max(difference.values))
+    hint = f"{count} of runs" + (f", from {low} to {high}" if low != high else "")
+    return cell(quantity.gap(difference.mean), f"{small}, {count}" if difference.pairs != pairs else small, hint)
 
 
 def value_cell(row: Evaluation | None, key: str, quantity: Quantity) -> Cell:
-    """What one run scored: an accuracy with its counts and its 95 % interval, or a measure."""
+    """The score of one run: an accuracy with its counts and its 95 % interval, or a measure."""
     value = row.value(key) if row else None
     if row is None or value is None:
         return "–"

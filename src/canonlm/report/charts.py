@@ -1,7 +1,7 @@
 """The charts of runs on tasks, as data that `web/chart.js` draws; its first lines say what a chart consists of.
 
 What differs between tasks (slices of which scale, a measure or an accuracy, linear or logarithmic) is in `words`;
-a chart is given keys, and asks `quantity` what they are.
+a chart gets keys, and `quantity` describes them.
 """
 
 import math
@@ -33,17 +33,17 @@ def learning_curves(archs: Sequence[Architecture], keys: Sequence[str], chance: 
     last = max((row.step for a in shown if a.best for run in a.best.runs for row in run.evals), default=1)
     panels, series = [], []
     for place, key in enumerate(keys):
-        asked = quantity(shown[0].task, key)
+        column = quantity(shown[0].task, key)
         bounds = {number(bound): bound for a in shown for bound in _bounds(a, key)}
         if key in chance:
             hint = f"guessing scores {percent(chance[key])}"
             series.append(level(GUESS, [0, last], [chance[key]] * 2, hint, "dot", place))
         for text, bound in bounds.items():
-            series.append(level(BOUND, [0, last], [bound] * 2, f"at most {text} {asked.label}", "dash", place))
-        curves = [one | {"panel": place} for a in shown for one in _curves(a, key, asked.label)]
+            series.append(level(BOUND, [0, last], [bound] * 2, f"at most {text} {column.label}", "dash", place))
+        curves = [one | {"panel": place} for a in shown for one in _curves(a, key, column.label)]
         drawn = [value for one in curves for value in one["y"]]
-        y = {"share": True} if is_slice(key) else _extent(drawn, [*bounds.values()], asked.log)
-        panels.append({"title": asked.label, "x": steps_axis(last), "y": y})
+        y = {"share": True} if is_slice(key) else _extent(drawn, [*bounds.values()], column.log)
+        panels.append({"title": column.label, "x": steps_axis(last), "y": y})
         series += curves
     return {"columns": 4 if all(map(is_slice, keys)) else 2, "panels": panels, "series": series}
 
@@ -100,8 +100,8 @@ def size_curves(archs: Sequence[Architecture]) -> Chart:
     bounds = sorted({(a.parameters or 0, bound) for a in shown for bound in _bounds(a, score)})
     if bounds:
         hint = [f"{short(size)} parameters: at most {say(bound)} {label}" for size, bound in bounds]
-        sizes, most = zip(*bounds, strict=True)
-        series.append(level(BOUND, sizes, most, hint, "dash", 0))
+        sizes, limits = zip(*bounds, strict=True)
+        series.append(level(BOUND, sizes, limits, hint, "dash", 0))
     # Both axes logarithmic: there, the same bits among more parameters are a straight line. They show all runs; an
     # interval over two runs can be far longer and then leaves the chart.
     drawn = [value for a in shown if a.best and a.best.score for value in a.best.score.values]
@@ -111,12 +111,12 @@ def size_curves(archs: Sequence[Architecture]) -> Chart:
     floor = 10 ** (y["range"][0] - 1) if y.get("log") else -math.inf
     for family in dict.fromkeys(a.family for a in shown):
         members = sorted((a for a in shown if a.family == family), key=lambda a: a.parameters or 0)
-        found = [(a, a.best, a.best.score) for a in members if a.best and a.best.score]
+        points = [(a, a.best, a.best.score) for a in members if a.best and a.best.score]
         series.append({
             "panel": 0, "kind": "bold", "name": family, "look": family,
-            "x": [a.parameters for a, _, _ in found], "y": [s.mean for _, _, s in found],
-            **whiskers([s for _, _, s in found], floor),
-            "hover": [f"{a.arch}\n{_about(s, say)}\nlearning rate {best.lr:g}" for a, best, s in found],
+            "x": [a.parameters for a, _, _ in points], "y": [s.mean for _, _, s in points],
+            **whiskers([s for _, _, s in points], floor),
+            "hover": [f"{a.arch}\n{_about(s, say)}\nlearning rate {best.lr:g}" for a, best, s in points],
         })  # fmt: skip
     x = {"title": "parameters", "log": True, "format": "~s"}
     return {"height": 280, "panels": [{"title": "", "x": x, "y": {"title": label, **y}}], "series": series}
@@ -187,7 +187,7 @@ def _hover(run: Run, key: str, a: Architecture, title: str) -> list[str]:
 
 
 def _mean(runs: Sequence[Run], key: str, a: Architecture, title: str) -> tuple[list[int], list[float], list[str]]:
-    """Only at steps at which every run was evaluated: a mean over changing runs would draw jumps that never were."""
+    """The mean at steps at which every run was evaluated: a mean over changing runs has jumps that no run has."""
     by_run = [(run.seed, {row.step: value for row, value in _rows(run, key)}) for run in runs]
     steps = sorted(set.intersection(*(set(values) for _, values in by_run)))
     seeds = [by_seed((seed, values[step]) for seed, values in by_run) for step in steps]
@@ -205,9 +205,9 @@ def _about(spread: Spread, say: Callable[[float], str]) -> str:
 
 
 def _bounds(a: Architecture, key: str) -> list[float]:
-    """What the measure can reach with this architecture, where anything bounds it."""
-    found = [at_most(run, key) for run in (a.best.runs if a.best and not is_slice(key) else ())]
-    return [bound for bound in found[:1] if bound is not None and bound > 0]
+    """The bound of the measure for this architecture, if there is one."""
+    bounds = [at_most(run, key) for run in (a.best.runs if a.best and not is_slice(key) else ())]
+    return [bound for bound in bounds[:1] if bound is not None and bound > 0]
 
 
 def _extent(values: Sequence[float], bounds: Sequence[float], log: bool) -> dict[str, Any]:

@@ -106,12 +106,12 @@ def markdown(entries: Sequence[Claim]) -> str:
             parts += [f"| {each.id} | {_cell(each.text)} | {_cell(each.reason)} |" for each in of_state]
         else:
             parts += ["| | claim | estimate, 95 % interval | the paper | evidence |", "|---|---|---|---|---|"]
-            parts += [f"| {each.id} | {_said(each)} |" for each in of_state]
+            parts += [f"| {each.id} | {_cells(each)} |" for each in of_state]
         parts.append("")
     return "\n".join(parts)
 
 
-def _said(claim: Claim) -> str:
+def _cells(claim: Claim) -> str:
     estimates = "<br>".join(f"{_cell(each.what)}: **{each}**" for each in claim.estimates)
     text = _cell(claim.text) + (f"<br>*{_cell(claim.reason)}*" if claim.reason else "")
     evidence = "; ".join([claim.source, *_facts(claim)])

@@ -37,30 +37,30 @@ def value(score: Mapping[str, Any]) -> str:
 
 
 def suites(evaluated: Sequence[Evaluated]) -> Iterator[tuple[str, list[Evaluated]]]:
-    """Each suite, and the models that were asked it."""
+    """Each suite, with the models that it evaluated."""
     for suite in dict.fromkeys(entry["suite"] for one in evaluated for entry in one.entries):
         yield suite, [one for one in evaluated if any(entry["suite"] == suite for entry in one.entries)]
 
 
 def rows(evaluated: Sequence[Evaluated], suite: str) -> list[tuple[str, str, list[str]]]:
-    """(name, measure, value of each model or "–"). Where the same name was asked with several settings, by one model or
-    by two, they are rows of their own, and the name tells in what they differ."""
-    asked: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
+    """(name, measure, value of each model or "–"). A name with several settings, in one model or in two, has rows for
+    each of them, and the name then shows the difference."""
+    entries_by_question: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
     for place, one in enumerate(evaluated):
         for entry in one.entries:
             if entry["suite"] == suite:
-                asked.setdefault((entry["name"], _noted(entry)), {})[place] = entry
-    found = []
-    for (name, noted), entries in asked.items():
-        others = [json.loads(other) for other_name, other in asked if other_name == name]
-        told = name + _difference(json.loads(noted), others)
+                entries_by_question.setdefault((entry["name"], _noted(entry)), {})[place] = entry
+    lines = []
+    for (name, noted), entries in entries_by_question.items():
+        others = [json.loads(other) for other_name, other in entries_by_question if other_name == name]
+        title = name + _difference(json.loads(noted), others)
         cells = {
             place: {score["measure"]: value(score) for score in entry["scores"] if not score["slice"]}
             for place, entry in entries.items()
         }
         for measure in dict.fromkeys(measure for cell in cells.values() for measure in cell):
-            found.append((told, measure, [cells.get(place, {}).get(measure, "–") for place in range(len(evaluated))]))
-    return found
+            lines.append((title, measure, [cells.get(place, {}).get(measure, "–") for place in range(len(evaluated))]))
+    return lines
 
 
 def _noted(entry: Mapping[str, Any]) -> str:
@@ -70,21 +70,21 @@ def _noted(entry: Mapping[str, Any]) -> str:
 def _difference(settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
     """` (people=3)`"""
     keys = [key for key in settings if any(other.get(key) != settings[key] for other in others)]
-    told = ", ".join(f"{key}={shown(settings[key])}" for key in keys)
-    return f" ({one_line(told, MAX_LABEL)})" if keys else ""
+    parts = ", ".join(f"{key}={shown(settings[key])}" for key in keys)
+    return f" ({one_line(parts, MAX_LABEL)})" if keys else ""
 
 
 def evals_tables(evaluated: Sequence[Evaluated]) -> Iterator[Table]:
     """For the terminal: a table per suite, a column per model."""
-    for suite, here in suites(evaluated):
+    for suite, models in suites(evaluated):
         table = Table(
             title=escape_rich(f"\n{SUITES.get(suite, (suite, ''))[0]}"), title_justify="left", title_style="bold"
         )
         table.add_column("asked")
         table.add_column("measure")
-        for one in here:
+        for one in models:
             table.add_column(escape_rich(plain(one.label)), justify="right", overflow="fold")
-        for name, measure, cells in rows(here, suite):
+        for name, measure, cells in rows(models, suite):
             table.add_row(escape_rich(plain(name)), escape_rich(plain(measure)), *cells)
         yield table
 
@@ -92,10 +92,10 @@ def evals_tables(evaluated: Sequence[Evaluated]) -> Iterator[Table]:
 def evals_blocks(evaluated: Sequence[Evaluated], *, opened: bool) -> list[Block]:
     """For the page: what is behind a title, for each suite."""
     blocks = []
-    for suite, here in suites(evaluated):
+    for suite, models in suites(evaluated):
         title, about = SUITES.get(suite, (suite, ""))
-        body: list[list[Cell]] = [[name, measure, *cells] for name, measure, cells in rows(here, suite)]
-        shown = table(["asked", "measure", *(one.label for one in here)], body, kind="models")
-        note = f"{count_of(len(here), 'model')}. {about} ± is one standard error."
+        body: list[list[Cell]] = [[name, measure, *cells] for name, measure, cells in rows(models, suite)]
+        shown = table(["asked", "measure", *(one.label for one in models)], body, kind="models")
+        note = f"{count_of(len(models), 'model')}. {about} ± is one standard error."
         blocks += fold(title, [{"note": note}, shown], opened=opened)
     return blocks

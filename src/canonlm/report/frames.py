@@ -1,6 +1,6 @@
-"""Run folders in, rows of `canonlm.experiments.tidy` out: what runs scored at last, and on the way.
+"""Run folders in, rows of `canonlm.experiments.tidy` out: final scores, and scores during training.
 
-Nothing here trusts a file: what cannot be read, or has not finished, is left out and named.
+No file is trusted: what cannot be read, or has not finished, is left out and named.
 """
 
 import math
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..experiments.published.benchmarks import LOWER_IS_BETTER, PERCENT
-from ..experiments.published.names import asked_with, question_of, setting_of, split_arch
+from ..experiments.published.names import question_of, setting_of, setting_of_suite, split_arch
 from ..experiments.tidy import QUESTION, frame, short_size
 from ..runs.folder import read_config
 from ..runs.identity import NOT_IN_GROUP, NOT_IN_IDENTITY, flat, what_differs
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 _SEEN = (*NOT_IN_IDENTITY, *NOT_IN_GROUP, "arch", "task", "text", "train.steps", "model.fields", "model.matched")
-"""What other columns of the frame tell: `tokens` is the length."""
+"""Settings that other columns of the frame hold: `tokens` has the length."""
 
 
 def runs_frame(folders: Iterable[str | Path]) -> "tuple[pl.DataFrame, list[LeftOut]]":
-    """Final accuracies, measures and losses of runs, and everything that `canonlm eval` has found.
+    """Final accuracies, measures and losses of runs, and all results of `canonlm eval`.
 
     folders: runs, folders of runs, play folders, folders of results of `canonlm eval`.
 
@@ -44,8 +44,8 @@ def runs_frame(folders: Iterable[str | Path]) -> "tuple[pl.DataFrame, list[LeftO
 
 
 def runs_curves(folders: Iterable[str | Path]) -> "tuple[pl.DataFrame, list[LeftOut]]":
-    """Every evaluation during training and every recorded training loss, running and crashed runs included; `tokens` is
-    how many had been seen. Otherwise as `runs_frame`."""
+    """Every evaluation during training and every recorded training loss, running and crashed runs included; `tokens`:
+    seen so far. Otherwise as `runs_frame`."""
     return curves(gather(list(folders)))
 
 
@@ -55,43 +55,43 @@ def runs_settings(folders: Iterable[str | Path]) -> dict[str, dict[str, Any]]:
     return settings(gather(list(folders)))
 
 
-def finals(found: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]":
-    """`runs_frame` of what was read already."""
-    found = list(found)
-    about = _about(found)
+def finals(gathered: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]":
+    """`runs_frame` of gathered runs."""
+    gathered = list(gathered)
+    about = _about(gathered)
     rows: list[Row] = []
     left_out: list[LeftOut] = []
-    for one in found:
+    for one in gathered:
         finals: dict[str, set[tuple[Any, ...]]] = {}
-        asked = {part for each in one.evaluated.values() for part in _parts(each, one.folder)}
-        # What was asked of a run afterwards is shown, whatever its own files say.
-        left_out += [entry for entry in one.left_out if not (_asked_only(entry) and Path(entry.name).name in asked)]
+        parts = {part for each in one.evaluated.values() for part in _parts(each, one.folder)}
+        # Results of `canonlm eval` are shown even if the run's own files have no numbers.
+        left_out += [entry for entry in one.left_out if not (_has_no_numbers(entry) and Path(entry.name).name in parts)]
         for name, run in one.runs.items():
             if run.result is None:
                 left_out.append(LeftOut(run.name, "; ".join([f"{run.state}: no final result", *run.notes])))
             else:
                 final = list(_of_evaluation(run.result.final, run.config, about[run.name]))
-                finals[name] = {_asked(row) for row in final}
+                finals[name] = {_question(row) for row in final}
                 rows += final
                 left_out += _damage(run)
         for name, each in one.evaluated.items():
             known = set().union(*(finals.get(part, set()) for part in _parts(each, one.folder)))
             try:
                 for row in list(_of_evaluated(each, name, one.folder)):
-                    again = {"setting": f"{row['setting']}, asked again"} if _asked(row) in known else {}
-                    rows.append(row | again)  # other questions of the same kind: no second pair of the run
+                    again = {"setting": f"{row['setting']}, asked again"} if _question(row) in known else {}
+                    rows.append(row | again)  # a second answer to the same question makes no second pair of the run
             except DAMAGE as error:
                 left_out.append(LeftOut(name, f"not readable: {type(error).__name__}: {error}"))
     return frame(rows), left_out
 
 
-def curves(found: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]":
-    """`runs_curves` of what was read already."""
-    found = list(found)
-    about = _about(found)
+def curves(gathered: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]":
+    """`runs_curves` of gathered runs."""
+    gathered = list(gathered)
+    about = _about(gathered)
     rows: list[Row] = []
     left_out: list[LeftOut] = []
-    for one in found:
+    for one in gathered:
         left_out += one.left_out
         for run in one.runs.values():
             for row in run.evals:
@@ -105,21 +105,21 @@ def curves(found: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]":
     return frame(rows), left_out
 
 
-def settings(found: Iterable[Gathered]) -> dict[str, dict[str, Any]]:
-    """`runs_settings` of what was read already."""
+def settings(gathered: Iterable[Gathered]) -> dict[str, dict[str, Any]]:
+    """`runs_settings` of gathered runs."""
     known = {}
-    for run in (run for one in found for run in one.runs.values()):
+    for run in (run for one in gathered for run in one.runs.values()):
         size = run.result.num_parameters if run.result else None
         known[run.name] = flat(run.config) | ({} if size is None else {"parameters": size})
     return known
 
 
-def _asked_only(entry: LeftOut) -> bool:
+def _has_no_numbers(entry: LeftOut) -> bool:
     return entry.reason.startswith(("text", "nothing recorded yet"))
 
 
 def _parts(one: Evaluated, folder: Path) -> tuple[str, ...]:
-    """Of which one is the name of the run that was asked."""
+    """Names, of which one is that of the evaluated run."""
     return folder.name, *one.label.split("/")
 
 
@@ -128,10 +128,10 @@ def _damage(run: Run | TextRun) -> list[LeftOut]:
     return [LeftOut(f"part of {run.name}", "; ".join(damage))] if damage else []
 
 
-def _about(found: Iterable[Gathered]) -> dict[str, Row]:
-    """By the name of each run whose numbers they are, and the task. Where runs of one architecture, size and task
-    differ in more than Canon layers, length, rate and seed, the architecture says in what."""
-    runs = [run for one in found for run in one.runs.values()]
+def _about(gathered: Iterable[Gathered]) -> dict[str, Row]:
+    """The columns of model and task, by the name of the run. If runs of one architecture, size and task differ in more
+    than Canon layers, length, rate and seed, the architecture names the difference."""
+    runs = [run for one in gathered for run in one.runs.values()]
     tasks = tasks_of(runs)
     rows: dict[str, Row] = {}
     alike: dict[tuple[Any, ...], list[Run | TextRun]] = {}
@@ -160,7 +160,7 @@ def tasks_of(runs: Sequence[Run | TextRun]) -> dict[str, tuple[str, str]]:
     return tasks
 
 
-def _asked(row: Row) -> tuple[Any, ...]:
+def _question(row: Row) -> tuple[Any, ...]:
     return tuple(row.get(key) for key in QUESTION)
 
 
@@ -196,7 +196,7 @@ def scores_of(one: Evaluated) -> Iterator[tuple[Mapping[str, Any], Row, tuple[st
     """Each score with its entry and its (task, setting, slice, metric)."""
     for entry in one.entries:
         suite = entry["suite"]
-        setting = asked_with(suite, entry["settings"])
+        setting = setting_of_suite(suite, entry["settings"])
         for score in entry["scores"]:
             task, slice, metric = question_of(suite, entry["name"], score["measure"])
             key = one_line(slice_key(score["slice"]))
@@ -206,7 +206,7 @@ def scores_of(one: Evaluated) -> Iterator[tuple[Mapping[str, Any], Row, tuple[st
 
 
 def _of_model(one: Evaluated, name: str, folder: Path) -> Row:
-    """What is known of an evaluated model: from its run, or because it is a published one, or from its results."""
+    """The columns of an evaluated model: from its run, from the published settings, or from its results."""
     source = Path(str(one.model.get("source", "")))
     about: Row = {"source": "yours", "model": name, "size": short_size(one.model.get("parameters"))}
     if source.name in _settings():

@@ -1,4 +1,4 @@
-"""Folders in: the runs and the results of `canonlm eval` in them, each once, under names that tell them apart."""
+"""Folders in: the runs and the results of `canonlm eval` in them, each once, with unique names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ from ..suites.evaluated import Evaluated, load_evaluated
 
 @dataclass(frozen=True)
 class Gathered:
-    """What is in one folder. `runs`: by the names of their folders, under the names that they go by among all that was
-    gathered; `evaluated`: by such a name, with the label that it has in its folder."""
+    """The content of one folder. `runs`: by the names of their folders, with names that are unique among all gathered
+    runs; `evaluated`: by such a name, with the label in its folder."""
 
     folder: Path
     runs: dict[str, Run | TextRun]
@@ -24,23 +24,23 @@ class Gathered:
 def gather(folders: Folders) -> list[Gathered]:
     """A run that lies in two of the folders counts for the first. Runs, and results, of one name in two folders get the
     folder before it; the play folders in a folder are folders of their own. ValueError: a folder with neither."""
-    found: list[Gathered] = []
+    gathered: list[Gathered] = []
     seen: set[Path] = set()
     plays = {each: plays_in(each) for each in as_paths(folders)}
     for folder in dict.fromkeys(part for each, inside in plays.items() for part in (*inside, each)):
         seen.update(play.resolve() for play in plays.get(folder, ()))  # they are not runs of this folder
-        fresh = [path for path in run_folders(folder) if _first(path, seen)]
+        fresh = [path for path in run_folders(folder) if _is_new(path, seen)]
         runs, left_out = read_runs(fresh)
         evaluated, unreadable = load_evaluated(folder)
-        asked = [one for one in evaluated if _first(one.path, seen)]
+        fresh_results = [one for one in evaluated if _is_new(one.path, seen)]
         itself = f"{folder.absolute().name}/" if is_run(folder) else ""
-        here = {writable(f"{itself}{one.label}"): one for one in asked}
-        if fresh or here or not plays.get(folder):
-            found.append(Gathered(folder, {run.name: run for run in runs}, here, [*left_out, *unreadable]))
-    return [_told_apart(one, [other for other in found if other is not one]) for one in found]
+        results = {writable(f"{itself}{one.label}"): one for one in fresh_results}
+        if fresh or results or not plays.get(folder):
+            gathered.append(Gathered(folder, {run.name: run for run in runs}, results, [*left_out, *unreadable]))
+    return [_with_unique_names(one, [other for other in gathered if other is not one]) for one in gathered]
 
 
-def _told_apart(one: Gathered, others: Sequence[Gathered]) -> Gathered:
+def _with_unique_names(one: Gathered, others: Sequence[Gathered]) -> Gathered:
     if not others:
         return one
     theirs = {name for other in others for name in (*other.runs, *other.evaluated)}
@@ -53,7 +53,7 @@ def _told_apart(one: Gathered, others: Sequence[Gathered]) -> Gathered:
     )
 
 
-def _first(path: Path, seen: set[Path]) -> bool:
+def _is_new(path: Path, seen: set[Path]) -> bool:
     resolved = path.resolve()
     new = resolved not in seen
     seen.add(resolved)

@@ -1,4 +1,4 @@
-"""Which runs repeat one experiment, and what to call them where several are shown together.
+"""Groups of runs that repeat one experiment, and their names on a page.
 
 A group is `canonlm.runs.identity.group`: all runs of one configuration but for the learning rate and the seed. Its name
 is that of the architecture. Where several groups have one architecture, the name says what differs between them.
@@ -32,8 +32,8 @@ class Group(Generic[R]):
     def matched(self) -> str:
         """`intermediate_size 341 → 352`: what was adjusted so that all architectures have as many parameters."""
         model = self.runs[0].config.get("model")
-        found = model.get("matched") if isinstance(model, Mapping) else None
-        pairs = found.items() if isinstance(found, Mapping) else ()
+        adjusted = model.get("matched") if isinstance(model, Mapping) else None
+        pairs = adjusted.items() if isinstance(adjusted, Mapping) else ()
         return ", ".join(f"{key} {' → '.join(map(write, pair))}" for key, pair in pairs if isinstance(pair, list))
 
 
@@ -50,7 +50,7 @@ def name_of(groups: Sequence[Group[R]], run: R) -> str:
 
 
 def families(runs: Sequence[R]) -> list[str]:
-    """Of every run the name without the size."""
+    """The name without the size, for every run."""
     by_run = {id(run): one.family for one in grouped(runs) for run in one.runs}
     return [by_run[id(run)] for run in runs]
 

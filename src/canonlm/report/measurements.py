@@ -92,11 +92,11 @@ def load_runs(folders: Folders = "runs", *, settings: Sequence[str] = ()) -> "pl
 
 def _about(runs: Sequence[Run | TextRun]) -> dict[str, Row]:
     tasks = tasks_of(runs)
-    found = {}
+    about = {}
     for run in runs:
         parameters = run.result.num_parameters if run.result else None
-        found[run.name] = (run.name, run.state, *tasks[run.name], run.arch, parameters, run.lr, run.seed)
-    return found
+        about[run.name] = (run.name, run.state, *tasks[run.name], run.arch, parameters, run.lr, run.seed)
+    return about
 
 
 def _of_run(run: Run | TextRun) -> Iterator[Row]:

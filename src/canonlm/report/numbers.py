@@ -1,4 +1,4 @@
-"""The numbers alone: everything that was evaluated, as CSV and as the data inside the page."""
+"""The numbers alone: every evaluation, as CSV and as the data inside the page."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -32,12 +32,12 @@ def numbers_csv(play: Play) -> str:
         for trained in text.runs:
             size = trained.result.num_parameters if trained.result else None
             about = [text.heading, trained.name, trained.arch, trained.lr, trained.seed, trained.state]
-            for kind, asked in _rows(trained):
-                for name, found in asked.sets.items():
-                    for measure, number in (("loss", found.loss), ("bits_per_byte", found.bits_per_byte)):
+            for kind, evaluation in _rows(trained):
+                for name, of_set in evaluation.sets.items():
+                    for measure, number in (("loss", of_set.loss), ("bits_per_byte", of_set.bits_per_byte)):
                         if number is not None:
-                            told = [kind, asked.step, name, "", found.tokens, "", measure, number]
-                            rows.append([*about, *told, size])
+                            cells = [kind, evaluation.step, name, "", of_set.tokens, "", measure, number]
+                            rows.append([*about, *cells, size])
     return write_rows(rows)
 
 
@@ -80,6 +80,6 @@ def _about(run: Recorded[Any]) -> dict[str, Any]:
 
 
 def _evaluation(row: Evaluation) -> dict[str, Any]:
-    """`measures` only where there are any, so that the rows of other tasks read as they always did."""
+    """`measures` only where there are any, so that rows of other tasks stay as they were."""
     slices = {key: [count.correct, count.total] for key, count in row.slices.items()}
     return {"step": row.step, "slices": slices} | ({"measures": dict(row.measures)} if row.measures else {})

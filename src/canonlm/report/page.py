@@ -19,7 +19,7 @@ from .text_section import text_blocks
 from .theme import looks
 from .words import count_of, listed, sentence
 
-MOST_NAMES = 3
+MAX_NAMES = 3
 
 
 def write_report(folders: Folders, out: str | Path | None = None) -> Path:
@@ -49,22 +49,22 @@ def render(play: Play, *, live: bool = False) -> str:
     styles = looks([*(a.family for a in archs), *of_text, *(a.arch for a in archs)])
     parts = [(section.heading, section_blocks(section, number)) for number, section in enumerate(play.sections)]
     parts += [(section.heading, text_blocks(section, number)) for number, section in enumerate(play.texts)]
-    blocks: list[Block] = [{"section": {"title": title if len(parts) > 1 else "", "blocks": found}}
-                           for title, found in parts]  # fmt: skip
+    blocks: list[Block] = [{"section": {"title": title if len(parts) > 1 else "", "blocks": of_part}}
+                           for title, of_part in parts]  # fmt: skip
     if not play.runs and not play.evaluated:
         blocks.append({"answer": "There is nothing to show yet: no run has recorded anything."})
     blocks += evals_blocks(play.evaluated, opened=not parts)
     shown = of_runs(play.gathered)
     paper = len(shown.numbers.filter(source="paper")) > 0
     blocks += fold("Beside the paper's numbers, cell by cell", [{"view": "grids"}] if paper else [])
-    blocks += _again(play)
+    blocks += _closing(play)
     results = {"results": payload(shown)} if paper else {}
     return page(title_of(play), _facts(play, play.runs), blocks, styles, views=("results", "grids") if paper else (),
                 numbers=numbers_data(play), written=round(time.time()) if live else None, **results)  # fmt: skip
 
 
 def title_of(play: Play) -> str:
-    """That of `play.json`, or else the question that the runs answer: `Depo, tiny: llama against llama+canon`."""
+    """The title of `play.json`, or else the question that the runs answer: `Depo, tiny: llama against llama+canon`."""
     parts: list[Section | TextSection] = [*play.sections, *play.texts]
     if play.title or not parts:
         return play.title or listed([one.folder.resolve().name for one in play.gathered])
@@ -72,8 +72,8 @@ def title_of(play: Play) -> str:
     archs = list(dict.fromkeys(run.arch for part in parts for run in part.runs))
     first, *others = archs
     who = f"{first} against {listed(others)}" if others else first
-    who = who if len(archs) <= MOST_NAMES else count_of(len(archs), "architecture")
-    return f"{listed(names) if len(names) <= MOST_NAMES else count_of(len(names), 'task')}: {who}"
+    who = who if len(archs) <= MAX_NAMES else count_of(len(archs), "architecture")
+    return f"{listed(names) if len(names) <= MAX_NAMES else count_of(len(names), 'task')}: {who}"
 
 
 def _task(heading: str, runs: Sequence[Run | TextRun]) -> str:
@@ -97,7 +97,7 @@ def _facts(play: Play, runs: Sequence[Run | TextRun]) -> list[str]:
     return facts
 
 
-def _again(play: Play) -> list[Block]:
+def _closing(play: Play) -> list[Block]:
     remarks = [LeftOut(run.name, "; ".join(_remarks(run))) for run in play.runs if _remarks(run)]
     left_out = [f"{entry.name}: {entry.reason}" for entry in (*play.left_out, *remarks)]
     unknown = "The command was not recorded; the config.yaml of each run holds all its settings."

@@ -14,7 +14,7 @@ from ..untrusted import read_object
 from .gather import Gathered, gather
 from .words import listed
 
-MOST_TITLES = 3
+MAX_TITLES = 3
 MAX_COMMAND = 20_000  # letters
 
 
@@ -38,7 +38,7 @@ class Section:
 
 @dataclass(frozen=True)
 class TextSection:
-    """Runs on the same text. `mix` is what it is called; `years`: by run and question, (share right, questions)."""
+    """Runs on the same text. `mix`: its name; `years`: by run and question, (share right, questions)."""
 
     mix: str
     runs: tuple[TextRun, ...]
@@ -69,35 +69,35 @@ class Play:
 def load_play(folders: Folders) -> Play:
     """Read `play.json` and all runs of a folder, or of several: sections of one task with equal settings, from two
     folders, become one. Raises ValueError for a folder in which there is no run folder at all."""
-    found = gather(folders)
+    gathered = gather(folders)
     plays, sections, left_out = [], [], []
-    for one in found:
-        before = f"{one.folder}/" if len(found) > 1 else ""
+    for one in gathered:
+        before = f"{one.folder}/" if len(gathered) > 1 else ""
         left_out += one.left_out
-        play, here, missing = _sections(one)
+        play, in_folder, missing = _sections(one)
         plays.append(play)
-        sections.append(here)
+        sections.append(in_folder)
         left_out += [LeftOut(writable(before + entry.name), entry.reason) for entry in missing]
-    texts = [run for one in found for run in one.runs.values() if isinstance(run, TextRun)]
+    texts = [run for one in gathered for run in one.runs.values() if isinstance(run, TextRun)]
     texts.sort(key=lambda run: (run.arch, run.lr, run.seed))
-    asked = {name: one for each in found for name, one in each.evaluated.items()}
-    titles = list(dict.fromkeys(title for play in plays if (title := _said(play, "title"))))
-    commands = dict.fromkeys(command for play in plays if (command := _said(play, "command")))
+    evaluated = {name: one for each in gathered for name, one in each.evaluated.items()}
+    titles = list(dict.fromkeys(title for play in plays if (title := _text_of(play, "title"))))
+    commands = dict.fromkeys(command for play in plays if (command := _text_of(play, "command")))
     return Play(
-        title=listed(titles) if 0 < len(titles) <= MOST_TITLES else "",
+        title=listed(titles) if 0 < len(titles) <= MAX_TITLES else "",
         command="\n".join(commands),
         sections=_merged(sections),
         left_out=tuple(left_out),
         evaluated=tuple(
-            replace(one, label=name) if len(found) > 1 else one
-            for each in found
+            replace(one, label=name) if len(gathered) > 1 else one
+            for each in gathered
             for name, one in each.evaluated.items()
         ),
         texts=tuple(
-            TextSection(name, tuple(group), {run.name: years_of(asked, run.name) for run in group})
+            TextSection(name, tuple(group), {run.name: years_of(evaluated, run.name) for run in group})
             for name, group in mixes(texts).items()
         ),
-        gathered=tuple(found),
+        gathered=tuple(gathered),
     )
 
 
@@ -124,7 +124,7 @@ def _read(path: Path, left_out: list[LeftOut]) -> dict[str, Any]:
         return {}
 
 
-def _said(raw: Mapping[str, Any], key: str) -> str:
+def _text_of(raw: Mapping[str, Any], key: str) -> str:
     value = raw.get(key)
     if not isinstance(value, str):
         return ""
@@ -149,7 +149,7 @@ def _listed(
         named.update(names)
         members = tuple(runs[name] for name in names if name in runs)
         if members:
-            sections.append(Section(_said(raw, "heading"), _said(raw, "text"), members, _chance(raw)))
+            sections.append(Section(_text_of(raw, "heading"), _text_of(raw, "text"), members, _chance(raw)))
     left_out += [LeftOut(name, "not listed in play.json") for name in runs if name not in named]
     return sections
 
@@ -167,7 +167,7 @@ def _by_task(section: Section) -> list[Section]:
 
 
 def _merged(folders: Sequence[Sequence[Section]]) -> tuple[Section, ...]:
-    """Each section of a later folder joins the first one, of an earlier folder, that asks exactly the same."""
+    """Each section of a later folder joins the first one of an earlier folder with the same task and settings."""
     merged: list[Section] = []
     for sections in folders:
         earlier = {section.task_label: place for place, section in reversed(list(enumerate(merged)))}
@@ -181,7 +181,7 @@ def _merged(folders: Sequence[Sequence[Section]]) -> tuple[Section, ...]:
     labels: dict[str, set[str]] = {}
     for section in merged:
         labels.setdefault(section.heading, set()).add(section.task_label)
-    return tuple(  # a heading was clear in its own folder, and need not be beside another folder's
+    return tuple(  # a heading that is clear in its own folder need not be clear beside another folder's
         replace(section, heading=_with_settings(section)) if len(labels[section.heading]) > 1 else section
         for section in merged
     )

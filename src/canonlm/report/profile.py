@@ -37,8 +37,8 @@ def _headline(profile: Profile, place: int) -> str:
     words = {"higher": "better on", "lower": "worse on", "alike": "no difference shown on"}
     for label, each in results:
         groups[words[each.state] if each.seeds >= profile.needed else "undecided on"].append(label)
-    told = [f"{words} {_names(labels)}" for words, labels in groups.items() if labels or words != "undecided on"]
-    return f"{arch} against {first}: {', '.join(told)}{missing}."
+    parts = [f"{words} {_names(labels)}" for words, labels in groups.items() if labels or words != "undecided on"]
+    return f"{arch} against {first}: {', '.join(parts)}{missing}."
 
 
 def _names(labels: Sequence[str]) -> str:
@@ -114,7 +114,7 @@ def _plain(difference: float) -> str:
 
 
 def caveats(profile: Profile) -> list[str]:
-    """What a careful reader would hold against the comparison."""
+    """The limits of the comparison, a sentence each."""
     lines = [
         "These are tiny models, trained for minutes: an order at this size need not hold at another size, or after "
         "more steps.",

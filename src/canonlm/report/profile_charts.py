@@ -13,7 +13,7 @@ ROW, GAP = 18, 20  # pixels of an architecture, and between tasks
 
 
 def scores(profile: Profile) -> Chart:
-    """A row of dots for each task: mean and interval, single seeds pale, what guessing scores as a short line."""
+    """A row of dots for each task: mean and interval, single seeds pale, the score of guessing as a short line."""
     archs = profile.archs
     band = ROW * len(archs) + GAP
     middles = [-band * place for place in range(len(profile.tasks))]

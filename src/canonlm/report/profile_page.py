@@ -81,13 +81,13 @@ def _each(profile: Profile, cells: Callable[[TaskProfile, Arm], list[Cell]]) -> 
 
 def _solved(profile: Profile) -> Block:
     def cells(task: TaskProfile, arm: Arm) -> list[Cell]:
-        found: list[Cell] = []
+        columns: list[Cell] = []
         for threshold in SOLVED:
             steps = arm.solved_at(threshold, task.slices)
             passed = sorted(step for step in steps if step is not None)
             text = ", ".join(f"{step:,}" for step in passed) or "–"
-            found.append(cell(text, f"{len(passed)} of {count_of(len(steps), 'seed')}" if steps else ""))
-        return [*found, f"{task.steps:,}"]
+            columns.append(cell(text, f"{len(passed)} of {count_of(len(steps), 'seed')}" if steps else ""))
+        return [*columns, f"{task.steps:,}"]
 
     head = ["task", "architecture", "steps to 50 %", "steps to 99 %", "of steps"]
     return table(head, _each(profile, cells), kind="models")
@@ -96,7 +96,7 @@ def _solved(profile: Profile) -> Block:
 def _costs(profile: Profile) -> list[Block]:
     def cells(task: TaskProfile, arm: Arm) -> list[Cell]:
         memory = "–" if arm.memory_gb is None else f"{arm.memory_gb:.2g} GB"
-        whole = "–" if arm.minutes is None else f"{arm.minutes * task.steps:.1f}"
+        minutes = "–" if arm.minutes is None else f"{arm.minutes * task.steps:.1f}"
         first = task.arms[0]
         speed = short(arm.tokens_per_s)
         ratio = (
@@ -104,7 +104,7 @@ def _costs(profile: Profile) -> list[Block]:
             if arm is not first and arm.tokens_per_s and first.tokens_per_s
             else ""
         )
-        return [short(arm.parameters), short(arm.flops), cell(speed, ratio), memory, whole]
+        return [short(arm.parameters), short(arm.flops), cell(speed, ratio), memory, minutes]
 
     head = ["task", "architecture", "parameters", "FLOPs per token", "tokens/s", "memory", "minutes of training"]
     note = "FLOPs: forward and backward. Memory: the most that the process held; on a CPU, torch itself included."

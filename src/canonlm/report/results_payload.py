@@ -1,4 +1,4 @@
-"""What the views of results show, as one JSON value: models, questions, scores, pairs, curves, settings. No HTML here.
+"""The data behind the views of results, as one JSON value: models, questions, scores, pairs, curves, settings.
 
 Numbers are as in the frames of `canonlm.experiments.tidy`; only differences are taken in the browser.
 """
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 OVER_SEEDS = "mean over seeds"
 OTHER = "other"
-MOST_POINTS = 200_000  # of all curves together: 6 MB
+MAX_POINTS = 200_000  # of all curves together: 6 MB
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What a page is made of: final numbers and curves as frames, the settings of models by name (`parameters` among
+    """The data of a page: final numbers and curves as frames, the settings of models by name (`parameters` among
     them, where known), and what was left out."""
 
     numbers: "pl.DataFrame"
@@ -40,36 +40,36 @@ class Shown:
     left_out: Sequence[LeftOut] = ()
 
 
-def beside_the_published(found: Sequence[Gathered], filters: Sequence[str] = ()) -> Shown:
+def beside_the_published(gathered: Sequence[Gathered], filters: Sequence[str] = ()) -> Shown:
     """The published results and the user's, both filtered."""
     import polars as pl
 
-    mine, left_out = frames.finals(found)
-    curves, unread = frames.curves(found)
-    if found and not len(mine) and not len(curves):
+    mine, left_out = frames.finals(gathered)
+    curves, unread = frames.curves(gathered)
+    if gathered and not len(mine) and not len(curves):
         reasons = (
             "; ".join(f"{entry.name}: {entry.reason}" for entry in [*left_out, *unread][:3]) or "nothing is in them"
         )
         raise expected(
-            "FOLDER", f"runs, or results of `canonlm eval`, that can be read ({reasons})", str(found[0].folder)
+            "FOLDER", f"runs, or results of `canonlm eval`, that can be read ({reasons})", str(gathered[0].folder)
         )
     numbers = tidy.choose(pl.concat([published.everything(), mine]), filters)
     curves = pl.concat([published.curves(), curves])
-    if filters:  # the tokens of a point, or what it answers, are not what a filter on final numbers means
+    if filters:  # a filter on final numbers does not mean the tokens or the question of a point
         curves = curves.join(numbers.select("source", "model").unique(), on=["source", "model"], how="semi")
     names = {*numbers["model"], *curves["model"]}
-    known = {row["model"]: row for row in published.settings().iter_rows(named=True)} | frames.settings(found)
+    known = {row["model"]: row for row in published.settings().iter_rows(named=True)} | frames.settings(gathered)
     settings = {name: row for name, row in known.items() if name in names}
     return Shown(numbers, curves, settings, list(dict.fromkeys([*left_out, *unread])))
 
 
-def of_runs(found: Sequence[Gathered]) -> Shown:
+def of_runs(gathered: Sequence[Gathered]) -> Shown:
     """The user's final results, and the paper's of the same synthetic tasks."""
     import polars as pl
 
-    mine, left_out = frames.finals(found)
+    mine, left_out = frames.finals(gathered)
     grids = published.grids().filter(pl.col("task").is_in(mine["task"].unique().to_list()))
-    return Shown(pl.concat([mine, grids]), tidy.frame(), frames.settings(found), left_out)
+    return Shown(pl.concat([mine, grids]), tidy.frame(), frames.settings(gathered), left_out)
 
 
 def payload(shown: Shown) -> dict[str, Any]:
@@ -77,22 +77,23 @@ def payload(shown: Shown) -> dict[str, Any]:
     models, questions = _Places(), _Places()
     scores: list[tuple[Any, ...]] = []
     for row in shown.numbers.iter_rows(named=True):
-        found = (row["value"], row["stderr"], row["n"], None, None, 1)
-        scores.append((models.of(row, MODEL), questions.of(row, QUESTION), *found))
+        numbers = (row["value"], row["stderr"], row["n"], None, None, 1)
+        scores.append((models.of(row, MODEL), questions.of(row, QUESTION), *numbers))
     single = set(range(len(models)))
     for row in tidy.over_seeds(shown.numbers).iter_rows(named=True):
-        found = (row["value"], None, None, row["low"], row["high"], row["runs"])
-        scores.append((models.of(row | {"model": OVER_SEEDS}, MODEL), questions.of(row, QUESTION), *found))
+        numbers = (row["value"], None, None, row["low"], row["high"], row["runs"])
+        scores.append((models.of(row | {"model": OVER_SEEDS}, MODEL), questions.of(row, QUESTION), *numbers))
     curves = list(_curves(shown.curves, models, questions))
-    told = [_model(row, shown.settings) for row in models.rows(MODEL)]
-    sizes = {_setting(model): model["parameters"] for model in told if model["parameters"]}
-    for place, model in enumerate(told):
+    all_models = [_model(row, shown.settings) for row in models.rows(MODEL)]
+    sizes = {_setting(model): model["parameters"] for model in all_models if model["parameters"]}
+    for place, model in enumerate(all_models):
         if model["model"] == OVER_SEEDS and place not in single:
-            alike = {one["as_in_the_paper"] for one in told if _setting(one) == _setting(model) and one is not model}
+            others = [one for one in all_models if _setting(one) == _setting(model) and one is not model]
+            alike = {one["as_in_the_paper"] for one in others}
             model |= {"mean": True, "parameters": sizes.get(_setting(model)), "as_in_the_paper": alike == {True}}
     columns = ("model", "question", "value", "stderr", "n", "low", "high", "runs")
     return {
-        "models": told,
+        "models": all_models,
         "questions": [_question(row) for row in questions.rows(QUESTION)],
         "groups": _groups(shown.numbers, questions),
         "scores": dict(zip(columns, map(list, zip(*scores, strict=True)), strict=True)) if scores else {},
@@ -120,7 +121,7 @@ class _Places:
         return len(self._found)
 
     def rows(self, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
-        return (dict(zip(keys, found, strict=True)) for found in self._found)
+        return (dict(zip(keys, values, strict=True)) for values in self._found)
 
 
 def _model(row: Row, settings: Mapping[str, Row]) -> dict[str, Any]:
@@ -146,7 +147,7 @@ def _model(row: Row, settings: Mapping[str, Row]) -> dict[str, Any]:
 
 
 def model_looks(models: Sequence[Row]) -> dict[str, Look]:
-    """Of architectures; open models of others, which are many and unlike, are grey crosses."""
+    """The looks of architectures. Open models of others, which are many and unlike, are grey crosses."""
     return looks([model["look"] for model in models if model["look"] != OTHER]) | {
         OTHER: Look(MUTED, "dot", "x-thin-open", "")
     }
@@ -154,25 +155,25 @@ def model_looks(models: Sequence[Row]) -> dict[str, Look]:
 
 def _parameters(size: str | None) -> float | None:
     """`1.3B` → 1.3e9; None for a shape such as 12L768D."""
-    found = re.fullmatch(r"([\d.]+)([KMB])", size or "")
-    return float(found[1]) * {"K": 1e3, "M": 1e6, "B": 1e9}[found[2]] if found else None
+    match = re.fullmatch(r"([\d.]+)([KMB])", size or "")
+    return float(match[1]) * {"K": 1e3, "M": 1e6, "B": 1e9}[match[2]] if match else None
 
 
 def _question(row: Row) -> dict[str, Any]:
-    asked = " ".join(
+    name = " ".join(
         part for part in (row["task"], row["setting"], row["slice"] if row["slice"] != "all" else "") if part
     )
-    full = asked if row["metric"] == "accuracy" else f"{asked} ({row['metric']})"
+    full = name if row["metric"] == "accuracy" else f"{name} ({row['metric']})"
     return {**row, "full": full, "less": row["metric"] in LOWER_IS_BETTER}
 
 
 def _groups(numbers: "pl.DataFrame", questions: _Places) -> dict[str, dict[str, Any]]:
     """Questions to be shown together, with the labels that they have there. `grid`: a synthetic task of the paper."""
-    found = {}
+    groups = {}
     for name, columns in groups_of(numbers).items():
         places = [questions.of(column.question._asdict(), QUESTION) for column in columns]
-        found[name] = {"questions": places, "labels": [column.label for column in columns]}
-    return found
+        groups[name] = {"questions": places, "labels": [column.label for column in columns]}
+    return groups
 
 
 def _setting(model: Row) -> tuple[Any, ...]:
@@ -180,7 +181,7 @@ def _setting(model: Row) -> tuple[Any, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can say it: a date, a set or an infinity of a configuration becomes text."""
+    """A value as JSON can hold it: a date, a set or an infinity of a configuration becomes text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -215,26 +216,26 @@ def _alike(base: Row | None, canon: Row | None) -> bool:
 
 
 def _curves(curves: "pl.DataFrame", models: _Places, questions: _Places) -> Iterator[dict[str, Any]]:
-    """A curve per model and question. A model is found again by everything but its tokens, which a curve counts."""
+    """A curve per model and question. A model is identified by everything but its tokens, which vary along a curve."""
     import polars as pl
 
     but_tokens = [key for key in MODEL if key != "tokens"]
     at_the_end = {tuple(row[key] for key in but_tokens): row["tokens"] for row in models.rows(MODEL)}
     grouped = curves.filter(pl.col("tokens").is_not_null()).group_by([*but_tokens, *QUESTION], maintain_order=True)
     rows = grouped.agg("tokens", "value")
-    most = max(50, min(400, MOST_POINTS // max(1, len(rows))))
+    max_points = max(50, min(400, MAX_POINTS // max(1, len(rows))))
     for row in rows.iter_rows(named=True):
         key = tuple(row[key] for key in but_tokens)
         end = at_the_end.setdefault(key, row["tokens"][-1])
         yield {
             "model": models.of(row | {"tokens": end}, MODEL),
             "question": questions.of(row, QUESTION),
-            "tokens": _thinned(row["tokens"], most),
-            "values": _thinned(row["value"], most),
+            "tokens": _thinned(row["tokens"], max_points),
+            "values": _thinned(row["value"], max_points),
         }
 
 
-def _thinned(values: list[Any], most: int) -> list[Any]:
-    """Evenly, the last one among them."""
-    step = math.ceil(len(values) / most)
+def _thinned(values: list[Any], max_points: int) -> list[Any]:
+    """Every n-th value, the last one included."""
+    step = math.ceil(len(values) / max_points)
     return values[(len(values) - 1) % step :: step]

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import polars as pl
 
 GAP = 2  # blanks between columns
-LONG = 16  # letters; a setting of more is a title, and no part of every column
+LONG = 16  # letters; a longer setting is a title instead of a part of every column
 
 
 class Question(NamedTuple):
-    """What one number of a model answers; None for a setting where the task has only one."""
+    """The question behind a number. The setting is None if the task has only one."""
 
     task: str
     setting: str | None
@@ -49,12 +49,13 @@ def groups_of(numbers: "pl.DataFrame") -> dict[str, list[Column]]:
 
     Answers cut more finely than the published ones, such as by position, stay in the frame alone.
     """
-    asked = [Question(*row) for row in numbers.select(QUESTION).unique(maintain_order=True).iter_rows()]
-    there = set(asked)
+    questions = [Question(*row) for row in numbers.select(QUESTION).unique(maintain_order=True).iter_rows()]
+    present = set(questions)
     groups = {
-        group: [_COLUMNS[name] for name in names if _COLUMNS[name].question in there] for group, names in GROUPS.items()
+        group: [_COLUMNS[name] for name in names if _COLUMNS[name].question in present]
+        for group, names in GROUPS.items()
     }
-    for question in asked:
+    for question in questions:
         known = _GROUP_OF_TASK.get(question.task)
         if question in _KNOWN or (known and ", " in question.slice) or question.slice.startswith("all, "):
             continue
@@ -67,19 +68,19 @@ def groups_of(numbers: "pl.DataFrame") -> dict[str, list[Column]]:
 def named(numbers: "pl.DataFrame", group: str) -> dict[str, list[Column]]:
     """The groups that a name stands for; none where a known one has no numbers here. ValueError: no such group."""
     groups = groups_of(numbers)
-    found = {title: columns for title, columns in groups.items() if title.partition(":")[0] == group}
-    if not found and group not in GROUPS:
+    matches = {title: columns for title, columns in groups.items() if title.partition(":")[0] == group}
+    if not matches and group not in GROUPS:
         tasks = dict.fromkeys(title.partition(":")[0] for title in groups)
         raise unknown("group", group, [*GROUPS, *(task for task in tasks if task not in GROUPS)])
-    return found
+    return matches
 
 
 def only(numbers: "pl.DataFrame", columns: Sequence[Column]) -> "pl.DataFrame":
     """The rows that answer one of the questions."""
     import polars as pl
 
-    asked = pl.DataFrame([column.question for column in columns], schema=_question_types(), orient="row")
-    return numbers.join(asked, on=QUESTION, nulls_equal=True, how="semi", maintain_order="left")
+    questions = pl.DataFrame([column.question for column in columns], schema=_question_types(), orient="row")
+    return numbers.join(questions, on=QUESTION, nulls_equal=True, how="semi", maintain_order="left")
 
 
 def score_tables(numbers: "pl.DataFrame", columns: Sequence[Column], width: int, title: str) -> Iterator[Table | Text]:
@@ -103,15 +104,15 @@ def delta_tables(pairs: "pl.DataFrame", columns: Sequence[Column], width: int) -
     pairs: of `canonlm.experiments.tidy.paired`, of one source.
     """
     same = ("source", "arch", "size", "tokens", "lr", "canon_model", "base_canon", "canon")
-    found: dict[tuple[Any, ...], dict[Question, str]] = {}
+    pairs_shown: dict[tuple[Any, ...], dict[Question, str]] = {}
     deltas: dict[Question, list[float]] = {}
     for row in only(pairs, columns).iter_rows(named=True):
         question = Question(*(row[key] for key in QUESTION))
         pair = (*(row[key] for key in same), row["base_model"])
-        found.setdefault(pair, {})[question] = _delta(row["delta"], question)
+        pairs_shown.setdefault(pair, {})[question] = _delta(row["delta"], question)
         deltas.setdefault(question, []).append(-row["delta"] if _less_is_better(question) else row["delta"])
     rows: list[tuple[list[str], Mapping[Question, str]]] = []
-    for pair, cells in found.items():
+    for pair, cells in pairs_shown.items():
         source, arch, size, tokens, lr, model, before, after = pair[:-1]
         sign = mark(model) if source in ("published", "best") else ""
         rate = "best" if source == "best" else "–" if lr is None else f"{lr:g}"
@@ -123,18 +124,18 @@ def delta_tables(pairs: "pl.DataFrame", columns: Sequence[Column], width: int) -
         (["better", *[""] * 4], {q: f"{sum(x > 0 for x in d)}/{len(d)}" for q, d in deltas.items()}),
         (["worse", *[""] * 4], {q: f"{sum(x < 0 for x in d)}/{len(d)}" for q, d in deltas.items()}),
     ]
-    source = next(iter(found))[0]
+    source = next(iter(pairs_shown))[0]
     title = f"{source}: with Canon layers, minus without (points of percent; ppl: perplexity, less is better)"
     yield from _tables(["arch", "size", "tokens", "lr", "canon"], rows, columns, width, title, line_before=count)
-    if any(pair[0] in ("published", "best") for pair in found):
-        yield from notes({mark(pair[5]) for pair in found}, several=len({pair[1] for pair in found}) > 1)
-    if any(pair[0] == "yours" for pair in found):
+    if any(pair[0] in ("published", "best") for pair in pairs_shown):
+        yield from notes({mark(pair[5]) for pair in pairs_shown}, several=len({pair[1] for pair in pairs_shown}) > 1)
+    if any(pair[0] == "yours" for pair in pairs_shown):
         yield Text("Of yours, pairs are equal in architecture, size, tokens, learning rate and seed; `canonlm report` "
                    "tells in what else they differ.")  # fmt: skip
 
 
 def notes(marks: Collection[str], several: bool) -> Iterator[Text]:
-    """What differences between published models are not due to Canon layers alone. `several`: architectures."""
+    """The differences between published models that are not due to Canon layers alone. `several`: architectures."""
     if ROPE in marks:
         yield Text(
             f"{ROPE} Not Canon alone: in these LlamaCanon models rotary embedding turns a quarter of the dimensions of "
@@ -161,13 +162,13 @@ ROPE, NORM = "¹", "²"
 
 @cache
 def _marks() -> dict[str, str]:
-    """Model with Canon → how its pair is marked."""
-    found = differing().select("canon_model", "setting").iter_rows()
-    return {model: {"rope_dim": ROPE, "zeyuan_layernorm": NORM}[setting] for model, setting in found}
+    """Model with Canon → the mark of its pair."""
+    rows = differing().select("canon_model", "setting").iter_rows()
+    return {model: {"rope_dim": ROPE, "zeyuan_layernorm": NORM}[setting] for model, setting in rows}
 
 
 def mark(model: str) -> str:
-    """Of a row of bests, `…-lr(0.002,0.003)`, that of any of its runs."""
+    """The mark of a model; a row of bests, `…-lr(0.002,0.003)`, has that of its runs."""
     start = model.partition("(")[0] if "(" in model else model
     return next((mark for name, mark in _marks().items() if name.startswith(start)), "")
 
@@ -185,10 +186,10 @@ def _seeds() -> str:
         .group_by("task", "slice")
         .agg(pl.col("value").max() - pl.col("value").min())
     )
-    found = {(task, slice): value for task, slice, value in ranges.iter_rows()}
-    told_of = {"LMB": ("lambada_openai", "all"), "BoolQ": ("boolq", "all"), "Hella": ("hellaswag", "all"),
+    range_by_question = {(task, slice): value for task, slice, value in ranges.iter_rows()}
+    shown = {"LMB": ("lambada_openai", "all"), "BoolQ": ("boolq", "all"), "Hella": ("hellaswag", "all"),
                "1hop-4k": ("multihop", "1hop-4k")}  # fmt: skip
-    return ", ".join(f"{found[key]:.1f} ({name})" for name, key in told_of.items())
+    return ", ".join(f"{range_by_question[key]:.1f} ({name})" for name, key in shown.items())
 
 
 def _tables(

@@ -24,6 +24,7 @@ from .summary import (
     counterpart,
     differences,
     fairness,
+    guesses_of,
     measures_of,
     scales_of,
     slices_of,
@@ -85,7 +86,7 @@ def _answer(archs: Sequence[Architecture]) -> str:
 
 
 def not_planned(runs: Sequence[Run] | Sequence[TextRun]) -> list[str]:
-    """What is to be held against a comparison whose settings differ by accident."""
+    """A sentence on settings that differ by accident, if any do."""
     other = unplanned(runs)
     return [f"The runs also differ in {listed(other)}: see the settings below."] if other else []
 
@@ -107,10 +108,7 @@ def _ranking(archs: Sequence[Architecture], chance: Mapping[str, float]) -> list
         rows.append([a.arch, *cells, *size])
     means = [a.best.mean for a in ordered if a.best and a.best.mean is not None]
     marks = ["best" if len(means) > 1 and a.best and a.best.mean == means[0] > means[-1] else "" for a in ordered]
-    guesses = {key: chance[key] for key in keys if key in chance}
-    if guesses and not score and all(key in guesses for key in primary(slices_of(archs))):
-        guesses[""] = sum(guesses[key] for key in primary(slices_of(archs))) / len(primary(slices_of(archs)))
-    if guesses:
+    if guesses := guesses_of(archs, keys, chance):
         rows.append(["guessing", *(percent(guesses[key]) if key in guesses else "" for key in keys), *[""] * 4])
         marks.append("aside")
     head = ["architecture", *(column.label for column in columns), "learning rate", "runs", "parameters", "tokens/s"]
@@ -124,12 +122,12 @@ def _ranking(archs: Sequence[Architecture], chance: Mapping[str, float]) -> list
 
 def _charts(archs: Sequence[Architecture], section: Section, number: int) -> list[Block]:
     """The chart that answers best, then the others: scores over model sizes, measures, and slices while training."""
-    found = []
+    charts = []
     measures = measures_of(archs)
     if slices := primary(slices_of(archs)):
         caption = f"{sentence(score_of(section.task).share)} while training. {CURVES}"
         caption += " The dotted line is what guessing scores." if section.chance else ""
-        found.append(chart(f"curves-{number}", caption, learning_curves(archs, slices, section.chance)))
+        charts.append(chart(f"curves-{number}", caption, learning_curves(archs, slices, section.chance)))
     if measures:
         about = [
             f"{sentence(q.label)}: {q.about}" for q in (quantity(section.task, key) for key in measures) if q.about
@@ -137,16 +135,16 @@ def _charts(archs: Sequence[Architecture], section: Section, number: int) -> lis
         if any(at_most(run, key) is not None for key in measures for a in archs if a.best for run in a.best.runs):
             about.append("The dashed line is the most there is to store; far above the curves it is left out.")
         drawn = chart(f"measures-{number}", " ".join(about), learning_curves(archs, measures, {}))
-        found.insert(0 if any(a.score in measures for a in archs) else len(found), drawn)
+        charts.insert(0 if any(a.score in measures for a in archs) else len(charts), drawn)
     if any(a.arch != a.family for a in archs) and any(a.best and a.best.score and a.parameters for a in archs):
         caption = f"{sentence(score_label(section.task, archs[0].score))} at the end of training, by model size. "
         caption += "Where whiskers leave the chart, hovering tells how far they go."
-        found.insert(0, chart(f"sizes-{number}", caption, size_curves(archs)))
-    return found
+        charts.insert(0, chart(f"sizes-{number}", caption, size_curves(archs)))
+    return charts
 
 
 def _so_far(section: Section, number: int) -> list[Block]:
-    """The curves of runs of which none has finished."""
+    """The curves of runs before any has finished."""
     keys = primary(dict.fromkeys(key for run in section.runs for row in run.evals for key in row.slices))
     caption = f"{sentence(score_of(section.task).share)} so far, a line per run."
     return [chart(f"curves-{number}", caption, unfinished_curves(section.runs, keys))] if keys else []
@@ -157,18 +155,18 @@ def _gaps(archs: Sequence[Architecture]) -> list[tuple[str, dict[str, Difference
     shown = [a for a in archs if a.best]
     first = [a for a in shown if a.family == shown[0].family]
     pairs = [(a, counterpart(first, a)) for a in shown if a.family != shown[0].family]
-    found = [(f"{a.arch} − {b.arch}", {gap.key: gap for gap in differences(b, a)}) for a, b in pairs]
-    return found if any(gaps for _, gaps in found) else []
+    titled = [(f"{a.arch} − {b.arch}", {gap.key: gap for gap in differences(b, a)}) for a, b in pairs]
+    return titled if any(gaps for _, gaps in titled) else []
 
 
 def _differences(archs: Sequence[Architecture]) -> list[Block]:
-    found = _gaps(archs)
-    if not found:
+    all_gaps = _gaps(archs)
+    if not all_gaps:
         return []
     keys = columns_of(archs)
     columns = [quantity(archs[0].task, key) for key in keys]
     rows = []
-    for title, gaps in found:
+    for title, gaps in all_gaps:
         pairs = _repeats(gaps)
         cells = [difference_cell(gaps.get(key), column, pairs) for key, column in zip(keys, columns, strict=True)]
         rows.append([title, *cells, str(pairs)])
@@ -180,7 +178,7 @@ def _repeats(gaps: Mapping[str, Difference]) -> int:
 
 
 def _scales(archs: Sequence[Architecture], section: Section, number: int) -> list[Block]:
-    """What the ranking has no columns for: a chart, and a table with a row per slice, for each further scale."""
+    """The scales that the ranking has no columns for: a chart, and a table with a row per slice, for each."""
     blocks = []
     for place, keys in enumerate(scales_of(archs)[1:], 1):
         words = scale_words(section.task, keys[0])
@@ -197,11 +195,11 @@ def _scale_table(archs: Sequence[Architecture], keys: Sequence[str]) -> list[Blo
     columns = [quantity(archs[0].task, key) for key in keys]
     rows: list[list[Cell]] = [
         [column.label, *(spread_cell(best.spread(key), column, best.repeats) for best in shown),
-         *(difference_cell(found.get(key), column, _repeats(found)) for _, found in gaps)]
+         *(difference_cell(gaps_of.get(key), column, _repeats(gaps_of)) for _, gaps_of in gaps)]
         for key, column in zip(keys, columns, strict=True)
     ]  # fmt: skip
     ran = [f"{best.arch}, {count_of(best.repeats, 'run')}" for best in shown]
-    paired = [f"{title}, {count_of(_repeats(found), 'pair')}" for title, found in gaps]
+    paired = [f"{title}, {count_of(_repeats(gaps_of), 'pair')}" for title, gaps_of in gaps]
     head = [scale_words(archs[0].task, keys[0]).by, *ran, *paired]
     return [table(head, rows), *([{"note": "Differences in percentage points."}] if gaps else [])]
 
@@ -215,7 +213,7 @@ def _losses(archs: Sequence[Architecture], number: int) -> list[Block]:
 def _all_tables(archs: Sequence[Architecture], section: Section) -> list[Block]:
     measures = [key for key in columns_of(archs) if not is_slice(key)]
     keys = [*measures, *slices_of(archs)]
-    if not keys:  # nothing has finished: what the runs were evaluated on so far
+    if not keys:  # nothing has finished: the slices of the evaluations so far
         keys = list(dict.fromkeys(key for run in section.runs for row in run.evals[-1:] for key in row.slices))
     columns = [quantity(section.task, key) for key in keys]
     labels = [column.label for column in columns]
@@ -269,5 +267,5 @@ def settings_blocks(runs: Sequence[Run] | Sequence[TextRun]) -> list[Block]:
     return [{"heading": "Differed"}, differed, {"heading": "Equal in all runs"}, _pairs(main), *also]
 
 
-def _pairs(found: Iterable[Setting]) -> Block:
-    return table(["setting", "value"], [[s.label, s.values[0]] for s in found], kind="words")
+def _pairs(settings: Iterable[Setting]) -> Block:
+    return table(["setting", "value"], [[s.label, s.values[0]] for s in settings], kind="words")

@@ -39,9 +39,9 @@ def _ranked(bests: Sequence[Rate], task: str, score: str) -> str:
     """Means alone, with no claim that their order is more than luck."""
     what = quantity(task, score).label if score else "averaged over question types"
     ordered = sorted(bests, key=lambda best: -best.mean if best.mean is not None else 0.0)
-    told = [f"{best.arch} {'–' if best.mean is None else quantity(task, score).say(best.mean)}" for best in ordered]
+    means = [f"{best.arch} {'–' if best.mean is None else quantity(task, score).say(best.mean)}" for best in ordered]
     runs = _repeated([(best.arch, best.score.runs) for best in ordered if best.score])
-    return f"{what}, {runs}: {listed(told)}"
+    return f"{what}, {runs}: {listed(means)}"
 
 
 def _compared(score: str, a: Architecture, b: Architecture, pairs: int) -> str:
@@ -97,7 +97,7 @@ def _judged(rate: Rate, score: str) -> list[str]:
 
 
 def _mean(values: Mapping[str, Sequence[float]], seeds: int, task: str, score: str) -> str:
-    """Of the first seeds, averaged over slices."""
+    """The means of the first seeds, averaged over slices."""
     return quantity(task, score).say(mean(mean(each[:seeds]) for each in values.values()))
 
 
@@ -111,14 +111,14 @@ def _repeated(runs: Sequence[tuple[str, int]]) -> str:
 def choice(architectures: Sequence[Architecture]) -> str:
     """On which numbers the learning rates were chosen."""
     own = max((sum(bool(rate.runs) for rate in a.rates) for a in architectures if not a.validated), default=0)
-    said = " It is chosen on the evaluation shown here, for all alike." + of_choosing(own) if own > 1 else ""
+    text = " It is chosen on the evaluation shown here, for all alike." + of_choosing(own) if own > 1 else ""
     if any(a.validated for a in architectures):
-        said += " Where there are runs on validation samples, these choose it."
-    return said
+        text += " Where there are runs on validation samples, these choose it."
+    return text
 
 
 def of_choosing(rates: int) -> str:
-    """What to know of a learning rate that was chosen on the numbers shown; nothing where there was no choice."""
+    """The bias of a learning rate that was chosen on the numbers shown; nothing if there was no choice."""
     if rates < 2:
         return ""
     bias = statistics.winners_bias(rates)

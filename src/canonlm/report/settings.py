@@ -1,4 +1,4 @@
-"""What was equal between the runs of a comparison, and what was not: read from the resolved configurations."""
+"""Equal and differing settings of the runs of a comparison, read from the resolved configurations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,14 +47,14 @@ def settings(runs: Sequence[Recorded[Any]]) -> tuple[list[str], list[Setting], l
     """(names of groups, equal, differing). The machine and the versions count as settings too."""
     groups = grouped(runs)
     archs = [group.name for group in groups]
-    found = [(group.name, flat(run.config) | _machine(run.env)) for group in groups for run in group.runs]
-    keys = list(dict.fromkeys(key for _, values in found for key in values if key not in BOOKKEEPING))
+    configs = [(group.name, flat(run.config) | _machine(run.env)) for group in groups for run in group.runs]
+    keys = list(dict.fromkeys(key for _, values in configs for key in values if key not in BOOKKEEPING))
     equal, differing = [], []
     for key in keys:
-        per_arch = tuple(_values([values.get(key) for arch, values in found if arch == name]) for name in archs)
-        whole = {shown(values.get(key)) for _, values in found}
+        per_arch = tuple(_values([values.get(key) for arch, values in configs if arch == name]) for name in archs)
+        distinct = {shown(values.get(key)) for _, values in configs}
         label = WORDS.get(key, key)
-        if len(whole) == 1:
+        if len(distinct) == 1:
             equal.append(Setting(key, label, (per_arch[0],)))
         else:
             differing.append(Setting(key, label, per_arch, planned=key in PLANNED))

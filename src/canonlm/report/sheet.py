@@ -44,7 +44,7 @@ def write_frame(frame: "pl.DataFrame") -> str:
 
 
 def read_csv(file: str | Path) -> "pl.DataFrame":
-    """What `canonlm results --csv` has written, with the texts that were in it. OSError: the file cannot be read."""
+    """A file of `canonlm results --csv` as a frame, with its original texts. OSError: the file cannot be read."""
     return read_text(Path(file).read_text(encoding="utf-8"))
 
 

@@ -1,10 +1,10 @@
 """Runs grouped by architecture and learning rate, with intervals over seeds. Pure functions of runs, no files.
 
 The best learning rate of an architecture is the one with the highest final score (`Task.score`: a measure of the
-task, the accuracy on one slice, or that averaged over the slices of its primary scale), averaged over seeds, among the
-rates with the most runs that have one (so that a rate at which runs crashed does not win by its survivors); of equals
-the smallest. It is chosen on the evaluation that is shown, for every architecture alike, unless there are runs that
-were evaluated on validation samples: then these choose it.
+task, the accuracy on one slice, or that averaged over the slices of its primary scale), averaged over seeds. Only the
+rates with the most runs that have a score count, so that a rate at which runs crashed does not win by its survivors.
+Of equal rates the smallest is the best. The rate is chosen on the evaluation that is shown, for every architecture
+alike; if there are runs on validation samples, these choose it instead.
 """
 
 import math
@@ -46,7 +46,7 @@ class Rate:
         return self.score.mean if self.score else None
 
     def spread(self, key: str) -> Spread | None:
-        """Of a slice or a measure."""
+        """The spread of a slice or a measure."""
         return self.slices.get(key) or self.measures.get(key)
 
     @property
@@ -54,12 +54,12 @@ class Rate:
         return tuple(sorted(run.seed for run in self.runs))
 
     def values(self, key: str) -> list[float]:
-        """What the seeds scored on a slice or a measure, in their order."""
-        found = _values(self.runs, key)
-        return [found[seed] for seed in sorted(found)]
+        """The scores of the seeds on a slice or a measure, in the order of the seeds."""
+        value_by_seed = _values(self.runs, key)
+        return [value_by_seed[seed] for seed in sorted(value_by_seed)]
 
     def questions(self, key: str) -> int:
-        """How many answers a run gave on a slice, at least."""
+        """The min number of answers of a run on a slice."""
         return min(_final(run).slices[key].total for run in self.runs if key in _final(run).slices)
 
     @property
@@ -75,7 +75,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What was run of one group (`canonlm.report.groups`) on one task. `best` is None while nothing finished.
+    """The runs of one group (`canonlm.report.groups`) on one task. `best` is None while nothing finished.
 
     `arch`, `family`, `matched`: of the group. `score`: the measure or the slice that the runs of this task are compared
     by, "" for the mean accuracy. `tokens_per_s` is the median over all finished runs. `validated`: runs on validation
@@ -118,7 +118,7 @@ class Difference:
 
 
 def wilson(count: Count) -> tuple[float, float]:
-    """The 95 % interval of a run's own accuracy. Questions share examples, so they count for fewer than they are."""
+    """The 95 % interval of a run's own accuracy. Questions share examples, so their effective number is smaller."""
     return wilson_interval(count.accuracy, count.total / seeds_statistics.DESIGN)
 
 
@@ -127,18 +127,18 @@ def summarise(runs: Iterable[Run]) -> list[Architecture]:
     tasks: dict[str, list[Run]] = {}
     for run in runs:
         tasks.setdefault(run.task_label, []).append(run)
-    found = []
+    architectures = []
     for members in tasks.values():
         groups, score = grouped(members), _score(members)
         tuning = {_apart_from_split(one): one for one in groups if _split(one) == "validation"}
         for one in groups:
             by = tuning.get(_apart_from_split(one)) if _split(one) == "test" else None
-            found.append(_architecture(one, score, by))
-    return found
+            architectures.append(_architecture(one, score, by))
+    return architectures
 
 
 def slices_of(architectures: Iterable[Architecture]) -> list[str]:
-    """Every slice that some best rate was asked about, scale by scale, easy ones first."""
+    """Every slice of any best rate, scale by scale, easy ones first."""
     return in_order(key for a in architectures if a.best for key in a.best.slices)
 
 
@@ -149,37 +149,48 @@ def scales_of(architectures: Iterable[Architecture]) -> list[list[str]]:
 
 
 def measures_of(architectures: Iterable[Architecture]) -> list[str]:
-    """Every measure that some best rate has, in the order of the rows; what only bounds another is none."""
-    found = dict.fromkeys(name for a in architectures if a.best for name in a.best.measures)
-    return [name for name in found if not name.endswith(AT_MOST)]
+    """Every measure of any best rate, in the order of the rows, without those that only bound another."""
+    names = dict.fromkeys(name for a in architectures if a.best for name in a.best.measures)
+    return [name for name in names if not name.endswith(AT_MOST)]
 
 
 def columns_of(architectures: Sequence[Architecture]) -> list[str]:
-    """What a table of results shows: the score where it is a measure, the slices of the primary scale, then the other
+    """The columns of a table of results: the score if it is a measure, the slices of the primary scale, then the other
     measures."""
     measures = measures_of(architectures)
     scores = [name for name in measures if any(name == a.score for a in architectures)]
     return [*scores, *primary(slices_of(architectures)), *(name for name in measures if name not in scores)]
 
 
-def at_most(run: Run, name: str) -> float | None:
-    """What the measure `name` of this run could reach; None where it has no such bound.
+def guesses_of(
+    architectures: Iterable[Architecture], keys: Iterable[str], chance: Mapping[str, float]
+) -> dict[str, float]:
+    """The scores of guessing in the columns of a table; of the mean accuracy ("") if they are known for all slices."""
+    guesses = {key: chance[key] for key in keys if key in chance}
+    headline = primary(slices_of(architectures))
+    if "" in keys and headline and all(key in chance for key in headline):
+        guesses[""] = statistics.mean(chance[key] for key in headline)
+    return guesses
 
-    The bound on bits per person bounds bits per parameter too: of two measures of the same bits, each is the same share
-    of what it can be. A model that has stored nothing yet does not tell it; a later evaluation does.
+
+def at_most(run: Run, name: str) -> float | None:
+    """The bound of the measure `name` for this run; None if it has none.
+
+    The bound on bits per person bounds bits per parameter too: of two measures of the same bits, each reaches the
+    same share of its bound. A model that has stored nothing yet does not show the bound; a later evaluation does.
     """
     for row in reversed(run.evals):
         bound, value = row.measures.get(name + AT_MOST), row.measures.get(name)
         if bound is not None:
             return bound
-        other, most = row.measures.get("bits_per_person"), row.measures.get("bits_per_person" + AT_MOST)
-        if name == "bits_per_parameter" and value and other and most:
-            return value * most / other
+        other, bound_of_bits = row.measures.get("bits_per_person"), row.measures.get("bits_per_person" + AT_MOST)
+        if name == "bits_per_parameter" and value and other and bound_of_bits:
+            return value * bound_of_bits / other
     return None
 
 
 def counterpart(reference: Sequence[Architecture], other: Architecture) -> Architecture:
-    """Of one family at several sizes, the one nearest in size to `other`."""
+    """The member of a family at several sizes that is nearest in size to `other`."""
     if other.parameters is None:
         return reference[0]
     size = math.log(other.parameters)
@@ -191,8 +202,8 @@ def differences(reference: Architecture, other: Architecture) -> list[Difference
     if reference.best is None or other.best is None:
         return []
     keys = [*slices_of([reference, other]), *measures_of([reference, other])]
-    found = [_difference(key, reference.best, other.best) for key in keys]
-    return [difference for difference in found if difference]
+    results = [_difference(key, reference.best, other.best) for key in keys]
+    return [difference for difference in results if difference]
 
 
 def adjusted(architectures: Iterable[Architecture]) -> str:
@@ -202,7 +213,7 @@ def adjusted(architectures: Iterable[Architecture]) -> str:
 
 
 def fairness(architectures: Sequence[Architecture]) -> list[str]:
-    """What a careful reader would hold against the comparison; empty when nothing."""
+    """The limits of the comparison, a sentence each."""
     notes = []
     tried = {a.arch: {rate.lr for rate in a.rates if rate.runs} for a in architectures}
     if len({frozenset(rates) for rates in tried.values()}) > 1:
@@ -237,15 +248,15 @@ def _final(run: Run) -> Evaluation:
 
 
 def _values(runs: Sequence[Run], key: str) -> dict[int, float]:
-    """What each seed scored at last on the slice or measure `key`; "" is the mean accuracy."""
+    """The final score of each seed on the slice or measure `key`; "" is the mean accuracy."""
     finals = [(run.seed, _final(run)) for run in runs]
-    found = [(seed, final.value(key) if key else final.accuracy) for seed, final in finals]
-    return by_seed((seed, value) for seed, value in found if value is not None)
+    scores = [(seed, final.value(key) if key else final.accuracy) for seed, final in finals]
+    return by_seed((seed, value) for seed, value in scores if value is not None)
 
 
 def questions_of(rows: Iterable[Evaluation], key: str) -> int | None:
-    """How many questions a run answered, at least, on the slice `key` or, for "", on all of the primary scale; None for
-    a measure."""
+    """The min number of questions of a run on the slice `key` or, for "", on all of the primary scale; None for a
+    measure."""
     if key and not is_slice(key):
         return None
     return min(sum(row.slices[k].total for k in ([key] if key else primary(row.slices))) for row in rows)
@@ -264,7 +275,7 @@ def _difference(key: str, reference: Rate, other: Rate) -> Difference | None:
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:
         return None
-    # Shares differ by steps far larger than the 1e-12 below which equal differences are made equal.
+    # Differences below 1e-12 come from rounding: shares differ by far larger steps.
     gaps = [round(ours[seed] - theirs[seed], 12) if is_slice(key) else ours[seed] - theirs[seed] for seed in seeds]
     mean = statistics.mean(gaps)
     low, high = mean, mean
@@ -330,7 +341,7 @@ def _rate(name: str, runs: Sequence[Run], score: str) -> Rate:
     measures = dict.fromkeys(measure for final in finals for measure in final.measures)
     return Rate(
         arch=name, lr=runs[0].lr, runs=finished, unfinished=len(runs) - len(finished),
-        slices={key: found for key in slices if (found := _spread(finished, key))},
-        measures={measure: found for measure in measures if (found := _spread(finished, measure))},
+        slices={key: spread for key in slices if (spread := _spread(finished, key))},
+        measures={measure: spread for measure in measures if (spread := _spread(finished, measure))},
         score=_spread(finished, score),
     )  # fmt: skip

@@ -1,6 +1,5 @@
-"""The same numbers in the terminal."""
+"""The numbers of the page as tables in the terminal."""
 
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.markup import escape as escape_rich
@@ -8,17 +7,17 @@ from rich.table import Table
 from rich.text import Text
 
 from ..runs.find import Folders
-from ..runs.rows import is_slice, plain, primary
+from ..runs.rows import is_slice, plain
 from ..runs.spread import Spread
 from .evals import evals_tables
 from .play import Play, load_play
-from .summary import Architecture, Rate, adjusted, columns_of, scales_of, slices_of, summarise
+from .summary import Architecture, Rate, adjusted, columns_of, guesses_of, scales_of, summarise
 from .text_scores import scores, scores_table
 from .text_section import text_table
 from .words import count_of, percent, quantity, scale_words, score_label, short, small_of
 
 Chance = Mapping[str, float]
-"""What guessing scores, by slice."""
+"""The scores of guessing, by slice."""
 
 
 def best_table(architectures: Sequence[Architecture], title: str = "", chance: Chance | None = None) -> Table:
@@ -26,7 +25,7 @@ def best_table(architectures: Sequence[Architecture], title: str = "", chance: C
     their mean) and every measure with its spread, size and speed. With `chance` a last row says what guessing scores,
     and what is lower is marked."""
     keys = _columns(architectures)
-    guesses = _guesses(architectures, keys, chance or {})
+    guesses = guesses_of(architectures, keys, chance or {})
     table = _table(title, architectures, keys)
     table.add_column("parameters", justify="right")
     table.add_column("tokens/s", justify="right")
@@ -69,7 +68,7 @@ def scale_table(
 ) -> Table:
     """Final accuracy on the slices of one scale, a row each, a column per architecture at its best rate, and one for
     what guessing scores."""
-    guesses = _guesses(architectures, keys, chance or {})
+    guesses = guesses_of(architectures, keys, chance or {})
     table = Table(title=escape(title) or None, title_justify="left", title_style="bold")
     task, bests = architectures[0].task, [a.best for a in architectures if a.best]
     table.add_column(escape(scale_words(task, keys[0]).by))
@@ -91,7 +90,7 @@ def tables(folders: Folders) -> Iterable[Table | Text]:
 
 
 def play_tables(play: Play) -> Iterator[Table | Text]:
-    """The same for what has been read."""
+    """The same for a play that was read."""
     for section in play.sections:
         architectures = summarise(section.runs)
         yield best_table(architectures, f"\n{section.heading}", section.chance)
@@ -116,7 +115,7 @@ def play_tables(play: Play) -> Iterator[Table | Text]:
 
 
 def escape(text: str) -> str:
-    """What comes from a run is not markup, and not a control character that the terminal would obey."""
+    """Text from a run, without its effect as markup, and without control characters for the terminal."""
     return escape_rich("\n".join(map(plain, text.split("\n"))))
 
 
@@ -141,15 +140,6 @@ def _table(title: str, architectures: Sequence[Architecture], keys: Sequence[str
     for key in keys:
         table.add_column(escape(quantity(architectures[0].task, key).label), justify="right")
     return table
-
-
-def _guesses(architectures: Sequence[Architecture], keys: Sequence[str], chance: Chance) -> dict[str, float]:
-    """What guessing scores in the columns of a table; of the mean accuracy ("") where it is known for all slices."""
-    headline = primary(slices_of(architectures))
-    found = {key: chance[key] for key in keys if key in chance}
-    if "" in keys and headline and all(key in chance for key in headline):
-        found[""] = statistics.mean(chance[key] for key in headline)
-    return found
 
 
 def _row(task: str, rate: Rate, keys: Sequence[str], guesses: Chance | None = None) -> list[str]:

@@ -16,7 +16,7 @@ from .play import TextSection
 from .sentences import of_choosing
 from .words import Quantity, count_of, listed, percent, points, small_of
 
-MOST_NAMED = 4
+MAX_NAMED = 4
 NOTE = (
     "Mean over seeds of the finished runs, each architecture at the learning rate with the lowest loss on all held-out "
     "text, among those with the most finished runs; it is chosen on the numbers shown here.{bias} 1hop-0k and the "
@@ -37,11 +37,15 @@ class TextScore:
     spreads: Mapping[str, Spread]
 
 
+def loss_columns(runs: Sequence[TextRun]) -> list[str]:
+    """`loss (hops)`, `bits per byte (hops)`, …"""
+    return [f"{what} ({name})" for name in set_names(runs) for what in ("loss", "bits per byte")]
+
+
 def columns(section: TextSection) -> dict[str, Quantity]:
-    """`loss (hops)`, `bits per byte (hops)`, …, then the birth-year questions of any run."""
-    losses = [f"{what} ({name})" for name in set_names(section.runs) for what in ("loss", "bits per byte")]
+    """The losses, then the birth-year questions of any run."""
     questions = dict.fromkeys(name for run in section.runs for name in section.years.get(run.name, {}))
-    return {name: Quantity(name, say="{:.3f}".format) for name in losses} | {
+    return {name: Quantity(name, say="{:.3f}".format) for name in loss_columns(section.runs)} | {
         name: Quantity(name, percent, points) for name in questions
     }
 
@@ -105,26 +109,26 @@ def scores_table(section: TextSection) -> Table:
 
 def scores_blocks(section: TextSection) -> list[Block]:
     """For the page: the table, then how to read it; nothing where no run has finished."""
-    quantities, found = columns(section), sorted(scores(section), key=lambda row: row.loss)
+    quantities, ranked = columns(section), sorted(scores(section), key=lambda row: row.loss)
     rows: list[list[Cell]] = [
         [row.arch, f"{row.lr:g}", str(row.runs),
          *(spread_cell(row.spreads.get(name), quantity, row.runs) for name, quantity in quantities.items())]
-        for row in found
+        for row in ranked
     ]  # fmt: skip
     if not rows:
         return []
-    note = NOTE.format(bias=of_choosing(max(row.rates for row in found)))
-    marks = ["best"] if len({row.loss for row in found}) > 1 else []
+    note = NOTE.format(bias=of_choosing(max(row.rates for row in ranked)))
+    marks = ["best"] if len({row.loss for row in ranked}) > 1 else []
     return [table(["architecture", "learning rate", "runs", *quantities], rows, marks), {"text": note}]
 
 
 def answer(section: TextSection) -> str:
-    """Which architecture has the lowest loss; how sure that is, the seeds do not decide."""
-    found = sorted(_each(section), key=lambda row: row.loss)
-    if not found:
+    """The architecture with the lowest loss."""
+    ranked = sorted(_each(section), key=lambda row: row.loss)
+    if not ranked:
         return "No run has finished yet."
-    said = listed([f"{row.arch} {row.loss:.3f} ({count_of(row.runs, 'run')})" for row in found[:MOST_NAMED]])
-    if len(found) == 1:
-        return f"Loss on held-out text: {said}."
+    losses = listed([f"{row.arch} {row.loss:.3f} ({count_of(row.runs, 'run')})" for row in ranked[:MAX_NAMED]])
+    if len(ranked) == 1:
+        return f"Loss on held-out text: {losses}."
     sure = "the intervals below say how sure that is" if scores(section) else "single runs prove nothing"
-    return f"{found[0].arch} has the lowest loss on held-out text: {said}; {sure}."
+    return f"{ranked[0].arch} has the lowest loss on held-out text: {losses}; {sure}."

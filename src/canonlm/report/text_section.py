@@ -1,6 +1,6 @@
 """Runs on one text, on the page and in the terminal: a table of losses, and losses over tokens.
 
-There is no accuracy, as nothing was asked that has one right answer.
+There is no accuracy, because a text has no questions with one right answer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ from .blocks import Block, Cell, caveat, cell, chart, fold, table
 from .groups import families
 from .play import TextSection
 from .section import not_planned, settings_blocks
-from .text_scores import answer, scores_blocks
+from .text_scores import answer, loss_columns, scores_blocks
 from .words import count_of, short
 
-MOST_POINTS = 20_000  # of training loss in a chart, shared among its runs
-LEAST_POINTS = 20
+MAX_POINTS = 20_000  # of training loss in a chart, shared among its runs
+MIN_POINTS = 20
 NO_BREAK = "\u00a0"  # a space at which `32.8 M` does not break
 ABOUT = (
     "Each run reads text, token by token, and is measured on text that was held out: the loss is its mean "
@@ -29,18 +29,17 @@ ABOUT = (
 
 def columns(runs: Sequence[TextRun]) -> list[str]:
     """`architecture, size, …, loss (hops), bits per byte (hops), …, state`"""
-    of_sets = [f"{what} ({name})" for name in set_names(runs) for what in ("loss", "bits per byte")]
-    return ["architecture", "size", "learning rate", "seed", "tokens", *of_sets, "training loss", "state"]
+    return ["architecture", "size", "learning rate", "seed", "tokens", *loss_columns(runs), "training loss", "state"]
 
 
 def rows(runs: Sequence[TextRun]) -> Iterator[list[tuple[str, str]]]:
-    """What a run reached last, cells of (text, remark); of one that has not finished, at which step that was."""
+    """The last numbers of each run, as cells of (text, remark); of an unfinished run the remark has the step."""
     names = set_names(runs)
     for run, arch in zip(runs, families(runs), strict=True):
         last = run.last
         early = f"at step {last.step:,}" if last and not run.finished else ""
-        found = [last.sets.get(name) if last else None for name in names]
-        values = [value for one in found for value in ((one.loss, one.bits_per_byte) if one else (None, None))]
+        sets = [last.sets.get(name) if last else None for name in names]
+        values = [value for one in sets for value in ((one.loss, one.bits_per_byte) if one else (None, None))]
         training = f"{run.train[-1].loss:.3f}" if run.train else "–"
         about = [arch, _size(run), f"{run.lr:g}", str(run.seed), short(run.tokens)]
         yield [
@@ -53,12 +52,12 @@ def rows(runs: Sequence[TextRun]) -> Iterator[list[tuple[str, str]]]:
 
 def text_table(section: TextSection) -> Table:
     """For the terminal."""
-    found = Table(title=f"\n{escape_rich(plain(section.heading))}", title_justify="left", title_style="bold")
+    shown = Table(title=f"\n{escape_rich(plain(section.heading))}", title_justify="left", title_style="bold")
     for place, name in enumerate(columns(section.runs)):
-        found.add_column(escape_rich(plain(name)), justify="left" if place == 0 else "right", no_wrap=place == 0)
+        shown.add_column(escape_rich(plain(name)), justify="left" if place == 0 else "right", no_wrap=place == 0)
     for row in rows(section.runs):
-        found.add_row(*(escape_rich(plain(f"{text} {remark}".strip())) for text, remark in row))
-    return found
+        shown.add_row(*(escape_rich(plain(f"{text} {remark}".strip())) for text, remark in row))
+    return shown
 
 
 def text_blocks(section: TextSection, number: int) -> list[Block]:
@@ -73,9 +72,9 @@ def text_blocks(section: TextSection, number: int) -> list[Block]:
         [run.name, *(cell(text.replace(" ", NO_BREAK), remark) for text, remark in row[:-1]), row[-1][0]]
         for run, row in zip(runs, rows(runs), strict=True)
     ]
-    most = max(LEAST_POINTS, MOST_POINTS // len(runs))
+    max_points = max(MIN_POINTS, MAX_POINTS // len(runs))
     caption = "Loss on training batches, a line per run."
-    training = [_training(run, most) for run in runs]
+    training = [_training(run, max_points) for run in runs]
     losses = [_chart(f"text-loss-{number}", caption, "training loss", runs, training)] if any(training) else []
     every, ranking = table(["run", *columns(runs)], body), scores_blocks(section)
     return [
@@ -102,14 +101,14 @@ Curve = list[tuple[int, float]]
 
 
 def _validation(run: TextRun, name: str) -> Curve:
-    found = [(tokens_of(run.config, row.step), row.sets[name].loss) for row in run.evals if name in row.sets]
-    return [(tokens, loss) for tokens, loss in found if tokens is not None and loss is not None]
+    points = [(tokens_of(run.config, row.step), row.sets[name].loss) for row in run.evals if name in row.sets]
+    return [(tokens, loss) for tokens, loss in points if tokens is not None and loss is not None]
 
 
-def _training(run: TextRun, most: int) -> Curve:
-    thinned = run.train[:: max(1, -(-len(run.train) // most))]
-    found = [(tokens_of(run.config, row.step), row.loss) for row in thinned if abs(row.loss) < float("inf")]
-    return [(tokens, loss) for tokens, loss in found if tokens is not None]
+def _training(run: TextRun, max_points: int) -> Curve:
+    thinned = run.train[:: max(1, -(-len(run.train) // max_points))]
+    points = [(tokens_of(run.config, row.step), row.loss) for row in thinned if abs(row.loss) < float("inf")]
+    return [(tokens, loss) for tokens, loss in points if tokens is not None]
 
 
 def _chart(name: str, caption: str, title: str, runs: Sequence[TextRun], curves: Sequence[Curve]) -> Block:

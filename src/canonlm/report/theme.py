@@ -1,6 +1,6 @@
 """How charts look: one theme, light and dark, and one fixed look per architecture.
 
-An architecture is told apart twice: by colour (after Okabe & Ito, safe for colour-blind readers) and by line, marker
+Architectures differ in two ways: by colour (after Okabe & Ito, safe for colour-blind readers) and by line, marker
 and bar pattern, so that a black-and-white print still reads. Text from runs is escaped, as plotly reads labels as HTML.
 """
 

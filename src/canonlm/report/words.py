@@ -1,7 +1,7 @@
-"""The vocabulary of the report: how slices, measures and numbers are said to people.
+"""The vocabulary of the report: slices, measures and numbers as texts.
 
-What is special to a task it says itself (`canonlm.tasks.describe`). Of a task that is not ours the run folder has the
-words (`canonlm.runs.words`): a report never runs a file of the user's.
+A task describes its own slices and measures (`canonlm.tasks.describe`). The descriptions of a task from outside are in
+the run folder (`canonlm.runs.words`): a report never runs a file of the user's.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ def number(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """One decimal, and never a rounded 0% or 100%: those are said of exactly none and exactly all."""
+    """One decimal, and never a rounded 0% or 100%: they stand for exactly none and exactly all."""
     text = f"{100 * share:.1f}%"
     if text == "100.0%":
         return "100%" if share == 1 else ">99.9%"
@@ -46,7 +46,7 @@ def span(low: float, high: float, say: Callable[[float], str] = percent) -> str:
 
 
 def small_of(spread: Spread, say: Callable[[float], str], runs: int) -> str:
-    """The interval as it is printed small, with the number of runs where it is not the `runs` said beside it."""
+    """The interval as small print, with the number of runs if it differs from `runs`, which stands beside it."""
     if spread.low < spread.high:
         interval = span(spread.low, spread.high, say)
     elif spread.runs > 1:
@@ -57,7 +57,7 @@ def small_of(spread: Spread, say: Callable[[float], str], runs: int) -> str:
 
 
 def hint_of(spread: Spread, say: Callable[[float], str]) -> str:
-    """All there is to say of the interval, and how far apart the runs are."""
+    """The interval in full, and the range of the runs."""
     interval = f": {span(spread.low, spread.high, say)}" if spread.low < spread.high else ""
     low, high = min(spread.values), max(spread.values)
     return f"{spread.kind}{interval}" + (f"; single runs: {span(low, high, say)}" if low < high else "")
@@ -86,7 +86,7 @@ class Quantity:
 
 
 def about_of(task: str) -> str:
-    """What the model has to do, in a sentence; "" where the task does not say it."""
+    """The task of the model, in a sentence; "" if the task has no description."""
     return words_of(task).about
 
 
@@ -95,8 +95,7 @@ def score_of(task: str) -> "Score":
 
 
 def headline(task: str, slices: Iterable[str]) -> list[str]:
-    """Of slices in order those whose accuracies, averaged, stand for the task: the one that it names, or else all of
-    the primary scale."""
+    """The slices whose mean accuracy stands for the task: the one that the task names, or all of the primary scale."""
     one = score_of(task).slice
     return [key for key in primary(slices) if key == one or not one]
 
@@ -108,12 +107,12 @@ def quantity(task: str, key: str) -> Quantity:
         return Quantity("mean accuracy", percent, points)
     if is_slice(key):
         return Quantity(slice_label(task, key), percent, points)
-    found = words_of(task).measures.get(key)
-    return Quantity(found.label, about=found.about, log=found.log) if found else Quantity(key.replace("_", " "))
+    measure = words_of(task).measures.get(key)
+    return Quantity(measure.label, about=measure.about, log=measure.log) if measure else Quantity(key.replace("_", " "))
 
 
 def score_label(task: str, key: str) -> str:
-    """What an architecture is compared by: `mean accuracy`, `bits per parameter`, `accuracy (from the start)`."""
+    """The name of the score: `mean accuracy`, `bits per parameter`, `accuracy (from the start)`."""
     label = quantity(task, key).label
     return f"accuracy ({label})" if is_slice(key) else label
 

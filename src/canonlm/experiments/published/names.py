@@ -102,9 +102,9 @@ def question_of(suite: str, name: str, measure: str) -> tuple[str, str, str]:
     return name, "all", measure
 
 
-def asked_with(suite: str, settings: Mapping[str, Any]) -> str | None:
-    """What sets numbers of one name apart: the difficulty of a task; for multi-hop whether people are asked about by
-    the published distribution, in which the place in the text gives answers away."""
+def setting_of_suite(suite: str, settings: Mapping[str, Any]) -> str | None:
+    """The part of the settings that tells numbers of one name apart: the difficulty of a task; for multi-hop questions
+    whether they have the published distribution, in which the place in the text gives answers away."""
     if suite == "playground" and isinstance(task := settings.get("task"), dict):
         return setting_of(task)
     parts = []

@@ -17,7 +17,7 @@ const SHARE = {range: [-0.04, 1.06], dtick: 0.25, tickformat: ".0%"};
 const FEW_POINTS = 30; // of a line; each has a marker then
 
 const safe = text => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-const told = text => safe(text).replaceAll("\n", "<br>");
+const withBreaks = text => safe(text).replaceAll("\n", "<br>");
 const lookAt = one => ({...PLAIN, color: page.colors.muted, ...(page.looks[one.look] ?? {}), ...one.style});
 
 function traceOf(one, off) {
@@ -29,13 +29,13 @@ function traceOf(one, off) {
     x: one.x,
     y: one.y,
     name: safe(one.name),
-    meta: [one.run, Array.isArray(one.hover) ? "" : told(one.hover ?? "")],
+    meta: [one.run, Array.isArray(one.hover) ? "" : withBreaks(one.hover ?? "")],
     showlegend: false,
     xaxis: `x${panel}`,
     yaxis: `y${panel}`,
     visible: !off.has(one.name),
     opacity: kind.opacity ?? 1,
-    hovertext: Array.isArray(one.hover) ? one.hover.map(told) : undefined,
+    hovertext: Array.isArray(one.hover) ? one.hover.map(withBreaks) : undefined,
     hovertemplate: (one.tip ? `<b>%{fullData.name}</b><br>${one.tip}<br>` : "") + `${hint}<extra></extra>`,
   };
   if (one.kind === "bar") {
@@ -67,7 +67,7 @@ function traceOf(one, off) {
 }
 
 function axisOf({title = "", range, log, share, ticks, words, format, even}, shown = true) {
-  const found = {
+  const axis = {
     title: {text: safe(shown ? title : ""), standoff: 8, font: {size: 12, color: tint("muted")}},
     automargin: true,
     zeroline: false,
@@ -77,18 +77,18 @@ function axisOf({title = "", range, log, share, ticks, words, format, even}, sho
     tickfont: {size: 12},
     tickformat: format,
   };
-  if (share) Object.assign(found, SHARE);
+  if (share) Object.assign(axis, SHARE);
   if (log) {
     const dtick = !range && !format ? undefined : range && range[1] - range[0] > 1.5 ? 1 : "D2";
-    Object.assign(found, {type: "log", dtick, nticks: 8, tickformat: format ?? "~g"});
+    Object.assign(axis, {type: "log", dtick, nticks: 8, tickformat: format ?? "~g"});
   }
-  if (words) Object.assign(found, {type: "category", showgrid: false, fixedrange: true});
+  if (words) Object.assign(axis, {type: "category", showgrid: false, fixedrange: true});
   if (ticks) {
-    const [tickvals, ticktext] = [ticks.map(([at]) => at), ticks.map(([, text]) => told(text))];
-    Object.assign(found, {tickvals, ticktext, showgrid: !even});
+    const [tickvals, ticktext] = [ticks.map(([at]) => at), ticks.map(([, text]) => withBreaks(text))];
+    Object.assign(axis, {tickvals, ticktext, showgrid: !even});
   }
-  if (range) found.range = range;
-  return found;
+  if (range) axis.range = range;
+  return axis;
 }
 
 // Panels in rows; the gaps are pixels, so that they hold the axes at any width.

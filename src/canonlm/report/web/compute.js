@@ -6,14 +6,14 @@ VIEWS.compute = () => {
   const places = Object.values(groups).flatMap(group => group.questions.filter(q => usable(q).length > 2));
   at("compute").hidden = places.length === 0;
   if (at("compute").hidden) return;
-  const most = places.toSorted((a, b) => usable(b).length - usable(a).length)[0];
-  choice(at("compute-question"), Object.fromEntries(places.map(q => [`q${q}`, questions[q].full])), `q${most}`);
+  const largest = places.toSorted((a, b) => usable(b).length - usable(a).length)[0];
+  choice(at("compute-question"), Object.fromEntries(places.map(q => [`q${q}`, questions[q].full])), `q${largest}`);
   const chosen = () => Number(at("compute-question").value.slice(1));
   const skip = i => (at("compute-others").checked && models[i].source === "reference" ? ["source"] : []);
-  const here = () => usable(chosen()).filter(i => standing(chosen(), i) && shown(i, skip(i)));
+  const visible = () => usable(chosen()).filter(i => standing(chosen(), i) && shown(i, skip(i)));
 
   const chart = () => {
-    const [all, question] = [here(), questions[chosen()]];
+    const [all, question] = [visible(), questions[chosen()]];
     const value = i => answer(chosen(), i).value;
     const hint = i => `${written(value(i), question)}${unit(question)}\n${nameOf(models[i])}\n${about(models[i])}`;
     const series = [...Map.groupBy(all, i => models[i].look)].map(([look, members]) => {
@@ -22,8 +22,8 @@ VIEWS.compute = () => {
       const x = members.map(i => flops(models[i]));
       return {panel: 0, kind: "dots", look, name, x, y: members.map(value), hover: members.map(hint)};
     });
-    const [least, greatest] = extent(all.map(i => flops(models[i])));
-    const ticks = all.length ? roundBetween(least / 2, 2 * greatest, [1]).map(x => [x, powerOfTen(x)]) : [];
+    const [low, high] = extent(all.map(i => flops(models[i])));
+    const ticks = all.length ? roundBetween(low / 2, 2 * high, [1]).map(x => [x, powerOfTen(x)]) : [];
     const x = {title: "operations of training: 6 × parameters × tokens", log: true, ticks};
     const y = {title: question.less ? question.metric : "percent"};
     return {id: "compute", height: 360, panels: [{title: "", x, y}], series};
@@ -31,8 +31,8 @@ VIEWS.compute = () => {
 
   exported("compute", () => {
     const sizes = i => [models[i].parameters, flops(models[i])];
-    const head = [...IDENTITY, "parameters", "operations", ...ASKED, "value"];
-    return [head, ...here().map(i => [...identity(models[i]), ...sizes(i), ...scored(chosen(), i)])];
+    const head = [...IDENTITY, "parameters", "operations", ...QUESTION, "value"];
+    return [head, ...visible().map(i => [...identity(models[i]), ...sizes(i), ...scored(chosen(), i)])];
   });
   at("compute-others").parentElement.hidden = !models.some(model => model.source === "reference");
   const show = () => redraw(at("compute"));

@@ -12,7 +12,7 @@ VIEWS.curves = () => {
   choice(at("curves-question"), entries, `q${mine ?? standard ?? order[0]}`);
 
   const chosen = () => Number(at("curves-question").value.slice(1));
-  const here = () => lines.get(chosen()).filter(curve => shown(curve.model));
+  const visible = () => lines.get(chosen()).filter(curve => shown(curve.model));
   const rowOf = curve => {
     const {size, tokens: count} = models[curve.model];
     return `${size ?? "size unknown"}, ${isMine(curve.model) ? "your runs" : `${tokens(count)} tokens`}`;
@@ -20,18 +20,18 @@ VIEWS.curves = () => {
 
   // The mean of that many neighbours; nearer to an end of as many as there are on both sides.
   const smooth = values => {
-    const most = (Number(at("curves-smooth").value) - 1) / 2;
+    const max = (Number(at("curves-smooth").value) - 1) / 2;
     return values.map((_, i) => {
-      const reach = Math.min(most, i, values.length - 1 - i);
+      const reach = Math.min(max, i, values.length - 1 - i);
       return average(values.slice(i - reach, i + reach + 1));
     });
   };
 
   const chart = () => {
-    const [all, question, log] = [here(), questions[chosen()], at("curves-log").checked];
+    const [all, question, log] = [visible(), questions[chosen()], at("curves-log").checked];
     const families = [...new Set(all.map(curve => models[curve.model].family))];
     const rows = [...new Set(all.map(rowOf))];
-    // The first steps go so far that nothing could be told apart later: they leave the panel.
+    // The first steps go so far that nothing could be distinguished later: they leave the panel.
     const begins = values => Math.floor(values.length / 10);
     const rangeOf = row => {
       const members = all.filter(curve => rowOf(curve) === row);
@@ -63,10 +63,11 @@ VIEWS.curves = () => {
   };
 
   exported("curves", () => {
-    const ends = ({model, question}) => [identity(models[model]), asked(questions[question])];
-    const points = curve =>
-      curve.tokens.map((count, i) => [...ends(curve)[0], count, ...ends(curve)[1], curve.values[i]]);
-    return [[...IDENTITY, "at_tokens", ...ASKED, "value"], ...here().flatMap(points)];
+    const points = ({model, question, tokens, values}) => {
+      const [who, what] = [identity(models[model]), questionOf(questions[question])];
+      return tokens.map((count, i) => [...who, count, ...what, values[i]]);
+    };
+    return [[...IDENTITY, "at_tokens", ...QUESTION, "value"], ...visible().flatMap(points)];
   });
   const show = () => redraw(at("curves"));
   ["curves-question", "curves-smooth", "curves-log"].forEach(id => at(id).addEventListener("change", show));
@@ -76,11 +77,11 @@ VIEWS.curves = () => {
 
 // Where an axis of tokens or operations has its marks, as plotly writes neither 1T nor 2 × 10²².
 function roundBetween(low, high, digits = [1, 2, 5]) {
-  const found = [];
-  if (!(low > 0)) return found;
+  const marks = [];
+  if (!(low > 0)) return marks;
   for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10)
-    found.push(...digits.map(digit => digit * power).filter(x => low <= x && x <= high));
-  return found;
+    marks.push(...digits.map(digit => digit * power).filter(x => low <= x && x <= high));
+  return marks;
 }
 function evenUpTo(high) {
   if (!(high > 0)) return [0];

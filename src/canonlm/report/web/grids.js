@@ -22,7 +22,7 @@ VIEWS.grids = () => {
   }
 
   const all = () => groups[at("grids-task").value].questions;
-  const again = () => {
+  const refill = () => {
     const metrics = [...new Set(all().map(q => questions[q].metric))];
     const theirs = answered(at("grids-task").value).filter(i => !isMine(i));
     const sizes = [...new Set(theirs.map(i => models[i].size ?? "–"))];
@@ -98,10 +98,10 @@ VIEWS.grids = () => {
   exported("grids", () => {
     const [rows, columns] = grid();
     const cells = i => columns.filter(q => standing(q, i)).map(q => [...identity(models[i]), ...scored(q, i)]);
-    return [[...IDENTITY, ...ASKED, "value"], ...rows.flatMap(cells)];
+    return [[...IDENTITY, ...QUESTION, "value"], ...rows.flatMap(cells)];
   });
-  at("grids-task").addEventListener("change", again);
+  at("grids-task").addEventListener("change", refill);
   ["grids-size", "grids-metric"].forEach(id => at(id).addEventListener("change", show));
   views.push(show);
-  again();
+  refill();
 };

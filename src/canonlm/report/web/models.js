@@ -23,14 +23,14 @@ VIEWS.models = () => {
     });
 
   const header = (column, label, title) => {
-    const here = order === column;
+    const active = order === column;
     const sort = () => {
-      falling = here ? !falling : typeof column === "number" && !questions[column].less;
+      falling = active ? !falling : typeof column === "number" && !questions[column].less;
       order = column;
       show();
       at("models-table").querySelector("th[aria-sort] button").focus();
     };
-    const state = here ? (falling ? "descending" : "ascending") : null;
+    const state = active ? (falling ? "descending" : "ascending") : null;
     const button = make("button", {type: "button", title, onclick: sort}, label);
     return make("th", {scope: "col", "aria-sort": state}, button);
   };
@@ -63,9 +63,9 @@ VIEWS.models = () => {
   const show = () => {
     const {questions: columns, labels} = group();
     if (typeof order === "number" && !columns.includes(order)) [order, falling] = [first(), !questions[first()].less];
-    const here = sorted();
+    const visible = sorted();
     const best = columns.map(q => {
-      const [low, high] = extent(here.map(i => standing(q, i)?.value).filter(Number.isFinite));
+      const [low, high] = extent(visible.map(i => standing(q, i)?.value).filter(Number.isFinite));
       return low < high ? (questions[q].less ? low : high) : null;
     });
     const heads = Object.entries(ABOUT).map(([column, label]) => header(column, label));
@@ -76,9 +76,9 @@ VIEWS.models = () => {
       const scores = columns.map((q, place) => score(q, i, best[place]));
       return [name, model.size, tokens(model.tokens), model.lr, ...scores];
     };
-    const marks = here.map(i => isMine(i) && "yours");
-    table(at("models-table"), heads, here.map(rowOf), marks);
-    at("models-count").textContent = `${here.length} models`;
+    const marks = visible.map(i => isMine(i) && "yours");
+    table(at("models-table"), heads, visible.map(rowOf), marks);
+    at("models-count").textContent = `${visible.length} models`;
   };
 
   at("ticked").addEventListener("click", () => {
@@ -86,10 +86,10 @@ VIEWS.models = () => {
     showTicked();
   });
   exported("models", () => {
-    const scores = (q, i) => [...asked(questions[q]), ...NUMBERS.map(key => standing(q, i)[key])];
+    const scores = (q, i) => [...questionOf(questions[q]), ...NUMBERS.map(key => standing(q, i)[key])];
     const answered = i => group().questions.filter(q => standing(q, i));
     const rows = i => answered(i).map(q => [...identity(models[i]), ...scores(q, i)]);
-    return [[...IDENTITY, ...ASKED, ...NUMBERS], ...sorted().flatMap(rows)];
+    return [[...IDENTITY, ...QUESTION, ...NUMBERS], ...sorted().flatMap(rows)];
   });
   at("models-group").addEventListener("change", show);
   views.push(show);

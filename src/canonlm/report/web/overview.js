@@ -29,17 +29,15 @@ VIEWS.overview = () => {
   fill();
 
   // {q, label, question, deltas: [[pair, delta]], gains} of each question of the group that has any
-  const found = () => {
+  const comparisons = () => {
     const group = groups[at("overview-group").value];
     const visible = i => shown(i, ["source", "canon"]);
     const pairs = results.pairs.filter(
       pair => isOf(pair, at("overview-whose").value) && visible(pair.base) && visible(pair.canon),
     );
     const rows = group.questions.map((q, i) => {
-      const [question, delta] = [
-        questions[q],
-        pair => difference(answer(q, pair.canon).value, answer(q, pair.base).value),
-      ];
+      const question = questions[q];
+      const delta = ({base, canon}) => difference(answer(q, canon).value, answer(q, base).value);
       const deltas = pairs.filter(pair => both(q, pair)).map(pair => [pair, delta(pair)]);
       const gains = deltas.map(([, delta]) => (question.less ? -delta : delta));
       return {q, label: group.labels[i], question, deltas, gains};
@@ -62,7 +60,7 @@ VIEWS.overview = () => {
 
   // Each row on a scale of its own; percent and other units apart. A pair that differs in more is hollow.
   const chart = () => {
-    const rows = found();
+    const rows = comparisons();
     const inPercent = row => row.question.unit === "%";
     const parts = [rows.filter(inPercent), rows.filter(row => !inPercent(row))].filter(part => part.length);
     const series = parts.flatMap(points);
@@ -113,7 +111,7 @@ VIEWS.overview = () => {
   };
 
   const show = () => {
-    const rows = found();
+    const rows = comparisons();
     if (at("overview-answer")) at("overview-answer").textContent = headline(rows);
     redraw(at("overview"));
     const archs = [...new Set(rows.flatMap(row => row.deltas.map(([pair]) => models[pair.canon].arch)))];
@@ -161,10 +159,17 @@ VIEWS.overview = () => {
   exported("overview", () => {
     const rename = key => (key === "model" ? "canon_model" : key);
     const values = (q, {base, canon}) => [answer(q, base).value, answer(q, canon).value];
-    const about = (question, {base, canon}) => [models[base].model, ...identity(models[canon]), ...asked(question)];
+    const about = (question, {base, canon}) => [
+      models[base].model,
+      ...identity(models[canon]),
+      ...questionOf(question),
+    ];
     const rows = ({q, question, deltas}) =>
       deltas.map(([pair, delta]) => [...about(question, pair), ...values(q, pair), delta]);
-    return [["base_model", ...IDENTITY.map(rename), ...ASKED, "base", "value", "delta"], ...found().flatMap(rows)];
+    return [
+      ["base_model", ...IDENTITY.map(rename), ...QUESTION, "base", "value", "delta"],
+      ...comparisons().flatMap(rows),
+    ];
   });
   at("overview-group").addEventListener("change", show);
   at("overview-whose").addEventListener("change", () => {
