@@ -1,5 +1,8 @@
 """Every mistake of a user's: exit code 2, one line on standard error that begins "canonlm: ", nothing written."""
 
+import subprocess
+import sys
+
 import pytest
 
 from canonlm.cli import main
@@ -191,3 +194,20 @@ def test_without_a_command_the_help_is_shown(capsys):
     output = capsys.readouterr()
     assert "play" in output.out
     assert output.err == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["depoo"], ["depo", "--preset", "tinny"], ["depo", "--lr", "fast"], ["depo", "--seeds", "0"], ["nowhere.py:Task"]],
+    ids=" ".join,
+)
+def test_simple_mistakes_are_reported_before_torch_is_loaded(arguments):
+    program = "import sys; from canonlm.cli import main; sys.exit(main(sys.argv[1:]) + 10 * ('torch' in sys.modules))"
+    process = subprocess.run([sys.executable, "-c", program, "play", *arguments], capture_output=True)
+    assert process.returncode == 2
+
+
+def test_no_sentence_of_a_help_text_becomes_a_list(capsys):
+    """Markdown takes a line that begins with "1." for one."""
+    assert main(["check", "--help"]) == 0
+    assert "ends with exit code 1; refused means" in " ".join(capsys.readouterr().out.split())

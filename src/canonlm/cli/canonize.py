@@ -17,8 +17,9 @@ MODEL = typer.Argument(
     help="A folder of transformers, or a name on the Hugging Face Hub; with --dry-run also an architecture, such as "
     "hf:qwen3.",
     show_default=False,
+    metavar="MODEL",
 )
-OUT = typer.Argument(help="The folder to write.", show_default=False)
+OUT = typer.Argument(help="The folder to write.", show_default=False, metavar="OUT")
 SITES = typer.Option(help="Sites: letters such as ABCD, with variants such as KVOM:scaled.")
 INIT = typer.Option(help="zero: the model answers as before; uniform: taps are drawn, as in the paper.")
 SEED = typer.Option(help="Seed of drawn taps.", min=0)

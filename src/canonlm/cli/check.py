@@ -16,6 +16,7 @@ MODEL = typer.Argument(
     help="A run's folder, a saved or published model, a name on the Hugging Face Hub; or an architecture, such as "
     "llama+canon or hf:qwen3, which is made small, with random weights.",
     show_default=False,
+    metavar="MODEL",
 )
 CASES = typer.Option(help="Which cases, separated by commas. Default: all.", show_default=False)
 SEED = typer.Option(help="Seed of the tokens that the model reads, and of random weights.", min=0)
@@ -36,8 +37,8 @@ def check(
 ) -> int:
     """Does a model give the same answers with a cache, in a batch, padded, in pieces, with beams, packed, saved?
 
-    Each case is compared with plain forwards over single rows. `differs` is a wrong answer without an error: exit code
-    1. `refused` means that the model or the library raised an error; it does not count as a wrong answer.
+    Each case is compared with plain forward passes over single rows. `differs` is a wrong answer without an error, and
+    ends with exit code 1; `refused` means that the model or the library raised an error, and is not a wrong answer.
     """
     load_torch()
     from dataclasses import asdict

@@ -11,8 +11,9 @@ from canonlm.cli.options import writing_model
 SOURCE = typer.Argument(
     help="A folder, or a repository on the Hugging Face Hub, with a published checkpoint or one of ours.",
     show_default=False,
+    metavar="SOURCE",
 )
-OUT = typer.Argument(help="The folder to write.", show_default=False)
+OUT = typer.Argument(help="The folder to write.", show_default=False, metavar="OUT")
 VARIANT = typer.Option(help="Which sub-folder, if SOURCE has several.", show_default=False)
 REVISION = typer.Option(help="Branch, tag or commit on the Hub.", show_default=False)
 TOKEN = typer.Option(help="Access token for the Hub. Default: the one you logged in with.", show_default=False)

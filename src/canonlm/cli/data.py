@@ -27,6 +27,7 @@ TASK = typer.Argument(
     help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours.",
     show_default=False,
     autocompletion=completion.tasks,
+    metavar="TASK",
 )
 SETTINGS = typer.Argument(
     help="Settings of the task, such as task.N=8 task.K=2.", show_default=False, metavar="KEY=VALUE"

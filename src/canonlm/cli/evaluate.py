@@ -58,6 +58,8 @@ def evaluate(
     * **harness**: any task of the lm-evaluation-harness (`pip install 'canonlm[eval]'`)
     * **playground**: the synthetic task that a run of `canonlm play` was trained on
 
+    For example: `canonlm eval runs/debug --suite multihop k=1 people=3`
+
     Stop it at any time: the same command continues where it stopped. `canonlm report` shows the results.
     """
     named: dict[str, Any] = {}

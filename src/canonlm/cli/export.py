@@ -9,8 +9,8 @@ import typer
 from canonlm.cli.doing import doing, load_torch
 from canonlm.cli.options import TRUST, writing_model
 
-RUN = typer.Argument(help="The folder of a run.", show_default=False)
-OUT = typer.Argument(help="The folder to write.", show_default=False)
+RUN = typer.Argument(help="The folder of a run.", show_default=False, metavar="RUN")
+OUT = typer.Argument(help="The folder to write.", show_default=False, metavar="OUT")
 STEP = typer.Option(
     help="Which checkpoint of the run, by its step. Default: the newest complete one.", show_default=False
 )

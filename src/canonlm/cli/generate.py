@@ -19,6 +19,7 @@ PROMPT = typer.Argument(
     help="The text to continue. For a run of `canonlm play`: the task's own words, as `canonlm data show` prints "
     'them, such as "bos x3 x1 x4 ans".',
     show_default=False,
+    metavar="PROMPT",
 )
 MAX_TOKENS = typer.Option(
     help="The maximum number of tokens to write. Default: 128, or as many as fit after PROMPT.",

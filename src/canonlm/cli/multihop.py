@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-OUT = typer.Argument(help="The file to write, such as hops.jsonl.", show_default=False)
+OUT = typer.Argument(help="The file to write, such as hops.jsonl.", show_default=False, metavar="OUT")
 SETTINGS = typer.Argument(
     help="Settings of the suite, such as k=2 people=3 background=200.", show_default=False, metavar="KEY=VALUE"
 )

@@ -29,7 +29,9 @@ KINDS = {
 KIND = typer.Argument(
     help="task, mixer or experiment.", show_default=False, metavar="KIND", autocompletion=lambda: list(KINDS)
 )
-FILE = typer.Argument(help="The file to write: NAME.py, or NAME.yaml for an experiment.", show_default=False)
+FILE = typer.Argument(
+    help="The file to write: NAME.py, or NAME.yaml for an experiment.", show_default=False, metavar="FILE"
+)
 
 
 def new(kind: Annotated[str, KIND], file: Annotated[Path, FILE]) -> int:

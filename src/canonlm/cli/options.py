@@ -19,6 +19,7 @@ RECIPE = typer.Argument(
     help="A YAML file, or the name of a recipe (`canonlm recipes list`).",
     show_default=False,
     autocompletion=completion.recipes,
+    metavar="RECIPE",
 )
 OVERRIDES = typer.Argument(help="Settings to change, such as train.steps=100.", show_default=False, metavar="KEY=VALUE")
 RUN = typer.Option("--out", help="The run's folder. Default: runs/RECIPE.", show_default=False)
@@ -29,6 +30,7 @@ MODEL = typer.Argument(
     help="A run's folder, a folder of `canonlm export` or of transformers, a published checkpoint, or a name on the "
     "Hugging Face Hub.",
     show_default=False,
+    metavar="MODEL",
 )
 STEP = typer.Option(
     help="Which checkpoint of a run, by its step. Default: the newest complete one.", show_default=False

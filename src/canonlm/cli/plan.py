@@ -18,6 +18,7 @@ WHAT = typer.Argument(
     help="A recipe (`canonlm recipes list`), a YAML file, or a task.",
     show_default=False,
     autocompletion=completion.recipes_and_tasks,
+    metavar="WHAT",
 )
 PRESET = typer.Option(help="For a task: tiny, small or paper.", autocompletion=completion.presets)
 DIFFICULTY = typer.Option(help="For a task: one of its named difficulties.", show_default=False)

@@ -17,6 +17,7 @@ TASK = typer.Argument(
     help="A task; `canonlm tasks` lists them. FILE.py:NAME: one of yours. text: prepared text, with data=FOLDER.",
     show_default=False,
     autocompletion=completion.tasks_and_text,
+    metavar="TASK",
 )
 OVERRIDES = typer.Argument(
     help="Settings to change in every run, such as train.steps=100.", show_default=False, metavar="KEY=VALUE"
@@ -54,6 +55,8 @@ def play(
     jobs: Annotated[int | None, JOBS] = None,
 ) -> int:
     """Train architectures on a synthetic task or on text, on the same data in the same order, and compare them.
+
+    For example: `canonlm play depo --arch llama,llama+canon train.steps=300`
 
     Ends with a table and `report.html`, a page that is there from the start and follows the runs. Ctrl-C saves every
     run; the same command continues where it stopped and repeats nothing that is finished.

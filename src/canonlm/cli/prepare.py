@@ -9,8 +9,8 @@ import typer
 if TYPE_CHECKING:
     from canonlm.data.index import Index
 
-OUT = typer.Argument(help="The folder to write.", show_default=False)
-FOLDER = typer.Argument(help="A folder that `canonlm data prepare` wrote.", show_default=False)
+OUT = typer.Argument(help="The folder to write.", show_default=False, metavar="OUT")
+FOLDER = typer.Argument(help="A folder that `canonlm data prepare` wrote.", show_default=False, metavar="FOLDER")
 OPTIONS = typer.Argument(
     help="Options of the executor, such as partition=cpu time=4:00:00.", show_default=False, metavar="KEY=VALUE"
 )

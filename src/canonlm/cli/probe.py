@@ -9,7 +9,7 @@ import typer
 from canonlm.cli.doing import doing, load_torch
 from canonlm.cli.options import TRUST
 
-RUN = typer.Argument(help="The folder of a Lano run, such as runs/lano-tiny/runs/….", show_default=False)
+RUN = typer.Argument(help="The folder of a Lano run, such as runs/lano-tiny/runs/….", show_default=False, metavar="RUN")
 LAYER = typer.Option(help="0: the embeddings; 1, 2, …: after that block; -1: what the output head reads.")
 FIT = typer.Option(help="Training sentences that the classifiers are fitted on.", min=2)
 TEST = typer.Option(help="Test sentences that they are scored on.", min=2)

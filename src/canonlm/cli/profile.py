@@ -22,6 +22,7 @@ ARCHS = typer.Argument(
     "FILE.py:NAME: one of yours.",
     show_default=False,
     autocompletion=completion.architectures,
+    metavar="ARCHS",
 )
 TASKS = typer.Option(help="Tasks, separated by commas. Default: all six.", show_default=False)
 SEEDS = typer.Option(help="Seeds for each architecture. Default: 3; with --quick 1. A verdict takes 5.",

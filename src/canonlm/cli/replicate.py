@@ -20,6 +20,7 @@ NAME = typer.Argument(
     help="fig4, fig5, …, capacity, all, or a YAML file of yours.",
     show_default=False,
     autocompletion=completion.experiments,
+    metavar="EXPERIMENT",
 )
 JOB = typer.Argument(
     help="With --slurm: the job's settings, such as array=16 gpus=1 time=24:00:00.",

@@ -16,6 +16,8 @@ def train(
 ) -> int:
     """Train one model, on a playground task or on text.
 
+    For example: `canonlm train debug arch=gdn2+canon train.steps=100`
+
     Stop it at any time (Ctrl-C saves first); the same command continues where it stopped. For several devices start it
     with `canonlm launch` or torchrun.
     """
