@@ -135,6 +135,7 @@ class _Following:
     def write(self) -> "Profile":
         from canonlm.errors import writing
         from canonlm.experiments.profiled import profiled, speeds_of
+        from canonlm.files import write_text
         from canonlm.report import profile_page
 
         finished = [name for name, outcome in self.outcomes.items() if outcome and name not in self.speeds]
@@ -142,7 +143,7 @@ class _Following:
         shown = profiled(self.experiment, self.outcomes, self.speeds)
         with writing("--out", self.out):
             self.out.mkdir(parents=True, exist_ok=True)
-            profile_page.write(shown, shlex.join(["canonlm", *sys.argv[1:]]), self.page)
+            write_text(self.page, profile_page.html(shown, shlex.join(["canonlm", *sys.argv[1:]])))
         return shown
 
     def show_plan(self) -> None:

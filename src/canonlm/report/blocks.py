@@ -117,7 +117,7 @@ def page(
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{_escape(title)}</title>
+<title>{title.replace("&", "&amp;").replace("<", "&lt;")}</title>
 <link rel="icon" href="data:,">
 <style>{style}</style>
 </head>
@@ -137,10 +137,6 @@ def _inert(value: Any) -> str:
     """JSON that cannot end the script element it stands in."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _has(name: str) -> bool:

@@ -1,11 +1,9 @@
 """The page of a profile: the answer first, then what it rests on."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from ..experiments.profiled import SOLVED, Arm, Profile, TaskProfile
-from ..files import write_text
 from .blocks import Block, Cell, caveat, cell, chart, fold, page, spread_cell, table
 from .profile import caveats, headlines, verdicts
 from .profile_charts import curves, scores, solved
@@ -23,10 +21,6 @@ BY_STEP = "Score while training, against steps. Thin lines: single seeds. Bold l
 BY_TIME = (
     "The same against minutes of training, at the median speed of the architecture's runs; evaluations not counted."
 )
-
-
-def write(profile: Profile, command: str, path: Path) -> None:
-    write_text(path, html(profile, command))
 
 
 def html(profile: Profile, command: str) -> str:

@@ -79,7 +79,9 @@ def only(numbers: "pl.DataFrame", columns: Sequence[Column]) -> "pl.DataFrame":
     """The rows that answer one of the questions."""
     import polars as pl
 
-    questions = pl.DataFrame([column.question for column in columns], schema=_question_types(), orient="row")
+    questions = pl.DataFrame(
+        [column.question for column in columns], schema=dict.fromkeys(QUESTION, pl.String), orient="row"
+    )
     return numbers.join(questions, on=QUESTION, nulls_equal=True, how="semi", maintain_order="left")
 
 
@@ -110,19 +112,20 @@ def delta_tables(pairs: "pl.DataFrame", columns: Sequence[Column], width: int) -
         question = Question(*(row[key] for key in QUESTION))
         pair = (*(row[key] for key in same), row["base_model"])
         pairs_shown.setdefault(pair, {})[question] = _delta(row["delta"], question)
-        deltas.setdefault(question, []).append(-row["delta"] if _less_is_better(question) else row["delta"])
+        deltas.setdefault(question, []).append(row["delta"])
     rows: list[tuple[list[str], Mapping[Question, str]]] = []
     for pair, cells in pairs_shown.items():
         source, arch, size, tokens, lr, model, before, after = pair[:-1]
         sign = mark(model) if source in ("published", "best") else ""
+        length = "–" if tokens is None else short_tokens(tokens)
         rate = "best" if source == "best" else "–" if lr is None else f"{lr:g}"
-        rows.append(([arch + sign, size or "–", _tokens(tokens), rate, f"{before} → {after}"], cells))
+        rows.append(([arch + sign, size or "–", length, rate, f"{before} → {after}"], cells))
     count = len(rows)
-    gains = {q: [-x for x in d] if _less_is_better(q) else d for q, d in deltas.items()}
+    gains = {q: [-x for x in d] if q.metric in LOWER_IS_BETTER else d for q, d in deltas.items()}
     rows += [
-        (["mean", *[""] * 4], {q: _delta(sum(d) / len(d), q) for q, d in gains.items()}),
-        (["better", *[""] * 4], {q: f"{sum(x > 0 for x in d)}/{len(d)}" for q, d in deltas.items()}),
-        (["worse", *[""] * 4], {q: f"{sum(x < 0 for x in d)}/{len(d)}" for q, d in deltas.items()}),
+        (["mean", *[""] * 4], {q: _delta(sum(d) / len(d), q) for q, d in deltas.items()}),
+        (["better", *[""] * 4], {q: f"{sum(x > 0 for x in d)}/{len(d)}" for q, d in gains.items()}),
+        (["worse", *[""] * 4], {q: f"{sum(x < 0 for x in d)}/{len(d)}" for q, d in gains.items()}),
     ]
     source = next(iter(pairs_shown))[0]
     title = f"{source}: with Canon layers, minus without (points of percent; ppl: perplexity, less is better)"
@@ -171,10 +174,6 @@ def mark(model: str) -> str:
     """The mark of a model; a row of bests, `…-lr(0.002,0.003)`, has that of its runs."""
     start = model.partition("(")[0] if "(" in model else model
     return next((mark for name, mark in _marks().items() if name.startswith(start)), "")
-
-
-def _less_is_better(question: Question) -> bool:
-    return question.metric in LOWER_IS_BETTER
 
 
 def _seeds() -> str:
@@ -244,13 +243,3 @@ def _delta(delta: float, question: Question) -> str:
         return signed(delta)
     text = f"{delta:+.1f}" if question.unit == PERCENT else f"{delta:+.2f}"
     return text.replace("-", "−") if float(text) else text.lstrip("+-")
-
-
-def _tokens(tokens: int | None) -> str:
-    return "–" if tokens is None else short_tokens(tokens)
-
-
-def _question_types() -> dict[str, Any]:
-    import polars as pl
-
-    return dict.fromkeys(QUESTION, pl.String)

@@ -254,20 +254,15 @@ def _values(runs: Sequence[Run], key: str) -> dict[int, float]:
     return by_seed((seed, value) for seed, value in scores if value is not None)
 
 
-def questions_of(rows: Iterable[Evaluation], key: str) -> int | None:
-    """The min number of questions of a run on the slice `key` or, for "", on all of the primary scale; None for a
-    measure."""
-    if key and not is_slice(key):
-        return None
-    return min(sum(row.slices[k].total for k in ([key] if key else primary(row.slices))) for row in rows)
-
-
 def _spread(runs: Sequence[Run], key: str) -> Spread | None:
     values = _values(runs, key)
     if not values:
         return None
-    rows = [_final(run) for run in runs if not key or _final(run).value(key) is not None]
-    return spread_of([*values.values()], questions_of(rows, key), two_state=score_of(runs[0].task).two_state)
+    questions = None  # of a measure
+    if not key or is_slice(key):
+        slices = [_final(run).slices for run in runs if not key or key in _final(run).slices]
+        questions = min(sum(each[k].total for k in ([key] if key else primary(each))) for each in slices)
+    return spread_of([*values.values()], questions, two_state=score_of(runs[0].task).two_state)
 
 
 def _difference(key: str, reference: Rate, other: Rate) -> Difference | None:

@@ -4,8 +4,7 @@ VIEWS.compute = () => {
   const flops = model => (model.parameters && model.tokens ? 6 * model.parameters * model.tokens : null);
   const usable = q => [...(answers.get(q)?.keys() ?? [])].filter(i => flops(models[i]) && models[i].source !== "paper");
   const places = Object.values(groups).flatMap(group => group.questions.filter(q => usable(q).length > 2));
-  at("compute").hidden = places.length === 0;
-  if (at("compute").hidden) return;
+  if (hides("compute", places.length === 0)) return;
   const largest = places.toSorted((a, b) => usable(b).length - usable(a).length)[0];
   choice(at("compute-question"), Object.fromEntries(places.map(q => [`q${q}`, questions[q].full])), `q${largest}`);
   const chosen = () => Number(at("compute-question").value.slice(1));
@@ -35,10 +34,8 @@ VIEWS.compute = () => {
     return [head, ...visible().map(i => [...identity(models[i]), ...sizes(i), ...scored(chosen(), i)])];
   });
   at("compute-others").parentElement.hidden = !models.some(model => model.source === "reference");
-  const show = () => redraw(at("compute"));
-  ["compute-question", "compute-others"].forEach(id => at(id).addEventListener("change", show));
   charts.set(at("compute-chart"), chart);
-  views.push(show);
+  follow(() => redraw(at("compute")), "compute-question", "compute-others");
 };
 
 const powerOfTen = x => "10" + String(Math.round(Math.log10(x))).replace(/\d/g, digit => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]);

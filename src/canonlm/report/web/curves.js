@@ -2,8 +2,7 @@
 
 VIEWS.curves = () => {
   const lines = Map.groupBy(results.curves, curve => curve.question);
-  at("curves").hidden = lines.size === 0;
-  if (lines.size === 0) return;
+  if (hides("curves", lines.size === 0)) return;
   const order = [...lines.keys()].sort((a, b) => lines.get(b).length - lines.get(a).length);
   const mine = order.find(q => lines.get(q).some(curve => isMine(curve.model)));
   const standard = order.find(q => questions[q].task === "hellaswag");
@@ -69,10 +68,8 @@ VIEWS.curves = () => {
     };
     return [[...IDENTITY, "at_tokens", ...QUESTION, "value"], ...visible().flatMap(points)];
   });
-  const show = () => redraw(at("curves"));
-  ["curves-question", "curves-smooth", "curves-log"].forEach(id => at(id).addEventListener("change", show));
   charts.set(at("curves-chart"), chart);
-  views.push(show);
+  follow(() => redraw(at("curves")), "curves-question", "curves-smooth", "curves-log");
 };
 
 // Where an axis of tokens or operations has its marks, as plotly writes neither 1T nor 2 × 10²².

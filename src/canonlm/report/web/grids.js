@@ -10,8 +10,7 @@ VIEWS.grids = () => {
   const names = Object.keys(groups).filter(
     name => (isSynthetic(name) && answered(name).some(ofPaper)) || answered(name).some(isPlayed(name)),
   );
-  at("grids").hidden = names.length === 0;
-  if (at("grids").hidden) return;
+  if (hides("grids", names.length === 0)) return;
   const mine = names.find(name => answered(name).some(isMine));
   choice(at("grids-task"), asIs(names), mine ?? names[0]);
 
@@ -101,7 +100,6 @@ VIEWS.grids = () => {
     return [[...IDENTITY, ...QUESTION, "value"], ...rows.flatMap(cells)];
   });
   at("grids-task").addEventListener("change", refill);
-  ["grids-size", "grids-metric"].forEach(id => at(id).addEventListener("change", show));
-  views.push(show);
+  follow(show, "grids-size", "grids-metric");
   refill();
 };

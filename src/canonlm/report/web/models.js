@@ -2,8 +2,7 @@
 
 VIEWS.models = () => {
   const names = Object.keys(groups);
-  at("models").hidden = names.length === 0;
-  if (at("models").hidden) return;
+  if (hides("models", names.length === 0)) return;
   choice(at("models-group"), asIs(names), names.find(name => answered(name).some(isMine)) ?? names[0]);
   const ABOUT = {model: "model", size: "size", tokens: "tokens", lr: "learning rate"};
   const group = () => groups[at("models-group").value];
@@ -91,6 +90,5 @@ VIEWS.models = () => {
     const rows = i => answered(i).map(q => [...identity(models[i]), ...scores(q, i)]);
     return [[...IDENTITY, ...QUESTION, ...NUMBERS], ...sorted().flatMap(rows)];
   });
-  at("models-group").addEventListener("change", show);
-  views.push(show);
+  follow(show, "models-group");
 };

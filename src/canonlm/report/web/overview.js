@@ -18,8 +18,7 @@ VIEWS.overview = () => {
     return names.sort((a, b) => count(b) - count(a));
   };
   const whose = Object.keys(names).filter(source => groupsOf(source).length);
-  at("overview").hidden = whose.length === 0;
-  if (at("overview").hidden) return;
+  if (hides("overview", whose.length === 0)) return;
   choice(at("overview-whose"), Object.fromEntries(whose.map(source => [source, names[source]])), whose[0]);
 
   const fill = () => {
@@ -171,11 +170,7 @@ VIEWS.overview = () => {
       ...comparisons().flatMap(rows),
     ];
   });
-  at("overview-group").addEventListener("change", show);
-  at("overview-whose").addEventListener("change", () => {
-    fill();
-    show();
-  });
+  at("overview-whose").addEventListener("change", fill);
   charts.set(at("overview-chart"), chart);
-  views.push(show);
+  follow(show, "overview-group", "overview-whose");
 };

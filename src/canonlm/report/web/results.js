@@ -134,6 +134,15 @@ VIEWS.bar = () => {
   Object.keys(FILTERS).forEach(fill);
 };
 
+// Hides a view if it is empty; returns whether it is.
+const hides = (id, empty) => (at(id).hidden = empty);
+
+// Shows a view when one of its controls or a filter changes.
+function follow(show, ...controls) {
+  controls.forEach(id => at(id).addEventListener("change", show));
+  views.push(show);
+}
+
 // -- controls and downloads -------------------------------------------------------------------------------------------
 
 function choice(select, entries, chosen) {

@@ -2,8 +2,7 @@
 
 VIEWS.settings = () => {
   const names = Object.keys(results.settings);
-  at("settings").hidden = names.length < 2;
-  if (at("settings").hidden) return;
+  if (hides("settings", names.length < 2)) return;
   at("settings-names").replaceChildren(...names.map(value => make("option", {value})));
   const two = results.pairs
     .toSorted((a, b) => isMine(b.base) - isMine(a.base))
