@@ -242,7 +242,8 @@ class CanonLMConfig(PreTrainedConfig):
             raise expected("canon_kernel", f"an integer from 1 to {MAX_KERNEL}", self.canon_kernel)
         key = "canon_set" if self.canon_sets is None else "canon_sets"
         texts = [self.canon_set] if self.canon_sets is None else self._per_layer(key, self.canon_sets)
-        layers = [parse_sites(text, key=key, default=self._usual_canon) for text in texts]
+        usual = self._usual_canon
+        layers = [parse_sites(text, key=key, default=usual) for text in texts]
         if len({"E" in sites for sites in layers}) > 1:
             raise expected(key, "E in every layer's sites (it is there once, after the embedding) or in none", texts)
         canons = {variant for sites in layers for letter, variant in sites.items() if letter != "b"}
@@ -256,13 +257,14 @@ class CanonLMConfig(PreTrainedConfig):
                 self.canon_bias,
                 self.canon_frozen,
             ) = same or (4, True, False, False, False)
-        texts = [write_sites(sites, default=self._usual_canon) for sites in layers]
+        usual = self._usual_canon
+        texts = [write_sites(sites, default=usual) for sites in layers]
         if self.canon_sets is None:
             self.canon_set = texts[0]
         else:
             self.canon_sets = texts
-        for layer_idx, mixer in enumerate(self.mixers):
-            sites, text = self.canons(layer_idx), self.canon_texts[layer_idx]
+        for mixer, text in dict.fromkeys(zip(self.mixers, self.canon_texts, strict=True)):
+            sites = parse_sites(text)
             if "b" in sites and not MIXERS[mixer].takes_short_conv:
                 raise expected(key, f"no site b: {mixer} has no short convolution", text)
             if self.mlp == "none" and set("CDM") & sites.keys():
@@ -306,7 +308,9 @@ class CanonLMConfig(PreTrainedConfig):
     def canon_texts(self) -> list[str]:
         """Each layer's Canon sites as a complete text, such as `AC:nores`; with E in all of them."""
         texts = self.canon_sets or [self.canon_set] * self.num_hidden_layers
-        return [write_sites(parse_sites(text, default=self._usual_canon)) for text in texts]
+        usual = self._usual_canon
+        complete = {text: write_sites(parse_sites(text, default=usual)) for text in dict.fromkeys(texts)}
+        return [complete[text] for text in texts]
 
     def sites(self, layer_idx: int) -> str:
         """The places of a layer's Canon layers, such as "AbBCD" (B: on any of Q, K, V), in the order in which the layer
