@@ -10,6 +10,7 @@ lines "name; city". Other files in the folder are not read.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ATTRIBUTES = ("birth date", "birth city", "university", "field", "company city", "company")  # order of the sentences
@@ -54,7 +55,15 @@ class Pools:
 
 def load(folder: Path | None = None) -> Pools:
     """The pools of a folder; None means ours. ValueError names the file and the line where an entry is no good."""
-    folder = folder or Path(__file__).parent / "data" / "pools"
+    return _ours() if folder is None else _read(folder)
+
+
+@cache
+def _ours() -> Pools:
+    return _read(Path(__file__).parent / "data" / "pools")
+
+
+def _read(folder: Path) -> Pools:
     *pools, lines = (_lines(folder / f"{name}.txt") for name in FILES)
     for name, entries in zip(FILES, pools, strict=False):
         _refuse_repeats(folder / f"{name}.txt", entries)

@@ -1,6 +1,7 @@
 """Reads Capo's documents back from their tokens: the person, the values and their positions."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from canonlm.tasks.base import Malformed, Query
@@ -141,3 +142,9 @@ class Reader:
             if at + length <= len(tokens):
                 for i in self._pieces[kind].get(tuple(tokens[at : at + length]), ()):
                     yield i, at + length
+
+
+@cache
+def reader_of(text: Text) -> Reader:
+    """The reader of a text, which takes longer to make than the rest of the task."""
+    return Reader(text)

@@ -22,7 +22,7 @@ from canonlm.tasks.capo.bits import DATES, Bits, bits
 from canonlm.tasks.capo.documents import OF_VALUE, TextSettings
 from canonlm.tasks.capo.people import check_people
 from canonlm.tasks.capo.pools import ATTRIBUTES, load
-from canonlm.tasks.capo.reading import Reader
+from canonlm.tasks.capo.reading import reader_of
 from canonlm.tasks.capo.stream import Stream
 from canonlm.tasks.capo.tokens import BOS, TextVocab, tokenise
 from canonlm.tasks.describe import Measure, Scale, Score
@@ -93,7 +93,7 @@ class Capo(Task):
         self.max_len = self.text.longest(spec.fullname)
         self.asked_in_training = spec.N // 2 if spec.questions else 0  # the people below this number
         self._stream = _stream(spec)
-        self._reader = Reader(self.text)
+        self._reader = reader_of(self.text)
 
     def slices(self) -> list[Slice]:
         kinds = ("attribute", "question") if self.spec.questions else ("attribute",)
