@@ -88,6 +88,7 @@ def _grid(
     from canonlm.train import reading
     from canonlm.train.build import build_model, check, matched, with_complete_name
 
+    settings: dict[tuple[float, int], tuple[RunConfig, RunConfig]] = {}  # of a rate and a seed: the run's, the preset's
     parameters = 0
     for arch in dict.fromkeys(archs):
         plain, width = reading.complete(resolve(merge(base, {"arch": arch}))), dict[str, Any]()
@@ -96,12 +97,14 @@ def _grid(
             width = {"model": matched(plain, parameters)}
         named = with_complete_name(reading.complete(resolve(merge(merge(base, width), {"arch": arch}))))
         check(named)
-        same = {"arch": named.arch, "model": named.model}  # for all rates and seeds
         for lr in dict.fromkeys(lrs):
             for seed in range(seeds):
-                point = {"arch": arch, "train": {"seed": seed, "optim": {"lr": lr}}}
-                config = resolve(merge(merge(base, width), point)).model_copy(update=same)
-                usual = reading.complete(resolve(merge(preset.run, point))).model_copy(update={"arch": config.arch})
+                if (lr, seed) not in settings:  # checked once for all architectures, as a check takes milliseconds
+                    point = {"arch": arch, "train": {"seed": seed, "optim": {"lr": lr}}}
+                    usual = reading.complete(resolve(merge(preset.run, point)))
+                    settings[lr, seed] = resolve(merge(base, point)), usual
+                config, usual = (each.model_copy(update={"arch": named.arch}) for each in settings[lr, seed])
+                config = config.model_copy(update={"model": named.model})
                 name = _name(preset, out, config, usual, swept)
                 yield PlannedRun(name, out / "runs" / name, config)
 
