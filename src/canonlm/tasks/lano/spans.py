@@ -173,5 +173,6 @@ def find_prefixes(flat, spans, rule_values, n):
 @register_jitable
 def _doubled(array):
     longer = np.empty(2 * len(array), array.dtype)
-    longer[: len(array)] = array
+    for i in range(len(array)):  # for a slice, numba would compile the text of its error too: three seconds
+        longer[i] = array[i]
     return longer
