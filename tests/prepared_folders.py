@@ -11,9 +11,9 @@ from canonlm.data import index
 def write_prepared(folder: Path, splits, dtype="uint16", vocab_size=1000, bytes_per_token=2):
     """`splits`: {split: [shard, …]}, a shard a list of documents, a document a list of tokens."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = {}
+    result = {}
     for split, shards in splits.items():
-        found[split] = ()
+        result[split] = ()
         for number, documents in enumerate(shards):
             name, tokens = f"{split}-{number:05}.ds", [*itertools.chain(*documents)]
             (folder / name).write_bytes(np.array(tokens, np.dtype(dtype).newbyteorder("<")).tobytes())
@@ -21,7 +21,7 @@ def write_prepared(folder: Path, splits, dtype="uint16", vocab_size=1000, bytes_
             (folder / f"{name}.index").write_bytes(ends.tobytes())
             size = len(tokens) * bytes_per_token
             sums = [index.file_sha256(folder / file) for file in (name, f"{name}.index")]
-            found[split] += (index.Shard(name, len(tokens), len(documents), size, *sums),)
+            result[split] += (index.Shard(name, len(tokens), len(documents), size, *sums),)
     tokenizer = {"name": "tokenizer.json", "sha256": "0" * 64}
-    index.write(folder, index.Index(vocab_size, dtype, tokenizer, 1, None, found, (), 0, {}))
+    index.write(folder, index.Index(vocab_size, dtype, tokenizer, 1, None, result, (), 0, {}))
     return folder

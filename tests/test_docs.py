@@ -21,8 +21,8 @@ def blocks(language: str) -> list:
             text, id=f"{page.relative_to(ROOT)}:{page.read_text().count(chr(10), 0, page.read_text().index(text))}"
         )
         for page in PAGES
-        for found, text in FENCE.findall(page.read_text())
-        if found == language
+        for matches, text in FENCE.findall(page.read_text())
+        if matches == language
     ]
 
 

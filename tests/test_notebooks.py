@@ -22,15 +22,15 @@ def run(name, tmp_path, monkeypatch, **parameters):
 
 
 def test_canon_in_your_model(tmp_path, monkeypatch):
-    found = run("canon_in_your_model.py", tmp_path, monkeypatch, STEPS=1)
-    assert found["outcome"].state == "passed"
+    result = run("canon_in_your_model.py", tmp_path, monkeypatch, STEPS=1)
+    assert result["outcome"].state == "passed"
     assert (tmp_path / "canonized" / "model.safetensors").is_file()
 
 
 def test_your_task_in_your_loop(tmp_path, monkeypatch):
-    found = run("your_task_in_your_loop.py", tmp_path, monkeypatch, STEPS=1)
-    assert sorted(found["asked"]) == [2, 4, 8]
-    assert sum(found["asked"].values()) - sum(found["right"].values()) == len(found["mistakes"]) > 0
+    result = run("your_task_in_your_loop.py", tmp_path, monkeypatch, STEPS=1)
+    assert sorted(result["asked"]) == [2, 4, 8]
+    assert sum(result["asked"].values()) - sum(result["right"].values()) == len(result["mistakes"]) > 0
 
 
 @pytest.mark.slow
@@ -50,5 +50,5 @@ def test_they_show_what_they_say(tmp_path, monkeypatch, capsys):
     without, attention, llama = (float(number) for number in re.findall(r"([\d.]+)% of the answers right", printed))
     assert without < 30 < 60 < attention
     assert llama > 95
-    found = run("your_task_in_your_loop.py", tmp_path, monkeypatch)
-    assert all(found["right"][n] / found["asked"][n] > 0.9 for n in (2, 4, 8))
+    result = run("your_task_in_your_loop.py", tmp_path, monkeypatch)
+    assert all(result["right"][n] / result["asked"][n] > 0.9 for n in (2, 4, 8))

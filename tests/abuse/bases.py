@@ -147,8 +147,8 @@ def answers(folder: Path) -> None:
         rows = []
         for index in range(4):
             sample = task.sample("train", 0, index)
-            found = [sample.tokens[start:stop].tolist() for start, stop in spans(sample)]
-            rows.append({"index": index, "answers": found})
+            result = [sample.tokens[start:stop].tolist() for start, stop in spans(sample)]
+            rows.append({"index": index, "answers": result})
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
 

@@ -193,27 +193,27 @@ def twice(workshop: Workshop, case: Case) -> list[str]:
 
 def everything(only: str) -> dict[str, list[str]]:
     """By fault and command: what went wrong."""
-    found = {}
+    result = {}
     with tempfile.TemporaryDirectory(prefix="canonlm-faults-") as place:
         workshop = Workshop(Path(place) / "faults", COMMANDS)
         for name, fault in FAULTS.items():
             for case in COMMANDS:
                 if fnmatch(name, only):
                     try:
-                        found[f"{name}: {case.name}"] = meet(workshop, case, fault)
+                        result[f"{name}: {case.name}"] = meet(workshop, case, fault)
                     except subprocess.CalledProcessError:
-                        found[f"{name}: {case.name}"] = ["skipped: nothing can be mounted here"]
+                        result[f"{name}: {case.name}"] = ["skipped: nothing can be mounted here"]
         for case in COMMANDS if fnmatch("two processes", only) else []:
-            found[f"two processes: {case.name}"] = twice(workshop, case)
-    return found
+            result[f"two processes: {case.name}"] = twice(workshop, case)
+    return result
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="run commands while the machine fails them")
     parser.add_argument("--only", default="*", help="a fault, or a pattern of faults")
-    found = everything(parser.parse_args().only)
-    print(json.dumps(found, indent=1))
-    return 1 if any(line for wrong in found.values() for line in wrong if not line.startswith("skipped")) else 0
+    parsed = everything(parser.parse_args().only)
+    print(json.dumps(parsed, indent=1))
+    return 1 if any(line for wrong in parsed.values() for line in wrong if not line.startswith("skipped")) else 0
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def _processor(pid: int) -> float:
 
 def family(leader: int, mark: str) -> list[int]:
     """The processes of a command that are alive: those of its session, and those whose environment has its mark."""
-    found = []
+    collected = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
             fields = (place / "stat").read_text().rpartition(")")[2].split()
@@ -153,8 +153,8 @@ def family(leader: int, mark: str) -> list[int]:
         except OSError:
             continue
         if ours and fields[0] != "Z":
-            found.append(int(place.name))
-    return found
+            collected.append(int(place.name))
+    return collected
 
 
 def command_of(process: int) -> str:

@@ -180,16 +180,16 @@ def main() -> int:
         options.failures = options.failures.absolute()
         options.failures.mkdir(parents=True, exist_ok=True)
     if options.jobs > 1:
-        found = jobs(options.jobs, options)
+        result = jobs(options.jobs, options)
     else:
         only = [name for name in options.only.split(";") if name]
-        found = fuzz(options.seconds, options.seed, options.failures, only)
+        result = fuzz(options.seconds, options.seed, options.failures, only)
     if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
-    for name, number in found["by command"].items():
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    for name, number in result["by command"].items():
         print(f"{number:6,}  {name}")
-    print(f"{found['cases']:6,}  cases: {found['outcomes']}; {len(found['failures'])} distinct failures")
-    return 1 if found["failures"] else 0
+    print(f"{result['cases']:6,}  cases: {result['outcomes']}; {len(result['failures'])} distinct failures")
+    return 1 if result["failures"] else 0
 
 
 if __name__ == "__main__":

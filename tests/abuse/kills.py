@@ -185,8 +185,10 @@ class Killer:
             time.sleep(0.05)
 
     def _compare(self, folder: Path, reference: dict[str, object]) -> None:
-        found = self.subject.result(folder)
-        self.row.differences += [key for key in reference.keys() | found.keys() if reference.get(key) != found.get(key)]
+        result = self.subject.result(folder)
+        self.row.differences += [
+            key for key in reference.keys() | result.keys() if reference.get(key) != result.get(key)
+        ]
         self.row.leftovers += [str(path.relative_to(folder)) for path in folder.rglob("*.tmp-*")]
 
 
@@ -228,8 +230,8 @@ def main() -> int:
     def write(rows: list[Row]) -> None:
         print(json.dumps(asdict(rows[-1]), indent=1), flush=True)
         if options.out:
-            found = {"machine": _machine(), "seed": options.seed, "rows": [asdict(row) for row in rows]}
-            options.out.write_text(json.dumps(found, indent=1) + "\n")
+            result = {"machine": _machine(), "seed": options.seed, "rows": [asdict(row) for row in rows]}
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
 
     rows = matrix(options.kills, options.seed, [name for name in options.only.split(",") if name], write)
     wrong = sum(len(row.differences) + len(row.leftovers) for row in rows)

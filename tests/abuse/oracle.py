@@ -63,12 +63,12 @@ def complaints(case: Case, outcome: Outcome, folder: Path, done: Damage, before:
 
 def result(case: Case, outcome: Outcome, folder: Path) -> dict[str, str]:
     """What a command found out, as texts or digests by name, without timings."""
-    found = {"stdout": outcome.out} if case.said else {}
+    outcomes = {"stdout": outcome.out} if case.said else {}
     for pattern in case.result:
         for path in sorted(folder.glob(pattern)):
             if path.is_file():
-                found[str(path.relative_to(folder))] = _content(path)
-    return found
+                outcomes[str(path.relative_to(folder))] = _content(path)
+    return outcomes
 
 
 def _content(path: Path) -> str:

@@ -75,9 +75,9 @@ def test_other_texts_and_numbers_stay_as_they_are(text):
 
 @given(st.lists(st.lists(TEXTS | NUMBERS, min_size=2), min_size=1))
 def test_rows_come_back(rows):
-    found = list(csv.reader(io.StringIO(sheet.write_rows(rows), newline="")))
-    assert all(map(safe, (cell for row in found for cell in row)))
-    assert [list(map(sheet.unguarded, row)) for row in found] == [
+    result = list(csv.reader(io.StringIO(sheet.write_rows(rows), newline="")))
+    assert all(map(safe, (cell for row in result for cell in row)))
+    assert [list(map(sheet.unguarded, row)) for row in result] == [
         [cell if isinstance(cell, str) else repr(cell) for cell in row] for row in rows
     ]
 
@@ -86,9 +86,9 @@ def test_rows_come_back(rows):
 def test_frames_come_back(rows):
     numbers = frame([{"model": a, "task": b, "value": float(c)} for a, b, c in rows])
     text = sheet.write_frame(numbers)
-    found = list(csv.reader(io.StringIO(text, newline="")))
-    place = [found[0].index(name) for name in ("model", "task")]
-    assert all(safe(row[at]) for row in found[1:] for at in place)
+    result = list(csv.reader(io.StringIO(text, newline="")))
+    place = [result[0].index(name) for name in ("model", "task")]
+    assert all(safe(row[at]) for row in result[1:] for at in place)
     assert sheet.read_text(text).equals(numbers)
 
 
@@ -122,6 +122,6 @@ def test_runs_of_strangers(tmp_path, name, capsys):
     assert set(numbers["model"]) == set(numbers["task"]) == {name}
     assert -0.5 in numbers["value"].to_list()
     assert numbers.schema["value"] == pl.Float64
-    found = list(csv.reader(io.StringIO(numbers_csv(load_play(tmp_path / "runs" / name)))))
-    assert all(safe(cell) for row in found for cell in row)
-    assert sheet.unguarded(found[1][1]) == name
+    result = list(csv.reader(io.StringIO(numbers_csv(load_play(tmp_path / "runs" / name)))))
+    assert all(safe(cell) for row in result for cell in row)
+    assert sheet.unguarded(result[1][1]) == name

@@ -364,9 +364,9 @@ class OneOfThem:
         return any(self._ranks.gather(self, flag))
 
     def raise_on_any_rank(self, error):
-        for found in self._ranks.gather(self, error):
-            if found is not None:
-                raise found
+        for result in self._ranks.gather(self, error):
+            if result is not None:
+                raise result
 
     @contextmanager
     def all_or_none(self):

@@ -174,9 +174,9 @@ def test_a_long_text_in_many_rows_is_held_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "gzip"])
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_honest_pages_pass(tmp_path, compression, version):
-    found = [f"text {number} " * 50 for number in range(3000)]
+    result = [f"text {number} " * 50 for number in range(3000)]
     pq.write_table(
-        pa.table({"text": found, "n": [[{"a": 1}]] * 3000}), tmp_path / "a.parquet", compression=compression,
+        pa.table({"text": result, "n": [[{"a": 1}]] * 3000}), tmp_path / "a.parquet", compression=compression,
         data_page_version=version, data_page_size=1000, row_group_size=700,
     )  # fmt: skip
     with (tmp_path / "a.parquet").open("rb") as file:
@@ -184,7 +184,7 @@ def test_honest_pages_pass(tmp_path, compression, version):
         for group in range(table.num_row_groups):
             pages.check_pages(file, table, group, ("text", "n"))
     read = reading.read(reading.find([str(tmp_path / "a.parquet")]), 0, 10**9, "text")
-    assert [document.text for document in read] == found
+    assert [document.text for document in read] == result
 
 
 def test_a_line_or_a_cell_or_a_text_that_is_too_long(tmp_path, monkeypatch):
@@ -220,9 +220,9 @@ def test_lines_are_lines(size, end, monkeypatch):
     monkeypatch.setattr(reading, "BUFFER", 64)
     one = b"a" * (size - len(end)) + end
     content = b"first\n" + (one if end else b"") + b"\n" + one
-    found = list(reading.lines(io.BytesIO(content)))
+    result = list(reading.lines(io.BytesIO(content)))
     wanted = content.splitlines(keepends=True)
-    assert found == [(line if len(line) <= 1000 else None, len(line)) for line in wanted]
+    assert result == [(line if len(line) <= 1000 else None, len(line)) for line in wanted]
 
 
 @pytest.mark.parametrize(
@@ -350,10 +350,10 @@ def test_a_text_in_pieces_has_the_same_tokens(name, words, blank):
         patch.setattr(encode, "PIECE", 3)
         encoder = Encoder(tokenizer)
         assert "".join(encoder.pieces(text)) == text
-        found = [[], []]
+        collected = [[], []]
         for number, ids in encoder.encode([text, "the hat"]):
-            found[number] += ids
-    assert found == [whole, tokenizer.encode_batch_fast(["the hat"], add_special_tokens=False)[0].ids]
+            collected[number] += ids
+    assert collected == [whole, tokenizer.encode_batch_fast(["the hat"], add_special_tokens=False)[0].ids]
 
 
 def made(name, kept={}):  # noqa: B006

@@ -70,11 +70,11 @@ def test_a_play_that_is_killed_leaves_no_process(tmp_path):
 
 def _trains(folder):
     """The processes whose current folder this is."""
-    found = []
+    collected = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
             if place.joinpath("cwd").readlink() == folder and place.joinpath("cmdline").read_bytes():
-                found.append(int(place.name))
+                collected.append(int(place.name))
         except OSError:
             continue
-    return found
+    return collected

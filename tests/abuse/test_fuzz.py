@@ -20,9 +20,9 @@ def fuzz(folder, seconds, *more):
 
 @pytest.mark.slow
 def test_a_minute_of_damage(tmp_path):
-    found = fuzz(tmp_path, 60, "--failures", tmp_path / "failures")
-    assert found["failures"] == []
-    assert found["cases"] > 50
+    result = fuzz(tmp_path, 60, "--failures", tmp_path / "failures")
+    assert result["failures"] == []
+    assert result["cases"] > 50
 
 
 PLANTED = {

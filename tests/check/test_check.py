@@ -134,8 +134,8 @@ class Forgets(LlamaForCausalLM):
     ],
 )
 def test_what_is_wrong_is_found(kind, cases):
-    found = {case for case, state in states(llama(kind), *check.CASES).items() if state == "differs"}
-    assert cases <= found, found
+    result = {case for case, state in states(llama(kind), *check.CASES).items() if state == "differs"}
+    assert cases <= result, result
 
 
 def test_a_refusal_is_no_wrong_answer():

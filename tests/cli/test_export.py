@@ -52,8 +52,8 @@ def trained(tmp_path_factory):
     write_text(folder / "config.yaml", run.to_yaml())
     write_text(folder / "text" / "index.json", "{}")
     sums = {"plain": "", "text": Stamp.of(folder / "text" / "index.json").sha256}
-    found = {f"text.sources.{name}.path": {"folder": str(folder / name), "sha256": sums[name]} for name in sums}
-    write_json(folder / "data.json", found)
+    result = {f"text.sources.{name}.path": {"folder": str(folder / name), "sha256": sums[name]} for name in sums}
+    write_json(folder / "data.json", result)
     model, logits = build_model(run).module, {}
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     checkpoints = Checkpoints(folder / "checkpoints", 2, None, World(torch.device("cpu")))

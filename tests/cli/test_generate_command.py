@@ -73,8 +73,8 @@ def workdir(models, tmp_path, monkeypatch):
 
 def written(model, prompts, most, stop=(), bos=True):
     subject = open_model(model)
-    found = dict(Writer(subject.model, subject.tokenizer, bos=bos).write(prompts, most, stop))
-    return [found[index] for index in range(len(prompts))]
+    result = dict(Writer(subject.model, subject.tokenizer, bos=bos).write(prompts, most, stop))
+    return [result[index] for index in range(len(prompts))]
 
 
 def said(capsys, *arguments):
@@ -140,12 +140,12 @@ def test_a_file_of_prompts(workdir, capsys, kind):
 
 def test_draws_for_a_file_do_not_depend_on_its_batches(workdir, capsys):
     (workdir / "file.txt").write_text("one\ntwo and three\nfour\n")
-    found = []
+    collected = []
     for size in ("1", "3"):
         arguments = ("words", "--prompts", "file.txt", "--out", size, "--temperature", "1", "--max-tokens", "9")
         said(capsys, *arguments, "--batch-size", size)
-        found.append((workdir / size).read_text())
-    assert found[0] == found[1]
+        collected.append((workdir / size).read_text())
+    assert collected[0] == collected[1]
 
 
 def test_a_playground_run_speaks_the_words_of_its_task(workdir, capsys):
@@ -182,7 +182,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "start"), MISTAKES, ids=[" ".join(found[0])[:40] for found in MISTAKES])
+@pytest.mark.parametrize(("arguments", "start"), MISTAKES, ids=[" ".join(result[0])[:40] for result in MISTAKES])
 def test_mistakes_are_told_in_one_line(workdir, monkeypatch, capsys, arguments, start):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (workdir / "file").write_text("one\n")

@@ -57,8 +57,8 @@ def results(out):
 
 
 def rows(folder):
-    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{key: value for key, value in row.items() if key not in TIMINGS} for row in found]
+    result = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{key: value for key, value in row.items() if key not in TIMINGS} for row in result]
 
 
 def test_from_nothing_to_a_report_and_again(tmp_path, capsys, monkeypatch):
@@ -166,12 +166,12 @@ def rows_so_far(folder):
 
 def training_in(out):
     """Processes whose command line names the folder."""
-    found = []
+    collected = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             line = (process / "cmdline").read_bytes().decode(errors="replace")
         except OSError:
             continue
         if str(out) in line and "train" in line:
-            found.append(line)
-    return found
+            collected.append(line)
+    return collected

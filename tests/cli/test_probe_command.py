@@ -31,10 +31,10 @@ def test_a_table_and_a_file(tmp_path, capsys):
     output = capsys.readouterr()
     assert output.err == ""
     assert output.out.startswith("llama+canon=A, layer 1: ")
-    found = json.loads((tmp_path / "run" / "probe.json").read_text())
-    assert (found["layer"], found["fit"], found["test"]) == (1, 12, 6)
-    assert [level["level"] for level in found["levels"]] == [1, 2, 3]
-    for level in found["levels"]:
+    rows = json.loads((tmp_path / "run" / "probe.json").read_text())
+    assert (rows["layer"], rows["fit"], rows["test"]) == (1, 12, 6)
+    assert [level["level"] for level in rows["levels"]] == [1, 2, 3]
+    for level in rows["levels"]:
         assert f"{level['symbol_at_end']:.1%}" in output.out
 
 

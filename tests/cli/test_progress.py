@@ -27,10 +27,10 @@ TRAIN = {"steps": 100, "batch_size": 5, "eval_every": 8, "eval_size": 8, "checkp
 def progress(arch, lr, seed, state="waiting", step=0, speed=None):
     config = resolve(SETTINGS | {"arch": arch, "train": TRAIN | {"seed": seed, "optim": {"lr": lr}}})
     name = run_name("depo", config.model_dump(), config.model_dump())
-    found = Progress(PlannedRun(name, Path("runs/demo/runs") / name, config))
-    found.state, found.step = state, step
-    found.train = TrainRow(step, 1.5, speed) if speed else None
-    return found
+    result = Progress(PlannedRun(name, Path("runs/demo/runs") / name, config))
+    result.state, result.step = state, step
+    result.train = TrainRow(step, 1.5, speed) if speed else None
+    return result
 
 
 def simulated(seconds, jobs):

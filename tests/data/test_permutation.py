@@ -25,9 +25,9 @@ def test_every_number_comes_up_once():
 def test_large_sizes_stay_in_range_and_apart(n, seed, data):
     key = key_of(seed)
     some = [0, 1, n - 1] if data is None else data.draw(st.lists(st.integers(0, n - 1), unique=True, max_size=50))
-    found = [permuted(i, n, key) for i in some]
-    assert all(0 <= i < n for i in found)
-    assert len(set(found)) == len(set(some))
+    result = [permuted(i, n, key) for i in some]
+    assert all(0 <= i < n for i in result)
+    assert len(set(result)) == len(set(some))
 
 
 def chi_square(counts, expected):

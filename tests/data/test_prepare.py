@@ -38,7 +38,7 @@ def jsonl(documents, **more):
 
 def documents(folder, split, bos=256, eos=257):
     """What the shards say, read without any code of ours: bytes between bos and eos."""
-    found = []
+    collected = []
     described = json.loads((folder / "index.json").read_text())
     for shard in described["splits"][split]:
         tokens = np.fromfile(folder / shard["name"], np.dtype(described["dtype"]).newbyteorder("<"))
@@ -49,8 +49,8 @@ def documents(folder, split, bos=256, eos=257):
         assert all(piece[0] == bos and piece[-1] == eos for piece in pieces)
         directory = [bytes(piece[1:-1]).decode("utf-8") for piece in pieces]
         assert shard["bytes"] == sum(len(text.encode()) for text in directory)
-        found += directory
-    return found
+        collected += directory
+    return collected
 
 
 def contents(folder):
@@ -84,8 +84,8 @@ def test_any_documents_come_back_in_order(tmp_path_factory, found, tasks, escape
 def test_every_line_starts_in_one_share(tmp_path_factory, lines, tasks, empty):
     """Also those that are longer than a share, of several files, some of them empty."""
     folder = tmp_path_factory.mktemp("shares")
-    found = ["x" * length for length in lines]
-    parts = [found[: len(found) // 2], [], found[len(found) // 2 :]][empty:]
+    result = ["x" * length for length in lines]
+    parts = [result[: len(result) // 2], [], result[len(result) // 2 :]][empty:]
     for number, part in enumerate(parts):
         (folder / f"{number}.jsonl").write_bytes(jsonl(part))
     inputs = reading.find([str(folder)])
@@ -111,10 +111,10 @@ WRITERS = {
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_format(tmp_path, name):
-    found = texts(50)
-    WRITERS[name](tmp_path / name, found)
+    result = texts(50)
+    WRITERS[name](tmp_path / name, result)
     run(tmp_path / "out", tmp_path / name, tasks=4)
-    assert documents(tmp_path / "out", "train") == found
+    assert documents(tmp_path / "out", "train") == result
     shards = index.read(tmp_path / "out").splits["train"]
     assert (len(shards) > 1) == (not name.endswith(("gz", "zst")))  # these cannot be divided
 
@@ -142,15 +142,15 @@ def test_a_text_file_is_a_document_and_names_choose(tmp_path):
 
 def test_a_dataset_of_hugging_face(tmp_path):
     pytest.importorskip("datasets")
-    found = texts(30)
+    result = texts(30)
     (tmp_path / "data" / "data").mkdir(parents=True)
     for part in range(3):
         path = tmp_path / "data" / "data" / f"train-{part}-of-3.parquet"
-        pq.write_table(pa.table({"content": found[part * 10 : part * 10 + 10]}), path)
+        pq.write_table(pa.table({"content": result[part * 10 : part * 10 + 10]}), path)
     run(tmp_path / "out", f"hf:{tmp_path / 'data'}", text_key="content", tasks=2)
-    assert documents(tmp_path / "out", "train") == found
+    assert documents(tmp_path / "out", "train") == result
     run(tmp_path / "same", f"hf:{tmp_path / 'data'}:default:train", text_key="content", tasks=3)
-    assert documents(tmp_path / "same", "train") == found
+    assert documents(tmp_path / "same", "train") == result
     with pytest.raises(ValueError, match=r'no key "text"'):
         run(tmp_path / "bad", f"hf:{tmp_path / 'data'}")
     with pytest.raises(ValueError, match=r"--input: expected hf:NAME\[:config\[:split\]\] of a dataset \("):
@@ -256,14 +256,14 @@ def test_processes_and_tasks_change_nothing(tmp_path, monkeypatch):
 
 
 def test_what_is_held_out_follows_from_seed_and_text(tmp_path):
-    found = texts(4000, words=5)
-    (tmp_path / "a.jsonl").write_bytes(jsonl(found))
-    (tmp_path / "b.jsonl").write_bytes(jsonl([*texts(50, seed=9), *reversed(found)]))
+    result = texts(4000, words=5)
+    (tmp_path / "a.jsonl").write_bytes(jsonl(result))
+    (tmp_path / "b.jsonl").write_bytes(jsonl([*texts(50, seed=9), *reversed(result)]))
     held = {}
     for name, seed in (("a", 0), ("b", 0), ("a", 1)):
         run(tmp_path / f"{name}{seed}", tmp_path / f"{name}.jsonl", validation=0.1, seed=seed)
         held[name, seed] = set(documents(tmp_path / f"{name}{seed}", "valid"))
-    assert held["a", 0] == held["b", 0] & set(found)
+    assert held["a", 0] == held["b", 0] & set(result)
     # 4000 coins of 0.1 have a standard deviation of 19; two independent sets share 40 of them, give or take 6.
     assert abs(len(held["a", 0]) - 400) < 80
     assert len(held["a", 0] & held["a", 1]) < 70
@@ -464,8 +464,8 @@ def test_the_standard_library(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder, sha256 = prepare_stdlib()
     assert folder == tmp_path / "cache" / "canonlm" / f"python-stdlib-{sha256[:16]}"
-    found = documents(folder, "train") + documents(folder, "valid")
-    assert sorted(found) == [f"name = {name!r}\n" for name in ("a.py", "b.py", "pkg/e.py")]
+    result = documents(folder, "train") + documents(folder, "valid")
+    assert sorted(result) == [f"name = {name!r}\n" for name in ("a.py", "b.py", "pkg/e.py")]
     assert prepare_stdlib() == (folder, sha256)
     (tmp_path / "lib" / "a.py").write_text("name = 1\n")
     assert prepare_stdlib()[0] != folder

@@ -30,9 +30,9 @@ def test_reading_equals_the_list_of_documents(prepared, split, dtype, data):
         out = np.empty(stop - start, np.int64)
         row.prefetch(start, stop)
         row.read(start, out)
-        found = [int(begin) for part in row.begins(start, stop) for begin in part]
+        result = [int(begin) for part in row.begins(start, stop) for begin in part]
     assert out.tolist() == tokens[start:stop]
-    assert [start + begin for begin in found] == sorted(b for b in begins | {len(tokens)} if start < b <= stop)
+    assert [start + begin for begin in result] == sorted(b for b in begins | {len(tokens)} if start < b <= stop)
     assert len(row) == dataset.num_tokens("train") == len(tokens)
     assert dataset.bytes_per_token("train") == 3
     assert (dataset.num_tokens("valid"), len(dataset.tokens("valid"))) == (0, 0)

@@ -28,14 +28,14 @@ weights = st.one_of(st.floats(1e-3, 1e3), st.integers(1, 5))
 def brute_windows(split, seq_len, isolate):
     """(input_ids, targets, doc_ids) of every window, one token at a time."""
     row = [(token, number) for number, document in enumerate(chain(*split)) for token in document]
-    found = []
+    collected = []
     for start in range(0, len(row) - seq_len, seq_len):
         part = row[start : start + seq_len + 1]
         inputs = [token for token, _ in part[:-1]]
         same = [a == b for (_, a), (_, b) in pairwise(part)]
         targets = [token if not isolate or kept else -100 for (token, _), kept in zip(part[1:], same, strict=True)]
-        found.append((inputs, targets, [number - part[0][1] for _, number in part[:-1]]))
-    return found
+        collected.append((inputs, targets, [number - part[0][1] for _, number in part[:-1]]))
+    return collected
 
 
 def as_lists(batch):
@@ -119,22 +119,22 @@ def stream(two, seed=0, web=3.0, code=1.0, **options):
 
 def orders(made, source, windows):
     """{epoch: positions} of one source in the first windows."""
-    found = defaultdict(list)
+    result = defaultdict(list)
     for place in map(made.describe, range(windows)):
         if place.source == source:
-            found[place.epoch].append(place.position)
-    return found
+            result[place.epoch].append(place.position)
+    return result
 
 
 def test_epochs_seeds_and_sources_have_orders_of_their_own(two):
     epochs = orders(stream(two), "code", 800)
     other_seed = orders(stream(two, seed=1), "code", 200)
     other_name = orders(TextStream({"x": (two["code"], "train", 1)}, 0, 4, False), "x", 50)
-    found = [*(epochs[e] for e in range(4)), other_seed[0], other_name[0]]
-    assert all(sorted(order) == list(range(50)) for order in found)
-    assert len(set(map(tuple, found))) == len(found)
-    for a in found:
-        for b in found:  # two random orders of 50 agree in one place on average
+    result = [*(epochs[e] for e in range(4)), other_seed[0], other_name[0]]
+    assert all(sorted(order) == list(range(50)) for order in result)
+    assert len(set(map(tuple, result))) == len(result)
+    for a in result:
+        for b in result:  # two random orders of 50 agree in one place on average
             assert a is b or sum(x == y for x, y in zip(a, b, strict=True)) < 6
 
 

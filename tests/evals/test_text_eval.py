@@ -104,10 +104,10 @@ def test_equals_documents_read_alone(documents, dataset, isolate, z_loss, size):
     made = model(z_loss=z_loss, z_loss_weight=0.1)
     windows = min(size, (sum(map(len, documents)) - 1) // SEQ_LEN)
     total, count = brute(made, documents, windows, isolate)
-    found = evaluation(dataset, size, isolate=isolate).run(wrap(made), CPU)
-    assert found["loss"] == pytest.approx(total / count, rel=1e-9)
-    assert list(found["sets"]) == ["books", "again"]
-    for row in found["sets"].values():
+    result = evaluation(dataset, size, isolate=isolate).run(wrap(made), CPU)
+    assert result["loss"] == pytest.approx(total / count, rel=1e-9)
+    assert list(result["sets"]) == ["books", "again"]
+    for row in result["sets"].values():
         assert row["tokens"] == count
         assert row["loss"] == pytest.approx(total / count, rel=1e-9)
         size_in_bytes = windows * SEQ_LEN * BYTES / sum(map(len, documents))
@@ -119,17 +119,17 @@ def test_tokens_beyond_the_trained_length_and_windows_that_are_skipped(documents
     """Causal models: what is beyond costs what the longer window does, less what its beginning does."""
     made, row, beyond = model(), [*chain(*documents)], 5
     sets = {"books": (dataset, "valid")}
-    found = TextEval(
+    result = TextEval(
         sets, 3, 2, World(CPU), seq_len=SEQ_LEN, isolate_documents=False, skip=skip, beyond=beyond
     ).run(wrap(made), CPU)  # fmt: skip
     short = [
         nats(made, row[start : start + SEQ_LEN + 1]) for start in range(skip * SEQ_LEN, (skip + 3) * SEQ_LEN, SEQ_LEN)
     ]
-    assert found["loss"] == pytest.approx(sum(total for total, _ in short) / (3 * SEQ_LEN), rel=1e-9)
+    assert result["loss"] == pytest.approx(sum(total for total, _ in short) / (3 * SEQ_LEN), rel=1e-9)
     longer = SEQ_LEN + beyond
     parts = [row[start : start + longer + 1] for start in range(skip * longer, (skip + 3) * longer, longer)]
     cost = sum(nats(made, part)[0] - nats(made, part[: SEQ_LEN + 1])[0] for part in parts)
-    assert found["measures"] == {"loss_beyond": pytest.approx(cost / (3 * beyond), rel=1e-9)}
+    assert result["measures"] == {"loss_beyond": pytest.approx(cost / (3 * beyond), rel=1e-9)}
 
 
 def test_too_little_text_to_skip(dataset):
@@ -147,8 +147,8 @@ def test_processes_share_the_windows_and_call_equally_often(dataset, ranks, isol
     for rank in range(ranks):
         counted = Counting(made)
         world = Share(CPU, rank=rank, size=ranks)
-        found = evaluation(dataset, isolate=isolate, world=world).run(counted, CPU)["sets"]["books"]
-        shares.append((found["loss"] * found["tokens"], found["tokens"], counted.shapes))
+        result = evaluation(dataset, isolate=isolate, world=world).run(counted, CPU)["sets"]["books"]
+        shares.append((result["loss"] * result["tokens"], result["tokens"], counted.shapes))
     assert sum(tokens for _, tokens, _ in shares) == whole["tokens"]
     assert sum(loss for loss, _, _ in shares) == pytest.approx(whole["loss"] * whole["tokens"], rel=1e-9)
     shapes = [shapes for _, _, shapes in shares]

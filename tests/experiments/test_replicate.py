@@ -44,11 +44,11 @@ def test_a_dry_run_counts_and_writes_nothing(mine, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "mine" in shown
     assert not (tmp_path / "out").exists()
-    [found] = estimate(chosen(str(mine), "micro"), "micro", tmp_path / "out", "h100")
+    [result] = estimate(chosen(str(mine), "micro"), "micro", tmp_path / "out", "h100")
     tokens = 2 * (2 + 2) * 20 * 32 * 66  # architectures x (tuning and fresh runs) x steps x windows x tokens
-    assert (found.cost.runs, found.done, found.cost.tokens) == (8, 0, tokens)
-    seconds = found.cost.flops / (0.4 * 1e12 * GPUS["h100"].fp32)
-    assert found.cost.gpu_hours == pytest.approx(seconds / 3600)
+    assert (result.cost.runs, result.done, result.cost.tokens) == (8, 0, tokens)
+    seconds = result.cost.flops / (0.4 * 1e12 * GPUS["h100"].fp32)
+    assert result.cost.gpu_hours == pytest.approx(seconds / 3600)
 
 
 @pytest.mark.parametrize(

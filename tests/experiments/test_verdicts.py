@@ -71,8 +71,8 @@ def test_any_order_of_finished_runs_gives_the_same_next_runs(order):
     plans = []
     for _ in range(2):
         order.shuffle(finished)
-        found = plan([experiment], "micro", OUT, {name: all_of_them[name] for name in finished})
-        plans.append([run.name for run in found])
+        result = plan([experiment], "micro", OUT, {name: all_of_them[name] for name in finished})
+        plans.append([run.name for run in result])
     assert plans[0] == plans[1]
     assert len(set(plans[0])) == len(plans[0])
 
@@ -161,7 +161,7 @@ def test_before_the_first_run_and_with_fewer_than_five_seeds_nothing_is_decided(
     assert (verdict.state, verdict.done, len(verdict.runs)) == ("untested", 0, 12)
     outcomes = finish(experiment, around(0.9, 0.2))
     last = [run.name for run in plan([experiment], "micro", OUT, outcomes) if run.config.train.seed == 4]
-    some = {name: found for name, found in outcomes.items() if name not in last}
+    some = {name: result for name, result in outcomes.items() if name not in last}
     [verdict] = judge(experiment, "micro", some)
     assert (verdict.state, verdict.seeds) == ("undecided", 4)
 
@@ -296,9 +296,9 @@ def test_outcomes_of_text_have_losses_as_measures(tmp_path):
             for step in (1, 2)]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "result.json").write_text("{}")
-    found = read_outcome(tmp_path)
-    assert found.steps == 2
-    assert found.final == Evaluation(2, {}, 1.5, {"loss": 1.5, "loss_beyond": 2.5})
+    outcomes = read_outcome(tmp_path)
+    assert outcomes.steps == 2
+    assert outcomes.final == Evaluation(2, {}, 1.5, {"loss": 1.5, "loss_beyond": 2.5})
 
 
 HOPS = """

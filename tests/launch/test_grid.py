@@ -53,8 +53,8 @@ def test_what_is_asked_for_twice_runs_once(tmp_path):
 def test_a_sweep_over_any_settings(tmp_path):
     overrides = ["train.batch_size=4,8", "model.hidden_size=16,32", "train.steps=5", "train.eval_size=8", "task.N=8"]
     runs = copying(tmp_path, archs=["llama"], lrs=[1e-3, 3e-3], overrides=[*overrides, "data.seq_len=40"])
-    found = {(r.config.train.batch_size, r.config.model.hidden_size, r.config.train.optim.lr) for r in runs}
-    assert found == {(batch, width, lr) for batch in (4, 8) for width in (16, 32) for lr in (1e-3, 3e-3)}
+    result = {(r.config.train.batch_size, r.config.model.hidden_size, r.config.train.optim.lr) for r in runs}
+    assert result == {(batch, width, lr) for batch in (4, 8) for width in (16, 32) for lr in (1e-3, 3e-3)}
     assert len({run.name for run in runs}) == len(runs) == 8
     for run in runs:  # all settings would be too long, so what is swept stands apart
         width, batch = run.config.model.hidden_size, run.config.train.batch_size

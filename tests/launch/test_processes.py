@@ -82,8 +82,8 @@ def when_begun(folder, count, *numbers):
 
 def pids_of(folder):
     """The processes that run a script in this folder."""
-    found = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in found.splitlines() if str(folder / "child.py") in line]
+    result = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in result.splitlines() if str(folder / "child.py") in line]
 
 
 def test_the_environment_is_torchruns(child, tmp_path, monkeypatch, capfd):
@@ -303,8 +303,8 @@ def start(*command):
 
 def rows(folder):
     """Of `metrics.jsonl`, what does not depend on the clock."""
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: row.get(key) for key in ("kind", "step", "loss", "grad_norm", "windows", "slices")} for row in found]
+    result = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: row.get(key) for key in ("kind", "step", "loss", "grad_norm", "windows", "slices")} for row in result]
 
 
 BROKEN = """\

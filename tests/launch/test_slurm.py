@@ -253,10 +253,10 @@ def launch(*arguments):
 
 def until(ready, what, seconds=240):
     deadline = time.monotonic() + seconds
-    while not (found := ready()):
+    while not (result := ready()):
         assert time.monotonic() < deadline, what()
         time.sleep(0.1)
-    return found
+    return result
 
 
 def rows(run):
@@ -270,9 +270,9 @@ def rows(run):
 def task_pids(job):
     """`scontrol listpids`: PID JOBID STEPID LOCALID GLOBALID; the batch script is a step of another name."""
     lines = [line.split() for line in command("scontrol", "listpids", job).splitlines()[1:]]
-    found = [int(pid) for pid, _, step, local, _ in lines if step == "0" and local.isdigit()]
-    assert len(found) == 2, lines
-    return found
+    result = [int(pid) for pid, _, step, local, _ in lines if step == "0" and local.isdigit()]
+    assert len(result) == 2, lines
+    return result
 
 
 @pytest.mark.slurm

@@ -39,15 +39,15 @@ def documents(input_ids):
 def test_loss_and_gradients(model, packed):
     input_ids = ids(2, 150)
     how = {"doc_ids": documents(input_ids)} if packed else {}
-    found = []
+    collected = []
     for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32), ("cuda", torch.bfloat16)):
         model.to(device, dtype).zero_grad()
         there = {key: value.to(device) for key, value in how.items()}
         output = model(input_ids.to(device), labels=input_ids.to(device), use_cache=False, **there)
         output.loss.backward()
-        found.append((output.loss.item(), output.logits.detach().cpu().double(),
+        collected.append((output.loss.item(), output.logits.detach().cpu().double(),
                       {n: p.grad.detach().cpu().double() for n, p in model.named_parameters()}))  # fmt: skip
-    (loss, logits, gradients), exact, narrow = found
+    (loss, logits, gradients), exact, narrow = collected
     assert exact[0] == pytest.approx(loss, abs=1e-4)
     assert_close(exact[1], logits, atol=1e-3, rtol=0)
     assert narrow[0] == pytest.approx(loss, rel=0.05)

@@ -73,13 +73,13 @@ def features_of_model(options):
     letters = [parse(sites) for sites in sets]
     layers = {site: [site in sites for sites in letters] for site in "EAbKOCDM"}
     variants = {(v.form, v.start, v.scaled) for sites in letters for v in sites.values()}
-    found = {f"{site}={'all' if all(has) else 'some' if any(has) else 'none'}" for site, has in layers.items()}
+    result = {f"{site}={'all' if all(has) else 'some' if any(has) else 'none'}" for site, has in layers.items()}
     apart = {"mixers", "canon_set", "canon_sets", "num_hidden_layers"}
-    found |= {f"{key}={value}" for key, value in options.items() if key not in apart}
-    found |= {f"variant={form}-{start}{'-scaled' * scaled}" for form, start, scaled in variants}
-    found |= {f"mixer={mixer}" for mixer in mixers} | {f"mixers={'+'.join(sorted(mixers))}"}
+    result |= {f"{key}={value}" for key, value in options.items() if key not in apart}
+    result |= {f"variant={form}-{start}{'-scaled' * scaled}" for form, start, scaled in variants}
+    result |= {f"mixer={mixer}" for mixer in mixers} | {f"mixers={'+'.join(sorted(mixers))}"}
     canon = "nowhere" if not any(sets) else "everywhere" if all(set("ABCD") <= set(sites) for sites in sets) else "some"
-    return frozenset(found | {f"mix={mix}", f"canon={canon}"})
+    return frozenset(result | {f"mix={mix}", f"canon={canon}"})
 
 
 MODEL_FEATURES = {name: features_of_model(options) for name, options in MODELS.items()}
@@ -211,8 +211,8 @@ def test_greedy_in_float32(model):
 @cases("call=generate", "choice=beams")
 def test_beams(model):
     prompt = ids(2, 3)
-    found = [generate(model, prompt, num_beams=3, use_cache=use_cache)[0] for use_cache in (True, False)]
-    assert torch.equal(*found)
+    result = [generate(model, prompt, num_beams=3, use_cache=use_cache)[0] for use_cache in (True, False)]
+    assert torch.equal(*result)
 
 
 @cases("call=generate", "pads=left", cache=["dynamic", "static"])
@@ -313,8 +313,8 @@ def test_prompt_lookup_equals_greedy(model):
     prompt = ids(1, 6).repeat(1, 3)  # repeats itself: there is something to look up
     assert torch.equal(generate(model, prompt, prompt_lookup_num_tokens=4)[0], greedy(model, prompt)[0])
     doc_ids = torch.tensor([[0] * 16 + [1] * 2])
-    found = generate(model, prompt, prompt_lookup_num_tokens=4, doc_ids=doc_ids)[0]
-    assert torch.equal(found[:, -NEW:], greedy(model, prompt[:, -2:])[0][:, -NEW:])
+    result = generate(model, prompt, prompt_lookup_num_tokens=4, doc_ids=doc_ids)[0]
+    assert torch.equal(result[:, -NEW:], greedy(model, prompt[:, -2:])[0][:, -NEW:])
 
 
 PACKED = {"documents=one": False, "documents=packed": True}

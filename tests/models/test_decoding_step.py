@@ -44,13 +44,13 @@ def test_one_graph_without_a_break(small_model, name):
 @torch.no_grad()
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "experts"])
 def test_it_waits_for_nothing(small_model, name):
-    model, found = small_model(**MODELS[name]), Waits()
+    model, result = small_model(**MODELS[name]), Waits()
 
     def watched(*args, **kwargs):
-        with found, Calls(found.seen):
+        with result, Calls(result.seen):
             return model(*args, **kwargs)
 
     logits = torch.cat(list(steps(model, watched)), dim=1)
     assert_close(logits, model(IDS).logits[:, 9:], atol=1e-10, rtol=0)
-    assert found.ops > 100
-    assert found.seen == []
+    assert result.ops > 100
+    assert result.seen == []

@@ -90,8 +90,8 @@ def test_an_id_that_comes_back_is_another_document(small_model):
 
 
 def documents(position_ids, mask):
-    found = documents_from_positions(torch.tensor([position_ids]), torch.tensor([mask]))
-    return None if found is None else found[0].tolist()
+    result = documents_from_positions(torch.tensor([position_ids]), torch.tensor([mask]))
+    return None if result is None else result[0].tolist()
 
 
 def test_positions_that_padding_repeats_are_no_documents():

@@ -24,15 +24,15 @@ FORMATS = ("config", "lingua_args", "hf_equivalent_config")
 
 def recorded_cases(section: str = "", formats: int = 1):
     """Run a test on every case that records this section, and its configuration in so many formats."""
-    found = []
+    collected = []
     for folder, marks in ((CARRIED, ()), (BESIDE, pytest.mark.slow)):
         for path in sorted(folder.glob("*.safetensors")):
             if sum(key in json.loads(path.with_suffix(".json").read_text()) for key in FORMATS) < formats:
                 continue
             with safe_open(path, "pt") as tensors:
                 if any(key.startswith(section) for key in tensors.keys()):  # noqa: SIM118 (no mapping)
-                    found.append(pytest.param(path, id=f"{folder.parent.name}-{path.stem}", marks=marks))
-    return pytest.mark.parametrize("case", found, indirect=True)
+                    collected.append(pytest.param(path, id=f"{folder.parent.name}-{path.stem}", marks=marks))
+    return pytest.mark.parametrize("case", collected, indirect=True)
 
 
 in_float32 = pytest.mark.parametrize("dtype", [torch.float32], indirect=True)

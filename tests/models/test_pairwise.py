@@ -17,13 +17,13 @@ def sets_in(run):
 
 def sets_of_two_and_three(runs):
     """Every two features that meet in some run; every three of both the model and the case."""
-    found = set()
+    collected = set()
     for model, case in map(sets_in, runs):
         model, case = sorted(model), sorted(case)
-        found |= {frozenset(two) for two in combinations([*model, *case], 2)}
-        found |= {frozenset([*two, one]) for two in combinations(model, 2) for one in case}
-        found |= {frozenset([one, *two]) for one in model for two in combinations(case, 2)}
-    return found
+        collected |= {frozenset(two) for two in combinations([*model, *case], 2)}
+        collected |= {frozenset([*two, one]) for two in combinations(model, 2) for one in case}
+        collected |= {frozenset([one, *two]) for one in model for two in combinations(case, 2)}
+    return collected
 
 
 def all_runs():

@@ -66,14 +66,14 @@ def documents(time, attention_mask=None, doc_ids=None):
     """Where the tokens of each document are: (row, columns of its real tokens)."""
     for row in range(2):
         real = range(time) if attention_mask is None else attention_mask[row].nonzero()[:, 0].tolist()
-        found, last = [], None
+        collected, last = [], None
         for column in real:
             number = 0 if doc_ids is None else doc_ids[row, column].item()
             if number != last:
-                found.append([])
-            found[-1].append(column)
+                collected.append([])
+            collected[-1].append(column)
             last = number
-        yield from ((row, columns) for columns in found)
+        yield from ((row, columns) for columns in collected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -188,11 +188,11 @@ def test_kernels_without_a_bias_per_head_are_refused(small_model, kind, kernel):
 def test_compiles_whole(small_model, kind):
     model = small_model(alibi=kind, num_hidden_layers=1).train()
     inputs = {"input_ids": ids(2, 12), "labels": ids(2, 12), "use_cache": False, "doc_ids": DOC_IDS}
-    found = []
+    collected = []
     for forward in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
         model.zero_grad()
         loss = forward(**inputs).loss
         loss.backward()
-        found.append({"loss": loss.detach(), **{name: value.grad for name, value in model.named_parameters()}})
+        collected.append({"loss": loss.detach(), **{name: value.grad for name, value in model.named_parameters()}})
     torch._dynamo.reset()
-    assert_close(*found, **EXACT)
+    assert_close(*collected, **EXACT)

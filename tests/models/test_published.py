@@ -29,12 +29,12 @@ def digest(shapes):
 
 def one_of_each():
     """All 64; further ones of the same layers are slow."""
-    found, seen = [], set()
+    collected, seen = [], set()
     for name, recipe in FULL_SIZE["recipes"].items():
         kind = name.split("-")[0], recipe["args"].get("zeyuan_layernorm")
-        found.append(pytest.param(name, marks=() if kind not in seen else pytest.mark.slow))
+        collected.append(pytest.param(name, marks=() if kind not in seen else pytest.mark.slow))
         seen.add(kind)
-    return found
+    return collected
 
 
 @pytest.mark.parametrize("name", one_of_each())

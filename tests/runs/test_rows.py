@@ -109,10 +109,10 @@ def test_memory_is_the_most_that_a_process_has_had():
 
 
 def test_environment_names_the_machine():
-    found = environment(torch.device("cpu"))
-    assert found["device"] == "cpu"
-    assert "CPU, " in found["machine"]
-    assert found["torch"] == torch.__version__
+    result = environment(torch.device("cpu"))
+    assert result["device"] == "cpu"
+    assert "CPU, " in result["machine"]
+    assert result["torch"] == torch.__version__
 
 
 def test_the_page_names_every_key():

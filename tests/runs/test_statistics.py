@@ -96,8 +96,8 @@ def test_max_t_looks_at_all_slices_at_once():
 
 @pytest.mark.parametrize("seeds", [1, 2, 3, 4])
 def test_no_verdict_from_few_seeds(seeds):
-    found = statistics.compare({"a": [1.0] * seeds}, {"a": [0.0] * seeds}, 1_000)
-    assert (found.state, found.slices, found.more_seeds) == ("undecided", {}, 5 - seeds)
+    result = statistics.compare({"a": [1.0] * seeds}, {"a": [0.0] * seeds}, 1_000)
+    assert (result.state, result.slices, result.more_seeds) == ("undecided", {}, 5 - seeds)
 
 
 def test_a_clear_difference_and_a_tie():

@@ -17,12 +17,12 @@ PLAIN = {
 
 def parse(sentences):
     """[(kind, words, …)] of those that are understood."""
-    found = []
+    collected = []
     for sentence in sentences:
         matches = [(kind, *match.groups()) for kind, form in PLAIN.items() if (match := form.fullmatch(sentence))]
         assert len(matches) <= 1, sentence
-        found += matches
-    return found
+        collected += matches
+    return collected
 
 
 def split(text):

@@ -83,10 +83,10 @@ def reader(prompts):
 
 
 def asked(questions, said):
-    found = []
+    collected = []
     for index, text in said:
-        found.append({"slice": questions[index].slice, "right": questions.grade(questions[index], text)})
-    return found
+        collected.append({"slice": questions[index].slice, "right": questions.grade(questions[index], text)})
+    return collected
 
 
 # -- the prompt -------------------------------------------------------------------------------------------------------
@@ -131,8 +131,8 @@ def test_the_examples_are_right_and_of_another_world(task):
 
 
 def _question(question, answer, task):
-    found = ask(task)[0]
-    return type(found)(found.prompt.replace(question_of(found.prompt), question), answer, {})
+    result = ask(task)[0]
+    return type(result)(result.prompt.replace(question_of(result.prompt), question), answer, {})
 
 
 def test_the_generated_background_names_no_answer():
@@ -246,9 +246,9 @@ def test_the_same_question_again_is_the_same():
 
 def test_seeds_splits_and_indices_ask_other_things():
     keys = [{"seed": seed, "split": split} for seed in (0, 1) for split in ("train", "test")]
-    found = {ask("qa2", 900, **key)[index].prompt for key in keys for index in (0, 1)}
-    assert len(found) == 8
-    lines = [tuple(s for s in read(prompt)[2] if not parse([s])) for prompt in found]
+    result = {ask("qa2", 900, **key)[index].prompt for key in keys for index in (0, 1)}
+    assert len(result) == 8
+    lines = [tuple(s for s in read(prompt)[2] if not parse([s])) for prompt in result]
     assert len(set(lines)) == 8
 
 

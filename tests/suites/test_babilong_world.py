@@ -91,15 +91,15 @@ def test_every_form_of_question_and_every_number_of_facts_occurs(task):
 
 @every_task
 def test_every_label_is_the_answer_sometimes(task):
-    found = Counter(each.answer for each in stories(task))
-    assert set(found) == set(LABELS[task])
-    assert len(found) == {"qa5": 7}.get(task, 6)
+    counts = Counter(each.answer for each in stories(task))
+    assert set(counts) == set(LABELS[task])
+    assert len(counts) == {"qa5": 7}.get(task, 6)
     if task == "qa5":  # four of the five forms ask for people
-        assert all(0.15 < found[who] / COUNT < 0.25 for who in PEOPLE)
-        assert all(0.04 < found[thing] / COUNT < 0.12 for thing in OBJECTS)
+        assert all(0.15 < counts[who] / COUNT < 0.25 for who in PEOPLE)
+        assert all(0.04 < counts[thing] / COUNT < 0.12 for thing in OBJECTS)
     else:
         deviation = (COUNT * 1 / 6 * 5 / 6) ** 0.5
-        assert all(abs(found[place] - COUNT / 6) < 5 * deviation for place in PLACES)
+        assert all(abs(counts[place] - COUNT / 6) < 5 * deviation for place in PLACES)
 
 
 def test_where_things_are_takes_carrying_and_putting_down():

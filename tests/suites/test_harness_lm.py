@@ -105,9 +105,9 @@ def converted(llama, tmp_path_factory):
 @pytest.fixture(params=["transformers", "canonlm"])
 def opened(request, llama, converted):
     """One Llama, saved by transformers, and opened from there as its class and, converted, as our decoder."""
-    found = open_model(llama if request.param == "transformers" else converted, device="cpu")
-    assert found.about["kind"] == request.param
-    return found
+    result = open_model(llama if request.param == "transformers" else converted, device="cpu")
+    assert result.about["kind"] == request.param
+    return result
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, "auto"])

@@ -104,8 +104,8 @@ def include(tmp_path_factory, subjects):
     cache = tmp_path_factory.mktemp("cache")
     answers = zip(*(first_words(subject) for subject in subjects.values()), strict=True)
     trivia = [
-        {"question": question, "answer": {"aliases": [*found, "the ferry"]}}
-        for question, found in zip(QUESTIONS, [*answers, (), ()], strict=True)
+        {"question": question, "answer": {"aliases": [*result, "the ferry"]}}
+        for question, result in zip(QUESTIONS, [*answers, (), ()], strict=True)
     ]
     write_task(folder, "local_piqa", "piqa/piqa.yaml", {"train": PIQA, "validation": PIQA}, cache)
     every = dict.fromkeys(("train", "validation", "test"), ARC)
@@ -243,11 +243,11 @@ def test_what_is_done_is_not_asked_again_and_a_break_keeps_what_was_told(subject
 @pytest.mark.usefixtures("_local_tasks_only")
 def test_what_is_too_long_for_the_model_is_said_once(subjects, include, caplog):
     settings = HarnessSettings(tasks=["local_piqa", "local_trivia"], include=include, num_fewshot=2)
-    found = run_harness(subjects["a Llama of transformers"], settings)
-    cut = [[score for score in scores if score.measure == "cut"] for scores in found.values()]
+    result = run_harness(subjects["a Llama of transformers"], settings)
+    cut = [[score for score in scores if score.measure == "cut"] for scores in result.values()]
     whole = {"stderr": None, "n": None, "higher_is_better": False, "share": False}
     assert cut == [[Score("cut", 10, **whole)], [Score("cut", 4, **whole)]]
-    assert all(scores[0].measure != "cut" for scores in found.values())
+    assert all(scores[0].measure != "cut" for scores in result.values())
     messages = [record.getMessage() for record in caplog.records]
     assert messages == [
         "local_piqa: 10 texts of more than 48 tokens lost their beginning",
@@ -255,8 +255,8 @@ def test_what_is_too_long_for_the_model_is_said_once(subjects, include, caplog):
     ]
     # Prompts that are continued are read whole where that is asked for, or nothing limits the model.
     for which, beyond in (("a Llama of transformers", True), ("a random model of ours", False)):
-        found = run_harness(subjects[which], settings, beyond=beyond)
-        assert ["cut" in by_measure(scores) for scores in found.values()] == [True, False]
+        result = run_harness(subjects[which], settings, beyond=beyond)
+        assert ["cut" in by_measure(scores) for scores in result.values()] == [True, False]
 
 
 @pytest.mark.usefixtures("_local_tasks_only")

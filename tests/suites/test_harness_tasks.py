@@ -67,8 +67,8 @@ def test_groups_hold_a_task_of_the_harness_for_each_published_column(manager):
     assert sorted(grouped) == sorted(TASKS_OF_COLUMNS)
     assert len(grouped) == len(PUBLISHED_COLUMNS)
     assert set(grouped) <= set(manager.all_tasks)
-    found = run.find(manager, PUBLISHED)
-    assert found == [*grouped[:-3], "canonlm_needle"]  # which changes its tasks' lengths, and is opened as a whole
+    result = run.find(manager, PUBLISHED)
+    assert result == [*grouped[:-3], "canonlm_needle"]  # which changes its tasks' lengths, and is opened as a whole
 
 
 def test_needles_are_opened_one_by_one_as_the_group_says(manager):

@@ -51,8 +51,8 @@ def facts(prompt):
 
 def sentences(prompt):
     """Of the text: between the tags, or before the blank line."""
-    found = re.search(r"<context>\n(.*)\n</context>", prompt)
-    text = found[1] if found else prompt.partition("\n\n")[0]
+    matches = re.search(r"<context>\n(.*)\n</context>", prompt)
+    text = matches[1] if matches else prompt.partition("\n\n")[0]
     assert "\n" not in text
     assert "  " not in text
     return [f"{sentence}." for sentence in text.removesuffix(".").split(". ")]
@@ -204,7 +204,7 @@ def test_a_prompt_is_text_and_the_beginning_of_an_answer(settings):
 )
 def test_two_tokenizers_are_asked_the_same(k, people, budget, seed, index, published):
     settings = {"k": k, "people": people, "seed": seed, "published": published}
-    found = {}
+    result = {}
     for tokens in (byte_count, word_count):
         questions = suite(tokens, background=budget, **settings)
         question = questions[index]
@@ -220,8 +220,8 @@ def test_two_tokenizers_are_asked_the_same(k, people, budget, seed, index, publi
         slots = [int(place * (len(background) + 1)) for place in places]
         before = [sum(s in background for s in stated[:at]) for at, s in enumerate(stated) if s not in background]
         assert before == slots
-        found[tokens] = facts(question.prompt), places, ASKED.search(question.prompt)[1], question.answer, background
-    (*asked_by_bytes, fewer), (*asked_by_words, more) = found[byte_count], found[word_count]
+        result[tokens] = facts(question.prompt), places, ASKED.search(question.prompt)[1], question.answer, background
+    (*asked_by_bytes, fewer), (*asked_by_words, more) = result[byte_count], result[word_count]
     assert asked_by_bytes == asked_by_words
     assert more[: len(fewer)] == fewer
     assert len(fewer) <= len(more)
@@ -336,12 +336,12 @@ def test_scores_are_told_by_measure_and_position():
     """Of a reader who remembers the last year only."""
     questions = suite(k=1, people=4, n=400)
     rows = [{"slice": q.slice, "right": questions.grade(q, f" {years(q.prompt)[-1]}")} for q in questions]
-    found = {(score.measure, *score.slice.items()): score for score in scores(rows, questions.measures)}
+    result = {(score.measure, *score.slice.items()): score for score in scores(rows, questions.measures)}
     positions = [(), *[(("position", position),) for position in (1, 2, 3, 4)]]
-    assert set(found) == {(measure, *position) for measure in ("exact", "year") for position in positions}
-    assert found["exact", ("position", 4)].value == 1
-    assert all(found["exact", ("position", position)].value == 0 for position in (1, 2, 3))
-    assert abs(found["year",].value - 1 / 4) < 4 * found["year",].stderr
+    assert set(result) == {(measure, *position) for measure in ("exact", "year") for position in positions}
+    assert result["exact", ("position", 4)].value == 1
+    assert all(result["exact", ("position", position)].value == 0 for position in (1, 2, 3))
+    assert abs(result["year",].value - 1 / 4) < 4 * result["year",].stderr
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------

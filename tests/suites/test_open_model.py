@@ -82,7 +82,9 @@ def place(tmp_path_factory):
     (folder / "text").mkdir()
     load("bytes").tokenizer.save(str(folder / "text" / "tokenizer.json"))
     text = {"sources": {"plain": {"path": str(folder / "text")}}}
-    expected = {f"run@{step}": found for step, found in save_run(folder / "run", {**RUN, "text": text}, (1, 2)).items()}
+    expected = {
+        f"run@{step}": result for step, result in save_run(folder / "run", {**RUN, "text": text}, (1, 2)).items()
+    }
     note_text(folder / "run", folder / "text")
     played = {
         "task": {"name": "copying", "N": 40},
@@ -260,9 +262,9 @@ def test_context_length():
 def test_a_fingerprint_tells_models_apart(place):
     folder, _ = place
     names = ["run@1", "run@2", "ours", "hf@GDN2-tiny", "llama", "gpt2"]
-    found = [open_named(folder, name).about["fingerprint"] for name in names]
-    assert found == [open_named(folder, name).about["fingerprint"] for name in names]
-    assert len(set(found)) == len(names)
+    result = [open_named(folder, name).about["fingerprint"] for name in names]
+    assert result == [open_named(folder, name).about["fingerprint"] for name in names]
+    assert len(set(result)) == len(names)
     assert open_named(folder, "ours").about["fingerprint"] == open_named(folder, "sharded").about["fingerprint"]
     model = CanonLMForCausalLM(CanonLMConfig(**SIZES))
     before = fingerprint(model)
@@ -390,10 +392,10 @@ def wrong(place, tmp_path_factory):
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_told_in_one_line(wrong, hub, monkeypatch, name):
-    folder, found = wrong
-    assert set(found) == set(MISTAKES)
+    folder, result = wrong
+    assert set(result) == set(MISTAKES)
     monkeypatch.chdir(folder)
-    (source, *options), start = found[name]
+    (source, *options), start = result[name]
     with pytest.raises(ValueError) as caught:
         open_model(source, **(options[0] if options else {}))
     assert str(caught.value).startswith(start)

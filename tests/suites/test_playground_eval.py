@@ -87,13 +87,13 @@ def accuracy(scores):
 
 def test_only_answers_beyond_the_training_length_are_graded(run, knows):
     task = load(run / "config.yaml").built_task
-    found = ask(run, oracle(knows, task, lambda position: position < 80), lengths=[1, 1.5, 2])
-    assert list(found) == ["depo", "depo x1.5", "depo x2"]
-    assert accuracy(found["depo"]) == 1
-    assert accuracy(found["depo x1.5"]) == accuracy(found["depo x2"]) == 0
-    found = ask(run, oracle(knows, task, lambda position: position >= 80), lengths=[1, 1.5, 2])
-    assert accuracy(found["depo"]) == 0
-    assert accuracy(found["depo x1.5"]) == accuracy(found["depo x2"]) == 1
+    result = ask(run, oracle(knows, task, lambda position: position < 80), lengths=[1, 1.5, 2])
+    assert list(result) == ["depo", "depo x1.5", "depo x2"]
+    assert accuracy(result["depo"]) == 1
+    assert accuracy(result["depo x1.5"]) == accuracy(result["depo x2"]) == 0
+    result = ask(run, oracle(knows, task, lambda position: position >= 80), lengths=[1, 1.5, 2])
+    assert accuracy(result["depo"]) == 0
+    assert accuracy(result["depo x1.5"]) == accuracy(result["depo x2"]) == 1
 
 
 def test_more_windows_hold_more_answers(run, knows):
@@ -113,9 +113,9 @@ def test_more_windows_hold_more_answers(run, knows):
 
 def test_another_difficulty_with_the_same_tokens(run, knows):
     harder = tasks.get(**{**DEPO, "N": 8})
-    found = ask(run, oracle(knows, harder, lambda position: True), task={"N": 8})
-    assert accuracy(found["depo"]) == 1
-    assert {tuple(score.slice.items()) for score in found["depo"]} >= {(("k", 1),), (("k", 2),)}
+    result = ask(run, oracle(knows, harder, lambda position: True), task={"N": 8})
+    assert accuracy(result["depo"]) == 1
+    assert {tuple(score.slice.items()) for score in result["depo"]} >= {(("k", 1),), (("k", 2),)}
     subject = Subject(oracle(knows, harder, bool), None, {"source": str(run)})
     (evaluation_,) = evaluations(subject, PlaygroundSettings(task={"N": 8}))
     assert evaluation_.settings["task"]["N"] == 8
@@ -126,11 +126,11 @@ def test_as_in_training(run):
     import json
 
     assert main(["eval", str(run), "--suite", "playground", "n=8"]) == 0
-    found = json.loads((run / "evals" / "step-00000002" / "results.json").read_text())
+    rows = json.loads((run / "evals" / "step-00000002" / "results.json").read_text())
     final = json.loads((run / "result.json").read_text())["final"]
-    scores = {str(s["slice"]): s["value"] for s in found["results"][0]["scores"] if s["measure"] == "accuracy"}
+    scores = {str(s["slice"]): s["value"] for s in rows["results"][0]["scores"] if s["measure"] == "accuracy"}
     assert {str(row["slice"]): row["correct"] / row["total"] for row in final["slices"]}.items() <= scores.items()
-    (loss,) = [s["value"] for s in found["results"][0]["scores"] if s["measure"] == "loss"]
+    (loss,) = [s["value"] for s in rows["results"][0]["scores"] if s["measure"] == "loss"]
     assert loss == pytest.approx(final["loss"], rel=1e-6)
 
 

@@ -45,8 +45,8 @@ class Calculator:
 
 
 def test_scores_by_slice(tmp_path):
-    found = Results(tmp_path, ABOUT).ask("sums", Sums(), {}, Calculator())
-    assert [(s.measure, s.value, s.n, s.slice) for s in found] == [
+    result = Results(tmp_path, ABOUT).ask("sums", Sums(), {}, Calculator())
+    assert [(s.measure, s.value, s.n, s.slice) for s in result] == [
         ("exact", 0.5, 6, {}),
         ("exact", 1.0, 3, {"parity": 0}),
         ("exact", 0.0, 3, {"parity": 1}),
@@ -54,7 +54,7 @@ def test_scores_by_slice(tmp_path):
         ("digit", 1.0, 3, {"parity": 0}),
         ("digit", 0.0, 3, {"parity": 1}),
     ]
-    assert found[0].stderr == pytest.approx((0.25 / 5) ** 0.5)  # the standard error of a mean of six
+    assert result[0].stderr == pytest.approx((0.25 / 5) ** 0.5)  # the standard error of a mean of six
 
 
 def test_answers_survive_and_are_not_asked_again(tmp_path):
@@ -66,13 +66,13 @@ def test_answers_survive_and_are_not_asked_again(tmp_path):
     with path.open("ab") as file:
         file.write('{"index": 1, "said": "ü'.encode()[:-1])  # as a killed process leaves it
     second, counted = Calculator(), []
-    found = Results(tmp_path, ABOUT).ask("sums", Sums(), {}, second, counted.append)
+    result = Results(tmp_path, ABOUT).ask("sums", Sums(), {}, second, counted.append)
     assert sorted(second.questions) == [0, 1]
     assert counted == [4, 5, 6]
     assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == [5, 4, 3, 2, 1, 0]
-    assert found == Results(tmp_path / "other", ABOUT).ask("sums", Sums(), {}, Calculator())
+    assert result == Results(tmp_path / "other", ABOUT).ask("sums", Sums(), {}, Calculator())
     third = Calculator()
-    assert Results(tmp_path, ABOUT).ask("sums", Sums(), {}, third) == found
+    assert Results(tmp_path, ABOUT).ask("sums", Sums(), {}, third) == result
     assert third.questions == []
 
 
@@ -91,9 +91,9 @@ def test_entries(tmp_path):
     assert results.find("sums", "sums", {"seed": 0}) == entry
     assert Results(tmp_path, ABOUT).find("sums", "sums", {"seed": 0}) == json.loads(json.dumps(entry))
     assert results.find("sums", "sums", {"seed": 1}) is None
-    found = json.loads((tmp_path / "results.json").read_text())
-    assert found["model"] == ABOUT
-    (kept,) = found["results"]
+    rows = json.loads((tmp_path / "results.json").read_text())
+    assert rows["model"] == ABOUT
+    (kept,) = rows["results"]
     assert (kept["suite"], kept["name"], kept["settings"], kept["seconds"]) == ("sums", "sums", {"seed": 0}, 1.3)
     assert kept["scores"] == [
         {"measure": "exact", "value": 0.5, "stderr": 0.1, "n": 6, "slice": {}, "higher_is_better": True, "share": True}
@@ -114,9 +114,9 @@ def test_answers_of_another_model_are_never_taken(tmp_path, other):
 def test_more_questions_take_up_the_answers_to_fewer(tmp_path):
     results, calculator = Results(tmp_path, ABOUT), Calculator()
     results.ask("sums", Sums(4), {"n": 4}, Calculator())
-    found = results.ask("sums", Sums(6), {"n": 6}, calculator)
+    result = results.ask("sums", Sums(6), {"n": 6}, calculator)
     assert sorted(calculator.questions) == [4, 5]
-    assert found[0].n == 6
+    assert result[0].n == 6
     assert results.ask("sums", Sums(4), {"n": 4}, calculator)[0].n == 4
     assert len(calculator.questions) == 2
 
@@ -126,9 +126,9 @@ def test_what_a_model_writes_may_be_anything(tmp_path):
         yield from enumerate(["a\u2028b", "c\x85d\n", "\ud83d\ude00", "", "\x00", '"'][: len(prompts)])
 
     results = Results(tmp_path, ABOUT)
-    found = results.ask("sums", Sums(), {}, write)
+    result = results.ask("sums", Sums(), {}, write)
     calculator = Calculator()
-    assert results.ask("sums", Sums(), {}, calculator) == found
+    assert results.ask("sums", Sums(), {}, calculator) == result
     assert calculator.questions == []
 
 
@@ -145,8 +145,8 @@ def test_two_at_once(tmp_path):
     first.add("a", "a", {}, [], 0)
     second.add("b", "b", {}, [], 0)
     first.add("a", "a", {}, [], 1)
-    found = json.loads((tmp_path / "results.json").read_text())["results"]
-    assert [(entry["suite"], entry["seconds"]) for entry in found] == [("b", 0), ("a", 1)]
+    rows = json.loads((tmp_path / "results.json").read_text())["results"]
+    assert [(entry["suite"], entry["seconds"]) for entry in rows] == [("b", 0), ("a", 1)]
 
 
 def test_another_model_and_a_damaged_file_are_refused(tmp_path):

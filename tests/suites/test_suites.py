@@ -37,8 +37,8 @@ def subject(tmp_path_factory):
 
 
 def test_a_list_asks_for_every_combination():
-    found = plan("multihop", ["k=[1,2]", "background=[0,300]", "people=3", "n=4"])
-    assert [(s.k, s.background, s.people, s.n) for s in found] == [
+    result = plan("multihop", ["k=[1,2]", "background=[0,300]", "people=3", "n=4"])
+    assert [(s.k, s.background, s.people, s.n) for s in result] == [
         (1, 0, 3, 4),
         (1, 300, 3, 4),
         (2, 0, 3, 4),
@@ -53,9 +53,9 @@ def test_a_list_asks_for_every_combination():
 
 def test_the_published_grids():
     columns = [f"{k}hop-{m}k" for k in (1, 2) for m in ("0", "0.5", "1", "2", "3", "4", "5", "6")]
-    found = plan("multihop", ["n=7"], published=True)
-    assert [s.name for s in found] == columns
-    assert {(s.k, s.people, s.published, s.n) for s in found} == {(1, 5, True, 7), (2, 3, True, 7)}
+    result = plan("multihop", ["n=7"], published=True)
+    assert [s.name for s in result] == columns
+    assert {(s.k, s.people, s.published, s.n) for s in result} == {(1, 5, True, 7), (2, 3, True, 7)}
     assert len(plan("babilong", [], published=True)) == 20
     assert [s.k for s in plan("multihop", ["k=2", "background=0"], published=True)] == [2, 2]
 
@@ -83,9 +83,9 @@ def test_one_file_of_results(subject, tmp_path):
     entries = run("multihop", planned[:1], subject, PromptOptions(), tmp_path, log)
     entries += run("multihop", planned[1:], subject, PromptOptions(), tmp_path, log)
     assert log.said == [("begin", "1hop-0k", 3), ("end", "1hop-0k")] * 2
-    found = json.loads((tmp_path / "results.json").read_text())
-    assert found["results"] == entries
-    assert found["model"]["fingerprint"] == subject.about["fingerprint"]
+    result = json.loads((tmp_path / "results.json").read_text())
+    assert result["results"] == entries
+    assert result["model"]["fingerprint"] == subject.about["fingerprint"]
     assert [entry["settings"]["people"] for entry in entries] == [2, 3]
     rows = [json.loads(line) for path in (tmp_path / "answers").iterdir() for line in path.read_text().splitlines()]
     assert len(rows) == 6

@@ -294,13 +294,13 @@ def test_batches_shrink_until_they_fit(plain, letters, monkeypatch):
     expected = dict(Writer(plain, letters, batch_size=1).write(texts, 6))
     monkeypatch.setattr(writing, "CPU_TOKENS", 1000)
     tried = limited(monkeypatch, 150)
-    found = list(Writer(plain, letters).write(texts, 6))
-    assert len(found) == 40  # each once
-    assert dict(found) == expected
+    result = list(Writer(plain, letters).write(texts, 6))
+    assert len(result) == 40  # each once
+    assert dict(result) == expected
     assert tried[:4] == [16, 8, 4, 4]  # 36 tokens each: the longest come first, and later ones begin with what fitted
     assert tried.count(16) == 1
     assert max(tried[3:]) > 4  # shorter ones in larger batches
-    lengths = [len(texts[index]) for index, _ in found]
+    lengths = [len(texts[index]) for index, _ in result]
     assert lengths == sorted(lengths, reverse=True)
 
 

@@ -44,11 +44,11 @@ def parse(ids, m=None):
         return tuple(ids[at : stop + 1]), stop + 1
 
     def names(at, marker):
-        found = []
+        collected = []
         while ids[at] != marker:
             one, at = name(at)
-            found.append(one)
-        return found, at + 1
+            collected.append(one)
+        return collected, at + 1
 
     assert ids[0] == 9999
     ends, at = names(1, 9997)

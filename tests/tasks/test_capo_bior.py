@@ -100,23 +100,23 @@ def test_both_formats_give_texts_with_spans(written, end):
     plain = read(written(texts, "texts.txt", end), 6, POOLS)
     rows = [{"person": i, "text": texts[i], "model": "x"} for i in (7, 3, 7, *range(30))]
     keyed = read(written(rows, end=end), 6, POOLS)
-    assert [found.person for found in keyed.texts] == [7, 3, 7, *range(30)]
+    assert [result.person for result in keyed.texts] == [7, 3, 7, *range(30)]
     assert keyed.texts[3:] == plain.texts
     assert keyed.missing == plain.missing == ()
-    for i, found in enumerate(plain.texts):
-        assert found.text == texts[i]
-        assert list(found.spans) == ["name", *ATTRIBUTES]
+    for i, result in enumerate(plain.texts):
+        assert result.text == texts[i]
+        assert list(result.spans) == ["name", *ATTRIBUTES]
         for what, value in {"name": about[i].name, **about[i].values}.items():
-            start, stop = found.spans[what]
-            assert found.text[start:stop] == value
+            start, stop = result.spans[what]
+            assert result.text[start:stop] == value
 
 
 def test_what_a_text_does_not_say_is_listed_and_the_text_is_kept(written):
     who = person(6, 0, POOLS)
     text = biography(who, [0] * 6).replace(who.field, who.field.lower()).replace(who.middle, who.middle[0] + ".")
-    found = read(written([{"person": 1, "text": "Hello."}, {"person": 0, "text": text}]), 6, POOLS)
+    result = read(written([{"person": 1, "text": "Hello."}, {"person": 0, "text": text}]), 6, POOLS)
     other = person(6, 1, POOLS)
-    assert list(found.missing) == [
+    assert list(result.missing) == [
         *(
             f'line 1: the text about person 1 has no {what} "{value}"'
             for what, value in {"name": other.name, **other.values}.items()
@@ -124,8 +124,8 @@ def test_what_a_text_does_not_say_is_listed_and_the_text_is_kept(written):
         f'line 2: the text about person 0 has no name "{who.name}"',
         f'line 2: the text about person 0 has no field "{who.field}"',
     ]
-    assert found.texts[0].spans == {}
-    assert list(found.texts[1].spans) == ["birth date", "birth city", "university", "company city", "company"]
+    assert result.texts[0].spans == {}
+    assert list(result.texts[1].spans) == ["birth date", "birth city", "university", "company city", "company"]
 
 
 def test_spans_are_whole_words_first_said_and_not_inside_longer_values(written):
@@ -135,8 +135,8 @@ def test_spans_are_whole_words_first_said_and_not_inside_longer_values(written):
     )  # fmt: skip
     date = person(0, 0, pools).birth_date
     text = f"Lawful Ann Bea Law of Rome Law College. Rome, Law, Rome College, {date}, Law, Rome. Ann Bea Law."
-    (found,) = read(written([text], "texts.txt"), 0, pools).texts
-    cut = {what: (text[:start][-9:], text[start:stop]) for what, (start, stop) in found.spans.items()}
+    (result,) = read(written([text], "texts.txt"), 0, pools).texts
+    cut = {what: (text[:start][-9:], text[start:stop]) for what, (start, stop) in result.spans.items()}
     assert cut == {
         "name": ("Lawful ", "Ann Bea Law"),
         "birth date": ("College, ", date),

@@ -24,13 +24,13 @@ def test_the_published_constants():
 
 def test_the_formula():
     """Names of 1/1024 and values of 1/2**40: 2**-10 and 2**-40 of what there is."""
-    found = bits(10 * math.log(2), 40 * math.log(2), 2000, SIZES)
+    result = bits(10 * math.log(2), 40 * math.log(2), 2000, SIZES)
     exact_names, exact_values = math.log2(160_000_000) - 10, math.log2(2 * 12 * 28 * 200 * 200 * 300 * 100 * 263) - 40
-    assert found.names == pytest.approx(exact_names, abs=1e-9)
-    assert found.values == pytest.approx(exact_values, abs=1e-9)
-    assert found.total == pytest.approx(2000 * (exact_names + exact_values), abs=1e-6)
-    assert found.per_person == pytest.approx(exact_names + exact_values, abs=1e-9)
-    assert found.per_parameter(12345) == pytest.approx(2000 * (exact_names + exact_values) / 12345, abs=1e-9)
+    assert result.names == pytest.approx(exact_names, abs=1e-9)
+    assert result.values == pytest.approx(exact_values, abs=1e-9)
+    assert result.total == pytest.approx(2000 * (exact_names + exact_values), abs=1e-6)
+    assert result.per_person == pytest.approx(exact_names + exact_values, abs=1e-9)
+    assert result.per_parameter(12345) == pytest.approx(2000 * (exact_names + exact_values) / 12345, abs=1e-9)
 
 
 def test_nobody_knows_less_than_nothing():
@@ -66,9 +66,9 @@ def test_a_model_that_knows_everything_holds_all_there_is(fullname):
 
     p1, p2 = nats(task, probability)
     assert p1 == pytest.approx(math.log(300), abs=1e-9)
-    found = task.bits(p1, p2)
-    assert found.per_person == pytest.approx(found.at_most, abs=1e-6)
-    assert found.at_most == pytest.approx(LOG2_N0 - math.log2(300) + LOG2_S0 - fullname, abs=2e-4)
+    result = task.bits(p1, p2)
+    assert result.per_person == pytest.approx(result.at_most, abs=1e-6)
+    assert result.at_most == pytest.approx(LOG2_N0 - math.log2(300) + LOG2_S0 - fullname, abs=2e-4)
 
 
 def test_a_model_that_knows_nobody_holds_nothing():
@@ -92,8 +92,8 @@ def test_a_model_that_knows_nobody_holds_nothing():
             chances[query.start] = chance
             reported.add(attribute)
             city_first += attribute == "company city" and "company" not in reported
-        found = task.bits(math.log(160_000_000), -np.log(chances[(roles[i] == 2) | (roles[i] == 3)]).sum())
-        assert found.per_person == pytest.approx(0, abs=1e-9)
+        result = task.bits(math.log(160_000_000), -np.log(chances[(roles[i] == 2) | (roles[i] == 3)]).sum())
+        assert result.per_person == pytest.approx(0, abs=1e-9)
     assert 0 < city_first < 300
 
 
@@ -112,12 +112,12 @@ def test_a_model_of_known_probabilities():
         names += cost(f" {facts['name']}")
         values += cost((" He", " She")[i % 2])
         values += sum(cost(f" {facts[attribute]}") for attribute in ATTRIBUTES)
-    found = task.bits(p1, p2)
+    result = task.bits(p1, p2)
     n0, s0 = math.log2(160_000_000), math.log2(2 * 12 * 28 * 200 * 200 * 300 * 100 * 263)
     wanted = max(0, n0 - names / 200 / math.log(2)) + max(0, s0 - values / 200 / math.log(2))
-    assert 0 < found.per_person < found.at_most
-    assert found.per_person == pytest.approx(wanted, abs=1e-6)
-    assert found.total == pytest.approx(200 * wanted, abs=1e-3)
+    assert 0 < result.per_person < result.at_most
+    assert result.per_person == pytest.approx(wanted, abs=1e-6)
+    assert result.total == pytest.approx(200 * wanted, abs=1e-3)
     uniform = nats(task, lambda row, at, role: 1 / len(task.vocab))
     assert task.bits(*uniform).total == 0
 

@@ -44,15 +44,15 @@ def specs(draw):
 @given(specs(), SEED, st.integers(1, 700))
 def test_every_person_exactly_once_in_every_pass(spec, seed, seq_len):
     task = tasks.get("capo", **spec)
-    found = documents(task, seed, seq_len)
+    result = documents(task, seed, seq_len)
     size = spec["N"] + 6 * (spec["N"] // 2) * spec["questions"]
-    assert len(found) == size * spec["exposures"]
+    assert len(result) == size * spec["exposures"]
     for e in range(spec["exposures"]):
         wanted = Counter(task.sample("train", seed, i, e).tokens.tobytes() for i in range(spec["N"]))
         if spec["questions"]:
             questions = [(i, attribute) for i in range(spec["N"] // 2) for attribute in ATTRIBUTES]
             wanted += Counter(task.question(seed, i, attribute).tokens.tobytes() for i, attribute in questions)
-        assert Counter(found[e * size : (e + 1) * size]) == wanted
+        assert Counter(result[e * size : (e + 1) * size]) == wanted
 
 
 @FIXED
@@ -110,9 +110,9 @@ def test_threads_and_more_passes_than_tables():
 
 def test_every_pass_has_an_order_of_its_own(fits):
     task = capo(N=6, exposures=400, variant="single")
-    found = documents(task, 0, 64)
-    number = {document: i for i, document in enumerate(sorted(set(found)))}
-    orders = [tuple(map(number.get, found[at : at + 6])) for at in range(0, len(found), 6)]
+    result = documents(task, 0, 64)
+    number = {document: i for i, document in enumerate(sorted(set(result)))}
+    orders = [tuple(map(number.get, result[at : at + 6])) for at in range(0, len(result), 6)]
     assert len(orders) == 400
     assert len(set(orders)) > 250  # of 720; 307 expected
     for place in range(6):

@@ -23,16 +23,16 @@ DIGESTS = {
 
 
 def digest(name, spec):
-    task, found = tasks.get(name, **spec), hashlib.sha256()
+    task, result = tasks.get(name, **spec), hashlib.sha256()
     for split in ("train", "valid", "test"):
         for seed, start in ((0, 0), (2**63 - 1, 12345)):
             for loss_on in ("answer", "all"):
                 for part in task.windows(split, seed, start, 3, seq_len=500, loss_on=loss_on):
-                    found.update(part.astype("<i4").tobytes())
+                    result.update(part.astype("<i4").tobytes())
             sample = task.sample(split, seed, start + 1)
             content = repr((sample.tokens.tolist(), sample.labels.tolist(), sample.meta))
-            found.update(content.replace("question_start=", "asked=").encode())  # the name when digests were recorded
-    return found.hexdigest()[:16]
+            result.update(content.replace("question_start=", "asked=").encode())  # the name when digests were recorded
+    return result.hexdigest()[:16]
 
 
 @pytest.mark.parametrize("label", DIGESTS)

@@ -46,14 +46,14 @@ def sentences(grammar):
     for level in reversed(grammar.rules):
         folder = []
         for rows in level:
-            found = defaultdict(lambda: (0, Fraction(0)))
+            result = defaultdict(lambda: (0, Fraction(0)))
             for row in rows:
                 for parts in product(*(below[child].items() for child in row)):
                     text = sum((part for part, _ in parts), ())
                     count = math.prod(c for _, (c, _) in parts)
                     share = math.prod((p for _, (_, p) in parts), start=Fraction(1, len(rows)))
-                    found[text] = (found[text][0] + count, found[text][1] + share)
-            folder.append(dict(found))
+                    result[text] = (result[text][0] + count, result[text][1] + share)
+            folder.append(dict(result))
         below = folder
     return below[0]
 

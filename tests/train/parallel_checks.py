@@ -137,13 +137,13 @@ class Trained:
         return world.sum([loss])[0] / world.dp_size
 
     def losses(self, steps=STEPS):
-        found = []
+        collected = []
         for step in range(steps):
-            found.append(self.gradients(step))
+            collected.append(self.gradients(step))
             clip_grad_norm(self.model, 1.0, self.world)
             self.optimizer.step()
             self.optimizer.zero_grad()
-        return found
+        return collected
 
     def weights(self):
         return {name: whole(tensor) for name, tensor in self.model.state_dict().items()}
@@ -186,10 +186,10 @@ def micro_of(family, world):
 
 
 def follows(world, family, fields_of="FAMILIES", **layout):
-    found = Trained(globals()[fields_of][family], run_config(**layout), world).losses()
+    result = Trained(globals()[fields_of][family], run_config(**layout), world).losses()
     wanted = alone(family, fields_of, micro_of(family, world))
     assert wanted[-1] < wanted[0] - 0.2, f"the single process does not learn: {wanted[0]} to {wanted[-1]}"
-    for step, (a, b) in enumerate(zip(found, wanted, strict=True)):
+    for step, (a, b) in enumerate(zip(result, wanted, strict=True)):
         assert abs(a / b - 1) < 1e-4, f"step {step}: {a} against {b}"
 
 
@@ -205,10 +205,10 @@ def starts_alike(world, family, fields_of="FAMILIES", **layout):
     assert abs(ours.gradients(0) - single.gradients(0)) < 1e-12
     close(ours.whole_gradients(), single.whole_gradients(), 1e-9)
     norm = torch.cat([g.flatten() for g in single.whole_gradients().values() if g is not None]).norm()
-    found = clip_grad_norm(ours.model, float(norm) / 7, world)
-    assert type(found) is torch.Tensor
-    assert found.shape == ()
-    torch.testing.assert_close(found, norm)
+    result = clip_grad_norm(ours.model, float(norm) / 7, world)
+    assert type(result) is torch.Tensor
+    assert result.shape == ()
+    torch.testing.assert_close(result, norm)
     clip_grad_norm(single.model, float(norm) / 7, ALONE)
     close(ours.whole_gradients(), single.whole_gradients(), 1e-9)
     after = torch.cat([g.flatten() for g in ours.whole_gradients().values() if g is not None]).norm()
@@ -267,8 +267,8 @@ def compiles(world, **layout):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", partial(torch.compile, backend=backend))
         ours = Trained(FAMILIES["llama"], run_config(train={"compile": True}, **layout), world)
-    for found, wanted in zip(ours.losses(3), alone("llama"), strict=False):
-        assert abs(found / wanted - 1) < 1e-4
+    for result, wanted in zip(ours.losses(3), alone("llama"), strict=False):
+        assert abs(result / wanted - 1) < 1e-4
     assert list(ours.weights()) == list(Trained(FAMILIES["llama"], run_config(), ALONE).weights())
 
 
@@ -381,7 +381,7 @@ def main(results: Path, group: str, ports: list[str]) -> None:
     """Every layout joins and leaves a process group of its own."""
     mesh.TIMEOUT = timedelta(seconds=180)  # compiling on a busy machine takes a minute
     torch.set_num_threads(1)
-    found = {}
+    result = {}
     for port, ((tp, dp_replicate), checks) in zip(ports, GROUPS[group][1].items(), strict=True):
         layout = {"tp": tp, "dp_replicate": dp_replicate}
         os.environ["MASTER_PORT"] = port
@@ -394,12 +394,12 @@ def main(results: Path, group: str, ports: list[str]) -> None:
                     errors[world.rank] = traceback.format_exc()
                 dist.all_gather_object(errors, errors[world.rank])
                 name = f"tp {tp}, dp_replicate {dp_replicate}: {' '.join([check.__name__, *args])}"
-                found[name] = {"seconds": time.perf_counter() - start, "errors": [e for e in errors if e]}
+                result[name] = {"seconds": time.perf_counter() - start, "errors": [e for e in errors if e]}
             assert threads_of_gloo() or sys.platform != "linux"
         # What was compiled keeps its groups to the end of the process, and their threads: see docs/roadmap.md.
         assert not threads_of_gloo() or any((compiles,) in each for each in GROUPS[group][1].values())
     if world.main:
-        results.write_text(json.dumps(found, indent=1))
+        results.write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

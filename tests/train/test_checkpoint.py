@@ -60,13 +60,13 @@ def optimize(model, optimizer, seed):
 
 def everything(model, optimizer):
     """Every tensor that training goes on from, whole: by parameter, independent of torch's own state dictionaries."""
-    found = {}
+    result = {}
     for name, parameter in model.named_parameters():
         state = optimizer.state.get(parameter, {})
         for key, tensor in {"": parameter.detach(), **state}.items():
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            found[f"{name} {key}"] = whole.clone()
-    return found
+            result[f"{name} {key}"] = whole.clone()
+    return result
 
 
 @pytest.fixture

@@ -14,21 +14,21 @@ from canonlm.train.portion import prepare
 @pytest.fixture
 def waits(monkeypatch):
     """What the steps 5 and 6 of a run waited for: filled in by `train`."""
-    found = Waits()
-    calls = Calls(found.seen)
+    result = Waits()
+    calls = Calls(result.seen)
 
     class Watching(loop.Clock):
         def tick(self):
             super().tick()
             if self._steps == 4:
-                found.__enter__()
+                result.__enter__()
                 calls.__enter__()
             elif self._steps == 6:
                 calls.__exit__(None, None, None)
-                found.__exit__(None, None, None)
+                result.__exit__(None, None, None)
 
     monkeypatch.setattr(loop, "Clock", Watching)
-    return found
+    return result
 
 
 MODELS = {
@@ -71,9 +71,9 @@ def test_a_step_waits_for_nothing(tiny, tmp_path, waits, name):
     ],
 )
 def test_waits_are_seen(wait):
-    with Waits() as found, Calls(found.seen):
+    with Waits() as result, Calls(result.seen):
         wait(torch.randn(4))
-    assert found.seen
+    assert result.seen
 
 
 class Waiting(torch.autograd.Function):

@@ -43,8 +43,8 @@ def test_the_stream_is_bfloat16_as_on_a_cluster():
         return seen, losses
 
     with alone() as world:
-        found, losses = stream(world)
-    assert found == {torch.bfloat16}
+        result, losses = stream(world)
+    assert result == {torch.bfloat16}
     by_autocast, others = stream(ALONE)
     assert by_autocast == {torch.float32}
     assert losses == pytest.approx(others, rel=0.02)

@@ -56,9 +56,9 @@ def start(group, folder, seconds):
     "group", [pytest.param(group, marks=[] if group == "two" else pytest.mark.slow) for group in GROUPS]
 )
 def test_several_processes_do_what_one_does(group, tmp_path):
-    found = start(group, tmp_path, seconds=900)  # a quarter of it on two idle cores
-    assert len(found) == sum(map(len, GROUPS[group][1].values()))
-    failed = {name: result["errors"] for name, result in found.items() if result["errors"]}
+    results = start(group, tmp_path, seconds=900)  # a quarter of it on two idle cores
+    assert len(results) == sum(map(len, GROUPS[group][1].values()))
+    failed = {name: result["errors"] for name, result in results.items() if result["errors"]}
     assert not failed, "\n".join(f"{name}\n{errors[0]}" for name, errors in failed.items())
 
 

@@ -54,8 +54,8 @@ def settings(text):
 
 
 def rows(folder, kind="train"):
-    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [row for row in found if row["kind"] == kind]
+    result = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [row for row in result if row["kind"] == kind]
 
 
 def windows_of(text, run, first, last):

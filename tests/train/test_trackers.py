@@ -38,11 +38,11 @@ def scalars(folder):
 
 def wanted(rows):
     """The same from the rows, in single precision."""
-    found = {}
+    result = {}
     for row in rows:
         for name, value in trackers.numbers(row).items():
-            found.setdefault(name, {})[row["step"]] = pytest.approx(value, rel=1e-6)
-    return found
+            result.setdefault(name, {})[row["step"]] = pytest.approx(value, rel=1e-6)
+    return result
 
 
 def write(names, folder, rows, step=0):
