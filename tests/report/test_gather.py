@@ -49,6 +49,15 @@ def test_sections_that_ask_the_same_become_one(tmp_path):
     assert f"{two}/a" in page
 
 
+def test_where_play_was_started_has_what_it_wrote(tmp_path):
+    """`canonlm report .` beside the folder `runs`."""
+    play_folder(tmp_path / "runs" / "one", {"a": {}}, "Mine")
+    play_folder(tmp_path / "runs" / "two", {"b": {"task": OTHER}}, "Yours")
+    play = load_play(tmp_path)
+    assert shape(play) == shape(load_play(tmp_path / "runs")) == {"Mine": ["a"], "Yours": ["b"]}
+    assert play.left_out == ()
+
+
 def test_other_settings_of_a_task_are_another_section(tmp_path):
     one = play_folder(tmp_path / "one", {"a": {}}, "depo")
     two = play_folder(tmp_path / "two", {"a2": {"task": OTHER}}, "depo")

@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..runs.find import Folders
-from ..runs.rows import is_slice, plain
+from ..runs.intervals import wilson_interval
+from ..runs.rows import is_slice, plain, primary
 from ..runs.spread import Spread
 from .evals import evals_tables
 from .play import Play, load_play
@@ -23,7 +24,7 @@ Chance = Mapping[str, float]
 def best_table(architectures: Sequence[Architecture], title: str = "", chance: Chance | None = None) -> Table:
     """One row per architecture at its best learning rate: accuracy per slice of the primary scale (of many slices,
     their mean) and every measure with its spread, size and speed. With `chance` a last row says what guessing scores,
-    and what is lower is marked."""
+    and what is significantly lower is marked."""
     keys = _columns(architectures)
     guesses = guesses_of(architectures, keys, chance or {})
     table = _table(title, architectures, keys)
@@ -77,7 +78,7 @@ def scale_table(
     if guesses:
         table.add_column("chance", justify="right", style="dim")
     for key in keys:
-        cells = [_cell(task, key, best.spread(key), best.repeats, guesses.get(key)) for best in bests]
+        cells = [_cell(task, best, key, guesses.get(key)) for best in bests]
         cells += [percent(guesses[key]) if key in guesses else ""] if guesses else []
         table.add_row(escape(quantity(task, key).label), *cells)
     return table
@@ -143,21 +144,21 @@ def _table(title: str, architectures: Sequence[Architecture], keys: Sequence[str
 
 
 def _row(task: str, rate: Rate, keys: Sequence[str], guesses: Chance | None = None) -> list[str]:
-    return [
-        escape(rate.arch),
-        f"{rate.lr:g}",
-        rate.finished_of,
-        *(
-            _cell(task, key, rate.spread(key) if key else rate.score, rate.repeats, (guesses or {}).get(key))
-            for key in keys
-        ),
-    ]
+    cells = (_cell(task, rate, key, (guesses or {}).get(key)) for key in keys)
+    return [escape(rate.arch), f"{rate.lr:g}", rate.finished_of, *cells]
 
 
-def _cell(task: str, key: str, spread: Spread | None, runs: int, guess: float | None = None) -> str:
+def _cell(task: str, rate: Rate, key: str, guess: float | None = None) -> str:
+    spread = rate.spread(key) if key else rate.score
     if spread is None:
         return "–"
     say = quantity(task, key).say
-    small = small_of(spread, say, runs)
-    low = guess is not None and spread.mean < guess
+    small = small_of(spread, say, rate.repeats)
+    low = guess is not None and _is_below(spread, rate, [key] if key else primary(rate.slices), guess)
     return say(spread.mean) + (f"\n[dim]{small}[/dim]" if small else "") + "\n[yellow]below chance[/yellow]" * low
+
+
+def _is_below(spread: Spread, rate: Rate, slices: Sequence[str], guess: float) -> bool:
+    """Whether accuracy is significantly below that of guessing: by chance alone, half of all guessers are below it."""
+    answers = len(rate.runs) * sum(map(rate.questions, slices))
+    return wilson_interval(spread.mean, answers)[1] < guess

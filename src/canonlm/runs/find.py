@@ -32,8 +32,9 @@ def run_folders(folder: str | Path) -> list[Path]:
 
 
 def plays_in(folder: Path) -> list[Path]:
-    """The play folders in a folder of them."""
-    inside = sorted(path.parent for path in folder.glob("*/runs") if not is_run(path.parent))
+    """The play folders in a folder of them, or in its folder `runs`."""
+    below = (path.parent for pattern in ("*/runs", "runs/*/runs") for path in folder.glob(pattern))
+    inside = sorted(path for path in below if not is_run(path))
     return [path for path in inside if configured(path)]
 
 
