@@ -9,7 +9,7 @@ from abuse.bases import PLAY
 class Case:
     """`command` runs in a copy of the folder `base`, of which one file that matches `damaged` is damaged.
 
-    result: files that hold what the command found out. said: its standard output is a part of that. sealed: files whose
+    result: files with the results of the command. reported: its standard output is a part of that. sealed: files whose
     damage a checksum tells: the result is the same, or the command says that it is not. children: it may start
     processes. large: a number in the file may ask for any amount of work, which is done. written: standard output is
     what a model wrote. streams: it reads a file from beginning to end, however long that takes.
@@ -33,14 +33,14 @@ CASES = [
     Case("recipes show", "recipe", "run.yaml", "recipes show run.yaml"),
     Case("recipes diff", "recipe", "run.yaml", "recipes diff run.yaml debug"),
     Case("plan", "recipe", "run.yaml", "plan run.yaml --gpus 1"),
-    Case("train", "recipe", "run.yaml", "train run.yaml train.steps=2 --out out", said=False, large=True),
+    Case("train", "recipe", "run.yaml", "train run.yaml train.steps=2 --out out", reported=False, large=True),
     # run folders
     Case("train, stopped", "stopped", "run/*", "train run.yaml --out run",
-         ("run/metrics.jsonl", "run/result.json"), said=False, sealed="run/checkpoints/*"),
-    Case("train, finished", "finished", "run/*", "train run.yaml --out run", said=False, sealed="run/checkpoints/*"),
+         ("run/metrics.jsonl", "run/result.json"), reported=False, sealed="run/checkpoints/*"),
+    Case("train, finished", "finished", "run/*", "train run.yaml --out run", reported=False, sealed="run/checkpoints/*"),
     Case("train, their configuration", "finished", "run/config.yaml",
-         "train run/config.yaml train.steps=2 --out out", said=False, large=True),
-    Case("train, text", "text_run", "*", "train run.yaml --out run", said=False, large=True),
+         "train run/config.yaml train.steps=2 --out out", reported=False, large=True),
+    Case("train, text", "text_run", "*", "train run.yaml --out run", reported=False, large=True),
     Case("export", "finished", "run/*", "export run out", ("out/*",), sealed="run/checkpoints/*"),
     Case("export, text", "text_run", "*", "export run out", ("out/*",), sealed="run/checkpoints/*"),
     Case("eval", "finished", "run/*", "eval run --suite playground --out evals", ("evals/results.json",),

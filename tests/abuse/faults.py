@@ -34,7 +34,7 @@ _CASES = {case.name: case for case in CASES}
 _RUN = ("run/metrics.jsonl", "run/result.json", "run/checkpoints/*06/*.distcp")
 
 COMMANDS = [
-    Case("train", "recipe", "", "train run.yaml --out run", _RUN, said=False),
+    Case("train", "recipe", "", "train run.yaml --out run", _RUN, reported=False),
     replace(_CASES["train, stopped"], result=_RUN),
     _CASES["export"],
     _CASES["eval"],
@@ -43,8 +43,8 @@ COMMANDS = [
     _CASES["results"],
     _CASES["convert, hf"],
     _CASES["data prepare"],
-    Case("data dump", "recipe", "", "data dump copying --n 50 --out samples.parquet", ("samples.parquet",), said=False),
-    Case("report, play", "play", "", "report play", said=False),
+    Case("data dump", "recipe", "", "data dump copying --n 50 --out samples.parquet", ("samples.parquet",), reported=False),
+    Case("report, play", "play", "", "report play", reported=False),
 ]
 
 

@@ -63,7 +63,7 @@ def complaints(case: Case, outcome: Outcome, folder: Path, done: Damage, before:
 
 def result(case: Case, outcome: Outcome, folder: Path) -> dict[str, str]:
     """What a command found out, as texts or digests by name, without timings."""
-    outcomes = {"stdout": outcome.out} if case.said else {}
+    outcomes = {"stdout": outcome.out} if case.reported else {}
     for pattern in case.result:
         for path in sorted(folder.glob(pattern)):
             if path.is_file():
