@@ -37,7 +37,8 @@ CASES = [
     # run folders
     Case("train, stopped", "stopped", "run/*", "train run.yaml --out run",
          ("run/metrics.jsonl", "run/result.json"), reported=False, sealed="run/checkpoints/*"),
-    Case("train, finished", "finished", "run/*", "train run.yaml --out run", reported=False, sealed="run/checkpoints/*"),
+    Case("train, finished", "finished", "run/*", "train run.yaml --out run", reported=False,
+         sealed="run/checkpoints/*"),
     Case("train, their configuration", "finished", "run/config.yaml",
          "train run/config.yaml train.steps=2 --out out", reported=False, large=True),
     Case("train, text", "text_run", "*", "train run.yaml --out run", reported=False, large=True),
