@@ -185,7 +185,7 @@ def test_mistakes_name_the_choices():
         (("deppo", "tiny"), 'unknown task "deppo". Did you mean "depo"?'),
         (("depo", "tinny"), 'unknown preset "tinny". Did you mean "tiny"?'),
         (("depo", "paper", "depo1-226"), 'unknown depo difficulty "depo1-226". Did you mean "depo1-225"?'),
-        (("depo", "tiny", "depo1-225"), "--difficulty does not go with the tiny preset of depo, which has only one"),
+        (("depo", "tiny", "depo1-225"), "--difficulty only works with --preset paper: the tiny preset of depo"),
     ):
         with pytest.raises(ValueError) as caught:
             load_preset(*arguments)
