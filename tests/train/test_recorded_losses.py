@@ -27,10 +27,11 @@ def test_the_same_losses(name, config):
     if machine() == RECORDED["machine"]:
         assert losses(name, config) == recorded
         return
-    # Elsewhere sums are rounded otherwise, and training carries that on: the losses of the first steps stay close, the
-    # norms of gradients less so.
+    # Elsewhere sums are rounded otherwise, and training carries that on. On an AMD EPYC losses were up to 0.53 % off
+    # in 50 steps; norms of gradients followed for 22 steps, and were 60 % off after 40.
     early = {step: numbers for step, numbers in losses(name, config).items() if int(step) <= 50}
     assert early.keys() == {step for step in recorded if int(step) <= 50}
-    for step, numbers in early.items():
-        assert numbers[0] == pytest.approx(recorded[step][0], rel=5e-3), step
-        assert numbers[1:] == pytest.approx(recorded[step][1:], rel=2e-2), step  # 0.7 % after 23 steps on an AMD EPYC
+    for step, (loss, norm) in early.items():
+        assert loss == pytest.approx(recorded[step][0], rel=1e-2), step
+        if int(step) <= 20:
+            assert norm == pytest.approx(recorded[step][1], rel=5e-3), step
