@@ -213,7 +213,7 @@ def part_at(block: nn.Module, path: Sequence[str]) -> nn.Module:
         module = module._modules.get(name)
         if module is None:
             what = f"{'.'.join(path)} in {type(block).__name__}, which has a Canon layer"
-            raise InvalidSetting("model", f"model: expected {what}; {name} is no longer there")
+            raise InvalidSetting("model", f"model: expected {what}; {name} was removed")
     return module
 
 

@@ -4,8 +4,8 @@ Window k of a split is its tokens k * T … (k + 1) * T: T inputs and, shifted b
 other without gaps, and tokens that do not fill a last window are left out.
 
 Source and position of a stream's window w are computed from w. `Mix` gives the source and the number of its earlier
-windows, and a keyed permutation, another in every epoch, gives the position. There is no shuffle buffer and no state:
-any process finds any window at once.
+windows; a keyed permutation, with a new key for every epoch, gives the position. There is no shuffle buffer and no
+state: any process finds any window at once.
 """
 
 import math

@@ -108,8 +108,8 @@ def replicate(
 
 
 def _with_tokenizer(run: PlannedRun) -> PlannedRun:
-    """A run on text gets the special tokens of its folder. ValueError: there is no such folder, or it has another
-    vocabulary."""
+    """A run on text gets the special tokens of its folder. ValueError: the folder does not exist, or has
+    another vocabulary."""
     return run if run.config.text is None else replace(run, config=reading.complete(run.config))
 
 

@@ -30,8 +30,8 @@ class Layout:
 
 
 def with_reach(layout: Layout, h_BTD: Tensor, cache: Cache | None) -> Layout:
-    """`layout` with what kernels read of these tokens, made once for all layers; where there are no kernels,
-    as it is. One token, a decoding step, needs nothing but its mask."""
+    """`layout` with what kernels read about these tokens, made once for all layers; unchanged if no kernels are used. A
+    decoding step, of one token, only needs its mask."""
     mask, doc_ids = layout.attention_mask, layout.doc_ids
     if h_BTD.shape[1] == 1 or (mask is None and doc_ids is None) or not runs_on(h_BTD):
         return layout

@@ -133,8 +133,8 @@ def callable_from_c(code: Any) -> Any:
 @functools.cache
 def _parallel() -> Callable | None:
     """OpenMP's way to run a C function in several threads, from the library that torch itself uses: its threads are
-    awake when torch has just finished an operator, and threads of our own would fight with them. None: in this
-    process there is no such thing (macOS), or it is a fork, in which the threads are gone."""
+    awake when torch has just finished an operator, and threads of our own would fight with them. None: torch
+    has no such library here (macOS), or this process is a fork, in which the threads are gone."""
     if _forked:
         return None
     try:

@@ -16,7 +16,7 @@ from canonlm.ops.packed import Documents, documents_of
 from canonlm.ops.trials import SHAPE, Inputs, Kernel, judge, normal
 
 LARGEST_HEAD = 192
-"""Channels of a head: on some GPUs there is no backward for more."""
+"""Channels of a head: some GPUs have no backward for larger heads."""
 
 
 def takes(x: Tensor, head_dim: int) -> bool:

@@ -87,7 +87,7 @@ def create(
     path, text = folder / "config.yaml", to_yaml(config)
     with writing("--out", folder):
         if path.exists() and load(path)["train"]["steps"] != config["train"]["steps"]:
-            (folder / "result.json").unlink(missing_ok=True)  # it is no longer finished
+            (folder / "result.json").unlink(missing_ok=True)  # it has other steps to do
         if outside:
             _keep(folder, outside)
         if words:

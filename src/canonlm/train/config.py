@@ -321,7 +321,7 @@ def build_task(settings: dict[str, Any]) -> tasks.Task:
 
 
 def task_keys(task: object) -> list[str]:
-    """`task.N` and so on: all settings of a run's task, or none if there is no such task."""
+    """`task.N` and so on: all settings of a run's task, or none if the task is unknown."""
     try:
         return [f"task.{name}" for name in tasks.find(dict(task)["name"]).Spec.model_fields]  # type: ignore[call-overload]
     except (ValueError, TypeError, KeyError):

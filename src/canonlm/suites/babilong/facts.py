@@ -26,7 +26,7 @@ def read(facts: str, task: str, config: str, padded: bool) -> list[Story]:
     facts: "hub", or a folder. config: "0k", "1k", …: the dataset's configuration, the length of its texts. padded: the
     texts have other sentences among the facts and stay as they are; else each sentence is a fact.
 
-    ValueError if there are no stories, or for a row without its three texts.
+    ValueError if there are no stories, or if one of the three texts of a row is missing.
     """
     rows = _of_hub(task, config) if facts == "hub" else _of_folder(Path(facts), task, config, padded)
     stories = []
