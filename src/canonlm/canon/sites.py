@@ -19,7 +19,6 @@ A, B, C, D and b: Physics of Language Models, Part 4.1 (arXiv 2512.17351). K, V,
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Literal
 
 from canonlm.errors import InvalidSetting, expected, unknown
@@ -70,11 +69,6 @@ def parse(text: str, *, key: str = "sites", default: Variant = Variant()) -> dic
     """
     if not isinstance(text, str):
         raise expected(key, 'letters such as "ABCD"', text)
-    return dict(_parse(text, key, default))
-
-
-@lru_cache(maxsize=1024)  # a configuration asks for its few texts at every layer
-def _parse(text: str, key: str, default: Variant) -> dict[str, Variant]:
     sites: dict[str, Variant] = {}
     for group in re.split("[,;]", text) if text else []:
         letters, *flags = group.strip().split(":")
