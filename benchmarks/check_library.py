@@ -62,13 +62,13 @@ def write_table(data: dict) -> None:
         f"float32; `benchmarks/check_library.py`): {right} give no wrong answer. {len(blind)} more look ahead as they "
         f"are built by default: {', '.join(blind)}.",
         "",
-        "| case | wrong, without a word | refused |",
+        "| case | wrong, no error | refused |",
         "|---|---|---|",
     ]
     for case in CASES:
         states = [row[case]["state"] for row in causal.values()]
         lines.append(f"| {case} | {states.count('differs')} | {states.count('refused')} |")
-    lines += ["", "| type | wrong, without a word | refused |", "|---|---|---|"]
+    lines += ["", "| type | wrong, no error | refused |", "|---|---|---|"]
     for name, row in causal.items():
         if wrong[name] or name in LISTED:
             told = [f"{case} ({row[case]['error']:.1g})" for case in wrong[name]]

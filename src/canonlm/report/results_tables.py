@@ -128,7 +128,7 @@ def delta_tables(pairs: "pl.DataFrame", columns: Sequence[Column], width: int) -
         (["worse", *[""] * 4], {q: f"{sum(x < 0 for x in d)}/{len(d)}" for q, d in gains.items()}),
     ]
     source = next(iter(pairs_shown))[0]
-    title = f"{source}: with Canon layers, minus without (points of percent; ppl: perplexity, less is better)"
+    title = f"{source}: with Canon layers, minus without (percentage points; ppl: perplexity, lower is better)"
     yield from _tables(["arch", "size", "tokens", "lr", "canon"], rows, columns, width, title, line_before=count)
     if any(pair[0] in ("published", "best") for pair in pairs_shown):
         yield from notes({mark(pair[5]) for pair in pairs_shown}, several=len({pair[1] for pair in pairs_shown}) > 1)

@@ -68,7 +68,7 @@ VIEWS.overview = () => {
   const scaleOf = row => Math.max(...row.gains.map(Math.abs)) || 1;
 
   const panelOf = part => ({
-    title: part[0].question.unit === "%" ? "points of percent" : "losses and perplexities, turned round",
+    title: part[0].question.unit === "%" ? "percentage points" : "losses and perplexities, sign reversed",
     height: 38 * part.length,
     x: {title: "← worse          better with Canon layers →", range: [-1.08, 1.08], ticks: [[0, "0"]]},
     y: {
@@ -85,7 +85,7 @@ VIEWS.overview = () => {
     part.forEach((row, place) => {
       row.deltas.forEach(([pair, delta], i) => {
         const model = models[pair.canon];
-        const name = `${model.family ?? "other"}${model.mark && ", not Canon alone"}`;
+        const name = `${model.family ?? "other"}${model.mark && ", differs in more than Canon"}`;
         if (!series.has(name)) {
           const style = model.mark ? {symbol: `${page.looks[model.look].symbol}-open`} : {};
           series.set(name, {panel, name, kind: "dots", look: model.look, style, x: [], y: [], hover: []});
