@@ -65,7 +65,6 @@ def safe(cell):
 @pytest.mark.parametrize("text", RUN)
 def test_what_a_spreadsheet_would_run_has_an_apostrophe(text):
     assert sheet.guarded(text) == "'" + text
-    assert sheet.unguarded(sheet.guarded(text)) == text
 
 
 @pytest.mark.parametrize("text", AS_THEY_ARE)
@@ -77,7 +76,7 @@ def test_other_texts_and_numbers_stay_as_they_are(text):
 def test_rows_come_back(rows):
     result = list(csv.reader(io.StringIO(sheet.write_rows(rows), newline="")))
     assert all(map(safe, (cell for row in result for cell in row)))
-    assert [list(map(sheet.unguarded, row)) for row in result] == [
+    assert [[cell.removeprefix("'") for cell in row] for row in result] == [
         [cell if isinstance(cell, str) else repr(cell) for cell in row] for row in rows
     ]
 
@@ -124,4 +123,4 @@ def test_runs_of_strangers(tmp_path, name, capsys):
     assert numbers.schema["value"] == pl.Float64
     result = list(csv.reader(io.StringIO(numbers_csv(load_play(tmp_path / "runs" / name)))))
     assert all(safe(cell) for row in result for cell in row)
-    assert sheet.unguarded(result[1][1]) == name
+    assert result[1][1] == "'" + name

@@ -1,13 +1,19 @@
 """Reads a page back: what it holds, its charts, and everything that it says."""
 
+import csv
+import io
 import json
 import re
 
 
-def held(page, refuse=None):
-    """The JSON inside a page."""
+def held(page):
+    """The JSON inside a page, as browsers read it: NaN is an error."""
     text = re.search(r'<script type="application/json" id="page-data">(.*?)</script>', page, re.DOTALL)[1]
-    return json.loads(text, parse_constant=refuse)
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(text):
+    raise ValueError(text)
 
 
 def blocks(page, kind):
@@ -22,6 +28,12 @@ def charts(page):
 def tables(page):
     """Rows of texts, with small print after a line break."""
     return [[[_text(cell) for cell in row] for row in (each["head"], *each["rows"])] for each in blocks(page, "table")]
+
+
+def numbers(page):
+    """The rows of the file behind "Download the numbers"."""
+    [sheet] = blocks(page, "sheet")
+    return list(csv.DictReader(io.StringIO(sheet["text"])))
 
 
 def row_heads(page):

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 from folders import EVERY_TASK, evaluation, write_every_task, write_run
-from reading import blocks, charts, held, said
+from reading import blocks, charts, numbers, said
 from reading import tables as tables_of
 from rich.console import Console
 from scipy import stats
@@ -22,15 +22,6 @@ from canonlm.runs.rows import Count
 
 SECTIONS = list(EVERY_TASK)
 LANO = {"name": "lano", "grammar": "cfg3f"}
-
-
-def numbers(page):
-    """As a browser reads them: NaN is an error."""
-
-    def refuse(text):
-        raise ValueError(text)
-
-    return held(page, refuse)["numbers"]
 
 
 def rows_of(folder, run):
@@ -54,17 +45,21 @@ def figures(page):
     return charts(page)
 
 
-def test_the_data_inside_the_page_is_every_row(every_task, page):
-    runs = [run for section in numbers(page)["sections"] for run in section["runs"]]
-    assert len(runs) == len(list((every_task / "runs").iterdir()))
-    for run in runs:
-        rows = rows_of(every_task, run["name"])
-        for seen, row in zip(run["evals"], rows, strict=True):
-            slices = {f"{k}={v}": [part["correct"], part["total"]] for part in row["slices"]
-                      for k, v in part["slice"].items()}  # fmt: skip
-            assert seen["slices"] == slices
-            assert seen.get("measures", {}) == row.get("measures", {})
-        assert run["final"] == run["evals"][-1]
+def test_the_download_of_the_page_is_every_row(every_task, page):
+    lines = [
+        (line["run"], line["row"], int(line["step"]), line["slice"] or line["measure"],
+         int(line["correct"]) / int(line["total"]) if line["slice"] else float(line["value"]))
+        for line in numbers(page)
+    ]  # fmt: skip
+    want = []
+    for run in (every_task / "runs").iterdir():
+        rows = rows_of(every_task, run.name)
+        for kind, row in [*(("eval", row) for row in rows), ("final", rows[-1])]:
+            keys = [f"{k}={v}" for part in row["slices"] for k, v in part["slice"].items()]
+            want += [
+                (run.name, kind, row["step"], key, value_in(row, key)) for key in [*keys, *row.get("measures", ())]
+            ]
+    assert sorted(lines) == sorted(want)
 
 
 def test_the_csv_has_a_line_per_measure(every_task):
@@ -239,14 +234,10 @@ def test_old_and_new_rows_and_damaged_measures_side_by_side(tmp_path):
         rows = [evaluation(step, slices, measures=measures) for step in (0, 5)]
         write_run(tmp_path / "runs" / f"run{number}", task={"name": "capo"}, seed=number, evals=rows)
     page = write_report(tmp_path).read_text(encoding="utf-8")
-    runs = {run["name"]: run["final"].get("measures") for run in numbers(page)["sections"][0]["runs"]}
-    assert runs == {
-        "run0": None,
-        "run1": None,
-        "run2": {"bits_per_parameter": 1.5},
-        "run3": None,
-        "run4": {"odd <b>": 3.0},
-    }
+    lines = [line for line in numbers(page) if line["row"] == "final"]
+    assert {line["run"] for line in lines} == {f"run{number}" for number in range(5)}
+    measures = [(line["run"], line["measure"], float(line["value"])) for line in lines if line["measure"]]
+    assert measures == [("run2", "bits_per_parameter", 1.5), ("run4", "odd <b>", 3.0)]
     assert "<b>" not in page.partition('id="plotly"')[0].replace("<b>${", "").replace("<b>%{", "")
     assert "run1: bits_per_parameter of the final evaluation is not a finite number" in said(page)
     console = Console(file=io.StringIO(), width=160)

@@ -49,12 +49,6 @@ def runs_curves(folders: Iterable[str | Path]) -> "tuple[pl.DataFrame, list[Left
     return curves(gather(list(folders)))
 
 
-def runs_settings(folders: Iterable[str | Path]) -> dict[str, dict[str, Any]]:
-    """The configuration of every run with dotted keys (`train.optim.lr`), by the model that the run is in the frames;
-    `parameters` among them once it has finished. ValueError: as `runs_frame`."""
-    return settings(gather(list(folders)))
-
-
 def finals(gathered: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]":
     """`runs_frame` of gathered runs."""
     gathered = list(gathered)
@@ -106,7 +100,8 @@ def curves(gathered: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]"
 
 
 def settings(gathered: Iterable[Gathered]) -> dict[str, dict[str, Any]]:
-    """`runs_settings` of gathered runs."""
+    """The configuration of every run with dotted keys (`train.optim.lr`), by the model that the run is in the frames;
+    `parameters` among them once it has finished."""
     known = {}
     for run in (run for one in gathered for run in one.runs.values()):
         size = run.result.num_parameters if run.result else None

@@ -10,7 +10,7 @@ from ..runs.load import Run, TextRun
 from .blocks import Block, fold, page
 from .evals import evals_blocks
 from .groups import families
-from .numbers import numbers_csv, numbers_data
+from .numbers import numbers_csv
 from .play import LeftOut, Play, Section, TextSection, load_play
 from .results_payload import of_runs, payload
 from .section import section_blocks
@@ -60,7 +60,7 @@ def render(play: Play, *, live: bool = False) -> str:
     blocks += _closing(play)
     results = {"results": payload(shown)} if paper else {}
     return page(title_of(play), _facts(play, play.runs), blocks, styles, views=("results", "grids") if paper else (),
-                numbers=numbers_data(play), written=round(time.time()) if live else None, **results)  # fmt: skip
+                written=round(time.time()) if live else None, **results)  # fmt: skip
 
 
 def title_of(play: Play) -> str:

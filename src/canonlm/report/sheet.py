@@ -24,11 +24,6 @@ def guarded(text: str) -> str:
     return f"'{text}" if re.match(_RUN, text) and not re.fullmatch(_NUMBER, text) else text
 
 
-def unguarded(text: str) -> str:
-    """The text of such a cell."""
-    return text.removeprefix("'")
-
-
 def write_rows(rows: Iterable[Iterable[Any]]) -> str:
     """Rows of texts and numbers as CSV; None is an empty cell."""
     return "".join(",".join(map(_cell, row)) + "\n" for row in rows)
