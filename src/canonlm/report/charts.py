@@ -14,7 +14,7 @@ from ..runs.rows import Evaluation, is_slice
 from ..runs.spread import Spread, by_seed
 from .groups import grouped, name_of
 from .summary import Architecture, at_most, wilson
-from .words import count_of, hint_of, number, percent, quantity, score_label, short, slice_label, span
+from .words import Quantity, count_of, hint_of, number, percent, quantity, score_label, short, slice_label, span
 
 Chart = dict[str, Any]
 Series = dict[str, Any]
@@ -24,6 +24,12 @@ MAX_BARS_PER_NAME = 5  # a scale with more values than this is drawn as a line o
 GUESS = "guessing"
 BOUND = "the most there is to store"
 STEPS = "training step"
+
+
+def series_of(kind: str, arch: str, points: Sequence[tuple[Any, Any]], **more: Any) -> Series:
+    """A series in the look of an architecture. points: (x, y)."""
+    x, y = zip(*points, strict=True) if points else ((), ())
+    return {"panel": 0, "kind": kind, "name": arch, "look": arch, "x": list(x), "y": list(y)} | more
 
 
 def learning_curves(archs: Sequence[Architecture], keys: Sequence[str], chance: Mapping[str, float]) -> Chart:
@@ -40,7 +46,7 @@ def learning_curves(archs: Sequence[Architecture], keys: Sequence[str], chance: 
             series.append(level(GUESS, [0, last], [chance[key]] * 2, hint, "dot", place))
         for text, bound in bounds.items():
             series.append(level(BOUND, [0, last], [bound] * 2, f"at most {text} {column.label}", "dash", place))
-        curves = [one | {"panel": place} for a in shown for one in _curves(a, key, column.label)]
+        curves = [one | {"panel": place} for a in shown for one in _curves(a, key, column)]
         drawn = [value for one in curves for value in one["y"]]
         y = {"share": True} if is_slice(key) else _extent(drawn, [*bounds.values()], column.log)
         panels.append({"title": column.label, "x": steps_axis(last), "y": y})
@@ -52,15 +58,12 @@ def unfinished_curves(runs: Sequence[Run], keys: Sequence[str]) -> Chart:
     """A panel per slice, and in each a line per run, as far as it has come."""
     groups = grouped(runs)
     last = max((run.steps or run.last_step for run in runs), default=1)
-    series: list[Series] = []
-    for place, key in enumerate(keys):
-        for run in runs:
-            rows = _rows(run, key)
-            series.append({
-                "panel": place, "kind": "line", "name": name_of(groups, run), "look": name_of(groups, run),
-                "run": run.name, "tip": "step %{x:,}: %{y:.1%}", "hover": run.name,
-                "x": [row.step for row, _ in rows], "y": [value for _, value in rows],
-            })  # fmt: skip
+    series = [
+        series_of("line", name_of(groups, run), [(row.step, value) for row, value in _values(run, key)],
+                  panel=place, run=run.name, hover=run.name, tip="step %{x:,}: %{y:.1%}")
+        for place, key in enumerate(keys)
+        for run in runs
+    ]  # fmt: skip
     panels = [{"title": slice_label(runs[0].task, key), "x": steps_axis(last), "y": {"share": True}} for key in keys]
     return {"panels": panels, "series": series}
 
@@ -77,16 +80,15 @@ def final_chart(archs: Sequence[Architecture], keys: Sequence[str], chance: Mapp
     for a in shown:
         assert a.best is not None
         spreads = [a.best.slices.get(key) for key in keys]
-        hover = [f"{a.arch}, {label}\n{_about(s, percent)}\nlearning rate {a.best.lr:g}" if s else ""
+        hover = [f"{a.arch}, {label}\n{_about(s, percent, a.best.lr)}" if s else ""
                  for s, label in zip(spreads, labels, strict=True)]  # fmt: skip
-        series.append({
-            "panel": 0, "kind": "bold" if lines else "bar", "name": a.arch, "look": a.arch, "x": labels,
-            "y": [s.mean if s else None for s in spreads], **whiskers(spreads), "hover": hover,
-        })  # fmt: skip
+        points = [(label, s.mean if s else None) for s, label in zip(spreads, labels, strict=True)]
+        series.append(series_of("bold" if lines else "bar", a.arch, points, hover=hover, **whiskers(spreads)))
     if guessed := [(label, chance[key]) for key, label in zip(keys, labels, strict=True) if key in chance]:
+        x, y = zip(*guessed, strict=True)
         series.append({
             "panel": 0, "kind": "dots", "name": GUESS, "style": {"symbol": "line-ew-open"}, "sizes": 30,
-            "x": [label for label, _ in guessed], "y": [share for _, share in guessed], "hover": "guessing",
+            "x": x, "y": y, "hover": "guessing",
         })  # fmt: skip
     return {"panels": [{"title": "", "x": {"words": True}, "y": {"share": True}}], "series": series}
 
@@ -112,12 +114,10 @@ def size_curves(archs: Sequence[Architecture]) -> Chart:
     for family in dict.fromkeys(a.family for a in shown):
         members = sorted((a for a in shown if a.family == family), key=lambda a: a.parameters or 0)
         points = [(a, a.best, a.best.score) for a in members if a.best and a.best.score]
-        series.append({
-            "panel": 0, "kind": "bold", "name": family, "look": family,
-            "x": [a.parameters for a, _, _ in points], "y": [s.mean for _, _, s in points],
-            **whiskers([s for _, _, s in points], floor),
-            "hover": [f"{a.arch}\n{_about(s, say)}\nlearning rate {best.lr:g}" for a, best, s in points],
-        })  # fmt: skip
+        spreads = [spread for _, _, spread in points]
+        hover = [f"{a.arch}\n{_about(spread, say, best.lr)}" for a, best, spread in points]
+        means = [(a.parameters, spread.mean) for a, _, spread in points]
+        series.append(series_of("bold", family, means, hover=hover, **whiskers(spreads, floor)))
     x = {"title": "parameters", "log": True, "format": "~s"}
     return {"height": 280, "panels": [{"title": "", "x": x, "y": {"title": label, **y}}], "series": series}
 
@@ -128,11 +128,9 @@ def loss_curves(archs: Sequence[Architecture]) -> Chart:
     for a in archs:
         for run in a.best.runs if a.best else ():
             rows = run.train[:: max(1, math.ceil(len(run.train) / MAX_TRAIN_POINTS))]
-            series.append({
-                "panel": 0, "kind": "line", "name": a.arch, "look": a.arch, "run": run.name, "hover": run.name,
-                "tip": "step %{x:,}: loss %{y:.4g}", "x": [row.step for row in rows],
-                "y": [row.loss if math.isfinite(row.loss) else None for row in rows],
-            })  # fmt: skip
+            points = [(row.step, row.loss if math.isfinite(row.loss) else None) for row in rows]
+            more = {"run": run.name, "hover": run.name, "tip": "step %{x:,}: loss %{y:.4g}"}
+            series.append(series_of("line", a.arch, points, **more))
     x, y = {"title": STEPS, "format": ",d"}, {"title": "training loss"}
     return {"height": 280, "panels": [{"title": "", "x": x, "y": y}], "series": series}
 
@@ -156,52 +154,39 @@ def whiskers(spreads: Sequence[Spread | None], floor: float = -math.inf) -> dict
             "high": [s.high if s and s.low < s.high else None for s in spreads]}  # fmt: skip
 
 
-def _curves(a: Architecture, key: str, title: str) -> Iterator[Series]:
+def _curves(a: Architecture, key: str, column: Quantity) -> Iterator[Series]:
     """Thin lines for single runs, then the bold one."""
     runs = [run for run in (a.best.runs if a.best else ()) if any(row.value(key) is not None for row in run.evals)]
     for run in runs:
-        rows = _rows(run, key)
-        yield {
-            "kind": "thin" if len(runs) > 1 else "bold", "name": a.arch, "look": a.arch, "run": run.name,
-            "x": [row.step for row, _ in rows], "y": [value for _, value in rows], "hover": _hover(run, key, a, title),
-        }  # fmt: skip
+        rows, hover = _values(run, key), []
+        for row, value in rows:
+            text = column.say(value)
+            if count := row.slices.get(key):
+                low, high = map(percent, wilson(count))
+                text += f" ({count.correct:,} of {count.total:,}; 95% interval {low} to {high})"
+            where = f"seed {run.seed}, learning rate {run.lr:g}\n{run.name}"
+            hover.append(f"{a.arch}, {column.label}\nstep {row.step:,}: {text}\n{where}")
+        points = [(row.step, value) for row, value in rows]
+        yield series_of("thin" if len(runs) > 1 else "bold", a.arch, points, run=run.name, hover=hover)
     if len(runs) > 1:
-        steps, means, hover = _mean(runs, key, a, title)
-        yield {"kind": "bold", "name": a.arch, "look": a.arch, "run": "mean", "x": steps, "y": means, "hover": hover}
+        # At steps at which every run was evaluated: a mean over changing runs has jumps that no run has.
+        by_run = [(run.seed, {row.step: value for row, value in _values(run, key)}) for run in runs]
+        means, hover = [], []
+        for step in sorted(set.intersection(*(set(values) for _, values in by_run))):
+            values = by_seed((seed, values[step]) for seed, values in by_run).values()
+            means.append((step, statistics.mean(values)))
+            about = f"mean of {count_of(len(values), 'run')}: {span(min(values), max(values), column.say)}"
+            text = f"step {step:,}: {column.say(means[-1][1])}\n{about}\nlearning rate {runs[0].lr:g}"
+            hover.append(f"{a.arch}, {column.label}\n{text}")
+        yield series_of("bold", a.arch, means, run="mean", hover=hover)
 
 
-def _rows(run: Run, key: str) -> list[tuple[Evaluation, float]]:
+def _values(run: Run, key: str) -> list[tuple[Evaluation, float]]:
     return [(row, value) for row in run.evals if (value := row.value(key)) is not None]
 
 
-def _hover(run: Run, key: str, a: Architecture, title: str) -> list[str]:
-    texts = []
-    for row, value in _rows(run, key):
-        text = quantity(a.task, key).say(value)
-        if count := row.slices.get(key):
-            low, high = map(percent, wilson(count))
-            text += f" ({count.correct:,} of {count.total:,}; 95% interval {low} to {high})"
-        texts.append(f"{a.arch}, {title}\nstep {row.step:,}: {text}\n"
-                     f"seed {run.seed}, learning rate {run.lr:g}\n{run.name}")  # fmt: skip
-    return texts
-
-
-def _mean(runs: Sequence[Run], key: str, a: Architecture, title: str) -> tuple[list[int], list[float], list[str]]:
-    """The mean at steps at which every run was evaluated: a mean over changing runs has jumps that no run has."""
-    by_run = [(run.seed, {row.step: value for row, value in _rows(run, key)}) for run in runs]
-    steps = sorted(set.intersection(*(set(values) for _, values in by_run)))
-    seeds = [by_seed((seed, values[step]) for seed, values in by_run) for step in steps]
-    say = quantity(a.task, key).say
-    means = [statistics.mean(values.values()) for values in seeds]
-    hover = [f"{a.arch}, {title}\nstep {step:,}: {say(mean)}\n"
-             f"mean of {count_of(len(values), 'run')}: {span(min(values.values()), max(values.values()), say)}\n"
-             f"learning rate {runs[0].lr:g}"
-             for step, mean, values in zip(steps, means, seeds, strict=True)]  # fmt: skip
-    return steps, means, hover
-
-
-def _about(spread: Spread, say: Callable[[float], str]) -> str:
-    return f"{say(spread.mean)}\n{hint_of(spread, say)}".replace("; ", "\n")
+def _about(spread: Spread, say: Callable[[float], str], lr: float) -> str:
+    return f"{say(spread.mean)}\n{hint_of(spread, say)}".replace("; ", "\n") + f"\nlearning rate {lr:g}"
 
 
 def _bounds(a: Architecture, key: str) -> list[float]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ..experiments.claims import STATES, Claim, Estimate, summary
 from .blocks import Block, Cell, cell, chart, fold, page, table
-from .charts import Chart
+from .charts import Chart, series_of
 from .theme import Look
 
 TITLE = "What the paper claims, and what runs say"
@@ -44,12 +44,10 @@ def _forest(rows: Sequence[tuple[Claim, Estimate]]) -> Chart:
     series = []
     for state in LOOKS:
         chosen = [(len(rows) - place, *row) for place, row in enumerate(rows) if row[0].state == state]
-        series.append({
-            "panel": 0, "kind": "dots", "name": state, "look": state, "run": state, "across": True,
-            "x": [e.value for *_, e in chosen], "y": [place for place, *_ in chosen],
-            "low": [e.low for *_, e in chosen], "high": [e.high for *_, e in chosen],
-            "hover": [f"{claim.id} {e.what}\n{e}\n{e.note}" for _, claim, e in chosen],
-        })  # fmt: skip
+        points = [(estimate.value, place) for place, _, estimate in chosen]
+        ends = {"low": [e.low for *_, e in chosen], "high": [e.high for *_, e in chosen]}
+        hover = [f"{claim.id} {e.what}\n{e}\n{e.note}" for _, claim, e in chosen]
+        series.append(series_of("dots", state, points, run=state, across=True, hover=hover, **ends))
     zero = {"panel": 0, "kind": "level", "name": "no difference", "x": [0, 0], "y": [0, len(rows) + 1]}
     first = [place for place, row in enumerate(rows) if place == 0 or rows[place - 1][0].id != row[0].id]
     ticks = [(len(rows) - place, rows[place][0].id) for place in first]

@@ -4,13 +4,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.markup import escape as escape_rich
-from rich.table import Table
-
 from ..runs.load import MAX_LABEL
-from ..runs.rows import one_line, plain
+from ..runs.rows import one_line
 from ..suites.evaluated import Evaluated
-from .blocks import Block, Cell, fold, table
+from .blocks import Cell
 from .words import count_of, number, percent, shown
 
 SUITES = {
@@ -34,12 +31,6 @@ def value(score: Mapping[str, Any]) -> str:
     if not score["share"]:
         return number(score["value"]) + ("" if stderr is None else f" ± {number(stderr)}")
     return percent(score["value"]) + (f" ± {100 * stderr:.1f}" if stderr else "")  # 0: all answers were alike
-
-
-def suites(evaluated: Sequence[Evaluated]) -> Iterator[tuple[str, list[Evaluated]]]:
-    """Each suite, with the models that it evaluated."""
-    for suite in dict.fromkeys(entry["suite"] for one in evaluated for entry in one.entries):
-        yield suite, [one for one in evaluated if any(entry["suite"] == suite for entry in one.entries)]
 
 
 def rows(evaluated: Sequence[Evaluated], suite: str) -> list[tuple[str, str, list[str]]]:
@@ -74,28 +65,11 @@ def _difference(settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
     return f" ({one_line(parts, MAX_LABEL)})" if keys else ""
 
 
-def evals_tables(evaluated: Sequence[Evaluated]) -> Iterator[Table]:
-    """For the terminal: a table per suite, a column per model."""
-    for suite, models in suites(evaluated):
-        table = Table(
-            title=escape_rich(f"\n{SUITES.get(suite, (suite, ''))[0]}"), title_justify="left", title_style="bold"
-        )
-        table.add_column("asked")
-        table.add_column("measure")
-        for one in models:
-            table.add_column(escape_rich(plain(one.label)), justify="right", overflow="fold")
-        for name, measure, cells in rows(models, suite):
-            table.add_row(escape_rich(plain(name)), escape_rich(plain(measure)), *cells)
-        yield table
-
-
-def evals_blocks(evaluated: Sequence[Evaluated], *, opened: bool) -> list[Block]:
-    """For the page: what is behind a title, for each suite."""
-    blocks = []
-    for suite, models in suites(evaluated):
+def suite_tables(evaluated: Sequence[Evaluated]) -> Iterator[tuple[str, str, list[str], list[list[Cell]]]]:
+    """(title, note, head, rows) for each suite; a column for each model that it evaluated."""
+    for suite in dict.fromkeys(entry["suite"] for one in evaluated for entry in one.entries):
+        models = [one for one in evaluated if any(entry["suite"] == suite for entry in one.entries)]
         title, about = SUITES.get(suite, (suite, ""))
-        body: list[list[Cell]] = [[name, measure, *cells] for name, measure, cells in rows(models, suite)]
-        shown = table(["asked", "measure", *(one.label for one in models)], body, kind="models")
         note = f"{count_of(len(models), 'model')}. {about} ± is one standard error."
-        blocks += fold(title, [{"note": note}, shown], opened=opened)
-    return blocks
+        head = ["asked", "measure", *(one.label for one in models)]
+        yield title, note, head, [[name, measure, *cells] for name, measure, cells in rows(models, suite)]

@@ -7,8 +7,8 @@ from pathlib import Path
 from ..files import write_text
 from ..runs.find import Folders, as_paths
 from ..runs.load import Run, TextRun
-from .blocks import Block, fold, page
-from .evals import evals_blocks
+from .blocks import Block, fold, page, table
+from .evals import suite_tables
 from .groups import families
 from .numbers import numbers_csv
 from .play import LeftOut, Play, Section, TextSection, load_play
@@ -53,7 +53,8 @@ def render(play: Play, *, live: bool = False) -> str:
                            for title, of_part in parts]  # fmt: skip
     if not play.runs and not play.evaluated:
         blocks.append({"answer": "There is nothing to show yet: no run has recorded anything."})
-    blocks += evals_blocks(play.evaluated, opened=not parts)
+    for title, note, head, rows in suite_tables(play.evaluated):
+        blocks += fold(title, [{"note": note}, table(head, rows, kind="models")], opened=not parts)
     shown = of_runs(play.gathered)
     paper = len(shown.numbers.filter(source="paper")) > 0
     blocks += fold("Beside the paper's numbers, cell by cell", [{"view": "grids"}] if paper else [])

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..experiments.outcomes import accuracy
 from ..experiments.profiled import SOLVED, Arm, Profile, TaskProfile
-from .charts import GUESS, Chart, Series, level, steps_axis
+from .charts import GUESS, Chart, Series, level, series_of, steps_axis
 from .words import count_of, hint_of, percent
 
 ROW, GAP = 18, 20  # pixels of an architecture, and between tasks
@@ -26,16 +26,12 @@ def scores(profile: Profile) -> Chart:
         ]
         done = [(y, score, label) for y, score, label in shown if score]
         seeds = [(y, value, label) for y, score, label in done if score.runs > 1 for value in score.values]
-        common = {"panel": 0, "name": arch, "look": arch, "across": True}
-        series.append(common | {
-            "kind": "pale", "unnamed": True, "x": [value for _, value, _ in seeds], "y": [y for y, _, _ in seeds],
-            "hover": [f"{arch}, {label}, one seed: {percent(value)}" for _, value, label in seeds],
-        })  # fmt: skip
-        series.append(common | {
-            "kind": "dots", "x": [score.mean for _, score, _ in done], "y": [y for y, _, _ in done],
-            "low": [score.low for _, score, _ in done], "high": [score.high for _, score, _ in done],
-            "hover": [f"{arch}, {label}\n{percent(score.mean)}\n{hint_of(score, percent)}" for _, score, label in done],
-        })  # fmt: skip
+        pale = [f"{arch}, {label}, one seed: {percent(value)}" for _, value, label in seeds]
+        hover = [f"{arch}, {label}\n{percent(score.mean)}\n{hint_of(score, percent)}" for _, score, label in done]
+        ends = {"low": [score.low for _, score, _ in done], "high": [score.high for _, score, _ in done]}
+        single, means = [(value, y) for y, value, _ in seeds], [(score.mean, y) for y, score, _ in done]
+        series.append(series_of("pale", arch, single, across=True, unnamed=True, hover=pale))
+        series.append(series_of("dots", arch, means, across=True, hover=hover, **ends))
     half = ROW * len(archs) / 2 + 3
     chances = [(middle, task.chance) for middle, task in zip(middles, profile.tasks, strict=True)]
     x = [value for _, chance in chances for value in (chance, chance, None)]
@@ -73,13 +69,10 @@ def _survival(task: TaskProfile, arm: Arm, threshold: float) -> Series:
     last = max(outcome.steps for outcome in arm.outcomes)
     missing = seeds - len(passed)
     censored = f"{missing} of {count_of(seeds, 'seed')} not in {last:,} steps: censored" if missing else ""
-    x = [0, *passed, last]
-    hints = ["", *(f"step {step:,}: {place + 1} of {seeds}" for place, step in enumerate(passed)), censored]
-    return {
-        "kind": "steps", "name": arm.arch, "look": arm.arch, "x": x,
-        "y": [0.0, *((place + 1) / seeds for place in range(len(passed))), len(passed) / seeds],
-        "sizes": [0] * (len(x) - 1) + [9 if missing else 0], "hover": [f"{arm.arch}\n{hint}" for hint in hints],
-    }  # fmt: skip
+    hints = ["", *(f"step {step:,}: {place} of {seeds}" for place, step in enumerate(passed, 1)), censored]
+    points = [(0, 0.0), *((step, place / seeds) for place, step in enumerate(passed, 1)), (last, len(passed) / seeds)]
+    sizes = [0] * (len(points) - 1) + [9 if missing else 0]
+    return series_of("steps", arm.arch, points, sizes=sizes, hover=[f"{arm.arch}\n{hint}" for hint in hints])
 
 
 def curves(profile: Profile, *, by_time: bool) -> Chart:
@@ -102,12 +95,12 @@ def curves(profile: Profile, *, by_time: bool) -> Chart:
 def _curves(task: TaskProfile, arm: Arm, unit: float, by_time: bool) -> Iterator[Series]:
     by_run = [{row.step: accuracy(row, task.slices) for row in outcome.evals} for outcome in arm.outcomes]
     steps = sorted(set.intersection(*map(set, by_run)))  # as many steps in all runs, but where a stream ends
-    common = {"name": arm.arch, "look": arm.arch}
     for name, run in zip(arm.names, by_run, strict=True):
         if len(by_run) > 1:
-            yield common | {"kind": "thin", "run": name, "x": [step * unit for step in run], "y": [*run.values()],
-                            "hover": f"{arm.arch}\n{name}"}  # fmt: skip
+            points = [(step * unit, value) for step, value in run.items()]
+            yield series_of("thin", arm.arch, points, run=name, hover=f"{arm.arch}\n{name}")
     means = [mean(run[step] for run in by_run) for step in steps]
     at = [f"{step * unit:.2g} min (step {step:,})" if by_time else f"step {step:,}" for step in steps]
     hover = [f"{arm.arch}\n{t}: {percent(value)}" for t, value in zip(at, means, strict=True)]
-    yield common | {"kind": "bold", "run": "mean", "x": [step * unit for step in steps], "y": means, "hover": hover}
+    points = [(step * unit, value) for step, value in zip(steps, means, strict=True)]
+    yield series_of("bold", arm.arch, points, run="mean", hover=hover)

@@ -102,8 +102,7 @@ def _ranking(archs: Sequence[Architecture], chance: Mapping[str, float]) -> list
         size = [short(a.parameters), short(a.tokens_per_s)]
         cells: list[Cell] = [*["–"] * (len(keys) + 1), "none finished"]
         if (best := a.best) is not None:
-            spreads = [best.spread(key) if key else best.score for key in keys]
-            cells = [spread_cell(s, column, best.repeats) for s, column in zip(spreads, columns, strict=True)]
+            cells = [spread_cell(best.spread(key), q, best.repeats) for key, q in zip(keys, columns, strict=True)]
             cells += [f"{best.lr:g}", best.finished_of]
         rows.append([a.arch, *cells, *size])
     means = [a.best.mean for a in ordered if a.best and a.best.mean is not None]

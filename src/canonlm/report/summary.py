@@ -46,8 +46,8 @@ class Rate:
         return self.score.mean if self.score else None
 
     def spread(self, key: str) -> Spread | None:
-        """The spread of a slice or a measure."""
-        return self.slices.get(key) or self.measures.get(key)
+        """The spread of a slice or a measure; "": of the score."""
+        return (self.slices.get(key) or self.measures.get(key)) if key else self.score
 
     @property
     def seeds(self) -> tuple[int, ...]:

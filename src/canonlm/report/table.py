@@ -1,7 +1,8 @@
-"""The numbers of the page as tables in the terminal."""
+"""The numbers of the page as tables in the terminal: the same cells, drawn with rich."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from rich.console import OverflowMethod
 from rich.markup import escape as escape_rich
 from rich.table import Table
 from rich.text import Text
@@ -10,12 +11,13 @@ from ..runs.find import Folders
 from ..runs.intervals import wilson_interval
 from ..runs.rows import is_slice, plain, primary
 from ..runs.spread import Spread
-from .evals import evals_tables
+from . import text_section
+from .blocks import Cell, spread_cell
+from .evals import suite_tables
 from .play import Play, load_play
 from .summary import Architecture, Rate, adjusted, columns_of, guesses_of, scales_of, summarise
-from .text_scores import scores, scores_table
-from .text_section import text_table
-from .words import count_of, percent, quantity, scale_words, score_label, short, small_of
+from .text_scores import columns, score_cells, scores
+from .words import count_of, percent, quantity, scale_words, score_label, short
 
 Chance = Mapping[str, float]
 """The scores of guessing, by slice."""
@@ -27,9 +29,7 @@ def best_table(architectures: Sequence[Architecture], title: str = "", chance: C
     and what is significantly lower is marked."""
     keys = _columns(architectures)
     guesses = guesses_of(architectures, keys, chance or {})
-    table = _table(title, architectures, keys)
-    table.add_column("parameters", justify="right")
-    table.add_column("tokens/s", justify="right")
+    table = _table(title, [*_head(architectures, keys), "parameters", "tokens/s"])
     for a in architectures:
         size = (short(a.parameters), short(a.tokens_per_s))
         if a.best is None:
@@ -50,9 +50,8 @@ def best_table(architectures: Sequence[Architecture], title: str = "", chance: C
 def rate_table(architectures: Sequence[Architecture], title: str = "") -> Table:
     """One row per architecture and learning rate; the best of each is marked."""
     keys = [key for key in _columns(architectures) if key != architectures[0].score]
-    table = _table(title, architectures, keys)
     task, score = architectures[0].task, quantity(architectures[0].task, architectures[0].score)
-    table.add_column(score.label, justify="right")
+    table = _table(title, [*_head(architectures, keys), score.label])
     for a in architectures:
         for rate in a.rates:
             mean = "–" if rate.mean is None else score.say(rate.mean)
@@ -70,11 +69,9 @@ def scale_table(
     """Final accuracy on the slices of one scale, a row each, a column per architecture at its best rate, and one for
     what guessing scores."""
     guesses = guesses_of(architectures, keys, chance or {})
-    table = Table(title=escape(title) or None, title_justify="left", title_style="bold")
     task, bests = architectures[0].task, [a.best for a in architectures if a.best]
-    table.add_column(escape(scale_words(task, keys[0]).by))
-    for best in bests:
-        table.add_column(f"{escape(best.arch)}\n{count_of(best.repeats, 'run')}", justify="right")
+    counted = [f"{best.arch}\n{count_of(best.repeats, 'run')}" for best in bests]
+    table = _table(title, [scale_words(task, keys[0]).by, *counted], wrap=True)
     if guesses:
         table.add_column("chance", justify="right", style="dim")
     for key in keys:
@@ -102,10 +99,14 @@ def play_tables(play: Play) -> Iterator[Table | Text]:
         if any(len(a.rates) > 1 for a in architectures):
             yield rate_table(architectures, f"\n{section.heading}: every learning rate")
     for text in play.texts:
-        if scores(text):
-            yield scores_table(text)
-        yield text_table(text)
-    yield from evals_tables(play.evaluated)
+        if ranking := scores(text):
+            of_columns = columns(text)
+            cells = [score_cells(row, of_columns) for row in ranking]
+            yield _filled(_table(f"\n{text.heading}", ["architecture", "lr", "runs", *of_columns]), cells)
+        cells = [[f"{value} {remark}".strip() for value, remark in row] for row in text_section.rows(text.runs)]
+        yield _filled(_table(f"\n{text.heading}", text_section.columns(text.runs)), cells)
+    for title, _, head, rows in suite_tables(play.evaluated):
+        yield _filled(_table(f"\n{title}", head, texts=2, wrap=True, overflow="fold"), rows)
     for run in play.runs:
         remarks = [run.state] if not run.finished else []
         remarks += [f"{run.damaged_rows} damaged rows in metrics.jsonl"] if run.damaged_rows else []
@@ -133,14 +134,33 @@ def _columns(architectures: Sequence[Architecture]) -> list[str]:
     return list(dict.fromkeys([architectures[0].score, *measures]))
 
 
-def _table(title: str, architectures: Sequence[Architecture], keys: Sequence[str]) -> Table:
+def _head(architectures: Sequence[Architecture], keys: Sequence[str]) -> list[str]:
+    return ["architecture", "lr", "runs", *(quantity(architectures[0].task, key).label for key in keys)]
+
+
+def _table(
+    title: str, head: Sequence[str], *, texts: int = 1, wrap: bool = False, overflow: OverflowMethod = "ellipsis"
+) -> Table:
+    """texts: that many columns from the left hold no numbers. wrap: whether they may break lines. overflow: what
+    happens to a number that is wider than its column."""
     table = Table(title=escape(title) or None, title_justify="left", title_style="bold", caption_justify="left")
-    table.add_column("architecture", no_wrap=True)
-    table.add_column("lr", justify="right")
-    table.add_column("runs", justify="right")
-    for key in keys:
-        table.add_column(escape(quantity(architectures[0].task, key).label), justify="right")
+    for name in head[:texts]:
+        table.add_column(escape(name), no_wrap=not wrap)
+    for name in head[texts:]:
+        table.add_column(escape(name), justify="right", overflow=overflow)
     return table
+
+
+def _filled(table: Table, rows: Sequence[Sequence[Cell]]) -> Table:
+    for row in rows:
+        table.add_row(*map(_shown, row))
+    return table
+
+
+def _shown(cell: Cell) -> str:
+    """A cell of the page, with its small print below."""
+    text, small = (cell, "") if isinstance(cell, str) else (cell["text"], cell["small"])
+    return escape(text) + (f"\n[dim]{escape(small)}[/dim]" if small else "")
 
 
 def _row(task: str, rate: Rate, keys: Sequence[str], guesses: Chance | None = None) -> list[str]:
@@ -149,13 +169,10 @@ def _row(task: str, rate: Rate, keys: Sequence[str], guesses: Chance | None = No
 
 
 def _cell(task: str, rate: Rate, key: str, guess: float | None = None) -> str:
-    spread = rate.spread(key) if key else rate.score
-    if spread is None:
-        return "–"
-    say = quantity(task, key).say
-    small = small_of(spread, say, rate.repeats)
-    low = guess is not None and _is_below(spread, rate, [key] if key else primary(rate.slices), guess)
-    return say(spread.mean) + (f"\n[dim]{small}[/dim]" if small else "") + "\n[yellow]below chance[/yellow]" * low
+    spread = rate.spread(key)
+    below = spread and guess is not None and _is_below(spread, rate, [key] if key else primary(rate.slices), guess)
+    shown = _shown(spread_cell(spread, quantity(task, key), rate.repeats))
+    return f"{shown}\n[yellow]below chance[/yellow]" if below else shown
 
 
 def _is_below(spread: Spread, rate: Rate, slices: Sequence[str], guess: float) -> bool:

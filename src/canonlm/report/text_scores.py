@@ -4,17 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from rich.markup import escape as escape_rich
-from rich.table import Table
-
-from ..runs.rows import plain
 from ..runs.spread import Spread, by_seed, spread_of
 from ..runs.text import TextRun, set_names
 from .blocks import Block, Cell, spread_cell, table
 from .groups import grouped
 from .play import TextSection
 from .sentences import of_choosing
-from .words import Quantity, count_of, listed, percent, points, small_of
+from .words import Quantity, count_of, listed, percent, points
 
 MAX_NAMED = 4
 NOTE = (
@@ -90,35 +86,20 @@ def _spreads(runs: Sequence[TextRun], section: TextSection) -> dict[str, Spread]
     return {name: spread_of([*by_seed(each).values()], questions.get(name)) for name, each in values.items()}
 
 
-def scores_table(section: TextSection) -> Table:
-    """For the terminal."""
-    shown = Table(title=f"\n{escape_rich(plain(section.heading))}", title_justify="left", title_style="bold")
-    shown.add_column("architecture", no_wrap=True)
-    quantities = columns(section)
-    for name in ("lr", "runs", *quantities):
-        shown.add_column(escape_rich(plain(name)), justify="right")
-    for row in scores(section):
-        cells = []
-        for name, quantity in quantities.items():
-            spread = row.spreads.get(name)
-            small = small_of(spread, quantity.say, row.runs) if spread else ""
-            cells.append((quantity.say(spread.mean) if spread else "–") + (f"\n[dim]{small}[/dim]" if small else ""))
-        shown.add_row(escape_rich(plain(row.arch)), f"{row.lr:g}", str(row.runs), *cells)
-    return shown
+def score_cells(row: TextScore, columns: Mapping[str, Quantity]) -> list[Cell]:
+    """Architecture, learning rate and runs, then the columns."""
+    spreads = (spread_cell(row.spreads.get(name), quantity, row.runs) for name, quantity in columns.items())
+    return [row.arch, f"{row.lr:g}", str(row.runs), *spreads]
 
 
 def scores_blocks(section: TextSection) -> list[Block]:
     """For the page: the table, then how to read it; nothing where no run has finished."""
     quantities, ranked = columns(section), sorted(scores(section), key=lambda row: row.loss)
-    rows: list[list[Cell]] = [
-        [row.arch, f"{row.lr:g}", str(row.runs),
-         *(spread_cell(row.spreads.get(name), quantity, row.runs) for name, quantity in quantities.items())]
-        for row in ranked
-    ]  # fmt: skip
-    if not rows:
+    if not ranked:
         return []
     note = NOTE.format(bias=of_choosing(max(row.rates for row in ranked)))
     marks = ["best"] if len({row.loss for row in ranked}) > 1 else []
+    rows = [score_cells(row, quantities) for row in ranked]
     return [table(["architecture", "learning rate", "runs", *quantities], rows, marks), {"text": note}]
 
 

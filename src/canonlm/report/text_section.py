@@ -5,12 +5,9 @@ There is no accuracy, because a text has no questions with one right answer.
 
 from collections.abc import Iterator, Sequence
 
-from rich.markup import escape as escape_rich
-from rich.table import Table
-
-from ..runs.rows import plain
 from ..runs.text import TextRun, set_names, shape_of, tokens_of
 from .blocks import Block, Cell, caveat, cell, chart, fold, table
+from .charts import series_of
 from .groups import families
 from .play import TextSection
 from .section import not_planned, settings_blocks
@@ -48,16 +45,6 @@ def rows(runs: Sequence[TextRun]) -> Iterator[list[tuple[str, str]]]:
             (training, ""),
             (run.state, ""),
         ]
-
-
-def text_table(section: TextSection) -> Table:
-    """For the terminal."""
-    shown = Table(title=f"\n{escape_rich(plain(section.heading))}", title_justify="left", title_style="bold")
-    for place, name in enumerate(columns(section.runs)):
-        shown.add_column(escape_rich(plain(name)), justify="left" if place == 0 else "right", no_wrap=place == 0)
-    for row in rows(section.runs):
-        shown.add_row(*(escape_rich(plain(f"{text} {remark}".strip())) for text, remark in row))
-    return shown
 
 
 def text_blocks(section: TextSection, number: int) -> list[Block]:
@@ -115,9 +102,8 @@ def _chart(name: str, caption: str, title: str, runs: Sequence[TextRun], curves:
     """Loss against tokens, a line per run. The axis is logarithmic: there, a loss that falls by the same share is a
     straight line."""
     series = [
-        {"panel": 0, "kind": "line", "name": arch, "look": arch, "run": run.name, "tip": "%{x:,} tokens: loss %{y:.4g}",
-         "x": [tokens for tokens, _ in curve], "y": [loss for _, loss in curve],
-         "hover": f"seed {run.seed}, learning rate {run.lr:g}\n{run.name}"}
+        series_of("line", arch, curve, run=run.name, tip="%{x:,} tokens: loss %{y:.4g}",
+                  hover=f"seed {run.seed}, learning rate {run.lr:g}\n{run.name}")
         for run, arch, curve in zip(runs, families(runs), curves, strict=True)
     ]  # fmt: skip
     panel = {"title": "", "x": {"title": "tokens", "format": "~s"}, "y": {"title": title, "log": True}}
