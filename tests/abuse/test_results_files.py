@@ -36,7 +36,7 @@ def write(folder, entry=ENTRY, model=ABOUT):
 
 def shown(folder):
     console = Console(file=io.StringIO(), width=400, color_system=None)
-    for part in tables(folder):
+    for part in tables(load_play(folder)):
         console.print(part)
     runs_frame([folder])
     with warnings.catch_warnings():

@@ -64,7 +64,7 @@ def load_runs_quietly(folder):
 def shown(folder):
     """Everything that is made of a folder: (what the terminal gets, the page)."""
     console = Console(file=io.StringIO(), width=400, color_system=None)
-    for part in tables(folder):
+    for part in tables(load_play(folder)):
         console.print(part)
     watch = Watch(folder)
     watch.read(time.time())

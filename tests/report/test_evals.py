@@ -50,7 +50,7 @@ def folder(tmp_path):
 
 def printed(folder):
     console = Console(width=200, file=io.StringIO())
-    for table in tables(folder):
+    for table in tables(load_play(folder)):
         console.print(table)
     return console.file.getvalue()
 

@@ -241,7 +241,7 @@ def test_old_and_new_rows_and_damaged_measures_side_by_side(tmp_path):
     assert "<b>" not in page.partition('id="plotly"')[0].replace("<b>${", "").replace("<b>%{", "")
     assert "run1: bits_per_parameter of the final evaluation is not a finite number" in said(page)
     console = Console(file=io.StringIO(), width=160)
-    console.print(*tables(tmp_path))
+    console.print(*tables(load_play(tmp_path)))
     assert "1.5" in console.file.getvalue()
 
 
@@ -297,14 +297,14 @@ def test_every_number_says_how_many_runs_are_behind_it(tmp_path):
     assert {"llama, 3 runs", "llama+canon − llama, 3 pairs"} <= cells
     assert "95% interval over 3 runs: 0–20.9%" in said(page)
     console = Console(file=io.StringIO(), width=160)
-    console.print(*tables(tmp_path))
+    console.print(*tables(load_play(tmp_path)))
     for words in ("10, 11, 2 runs", "3 runs", "small: 95% interval"):
         assert words in console.file.getvalue()
 
 
 def test_the_terminal_says_the_same(every_task):
     console = Console(file=io.StringIO(), width=170)
-    for part in tables(every_task):
+    for part in tables(load_play(every_task)):
         console.print(part)
     text = console.file.getvalue()
     for words in ("divergence (KL)", "bits per parameter", "after 50 given tokens", "Brevo: by depth of the question",
@@ -320,7 +320,7 @@ def test_many_slices_have_rows_and_not_columns_in_a_terminal(run_folder):
     def console(hops):
         row = evaluation(5, {("k", k): (k, 10) for k in range(1, hops + 1)})
         console = Console(file=io.StringIO(), width=110)
-        for part in tables(run_folder(f"hops{hops}", evals=[row])):
+        for part in tables(load_play(run_folder(f"hops{hops}", evals=[row]))):
             console.print(part)
         return console.file.getvalue()
 

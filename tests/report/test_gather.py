@@ -148,7 +148,7 @@ def test_a_damaged_file_leaves_a_page_that_says_so(tmp_path, name, damage):
     assert "whole" in {row["run"] for row in numbers(page)}
     if name == "config.yaml":
         assert {"hurt", "text"} <= {line.partition(":")[0] for line in said(page).splitlines()}
-    list(tables(tmp_path))
+    list(tables(load_play(tmp_path)))
 
 
 def test_names_that_are_no_text(tmp_path):
@@ -161,7 +161,7 @@ def test_names_that_are_no_text(tmp_path):
         )
     page = write_report(tmp_path).read_text()
     assert "n?0" in page
-    for part in tables(tmp_path):
+    for part in tables(load_play(tmp_path)):
         str(part).encode()
 
 
@@ -180,7 +180,7 @@ def test_names_cannot_command_the_terminal(tmp_path):
     (results / "results.json").write_text(json.dumps({"model": {"source": "k"}, "results": [entry]}))
     (tmp_path / "runs" / "l\x1b[2J").mkdir()
     console = Console(file=io.StringIO(), width=250, color_system=None)
-    for part in tables(tmp_path):
+    for part in tables(load_play(tmp_path)):
         console.print(part)
     text = console.file.getvalue()
     assert all(f"{letter}�[2J" in text for letter in "bcdfhijlx")

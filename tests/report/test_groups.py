@@ -7,8 +7,8 @@ from folders import evaluation, write_run, write_text_run
 from folders import text_evaluation as text_row
 from reading import row_heads, said
 
-from canonlm.report import read_runs, summarise, write_report
-from canonlm.report.groups import families, grouped
+from canonlm.report import load_play, read_runs, summarise, write_report
+from canonlm.report.groups import group_of_each, grouped
 from canonlm.report.settings import settings
 from canonlm.report.table import tables
 
@@ -103,7 +103,7 @@ def test_two_plays_one_page(tmp_path, capsys):
     assert "Adjusted to match parameters: gdn2 intermediate_size 341 → 352." in said(page)
     assert "66 k" in said(page)
     assert "canonlm play a\ncanonlm play b" in said(page)
-    text = [part.caption or "" for part in tables(tmp_path) if hasattr(part, "caption")]
+    text = [part.caption or "" for part in tables(load_play(tmp_path)) if hasattr(part, "caption")]
     assert any("gdn2 intermediate_size 341 → 352" in caption for caption in text)
 
 
@@ -124,7 +124,7 @@ def test_runs_on_text_say_what_differs(tmp_path, decay):
                        config={"train": train}, contents={"web": "a" * 64})  # fmt: skip
     runs, _ = read_runs([tmp_path / "a", tmp_path / "b"])
     expected = ["llama", "llama"] if decay == 0.1 else ["llama (weight_decay=0.1)", "llama (weight_decay=0.3)"]
-    assert families(runs) == expected
+    assert [group.family for group in group_of_each(runs)] == expected
     assert expected[1] in write_report(tmp_path).read_text()
 
 

@@ -119,7 +119,7 @@ def test_text_from_runs_stays_text(tmp_path, text, written):
     assert held(written)["title"] == text
     assert text in said(written)
     console = Console(file=io.StringIO(), width=200)
-    for part in tables(tmp_path):
+    for part in tables(load_play(tmp_path)):
         console.print(part)
 
 
@@ -190,7 +190,7 @@ def test_the_tables_say_what_guessing_scores(tmp_path, hops):
     section = {"heading": "depo", "text": "", "runs": ["llama", "gla5"], "chance": chance}
     (tmp_path / "play.json").write_text(json.dumps({"title": "", "sections": [section]}))
     console = Console(file=io.StringIO(), width=200)
-    for table in tables(tmp_path):
+    for table in tables(load_play(tmp_path)):
         console.print(table)
     first, *more = console.file.getvalue().split("by number of hops")
     row = next(line for line in first.splitlines() if "chance  " in line)

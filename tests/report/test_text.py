@@ -25,7 +25,7 @@ TWO = [text_evaluation(200, {"web": (2.0, 0.5, 3000), "code": (1.0, 0.25, 1000)}
 
 def printed(folders):
     console = Console(file=io.StringIO(), width=200)
-    for part in tables(folders):
+    for part in tables(load_play(folders)):
         console.print(part)
     return console.file.getvalue()
 

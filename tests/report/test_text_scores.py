@@ -7,7 +7,7 @@ from folders import text_evaluation, write_text_run
 from rich.console import Console
 
 from canonlm.report import load_play, write_report
-from canonlm.report.table import play_tables
+from canonlm.report.table import tables
 from canonlm.report.text_scores import columns, scores
 
 LOSSES = {  # (arch, lr): by seed
@@ -54,7 +54,7 @@ def test_each_architecture_at_its_best_rate(played):
 
 def test_the_page_and_the_terminal_have_the_table(played):
     console = Console(width=150, record=True)
-    for part in play_tables(load_play(played)):
+    for part in tables(load_play(played)):
         console.print(part)
     text, page = console.export_text(), write_report(played).read_text(encoding="utf-8")
     lowest = "llama+canon has the lowest loss on held-out text: llama+canon 1.700 (3 runs) and llama 2.100 (3 runs);"

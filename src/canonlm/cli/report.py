@@ -56,7 +56,7 @@ def show(folders: Path | Sequence[Path], out: Path | None = None, page: bool = T
     from canonlm.errors import writing
     from canonlm.report import load_play
     from canonlm.report.page import place_of, write_page
-    from canonlm.report.table import play_tables
+    from canonlm.report.table import tables
 
     with doing("reading the runs"):
         play = load_play(folders)
@@ -65,7 +65,7 @@ def show(folders: Path | Sequence[Path], out: Path | None = None, page: bool = T
         with doing("writing the page"), writing("--out", place, "file"):
             write_page(play, place)
     console = _console()
-    for table in play_tables(play):
+    for table in tables(play):
         console.print(table)
         console.print()
     if page:

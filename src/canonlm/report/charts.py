@@ -12,7 +12,7 @@ from typing import Any
 from ..runs.load import Run
 from ..runs.rows import Evaluation, is_slice
 from ..runs.spread import Spread, by_seed
-from .groups import grouped, name_of
+from .groups import group_of_each
 from .summary import Architecture, at_most, wilson
 from .words import Quantity, count_of, hint_of, number, percent, quantity, score_label, short, slice_label, span
 
@@ -56,13 +56,12 @@ def learning_curves(archs: Sequence[Architecture], keys: Sequence[str], chance: 
 
 def unfinished_curves(runs: Sequence[Run], keys: Sequence[str]) -> Chart:
     """A panel per slice, and in each a line per run, as far as it has come."""
-    groups = grouped(runs)
     last = max((run.steps or run.last_step for run in runs), default=1)
     series = [
-        series_of("line", name_of(groups, run), [(row.step, value) for row, value in _values(run, key)],
+        series_of("line", group.name, [(row.step, value) for row, value in _values(run, key)],
                   panel=place, run=run.name, hover=run.name, tip="step %{x:,}: %{y:.1%}")
         for place, key in enumerate(keys)
-        for run in runs
+        for run, group in zip(runs, group_of_each(runs), strict=True)
     ]  # fmt: skip
     panels = [{"title": slice_label(runs[0].task, key), "x": steps_axis(last), "y": {"share": True}} for key in keys]
     return {"panels": panels, "series": series}

@@ -59,22 +59,17 @@ def _forest(rows: Sequence[tuple[Claim, Estimate]]) -> Chart:
 
 
 def _table(entries: Sequence[Claim]) -> Block:
-    rows: list[list[Cell]] = [
-        [each.id, cell(each.text, each.reason),
-         {"text": "", "parts": [cell(str(e), _about(e)) for e in each.estimates]},
-         each.paper or "–", cell(each.source, " · ".join(_facts(each)))]
-        for each in entries
-    ]  # fmt: skip
+    rows: list[list[Cell]] = []
+    for each in entries:
+        about = [(str(e), f"{e.what} ({e.note})" if e.note else e.what) for e in each.estimates]
+        estimates: Cell = {"text": "", "parts": [cell(*of) for of in about]}
+        evidence = cell(each.source, " · ".join(_facts(each)))
+        rows.append([each.id, cell(each.text, each.reason), estimates, each.paper or "–", evidence])
     return table(["claim", "in our words", "estimate, 95 % interval", "the paper", "evidence"], rows, kind="words")
 
 
 def _untested(entries: Sequence[Claim]) -> Block:
-    rows: list[list[Cell]] = [[each.id, each.text, each.reason] for each in entries]
-    return table(["claim", "in our words", "why not"], rows, kind="words")
-
-
-def _about(estimate: Estimate) -> str:
-    return f"{estimate.what}" + (f" ({estimate.note})" if estimate.note else "")
+    return table(["claim", "in our words", "why not"], [[e.id, e.text, e.reason] for e in entries], kind="words")
 
 
 def _facts(claim: Claim) -> list[str]:
@@ -86,14 +81,8 @@ def _facts(claim: Claim) -> list[str]:
 
 def markdown(entries: Sequence[Claim]) -> str:
     """The same as a page of the documentation."""
-    parts = [
-        f"# {TITLE}",
-        "",
-        LEAD,
-        "",
-        f"**{summary(entries)}.** `canonlm claims --out docs/claims.md` writes this page.",
-        "",
-    ]
+    by = "`canonlm claims --out docs/claims.md` writes this page."
+    parts = [f"# {TITLE}", "", LEAD, "", f"**{summary(entries)}.** {by}", ""]
     for state in STATES:
         of_state = [each for each in entries if each.state == state]
         if not of_state:

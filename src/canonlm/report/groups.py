@@ -45,13 +45,9 @@ def grouped(runs: Sequence[R]) -> list[Group[R]]:
     return [one for arch, groups in archs.items() for one in _named(arch, groups)]
 
 
-def name_of(groups: Sequence[Group[R]], run: R) -> str:
-    return next(one.name for one in groups if any(run is other for other in one.runs))
-
-
-def families(runs: Sequence[R]) -> list[str]:
-    """The name without the size, for every run."""
-    by_run = {id(run): one.family for one in grouped(runs) for run in one.runs}
+def group_of_each(runs: Sequence[R]) -> list[Group[R]]:
+    """The group of every run."""
+    by_run = {id(run): one for one in grouped(runs) for run in one.runs}
     return [by_run[id(run)] for run in runs]
 
 

@@ -17,7 +17,7 @@ def numbers_csv(play: Play) -> str:
     `measure` and `value` elsewhere); `row` is `eval` during training or `final`. Of a run on text `slice` is the
     validation set."""
     rows: list[Sequence[Any]] = [CSV_COLUMNS]
-    for section in (*play.sections, *play.texts):
+    for section in play.parts:
         for run in section.runs:
             size = run.result.num_parameters if run.result else None
             about = (section.heading, run.name, run.arch, run.lr, run.seed, run.state)

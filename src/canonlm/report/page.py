@@ -9,9 +9,9 @@ from ..runs.find import Folders, as_paths
 from ..runs.load import Run, TextRun
 from .blocks import Block, fold, page, table
 from .evals import suite_tables
-from .groups import families
+from .groups import group_of_each
 from .numbers import numbers_csv
-from .play import LeftOut, Play, Section, TextSection, load_play
+from .play import LeftOut, Play, load_play
 from .results_payload import of_runs, payload
 from .section import section_blocks
 from .summary import summarise
@@ -45,7 +45,7 @@ def render(play: Play, *, live: bool = False) -> str:
     """The page as text."""
     archs = [a for section in play.sections for a in summarise(section.runs)]
     # A family at several sizes has a look for each, and its own.
-    of_text = [name for section in play.texts for name in families(section.runs)]
+    of_text = [group.family for section in play.texts for group in group_of_each(section.runs)]
     styles = looks([*(a.family for a in archs), *of_text, *(a.arch for a in archs)])
     parts = [(section.heading, section_blocks(section, number)) for number, section in enumerate(play.sections)]
     parts += [(section.heading, text_blocks(section, number)) for number, section in enumerate(play.texts)]
@@ -60,17 +60,16 @@ def render(play: Play, *, live: bool = False) -> str:
     blocks += fold("Beside the paper's numbers, cell by cell", [{"view": "grids"}] if paper else [])
     blocks += _closing(play)
     results = {"results": payload(shown)} if paper else {}
-    return page(title_of(play), _facts(play, play.runs), blocks, styles, views=("results", "grids") if paper else (),
+    return page(title_of(play), _facts(play), blocks, styles, views=("results", "grids") if paper else (),
                 written=round(time.time()) if live else None, **results)  # fmt: skip
 
 
 def title_of(play: Play) -> str:
     """The title of `play.json`, or else the question that the runs answer: `Depo, tiny: llama against llama+canon`."""
-    parts: list[Section | TextSection] = [*play.sections, *play.texts]
-    if play.title or not parts:
+    if play.title or not play.parts:
         return play.title or listed([one.folder.resolve().name for one in play.gathered])
-    names = list(dict.fromkeys(_task(part.heading, part.runs) for part in parts))
-    archs = list(dict.fromkeys(run.arch for part in parts for run in part.runs))
+    names = list(dict.fromkeys(_task(part.heading, part.runs) for part in play.parts))
+    archs = list(dict.fromkeys(run.arch for run in play.runs))
     first, *others = archs
     who = f"{first} against {listed(others)}" if others else first
     who = who if len(archs) <= MAX_NAMES else count_of(len(archs), "architecture")
@@ -82,19 +81,13 @@ def _task(heading: str, runs: Sequence[Run | TextRun]) -> str:
     return ", ".join([sentence(heading), *(presets if len(presets) == 1 else ())])
 
 
-def _facts(play: Play, runs: Sequence[Run | TextRun]) -> list[str]:
-    finished = sum(run.finished for run in runs)
-    archs, rates, seeds = (len({getattr(run, name) for run in runs}) for name in ("arch", "lr", "seed"))
-    facts = [
-        f"{count_of(finished, 'finished run')}",
-        count_of(archs, "architecture"),
-        count_of(rates, "learning rate"),
-        count_of(seeds, "seed"),
-    ]
-    if len(runs) > finished:
-        facts.insert(1, f"{len(runs) - finished} unfinished")
-    if play.evaluated:
-        facts.append(f"{count_of(len(play.evaluated), 'saved model')} asked")
+def _facts(play: Play) -> list[str]:
+    runs, finished = play.runs, sum(run.finished for run in play.runs)
+    facts = [count_of(finished, "finished run")]
+    facts += [f"{len(runs) - finished} unfinished"] if len(runs) > finished else []
+    for name, key in (("architecture", "arch"), ("learning rate", "lr"), ("seed", "seed")):
+        facts.append(count_of(len({getattr(run, key) for run in runs}), name))
+    facts += [f"{count_of(len(play.evaluated), 'saved model')} asked"] if play.evaluated else []
     return facts
 
 

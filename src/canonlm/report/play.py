@@ -62,8 +62,12 @@ class Play:
     gathered: tuple[Gathered, ...] = field(default=(), repr=False)  # all of it, as it was read
 
     @property
+    def parts(self) -> list[Section | TextSection]:
+        return [*self.sections, *self.texts]
+
+    @property
     def runs(self) -> list[Run | TextRun]:
-        return [*(run for part in self.sections for run in part.runs), *(run for t in self.texts for run in t.runs)]
+        return [run for part in self.parts for run in part.runs]
 
 
 def load_play(folders: Folders) -> Play:

@@ -9,27 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..runs.load import Run, TextRun
 from ..runs.rows import is_slice, primary
 from ..runs.spread import MIN_SEEDS
+from . import summary
 from .blocks import Block, Cell, caveat, chart, difference_cell, fold, spread_cell, table, value_cell
 from .charts import final_chart, learning_curves, loss_curves, size_curves, unfinished_curves
-from .groups import grouped, name_of
+from .groups import group_of_each
 from .play import Section
 from .sentences import choice, verdict
 from .settings import Setting, settings, unplanned
-from .summary import (
-    Architecture,
-    Difference,
-    adjusted,
-    at_most,
-    columns_of,
-    counterpart,
-    differences,
-    fairness,
-    guesses_of,
-    measures_of,
-    scales_of,
-    slices_of,
-    summarise,
-)
+from .summary import Architecture, Difference
 from .words import about_of, count_of, listed, percent, quantity, scale_words, score_label, score_of, sentence, short
 
 INTERVALS = (
@@ -52,10 +39,16 @@ GAPS = (
 
 def section_blocks(section: Section, number: int) -> list[Block]:
     """number: of the section on its page, which the names of its charts end with."""
-    archs = summarise(section.runs)
+    archs = summary.summarise(section.runs)
     finished = any(a.best for a in archs)
     charts = _charts(archs, section, number) if finished else _so_far(section, number)
-    caveats = [*not_planned(section.runs), *fairness(archs)] if finished else []
+    caveats = [*not_planned(section.runs), *summary.fairness(archs)] if finished else []
+    drawn = loss_curves(archs)
+    losses = (
+        [chart(f"loss-{number}", "Loss on training batches, best rates.", drawn)]
+        if any(one["x"] for one in drawn["series"])
+        else []
+    )
     return [
         {"answer": _answer(archs)},
         *_ranking(archs, section.chance),
@@ -67,7 +60,7 @@ def section_blocks(section: Section, number: int) -> list[Block]:
         *fold("What else limits this comparison", [{"list": caveats[1:]}] if caveats[1:] else []),
         *fold(f"Every learning rate, every run ({count_of(len(section.runs), 'run')})", _all_tables(archs, section),
               opened=not finished),
-        *fold("Training loss", _losses(archs, number)),
+        *fold("Training loss", losses),
         *fold("Settings: what was equal, what differed", settings_blocks(section.runs)),
         *fold("What was asked, and how to read the numbers", _reading(archs, section)),
     ]  # fmt: skip
@@ -93,24 +86,25 @@ def not_planned(runs: Sequence[Run] | Sequence[TextRun]) -> list[str]:
 
 def _ranking(archs: Sequence[Architecture], chance: Mapping[str, float]) -> list[Block]:
     """The best first: the score, then the other slices and measures, at each architecture's best learning rate."""
-    task, score, keys = archs[0].task, archs[0].score, columns_of(archs)
+    task, score, keys = archs[0].task, archs[0].score, summary.columns_of(archs)
     keys = list(dict.fromkeys([score, *keys] if score or len(primary(keys)) > 1 else keys))
-    columns = [quantity(task, key) for key in keys]
+    columns = {key: quantity(task, key) for key in keys}
     rows: list[list[Cell]] = []
     ordered = sorted(archs, key=lambda a: -a.best.mean if a.best and a.best.mean is not None else float("inf"))
     for a in ordered:
         size = [short(a.parameters), short(a.tokens_per_s)]
         cells: list[Cell] = [*["–"] * (len(keys) + 1), "none finished"]
         if (best := a.best) is not None:
-            cells = [spread_cell(best.spread(key), q, best.repeats) for key, q in zip(keys, columns, strict=True)]
+            cells = [spread_cell(best.spread(key), column, best.repeats) for key, column in columns.items()]
             cells += [f"{best.lr:g}", best.finished_of]
         rows.append([a.arch, *cells, *size])
     means = [a.best.mean for a in ordered if a.best and a.best.mean is not None]
     marks = ["best" if len(means) > 1 and a.best and a.best.mean == means[0] > means[-1] else "" for a in ordered]
-    if guesses := guesses_of(archs, keys, chance):
+    if guesses := summary.guesses_of(archs, keys, chance):
         rows.append(["guessing", *(percent(guesses[key]) if key in guesses else "" for key in keys), *[""] * 4])
         marks.append("aside")
-    head = ["architecture", *(column.label for column in columns), "learning rate", "runs", "parameters", "tokens/s"]
+    labels = [column.label for column in columns.values()]
+    head = ["architecture", *labels, "learning rate", "runs", "parameters", "tokens/s"]
     seeds = max((a.best.repeats for a in archs if a.best), default=0)
     small = {0: "", 1: "", 2: " Small: the values of both runs."}.get(seeds, " Small: 95% intervals over seeds.")
     steps = {run.result.steps for a in archs if a.best for run in a.best.runs if run.result}
@@ -122,8 +116,8 @@ def _ranking(archs: Sequence[Architecture], chance: Mapping[str, float]) -> list
 def _charts(archs: Sequence[Architecture], section: Section, number: int) -> list[Block]:
     """The chart that answers best, then the others: scores over model sizes, measures, and slices while training."""
     charts = []
-    measures = measures_of(archs)
-    if slices := primary(slices_of(archs)):
+    measures = summary.measures_of(archs)
+    if slices := primary(summary.slices_of(archs)):
         caption = f"{sentence(score_of(section.task).share)} while training. {CURVES}"
         caption += " The dotted line is what guessing scores." if section.chance else ""
         charts.append(chart(f"curves-{number}", caption, learning_curves(archs, slices, section.chance)))
@@ -131,7 +125,9 @@ def _charts(archs: Sequence[Architecture], section: Section, number: int) -> lis
         about = [
             f"{sentence(q.label)}: {q.about}" for q in (quantity(section.task, key) for key in measures) if q.about
         ]
-        if any(at_most(run, key) is not None for key in measures for a in archs if a.best for run in a.best.runs):
+        if any(
+            summary.at_most(run, key) is not None for key in measures for a in archs if a.best for run in a.best.runs
+        ):
             about.append("The dashed line is the most there is to store; far above the curves it is left out.")
         drawn = chart(f"measures-{number}", " ".join(about), learning_curves(archs, measures, {}))
         charts.insert(0 if any(a.score in measures for a in archs) else len(charts), drawn)
@@ -149,37 +145,33 @@ def _so_far(section: Section, number: int) -> list[Block]:
     return [chart(f"curves-{number}", caption, unfinished_curves(section.runs, keys))] if keys else []
 
 
-def _gaps(archs: Sequence[Architecture]) -> list[tuple[str, dict[str, Difference]]]:
-    """(what minus what, the differences by key): all other families against the first, at the nearest size."""
+def _gaps(archs: Sequence[Architecture]) -> list[tuple[str, int, dict[str, Difference]]]:
+    """(what minus what, pairs of runs, the differences by key): all other families against the first, at the nearest
+    size."""
     shown = [a for a in archs if a.best]
     first = [a for a in shown if a.family == shown[0].family]
-    pairs = [(a, counterpart(first, a)) for a in shown if a.family != shown[0].family]
-    titled = [(f"{a.arch} − {b.arch}", {gap.key: gap for gap in differences(b, a)}) for a, b in pairs]
-    return titled if any(gaps for _, gaps in titled) else []
+    gaps = []
+    for a in (a for a in shown if a.family != shown[0].family):
+        by_key = {gap.key: gap for gap in summary.differences(summary.counterpart(first, a), a)}
+        pairs = max((gap.pairs for gap in by_key.values()), default=0)
+        gaps.append((f"{a.arch} − {summary.counterpart(first, a).arch}", pairs, by_key))
+    return gaps if any(pairs for _, pairs, _ in gaps) else []
 
 
 def _differences(archs: Sequence[Architecture]) -> list[Block]:
-    all_gaps = _gaps(archs)
-    if not all_gaps:
-        return []
-    keys = columns_of(archs)
-    columns = [quantity(archs[0].task, key) for key in keys]
-    rows = []
-    for title, gaps in all_gaps:
-        pairs = _repeats(gaps)
-        cells = [difference_cell(gaps.get(key), column, pairs) for key, column in zip(keys, columns, strict=True)]
-        rows.append([title, *cells, str(pairs)])
-    return [table(["difference", *(column.label for column in columns), "pairs"], rows), {"note": GAPS}]
-
-
-def _repeats(gaps: Mapping[str, Difference]) -> int:
-    return max((gap.pairs for gap in gaps.values()), default=0)
+    columns = {key: quantity(archs[0].task, key) for key in summary.columns_of(archs)}
+    rows = [
+        [title, *(difference_cell(gaps.get(key), column, pairs) for key, column in columns.items()), str(pairs)]
+        for title, pairs, gaps in _gaps(archs)
+    ]
+    head = ["difference", *(column.label for column in columns.values()), "pairs"]
+    return [table(head, rows), {"note": GAPS}] if rows else []
 
 
 def _scales(archs: Sequence[Architecture], section: Section, number: int) -> list[Block]:
     """The scales that the ranking has no columns for: a chart, and a table with a row per slice, for each."""
     blocks = []
-    for place, keys in enumerate(scales_of(archs)[1:], 1):
+    for place, keys in enumerate(summary.scales_of(archs)[1:], 1):
         words = scale_words(section.task, keys[0])
         lead: list[Block] = [{"text": words.about}] if words.about else []
         drawn = final_chart(archs, keys, section.chance)
@@ -191,49 +183,37 @@ def _scales(archs: Sequence[Architecture], section: Section, number: int) -> lis
 def _scale_table(archs: Sequence[Architecture], keys: Sequence[str]) -> list[Block]:
     """A row per slice: scales count up through many values."""
     shown, gaps = [a.best for a in archs if a.best], _gaps(archs)
-    columns = [quantity(archs[0].task, key) for key in keys]
     rows: list[list[Cell]] = [
         [column.label, *(spread_cell(best.spread(key), column, best.repeats) for best in shown),
-         *(difference_cell(gaps_of.get(key), column, _repeats(gaps_of)) for _, gaps_of in gaps)]
-        for key, column in zip(keys, columns, strict=True)
+         *(difference_cell(by_key.get(key), column, pairs) for _, pairs, by_key in gaps)]
+        for key, column in ((key, quantity(archs[0].task, key)) for key in keys)
     ]  # fmt: skip
     ran = [f"{best.arch}, {count_of(best.repeats, 'run')}" for best in shown]
-    paired = [f"{title}, {count_of(_repeats(gaps_of), 'pair')}" for title, gaps_of in gaps]
+    paired = [f"{title}, {count_of(pairs, 'pair')}" for title, pairs, _ in gaps]
     head = [scale_words(archs[0].task, keys[0]).by, *ran, *paired]
     return [table(head, rows), *([{"note": "Differences in percentage points."}] if gaps else [])]
 
 
-def _losses(archs: Sequence[Architecture], number: int) -> list[Block]:
-    if not any(run.train for a in archs if a.best for run in a.best.runs):
-        return []
-    return [chart(f"loss-{number}", "Loss on training batches, best rates.", loss_curves(archs))]
-
-
 def _all_tables(archs: Sequence[Architecture], section: Section) -> list[Block]:
-    measures = [key for key in columns_of(archs) if not is_slice(key)]
-    keys = [*measures, *slices_of(archs)]
+    measures = [key for key in summary.columns_of(archs) if not is_slice(key)]
+    keys = [*measures, *summary.slices_of(archs)]
     if not keys:  # nothing has finished: the slices of the evaluations so far
         keys = list(dict.fromkeys(key for run in section.runs for row in run.evals[-1:] for key in row.slices))
-    columns = [quantity(section.task, key) for key in keys]
-    labels = [column.label for column in columns]
+    columns = {key: quantity(section.task, key) for key in keys}
+    labels = [column.label for column in columns.values()]
     score = quantity(section.task, archs[0].score)
     rates: list[list[Cell]] = []
     marks = []
-    for a in archs:
-        for rate in a.rates:
-            marks.append("best" if rate is a.best else "")
-            spreads = [
-                spread_cell(rate.spread(key), column, rate.repeats) for key, column in zip(keys, columns, strict=True)
-            ]
-            reached = "–" if rate.mean is None else score.say(rate.mean)
-            last = f"{reached} (best)" if marks[-1] else reached
-            rates.append([rate.arch, f"{rate.lr:g}", rate.finished_of, *spreads, last])
+    for rate, best in [(rate, rate is a.best) for a in archs for rate in a.rates]:
+        spreads = [spread_cell(rate.spread(key), column, rate.repeats) for key, column in columns.items()]
+        reached = "–" if rate.mean is None else score.say(rate.mean)
+        rates.append([rate.arch, f"{rate.lr:g}", rate.finished_of, *spreads, f"{reached} (best)" if best else reached])
+        marks.append("best" if best else "")
     runs: list[list[Cell]] = []
-    groups = grouped(section.runs)
-    for run in section.runs:
+    for run, group in zip(section.runs, group_of_each(section.runs), strict=True):
         row = run.result.final if run.result else run.evals[-1] if run.evals else None
-        values = [value_cell(row, key, column) for key, column in zip(keys, columns, strict=True)]
-        runs.append([run.name, name_of(groups, run), f"{run.lr:g}", str(run.seed), *values, run.state])
+        values = [value_cell(row, key, column) for key, column in columns.items()]
+        runs.append([run.name, group.name, f"{run.lr:g}", str(run.seed), *values, run.state])
     by_rate: list[Block] = []
     if len(rates) > len(archs):
         by_rate = [
@@ -252,7 +232,7 @@ def _reading(archs: Sequence[Architecture], section: Section) -> list[Block]:
         section.text or about_of(task),
         INTERVALS if max((a.best.repeats for a in archs if a.best), default=0) >= MIN_SEEDS - 1 else "",
         NOTE.format(score=label, averaged=averaged, choice=choice(archs)),
-        adjusted(archs),
+        summary.adjusted(archs),
     ]
     return [{"text": text} for text in texts if text]
 

@@ -1,6 +1,6 @@
 """Equal and differing settings of the runs of a comparison, read from the resolved configurations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,11 @@ def settings(runs: Sequence[Recorded[Any]]) -> tuple[list[str], list[Setting], l
     """(names of groups, equal, differing). The machine and the versions count as settings too."""
     groups = grouped(runs)
     archs = [group.name for group in groups]
-    configs = [(group.name, flat(run.config) | _machine(run.env)) for group in groups for run in group.runs]
+    configs = [
+        (group.name, flat(run.config) | {key: run.env[key] for key in ENV if key in run.env})
+        for group in groups
+        for run in group.runs
+    ]
     keys = list(dict.fromkeys(key for _, values in configs for key in values if key not in BOOKKEEPING))
     equal, differing = [], []
     for key in keys:
@@ -71,7 +75,3 @@ def _values(values: Sequence[Any]) -> str:
     distinct = sorted({shown(value): value for value in values}.items(), key=lambda item: (str(type(item[1])), item[1])
                       if isinstance(item[1], (int, float)) else (str(type(item[1])), item[0]))  # fmt: skip
     return ", ".join(text for text, _ in distinct) if len(distinct) <= 6 else f"{len(distinct)} values"
-
-
-def _machine(env: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: env[key] for key in ENV if key in env}

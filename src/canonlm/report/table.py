@@ -1,20 +1,19 @@
 """The numbers of the page as tables in the terminal: the same cells, drawn with rich."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import OverflowMethod
 from rich.markup import escape as escape_rich
 from rich.table import Table
 from rich.text import Text
 
-from ..runs.find import Folders
 from ..runs.intervals import wilson_interval
 from ..runs.rows import is_slice, plain, primary
 from ..runs.spread import Spread
 from . import text_section
 from .blocks import Cell, spread_cell
 from .evals import suite_tables
-from .play import Play, load_play
+from .play import Play
 from .summary import Architecture, Rate, adjusted, columns_of, guesses_of, scales_of, summarise
 from .text_scores import columns, score_cells, scores
 from .words import count_of, percent, quantity, scale_words, score_label, short
@@ -81,14 +80,8 @@ def scale_table(
     return table
 
 
-def tables(folders: Folders) -> Iterable[Table | Text]:
-    """Everything to print for a folder or several: per section the best rates, then all rates, then what was left
-    out."""
-    return play_tables(load_play(folders))
-
-
-def play_tables(play: Play) -> Iterator[Table | Text]:
-    """The same for a play that was read."""
+def tables(play: Play) -> Iterator[Table | Text]:
+    """Everything to print: per section the best rates, then all rates, then what was left out."""
     for section in play.sections:
         architectures = summarise(section.runs)
         yield best_table(architectures, f"\n{section.heading}", section.chance)
