@@ -33,9 +33,7 @@ _SEEN = (*NOT_IN_IDENTITY, *NOT_IN_GROUP, "arch", "task", "text", "train.steps",
 
 
 def runs_frame(folders: Iterable[str | Path]) -> "tuple[pl.DataFrame, list[LeftOut]]":
-    """Final accuracies, measures and losses of runs, and all results of `canonlm eval`.
-
-    folders: runs, folders of runs, play folders, folders of results of `canonlm eval`.
+    """Final accuracies, measures and losses of runs, and all results of `canonlm eval`, from folders of them.
 
     Left out, with a reason: what cannot be read, runs that have not finished (`runs_curves` has them) or saved nothing.
     ValueError: a folder with neither runs nor results in it.
@@ -227,11 +225,10 @@ def _of_its_run(place: Path, step: Any) -> Row:
     """From the configuration alone, as the run may be damaged otherwise."""
     try:
         config = read_config(place)
-        train = config["train"]
         arch, canon = split_arch(str(config["arch"]), _fields(config))
+        lr, seed = float(config["train"]["optim"]["lr"]), int(config["train"]["seed"])
         tokens = tokens_of(config, step) if isinstance(step, int) else None
-        size = {"size": shape} if (shape := shape_of(config)) else {}
-        return {"arch": arch, "canon": canon, "lr": float(train["optim"]["lr"]), "seed": int(train["seed"]),
-                "tokens": tokens, **size}  # fmt: skip
+        known = {"arch": arch, "canon": canon, "lr": lr, "seed": seed, "tokens": tokens}
+        return known | ({"size": shape} if (shape := shape_of(config)) else {})
     except (*DAMAGE, OSError):
         return {}

@@ -13,7 +13,7 @@ from ..experiments.tidy import fitting
 from ..runs.find import Folders
 from ..runs.identity import flat, write
 from ..runs.load import LeftOut, Run, TextRun
-from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, TrainRow, known_count
+from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, known_count
 from ..runs.text import tokens_of
 from ..suites.evaluated import Evaluated
 from .frames import scores_of, tasks_of
@@ -75,7 +75,11 @@ def load_runs(folders: Folders = "runs", *, settings: Sequence[str] = ()) -> "pl
 
     gathered = gather(folders)
     runs = [run for one in gathered for run in one.runs.values()]
-    about = _about(runs)
+    tasks = tasks_of(runs)
+    about: dict[str, Row] = {}
+    for run in runs:
+        parameters = run.result.num_parameters if run.result else None
+        about[run.name] = (run.name, run.state, *tasks[run.name], run.arch, parameters, run.lr, run.seed)
     rows = [about[run.name] + row for run in runs for row in _of_run(run)]
     left_out = [entry for one in gathered for entry in one.left_out]
     for one in gathered:
@@ -90,18 +94,12 @@ def load_runs(folders: Folders = "runs", *, settings: Sequence[str] = ()) -> "pl
     return _with_settings(frame, runs, settings)
 
 
-def _about(runs: Sequence[Run | TextRun]) -> dict[str, Row]:
-    tasks = tasks_of(runs)
-    about = {}
-    for run in runs:
-        parameters = run.result.num_parameters if run.result else None
-        about[run.name] = (run.name, run.state, *tasks[run.name], run.arch, parameters, run.lr, run.seed)
-    return about
-
-
 def _of_run(run: Run | TextRun) -> Iterator[Row]:
     for step in run.train:
-        yield from _of_step(step, tokens_of(run.config, step.step))
+        tokens = tokens_of(run.config, step.step)
+        for name in TRAINING:
+            if (value := getattr(step, name)) is not None:
+                yield ("training", "train", step.step, tokens, "all", name, value, None, None, None)
     split = str(flat(run.config).get("train.eval_split", "test"))
     for row in run.evals:
         yield from _of_evaluation(run, row, ("evaluation", split))
@@ -111,12 +109,6 @@ def _of_run(run: Run | TextRun) -> Iterator[Row]:
         for name in ("train_seconds", "tokens_per_s"):
             if (value := getattr(run.result, name)) is not None:
                 yield (*at, "all", name, value, None, None, None)
-
-
-def _of_step(row: TrainRow, tokens: int | None) -> Iterator[Row]:
-    for name in TRAINING:
-        if (value := getattr(row, name)) is not None:
-            yield ("training", "train", row.step, tokens, "all", name, value, None, None, None)
 
 
 def _of_evaluation(run: Run | TextRun, row: Evaluation | TextEvaluation, kind: tuple[str, str]) -> Iterator[Row]:

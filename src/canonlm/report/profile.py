@@ -6,6 +6,13 @@ from ..experiments.profiled import Arm, Profile, TaskProfile
 from ..runs.statistics import Comparison
 from .words import count_of, listed, percent, points
 
+STATES = {
+    "higher": "better on",
+    "lower": "worse on",
+    "alike": "no difference shown on",
+    "undecided": "undecided on",
+}
+
 
 def headlines(profile: Profile) -> list[str]:
     """One sentence for each architecture but the first: on which tasks it is better. Then what is not sure."""
@@ -33,11 +40,10 @@ def _headline(profile: Profile, place: int) -> str:
     if profile.seeds < profile.needed:
         higher, lower = ([label for label, each in results if sign * each.gap > 0] for sign in (1, -1))
         return f"{arch} against {first}: so far higher on {_names(higher)}, lower on {_names(lower)}{missing}."
-    groups: dict[str, list[str]] = {"better on": [], "worse on": [], "no difference shown on": [], "undecided on": []}
-    words = {"higher": "better on", "lower": "worse on", "alike": "no difference shown on"}
+    labels: dict[str, list[str]] = {state: [] for state in STATES}
     for label, each in results:
-        groups[words[each.state] if each.seeds >= profile.needed else "undecided on"].append(label)
-    parts = [f"{words} {_names(labels)}" for words, labels in groups.items() if labels or words != "undecided on"]
+        labels[each.state if each.seeds >= profile.needed else "undecided"].append(label)
+    parts = [f"{STATES[state]} {_names(of)}" for state, of in labels.items() if of or state != "undecided"]
     return f"{arch} against {first}: {', '.join(parts)}{missing}."
 
 

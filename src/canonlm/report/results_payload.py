@@ -47,12 +47,9 @@ def beside_the_published(gathered: Sequence[Gathered], filters: Sequence[str] = 
     mine, left_out = frames.finals(gathered)
     curves, unread = frames.curves(gathered)
     if gathered and not len(mine) and not len(curves):
-        reasons = (
-            "; ".join(f"{entry.name}: {entry.reason}" for entry in [*left_out, *unread][:3]) or "nothing is in them"
-        )
-        raise expected(
-            "FOLDER", f"runs, or results of `canonlm eval`, that can be read ({reasons})", str(gathered[0].folder)
-        )
+        reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry in [*left_out, *unread][:3])
+        what = f"runs, or results of `canonlm eval`, that can be read ({reasons or 'nothing is in them'})"
+        raise expected("FOLDER", what, str(gathered[0].folder))
     numbers = tidy.choose(pl.concat([published.everything(), mine]), filters)
     curves = pl.concat([published.curves(), curves])
     if filters:  # a filter on final numbers does not mean the tokens or the question of a point
@@ -95,7 +92,13 @@ def payload(shown: Shown) -> dict[str, Any]:
     return {
         "models": all_models,
         "questions": [_question(row) for row in questions.rows(QUESTION)],
-        "groups": _groups(shown.numbers, questions),
+        "groups": {
+            name: {
+                "questions": [questions.of(column.question._asdict(), QUESTION) for column in columns],
+                "labels": [column.label for column in columns],
+            }
+            for name, columns in groups_of(shown.numbers).items()
+        },
         "scores": dict(zip(columns, map(list, zip(*scores, strict=True)), strict=True)) if scores else {},
         "pairs": list(_pairs(shown, models)),
         "pairs_over_seeds": [
@@ -125,9 +128,8 @@ class _Places:
 
 
 def _model(row: Row, settings: Mapping[str, Row]) -> dict[str, Any]:
-    """With its parameters, as counted or as the size tells, and the name of its look: an architecture looks the same
-    at all sizes and rates. `as_in_the_paper`: whether it was trained so; None where that is unknown. `counterpart`: how
-    to train one of the paper's."""
+    """With its parameters, as counted or as the size tells. `look`: an architecture looks the same at all sizes and
+    rates. `as_in_the_paper`: None where unknown. `counterpart`: how to train one of the paper's."""
     arch, canon = row["arch"] or OTHER, has_canon(row["canon"])
     family, run = arch.partition(" (")[0], settings.get(row["model"], {})
     known = run.get("parameters")
@@ -160,20 +162,9 @@ def _parameters(size: str | None) -> float | None:
 
 
 def _question(row: Row) -> dict[str, Any]:
-    name = " ".join(
-        part for part in (row["task"], row["setting"], row["slice"] if row["slice"] != "all" else "") if part
-    )
+    name = " ".join(filter(None, (row["task"], row["setting"], row["slice"] if row["slice"] != "all" else "")))
     full = name if row["metric"] == "accuracy" else f"{name} ({row['metric']})"
     return {**row, "full": full, "less": row["metric"] in LOWER_IS_BETTER}
-
-
-def _groups(numbers: "pl.DataFrame", questions: _Places) -> dict[str, dict[str, Any]]:
-    """Questions to be shown together, with the labels that they have there. `grid`: a synthetic task of the paper."""
-    groups = {}
-    for name, columns in groups_of(numbers).items():
-        places = [questions.of(column.question._asdict(), QUESTION) for column in columns]
-        groups[name] = {"questions": places, "labels": [column.label for column in columns]}
-    return groups
 
 
 def _setting(model: Row) -> tuple[Any, ...]:
@@ -197,9 +188,8 @@ def _pairs(shown: Shown, models: _Places) -> Iterator[dict[str, Any]]:
     sides = ("base_model", "base_canon", "canon_model", "canon")
     pairs = tidy.paired(shown.numbers).select(*shared, *sides).unique(maintain_order=True)
     for row in pairs.iter_rows(named=True):
-        if row["source"] == "yours" and not _alike(
-            *(shown.settings.get(row[f"{side}_model"]) for side in ("base", "canon"))
-        ):
+        theirs = [shown.settings.get(row[f"{side}_model"]) for side in ("base", "canon")]
+        if row["source"] == "yours" and not _alike(*theirs):
             continue
         same = {key: row[key] for key in shared}
         yield {

@@ -28,10 +28,8 @@ AT_MOST = "_at_most"  # ends the name of a measure that bounds another
 
 @dataclass(frozen=True)
 class Rate:
-    """One architecture at one learning rate. `runs` are the finished ones; the others are counted only.
-
-    `score`: the task's score over those of `runs` that have one.
-    """
+    """One architecture at one learning rate. `runs` have finished; the others are counted only. `score`: the task's
+    score over those of `runs` that have one."""
 
     arch: str
     lr: float
@@ -54,9 +52,8 @@ class Rate:
         return tuple(sorted(run.seed for run in self.runs))
 
     def values(self, key: str) -> list[float]:
-        """The scores of the seeds on a slice or a measure, in the order of the seeds."""
-        value_by_seed = _values(self.runs, key)
-        return [value_by_seed[seed] for seed in sorted(value_by_seed)]
+        """The scores on a slice or a measure, in the order of the seeds."""
+        return [value for _, value in sorted(_values(self.runs, key).items())]
 
     def questions(self, key: str) -> int:
         """The min number of answers of a run on a slice."""
@@ -75,12 +72,9 @@ class Rate:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The runs of one group (`canonlm.report.groups`) on one task. `best` is None while nothing finished.
-
-    `arch`, `family`, `matched`: of the group. `score`: the measure or the slice that the runs of this task are compared
-    by, "" for the mean accuracy. `tokens_per_s` is the median over all finished runs. `validated`: runs on validation
-    samples have chosen the rate.
-    """
+    """The runs of one group (`canonlm.report.groups`) on one task. `best` is None while nothing finished. `score`: the
+    measure or the slice that the runs of this task are compared by, "" for the mean accuracy. `tokens_per_s`: the
+    median over all finished runs. `validated`: runs on validation samples have chosen the rate."""
 
     arch: str
     family: str
@@ -301,11 +295,6 @@ def _apart_from_split(group: Group[Run]) -> str:
     return group_of({**config, "train": {**train, "eval_split": "test"}} if isinstance(train, Mapping) else config)
 
 
-def _rates(group: Group[Run], score: str) -> tuple[Rate, ...]:
-    rates = sorted({run.lr for run in group.runs})
-    return tuple(_rate(group.name, [run for run in group.runs if run.lr == lr], score) for lr in rates)
-
-
 def _best(rates: Iterable[Rate]) -> Rate | None:
     finished = [rate for rate in rates if rate.runs]
     return max(finished, key=lambda rate: (rate.score.runs, rate.score.mean) if rate.score else (0, 0.0), default=None)
@@ -313,30 +302,32 @@ def _best(rates: Iterable[Rate]) -> Rate | None:
 
 def _architecture(group: Group[Run], score: str, tuning: Group[Run] | None) -> Architecture:
     """tuning: the same on validation samples, which chooses the rate where it can."""
-    name, runs = group.name, group.runs
     rates = _rates(group, score)
     chosen = _best(_rates(tuning, score)) if tuning else None
     validated = next((rate for rate in rates if chosen and rate.lr == chosen.lr and rate.runs), None)
     best = validated or _best(rates)
-    results = [run.result for run in runs if run.result is not None]
+    results = [run.result for run in group.runs if run.result is not None]
     sizes = {result.num_parameters for result in results}
     speeds = [result.tokens_per_s for result in results if result.tokens_per_s is not None]
     return Architecture(
-        arch=name, family=group.family, task=runs[0].task, score=score, rates=rates, best=best,
+        arch=group.name, family=group.family, task=group.runs[0].task, score=score, rates=rates, best=best,
         parameters=sizes.pop() if len(sizes) == 1 else None,
         tokens_per_s=statistics.median(speeds) if speeds else None, matched=group.matched,
         validated=validated is not None,
     )  # fmt: skip
 
 
-def _rate(name: str, runs: Sequence[Run], score: str) -> Rate:
-    finished = tuple(run for run in runs if run.result is not None)
-    finals = [_final(run) for run in finished]
-    slices = in_order(key for final in finals for key in final.slices)
-    measures = dict.fromkeys(measure for final in finals for measure in final.measures)
-    return Rate(
-        arch=name, lr=runs[0].lr, runs=finished, unfinished=len(runs) - len(finished),
-        slices={key: spread for key in slices if (spread := _spread(finished, key))},
-        measures={measure: spread for measure in measures if (spread := _spread(finished, measure))},
-        score=_spread(finished, score),
-    )  # fmt: skip
+def _rates(group: Group[Run], score: str) -> tuple[Rate, ...]:
+    rates = []
+    for lr in sorted({run.lr for run in group.runs}):
+        runs = [run for run in group.runs if run.lr == lr]
+        finished = tuple(run for run in runs if run.finished)
+        slices = in_order(key for run in finished for key in _final(run).slices)
+        measures = dict.fromkeys(name for run in finished for name in _final(run).measures)
+        rates.append(Rate(
+            arch=group.name, lr=lr, runs=finished, unfinished=len(runs) - len(finished),
+            slices={key: spread for key in slices if (spread := _spread(finished, key))},
+            measures={name: spread for name in measures if (spread := _spread(finished, name))},
+            score=_spread(finished, score),
+        ))  # fmt: skip
+    return tuple(rates)

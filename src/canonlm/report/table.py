@@ -152,7 +152,7 @@ def _filled(table: Table, rows: Sequence[Sequence[Cell]]) -> Table:
 
 def _shown(cell: Cell) -> str:
     """A cell of the page, with its small print below."""
-    text, small = (cell, "") if isinstance(cell, str) else (cell["text"], cell["small"])
+    text, small = (cell, "") if isinstance(cell, str) else (cell["text"], cell.get("small"))
     return escape(text) + (f"\n[dim]{escape(small)}[/dim]" if small else "")
 
 

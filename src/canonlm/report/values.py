@@ -9,9 +9,8 @@ from .words import headline
 
 
 class Value(NamedTuple):
-    """One number; accuracies are shares from 0 to 1. total: answers, or tokens of a text, behind it; a measure has
-    none. correct: right answers; None for the headline, in which every slice weighs the same. percent, stderr: an
-    accuracy and its standard error, as percent."""
+    """One number; accuracies are shares from 0 to 1. total: answers, or tokens of a text; a measure has none. correct:
+    None for the headline, in which every slice weighs the same. percent, stderr: of an accuracy, in percent."""
 
     slice: str
     metric: str
