@@ -40,7 +40,8 @@ def rows(evaluated: Sequence[Evaluated], suite: str) -> list[tuple[str, str, lis
     for place, one in enumerate(evaluated):
         for entry in one.entries:
             if entry["suite"] == suite:
-                entries_by_question.setdefault((entry["name"], _noted(entry)), {})[place] = entry
+                noted = json.dumps(entry["settings"], sort_keys=True)
+                entries_by_question.setdefault((entry["name"], noted), {})[place] = entry
     lines = []
     for (name, noted), entries in entries_by_question.items():
         others = [json.loads(other) for other_name, other in entries_by_question if other_name == name]
@@ -52,10 +53,6 @@ def rows(evaluated: Sequence[Evaluated], suite: str) -> list[tuple[str, str, lis
         for measure in dict.fromkeys(measure for cell in cells.values() for measure in cell):
             lines.append((title, measure, [cells.get(place, {}).get(measure, "–") for place in range(len(evaluated))]))
     return lines
-
-
-def _noted(entry: Mapping[str, Any]) -> str:
-    return json.dumps(entry["settings"], sort_keys=True)
 
 
 def _difference(settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:

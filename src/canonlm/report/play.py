@@ -74,9 +74,10 @@ def load_play(folders: Folders) -> Play:
     """Read `play.json` and all runs of a folder, or of several: sections of one task with equal settings, from two
     folders, become one. Raises ValueError for a folder in which there is no run folder at all."""
     gathered = gather(folders)
+    several = len(gathered) > 1
     plays, sections, left_out = [], [], []
     for one in gathered:
-        before = f"{one.folder}/" if len(gathered) > 1 else ""
+        before = f"{one.folder}/" if several else ""
         left_out += one.left_out
         play, in_folder, missing = _sections(one)
         plays.append(play)
@@ -92,11 +93,7 @@ def load_play(folders: Folders) -> Play:
         command="\n".join(commands),
         sections=_merged(sections),
         left_out=tuple(left_out),
-        evaluated=tuple(
-            replace(one, label=name) if len(gathered) > 1 else one
-            for each in gathered
-            for name, one in each.evaluated.items()
-        ),
+        evaluated=tuple(replace(one, label=name) if several else one for name, one in evaluated.items()),
         texts=tuple(
             TextSection(name, tuple(group), {run.name: years_of(evaluated, run.name) for run in group})
             for name, group in mixes(texts).items()
@@ -185,12 +182,8 @@ def _merged(folders: Sequence[Sequence[Section]]) -> tuple[Section, ...]:
     labels: dict[str, set[str]] = {}
     for section in merged:
         labels.setdefault(section.heading, set()).add(section.task_label)
-    return tuple(  # a heading that is clear in its own folder need not be clear beside another folder's
-        replace(section, heading=_with_settings(section)) if len(labels[section.heading]) > 1 else section
-        for section in merged
-    )
-
-
-def _with_settings(section: Section) -> str:
-    short = section.heading == section.task
-    return section.task_label if short else f"{section.heading}: {section.task_label}"
+    for place, section in enumerate(merged):
+        if len(labels[section.heading]) > 1:  # it was clear in its own folder
+            heading = "" if section.heading == section.task else f"{section.heading}: "
+            merged[place] = replace(section, heading=f"{heading}{section.task_label}")
+    return tuple(merged)

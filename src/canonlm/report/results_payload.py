@@ -17,7 +17,7 @@ from ..experiments.tidy import MODEL, QUESTION, has_canon
 from ..runs.load import LeftOut
 from . import frames
 from .gather import Gathered
-from .results_tables import NORM, ROPE, groups_of, mark, notes
+from .results_tables import NOTES, groups_of, mark, notes
 from .theme import MUTED, Look, looks
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def payload(shown: Shown) -> dict[str, Any]:
         ],
         "curves": curves,
         "settings": {name: _plain(values) for name, values in shown.settings.items()},
-        "notes": [str(note) for note in notes({ROPE, NORM}, several=True)],
+        "notes": notes(NOTES, several=True),
     }
 
 

@@ -79,9 +79,8 @@ def only(numbers: "pl.DataFrame", columns: Sequence[Column]) -> "pl.DataFrame":
     """The rows that answer one of the questions."""
     import polars as pl
 
-    questions = pl.DataFrame(
-        [column.question for column in columns], schema=dict.fromkeys(QUESTION, pl.String), orient="row"
-    )
+    schema = dict.fromkeys(QUESTION, pl.String)
+    questions = pl.DataFrame([column.question for column in columns], schema, orient="row")
     return numbers.join(questions, on=QUESTION, nulls_equal=True, how="semi", maintain_order="left")
 
 
@@ -115,7 +114,7 @@ def delta_tables(pairs: "pl.DataFrame", columns: Sequence[Column], width: int) -
         deltas.setdefault(question, []).append(row["delta"])
     rows: list[tuple[list[str], Mapping[Question, str]]] = []
     for pair, cells in pairs_shown.items():
-        source, arch, size, tokens, lr, model, before, after = pair[:-1]
+        source, arch, size, tokens, lr, model, before, after, _ = pair
         sign = mark(model) if source in ("published", "best") else ""
         length = "–" if tokens is None else short_tokens(tokens)
         rate = "best" if source == "best" else "–" if lr is None else f"{lr:g}"
@@ -127,47 +126,45 @@ def delta_tables(pairs: "pl.DataFrame", columns: Sequence[Column], width: int) -
         (["better", *[""] * 4], {q: f"{sum(x > 0 for x in d)}/{len(d)}" for q, d in gains.items()}),
         (["worse", *[""] * 4], {q: f"{sum(x < 0 for x in d)}/{len(d)}" for q, d in gains.items()}),
     ]
-    source = next(iter(pairs_shown))[0]
     title = f"{source}: with Canon layers, minus without (percentage points; ppl: perplexity, lower is better)"
     yield from _tables(["arch", "size", "tokens", "lr", "canon"], rows, columns, width, title, line_before=count)
-    if any(pair[0] in ("published", "best") for pair in pairs_shown):
-        yield from notes({mark(pair[5]) for pair in pairs_shown}, several=len({pair[1] for pair in pairs_shown}) > 1)
-    if any(pair[0] == "yours" for pair in pairs_shown):
+    if source in ("published", "best"):
+        marks, archs = {mark(pair[5]) for pair in pairs_shown}, {pair[1] for pair in pairs_shown}
+        yield from map(Text, notes(marks, several=len(archs) > 1))
+    if source == "yours":
         yield Text("Of yours, pairs are equal in architecture, size, tokens, learning rate and seed; `canonlm report` "
                    "tells in what else they differ.")  # fmt: skip
 
 
-def notes(marks: Collection[str], several: bool) -> Iterator[Text]:
+NOTES = {
+    "¹": "Not Canon alone: in these LlamaCanon models rotary embedding turns a quarter of the dimensions of each head "
+    "(16 of 64, 32 of 128), in the Llama models all of them.",
+    "²": "Not Canon alone: of this pair the model with Canon has another layer norm too (zeyuan_layernorm).",
+}
+"""By the mark of a pair."""
+ACROSS = (
+    "From one architecture to another more differs: the linear models read contexts of 16384 (1B), 12288 (3B) and 4096 "
+    "(8B) tokens in batches of 2.1M to 3.1M tokens, the Llama models 4096 in batches of 4.2M to 8.4M, and so take "
+    "fewer steps."
+)
+
+
+def notes(marks: Collection[str], several: bool) -> list[str]:
     """The differences between published models that are not due to Canon layers alone. `several`: architectures."""
-    if ROPE in marks:
-        yield Text(
-            f"{ROPE} Not Canon alone: in these LlamaCanon models rotary embedding turns a quarter of the dimensions of "
-            "each head (16 of 64, 32 of 128), in the Llama models all of them."
-        )
-    if NORM in marks:
-        yield Text(
-            f"{NORM} Not Canon alone: of this pair the model with Canon has another layer norm too (zeyuan_layernorm)."
-        )
-    if several:
-        yield Text(
-            "From one architecture to another more differs: the linear models read contexts of 16384 (1B), 12288 (3B) "
-            "and 4096 (8B) tokens in batches of 2.1M to 3.1M tokens, the Llama models 4096 in batches of 4.2M to 8.4M, "
-            "and so take fewer steps."
-        )
-    yield Text(
+    lines = [f"{mark} {text}" for mark, text in NOTES.items() if mark in marks]
+    lines += [ACROSS] if several else []
+    repeats = (
         "One run per learning rate, and runs of one size are not independent trials. Between eight seeds of one model "
         f"of 1.3B the paper's scores (figure 16) range over {_seeds()} points."
     )
-
-
-ROPE, NORM = "¹", "²"
+    return [*lines, repeats]
 
 
 @cache
 def _marks() -> dict[str, str]:
     """Model with Canon → the mark of its pair."""
     rows = differing().select("canon_model", "setting").iter_rows()
-    return {model: {"rope_dim": ROPE, "zeyuan_layernorm": NORM}[setting] for model, setting in rows}
+    return {model: {"rope_dim": "¹", "zeyuan_layernorm": "²"}[setting] for model, setting in rows}
 
 
 def mark(model: str) -> str:
@@ -179,12 +176,8 @@ def mark(model: str) -> str:
 def _seeds() -> str:
     import polars as pl
 
-    seeds = slimpajama().filter(pl.col("seed").is_not_null())
-    ranges = (
-        seeds.filter(pl.col("unit") == PERCENT)
-        .group_by("task", "slice")
-        .agg(pl.col("value").max() - pl.col("value").min())
-    )
+    seeds = slimpajama().filter(pl.col("seed").is_not_null(), pl.col("unit") == PERCENT)
+    ranges = seeds.group_by("task", "slice").agg(pl.col("value").max() - pl.col("value").min())
     range_by_question = {(task, slice): value for task, slice, value in ranges.iter_rows()}
     shown = {"LMB": ("lambada_openai", "all"), "BoolQ": ("boolq", "all"), "Hella": ("hellaswag", "all"),
                "1hop-4k": ("multihop", "1hop-4k")}  # fmt: skip

@@ -21,13 +21,14 @@ def verdict(architectures: Sequence[Architecture]) -> str:
     score = architectures[0].score if architectures else ""
     if len(finished) < 2:
         return ""
-    if len(finished) > FEW:
-        ranked = _ranked([a.best for a in finished if a.best], finished[0].task, score)
-        return f"At the best learning rates, {ranked}; how sure these are, the tables say."
+    bests = [a.best for a in finished if a.best]
     pairs = list(itertools.combinations(finished, 2))
-    seeds = min(a.best.repeats for a in finished if a.best)
+    seeds = min(best.repeats for best in bests)
+    if len(finished) > FEW:
+        ranked = _ranked(bests, finished[0].task, score)
+        return f"At the best learning rates, {ranked}; how sure these are, the tables say."
     if len(finished) > 2 and seeds < statistics.MIN_SEEDS:
-        ranked = _ranked([a.best for a in finished if a.best], finished[0].task, score)
+        ranked = _ranked(bests, finished[0].task, score)
         missing = count_of(statistics.MIN_SEEDS - seeds, "more seed")
         return f"At the best learning rates, {ranked}. Undecided: a verdict needs {missing} of each."
     first, *more = [_compared(score, a, b, len(pairs)) for a, b in pairs]
@@ -50,14 +51,12 @@ def _compared(score: str, a: Architecture, b: Architecture, pairs: int) -> str:
     task, keys = a.task, [key for key in _judged(a.best, score) if key in _judged(b.best, score)]
     if not keys:
         return f"{a.arch} and {b.arch} were not asked the same questions"
-    ours, theirs = ({key: arch.best.values(key) for key in keys} for arch in (b, a) if arch.best)
+    ours, theirs = ({key: best.values(key) for key in keys} for best in (b.best, a.best))
     if not any(value for each in (ours, theirs) for values in each.values() for value in values):
         return f"neither {a.arch} nor {b.arch} got anything right yet"
-    questions = (
-        None
-        if score and not is_slice(score)
-        else min(arch.best.questions(key) for arch in (a, b) for key in keys if arch.best)
-    )
+    questions = None  # of a measure
+    if not score or is_slice(score):
+        questions = min(best.questions(key) for best in (a.best, b.best) for key in keys)
     result = statistics.compare(ours, theirs, questions, pairs=pairs, two_state=score_of(task).two_state)
     unit = f" {quantity(task, score).label}" if score else " averaged over question types" if len(keys) > 1 else ""
     mine, other = (_mean(each, result.seeds, task, score) for each in (ours, theirs))
@@ -75,16 +74,13 @@ def _compared(score: str, a: Architecture, b: Architecture, pairs: int) -> str:
     text = f"the runs of {higher.arch} score higher than those of {lower.arch}: {better} against {worse}{unit} ({runs})"
     if result.on_average:
         text += f"; {higher.arch} scores higher on average, too"
-    return text + _on(result.slices, keys, (b, a), higher, task)
+    return text + _on(result.slices, keys, 1 if higher is b else -1, task)
 
 
-def _on(slices: Mapping[str, int], keys: Sequence[str], ours_theirs: Sequence[Architecture], higher: Architecture,
-        task: str) -> str:  # fmt: skip
-    """On which question types the runs differ, and where the other way round."""
+def _on(slices: Mapping[str, int], keys: Sequence[str], sign: int, task: str) -> str:
+    """On which question types the runs differ, and where the other way round. sign: of the verdict."""
     if len(keys) == 1:
         return ""
-    ours, _ = ours_theirs
-    sign = 1 if higher is ours else -1
     same, against = ([key for key in keys if slices.get(key) == each * sign] for each in (1, -1))
     if len(same) == len(keys):
         return "; so on every question type"
