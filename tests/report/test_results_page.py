@@ -21,7 +21,7 @@ RELEASE = files("canonlm.experiments.published")
 
 @pytest.fixture(scope="module")
 def page():
-    return results_page.render(results_payload.beside_the_published([]), "All")
+    return results_page.render(results_payload.beside_the_published([]))
 
 
 @pytest.fixture(scope="module")
@@ -139,14 +139,14 @@ def test_a_hostile_name_is_text_and_what_was_left_out_is_said():
     nasty = "</script><img src=x onerror=alert(1)>"
     row = {"source": "yours", "model": nasty, "arch": nasty, "canon": "none", "task": nasty, "slice": nasty,
            "metric": "accuracy", "unit": "%", "value": 50.0}  # fmt: skip
-    page = results_page.render(shown(tidy.frame([row]), left_out=[LeftOut(nasty, "no config.yaml")]), nasty)
+    page = results_page.render(shown(tidy.frame([row]), left_out=[LeftOut(nasty, "no config.yaml")]))
     assert "<img" not in page.replace("<img src=x onerror=alert(1)>'", "")
     assert read_back(page)["models"][0]["model"] == nasty
     assert f"{nasty}: no config.yaml" in said(page)
 
 
 def test_a_page_of_nothing_is_still_a_page():
-    data = read_back(results_page.render(shown(tidy.frame()), "Nothing"))
+    data = read_back(results_page.render(shown(tidy.frame())))
     assert (data["models"], data["pairs"], data["curves"]) == ([], [], [])
 
 
@@ -158,7 +158,7 @@ def mine(folder, name="mine", **others):
 
 def test_what_yaml_can_say_and_json_cannot_becomes_text(tmp_path):
     odd = {"note": {"day": datetime.date(2026, 1, 2), "raw": b"x", "some": {1, 2}, "far": math.inf, "not": math.nan}}
-    data = read_back(results_page.render(results_payload.of_runs(gather(mine(tmp_path, config=odd))), "Odd"))
+    data = read_back(results_page.render(results_payload.of_runs(gather(mine(tmp_path, config=odd)))))
     settings = data["settings"]["mine"]
     assert settings["note.day"] == "2026-01-02"
     assert (settings["note.far"], settings["note.not"]) == ("inf", "nan")
@@ -174,14 +174,14 @@ def test_numbers_that_are_none_do_not_break_the_page():
         "unit": "%",
         "value": 50.0,
     }
-    data = read_back(results_page.render(shown(tidy.frame([row | {"stderr": math.nan}])), "NaN"))
+    data = read_back(results_page.render(shown(tidy.frame([row | {"stderr": math.nan}]))))
     assert data["scores"]["stderr"] == [None]
 
 
 def test_long_curves_are_thinned_and_end_where_they_end():
     about = {"source": "yours", "model": "m", "task": "train", "slice": "all", "metric": "loss", "unit": ""}
     curve = tidy.frame([about | {"tokens": step, "value": 1.0 / step} for step in range(1, 5002)])
-    [thin] = read_back(results_page.render(results_payload.Shown(tidy.frame(), curve), "Long"))["curves"]
+    [thin] = read_back(results_page.render(results_payload.Shown(tidy.frame(), curve)))["curves"]
     assert len(thin["tokens"]) <= 400
     assert thin["tokens"][-1] == 5001
     assert all(value == 1.0 / step for step, value in zip(thin["tokens"], thin["values"], strict=True))
@@ -191,7 +191,7 @@ def test_runs_that_were_trained_otherwise_are_no_pair(tmp_path):
     for arch in ("llama", "llama+canon"):
         mine(tmp_path, arch, arch=arch, lr=0.001)
     mine(tmp_path, "other data", arch="llama", lr=0.001, config={"data": {"seq_len": 512, "loss_on": "all"}})
-    data = read_back(results_page.render(results_payload.of_runs(gather(tmp_path)), "Pairs"))
+    data = read_back(results_page.render(results_payload.of_runs(gather(tmp_path))))
     sides = [[data["models"][pair[side]] for side in ("base", "canon")] for pair in data["pairs"]]
     here = [(base["model"], canon["model"]) for base, canon in sides if base["source"] == "yours"]
     assert here == [("llama", "llama+canon")]
@@ -208,7 +208,7 @@ def test_saved_models_of_unknown_training_are_no_pair():
 def test_a_mean_over_seeds_knows_its_size_and_equal_runs_have_no_interval(tmp_path):
     for seed in (0, 1):
         mine(tmp_path, f"seed{seed}", seed=seed, params=1234)
-    data = read_back(results_page.render(results_payload.of_runs(gather(tmp_path)), "Seeds"))
+    data = read_back(results_page.render(results_payload.of_runs(gather(tmp_path))))
     [mean] = [i for i, model in enumerate(data["models"]) if model["mean"]]
     assert data["models"][mean]["parameters"] == 1234
     scores = data["scores"]

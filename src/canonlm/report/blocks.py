@@ -95,21 +95,21 @@ def page(
 ) -> str:  # fmt: skip
     """The page as HTML. views: scripts of `web` besides those of every page, with their templates. data: more of what
     the page holds."""
+    web = _web()
+    shown = [name for name in views if f"{name}.html" in web]
     payload = {
         "title": title, "facts": list(facts), "blocks": list(blocks),
-        "views": [name for name in views if _has(f"{name}.html")], "font": FONT, "colors": COLORS,
+        "views": shown, "font": FONT, "colors": COLORS,
         "looks": {name: asdict(look) | {"color": (look.color, DARK[look.color])} for name, look in looks.items()},
     } | data  # fmt: skip
     variables = ["".join(f"--{name}: {pair[place]}; " for name, pair in COLORS.items()) for place in (0, 1)]
     style = (
         f":root {{ {variables[0]}}} @media screen and (prefers-color-scheme: dark) {{ :root {{ {variables[1]}}} }}\n"
-        f"body {{ font: 16px/1.5 {FONT}; }}\n{_web('style.css')}"
+        f"body {{ font: 16px/1.5 {FONT}; }}\n{web['style.css']}"
     )
-    templates = "\n".join(
-        f'<template id="view-{name}">{_web(f"{name}.html")}</template>' for name in views if _has(f"{name}.html")
-    )
-    names = ("draw", "chart", *views, "page")
-    scripts = "\n".join(_web(f"{name}.js") for name in names if _has(f"{name}.js"))
+    templates = "\n".join(f'<template id="view-{name}">{web[f"{name}.html"]}</template>' for name in shown)
+    names = [f"{name}.js" for name in ("draw", "chart", *views, "page")]
+    scripts = "\n".join(web[name] for name in names if name in web)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -139,11 +139,7 @@ def _inert(value: Any) -> str:
     return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _has(name: str) -> bool:
-    return (files(__package__) / "web" / name).is_file()
-
-
 @cache
-def _web(name: str) -> str:
-    """One of the files in `web`."""
-    return (files(__package__) / "web" / name).read_text("utf-8")
+def _web() -> dict[str, str]:
+    """The files in `web`, by name."""
+    return {file.name: file.read_text("utf-8") for file in (files(__package__) / "web").iterdir() if file.is_file()}

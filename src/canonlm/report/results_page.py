@@ -8,6 +8,7 @@ from ..files import write_text
 from .blocks import Block, fold, page
 from .results_payload import Shown, model_looks, payload
 
+TITLE = "Published results"
 ABOUT = (
     "The 64 language models released with Physics of Language Models, Part 4 (Llama, GLA, Gated DeltaNet and Mamba2 of "
     "1B to 8B parameters, with and without Canon layers), open models beside them, and the tables of the paper (arXiv "
@@ -22,14 +23,13 @@ FOLDS = {
 }
 
 
-def write_results(shown: Shown, out: str | Path, title: str = "Published results") -> Path:
+def write_results(shown: Shown, out: Path) -> Path:
     """Write the page; it appears in one piece. OSError where the file cannot be written."""
-    out = Path(out)
-    write_text(out, render(shown, title))
+    write_text(out, render(shown))
     return out
 
 
-def render(shown: Shown, title: str) -> str:
+def render(shown: Shown) -> str:
     results = payload(shown)
     left_out = [f"{entry.name}: {entry.reason}" for entry in shown.left_out]
     blocks: list[Block] = [
@@ -41,4 +41,4 @@ def render(shown: Shown, title: str) -> str:
         *fold(f"What was left out ({len(left_out)})", [{"list": left_out}] if left_out else []),
     ]
     views = ("results", "headline", "bar", "overview", *FOLDS)
-    return page(title, [], blocks, model_looks(results["models"]), views=views, results=results)
+    return page(TITLE, [], blocks, model_looks(results["models"]), views=views, results=results)

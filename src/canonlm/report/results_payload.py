@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from ..errors import expected
 from ..experiments import published, tidy
 from ..experiments.published.benchmarks import LOWER_IS_BETTER
+from ..experiments.published.confounders import NOTES, mark, notes
 from ..experiments.published.training import as_in_the_paper
 from ..experiments.tidy import MODEL, QUESTION, has_canon
 from ..runs.load import LeftOut
 from . import frames
 from .gather import Gathered
-from .results_tables import NOTES, groups_of, mark, notes
+from .results_tables import groups_of
 from .theme import MUTED, Look, looks
 
 if TYPE_CHECKING:

@@ -152,9 +152,10 @@ def _gaps(archs: Sequence[Architecture]) -> list[tuple[str, int, dict[str, Diffe
     first = [a for a in shown if a.family == shown[0].family]
     gaps = []
     for a in (a for a in shown if a.family != shown[0].family):
-        by_key = {gap.key: gap for gap in summary.differences(summary.counterpart(first, a), a)}
+        reference = summary.counterpart(first, a)
+        by_key = summary.differences(reference, a)
         pairs = max((gap.pairs for gap in by_key.values()), default=0)
-        gaps.append((f"{a.arch} − {summary.counterpart(first, a).arch}", pairs, by_key))
+        gaps.append((f"{a.arch} − {reference.arch}", pairs, by_key))
     return gaps if any(pairs for _, pairs, _ in gaps) else []
 
 

@@ -31,12 +31,11 @@ ENV = ("machine", "cores", "python", "torch", "canonlm")
 
 @dataclass(frozen=True)
 class Setting:
-    """`values`: one text per group, or one for all where they agree. `planned`: a grid varies it."""
+    """`values`: one text per group, or one for all where they agree."""
 
     key: str
     label: str
     values: tuple[str, ...]
-    planned: bool = False
 
     @property
     def main(self) -> bool:
@@ -61,14 +60,15 @@ def settings(runs: Sequence[Recorded[Any]]) -> tuple[list[str], list[Setting], l
         if len(distinct) == 1:
             equal.append(Setting(key, label, (per_arch[0],)))
         else:
-            differing.append(Setting(key, label, per_arch, planned=key in PLANNED))
+            differing.append(Setting(key, label, per_arch))
     return archs, sorted(equal, key=lambda setting: not setting.main), differing
 
 
 def unplanned(runs: Sequence[Recorded[Any]]) -> list[str]:
     """Names of settings of data, training and size that differ although no comparison asks for it."""
     _, _, differing = settings(runs)
-    return [s.label for s in differing if not s.planned and s.key.startswith(COMPARED) and s.key not in WITHOUT_EFFECT]
+    asked_for = (*PLANNED, *WITHOUT_EFFECT)
+    return [one.label for one in differing if one.key.startswith(COMPARED) and one.key not in asked_for]
 
 
 def _values(values: Sequence[Any]) -> str:

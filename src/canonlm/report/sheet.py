@@ -20,7 +20,7 @@ _NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"  # is not a for
 
 
 def guarded(text: str) -> str:
-    """A text as a cell of CSV: with an apostrophe before it if a spreadsheet would run it. Numbers stay as they are."""
+    """With an apostrophe before it if a spreadsheet would run it. Numbers stay as they are."""
     return f"'{text}" if re.match(_RUN, text) and not re.fullmatch(_NUMBER, text) else text
 
 

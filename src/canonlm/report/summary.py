@@ -90,21 +90,16 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Difference:
-    """Accuracy (or measure) of `arch` minus that of `reference`, each at its best rate, on the seeds that both have.
+    """A score minus that of another architecture, each at its best rate, on the seeds that both have.
 
-    key: the slice, or the name of the measure. values: the differences seed by seed. low, high: the 95 % interval of
-    the difference of means (`canonlm.runs.statistics.difference_interval`), which does not pair seeds; of one or two
-    seeds there is none, and both are the mean. means: of `arch` and of `reference` on these seeds.
+    values: the differences seed by seed. low, high: the 95 % interval of the difference of means
+    (`canonlm.runs.statistics.difference_interval`), which does not pair seeds; of one or two seeds, the mean.
     """
 
-    arch: str
-    reference: str
-    key: str
     mean: float
     low: float
     high: float
     values: tuple[float, ...]
-    means: tuple[float, float]
 
     @property
     def pairs(self) -> int:
@@ -191,13 +186,13 @@ def counterpart(reference: Sequence[Architecture], other: Architecture) -> Archi
     return min(reference, key=lambda a: abs(math.log(a.parameters) - size) if a.parameters else math.inf)
 
 
-def differences(reference: Architecture, other: Architecture) -> list[Difference]:
-    """Per slice and measure, paired by seed; empty where the two best rates share no seed."""
+def differences(reference: Architecture, other: Architecture) -> dict[str, Difference]:
+    """By slice and measure, paired by seed; empty where the two best rates share no seed."""
     if reference.best is None or other.best is None:
-        return []
+        return {}
     keys = [*slices_of([reference, other]), *measures_of([reference, other])]
-    results = [_difference(key, reference.best, other.best) for key in keys]
-    return [difference for difference in results if difference]
+    results = {key: _difference(key, reference.best, other.best) for key in keys}
+    return {key: difference for key, difference in results.items() if difference}
 
 
 def adjusted(architectures: Iterable[Architecture]) -> str:
@@ -268,14 +263,12 @@ def _difference(key: str, reference: Rate, other: Rate) -> Difference | None:
     gaps = [round(ours[seed] - theirs[seed], 12) if is_slice(key) else ours[seed] - theirs[seed] for seed in seeds]
     mean = statistics.mean(gaps)
     low, high = mean, mean
-    mine, others = ([values[seed] for seed in seeds] for values in (ours, theirs))
     if len(seeds) >= MIN_SEEDS:
+        mine, others = ([values[seed] for seed in seeds] for values in (ours, theirs))
         questions = min(rate.questions(key) for rate in (other, reference)) if is_slice(key) else None
-        two_state = score_of(reference.runs[0].task).two_state
-        two_state = two_state and questions is not None
+        two_state = questions is not None and score_of(reference.runs[0].task).two_state
         low, high = seeds_statistics.difference_interval(mine, others, questions, two_state=two_state)
-    means = statistics.mean(mine), statistics.mean(others)
-    return Difference(other.arch, reference.arch, key, mean, low, high, tuple(gaps), means)
+    return Difference(mean, low, high, tuple(gaps))
 
 
 def _score(runs: Sequence[Run]) -> str:

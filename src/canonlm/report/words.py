@@ -133,8 +133,8 @@ def scale_words(task: str, key: str) -> "Scale":
     return words_of(task).scales.get(name) or Scale(name, lambda value: f"{name} = {value}")
 
 
-def count_of(number: int, singular: str, plural: str | None = None) -> str:
-    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+def count_of(number: int, singular: str) -> str:
+    return f"{number:,} {singular if number == 1 else singular + 's'}"
 
 
 def sentence(text: str) -> str:

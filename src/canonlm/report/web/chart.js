@@ -1,7 +1,7 @@
 // Every chart of every page: panels that share a legend, and series in them.
 //
 // chart:  {id, columns, height, panels, series, highlight}
-// panel:  {title, height, x, y}, of axes {title, range, log, share, ticks: [[value, text]], words, linked, plain}
+// panel:  {title, height, x, y}, axes {title, range, log, share, ticks: [[value, text]], words, linked, format, even}
 // series: {panel, name, look, kind, dash, x, y, low, high, across, hover, tip, run}; kind is one of KINDS
 const KINDS = {
   thin: {mode: "lines", width: 1, opacity: 0.5},
@@ -23,19 +23,20 @@ const lookAt = one => ({...PLAIN, color: page.colors.muted, ...(page.looks[one.l
 function traceOf(one, off) {
   const [look, kind] = [lookAt(one), KINDS[one.kind] ?? {}];
   const [color, panel] = [shade(look.color), one.panel ? one.panel + 1 : ""];
-  const hint = Array.isArray(one.hover) ? "%{hovertext}" : "%{meta[1]}"; // a template knows no hovertext but by point
+  const byPoint = Array.isArray(one.hover);
+  const hint = byPoint ? "%{hovertext}" : "%{meta[1]}"; // a template knows no hovertext but by point
   const trace = {
     type: "scatter",
     x: one.x,
     y: one.y,
     name: safe(one.name),
-    meta: [one.run, Array.isArray(one.hover) ? "" : withBreaks(one.hover ?? "")],
+    meta: [one.run, byPoint ? "" : withBreaks(one.hover ?? "")],
     showlegend: false,
     xaxis: `x${panel}`,
     yaxis: `y${panel}`,
     visible: !off.has(one.name),
     opacity: kind.opacity ?? 1,
-    hovertext: Array.isArray(one.hover) ? one.hover.map(withBreaks) : undefined,
+    hovertext: byPoint ? one.hover.map(withBreaks) : undefined,
     hovertemplate: (one.tip ? `<b>%{fullData.name}</b><br>${one.tip}<br>` : "") + `${hint}<extra></extra>`,
   };
   if (one.kind === "bar") {
@@ -126,7 +127,6 @@ function layoutOf(chart, width) {
     bargap: 0.35,
     bargroupgap: 0.12,
     annotations: [],
-    shapes: chart.shapes ?? [],
   };
   chart.panels.forEach((panel, place) => {
     const [column, row, name] = [place % columns, Math.floor(place / columns), place ? place + 1 : ""];
@@ -137,7 +137,7 @@ function layoutOf(chart, width) {
     Object.assign(y, {domain: [Math.max(0, roof - tall[row] / down), roof], anchor: `x${name}`});
     if (panel.y.share && column && gapX < 20) y.showticklabels = false;
     if (place && panel.x.linked) x.matches = "x";
-    if (place && (panel.y.share || panel.y.linked)) y.matches = "y";
+    if (place && panel.y.share) y.matches = "y";
     layout[`xaxis${name}`] = x;
     layout[`yaxis${name}`] = y;
     const corner = {x: from, y: roof, xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom"};

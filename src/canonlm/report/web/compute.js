@@ -3,11 +3,11 @@
 VIEWS.compute = () => {
   const flops = model => (model.parameters && model.tokens ? 6 * model.parameters * model.tokens : null);
   const usable = q => [...(answers.get(q)?.keys() ?? [])].filter(i => flops(models[i]) && models[i].source !== "paper");
-  const places = Object.values(groups).flatMap(group => group.questions.filter(q => usable(q).length > 2));
+  const inGroups = Object.values(groups).flatMap(group => group.questions.filter(q => usable(q).length > 2));
+  const places = [...new Set(inGroups)]; // a question may be in two groups
   if (hides("compute", places.length === 0)) return;
   const largest = places.toSorted((a, b) => usable(b).length - usable(a).length)[0];
-  choice(at("compute-question"), Object.fromEntries(places.map(q => [`q${q}`, questions[q].full])), `q${largest}`);
-  const chosen = () => Number(at("compute-question").value.slice(1));
+  const chosen = choiceOfQuestion("compute-question", places, largest);
   const skip = i => (at("compute-others").checked && models[i].source === "reference" ? ["source"] : []);
   const visible = () => usable(chosen()).filter(i => standing(chosen(), i) && shown(i, skip(i)));
 

@@ -6,11 +6,7 @@ VIEWS.curves = () => {
   const order = [...lines.keys()].sort((a, b) => lines.get(b).length - lines.get(a).length);
   const mine = order.find(q => lines.get(q).some(curve => isMine(curve.model)));
   const standard = order.find(q => questions[q].task === "hellaswag");
-  // Keys that are numbers would come out sorted.
-  const entries = Object.fromEntries(order.map(q => [`q${q}`, questions[q].full]));
-  choice(at("curves-question"), entries, `q${mine ?? standard ?? order[0]}`);
-
-  const chosen = () => Number(at("curves-question").value.slice(1));
+  const chosen = choiceOfQuestion("curves-question", order, mine ?? standard ?? order[0]);
   const visible = () => lines.get(chosen()).filter(curve => shown(curve.model));
   const rowOf = curve => {
     const {size, tokens: count} = models[curve.model];

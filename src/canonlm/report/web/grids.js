@@ -12,7 +12,7 @@ VIEWS.grids = () => {
   );
   if (hides("grids", names.length === 0)) return;
   const mine = names.find(name => answered(name).some(isMine));
-  choice(at("grids-task"), asIs(names), mine ?? names[0]);
+  choice("grids-task", names, mine ?? names[0]);
 
   // Yours of a task that has difficulties: a benchmark has no setting.
   function isPlayed(name) {
@@ -27,8 +27,8 @@ VIEWS.grids = () => {
     const sizes = [...new Set(theirs.map(i => models[i].size ?? "–"))];
     sizes.sort((a, b) => a.localeCompare(b, undefined, {numeric: true}));
     at("grids-size").parentElement.hidden = sizes.length === 0;
-    choice(at("grids-size"), asIs(sizes), sizes.at(-1));
-    choice(at("grids-metric"), asIs(metrics), metrics[0]);
+    choice("grids-size", sizes, sizes.at(-1));
+    choice("grids-metric", metrics, metrics[0]);
     show();
   };
 

@@ -3,7 +3,7 @@
 VIEWS.models = () => {
   const names = Object.keys(groups);
   if (hides("models", names.length === 0)) return;
-  choice(at("models-group"), asIs(names), names.find(name => answered(name).some(isMine)) ?? names[0]);
+  choice("models-group", names, names.find(name => answered(name).some(isMine)) ?? names[0]);
   const ABOUT = {model: "model", size: "size", tokens: "tokens", lr: "learning rate"};
   const group = () => groups[at("models-group").value];
   const averaged = () => group().labels.findIndex(label => label.includes("avg"));

@@ -19,13 +19,15 @@ VIEWS.overview = () => {
   };
   const whose = Object.keys(names).filter(source => groupsOf(source).length);
   if (hides("overview", whose.length === 0)) return;
-  choice(at("overview-whose"), Object.fromEntries(whose.map(source => [source, names[source]])), whose[0]);
+  choice("overview-whose", whose.map(source => [source, names[source]]), whose[0]);
 
   const fill = () => {
     const [names, before] = [groupsOf(at("overview-whose").value), at("overview-group").value];
-    choice(at("overview-group"), asIs(names), names.includes(before) ? before : names[0]);
+    choice("overview-group", names, names.includes(before) ? before : names[0]);
   };
   fill();
+
+  const above = list => list.filter(x => x > 0).length;
 
   // {q, label, question, deltas: [[pair, delta]], gains} of each question of the group that has any
   const comparisons = () => {
@@ -48,13 +50,12 @@ VIEWS.overview = () => {
   const headline = rows => {
     if (!rows.length) return "No pair is left that the filters show.";
     const {question, deltas, gains} = rows[0];
-    const better = gains.filter(x => x > 0).length;
     const mixed = deltas.filter(([pair]) => models[pair.canon].mark).length;
     const mean = average(deltas.map(([, delta]) => delta));
     const what = rows[0].label.includes("avg") ? `the ${question.slice} (${question.task} benchmarks)` : question.full;
     const by = `${signed(mean, question)}${question.unit === "%" ? " points" : ""} on average`;
     const aside = mixed ? ` ${mixed} of these pairs differ in more than Canon layers.` : "";
-    return `With Canon layers ${what} is better in ${better} of ${deltas.length} pairs, by ${by}.${aside}`;
+    return `With Canon layers ${what} is better in ${above(gains)} of ${deltas.length} pairs, by ${by}.${aside}`;
   };
 
   // Each row on a scale of its own; percent and other units apart. A pair that differs in more is hollow.
@@ -117,20 +118,15 @@ VIEWS.overview = () => {
     const split = archs.length > 1 ? archs : [];
     const rowOf = ({label, question, deltas, gains}) => {
       const all = deltas.map(([, delta]) => delta);
-      const count = (sign, of = gains) => of.filter(x => sign * x > 0).length;
       const byArch = arch => {
         const places = [...deltas.keys()].filter(i => models[deltas[i][0].canon].arch === arch);
         if (!places.length) return "–";
-        const better = count(
-          1,
-          places.map(i => gains[i]),
-        );
         const mean = average(places.map(i => all[i]));
-        return {text: signed(mean, question), small: `better ${better} of ${places.length}`};
+        return {text: signed(mean, question), small: `better ${above(places.map(i => gains[i]))} of ${places.length}`};
       };
       const head = {text: label, scope: "row", small: question.full === label ? "" : question.full};
       const numbers = [average(all), ...extent(all)].map(delta => signed(delta, question));
-      return [head, ...numbers, count(1), count(-1), all.length, ...split.map(byArch)];
+      return [head, ...numbers, above(gains), above(gains.map(x => -x)), all.length, ...split.map(byArch)];
     };
     const columns = ["", "mean", "smallest", "largest", "better", "worse", "pairs", ...split];
     table(at("overview-table"), columns, rows.map(rowOf));
@@ -158,17 +154,11 @@ VIEWS.overview = () => {
   exported("overview", () => {
     const rename = key => (key === "model" ? "canon_model" : key);
     const values = (q, {base, canon}) => [answer(q, base).value, answer(q, canon).value];
-    const about = (question, {base, canon}) => [
-      models[base].model,
-      ...identity(models[canon]),
-      ...questionOf(question),
-    ];
+    const about = ({base, canon}) => [models[base].model, ...identity(models[canon])];
     const rows = ({q, question, deltas}) =>
-      deltas.map(([pair, delta]) => [...about(question, pair), ...values(q, pair), delta]);
-    return [
-      ["base_model", ...IDENTITY.map(rename), ...QUESTION, "base", "value", "delta"],
-      ...comparisons().flatMap(rows),
-    ];
+      deltas.map(([pair, delta]) => [...about(pair), ...questionOf(question), ...values(q, pair), delta]);
+    const head = ["base_model", ...IDENTITY.map(rename), ...QUESTION, "base", "value", "delta"];
+    return [head, ...comparisons().flatMap(rows)];
   });
   at("overview-whose").addEventListener("change", fill);
   charts.set(at("overview-chart"), chart);

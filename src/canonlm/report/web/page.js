@@ -60,8 +60,8 @@ function readAgain() {
   location.reload();
 }
 if (page.written) {
-  const written = new Date(1000 * page.written),
-    age = Date.now() - written;
+  const written = new Date(1000 * page.written);
+  const age = Date.now() - written;
   const text = `Runs go on. This page follows them; as of ${written.toLocaleTimeString()}.`;
   header.append(make("p", {class: "sub", id: "live"}, text));
   const whenVisible = () =>

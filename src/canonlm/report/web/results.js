@@ -145,11 +145,18 @@ function follow(show, ...controls) {
 
 // -- controls and downloads -------------------------------------------------------------------------------------------
 
-function choice(select, entries, chosen) {
-  const option = ([value, text]) => make("option", {value, selected: value === String(chosen)}, text);
-  select.replaceChildren(...Object.entries(entries).map(option));
+// options: texts, or [value, text]
+function choice(id, options, chosen) {
+  const pairs = options.map(option => [option].flat());
+  const elements = pairs.map(([value, text = value]) => make("option", {value, selected: value === chosen}, text));
+  at(id).replaceChildren(...elements);
 }
-const asIs = names => Object.fromEntries(names.map(name => [name, name]));
+
+// A choice among questions; returns the function that reads it.
+function choiceOfQuestion(id, places, first) {
+  choice(id, places.map(q => [q, questions[q].full]), first);
+  return () => Number(at(id).value);
+}
 
 // The rows that a view shows right now, with all digits, and a button that saves them.
 const exported = (id, rows) => saving(`canonlm-${id}.csv`, rows, at(`${id}-csv`));

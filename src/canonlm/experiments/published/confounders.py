@@ -1,0 +1,54 @@
+"""What differs between published models besides their Canon layers: marks of pairs, and notes for readers."""
+
+from collections.abc import Collection
+from functools import cache
+
+from canonlm.experiments.published import differing, slimpajama
+from canonlm.experiments.published.benchmarks import PERCENT
+
+NOTES = {
+    "¹": "Not Canon alone: in these LlamaCanon models rotary embedding turns a quarter of the dimensions of each head "
+    "(16 of 64, 32 of 128), in the Llama models all of them.",
+    "²": "Not Canon alone: of this pair the model with Canon has another layer norm too (zeyuan_layernorm).",
+}
+"""By the mark of a pair."""
+ACROSS = (
+    "From one architecture to another more differs: the linear models read contexts of 16384 (1B), 12288 (3B) and 4096 "
+    "(8B) tokens in batches of 2.1M to 3.1M tokens, the Llama models 4096 in batches of 4.2M to 8.4M, and so take "
+    "fewer steps."
+)
+
+
+def notes(marks: Collection[str], several: bool) -> list[str]:
+    """The differences between published models that are not due to Canon layers alone. `several`: architectures."""
+    lines = [f"{mark} {text}" for mark, text in NOTES.items() if mark in marks]
+    lines += [ACROSS] if several else []
+    repeats = (
+        "One run per learning rate, and runs of one size are not independent trials. Between eight seeds of one model "
+        f"of 1.3B the paper's scores (figure 16) range over {_seeds()} points."
+    )
+    return [*lines, repeats]
+
+
+@cache
+def _marks() -> dict[str, str]:
+    """Model with Canon → the mark of its pair."""
+    rows = differing().select("canon_model", "setting").iter_rows()
+    return {model: {"rope_dim": "¹", "zeyuan_layernorm": "²"}[setting] for model, setting in rows}
+
+
+def mark(model: str) -> str:
+    """The mark of a model; a row of bests, `…-lr(0.002,0.003)`, has that of its runs."""
+    start = model.partition("(")[0] if "(" in model else model
+    return next((mark for name, mark in _marks().items() if name.startswith(start)), "")
+
+
+def _seeds() -> str:
+    import polars as pl
+
+    seeds = slimpajama().filter(pl.col("seed").is_not_null(), pl.col("unit") == PERCENT)
+    ranges = seeds.group_by("task", "slice").agg(pl.col("value").max() - pl.col("value").min())
+    range_by_question = {(task, slice): value for task, slice, value in ranges.iter_rows()}
+    shown = {"LMB": ("lambada_openai", "all"), "BoolQ": ("boolq", "all"), "Hella": ("hellaswag", "all"),
+               "1hop-4k": ("multihop", "1hop-4k")}  # fmt: skip
+    return ", ".join(f"{range_by_question[key]:.1f} ({name})" for name, key in shown.items())
