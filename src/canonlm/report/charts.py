@@ -68,10 +68,8 @@ def unfinished_curves(runs: Sequence[Run], keys: Sequence[str]) -> Chart:
 
 
 def final_chart(archs: Sequence[Architecture], keys: Sequence[str], chance: Mapping[str, float]) -> Chart:
-    """Final accuracy per slice of one scale and architecture, each at its best rate, with the interval of `Spread`.
-
-    Bars side by side; where a scale counts up through many values, a line per architecture instead.
-    """
+    """Final accuracy per slice of one scale and architecture, each at its best rate: bars side by side; where a scale
+    counts up through many values, a line per architecture instead."""
     shown = [a for a in archs if a.best]
     labels = [quantity(a.task, key).label for a in shown[:1] for key in keys]
     lines = len(keys) > MAX_BARS_PER_NAME and all(any(map(str.isdigit, key)) for key in keys)
@@ -147,8 +145,7 @@ def level(
 
 
 def whiskers(spreads: Sequence[Spread | None], floor: float = -math.inf) -> dict[str, Any]:
-    """The ends of intervals, None where there is none. `floor`: no whisker goes below, as a logarithmic axis has no
-    place for zero."""
+    """The ends of intervals, None where there is none; none below `floor`: a logarithmic axis has no zero."""
     return {"low": [max(s.low, floor) if s and s.low < s.high else None for s in spreads],
             "high": [s.high if s and s.low < s.high else None for s in spreads]}  # fmt: skip
 

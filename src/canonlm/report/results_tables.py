@@ -100,9 +100,7 @@ def score_tables(numbers: "pl.DataFrame", columns: Sequence[Column], width: int,
 
 def delta_tables(pairs: "pl.DataFrame", columns: Sequence[Column], width: int) -> Iterator[Table | Text]:
     """A row per pair, then the means over pairs and how many are better or worse with Canon; then what to know.
-
-    pairs: of `canonlm.experiments.tidy.paired`, of one source.
-    """
+    pairs: of `canonlm.experiments.tidy.paired`, of one source."""
     same = ("source", "arch", "size", "tokens", "lr", "canon_model", "base_canon", "canon")
     pairs_shown: dict[tuple[Any, ...], dict[Question, str]] = {}
     deltas: dict[Question, list[float]] = {}

@@ -146,8 +146,7 @@ def _so_far(section: Section, number: int) -> list[Block]:
 
 
 def _gaps(archs: Sequence[Architecture]) -> list[tuple[str, int, dict[str, Difference]]]:
-    """(what minus what, pairs of runs, the differences by key): all other families against the first, at the nearest
-    size."""
+    """(what minus what, pairs of runs, differences by key): other families against the first, at the nearest size."""
     shown = [a for a in archs if a.best]
     first = [a for a in shown if a.family == shown[0].family]
     gaps = []

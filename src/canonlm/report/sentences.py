@@ -13,10 +13,8 @@ FEW = 3  # architectures that can be compared in sentences; for more, the tables
 
 
 def verdict(architectures: Sequence[Architecture]) -> str:
-    """Which architecture's runs score higher, as far as their seeds say (`canonlm.runs.statistics`).
-
-    By the slices of the primary scale, or by the one slice or measure that is the task's score.
-    """
+    """Which architecture's runs score higher, as far as their seeds say (`canonlm.runs.statistics`): by the slices of
+    the primary scale, or by the one slice or measure that is the task's score."""
     finished = [a for a in architectures if a.best]
     score = architectures[0].score if architectures else ""
     if len(finished) < 2:

@@ -18,6 +18,7 @@ from .summary import Architecture, Rate, adjusted, columns_of, guesses_of, scale
 from .text_scores import columns, score_cells, scores
 from .words import count_of, percent, quantity, scale_words, score_label, short
 
+MAX_SLICES = 4  # that have a column each; more have a table of their own, with a row each
 Chance = Mapping[str, float]
 """The scores of guessing, by slice."""
 
@@ -86,7 +87,7 @@ def tables(play: Play) -> Iterator[Table | Text]:
         architectures = summarise(section.runs)
         yield best_table(architectures, f"\n{section.heading}", section.chance)
         scales = scales_of(architectures)
-        for keys in scales[_fits(scales[0]) :] if scales else ():
+        for keys in scales[1 if scales and len(scales[0]) <= MAX_SLICES else 0 :]:
             heading = f"\n{section.heading}: by {scale_words(section.task, keys[0]).by}"
             yield scale_table(architectures, keys, heading, section.chance)
         if any(len(a.rates) > 1 for a in architectures):
@@ -114,14 +115,9 @@ def escape(text: str) -> str:
     return escape_rich("\n".join(map(plain, text.split("\n"))))
 
 
-def _fits(slices: Sequence[str]) -> bool:
-    """Whether a slice can have a column of its own; more have a table of their own, with a row each."""
-    return len(slices) <= 4
-
-
 def _columns(architectures: Sequence[Architecture]) -> list[str]:
     keys = columns_of(architectures)
-    if _fits([key for key in keys if is_slice(key)]):
+    if sum(map(is_slice, keys)) <= MAX_SLICES:
         return keys
     measures = [key for key in keys if not is_slice(key)]
     return list(dict.fromkeys([architectures[0].score, *measures]))

@@ -1,4 +1,4 @@
-"""What differs between published models besides their Canon layers: marks of pairs, and notes for readers."""
+"""Differences between published models besides their Canon layers: marks of pairs, and notes for readers."""
 
 from collections.abc import Collection
 from functools import cache
