@@ -22,6 +22,7 @@ from ..runs.text import mixes, shape_of, tokens_of
 from ..suites.evaluated import Evaluated
 from .gather import Gathered, gather
 from .values import values_of
+from .words import count_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -117,7 +118,7 @@ def _parts(one: Evaluated, folder: Path) -> tuple[str, ...]:
 
 
 def _damage(run: Run | TextRun) -> list[LeftOut]:
-    damage = [*run.notes, *([f"{run.damaged_rows} damaged rows"] if run.damaged_rows else [])]
+    damage = [*run.notes, *([count_of(run.damaged_rows, "damaged row")] if run.damaged_rows else [])]
     return [LeftOut(f"part of {run.name}", "; ".join(damage))] if damage else []
 
 

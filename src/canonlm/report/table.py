@@ -103,7 +103,7 @@ def tables(play: Play) -> Iterator[Table | Text]:
         yield _filled(_table(f"\n{title}", head, texts=2, wrap=True, overflow="fold"), rows)
     for run in play.runs:
         remarks = [run.state] if not run.finished else []
-        remarks += [f"{run.damaged_rows} damaged rows in metrics.jsonl"] if run.damaged_rows else []
+        remarks += [f"{count_of(run.damaged_rows, 'damaged row')} in metrics.jsonl"] if run.damaged_rows else []
         if remarks or run.notes:
             yield Text(plain(f"{run.name}: {'; '.join([*remarks, *run.notes])}"), style="yellow")
     for entry in play.left_out:
