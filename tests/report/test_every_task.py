@@ -298,7 +298,7 @@ def test_every_number_says_how_many_runs_are_behind_it(tmp_path):
     assert "95% interval over 3 runs: 0–20.9%" in said(page)
     console = Console(file=io.StringIO(), width=160)
     console.print(*tables(load_play(tmp_path)))
-    for words in ("10, 11, 2 runs", "3 runs", "small: 95% interval"):
+    for words in ("10, 11, 2 runs", "3 runs", "Small: 95% interval"):
         assert words in console.file.getvalue()
 
 
@@ -309,7 +309,7 @@ def test_the_terminal_says_the_same(every_task):
     text = console.file.getvalue()
     for words in ("divergence (KL)", "bits per parameter", "after 50 given tokens", "Brevo: by depth of the question",
                   "9–16 to list", "birth city, asked", "llama+canon (4L 64d)", "8 pairs",
-                  "* best rate: highest bits per parameter, averaged over seeds"):  # fmt: skip
+                  "best: the highest bits per parameter, averaged over seeds"):  # fmt: skip
         assert words in text
     last = [rows_of(every_task, f"lano-llama-64000-lr0.003-seed{seed}")[-1]["measures"]["kl"] for seed in (0, 1)]
     assert f"{statistics.fmean(last):.3g}" in text

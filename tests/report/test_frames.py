@@ -93,7 +93,9 @@ def test_what_is_not_finished_has_a_curve_and_no_result(tmp_path):
     along, left_out = runs_curves([tmp_path])
     assert rows(along, "tokens", "value", slice="k=4") == [
         (100 * TOKENS, 10.0), (200 * TOKENS, 20.0), (800 * TOKENS, 80.0)]  # fmt: skip
-    assert [(entry.name, entry.reason) for entry in left_out] == [("part of running", "1 damaged row")]
+    assert [(entry.name, entry.reason) for entry in left_out] == [
+        ("part of running", "1 damaged row of metrics.jsonl skipped")
+    ]
 
 
 def test_curves_have_the_training_loss_as_published_ones(tmp_path):

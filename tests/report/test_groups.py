@@ -8,9 +8,9 @@ from folders import text_evaluation as text_row
 from reading import row_heads, said
 
 from canonlm.report import load_play, read_runs, summarise, write_report
-from canonlm.report.groups import group_of_each, grouped
 from canonlm.report.settings import settings
 from canonlm.report.table import tables
+from canonlm.runs.groups import group_of_each, grouped
 
 SIZES = [(2, 64), (2, 128), (4, 128), (4, 256)]
 

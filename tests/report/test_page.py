@@ -171,7 +171,7 @@ def test_the_terminal_tables(demo):
     console.print(best_table(archs, "depo"), rate_table(archs))
     text = console.file.getvalue()
     assert "1 hop" in text
-    assert text.count("*") == 3  # the best rate of each, and the caption
+    assert text.count("(best)") == 2  # the best rate of each
     final = [metrics(demo / "runs" / f"depo-llama+canon-lr0.003-seed{seed}")[-1]["slices"][0] for seed in range(3)]
     shares = [part["correct"] / part["total"] for part in final]
     assert f"{100 * sum(shares) / 3:.1f}%" in text

@@ -127,7 +127,7 @@ def test_costs_are_counted_and_speeds_are_those_of_the_runs():
     # A, B, C and D in two layers of width 128: four taps for 128 + 384 + 128 + 2 x 341 channels
     assert canon.parameters - plain.parameters == 2 * 4 * (128 + 384 + 128 + 2 * 341)
     by_time = charts(html(shown, ""))["time"]
-    ends = {trace["name"]: max(trace["x"]) for trace in by_time["series"] if trace["name"] != "guessing"}
+    ends = {trace["name"]: max(trace["x"]) for trace in by_time["series"] if trace["name"] != "chance"}
     assert ends == {"llama": pytest.approx(5), "llama+canon": pytest.approx(10)}
 
 

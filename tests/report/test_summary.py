@@ -12,7 +12,10 @@ from scipy import stats
 
 from canonlm.report import differences, fairness, read_runs, summarise, wilson
 from canonlm.report.sentences import choice
-from canonlm.report.summary import (
+from canonlm.report.words import percent, small_of
+from canonlm.runs.rows import Count
+from canonlm.runs.spread import spread_of
+from canonlm.runs.summary import (
     at_most,
     columns_of,
     counterpart,
@@ -20,9 +23,6 @@ from canonlm.report.summary import (
     scales_of,
     slices_of,
 )
-from canonlm.report.words import percent, small_of
-from canonlm.runs.rows import Count
-from canonlm.runs.spread import spread_of
 
 
 def grid(tmp_path, cells):

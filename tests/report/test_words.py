@@ -12,21 +12,19 @@ from canonlm.report.frames import runs_frame
 from canonlm.report.sentences import verdict
 from canonlm.report.theme import DARK, LOOKS, looks
 from canonlm.report.words import (
-    about_of,
     in_words,
     number,
     percent,
     points,
     quantity,
     scale_words,
-    score_of,
-    short,
     signed,
     slice_label,
     span,
 )
+from canonlm.runs.identity import short
 from canonlm.runs.watch import Watch
-from canonlm.runs.words import MAX_BYTES, MAX_LETTERS
+from canonlm.runs.words import MAX_BYTES, MAX_LETTERS, score_of, words_of
 
 
 @pytest.mark.parametrize(
@@ -208,7 +206,7 @@ def test_curves_are_one_trace_per_run_and_one_mean(tmp_path):
     archs = architectures(tmp_path, {"a": [(20, 10), (22, 12)], "b": [(90, 80), (90, 82)]})
     series = learning_curves(archs, ["k=1", "k=2"], {"k=1": 0.125})["series"]
     assert len(series) == 1 + 2 * 2 * (2 + 1)
-    assert {one["name"] for one in series} == {"a", "b", "guessing"}
+    assert {one["name"] for one in series} == {"a", "b", "chance"}
     mean = next(one for one in series if one.get("run") == "mean")
     assert mean["y"] == [pytest.approx(0.21)]
     assert "mean of 2 runs: 20.0–22.0%\nlearning rate" in mean["hover"][0]
@@ -256,9 +254,9 @@ def test_a_task_from_outside_brings_its_words(tmp_path):
 )  # fmt: skip
 def test_words_that_cannot_be_read_are_as_none(tmp_path, words):
     [run] = load_play(of_mine(tmp_path, words)).runs
-    assert (about_of(run.task), slice_label(run.task, "bits=4")) == ("", "bits = 4")
+    assert (words_of(run.task).about, slice_label(run.task, "bits=4")) == ("", "bits = 4")
 
 
 def test_words_have_a_length(tmp_path):
     [run] = load_play(of_mine(tmp_path, json.dumps(WORDS | {"about": "x" * 9999}).encode())).runs
-    assert len(about_of(run.task)) == MAX_LETTERS
+    assert len(words_of(run.task).about) == MAX_LETTERS

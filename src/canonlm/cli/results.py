@@ -107,7 +107,6 @@ def _sorted(given: Iterable[str]) -> tuple[list[Path], list[str]]:
 def _read(folders: list[Path], curves: bool) -> "tuple[pl.DataFrame, list[LeftOut]]":
     import polars as pl
 
-    from canonlm.errors import expected
     from canonlm.report import frames, published
 
     theirs = published.curves() if curves else published.everything()
@@ -115,8 +114,7 @@ def _read(folders: list[Path], curves: bool) -> "tuple[pl.DataFrame, list[LeftOu
         return theirs, []
     mine, left_out = (frames.runs_curves if curves else frames.runs_frame)(folders)
     if not len(mine):
-        reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry in left_out[:3]) or "there is nothing in them"
-        raise expected("FOLDER", f"runs, or results of `canonlm eval`, that can be read ({reasons})", str(folders[0]))
+        raise frames.nothing_in(folders[0], left_out)
     return pl.concat([theirs, mine]), left_out
 
 

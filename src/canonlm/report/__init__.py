@@ -3,11 +3,11 @@
 from ..experiments import published, tidy
 from ..runs.load import LeftOut, Run, load_run, read_runs
 from ..runs.spread import Spread
+from ..runs.summary import Architecture, Difference, Rate, differences, fairness, summarise, wilson
 from .numbers import numbers_csv
 from .page import render, write_report
 from .play import Play, Section, load_play
 from .sheet import read_csv
-from .summary import Architecture, Difference, Rate, differences, fairness, summarise, wilson
 from .table import best_table, rate_table, tables
 
 __all__ = [

@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs
 
 from ..runs.rows import Evaluation
 from ..runs.spread import MIN_SEEDS, Spread
-from .summary import Difference, wilson
+from ..runs.summary import Difference, wilson
 from .theme import COLORS, DARK, FONT, Look
 from .words import Quantity, count_of, hint_of, percent, small_of, span
 
@@ -58,11 +58,13 @@ def cell(text: str, small: str = "", hint: str = "") -> Cell:
     return {"text": text, **more} if more else text
 
 
-def spread_cell(spread: Spread | None, quantity: Quantity, runs: int) -> Cell:
-    """A value with its interval below; a share is underlined as far as it goes. runs: the number beside it."""
+def spread_cell(spread: Spread | None, quantity: Quantity, runs: int, remark: str = "") -> Cell:
+    """A value with its interval and a remark below; a share is underlined as far as it goes. runs: the number beside
+    it."""
     if spread is None:
         return "–"
-    small, hint = small_of(spread, quantity.say, runs), hint_of(spread, quantity.say)
+    small = ", ".join(filter(None, (small_of(spread, quantity.say, runs), remark)))
+    hint = hint_of(spread, quantity.say)
     share = {"share": round(100 * spread.mean, 1)} if quantity.say is percent else {}
     return {"text": quantity.say(spread.mean), "small": small, "hint": hint, **share}
 

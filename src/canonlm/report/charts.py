@@ -9,19 +9,20 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..runs.groups import group_of_each
+from ..runs.identity import short
 from ..runs.load import Run
 from ..runs.rows import Evaluation, is_slice
 from ..runs.spread import Spread, by_seed
-from .groups import group_of_each
-from .summary import Architecture, at_most, wilson
-from .words import Quantity, count_of, hint_of, number, percent, quantity, score_label, short, slice_label, span
+from ..runs.summary import Architecture, at_most, wilson
+from .words import Quantity, count_of, hint_of, number, percent, quantity, score_label, slice_label, span
 
 Chart = dict[str, Any]
 Series = dict[str, Any]
 
 MAX_TRAIN_POINTS = 400
 MAX_BARS_PER_NAME = 5  # a scale with more values than this is drawn as a line over them
-GUESS = "guessing"
+GUESS = "chance"
 BOUND = "the most there is to store"
 STEPS = "training step"
 

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import expected
 from ..experiments.published.benchmarks import LOWER_IS_BETTER, PERCENT
 from ..experiments.published.names import question_of, setting_of, setting_of_suite, split_arch
 from ..experiments.tidy import QUESTION, frame, short_size
@@ -19,10 +20,9 @@ from ..runs.identity import settings as settings_of
 from ..runs.load import LeftOut, Run, TextRun
 from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, finite, one_line, slice_key
 from ..runs.text import mixes, shape_of, tokens_of
+from ..runs.values import values_of
 from ..suites.evaluated import Evaluated
 from .gather import Gathered, gather
-from .values import values_of
-from .words import count_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -98,6 +98,12 @@ def curves(gathered: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]"
     return frame(rows), left_out
 
 
+def nothing_in(folder: Path, left_out: Sequence[LeftOut]) -> ValueError:
+    """The error for folders of which nothing is shown."""
+    reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry in left_out[:3]) or "there is nothing in them"
+    return expected("FOLDER", f"runs, or results of `canonlm eval`, that can be read ({reasons})", str(folder))
+
+
 def settings(gathered: Iterable[Gathered]) -> dict[str, dict[str, Any]]:
     """The configuration of every run with dotted keys (`train.optim.lr`), by the model that the run is in the frames;
     `parameters` among them once it has finished."""
@@ -118,8 +124,7 @@ def _parts(one: Evaluated, folder: Path) -> tuple[str, ...]:
 
 
 def _damage(run: Run | TextRun) -> list[LeftOut]:
-    damage = [*run.notes, *([count_of(run.damaged_rows, "damaged row")] if run.damaged_rows else [])]
-    return [LeftOut(f"part of {run.name}", "; ".join(damage))] if damage else []
+    return [LeftOut(f"part of {run.name}", "; ".join(run.damage))] if run.damage else []
 
 
 def _about(gathered: Iterable[Gathered]) -> dict[str, Row]:

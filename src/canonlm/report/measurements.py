@@ -15,11 +15,10 @@ from ..runs.identity import flat, write
 from ..runs.load import LeftOut, Run, TextRun
 from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, known_count
 from ..runs.text import tokens_of
+from ..runs.values import values_of
 from ..suites.evaluated import Evaluated
 from .frames import scores_of, tasks_of
 from .gather import Gathered, gather
-from .values import values_of
-from .words import count_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -134,10 +133,9 @@ def _of_suites(one: Evaluated, name: str, where: Gathered, about: dict[str, Row]
 def _warn(left_out: Sequence[LeftOut], runs: Sequence[Run | TextRun]) -> None:
     lines = [f"{entry.name}: {entry.reason}" for entry in left_out]
     for run in runs:
-        damage = [*run.notes, *([count_of(run.damaged_rows, "damaged row")] if run.damaged_rows else [])]
-        if damage or not run.finished:
-            unfinished = [] if run.finished else [f"{run.state}, so without rows of kind final"]
-            lines.append(f"{run.name}: {'; '.join([*unfinished, *damage])}")
+        unfinished = [] if run.finished else [f"{run.state}, so without rows of kind final"]
+        if damage := [*unfinished, *run.damage]:
+            lines.append(f"{run.name}: {'; '.join(damage)}")
     if lines:
         more = [f"and {len(lines) - NAMED_WHEN_LEFT_OUT} more"] if len(lines) > NAMED_WHEN_LEFT_OUT else []
         text = "\n  ".join(["not everything is in the data frame:", *lines[:NAMED_WHEN_LEFT_OUT], *more])

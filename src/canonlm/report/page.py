@@ -6,15 +6,15 @@ from pathlib import Path
 
 from ..files import write_text
 from ..runs.find import Folders, as_paths
+from ..runs.groups import group_of_each
 from ..runs.load import Run, TextRun
+from ..runs.summary import summarise
 from .blocks import Block, fold, page, table
 from .evals import suite_tables
-from .groups import group_of_each
 from .numbers import numbers_csv
 from .play import LeftOut, Play, load_play
 from .results_payload import of_runs, payload
 from .section import section_blocks
-from .summary import summarise
 from .text_section import text_blocks
 from .theme import looks
 from .words import count_of, listed, sentence
@@ -105,6 +105,4 @@ def _closing(play: Play) -> list[Block]:
 
 def _remarks(run: Run | TextRun) -> list[str]:
     averaged = ", not in the averages" if isinstance(run, Run) else ""
-    state = [] if run.finished else [f"{run.state}{averaged}"]
-    damaged = [f"{count_of(run.damaged_rows, 'damaged row')} of metrics.jsonl skipped"] if run.damaged_rows else []
-    return [*state, *damaged, *run.notes]
+    return [*([] if run.finished else [f"{run.state}{averaged}"]), *run.damage]

@@ -140,8 +140,6 @@ def caveats(profile: Profile) -> list[str]:
     if profile.seeds >= profile.needed and len(profile.archs) > 1:
         lines.append("More seeds, added after this verdict was read, would make wrong verdicts more frequent.")
     if not profile.matched and len(profile.archs) > 1:
-        lines.append(
-            "Architectures differ in parameters and in FLOPs, as the costs show; --match parameters evens out."
-        )
+        lines.append("Architectures differ in parameters and FLOPs, as the costs show; --match parameters evens out.")
     lines.append("Speeds were measured while other runs shared the machine.")
     return lines

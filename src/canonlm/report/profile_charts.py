@@ -80,9 +80,8 @@ def curves(profile: Profile, *, by_time: bool) -> Chart:
     panels, series = [], []
     for panel, task in enumerate(profile.tasks):
         last = max((arm.minutes or 0) * task.steps for arm in task.arms) or 1.0 if by_time else float(task.steps)
-        series.append(
-            level(GUESS, [0, last], [task.chance] * 2, f"guessing scores {percent(task.chance)}", "dot", panel)
-        )
+        hint = f"guessing scores {percent(task.chance)}"
+        series.append(level(GUESS, [0, last], [task.chance] * 2, hint, "dot", panel))
         for arm in task.arms:
             unit = arm.minutes if by_time else 1
             if arm.outcomes and unit:

@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..experiments.profiled import SOLVED, Arm, Profile, TaskProfile
+from ..runs.identity import short
+from ..runs.words import score_of, words_of
 from .blocks import Block, Cell, caveat, cell, chart, fold, page, spread_cell, table
 from .profile import caveats, headlines, verdicts
 from .profile_charts import curves, scores, solved
 from .theme import looks
-from .words import about_of, count_of, percent, quantity, score_of, sentence, short
+from .words import count_of, percent, quantity, sentence
 
 INTERVALS = "Intervals: 95 % of the mean over seeds, from three seeds on"
 SCORES = f"Score after training, by task. {INTERVALS}. Pale dots: single seeds. The dotted line: what guessing scores."
@@ -61,7 +63,7 @@ def _about(profile: Profile) -> list[str]:
     for task in profile.tasks:
         kinds = [quantity(task.task, key).label for key in task.slices]
         over = f", averaged over {', '.join(kinds)}" if len(kinds) > 1 else f" ({kinds[0]})"
-        items.append(f"{task.label}: {score_of(task.task).share}{over}. {about_of(task.task)}")
+        items.append(f"{task.label}: {score_of(task.task).share}{over}. {words_of(task.task).about}")
     return items
 
 
@@ -92,13 +94,10 @@ def _costs(profile: Profile) -> list[Block]:
         memory = "–" if arm.memory_gb is None else f"{arm.memory_gb:.2g} GB"
         minutes = "–" if arm.minutes is None else f"{arm.minutes * task.steps:.1f}"
         first = task.arms[0]
-        speed = short(arm.tokens_per_s)
-        ratio = (
-            f"{arm.tokens_per_s / first.tokens_per_s:.2f} of {first.arch}"
-            if arm is not first and arm.tokens_per_s and first.tokens_per_s
-            else ""
-        )
-        return [short(arm.parameters), short(arm.flops), cell(speed, ratio), memory, minutes]
+        ratio = ""
+        if arm is not first and arm.tokens_per_s and first.tokens_per_s:
+            ratio = f"{arm.tokens_per_s / first.tokens_per_s:.2f} of {first.arch}"
+        return [short(arm.parameters), short(arm.flops), cell(short(arm.tokens_per_s), ratio), memory, minutes]
 
     head = ["task", "architecture", "parameters", "FLOPs per token", "tokens/s", "memory", "minutes of training"]
     note = "FLOPs: forward and backward. Memory: the most that the process held; on a CPU, torch itself included."
@@ -118,7 +117,7 @@ def _numbers(profile: Profile) -> Block:
         return [score, gap, str(len(arm.outcomes)), cell(rate, "at the edge" if arm.at_edge else ""),
                 percent(task.chance)]  # fmt: skip
 
-    head = ["task", "architecture", "score", f"against {profile.archs[0]}", "seeds", "learning rate", "guessing"]
+    head = ["task", "architecture", "score", f"against {profile.archs[0]}", "seeds", "learning rate", "chance"]
     best = [arm.score and arm.score.mean == _best(task) for task in profile.tasks for arm in task.arms]
     marks = ["best" if each else "" for each in best]
     return table(head, _each(profile, cells), marks, kind="models")

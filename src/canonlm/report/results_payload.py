@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import expected
 from ..experiments import published, tidy
 from ..experiments.published.benchmarks import LOWER_IS_BETTER
 from ..experiments.published.confounders import NOTES, mark, notes
@@ -48,9 +47,7 @@ def beside_the_published(gathered: Sequence[Gathered], filters: Sequence[str] = 
     mine, left_out = frames.finals(gathered)
     curves, unread = frames.curves(gathered)
     if gathered and not len(mine) and not len(curves):
-        reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry in [*left_out, *unread][:3])
-        what = f"runs, or results of `canonlm eval`, that can be read ({reasons or 'nothing is in them'})"
-        raise expected("FOLDER", what, str(gathered[0].folder))
+        raise frames.nothing_in(gathered[0].folder, [*left_out, *unread])
     numbers = tidy.choose(pl.concat([published.everything(), mine]), filters)
     curves = pl.concat([published.curves(), curves])
     if filters:  # a filter on final numbers does not mean the tokens or the question of a point
@@ -151,9 +148,8 @@ def _model(row: Row, settings: Mapping[str, Row]) -> dict[str, Any]:
 
 def model_looks(models: Sequence[Row]) -> dict[str, Look]:
     """The looks of architectures. Open models of others, which are many and unlike, are grey crosses."""
-    return looks([model["look"] for model in models if model["look"] != OTHER]) | {
-        OTHER: Look(MUTED, "dot", "x-thin-open", "")
-    }
+    known = looks([model["look"] for model in models if model["look"] != OTHER])
+    return known | {OTHER: Look(MUTED, "dot", "x-thin-open", "")}
 
 
 def _parameters(size: str | None) -> float | None:

@@ -6,18 +6,23 @@ scale of slices has a chart and a table of its own.
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ..runs import summary
+from ..runs.groups import group_of_each
+from ..runs.identity import short
 from ..runs.load import Run, TextRun
 from ..runs.rows import is_slice, primary
 from ..runs.spread import MIN_SEEDS
-from . import summary
+from ..runs.summary import Architecture, Difference, Rate
+from ..runs.words import score_of, words_of
 from .blocks import Block, Cell, caveat, chart, difference_cell, fold, spread_cell, table, value_cell
 from .charts import final_chart, learning_curves, loss_curves, size_curves, unfinished_curves
-from .groups import group_of_each
 from .play import Section
 from .sentences import choice, verdict
 from .settings import Setting, settings, unplanned
-from .summary import Architecture, Difference
-from .words import about_of, count_of, listed, percent, quantity, scale_words, score_label, score_of, sentence, short
+from .words import count_of, listed, percent, quantity, scale_words, score_label, sentence
+
+Gap = tuple[str, int, Mapping[str, Difference]]
+"""(what minus what, pairs of runs, differences by slice and measure)"""
 
 INTERVALS = (
     "Small numbers and whiskers: 95% intervals of the mean over runs with different seeds, from three runs on; of two "
@@ -44,14 +49,11 @@ def section_blocks(section: Section, number: int) -> list[Block]:
     charts = _charts(archs, section, number) if finished else _so_far(section, number)
     caveats = [*not_planned(section.runs), *summary.fairness(archs)] if finished else []
     drawn = loss_curves(archs)
-    losses = (
-        [chart(f"loss-{number}", "Loss on training batches, best rates.", drawn)]
-        if any(one["x"] for one in drawn["series"])
-        else []
-    )
+    any_loss = any(one["x"] for one in drawn["series"])
+    losses = [chart(f"loss-{number}", "Loss on training batches, best rates.", drawn)] if any_loss else []
     return [
         {"answer": _answer(archs)},
-        *_ranking(archs, section.chance),
+        *ranking(archs, _columns(archs), section.chance),
         *charts[:1],
         *caveat(caveats),
         *fold("Other charts", charts[1:]),
@@ -84,26 +86,28 @@ def not_planned(runs: Sequence[Run] | Sequence[TextRun]) -> list[str]:
     return [f"The runs also differ in {listed(other)}: see the settings below."] if other else []
 
 
-def _ranking(archs: Sequence[Architecture], chance: Mapping[str, float]) -> list[Block]:
-    """The best first: the score, then the other slices and measures, at each architecture's best learning rate."""
-    task, score, keys = archs[0].task, archs[0].score, summary.columns_of(archs)
-    keys = list(dict.fromkeys([score, *keys] if score or len(primary(keys)) > 1 else keys))
-    columns = {key: quantity(task, key) for key in keys}
+def _columns(archs: Sequence[Architecture]) -> list[str]:
+    score, keys = archs[0].score, summary.columns_of(archs)
+    return list(dict.fromkeys([score, *keys] if score or len(primary(keys)) > 1 else keys))
+
+
+def ranking(archs: Sequence[Architecture], keys: Sequence[str], chance: Mapping[str, float]) -> list[Block]:
+    """A row per architecture at its best learning rate, the best first, and the scores of guessing. keys: slices and
+    measures, a column each; "" is the mean accuracy."""
+    task, guesses = archs[0].task, summary.guesses_of(archs, keys, chance)
     rows: list[list[Cell]] = []
     ordered = sorted(archs, key=lambda a: -a.best.mean if a.best and a.best.mean is not None else float("inf"))
     for a in ordered:
-        size = [short(a.parameters), short(a.tokens_per_s)]
-        cells: list[Cell] = [*["–"] * (len(keys) + 1), "none finished"]
+        cells: list[Cell] = [*["–"] * (len(keys) + 1), f"0 of {sum(rate.unfinished for rate in a.rates)}"]
         if (best := a.best) is not None:
-            cells = [spread_cell(best.spread(key), column, best.repeats) for key, column in columns.items()]
-            cells += [f"{best.lr:g}", best.finished_of]
-        rows.append([a.arch, *cells, *size])
+            cells = [*_scores(task, best, keys, guesses), f"{best.lr:g}", best.finished_of]
+        rows.append([a.arch, *cells, short(a.parameters), short(a.tokens_per_s)])
     means = [a.best.mean for a in ordered if a.best and a.best.mean is not None]
     marks = ["best" if len(means) > 1 and a.best and a.best.mean == means[0] > means[-1] else "" for a in ordered]
-    if guesses := summary.guesses_of(archs, keys, chance):
-        rows.append(["guessing", *(percent(guesses[key]) if key in guesses else "" for key in keys), *[""] * 4])
+    if guesses:
+        rows.append(["chance", *(percent(guesses[key]) if key in guesses else "" for key in keys), *[""] * 4])
         marks.append("aside")
-    labels = [column.label for column in columns.values()]
+    labels = [quantity(task, key).label for key in keys]
     head = ["architecture", *labels, "learning rate", "runs", "parameters", "tokens/s"]
     seeds = max((a.best.repeats for a in archs if a.best), default=0)
     small = {0: "", 1: "", 2: " Small: the values of both runs."}.get(seeds, " Small: 95% intervals over seeds.")
@@ -111,6 +115,14 @@ def _ranking(archs: Sequence[Architecture], chance: Mapping[str, float]) -> list
     when = f"After {count_of(steps.pop(), 'training step')}" if len(steps) == 1 else "At the end of training"
     note = f"{when}, each architecture at its best learning rate.{small}"
     return [table(head, rows, marks), *([{"note": note}] if means else [])]
+
+
+def _scores(task: str, rate: Rate, keys: Sequence[str], guesses: Mapping[str, float]) -> list[Cell]:
+    return [
+        spread_cell(rate.spread(key), quantity(task, key), rate.repeats,
+                    "below chance" if rate.is_below(key, guesses.get(key)) else "")
+        for key in keys
+    ]  # fmt: skip
 
 
 def _charts(archs: Sequence[Architecture], section: Section, number: int) -> list[Block]:
@@ -122,12 +134,10 @@ def _charts(archs: Sequence[Architecture], section: Section, number: int) -> lis
         caption += " The dotted line is what guessing scores." if section.chance else ""
         charts.append(chart(f"curves-{number}", caption, learning_curves(archs, slices, section.chance)))
     if measures:
-        about = [
-            f"{sentence(q.label)}: {q.about}" for q in (quantity(section.task, key) for key in measures) if q.about
-        ]
-        if any(
-            summary.at_most(run, key) is not None for key in measures for a in archs if a.best for run in a.best.runs
-        ):
+        described = (quantity(section.task, key) for key in measures)
+        about = [f"{sentence(q.label)}: {q.about}" for q in described if q.about]
+        finished = [run for a in archs if a.best for run in a.best.runs]
+        if any(summary.at_most(run, key) is not None for key in measures for run in finished):
             about.append("The dashed line is the most there is to store; far above the curves it is left out.")
         drawn = chart(f"measures-{number}", " ".join(about), learning_curves(archs, measures, {}))
         charts.insert(0 if any(a.score in measures for a in archs) else len(charts), drawn)
@@ -145,11 +155,11 @@ def _so_far(section: Section, number: int) -> list[Block]:
     return [chart(f"curves-{number}", caption, unfinished_curves(section.runs, keys))] if keys else []
 
 
-def _gaps(archs: Sequence[Architecture]) -> list[tuple[str, int, dict[str, Difference]]]:
-    """(what minus what, pairs of runs, differences by key): other families against the first, at the nearest size."""
+def _gaps(archs: Sequence[Architecture]) -> list[Gap]:
+    """Other families against the first, at the nearest size."""
     shown = [a for a in archs if a.best]
     first = [a for a in shown if a.family == shown[0].family]
-    gaps = []
+    gaps: list[Gap] = []
     for a in (a for a in shown if a.family != shown[0].family):
         reference = summary.counterpart(first, a)
         by_key = summary.differences(reference, a)
@@ -176,22 +186,41 @@ def _scales(archs: Sequence[Architecture], section: Section, number: int) -> lis
         lead: list[Block] = [{"text": words.about}] if words.about else []
         drawn = final_chart(archs, keys, section.chance)
         shown = chart(f"final-{number}-{place}", "Accuracy at the end of training.", drawn)
-        blocks += fold(f"Final accuracy by {words.by}", [*lead, shown, *_scale_table(archs, keys)])
+        gaps = _gaps(archs)
+        note = [{"note": "Differences in percentage points."}] if gaps else []
+        rows = by_scale(archs, keys, section.chance, gaps)
+        blocks += fold(f"Final accuracy by {words.by}", [*lead, shown, rows, *note])
     return blocks
 
 
-def _scale_table(archs: Sequence[Architecture], keys: Sequence[str]) -> list[Block]:
-    """A row per slice: scales count up through many values."""
-    shown, gaps = [a.best for a in archs if a.best], _gaps(archs)
+def by_scale(
+    archs: Sequence[Architecture], keys: Sequence[str], chance: Mapping[str, float], gaps: Sequence[Gap] = ()
+) -> Block:
+    """A row per slice of one scale, and a column per architecture at its best learning rate."""
+    task, shown, guesses = archs[0].task, [a.best for a in archs if a.best], summary.guesses_of(archs, keys, chance)
     rows: list[list[Cell]] = [
-        [column.label, *(spread_cell(best.spread(key), column, best.repeats) for best in shown),
+        [column.label, *(cell for best in shown for cell in _scores(task, best, [key], guesses)),
+         *([percent(guesses[key]) if key in guesses else ""] if guesses else []),
          *(difference_cell(by_key.get(key), column, pairs) for _, pairs, by_key in gaps)]
-        for key, column in ((key, quantity(archs[0].task, key)) for key in keys)
+        for key, column in ((key, quantity(task, key)) for key in keys)
     ]  # fmt: skip
     ran = [f"{best.arch}, {count_of(best.repeats, 'run')}" for best in shown]
     paired = [f"{title}, {count_of(pairs, 'pair')}" for title, pairs, _ in gaps]
-    head = [scale_words(archs[0].task, keys[0]).by, *ran, *paired]
-    return [table(head, rows), *([{"note": "Differences in percentage points."}] if gaps else [])]
+    return table([scale_words(task, keys[0]).by, *ran, *(["chance"] if guesses else []), *paired], rows)
+
+
+def by_rate(archs: Sequence[Architecture], keys: Sequence[str]) -> Block:
+    """A row per architecture and learning rate, with the score in the last column; the best rates are marked."""
+    task, score = archs[0].task, quantity(archs[0].task, archs[0].score)
+    rows: list[list[Cell]] = []
+    marks = []
+    for rate, best in [(rate, rate is a.best) for a in archs for rate in a.rates]:
+        reached = "–" if rate.mean is None else score.say(rate.mean)
+        last = f"{reached} (best)" if best else reached
+        rows.append([rate.arch, f"{rate.lr:g}", rate.finished_of, *_scores(task, rate, keys, {}), last])
+        marks.append("best" if best else "")
+    labels = [quantity(task, key).label for key in keys]
+    return table(["architecture", "learning rate", "runs", *labels, score.label], rows, marks)
 
 
 def _all_tables(archs: Sequence[Architecture], section: Section) -> list[Block]:
@@ -200,28 +229,16 @@ def _all_tables(archs: Sequence[Architecture], section: Section) -> list[Block]:
     if not keys:  # nothing has finished: the slices of the evaluations so far
         keys = list(dict.fromkeys(key for run in section.runs for row in run.evals[-1:] for key in row.slices))
     columns = {key: quantity(section.task, key) for key in keys}
-    labels = [column.label for column in columns.values()]
-    score = quantity(section.task, archs[0].score)
-    rates: list[list[Cell]] = []
-    marks = []
-    for rate, best in [(rate, rate is a.best) for a in archs for rate in a.rates]:
-        spreads = [spread_cell(rate.spread(key), column, rate.repeats) for key, column in columns.items()]
-        reached = "–" if rate.mean is None else score.say(rate.mean)
-        rates.append([rate.arch, f"{rate.lr:g}", rate.finished_of, *spreads, f"{reached} (best)" if best else reached])
-        marks.append("best" if best else "")
     runs: list[list[Cell]] = []
     for run, group in zip(section.runs, group_of_each(section.runs), strict=True):
         row = run.result.final if run.result else run.evals[-1] if run.evals else None
         values = [value_cell(row, key, column) for key, column in columns.items()]
         runs.append([run.name, group.name, f"{run.lr:g}", str(run.seed), *values, run.state])
-    by_rate: list[Block] = []
-    if len(rates) > len(archs):
-        by_rate = [
-            {"heading": "By learning rate"},
-            table(["architecture", "learning rate", "runs", *labels, score.label], rates, marks),
-            {"heading": "By run"},
-        ]
-    return [*by_rate, table(["run", "architecture", "learning rate", "seed", *labels, "state"], runs)]
+    labels = (column.label for column in columns.values())
+    by_run = table(["run", "architecture", "learning rate", "seed", *labels, "state"], runs)
+    several = sum(len(a.rates) for a in archs) > len(archs)
+    rates = [{"heading": "By learning rate"}, by_rate(archs, keys), {"heading": "By run"}] if several else []
+    return [*rates, by_run]
 
 
 def _reading(archs: Sequence[Architecture], section: Section) -> list[Block]:
@@ -229,7 +246,7 @@ def _reading(archs: Sequence[Architecture], section: Section) -> list[Block]:
     label = score_label(task, score) if score else "final accuracy"
     averaged = "seeds" if score else "question types and seeds"
     texts = [
-        section.text or about_of(task),
+        section.text or words_of(task).about,
         INTERVALS if max((a.best.repeats for a in archs if a.best), default=0) >= MIN_SEEDS - 1 else "",
         NOTE.format(score=label, averaged=averaged, choice=choice(archs)),
         summary.adjusted(archs),

@@ -6,8 +6,9 @@ from statistics import mean
 
 from ..runs import statistics
 from ..runs.rows import is_slice, primary
-from .summary import Architecture, Rate
-from .words import count_of, listed, quantity, score_of, sentence, slice_label
+from ..runs.summary import Architecture, Rate
+from ..runs.words import score_of
+from .words import count_of, listed, quantity, sentence, slice_label
 
 FEW = 3  # architectures that can be compared in sentences; for more, the tables say it better
 
@@ -22,11 +23,10 @@ def verdict(architectures: Sequence[Architecture]) -> str:
     bests = [a.best for a in finished if a.best]
     pairs = list(itertools.combinations(finished, 2))
     seeds = min(best.repeats for best in bests)
+    ranked = _ranked(bests, finished[0].task, score)
     if len(finished) > FEW:
-        ranked = _ranked(bests, finished[0].task, score)
         return f"At the best learning rates, {ranked}; how sure these are, the tables say."
     if len(finished) > 2 and seeds < statistics.MIN_SEEDS:
-        ranked = _ranked(bests, finished[0].task, score)
         missing = count_of(statistics.MIN_SEEDS - seeds, "more seed")
         return f"At the best learning rates, {ranked}. Undecided: a verdict needs {missing} of each."
     first, *more = [_compared(score, a, b, len(pairs)) for a, b in pairs]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..runs.folder import Recorded
+from ..runs.groups import grouped
 from ..runs.identity import flat
-from .groups import grouped
 from .words import shown
 
 WORDS = {

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
+from ..runs.groups import grouped
 from ..runs.spread import Spread, by_seed, spread_of
 from ..runs.text import TextRun, set_names
 from .blocks import Block, Cell, spread_cell, table
-from .groups import grouped
 from .play import TextSection
 from .sentences import of_choosing
 from .words import Quantity, count_of, listed, percent, points

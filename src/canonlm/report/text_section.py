@@ -4,16 +4,17 @@ There is no accuracy, because a text has no questions with one right answer.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+from ..runs.groups import group_of_each
+from ..runs.identity import short
 from ..runs.text import TextRun, set_names, shape_of, tokens_of
 from .blocks import Block, Cell, caveat, cell, chart, fold, table
 from .charts import series_of
-from .groups import group_of_each
 from .play import TextSection
 from .section import not_planned, settings_blocks
 from .text_scores import answer, loss_columns, scores_blocks
-from .words import count_of, short
+from .words import count_of
 
 MAX_POINTS = 20_000  # of training loss in a chart, shared among its runs
 MIN_POINTS = 20
@@ -26,27 +27,25 @@ ABOUT = (
 )
 
 
-def columns(runs: Sequence[TextRun]) -> list[str]:
-    """`architecture, size, …, loss (hops), bits per byte (hops), …, state`"""
-    return ["architecture", "size", "learning rate", "seed", "tokens", *loss_columns(runs), "training loss", "state"]
-
-
-def rows(runs: Sequence[TextRun]) -> Iterator[list[tuple[str, str]]]:
-    """The last numbers of each run, as cells of (text, remark); of an unfinished run the remark has the step."""
+def every_run(runs: Sequence[TextRun], *, named: bool = True) -> Block:
+    """The last numbers of each run; of an unfinished one with their step. named: with the names of the runs."""
     names = set_names(runs)
+    rows: list[list[Cell]] = []
     for run, group in zip(runs, group_of_each(runs), strict=True):
         last = run.last
         early = f"at step {last.step:,}" if last and not run.finished else ""
         sets = [last.sets.get(name) if last else None for name in names]
         values = [value for one in sets for value in ((one.loss, one.bits_per_byte) if one else (None, None))]
-        training = f"{run.train[-1].loss:.3f}" if run.train else "–"
         about = [group.family, _size(run), f"{run.lr:g}", str(run.seed), short(run.tokens)]
-        yield [
-            *((text, "") for text in about),
-            *(("–", "") if value is None else (f"{value:.3f}", early) for value in values),
-            (training, ""),
-            (run.state, ""),
-        ]
+        rows.append([
+            *([run.name] if named else []),
+            *(text.replace(" ", NO_BREAK) if named else text for text in about),
+            *("–" if value is None else cell(f"{value:.3f}", early) for value in values),
+            f"{run.train[-1].loss:.3f}" if run.train else "–",
+            run.state,
+        ])  # fmt: skip
+    about = ["architecture", "size", "learning rate", "seed", "tokens"]
+    return table([*(["run"] if named else []), *about, *loss_columns(runs), "training loss", "state"], rows)
 
 
 def text_blocks(section: TextSection, number: int) -> list[Block]:
@@ -57,17 +56,13 @@ def text_blocks(section: TextSection, number: int) -> list[Block]:
         caption = f"Loss on held-out text: {name}. A line per run."
         losses = [[(row.step, row.sets[name].loss) for row in run.evals if name in row.sets] for run in runs]
         charts.append(_chart(f"text-{number}-{place}", caption, "validation loss", runs, losses))
-    body: list[list[Cell]] = [
-        [run.name, *(cell(text.replace(" ", NO_BREAK), remark) for text, remark in row[:-1]), row[-1][0]]
-        for run, row in zip(runs, rows(runs), strict=True)
-    ]
     max_points = max(MIN_POINTS, MAX_POINTS // len(runs))
     caption = "Loss on training batches, a line per run."
     thinned = [run.train[:: max(1, -(-len(run.train) // max_points))] for run in runs]
     training = [[(row.step, row.loss) for row in few] for few in thinned]
     trained = _chart(f"text-loss-{number}", caption, "training loss", runs, training)
     drawn = any(one["x"] for one in trained["chart"]["series"])
-    every, ranking = table(["run", *columns(runs)], body), scores_blocks(section)
+    every, ranking = every_run(runs), scores_blocks(section)
     return [
         {"answer": answer(section)},
         *(ranking[:1] or [every]),

@@ -4,7 +4,7 @@ A task describes its own slices and measures (`canonlm.tasks.describe`). The des
 the run folder (`canonlm.runs.words`): a report never runs a file of the user's.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from ..runs.spread import Spread
 from ..runs.words import words_of
 
 if TYPE_CHECKING:
-    from ..tasks import Scale, Score
+    from ..tasks import Scale
 
 MAX_SHOWN = 500
 """Letters of a setting."""
@@ -85,21 +85,6 @@ class Quantity:
     log: bool = False  # drawn on a logarithmic axis
 
 
-def about_of(task: str) -> str:
-    """The task of the model, in a sentence; "" if the task has no description."""
-    return words_of(task).about
-
-
-def score_of(task: str) -> "Score":
-    return words_of(task).score
-
-
-def headline(task: str, slices: Iterable[str]) -> list[str]:
-    """The slices whose mean accuracy stands for the task: the one that the task names, or all of the primary scale."""
-    one = score_of(task).slice
-    return [key for key in primary(slices) if key == one or not one]
-
-
 def quantity(task: str, key: str) -> Quantity:
     """How to say and draw the slice or the measure `key` ("": the mean accuracy); what no task
     describes stays readable."""
@@ -144,16 +129,6 @@ def sentence(text: str) -> str:
 
 def listed(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def short(number: float | None) -> str:
-    """`1,234,567` → `1.23 M`; missing → `–`."""
-    if number is None:
-        return "–"
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.0f}"
 
 
 def shown(value: Any) -> str:

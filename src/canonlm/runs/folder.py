@@ -173,6 +173,13 @@ class Recorded(Generic[E]):
         return self.result is not None
 
     @property
+    def damage(self) -> list[str]:
+        """The files and rows that could not be read, a text for each kind."""
+        rows = "row" if self.damaged_rows == 1 else "rows"
+        skipped = [f"{self.damaged_rows:,} damaged {rows} of metrics.jsonl skipped"] if self.damaged_rows else []
+        return [*skipped, *self.notes]
+
+    @property
     def last_step(self) -> int:
         return max([row.step for row in self.train] + [row.step for row in self.evals], default=0)
 

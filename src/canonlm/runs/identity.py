@@ -108,6 +108,16 @@ def leaf(key: str) -> str:
     return key.removeprefix(_OUTSIDE) if key.startswith(_OUTSIDE) else key.rpartition(".")[2]
 
 
+def short(number: float | None) -> str:
+    """`1,234,567` → `1.23 M`; missing → `–`."""
+    if number is None:
+        return "–"
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f}"
+
+
 def write(value: Any) -> str:
     """Any value of a setting as text."""
     return value if isinstance(value, str) else json.dumps(value, default=str, skipkeys=True)

@@ -3,14 +3,14 @@
 The file may be somebody else's: it is only read as text, and cut where it is long.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from canonlm.untrusted import read_json
 
-from .rows import DAMAGE, one_line
+from .rows import DAMAGE, one_line, primary
 
 if TYPE_CHECKING:  # numba, which a report of other results does not need
     from canonlm.tasks import Measure, Scale, Score, Task
@@ -49,6 +49,16 @@ def words_of(task: str) -> "Words | Task | type[Task]":
     from canonlm.tasks import registered
 
     return task.words if isinstance(task, Named) else registered(task)
+
+
+def score_of(task: str) -> "Score":
+    return words_of(task).score
+
+
+def headline(task: str, slices: Iterable[str]) -> list[str]:
+    """The slices whose mean accuracy stands for the task: the one that the task names, or all of the primary scale."""
+    one = score_of(task).slice
+    return [key for key in primary(slices) if key == one or not one]
 
 
 def written(task: "Task") -> dict[str, Any]:

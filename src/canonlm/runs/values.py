@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..runs.rows import Evaluation, TextEvaluation
+from .rows import Evaluation, TextEvaluation
 from .words import headline
 
 

@@ -12,14 +12,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..runs import statistics as seeds_statistics
-from ..runs.identity import flat
-from ..runs.identity import group as group_of
-from ..runs.intervals import wilson_interval
-from ..runs.load import Run
-from ..runs.rows import Count, Evaluation, in_order, is_slice, primary, scale_of
-from ..runs.spread import MIN_SEEDS, Spread, by_seed, spread_of
+from . import statistics as seeds_statistics
 from .groups import Group, grouped
+from .identity import flat
+from .identity import group as group_of
+from .intervals import wilson_interval
+from .load import Run
+from .rows import Count, Evaluation, in_order, is_slice, primary, scale_of
+from .spread import MIN_SEEDS, Spread, by_seed, spread_of
 from .words import score_of
 
 MIN_RATES = 3
@@ -59,6 +59,15 @@ class Rate:
         """The min number of answers of a run on a slice."""
         return min(_final(run).slices[key].total for run in self.runs if key in _final(run).slices)
 
+    def is_below(self, key: str, guess: float | None) -> bool:
+        """Whether the accuracy on a slice, or the mean accuracy (""), is significantly below that of guessing: by
+        chance alone, half of all guessers are below it. False if `guess` is None."""
+        spread = self.spread(key)
+        if guess is None or spread is None:
+            return False
+        answers = len(self.runs) * sum(map(self.questions, [key] if key else primary(self.slices)))
+        return wilson_interval(spread.mean, answers)[1] < guess
+
     @property
     def repeats(self) -> int:
         """Seeds among the finished runs."""
@@ -72,7 +81,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The runs of one group (`canonlm.report.groups`) on one task. `best` is None while nothing finished. `score`: the
+    """The runs of one group (`canonlm.runs.groups`) on one task. `best` is None while nothing finished. `score`: the
     measure or the slice that the runs of this task are compared by, "" for the mean accuracy. `tokens_per_s`: the
     median over all finished runs. `validated`: runs on validation samples have chosen the rate."""
 
