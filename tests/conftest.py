@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import signal
 import sys
+from collections import Counter
 
 import pytest
 import yaml
@@ -27,6 +29,24 @@ SETTINGS = {
         "optim": {"lr": 3e-3, "warmup_steps": 5},
     },
 }
+
+
+def pytest_configure():
+    """A shell that starts `make test &` lets it ignore Ctrl-C, and tests of Ctrl-C would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of a test marked `every(n)`, the first case and each n-th after it are fast, and the others slow."""
+    cases = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("every"):
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % mark.args[0]:
+                item.add_marker("slow")
+            cases[test] += 1
 
 
 class Tiny:

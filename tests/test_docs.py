@@ -94,7 +94,8 @@ def test_make_knows_the_targets_that_we_name():
         assert plan.returncode == 0, plan.stderr
 
 
-@pytest.mark.parametrize("page", ["add-a-mixer", pytest.param("foreign-models", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["add-a-mixer", "foreign-models"])
 def test_models_from_files_of_the_docs_train(page, tmp_path, monkeypatch):
     """Beside llama, on the same data; then the model is opened again where its file is not."""
     [code] = files_of(ROOT / f"docs/{page}.md")

@@ -84,6 +84,7 @@ def shards(web, split="train"):
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("name", ["train-00003.ds", "train-00003.ds.index", "valid-00000.ds"])
 def test_a_run_that_reads_a_damaged_shard_does_not_finish(web, tmp_path, name, workers):

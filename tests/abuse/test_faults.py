@@ -20,7 +20,7 @@ def outcome(name, *arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "kills"), [("train", 15), ("prepare", 5), ("play", 3)])
+@pytest.mark.parametrize(("command", "kills"), [("train", 4), ("prepare", 2), ("play", 1)])
 def test_killed_at_random_moments(tmp_path, command, kills):
     done = outcome("kills.py", "--only", command, "--kills", kills, "--out", tmp_path / "kills.json")
     assert (tmp_path / "kills.json").exists(), done.stdout + done.stderr

@@ -70,6 +70,7 @@ def test_a_results_file_that_cannot_be_read(tmp_path, kind):
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "changed",
     [

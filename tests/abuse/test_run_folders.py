@@ -132,6 +132,7 @@ def of_slice(**changed):
     return of_row(slices=[{"slice": {"k": 1}, "correct": 1, "total": 2, **changed}])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "row",
     [
@@ -178,6 +179,7 @@ NAMES = [
 ONE_BY_ONE = [pytest.param(name, marks=pytest.mark.slow, id=ascii(name)[:30]) for name in NAMES]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", [pytest.param("".join(NAMES), id="all"), pytest.param(LONG, id="long"), *ONE_BY_ONE])
 @pytest.mark.parametrize("key", ["arch", "task", "setting", "source", "machine", "command", "heading", "preset"])
 def test_names_are_data(play, name, key):

@@ -113,6 +113,7 @@ def raises(act):
     return str(caught.value)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("change", [drop, add, integers, complex_numbers, cut, flatten])
 @pytest.mark.parametrize("kind", FILES)
 def test_what_is_not_the_model_is_refused_by_name(kind, change, folder):
@@ -232,6 +233,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("key", CONFIGS)
 @pytest.mark.parametrize("kind", ["canonlm", "llama"])
 def test_configurations_that_cannot_be(kind, key, folder):

@@ -211,7 +211,8 @@ def test_the_trainer_trains_saves_and_goes_on(tmp_path):
     assert differ(logits(loaded, ids()), logits(model.eval().cpu(), ids())) < 1e-6
 
 
-@pytest.mark.parametrize("kind", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_compiling_breaks_no_graph(kind):
     model = canonized(kind, "ABCD", dtype=torch.float32)
     for options in ({"use_cache": False}, {}, {"attention_mask": torch.ones(2, 10, dtype=torch.long)}):
@@ -242,6 +243,7 @@ def test_states_of_a_static_cache_lie_together_and_stay_where_they_are():
     torch.testing.assert_close(*answers, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_compiled_step_is_not_much_more_than_the_hosts():
     """Operations in the graph of a token's step, per Canon layer; and tensors that go into it: weights apart, a state
     for each block."""

@@ -40,6 +40,7 @@ def by_definition(layer, x):
     return torch.stack(rows) if rows else x
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("kernel", [1, 2, 3, 4, 5, 6])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_value_and_gradients_equal_the_definition(kernel, options):

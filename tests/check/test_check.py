@@ -30,6 +30,7 @@ def states(model, *cases):
     return {outcome.case: outcome.state for outcome in check.decoding(model, cases or None)}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("canon", ["", "ABCD"])
 @pytest.mark.parametrize("mixer", ["attention", "gla", "gdn", "mamba2"])
 def test_our_models_are_never_wrong(mixer, canon):

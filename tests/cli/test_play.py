@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -98,21 +97,6 @@ def _is_reported(out, stdout):
     for name in expected:
         files = {path.name for path in (out / "runs" / name).iterdir()}
         assert files >= {"config.yaml", "env.json", "metrics.jsonl", "result.json", "checkpoints", "log.txt"}
-
-
-@pytest.mark.slow  # with synthetic runs in tests/report/test_groups.py
-def test_a_second_play_adds_to_the_page(tmp_path, capsys):
-    """It took the earlier architectures off the page once."""
-    for arch, width in (("llama", 16), ("gdn2", 32)):
-        quick = [*SMALL, "train.steps=3", f"model.hidden_size={width}"]
-        assert main(["play", "copying", "--arch", arch, "--out", str(tmp_path), *quick]) == 0
-    [section] = json.loads((tmp_path / "play.json").read_text())["sections"]
-    assert sorted(section["runs"]) == list(results(tmp_path))
-    assert re.fullmatch(r"copying-llama-1L16d-\w{6}-lr0.003-seed0 copying-gdn2-(\w{6})-lr0.003-seed0",
-                        " ".join(section["runs"]))  # fmt: skip
-    page = (tmp_path / "report.html").read_text()
-    assert all(name in page for name in section["runs"])
-    assert "left out" not in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -192,6 +192,7 @@ def test_far_ahead_is_as_near_as_the_start(two):
     assert far.input_ids.tolist() == [[i % 1000 for i in range(begin, begin + 4)]]
 
 
+@pytest.mark.slow
 def test_no_memory_is_held_of_two_gigabytes(tmp_path):
     """32 files without content, but of full length, and windows from all over them, in a process of their own.
 

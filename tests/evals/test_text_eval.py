@@ -139,6 +139,7 @@ def test_too_little_text_to_skip(dataset):
         TextEval({"x": (dataset, "valid")}, 9, 1, World(CPU), seq_len=SEQ_LEN, isolate_documents=False, skip=10)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 16])
 @pytest.mark.parametrize("isolate", [False, True])
 def test_processes_share_the_windows_and_call_equally_often(dataset, ranks, isolate):

@@ -47,6 +47,7 @@ def trainings(rows):
 EXPERIMENTS = {name: schema.load(name) for name in schema.names()}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("figure", FIGURES)
 def test_a_figure_has_the_cells_and_the_runs_that_the_paper_prints(figure):
     [experiment] = [each for each in EXPERIMENTS.values() if each.figure == figure]

@@ -1,7 +1,7 @@
 """Decoding with a cache, however it is done, gives what one uncached call on the whole gives.
 
-A case is a test with its arguments. Not every model runs every case: `pairwise.py` chooses pairs in which every two
-features of a model meet every feature of a case.
+A case is a test with its arguments. Not every model runs every case: `pairwise.py` chooses runs in which every feature
+of a model meets every feature of a case.
 """
 
 import functools

@@ -112,12 +112,14 @@ def test_loss_and_gradients(case):
             near(theirs[name.removeprefix("grad.")], gradient, case.grad_rel * gradient.abs().max().item())
 
 
+@pytest.mark.every(5)
 @recorded_cases("gen.")
 @pytest.mark.parametrize("cache", ["dynamic", "static", None])
 def test_generation(case, cache):
     check_generation(case, case.part("gen"), cache)
 
 
+@pytest.mark.every(5)
 @recorded_cases("gen_short.")
 @pytest.mark.parametrize("cache", ["dynamic", "static", None])
 def test_generation_from_a_prompt_shorter_than_the_kernel(case, cache):
@@ -148,6 +150,7 @@ def test_left_padding(case):
             near(logits[row, mask[row] != 0], recorded[f"row{row}.logits"][0], case.atol32)
 
 
+@pytest.mark.every(5)
 @recorded_cases("packed")
 @pytest.mark.parametrize("document_form", ["doc_ids", "position_ids"])
 @pytest.mark.parametrize("use_cache", [True, False])

@@ -31,7 +31,10 @@ SAME = {"atol": 0, "rtol": 0}
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 BF16 = torch.bfloat16
 
-every_family = pytest.mark.parametrize("family", FAMILIES)
+QUICK = ("llama", "gdn", "hybrid")
+every_family = pytest.mark.parametrize(
+    "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
 
 
 @pytest.fixture
@@ -210,7 +213,7 @@ def trainer(model, folder, eval_dataset=None, **options):
 
 
 @pytest.mark.parametrize(
-    "family", [name if name == "hybrid" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+    "family", ["hybrid", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "moe"))]
 )
 def test_trainer(model, tmp_path):
     pytest.importorskip("accelerate")
@@ -274,8 +277,7 @@ def test_under_autocast_a_bfloat16_stream_stays_so(model):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "layers", "backend"),
-    [(name, len(MIXERS) if name == "hybrid" else 2, "aot_eager") for name in FAMILIES]
-    + [(name, 1, "inductor") for name in ("gla", "gdn", "mamba2")],
+    [("hybrid", len(MIXERS), "aot_eager"), ("sites", 2, "aot_eager"), ("moe", 2, "aot_eager"), ("gdn", 1, "inductor")],
 )
 def test_compiles_whole_forwards_and_backwards(small_model, family, layers, backend):
     model = small_model(**{**FAMILIES[family], "num_hidden_layers": layers}).train()
@@ -314,7 +316,7 @@ def test_generation_from_embeddings(double_model):
 
 
 @pytest.mark.parametrize(
-    "family", [name if name in ("llama", "gdn") else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+    "family", ["gdn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "hybrid"))]
 )
 def test_a_static_cache_compiles_once(small_model, family):
     """As often as the library's Llama: once for the prompt, once for all tokens after it."""
@@ -351,6 +353,7 @@ def test_hooks_and_adapters_of_the_router_are_not_passed_by(small_model, tmp_pat
     assert all(gradient is not None and gradient.abs().max() > 0 for gradient in gradients)
 
 
+@pytest.mark.slow
 def test_exported_steps_with_a_static_cache(small_model):
     """`make test-peers` does not run the library's tests of export, one of which failed here: the length of a filled
     static cache is a tensor, which an exported graph cannot look at."""

@@ -46,6 +46,7 @@ def pooled(model, lingua):
     return {name: torch.cat(parts) for name, parts in values.items()}
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_statistics(family):
     ours = pooled(fresh(**FAMILIES[family]), lingua="lingua" in family)

@@ -76,6 +76,7 @@ def documents(time, attention_mask=None, doc_ids=None):
         yield from ((row, columns) for columns in collected)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
@@ -97,6 +98,7 @@ def test_attention_is_what_its_definition_says(small_model, kind, inputs, kernel
     assert_close((got, gradients), (expected, expected_gradients), atol=close, rtol=close, check_dtype=False)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("kind", ["alibi", "hard", "some heads"])
 @pytest.mark.parametrize("make_cache", [DynamicCache, StaticCache])
 @pytest.mark.parametrize("sizes", [[12], [7, 1, 4]])
@@ -184,7 +186,8 @@ def test_kernels_without_a_bias_per_head_are_refused(small_model, kind, kernel):
     assert small_model()._supports_flash_attn
 
 
-@pytest.mark.parametrize("kind", ["alibi", pytest.param("hard", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["alibi", "hard"])
 def test_compiles_whole(small_model, kind):
     model = small_model(alibi=kind, num_hidden_layers=1).train()
     inputs = {"input_ids": ids(2, 12), "labels": ids(2, 12), "use_cache": False, "doc_ids": DOC_IDS}

@@ -94,9 +94,8 @@ def word_tokenizer(size):
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0")
 
 
-@pytest.mark.parametrize(
-    "families", [["hybrid"], pytest.param([name for name in FAMILIES if name != "hybrid"], marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("families", [["hybrid"], [name for name in FAMILIES if name != "hybrid"]])
 def test_works_where_canonlm_is_not_installed(small_model, tmp_path, families):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -136,6 +135,7 @@ def modules_of(family):
     return flat_modules(CanonLMConfig(**{"num_hidden_layers": 2, **FAMILIES[family]}))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_modules_import_one_another_and_what_is_installed(family):
     modules = modules_of(family)
@@ -161,6 +161,7 @@ def test_no_name_is_missing_and_no_import_unused(tmp_path):
     assert checked.returncode == 0, checked.stdout
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_line_is_ours_but_imports_and_mixers(family):
     modules = modules_of(family)

@@ -73,6 +73,7 @@ def damaged(name, how):
     return fast
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize(
     "how", ["values", "gradients", "documents ignored", "state ignored", "raises with documents", "NaN"]

@@ -70,6 +70,7 @@ def test_optimisation_data_and_batch(name):
     assert not run.data.isolate_documents
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", ROWS)
 def test_model(name):
     row, run = ROWS[name], load(find(name))
@@ -108,6 +109,7 @@ def test_model(name):
     assert {key: getattr(config, key) for key in same} == {key: getattr(released, key) for key in same}
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", {row["parameters"]: name for name, row in ROWS.items()}.values())
 def test_parameters(name):
     """One recipe of each size; that the others of it have the same layers is tested above."""

@@ -121,6 +121,7 @@ def test_what_is_left_out_says_where(tmp_path):
 GARBAGE = bytes(range(256)) * 40
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "result.json", "env.json", "data.json", "play.json"])
 @pytest.mark.parametrize(
     "damage",

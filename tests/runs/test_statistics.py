@@ -124,6 +124,7 @@ def test_floored_variance_of_equal_seeds():
     assert statistics.floored_variance([0.2, 0.8], 1_000) == pytest.approx(np.var([0.2, 0.8], ddof=1))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("seeds", [5, 8])
 @pytest.mark.parametrize(
     "name", ["gaussian, sd 3", "bimodal 0.5, slices apart", "bimodal 0.5, slices together", "U-shaped", "tied at 1"]

@@ -286,6 +286,7 @@ def greedily(model, ids, most):
     return make_tokenizer().decode(written, skip_special_tokens=True)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("batch_size", [1, "auto"])
 @pytest.mark.parametrize("bos", [False, True])
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def as_text(tokens):
     return "".join(LETTERS[token] for token in tokens if token < len(LETTERS))
 
 
+@pytest.mark.every(4)
 def test_batches_write_what_the_loop_writes(model, letters):
     texts = prompts()
     expected = [as_text(loop(model, ids_of(prompt))) for prompt in texts]
@@ -115,6 +116,7 @@ def test_batches_write_what_the_loop_writes(model, letters):
         assert [written[index] for index in range(len(texts))] == expected
 
 
+@pytest.mark.every(4)
 def test_rows_that_end_early_disturb_no_others(model, letters):
     """Rows stop at different places: at a stop string, which lies across tokens, or at the end token."""
     requested = prompts(8)

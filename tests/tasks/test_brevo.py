@@ -271,6 +271,7 @@ def signature(parents, query):
     return tuple(nodes), len(closure(parents, query))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("quarter", [False, True])
 @pytest.mark.parametrize("test", [False, True])
 def test_graph_law_by_enumeration(quarter, test, documents, fits):

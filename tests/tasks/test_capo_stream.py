@@ -159,6 +159,7 @@ def told(text, who, fullname):
     return order, templates
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("fullname", [False, True])
 @pytest.mark.parametrize("permute", [False, True])
 def test_the_law_of_the_texts(permute, fullname, fits):

@@ -31,6 +31,7 @@ def written(mine, arguments, function):
     return tasks.get("mine.py:own")
 
 
+@pytest.mark.slow
 def test_the_task_of_the_docs_plays(tmp_path, mine, capsys):
     mine.write_text(FUNCTION)
     assert len(FUNCTION.splitlines()) <= 20

@@ -249,6 +249,7 @@ RELEASED = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", RELEASED)
 def test_floors_and_ambiguity_of_the_released_grammars(name):
     grammar, draws = Grammar.load(name), 300

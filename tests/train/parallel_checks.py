@@ -301,12 +301,10 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
         2,
         {
             (1, 1): [
-                *((starts_alike, family) for family in ("llama", "gdn", "hybrid", "moe", "tied", "sites")),
-                (follows, "mamba2", "FOREIGN"),
+                *((starts_alike, family) for family in ("hybrid", "moe")),
                 (follows, "llama"),
                 (follows, "qwen3", "FOREIGN"),
                 (recomputes, "selective"),
-                (computes_in_bf16, "llama"),
                 (talks,),
             ],
             (2, 1): [
@@ -320,8 +318,10 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
         2,
         {
             (1, 1): [
-                *((starts_alike, family) for family in ("gla", "mamba2")),
+                *((starts_alike, family) for family in ("llama", "gla", "gdn", "mamba2", "tied", "sites")),
                 *((follows, family) for family in FAMILIES if family != "llama"),
+                (follows, "mamba2", "FOREIGN"),
+                (computes_in_bf16, "llama"),
                 (accumulates,),
                 (repeats,),
                 (recomputes, "full"),

@@ -193,6 +193,7 @@ def run_of(config, seq_len, **parallel):
     )  # fmt: skip
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize("name", ["llama+canon", "gla5+canon", "gdn2+canon", "mamba2+canon"])
 def test_activations_are_what_a_block_really_holds(name, checkpointing, monkeypatch):

@@ -176,9 +176,8 @@ def test_activation_checkpointing_saves_what_it_says(family):
         close(gradients[mode], gradients["none"], 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("family", "mode"), [("llama", "selective"), pytest.param("gdn", "none", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "mode"), [("llama", "selective"), ("gdn", "none")])
 def test_blocks_are_compiled_once_for_all(monkeypatch, family, mode):
     """Ten equal blocks, one graph without a break; names stay; evaluation runs as written."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
