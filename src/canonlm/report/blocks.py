@@ -63,7 +63,7 @@ def spread_cell(spread: Spread | None, quantity: Quantity, runs: int, remark: st
     it."""
     if spread is None:
         return "–"
-    small = ", ".join(filter(None, (small_of(spread, quantity.say, runs), remark)))
+    small = ",\n".join(filter(None, (small_of(spread, quantity.say, runs), remark)))  # the page shows one line
     hint = hint_of(spread, quantity.say)
     share = {"share": round(100 * spread.mean, 1)} if quantity.say is percent else {}
     return {"text": quantity.say(spread.mean), "small": small, "hint": hint, **share}
