@@ -3,7 +3,7 @@
     S_t = gamma_h S_{t-1} + k_t v_t^T,    o_t = (K^-1/2 q_t)^T S_t,    gamma_h = 1 - 2^(-5 - h),  h = 0, 1, …
 
 Sun et al. 2023 (arXiv 2307.08621), Eq. 6 and 8; without the rotation of queries and keys, so that it differs from GLA
-in its decay alone. docs/add-a-mixer.md builds this file step by step.
+in its decay alone. docs/add-a-mixer.md shows how such a file is built.
 """
 
 from typing import TYPE_CHECKING, ClassVar
