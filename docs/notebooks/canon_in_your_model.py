@@ -12,7 +12,7 @@
 # value, then each key again, and has to say its value.
 #
 # Attention in one layer finds equal tokens. It cannot find what *follows* an equal token, as that takes two steps:
-# look up the key, then look one further. With a Canon layer each token already knows its predecessor.
+# look up the key, then look one further. With a Canon layer, each token already contains its predecessor.
 
 # %%
 import torch
@@ -34,7 +34,7 @@ print(task.vocab.show(task.sample("train", seed=0, index=0)))
 # %% [markdown]
 # ## A PyTorch model
 #
-# One layer of attention, no positions. `CanonLayer` takes and gives `[batch, time, channels]`.
+# One layer of attention, no positions. `CanonLayer` takes and returns `[batch, time, channels]`.
 
 
 # %%
@@ -56,7 +56,7 @@ class Model(nn.Module):
 
 
 # %% [markdown]
-# `task.dataset` gives windows of token ids. With `shifted=True`, `labels[t]` is the target of position t, or −100
+# `task.dataset` returns windows of token ids. With `shifted=True`, `labels[t]` is the target of position t, or −100
 # where nothing is asked.
 
 
@@ -91,7 +91,7 @@ for canon in (False, True):
 # ## A model of transformers
 #
 # `canonize` puts Canon layers into a decoder of transformers, in place. "A" is the input of attention, "C" that of
-# the MLP. All start as the identity, so a trained model answers as before. The model stays a model of transformers:
+# the MLP. All start as the identity, so a trained model answers as before. The model stays a transformers model:
 # it generates, saves and loads as it did.
 
 # %%
@@ -125,13 +125,13 @@ with torch.no_grad():
 print(f"canonized Llama: loss {loss.item():.3f}, {right:.1%} of the answers right")
 
 # %% [markdown]
-# Does it decode the same with a cache, in a batch, and padded? And is it the same model after saving and loading?
+# Does it give the same output with a cache, in a batch, and padded? Is it the same model after saving and loading?
 
 # %%
 for outcome in check.decoding(model, ["greedy", "batch", "left padding", "right padding"]):
     print(outcome)
 
 model.save_pretrained("canonized")
-again = AutoModelForCausalLM.from_pretrained("canonized").eval()
+loaded = AutoModelForCausalLM.from_pretrained("canonized").eval()
 prompt = batch["input_ids"][:1, :11]
-assert torch.equal(again(prompt).logits, model(prompt).logits)
+assert torch.equal(loaded(prompt).logits, model(prompt).logits)

@@ -7,8 +7,8 @@
 # %% [markdown]
 # # From runs to a figure
 #
-# This notebook trains two architectures with three seeds each, reads what they have measured into a data frame, and
-# draws a figure for a paper. With runs of your own, begin at "The data frame".
+# This notebook trains two architectures with three seeds each, reads their measurements into a data frame, and
+# draws a figure for a paper. If you have runs already, begin at "The data frame".
 
 # %%
 import plotly.graph_objects as go
@@ -30,7 +30,7 @@ main([
 # %% [markdown]
 # ## The data frame
 #
-# One row is one measurement. `kind` keeps training steps, evaluations during training and final results apart.
+# One row is one measurement. `kind` separates training steps, evaluations during training and final results.
 
 # %%
 runs = canonlm.load_runs("runs/figure")
@@ -62,9 +62,9 @@ curves = accuracy.filter(pl.col("kind") == "evaluation").join(best.select("arch"
 colors = {"llama": "#c44e52", "llama+canon": "#4c72b0"}
 figure = go.Figure()
 for (arch,), group in curves.sort("arch", "step").group_by("arch", maintain_order=True):
-    for _, one in group.group_by("run", maintain_order=True):
+    for _, run in group.group_by("run", maintain_order=True):
         thin = {"color": colors[arch], "width": 1}
-        figure.add_scatter(x=one["step"], y=one["value"], mode="lines", line=thin, opacity=0.4, showlegend=False)
+        figure.add_scatter(x=run["step"], y=run["value"], mode="lines", line=thin, opacity=0.4, showlegend=False)
     mean = group.group_by("step", maintain_order=True).agg(pl.col("value").mean())
     thick = {"color": colors[arch], "width": 3}
     figure.add_scatter(x=mean["step"], y=mean["value"], mode="lines", line=thick, name=arch)

@@ -28,7 +28,7 @@ STEPS = 100
 #
 # The model reads digits and must say which is the largest. All randomness comes from `rng`; `test` is true for test
 # samples, which here come in three sizes. `Answer` marks the token that is graded, and the slice in which it
-# counts. Chance is what the best guess scores that reads nothing: it always says 9.
+# counts. Chance is the score of the best guess that reads nothing: always 9.
 
 
 # %%
@@ -105,7 +105,7 @@ print("\n".join(mistakes[:3]))
 # %% [markdown]
 # ## The same task everywhere else
 #
-# With the function in a file `mine.py`, every command knows it:
+# With the function in a file `mine.py`, every command can use it:
 #
 # ```sh
 # canonlm data show mine.py:largest
