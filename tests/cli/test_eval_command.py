@@ -49,7 +49,7 @@ def test_ctrl_c_keeps_what_was_answered(model, tmp_path, monkeypatch, capsys):
     command = (model, "--suite", "multihop", "people=2", "n=3", "--tokenizer", "bytes", "--out", tmp_path / "out")
     monkeypatch.setattr(Writer, "write", interrupted)
     assert say(*command) == 130
-    assert capsys.readouterr().err.startswith("canonlm: interrupted; what was answered is in ")
+    assert capsys.readouterr().err.startswith("canonlm: interrupted; the answers so far are in ")
     monkeypatch.setattr(Writer, "write", write)
     (answers,) = (tmp_path / "out" / "answers").glob("*.jsonl")
     assert len(answers.read_text().splitlines()) == 1

@@ -55,7 +55,7 @@ MISTAKES = [
     (["--jobs", "0"], "--jobs: expected an integer >= 1, got 0"),
     (
         ["--slurm", "time=5", "tasks=1", "array=x"],
-        'array: expected an integer >= 1, once: how many jobs, got "array=x"',
+        'array: expected one integer >= 1, the number of jobs, got "array=x"',
     ),
     (["--dry-run", "--gpu", "h10"], 'unknown GPU "h10". Did you mean "h100"?'),
 ]

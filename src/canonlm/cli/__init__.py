@@ -1,4 +1,4 @@
-"""The `canonlm` command: parse, call, print. Every mistake of the user's is one line on standard error, exit code 2."""
+"""The `canonlm` command: parse, call, print. Every user error is one line on standard error, with exit code 2."""
 
 import os
 import platform
@@ -38,7 +38,7 @@ from canonlm.cli import (
 
 app = typer.Typer(
     name="canonlm",
-    help="Compare language-model architectures on synthetic tasks that are small, exact, and quick to tell them apart "
+    help="Compare language-model architectures on small, exact synthetic tasks that quickly tell them apart "
     "(start with `canonlm play depo`), and pretrain them on text, on one CPU or a cluster (`canonlm train debug`).",
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -46,8 +46,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:  # from the packages' metadata: nothing is imported
+def _print_version(requested: bool) -> None:
+    if requested:  # from the packages' metadata: nothing is imported
         libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
         print(f"canonlm {canonlm.__version__} ({libraries}, Python {platform.python_version()})")
         raise typer.Exit
@@ -94,10 +94,10 @@ app.command()(canonize.canonize)
 
 SHOULD_BE = "Input should be "
 
-LONGEST = 5_000
-"""Letters of a message."""
+MAX_MESSAGE = 5_000
+"""Max characters of an error message."""
 
-# typer may carry a click of its own, so its exceptions are found through the one that typer makes public.
+# typer may bundle its own click, so its exceptions are reached through the one that typer exports.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
@@ -111,10 +111,10 @@ def main(args: Sequence[str] | None = None) -> int:
         return _say(_usage(error), 2)
     except ValueError as error:
         return _say(str(error), 2)
-    except OSError as error:  # a folder that may not be entered, a disk that goes away
+    except OSError as error:  # a folder without permission, a disk that goes away
         return _say(f"{error.filename}: {error.strerror}" if error.filename else str(error), 2)
     except MemoryError:
-        return _say("the memory of this machine does not hold what this needs", 2)
+        return _say("this machine does not have enough memory for this", 2)
     except FloatingPointError as error:
         return _say(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
@@ -142,8 +142,8 @@ def _usage(error: Any) -> str:
 
 
 def _say(message: str, code: int) -> int:
-    from canonlm.errors import brief  # and pydantic, which `--help` can do without
+    from canonlm.errors import brief  # imports pydantic, which `--help` does not need
 
-    if os.environ.get("RANK", "0") == "0":  # of several processes all fail alike, and one says why
-        print(f"canonlm: {brief(' '.join(message.splitlines()), LONGEST)}", file=sys.stderr)
+    if os.environ.get("RANK", "0") == "0":  # of several processes, all fail alike and one prints why
+        print(f"canonlm: {brief(' '.join(message.splitlines()), MAX_MESSAGE)}", file=sys.stderr)
     return code

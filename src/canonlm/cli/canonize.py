@@ -1,4 +1,4 @@
-"""`canonlm canonize`: Canon layers in a saved decoder that has none."""
+"""`canonlm canonize`: put Canon layers into a saved decoder that has none."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,8 +21,8 @@ MODEL = typer.Argument(
 )
 OUT = typer.Argument(help="The folder to write.", show_default=False, metavar="OUT")
 SITES = typer.Option(help="Sites: letters such as ABCD, with variants such as KVOM:scaled.")
-INIT = typer.Option(help="zero: the model answers as before; uniform: taps are drawn, as in the paper.")
-SEED = typer.Option(help="Seed of drawn taps.", min=0)
+INIT = typer.Option(help="zero: the model answers as before; uniform: random taps, as in the paper.")
+SEED = typer.Option(help="Seed of random taps.", min=0)
 DRY_RUN = typer.Option("--dry-run", help="Only print which layers each block would get; no weights are read.")
 
 
@@ -38,7 +38,7 @@ def canonize(
 ) -> int:
     """Put Canon layers into a causal language model of transformers, and save it.
 
-    OUT loads by AutoModelForCausalLM once canonlm is imported, trains and generates as the model did before.
+    Once canonlm is imported, OUT loads with AutoModelForCausalLM, and trains and generates as the model did before.
     """
     load_torch()
     from canonlm.canon.canonize import canonize as put_into
@@ -47,8 +47,8 @@ def canonize(
 
     path = Path(model).expanduser()
     if (path / "config.yaml").is_file():
-        what = "a folder of transformers (of a run: train an architecture with +canon, or canonlm export it first)"
-        raise expected("MODEL", what, model)
+        expectation = "a transformers folder (for a run: train an architecture with +canon, or canonlm export it first)"
+        raise expected("MODEL", expectation, model)
     if dry_run:
         if out is not None:
             raise ValueError("OUT does not go with --dry-run, which writes nothing")
@@ -71,25 +71,25 @@ def canonize(
     subject = opened(model, dtype=dtype, device="cpu", trust_remote_code=trust_remote_code)
     torch.manual_seed(seed)
     places = describe(subject.model, sites, init=init)
-    made = put_into(subject.model, sites, init=init)
+    canonized = put_into(subject.model, sites, init=init)
 
     def fill(folder: Path) -> None:
-        made.save_pretrained(folder)
+        canonized.save_pretrained(folder)
         if subject.tokenizer is not None:
             subject.tokenizer.save_pretrained(folder)
 
     with doing("writing the model"), writing_model(out):
         write_folder(out, fill)
-    added = sum(p.numel() for name, p in made.named_parameters() if ".canon_" in name)
-    print(f"{len(places)} Canon layers, {added:,} parameters of {made.num_parameters():,}: {out}")
+    added = sum(p.numel() for name, p in canonized.named_parameters() if ".canon_" in name)
+    print(f"{len(places)} Canon layers, {added:,} parameters of {canonized.num_parameters():,}: {out}")
     return 0
 
 
 def listing(places: "list[Place]") -> str:
-    """A paragraph for blocks that get the same layers."""
+    """The layers as text: one paragraph for all blocks that get the same ones."""
     rows: dict[str, list[str]] = {}
-    for one in places:
-        rows.setdefault(one.block, []).append(str(one))
+    for place in places:
+        rows.setdefault(place.block, []).append(str(place))
     alike: dict[str, list[str]] = {}
     for block, lines in rows.items():
         alike.setdefault("\n".join(f"  {line}" for line in lines), []).append(block)
@@ -102,7 +102,7 @@ def _several(blocks: list[str]) -> str:
 
 
 def _on_meta(model: str, trust_remote_code: bool) -> "PreTrainedModel":
-    """The model without its numbers."""
+    """The model on the meta device, without weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -123,6 +123,6 @@ def _on_meta(model: str, trust_remote_code: bool) -> "PreTrainedModel":
         config = AutoConfig.from_pretrained(model, **options)
         with torch.device("meta"), few_modules():
             return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    except Exception as error:  # whatever the code of some model raises
+    except Exception as error:  # a model's own code may raise anything
         text = brief(" ".join(str(error).split()))
         raise InvalidSetting("MODEL", f"MODEL: {brief(model)} cannot be built: {text}") from None

@@ -1,4 +1,4 @@
-"""`canonlm check`: does a model give the same answers however it is asked?"""
+"""`canonlm check`: whether a model gives the same answers with a cache, in batches, with padding and so on."""
 
 from json import dumps
 from pathlib import Path
@@ -35,7 +35,7 @@ def check(
     device: Annotated[str, DEVICE] = "auto",
     trust_remote_code: Annotated[bool, TRUST] = False,
 ) -> int:
-    """Does a model give the same answers with a cache, in a batch, padded, in pieces, with beams, packed, saved?
+    """Check that a model gives the same answers with a cache, in a batch, padded, in pieces, with beams, packed, saved.
 
     Each case is compared with plain forward passes over single rows. `differs` is a wrong answer without an error, and
     ends with exit code 1; `refused` means that the model or the library raised an error, and is not a wrong answer.
@@ -62,7 +62,7 @@ def check(
         subject = opened(
             model, step=step, variant=variant, dtype=dtype, device=device, trust_remote_code=trust_remote_code
         ).model
-    with quiet(), doing(f"trying {len(chosen or known)} cases"):
+    with quiet(), doing(f"running {len(chosen or known)} cases"):
         outcomes = decoding(subject, chosen, seed=seed)
     wrong = [outcome.case for outcome in outcomes if outcome.state == "differs"]
     if json != "-":
@@ -81,7 +81,7 @@ def check(
 
 
 def _is_architecture(name: str) -> bool:
-    """Not a folder, and not a name on the Hub either, which has none of these signs."""
+    """Whether this is an architecture: not a folder, nor a name on the Hub, which has none of these signs."""
     if Path(name).expanduser().is_dir():
         return False
     from canonlm.models.archs import bases

@@ -1,4 +1,4 @@
-"""`canonlm claims`: the ledger of the paper's claims."""
+"""`canonlm claims`: the paper's claims and the verdicts on them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +15,7 @@ CLAIM = typer.Argument(help="One claim in full, such as C06.", show_default=Fals
 SCALE = typer.Option(help="Which runs judge the claims: micro, small or paper.", autocompletion=completion.scales)
 RUNS = typer.Option(help="Folder of CSV files that `canonlm replicate --export` wrote. Default: our own runs.",
                     show_default=False)  # fmt: skip
-SEED_SET = typer.Option(help="Which seeds the runs have, as in `canonlm replicate`.")
+SEED_SET = typer.Option(help="The seeds of the runs, as in `canonlm replicate`.")
 OUT = typer.Option(help="Write a page instead, to a file that ends in .html or .md.", show_default=False)
 
 
@@ -28,7 +28,7 @@ def claims(
 ) -> int:
     """Show the paper's 51 claims: supported, contradicted, undecided or untested, and the runs behind each.
 
-    `canonlm replicate` trains what is missing.
+    `canonlm replicate` trains the missing runs.
     """
     from canonlm.errors import expected, unknown, writing
 
@@ -58,14 +58,14 @@ def claims(
             write_text(out, claims_page.html(entries) if out.suffix == ".html" else claims_page.markdown(entries))
         print(f"wrote {out}")
     elif claim is not None:
-        _tell(entries[0])
+        _print_claim(entries[0])
     else:
-        _table(entries)
+        _print_table(entries)
         print(summary(entries))
     return 0
 
 
-def _table(entries: "list[Claim]") -> None:
+def _print_table(entries: "list[Claim]") -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -77,7 +77,7 @@ def _table(entries: "list[Claim]") -> None:
     Console().print(table)
 
 
-def _tell(claim: "Claim") -> None:
+def _print_claim(claim: "Claim") -> None:
     print(f"{claim.id}  {claim.state}\n{claim.text}")
     if claim.paper:
         print(f"The paper: {claim.paper}")

@@ -1,5 +1,5 @@
-"""Names that the shell completes: read from the package's file names, as importing the packages that know them takes
-most of a second."""
+"""Names for shell completion, read from the package's file names: importing the packages that define them takes most of
+a second."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def scales() -> list[str]:
 
 
 def tasks() -> list[str]:
-    """Each has a tiny preset."""
+    """All tasks: each has a tiny preset."""
     return [name for name in _stems(RECIPES / "playground" / "tiny") if name not in ("default", "text")]
 
 
@@ -42,7 +42,7 @@ def experiments() -> list[str]:
 
 
 def architectures(incomplete: str) -> list[str]:
-    """Of a list with commas, the last one."""
+    """Completions of the last name in a list with commas."""
     before = incomplete[: incomplete.rfind(",") + 1]
     return [f"{before}{name}{canon}" for name in ARCHITECTURES for canon in ("", "+canon")]
 

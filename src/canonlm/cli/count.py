@@ -1,5 +1,5 @@
-"""How far a long command is: a bar on a terminal, now and then a line elsewhere. On standard error, so that what is
-printed can be piped."""
+"""Progress of a long command: a bar on a terminal, a line now and then elsewhere. On standard error, so that the output
+can be piped."""
 
 import time
 from typing import TYPE_CHECKING, Self
@@ -23,7 +23,7 @@ EVERY = 10.0  # seconds from line to line
 
 
 class Bars:
-    """A bar on a terminal; elsewhere a line now and then. Shown while a block of `with` lasts."""
+    """A bar on a terminal; elsewhere a line now and then. Shown during a `with` block."""
 
     def __init__(self, *columns: ProgressColumn) -> None:
         console = Console(stderr=True)
@@ -62,7 +62,7 @@ class Count(Bars):
 
 
 class Reading(Bars):
-    """How far `canonlm data prepare` is: in bytes, with documents and tokens."""
+    """Progress of `canonlm data prepare`: in bytes, with documents and tokens."""
 
     def __init__(self) -> None:
         counts = TextColumn("{task.fields[documents]:,} documents  {task.fields[tokens]:,} tokens")

@@ -1,4 +1,4 @@
-"""`canonlm data`: look at what models are trained on, write it to a file, grade what was answered to it."""
+"""`canonlm data`: show samples of a task, write them to a file, grade answers to them; prepare text."""
 
 import sys
 from itertools import groupby
@@ -35,11 +35,11 @@ SETTINGS = typer.Argument(
 N = typer.Option("--n", help="How many samples.", min=1)
 DIFFICULTY = typer.Option(help="A named difficulty, such as depo1-225.", show_default=False)
 SPLIT = typer.Option(help="train, valid (the same distribution) or test (the hardest cases).")
-SEED = typer.Option(help="Samples are a function of seed, split and number.", min=0)
+SEED = typer.Option(help="Samples are a function of seed, split and index.", min=0)
 OUT = typer.Option(help="The Parquet file to write, such as depo.parquet.", show_default=False)
 LOSS_ON = typer.Option(help="Which tokens get a label: answer or all. Default: as in the paper.", show_default=False)
 VERIFY = typer.Option(
-    help="Instead grade a file of answers to the samples: Parquet or JSON lines, with index and answers.",
+    help="Grade a file of answers to the samples instead: Parquet or JSON lines, with index and answers.",
     show_default=False,
 )
 
@@ -58,7 +58,7 @@ def show(
 ) -> int:
     """Print samples in colour: context, questions and answers; then each question with its answer and the reason.
 
-    Without a difficulty or settings, those of the tiny preset.
+    Without a difficulty or settings, those of the tiny preset are used.
     """
     from rich.console import Console
     from rich.text import Text
@@ -94,7 +94,7 @@ def dump(
 ) -> int:
     """Write samples to a Parquet file; with --verify, grade answers to them.
 
-    The file has index, tokens, labels and answers (start and stop of each answer; what is before it is its prompt).
+    The file has index, tokens, labels and answers (start and stop of each answer; the tokens before are its prompt).
     It is complete or absent. If a dump was stopped, the same command continues it.
     """
     from canonlm.cli.count import Count
@@ -119,11 +119,11 @@ def dump(
     assert out is not None
     try:
         with Count(n, "drawn", "joined") as count:
-            new = write(chosen, out, n=n, split=split, seed=seed, loss_on=loss_on, on_progress=count)
+            is_new = write(chosen, out, n=n, split=split, seed=seed, loss_on=loss_on, on_progress=count)
     except KeyboardInterrupt:
         print("\ncanonlm: interrupted. The same command continues.", file=sys.stderr)
         return 130
-    print(f"{out}: {n:,} samples of {chosen!r}, {split} split, seed {seed}{'' if new else ' (was there already)'}")
+    print(f"{out}: {n:,} samples of {chosen!r}, {split} split, seed {seed}{'' if is_new else ' (was there already)'}")
     return 0
 
 
@@ -144,7 +144,7 @@ def _task(name: str, difficulty: str | None, settings: list[str] | None) -> "Tas
 
 
 def _coloured(task: "Task", sample: "Sample") -> "Text":
-    """Tokens with one role are put into words together, as the vocabulary knows where blanks belong."""
+    """The sample's text, coloured by role. The vocabulary joins the tokens of one role, as it places the spaces."""
     from rich.text import Text
 
     text, stop = Text(), 0
@@ -179,7 +179,7 @@ def _label(task: "Task", where: "Slice") -> str:
 
 
 def _clip(text: str) -> str:
-    """Its beginning and its end, cut between words."""
+    """The beginning and end of a long text, cut between words."""
     if len(text) <= WIDTH:
         return text
     half = WIDTH // 2

@@ -1,4 +1,4 @@
-"""`canonlm doctor`: what this machine has, what of it is fast, and what is right."""
+"""`canonlm doctor`: what is installed on this machine, and which of its kernels are right."""
 
 from json import dumps
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ AGAIN = typer.Option("--again", help="Test every kernel again, even if its outco
 
 
 def doctor(again: Annotated[bool, AGAIN] = False, json: Annotated[str | None, JSON] = None) -> int:
-    """What is installed here, and is every kernel that models would use correct?
+    """Show what is installed here, and whether every kernel that models would use is correct.
 
     Each kernel is compared with its definition on small random inputs: values and gradients, packed documents, decays
     near zero. Outcomes are recorded for these versions and this device. Exit code 1: a kernel that would be used is
@@ -69,9 +69,9 @@ def _show(machine: dict[str, Any], rows: list[dict[str, Any]], notes: list[str])
     table = Table("kernel", "used for", "inputs", "", "values", "gradients", "", box=None, padding=(0, 2, 0, 0))
     marks = {"right": "green", "wrong": "bold red", "missing": "yellow"}
     for row in rows:
-        off = [f"{row[key]:.1e}" if key in row else "" for key in ("values", "gradients")]
+        errors = [f"{row[key]:.1e}" if key in row else "" for key in ("values", "gradients")]
         state = f"[{marks[row['state']]}]{row['state']}[/]"
-        table.add_row(row["kernel"], row["used_for"], row["dtype"], state, *off, row["detail"])
+        table.add_row(row["kernel"], row["used_for"], row["dtype"], state, *errors, row["detail"])
     console.print()
     console.print(table)
     for note in notes:

@@ -1,4 +1,4 @@
-"""What a command is doing, on a terminal, while it has nothing to show yet."""
+"""A status line on the terminal while a command has nothing to show yet."""
 
 import sys
 import threading
@@ -11,8 +11,8 @@ PATIENCE = 1.0
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Show this on standard error if the block takes longer, and clear the line at its end. Logs and pipes get
-    nothing: there, standard error has only what went wrong."""
+    """Show `what` on standard error if the block takes longer than `PATIENCE`, and clear the line at its end. Logs and
+    pipes get nothing: there, standard error is for errors only."""
     if not sys.stderr.isatty():
         yield
         return

@@ -1,4 +1,4 @@
-"""`canonlm eval`: a saved model through a suite of questions, into one results.json."""
+"""`canonlm eval`: evaluate a saved model on a suite of questions, and write results.json."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from canonlm.suites.run import ProgressReporter
 
 SETTINGS = typer.Argument(
-    help='Settings of the suite, such as k=2 background=1000. Of a list (in quotes: "k=[1,2]") every value is asked.',
+    help='Settings of the suite, such as k=2 background=1000. A list (in quotes: "k=[1,2]") evaluates each value.',
     show_default=False,
     metavar="KEY=VALUE",
 )
@@ -31,7 +31,7 @@ OUT = typer.Option(
 PUBLISHED = typer.Option("--published", help="Use the settings of the published results.")
 BATCH_SIZE = typer.Option(help="Questions at a time. Default: found automatically.", min=1, show_default=False)
 BOS = typer.Option("--bos", help="Begin every prompt with the tokenizer's BOS token.")
-BEYOND = typer.Option("--beyond-context", help="Also ask prompts that are longer than the model's context.")
+BEYOND = typer.Option("--beyond-context", help="Also read prompts that are longer than the model's context.")
 
 
 def evaluate(
@@ -83,14 +83,14 @@ def evaluate(
         with _progress() as progress:
             entries = suites.run(suite, planned, subject, options, folder, progress)
     except KeyboardInterrupt:
-        print(f"canonlm: interrupted; what was answered is in {folder}, the same command continues", file=sys.stderr)
+        print(f"canonlm: interrupted; the answers so far are in {folder}. The same command continues.", file=sys.stderr)
         return 130
     print(f"results: {folder / 'results.json'}")
     return _warn(entries)
 
 
 def _warn(entries: Sequence[Mapping[str, Any]]) -> int:
-    """Say which scores mean nothing. 1 where the logits were not finite in all questions of an entry, else 0."""
+    """Print which scores mean nothing. 1 if the logits were not finite in all questions of an entry, else 0."""
     from canonlm.runs.rows import one_line
     from canonlm.suites.questions import not_finite_of
 
@@ -108,7 +108,7 @@ def _warn(entries: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _folder(model: str, about: Mapping[str, Any]) -> Path:
-    """Beside a run, by step; else by the model's name."""
+    """The default of --out: in a run's folder, by step; else by the model's name."""
     if about.get("step") is not None:
         return Path(model) / "evals" / f"step-{about['step']:08d}"
     return Path("evals") / (Path(model).resolve().name if Path(model).exists() else model.replace("/", "--"))

@@ -1,4 +1,4 @@
-"""`canonlm export`: a run's model as transformers loads it."""
+"""`canonlm export`: write a run's model in the format of transformers."""
 
 import shutil
 from pathlib import Path
@@ -64,7 +64,7 @@ def export(
         model.save_pretrained(folder, **({"self_contained": True} if self_contained else {}))
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        for weights in folder.glob("*.safetensors"):  # written for their owner alone
+        for weights in folder.glob("*.safetensors"):  # safetensors lets only their owner read them
             shutil.copymode(folder / "config.json", weights)
 
     with doing("writing the model"), writing_model(out):

@@ -1,4 +1,4 @@
-"""`canonlm generate`: what a model writes after a prompt, or after each of a file's."""
+"""`canonlm generate`: continue a prompt, or each prompt of a file."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ MAX_TOKENS = typer.Option(
     min=1,
     show_default=False,
 )
-TEMPERATURE = typer.Option(help="0: always the likeliest token. 1: as the model's probabilities say.", min=0)
+TEMPERATURE = typer.Option(help="0: always the likeliest token. 1: draw by the model's own probabilities.", min=0)
 TOP_K = typer.Option(help="Draw from the K likeliest tokens only.", min=1, show_default=False)
 TOP_P = typer.Option(help="Draw from the likeliest tokens whose probabilities add up to this.", show_default=False)
 SEED = typer.Option(help="Seed of the draws: the same seed writes the same text.")
@@ -37,10 +37,10 @@ BOS = typer.Option(
 )
 STOP = typer.Option(help="Stop before this text. Repeat for more.", show_default=False)
 PROMPTS = typer.Option(
-    help='A file of prompts in place of PROMPT: one a line or, in a .jsonl file, {"prompt": …} a line.',
+    help='A file of prompts in place of PROMPT: one per line or, in a .jsonl file, {"prompt": …} per line.',
     show_default=False,
 )
-OUT = typer.Option(help='With --prompts: the file to write, {"prompt": …, "text": …} a line.', show_default=False)
+OUT = typer.Option(help='With --prompts: the file to write, {"prompt": …, "text": …} per line.', show_default=False)
 BATCH_SIZE = typer.Option(
     help="With --prompts: prompts at a time. Default: found automatically.", min=1, show_default=False
 )
@@ -103,16 +103,16 @@ def generate(
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     words = subject.tokenizer or _words_of_task(model, subject)
-    begin = _begins(words) if bos is None else bos
+    begin = _adds_bos(words) if bos is None else bos
     writer = Writer(subject.model, words, batch_size=batch_size, bos=begin, sampling=sampling)
     if prompt is not None:
-        most = max_tokens or DEFAULT_TOKENS
+        limit = max_tokens or DEFAULT_TOKENS
         if max_tokens is None and (context := wrap(subject.model).context_length) is not None:
-            most = max(1, min(most, context - begin - writer.tokens(prompt)))
-        writer.check([prompt], most, "the prompt")  # before anything is printed
+            limit = max(1, min(limit, context - begin - writer.tokens(prompt)))
+        writer.check([prompt], limit, "the prompt")  # before anything is printed
         print(prompt, end="", flush=True)
         try:
-            writer.stream(prompt, most, lambda text: print(_shown(text), end="", flush=True), stop or [])
+            writer.stream(prompt, limit, lambda text: print(_shown(text), end="", flush=True), stop or [])
         finally:
             print()
         return 0
@@ -122,13 +122,13 @@ def generate(
 
 
 def _shown(text: str) -> str:
-    """What a model wrote, as a terminal may have it: without the control characters that it would obey."""
+    """A model's text without the control characters that a terminal would obey."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
 
 
 def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop: list[str], out: Path) -> None:
-    """Everything, into a file that is complete or absent, in the order of the prompts. FloatingPointError: the model's
-    logits are not finite at any of them."""
+    """Answer all prompts, in order, into a file that is complete or absent. FloatingPointError: the model's logits are
+    not finite in any of them."""
     from canonlm.cli.count import Count
     from canonlm.errors import writing
     from canonlm.files import write_text
@@ -152,7 +152,7 @@ def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop:
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
-    """One row per prompt; what else a row of JSON has goes into the answer's."""
+    """One row per prompt; other keys of a JSON row are copied to the answer's row."""
     from canonlm.errors import expected
     from canonlm.suites.reading import text_of
     from canonlm.untrusted import parse_json
@@ -177,7 +177,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
 
 
 def _words_of_task(model: str, subject: "Subject") -> "TaskWords | None":
-    """What a run of `canonlm play` reads and writes."""
+    """The words of the task that a run of `canonlm play` reads and writes, in place of a tokenizer."""
     from canonlm.suites.task_words import TaskWords
     from canonlm.train.recipe import load
 
@@ -187,7 +187,7 @@ def _words_of_task(model: str, subject: "Subject") -> "TaskWords | None":
     return None if task is None else TaskWords(task)
 
 
-def _begins(tokenizer: Any) -> bool:
+def _adds_bos(tokenizer: Any) -> bool:
     """Whether the tokenizer puts a BOS token before a text by itself."""
     if tokenizer is None or tokenizer.bos_token_id is None:
         return False

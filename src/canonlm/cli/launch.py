@@ -89,8 +89,8 @@ def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool, trust: boo
     from canonlm.launch.slurm import Job, parse, split
     from canonlm.train.recipe import check_folder, check_trust, load
 
-    of_the_job, overrides = split(pairs)
-    settings = parse(of_the_job)
+    job_pairs, overrides = split(pairs)
+    settings = parse(job_pairs)
     check_trust(path, overrides, trust)
     load(path, overrides, trust=trust)  # a mistake in the file is reported before torch is loaded
     load_torch()
@@ -99,7 +99,7 @@ def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool, trust: boo
     from canonlm.train.mesh import check_layout
 
     def check_all(run):
-        build_model(reading.complete(run), "meta")  # the device is the nodes' affair
+        build_model(reading.complete(run), "meta")  # the nodes choose their own devices
         if "gpus" in settings and run.train.device == "cpu":
             raise InvalidSetting("train.device", f"train.device: cpu does not go with gpus={settings['gpus']}")
         check_layout(run, settings["nodes"] * settings["tasks"])

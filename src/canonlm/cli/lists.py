@@ -1,4 +1,4 @@
-"""`canonlm tasks` and `canonlm archs`: what there is to choose from."""
+"""`canonlm tasks` and `canonlm archs`: lists of the tasks and architectures."""
 
 from rich.console import Console
 from rich.table import Table
@@ -36,8 +36,8 @@ def archs() -> None:
     console = Console()
     console.print(table)
     for examples in (
-        "\nPut together: llama+canon, gla5+canon, llama-nope+canon=AC, llama+canon+rope=0.25",
-        "Without the short convolutions: gla5-conv. Layers that take turns: gdn2.gdn2.gdn2.llama",
+        "\nCombined: llama+canon, gla5+canon, llama-nope+canon=AC, llama+canon+rope=0.25",
+        "Without the short convolutions: gla5-conv. Alternating layers: gdn2.gdn2.gdn2.llama",
         "Any setting, in braces: gla5{num_heads=4}+canon, llama{num_key_value_heads=2}",
         "Models of transformers: hf:qwen3, hf:lfm2{conv_bias=true}; of flash-linear-attention: fla:kda",
         "From a file of yours, a mixer or a whole model: mine.py:MyBlock",

@@ -24,7 +24,7 @@ from canonlm.runs.rows import DAMAGE, Evaluation, Remark, TextEvaluation, TrainR
 from canonlm.runs.words import named
 from canonlm.train.config import RunConfig
 
-MOST_MESSAGES = 4
+MAX_MESSAGES = 4
 BARS = "▁▂▃▄▅▆▇█"
 
 Row = TrainRow | Evaluation | TextEvaluation | Remark
@@ -33,7 +33,8 @@ OnRow = Callable[[dict[str, Any]], None]
 
 @contextmanager
 def follow(config: RunConfig, folder: Path) -> Generator[OnRow]:
-    """What `train` is to call with every row. Under torchrun all processes share a terminal: the first one speaks."""
+    """The function that `train` calls with every row. Under torchrun all processes share a terminal: only the first one
+    prints."""
     console = Console()
     if os.environ.get("RANK", "0") != "0":
         yield lambda row: None
@@ -45,8 +46,8 @@ def follow(config: RunConfig, folder: Path) -> Generator[OnRow]:
             yield view.show
 
 
-def typed(config: RunConfig, row: dict[str, Any]) -> Row:
-    """A row as the loop gives it. A row that cannot be read does not end a training."""
+def _parsed(config: RunConfig, row: dict[str, Any]) -> Row:
+    """Parse a row of the training loop. A row that cannot be read does not stop the training."""
     try:
         return parse(row, evaluation) if config.text is None else parse(row, text_evaluation)
     except DAMAGE:
@@ -54,20 +55,20 @@ def typed(config: RunConfig, row: dict[str, Any]) -> Row:
 
 
 class Lines(Latest):
-    """Rows as lines of a log: of the steps one every `LOG_SECONDS`, and all that is not a step."""
+    """Rows as lines of a log: one step every `LOG_SECONDS`, and every row that is not a step."""
 
     def __init__(self, config: RunConfig, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.config, self.folder, self.clock = config, folder, clock
         self.printed = -math.inf
 
     def show(self, row: dict[str, Any]) -> None:
-        self.take(read := typed(self.config, row))
+        self.take(parsed := _parsed(self.config, row))
         now = self.clock()
-        if math.isinf(self.printed):  # whatever refuses the run has had its say
+        if math.isinf(self.printed):  # not before the first row: errors that refuse the run come earlier
             print(f"{self.folder}: {self.config.arch}, {self.config.train.steps:,} steps", flush=True)
-        if not isinstance(read, TrainRow) or now - self.printed >= LOG_SECONDS:
+        if not isinstance(parsed, TrainRow) or now - self.printed >= LOG_SECONDS:
             self.printed = now
-            print(self.line(read), flush=True)
+            print(self.line(parsed), flush=True)
 
     def line(self, row: Row) -> str:
         """`step 100/4000  loss 2.1234  lr 3.00e-04  12,345 tokens/s  4:05 left`"""
@@ -81,24 +82,24 @@ class Lines(Latest):
 
 
 def time_left(config: RunConfig, latest: Latest) -> float | None:
-    """In seconds."""
+    """Seconds until the last step; None if the speed is not known."""
     return latest.seconds_left(config.train.steps, config.train.batch_size * config.data.seq_len)
 
 
 class View(Latest):
-    """All that is known of a run, as a panel that fits any width. It is drawn in a thread of its own."""
+    """The state of a run, as a panel that fits any width. It is drawn in its own thread."""
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
         self.losses: deque[float] = deque(maxlen=400)  # more than a terminal has columns
-        self.messages: deque[Remark] = deque(maxlen=MOST_MESSAGES)
+        self.messages: deque[Remark] = deque(maxlen=MAX_MESSAGES)
 
     def show(self, row: dict[str, Any]) -> None:
-        self.take(read := typed(self.config, row))
-        if isinstance(read, TrainRow):
-            self.losses.append(read.loss)
-        elif isinstance(read, Remark):
-            self.messages.append(read)
+        self.take(parsed := _parsed(self.config, row))
+        if isinstance(parsed, TrainRow):
+            self.losses.append(parsed.loss)
+        elif isinstance(parsed, Remark):
+            self.messages.append(parsed)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts: list[RenderableType] = [self._progress()]
@@ -133,7 +134,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def _numbers(row: TrainRow) -> list[Text]:
-    """The row's numbers, at least so wide that columns stay where they are from row to row."""
+    """The row's numbers, padded so that columns stay in place from row to row."""
     shown = [
         ("loss", "loss", "{:.4f}"),
         ("z_loss", "z-loss", "{:.2e}"),
@@ -153,7 +154,7 @@ def _evaluation(config: RunConfig, row: Evaluation | TextEvaluation) -> str:
     loss = math.nan if row.loss is None else row.loss
     if isinstance(row, Evaluation):
         return f"test loss {loss:.4f}  {in_words(named(config.built_task), row)}"
-    each = {name: math.nan if one.bits_per_byte is None else one.bits_per_byte for name, one in row.sets.items()}
+    each = {name: math.nan if part.bits_per_byte is None else part.bits_per_byte for name, part in row.sets.items()}
     bits = ", ".join(f"{name} {value:.4f}" for name, value in each.items())
     return f"validation loss {loss:.4f}  bits per byte: {bits}"
 

@@ -1,4 +1,4 @@
-"""The page of a play folder while its runs go on."""
+"""The page of a play folder while its runs train."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,12 +9,12 @@ from canonlm.report import load_play
 from canonlm.report.page import place_of, write_page
 
 SECONDS = 30.0  # between two writes, unless a run ends
-MOST_OF_THE_TIME = 1 / 20  # that writing may take
+MAX_SHARE = 1 / 20  # of the time, for writing
 
 
 class LivePage:
-    """Called with the state of a grid, it writes the page: at the start, when a run has ended, and else every
-    `SECONDS`. The page reads itself again until it is written without `live`."""
+    """Writes the page when called with the state of a grid: at the start, when a run has ended, and else every
+    `SECONDS`. The page reloads itself until it is written without `live`."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder, self.clock = folder, clock
@@ -26,11 +26,10 @@ class LivePage:
         if settled != self.settled or start >= self.next:
             self.write(live=settled < len(grid))
             self.settled = settled
-            self.next = self.clock() + max(SECONDS, (self.clock() - start) / MOST_OF_THE_TIME)
+            self.next = self.clock() + max(SECONDS, (self.clock() - start) / MAX_SHARE)
 
     def write(self, *, live: bool) -> None:
-        """Nothing happens where it cannot be written: the runs do not depend on it, and the report at the end says
-        why."""
+        """Errors are ignored: the runs do not depend on the page, and the report at the end shows the error."""
         try:
             write_page(load_play(self.folder), place_of(self.folder, None), live=live)
         except (OSError, ValueError):

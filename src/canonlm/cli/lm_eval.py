@@ -15,10 +15,10 @@ def lm_eval(context: typer.Context, tasks_folder: Annotated[bool, TASKS_FOLDER] 
     """The lm-evaluation-harness with our models: `canonlm lm-eval --model canonlm --model_args
     pretrained=runs/mine,bos=true --tasks canonlm_standard --batch_size auto`.
 
-    `pretrained` is what `canonlm eval` opens: a run, an exported folder, a published checkpoint, any causal language
+    `pretrained` takes what `canonlm eval` opens: a run, an exported folder, a published checkpoint, any causal language
     model of transformers; with `step=`, `variant=`, `tokenizer=`, `dtype=`, `max_length=`, and `bos=true` to begin
     texts with a BOS token. All other arguments are the harness's: `canonlm lm-eval run -h` explains them, `canonlm
-    lm-eval ls groups` lists what there is; `--model hf` and the rest of its models work too.
+    lm-eval ls groups` lists groups of tasks; `--model hf` and the rest of its models work, too.
     """
     from canonlm.suites.harness import TASKS, require
 
@@ -28,7 +28,7 @@ def lm_eval(context: typer.Context, tasks_folder: Annotated[bool, TASKS_FOLDER] 
     require()
     load_torch()
 
-    import canonlm.suites.harness.lm  # noqa: F401  # the harness knows our models from here on
+    import canonlm.suites.harness.lm  # noqa: F401  # registers our models with the harness
     from canonlm.suites.harness.command import run
 
     run(context.args)

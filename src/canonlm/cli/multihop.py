@@ -10,8 +10,8 @@ SETTINGS = typer.Argument(
     help="Settings of the suite, such as k=2 people=3 background=200.", show_default=False, metavar="KEY=VALUE"
 )
 N = typer.Option("--n", help="How many texts.", min=1)
-SPLIT = typer.Option(help="train, valid or test (what `canonlm eval` asks).")
-SEED = typer.Option(help="Texts are a function of settings, seed, split and number.", min=0)
+SPLIT = typer.Option(help="train, valid or test (the questions of `canonlm eval`).")
+SEED = typer.Option(help="Texts are a function of settings, seed, split and index.", min=0)
 
 
 def multihop(

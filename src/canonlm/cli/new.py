@@ -1,4 +1,4 @@
-"""`canonlm new`: a file to begin with, and the commands that run it."""
+"""`canonlm new`: write a file to start from, and print the commands that run it."""
 
 import shlex
 from pathlib import Path
@@ -49,7 +49,7 @@ def new(kind: Annotated[str, KIND], file: Annotated[Path, FILE]) -> int:
     text = (TEMPLATES / template.file).read_text(encoding="utf-8")
     with writing("FILE", file, "file"):
         try:
-            with file.open("x", encoding="utf-8") as stream:  # never over a file that is there
+            with file.open("x", encoding="utf-8") as stream:  # never overwrites a file
                 stream.write(text)
         except FileExistsError:
             raise expected("FILE", "a file that does not exist yet", str(file)) from None

@@ -1,4 +1,4 @@
-"""Options that several commands have: those that open a saved model, and those that train one."""
+"""Options shared by several commands: those that open a saved model, and those that train one."""
 
 import errno
 import sys
@@ -48,7 +48,7 @@ JSON = typer.Option(
 
 
 def check_place(path: str | None, option: str) -> None:
-    """A folder that is missing is reported before the work, and not after it."""
+    """Report a missing folder before the work, not after it."""
     from canonlm.errors import expected
 
     if path is not None and path != "-" and not Path(path).parent.is_dir():
@@ -70,7 +70,7 @@ def write_to(path: str, text: str, option: str) -> None:
 
 @contextmanager
 def writing_model(out: Path) -> Iterator[None]:
-    """As `canonlm.errors.writing`, for OUT. safetensors has an error of its own for a full disk."""
+    """As `canonlm.errors.writing`, for OUT. safetensors raises its own error for a full disk."""
     from safetensors import SafetensorError
 
     from canonlm.errors import writing
@@ -83,7 +83,7 @@ def writing_model(out: Path) -> Iterator[None]:
 
 
 def opened(model: str, **options: Any) -> "Subject":
-    """The saved model of a command, from the options above. The library's bars are not shown."""
+    """Open the saved model of a command, from the options above, without the library's progress bars."""
     load_torch()
     from transformers.utils.logging import disable_progress_bar
 

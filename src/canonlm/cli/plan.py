@@ -41,8 +41,8 @@ def plan(
 ) -> None:
     """Predict a run's tokens, FLOPs, memory per GPU, largest micro-batch and time.
 
-    Nothing is started. Neither a GPU nor, if the recipe has `model.vocab_size`, the text is needed. A run that does not
-    fit, or cannot be divided like this, is an error. For a task: a run of each architecture, and all runs of
+    Nothing is started. No GPU is needed and, if the recipe has `model.vocab_size`, no text. A run that does not fit, or
+    cannot be divided over the GPUs, is an error. For a task: a run of each architecture, and all runs of
     `canonlm play`.
     """
     from canonlm import outside, tasks
@@ -70,8 +70,8 @@ def _plan_task(
 
     for run in runs:
         _show(f"{run.arch} on {chosen.difficulty or chosen.task}, {preset}", run, gpus, gpu, mfu)
-    tries = len(chosen.lrs) * chosen.seeds
-    total = cost([run for run in runs for _ in range(tries)], gpu, mfu)
+    repeats = len(chosen.lrs) * chosen.seeds
+    total = cost([run for run in runs for _ in range(repeats)], gpu, mfu)
     rates = f"{len(chosen.lrs)} learning rates x {chosen.seeds} seeds"
     print(f"all {total.runs} runs, {rates} for each architecture")
     print(f"  {'tokens':<15} {total.tokens:,}")
@@ -108,22 +108,23 @@ def _show(name: str, run: "RunConfig", gpus: int, gpu: str, mfu: float) -> None:
     from canonlm.launch.plan import make_plan, readable
 
     with doing("estimating memory and FLOPs"):
-        made = make_plan(run, gpus, gpu, mfu)
+        planned = make_plan(run, gpus, gpu, mfu)
     train, parallel = run.train, run.parallel
-    layout = [f"weights and optimizer over {made.shards}"]
+    layout = [f"weights and optimizer over {planned.shards}"]
     layout += [f"in {parallel.dp_replicate} copies"] * (parallel.dp_replicate > 1)
     layout += [f"layers over {parallel.tp}"] * (parallel.tp > 1)
     layout += [f"{parallel.activation_checkpointing} recomputation"] * (parallel.activation_checkpointing != "none")
-    times = f", {made.accumulation:,} times" if made.accumulation > 1 else ""
+    times = f", {planned.accumulation:,} times" if planned.accumulation > 1 else ""
+    steps = f"{train.steps:,} steps of {train.batch_size:,} windows of {run.data.seq_len:,}"
     rows = {
-        "parameters": f"{made.parameters:,}",
-        "tokens": f"{made.tokens:,}  ({train.steps:,} steps of {train.batch_size:,} windows of {run.data.seq_len:,})",
-        "FLOPs": f"{made.flops:.3e}  ({made.flops_per_token:.3e} per token, forward and backward)",
+        "parameters": f"{planned.parameters:,}",
+        "tokens": f"{planned.tokens:,}  ({steps})",
+        "FLOPs": f"{planned.flops:.3e}  ({planned.flops_per_token:.3e} per token, forward and backward)",
         "layout": ", ".join(layout),
-        "windows": f"{made.windows:,} per GPU, {made.micro_batch:,} at a time" + times,
-        "memory": f"{readable(made.memory.total)} of {readable(made.usable)} per GPU",
-        **{f"  {part}": readable(size) for part, size in asdict(made.memory).items()},
-        "time": f"{_duration(made.days)} at {mfu:.0%} of {made.peak / 1e12:,.0f} TFLOP/s",
+        "windows": f"{planned.windows:,} per GPU, {planned.micro_batch:,} at a time" + times,
+        "memory": f"{readable(planned.memory.total)} of {readable(planned.usable)} per GPU",
+        **{f"  {part}": readable(size) for part, size in asdict(planned.memory).items()},
+        "time": f"{_duration(planned.days)} at {mfu:.0%} of {planned.peak / 1e12:,.0f} TFLOP/s",
     }
     print(f"{name} on {gpus:,} x {gpu}")
     for row, text in rows.items():
@@ -131,7 +132,7 @@ def _show(name: str, run: "RunConfig", gpus: int, gpu: str, mfu: float) -> None:
 
 
 def _duration(days: float) -> str:
-    for unit, much in (("days", 1), ("hours", 24), ("minutes", 24 * 60)):
-        if days * much >= 1:
-            return f"{days * much:,.1f} {unit}"
+    for unit, per_day in (("days", 1), ("hours", 24), ("minutes", 24 * 60)):
+        if days * per_day >= 1:
+            return f"{days * per_day:,.1f} {unit}"
     return f"{days * 24 * 60 * 60:,.1f} seconds"

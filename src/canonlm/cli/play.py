@@ -1,4 +1,4 @@
-"""`canonlm play`: compare architectures on a task, from nothing to a report."""
+"""`canonlm play`: compare architectures on a task: train, grade, report."""
 
 import shlex
 import sys
@@ -58,13 +58,13 @@ def play(
 
     For example: `canonlm play depo --arch llama,llama+canon train.steps=300`
 
-    Ends with a table and `report.html`, a page that is there from the start and follows the runs. Ctrl-C saves every
+    Ends with a table and `report.html`, a page that exists from the start and follows the runs. Ctrl-C saves every
     run; the same command continues where it stopped and repeats nothing that is finished.
     """
     from canonlm.errors import expected
     from canonlm.recipes import load_preset
 
-    chosen, rates = load_preset(task, preset, difficulty), _rates(lr)  # what is wrong here is reported at once
+    chosen, rates = load_preset(task, preset, difficulty), _rates(lr)  # mistakes are reported at once
     for option, number in (("--jobs", jobs), ("--seeds", seeds)):
         if number is not None and number < 1:
             raise expected(option, "an integer >= 1", number)
@@ -107,8 +107,8 @@ def _ask_birth_years(run: "PlannedRun") -> None:
 
     try:
         ask(run.folder, run.config)
-    except ValueError as error:  # windows too short for a question; the losses are there all the same
-        print(f"canonlm: {run.name} is not asked for birth years: {error}", file=sys.stderr)
+    except ValueError as error:  # windows too short for a question; the losses are still reported
+        print(f"canonlm: {run.name}: no birth-year questions: {error}", file=sys.stderr)
 
 
 def _rates(text: str | None) -> list[float] | None:

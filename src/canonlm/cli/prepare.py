@@ -56,8 +56,8 @@ def prepare(
 ) -> int:
     """Turn text into token shards that training reads: tokenised in parallel, checksummed, the same every time.
 
-    Bad lines are counted and listed in OUT/bad-lines.jsonl, never dropped silently. If it was
-    stopped, the same command continues.
+    Bad lines are counted and listed in OUT/bad-lines.jsonl, never dropped silently. If it was stopped, the same command
+    continues.
     """
     from canonlm.cli.count import Reading
     from canonlm.data.prepare import prepare as write
@@ -78,9 +78,9 @@ def prepare(
         print("\ncanonlm: interrupted. The same command continues.", file=sys.stderr)
         return 130
     if index is None:
-        print(f"{out}: submitted; {out}/index.json is there when it is done, and {out}/work has the logs")
+        print(f"{out}: submitted; when it is done, {out}/index.json exists; logs are in {out}/work")
     else:
-        _say(out, index)
+        _print_index(out, index)
     return 0
 
 
@@ -88,14 +88,16 @@ def check(folder: Annotated[Path, FOLDER]) -> int:
     """Read all shards of a folder again and compare their sha256 with the index."""
     from canonlm.data.index import check as compare
 
-    _say(folder, compare(folder))
+    _print_index(folder, compare(folder))
     print("every file is as it was written")
     return 0
 
 
-def _say(folder: Path, index: "Index") -> None:
+def _print_index(folder: Path, index: "Index") -> None:
     for split, shards in index.splits.items():
-        documents, tokens, size = (sum(getattr(s, what) for s in shards) for what in ("documents", "tokens", "bytes"))
+        documents, tokens, size = (
+            sum(getattr(shard, key) for shard in shards) for key in ("documents", "tokens", "bytes")
+        )
         if documents:
             print(f"{folder}: {split}: {documents:,} documents, {size:,} bytes of text, {tokens:,} tokens")
     bad = f"; {index.bad_lines:,} bad lines, in bad-lines.jsonl" if index.bad_lines else ""

@@ -1,4 +1,4 @@
-"""`canonlm probe`: which nodes of the parse tree a linear classifier finds in a model's hidden states."""
+"""`canonlm probe`: which nodes of the parse tree linear classifiers can read from a model's hidden states."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +22,7 @@ def probe(
     test: Annotated[int, TEST] = 100,
     trust_remote_code: Annotated[bool, TRUST] = False,
 ) -> int:
-    """Does a model that was trained on a grammar know its rules? Reads symbols and boundaries off its hidden states.
+    """Test whether a model has learned the rules of its grammar: read symbols and boundaries off its hidden states.
 
     For every level of the grammar, one linear classifier predicts from a token's hidden state which symbol the token
     belongs to, and another whether that symbol ends with it. Prints a table and writes RUN/probe.json.

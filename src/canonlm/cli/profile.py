@@ -1,4 +1,4 @@
-"""`canonlm profile`: what architectures are good at, over all tasks, and how sure that is."""
+"""`canonlm profile`: compare architectures on all tasks, with verdicts, on one page."""
 
 import shlex
 import sys
@@ -25,7 +25,7 @@ ARCHS = typer.Argument(
     metavar="ARCHS",
 )
 TASKS = typer.Option(help="Tasks, separated by commas. Default: all six.", show_default=False)
-SEEDS = typer.Option(help="Seeds for each architecture. Default: 3; with --quick 1. A verdict takes 5.",
+SEEDS = typer.Option(help="Seeds for each architecture. Default: 3; with --quick 1. A verdict needs 5.",
                      show_default=False)  # fmt: skip
 QUICK = typer.Option(
     "--quick", help="One learning rate, one seed, a third of the training: takes minutes, proves nothing."
@@ -64,9 +64,9 @@ def profile(
     from canonlm.experiments.replicate import replicate
     from canonlm.models.archs import split_names
 
-    wanted = [part.strip() for part in tasks.split(",")] if tasks else []
+    requested = [part.strip() for part in tasks.split(",")] if tasks else []
     names = split_names(",".join(archs))
-    experiment = profiles.profile(names, wanted, seeds=seeds, quick=quick, match=match)
+    experiment = profiles.profile(names, requested, seeds=seeds, quick=quick, match=match)
     following = _Following(experiment, out, jobs)
     with doing("timing a few steps of each model"):
         left = following.left()
@@ -92,7 +92,7 @@ def profile(
 
 
 class _Following:
-    """What is known while the runs go on: prints each event, and writes the page when a reported run has finished."""
+    """Follows the runs: prints each event, and writes the page when a reported run has finished."""
 
     def __init__(self, experiment: "Experiment", out: Path, jobs: int) -> None:
         from canonlm.experiments.ledger import outcomes_of
@@ -114,7 +114,7 @@ class _Following:
         else:
             self.pace.ended(run.name, run.config, event.kind == "finished")
         if event.kind in ("finished", "failed"):
-            self.outcomes = outcomes_of([self.experiment], SCALE, self.out, self.outcomes)  # other workers' runs, too
+            self.outcomes = outcomes_of([self.experiment], SCALE, self.out, self.outcomes)  # also other workers' runs
             self.outcomes.setdefault(run.name, None)
             message += f"  ({self.left()})"
             if run.config.train.eval_split == "test":
@@ -160,4 +160,4 @@ class _Following:
             minutes = self.pace.predicted(config) / 60
             table.add_row(task, arch, str(counts[task, arch]), f"{config.train.steps:,}", f"{minutes:.1f}")
         Console(soft_wrap=True).print(table)
-        print(f"{self.left()}, {self.pace.jobs} at a time, by some timed steps of each model")
+        print(f"{self.left()}, {self.pace.jobs} at a time, estimated from a few timed steps of each model")

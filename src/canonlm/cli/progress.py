@@ -17,9 +17,9 @@ from canonlm.runs.names import slug
 from canonlm.runs.words import named
 
 LOG_SECONDS = 10.0  # between two lines of one run in a log
-ORDER = ("running", "failed", "waiting", "finished")  # what goes on stands where it can be seen
+ORDER = ("running", "failed", "waiting", "finished")  # runs in progress stand where they can be seen
 ROWS_AROUND = 4  # of the terminal: the head of the table, its last line, and the prompt
-WIDE = 120  # columns, from which on the table has speeds and a longer bar
+WIDE = 120  # columns; from this width on, the table has speeds and a longer bar
 OTHERS = 50  # columns that the rest of a row takes, with the first of its scores
 
 
@@ -27,7 +27,7 @@ Show = Callable[[list[Progress]], None]
 
 
 def follow(runs: Sequence[PlannedRun], jobs: int | None, page: Show) -> list[Progress]:
-    """Run the grid and show how it goes, here and on the page."""
+    """Run the grid and show its progress, on the terminal and on the page."""
     console = Console()
     jobs = min(jobs or default_jobs(runs), len(runs))
     if not console.is_terminal:
@@ -105,15 +105,15 @@ def table(grid: Sequence[Progress], jobs: int, console: Console) -> Table:
         grid_table.add_column(name, width=width, no_wrap=True)
     grid_table.add_column("on the test", no_wrap=True)
     rows = sorted(zip(grid, names, strict=True), key=lambda row: ORDER.index(row[0].state))
-    most = max(1, console.height - ROWS_AROUND)
-    for progress, name in rows[:most]:
+    max_rows = max(1, console.height - ROWS_AROUND)
+    for progress, name in rows[:max_rows]:
         bar = ProgressBar(total=_steps(progress), completed=progress.step)
         loss = f"{progress.train.loss:.3f}" if progress.train else ""
         seconds = progress.time_left if progress.state == "running" else None
         left = progress.state if seconds is None else duration(seconds)
         speed = [_speed(progress)] if wide else []
         grid_table.add_row(Text(name), bar, loss, left, *speed, _scores(progress))
-    more = f"; {len(rows) - most} more not shown" if len(rows) > most else ""
+    more = f"; {len(rows) - max_rows} more not shown" if len(rows) > max_rows else ""
     grid_table.caption = f"{_total(grid, jobs)}{more}"
     return grid_table
 

@@ -1,4 +1,4 @@
-"""`canonlm recipes`: the runs that come with the package, resolved and compared."""
+"""`canonlm recipes`: list, show and compare the recipes that come with the package."""
 
 from typing import Annotated, Any
 
@@ -31,14 +31,14 @@ def list_() -> None:
         for run in runs.values():
             model = f"{run.arch} {run.model}"
             if run.model.vocab_size is None:
-                parameters[model] = "by its data"  # whose tokenizer says how large the vocabulary is
+                parameters[model] = "by its data"  # its tokenizer sets the size of the vocabulary
             elif model not in parameters:
                 parameters[model] = short_size(build_model(run, "meta").num_parameters) or "0"
     for name, run in runs.items():
         model, windows, seq_len = f"{run.arch} {run.model}", run.train.batch_size, run.data.seq_len
         tokens = short_size(run.train.steps * windows * seq_len)
         table.add_row(name, run.arch, parameters[model], tokens, str(seq_len), str(windows), f"{run.train.optim.lr:g}")
-    # On a terminal as wide as it is; elsewhere every recipe on one line.
+    # As wide as the terminal; elsewhere every recipe on one line.
     console = Console()
     (console if console.is_terminal else Console(width=160)).print(table, highlight=False)
 
@@ -65,8 +65,8 @@ def diff(left: Annotated[str, RECIPE], right: Annotated[str, RECIPE]) -> None:
         return
     width = max(len(key) for key, _, _ in changed)
     for key, a, b in changed:
-        print(f"{key:<{width}}  {_said(a)} -> {_said(b)}")
+        print(f"{key:<{width}}  {_value(a)} -> {_value(b)}")
 
 
-def _said(value: Any) -> str:
+def _value(value: Any) -> str:
     return "(not set)" if value is None else str(value)

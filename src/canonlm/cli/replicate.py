@@ -1,4 +1,4 @@
-"""`canonlm replicate`: train a figure of the paper again, and say what became of its claims."""
+"""`canonlm replicate`: train the models of a figure of the paper again, and judge its claims."""
 
 import sys
 from pathlib import Path
@@ -34,13 +34,13 @@ OUT = typer.Option(help="Folder for the runs, which experiments share.")
 JOBS = typer.Option(help="How many runs at a time.")
 DRY_RUN = typer.Option("--dry-run", help="Only show what would be trained and what that takes.")
 ONLY = typer.Option(
-    help="Settings, or claims, to train, separated by commas, such as depo-micro or C25.", show_default=False
+    help="Settings or claims to train, separated by commas, such as depo-micro or C25.", show_default=False
 )
 GPU = typer.Option(help="With --dry-run: the kind of GPU whose hours are shown.")
 SLURM = typer.Option("--slurm", help="Start workers as a SLURM job array instead of one here.")
 SEED_SET = typer.Option(help="Repeat everything with other seeds: 0 is the set of our own runs.")
 EXPORT = typer.Option(
-    help="Add the finished runs to CSV files in this folder; runs that it has already are not trained again.",
+    help="Add the finished runs to CSV files in this folder; runs already in them are not trained again.",
     show_default=False,
 )
 
@@ -85,11 +85,11 @@ def replicate(
     if dry_run:
         with doing("counting runs and FLOPs"):
             estimates = replicate.estimate(experiments, scale, out, gpu, settings, exported)
-        _tell(estimates, scale, gpu)
+        _print_estimates(estimates, scale, gpu)
         return 0
     try:
         outcomes = replicate.replicate(
-            experiments, scale, out, jobs=jobs, only=settings, finished=exported, on_event=_say
+            experiments, scale, out, jobs=jobs, only=settings, finished=exported, on_event=_print_event
         )
     except KeyboardInterrupt as stop:
         print(f"canonlm: interrupted; {stop}", file=sys.stderr)
@@ -108,11 +108,11 @@ def replicate(
     return 1 if failed else 0
 
 
-def _say(event: "Event") -> None:
+def _print_event(event: "Event") -> None:
     print(f"{event.kind:<9} {event.run.name}{f': {event.message}' if event.message else ''}", flush=True)
 
 
-def _tell(estimates: "Sequence[Estimate]", scale: str, gpu: str) -> None:
+def _print_estimates(estimates: "Sequence[Estimate]", scale: str, gpu: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -129,14 +129,16 @@ def _tell(estimates: "Sequence[Estimate]", scale: str, gpu: str) -> None:
     if len(estimates) > 1:
         table.add_row("all", *_numbers(total, scale))
     Console(soft_wrap=True).print(table)
-    print("Runs that an earlier line has are not counted again. Fresh seeds: of the first look. At 40 % of the peak.")
+    print(
+        "Runs of an earlier line are not counted again. Fresh seeds: of the first look. GPU hours: at 40 % of its peak."
+    )
 
 
 def _numbers(numbers: "Sequence[float]", scale: str) -> list[str]:
     runs, cells, done, tokens, flops, hours, gpu_hours = numbers
-    counted = [f"{runs:,}", *([f"{cells:,}"] if scale == "paper" else []), f"{done:,}"]
+    counts = [f"{runs:,}", *([f"{cells:,}"] if scale == "paper" else []), f"{done:,}"]
     return [
-        *counted,
+        *counts,
         f"{tokens:.2e}",
         f"{flops:.2e}",
         *(f"{each:,.1f}" if each < 1e6 else f"{each:.1e}" for each in (hours, gpu_hours)),
@@ -161,6 +163,6 @@ def _pair(each: "Compared", verdict: "Verdict") -> str:
     between = f" [{factor * result.low:+.{digits}f}, {factor * result.high:+.{digits}f}]" if result.seeds > 1 else ""
     rates = ", ".join("?" if rate is None else f"{rate:g}" for rate in each.rates)
     edge = f"; at the edge of the rates tried: {', '.join(each.at_edge)}" if each.at_edge else ""
-    wanted = f"expected {pair.expect} by {factor * pair.smallest:g}"
+    expectation = f"expected {pair.expect} by {factor * pair.smallest:g}"
     gap = f"{factor * result.gap:+.{digits}f} {each.unit}{between}"
-    return f"{names}: {gap}, {result.seeds} seeds each (rates {rates}{edge}); {wanted}"
+    return f"{names}: {gap}, {result.seeds} seeds each (rates {rates}{edge}); {expectation}"

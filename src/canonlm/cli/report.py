@@ -19,7 +19,7 @@ FOLDERS = typer.Argument(
     show_default=False,
 )
 OUT = typer.Option(
-    help="Where the page goes. Default: report.html in the folder; of several folders, in the current one.",
+    help="Where the page goes. Default: report.html in the folder; for several folders, in the current one.",
     show_default=False,
 )
 TABLE = typer.Option("--table", help="Print the tables only; no page is written.")
@@ -61,7 +61,7 @@ def show(folders: Path | Sequence[Path], out: Path | None = None, page: bool = T
     with doing("reading the runs"):
         play = load_play(folders)
     place = place_of(folders, out)
-    if page:  # before anything is printed: whoever reads the tables may close the pipe
+    if page:  # before anything is printed: the reader of the tables may close the pipe
         with doing("writing the page"), writing("--out", place, "file"):
             write_page(play, place)
     console = _console()
@@ -76,7 +76,7 @@ def _console() -> "Console":
     from rich.console import Console
 
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a run's text may hold what the terminal has no letters for
+        sys.stdout.reconfigure(errors="replace")  # a run's text may have characters that the terminal lacks
     console = Console()
     # A log has no width of its own, and 80 columns would cut the tables.
     return console if console.is_terminal else Console(width=120)

@@ -39,7 +39,7 @@ HTML = typer.Option(
 CSV = typer.Option(
     "--csv", help="Write one row per number instead of tables; - writes to the terminal.", metavar="FILE"
 )
-JSON = typer.Option("--json", help="The same as JSON.", metavar="FILE")
+JSON = typer.Option("--json", help="Write the same as JSON.", metavar="FILE")
 
 
 def results(
@@ -62,7 +62,7 @@ def results(
     from canonlm.report import tidy
     from canonlm.report.sheet import write_frame
 
-    folders, filters = _sorted(given or [])
+    folders, filters = _split(given or [])
     filters = [*(filter or []), *filters]
     if curves and not (csv or json):
         raise ValueError("--curves only works with --csv or --json")
@@ -75,7 +75,7 @@ def results(
     if html:
         left_out = _page(folders, filters, html)
         if not (csv or json):
-            _say(left_out)
+            _print_left_out(left_out)
             return 0
     numbers, left_out = _read(folders, curves)
     kept = tidy.choose(numbers, filters)
@@ -89,12 +89,12 @@ def results(
                 write_to(path, text(), "--csv" if path is csv else "--json")
     else:
         _show(kept, group, paired, usual=not any(text.startswith("source=") for text in filters))
-    _say(left_out)
+    _print_left_out(left_out)
     return 0
 
 
-def _sorted(given: Iterable[str]) -> tuple[list[Path], list[str]]:
-    """Folders and filters: `--filter arch=GLA5 size=1B` has the second one stand alone."""
+def _split(given: Iterable[str]) -> tuple[list[Path], list[str]]:
+    """Folders and filters: in `--filter arch=GLA5 size=1B` the second filter is an argument by itself."""
     folders, filters = [], []
     for text in given:
         if "=" in text and not Path(text).exists():
@@ -154,15 +154,14 @@ def _show(numbers: "pl.DataFrame", group: str | None, paired: bool, usual: bool)
             for source in rows["source"].unique(maintain_order=True):  # means are over pairs of one source
                 _print(console, tables.delta_tables(rows.filter(pl.col("source") == source), columns, console.width))
         else:
-            heading = f"{title} (percent, but for losses, bits and perplexities; ± one standard error)"
+            heading = f"{title} (percent, except losses, bits and perplexities; ± one standard error)"
             _print(console, tables.score_tables(rows, columns, console.width, heading))
     if not groups:
         console.print("nothing: no results are left" + (", or no two that differ in Canon alone" if paired else ""))
 
 
 def _usual(rows: "pl.DataFrame") -> "pl.DataFrame":
-    """The models of the release and the user's, and the paper's for synthetic tasks; whatever there is, if none of
-    these."""
+    """The rows of the release's models, the user's, and the paper's for synthetic tasks; all rows if there are none."""
     import polars as pl
 
     from canonlm.experiments.published.benchmarks import DIFFICULTIES
@@ -190,7 +189,7 @@ def _print(console: "Console", parts: "Iterable[RenderableType]") -> None:
         console.print()
 
 
-def _say(left_out: "Iterable[LeftOut]") -> None:
+def _print_left_out(left_out: "Iterable[LeftOut]") -> None:
     """On standard error, so that --csv - stays a table."""
     from canonlm.runs.rows import plain
 

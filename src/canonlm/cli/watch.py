@@ -1,4 +1,4 @@
-"""Follow runs that others have started: a live table on a terminal, in a log a line for each thing that is new."""
+"""Follow runs of other processes: a live table on a terminal, a line for every change in a log."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,14 +15,14 @@ from canonlm.runs.rows import plain
 from canonlm.runs.watch import Watch, Watched
 
 POLL_SECONDS = 2.0
-ORDER = ("running", "unfinished", "waiting", "damaged", "finished")  # what goes on stands where it can be seen
-ROWS_AROUND = 4  # of the terminal: the head of the table, what is said below it, and the prompt
+ORDER = ("running", "unfinished", "waiting", "damaged", "finished")  # runs in progress stand where they can be seen
+ROWS_AROUND = 4  # of the terminal: the head of the table, its last line, and the prompt
 
 Show = Callable[[Sequence[Watched]], None]
 
 
 def follow(folders: Sequence[Path], console: Console) -> bool:
-    """Until no run goes on; False after Ctrl-C. ValueError: a folder in which there is nothing."""
+    """Show the runs until none is in progress; False after Ctrl-C. ValueError: a folder without runs."""
     for folder in folders:
         run_folders(folder)
     watch = Watch(folders)
@@ -71,14 +71,14 @@ def table(runs: Sequence[Watched], height: int) -> Table:
     ):  # fmt: skip
         rows.columns[head.index(name)].min_width = width
     runs = sorted(runs, key=lambda run: ORDER.index(run.state))
-    most = max(1, height - ROWS_AROUND)
-    for run in runs[:most]:
+    max_rows = max(1, height - ROWS_AROUND)
+    for run in runs[:max_rows]:
         loss, speed = _loss(run), _speed(run)
         evaluation = in_words(run.task, run.evaluation)
         texts = [run.name] * names + [*_label(run), _step(run), speed, loss, evaluation, run.state_text]
         rows.add_row(*(Text(plain(text)) for text in texts))
     finished = sum(run.state == "finished" for run in runs)
-    more = f", {len(runs) - most} more not shown" if len(runs) > most else ""
+    more = f", {len(runs) - max_rows} more not shown" if len(runs) > max_rows else ""
     rows.caption = f"{finished} of {len(runs)} finished{more}. Ctrl-C ends this view, not the runs."
     return rows
 

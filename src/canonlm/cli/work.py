@@ -1,4 +1,4 @@
-"""`canonlm work`: a worker for the runs in a folder, of which any number may be at work at a time."""
+"""`canonlm work`: a worker for the runs in a folder; any number of workers may run at a time."""
 
 import sys
 from pathlib import Path
@@ -62,7 +62,7 @@ def work(
 
 
 def _plan(folder: Path, trust: bool) -> "list[PlannedRun]":
-    """The runs of a folder. ValueError for the first that cannot be read, or must not run."""
+    """The runs of a folder. ValueError: one that cannot be read, or that needs --trust."""
     from canonlm.errors import expected
     from canonlm.launch.play import PlannedRun
     from canonlm.runs.find import configured
@@ -83,7 +83,7 @@ def _work(folder: Path, jobs: int, trust: bool) -> int:
     known = {run.name: run for run in _plan(folder, trust)}
 
     def plan() -> "list[PlannedRun]":
-        """Runs may be added while others go on."""
+        """The runs now in the folder: some may be added while others train."""
         from canonlm.runs.find import configured
 
         if {path.absolute().name for path in configured(folder)} != known.keys():
@@ -91,7 +91,7 @@ def _work(folder: Path, jobs: int, trust: bool) -> int:
         return list(known.values())
 
     try:
-        summary = queue.work(folder, plan, jobs=jobs, on_event=_say)
+        summary = queue.work(folder, plan, jobs=jobs, on_event=_print_event)
     except KeyboardInterrupt as stop:
         print(f"canonlm: interrupted; {stop}", file=sys.stderr)
         return 130
@@ -101,7 +101,7 @@ def _work(folder: Path, jobs: int, trust: bool) -> int:
     return 1 if summary.failed else 0
 
 
-def _say(event: "Event") -> None:
+def _print_event(event: "Event") -> None:
     words = {
         "started": "started", "finished": "finished", "failed": "failed", "again": "will be tried again",
         "stopped": "stopped", "lost": "was taken over by another worker",
@@ -158,5 +158,5 @@ def _count(pairs: list[str]) -> int:
 
     text = pairs[0].removeprefix("array=") if pairs else "1"
     if len(pairs) > 1 or not text.isdecimal() or int(text) < 1:
-        raise expected("array", "an integer >= 1, once: how many jobs", ", ".join(pairs))
+        raise expected("array", "one integer >= 1, the number of jobs", ", ".join(pairs))
     return int(text)

@@ -1,4 +1,4 @@
-"""Linear attention whose heads forget at rates that are learned."""
+"""Linear attention whose heads forget at learned rates."""
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ class Fading(LinearAttention):
         start_with(self, log_rate=log_of_uniform(1e-3, 1e-1))
 
     def recur(self, x_BTD, q_BTHK, k_BTHK, v_BTHV, layout, state):
-        """What happens between the projections: the output [B, T, H, V], and the state behind the last token."""
+        """What happens between the projections: the output [B, T, H, V], and the state after the last token."""
         steps_BTH = mask_out(torch.ones_like(q_BTHK[..., 0]), layout)  # padding takes no step
         q_BTHK = q_BTHK * q_BTHK.shape[-1] ** -0.5
         rates_H = -self.log_rate.exp()
