@@ -34,7 +34,7 @@ SETTINGS = typer.Argument(
 )
 N = typer.Option("--n", help="How many samples.", min=1)
 DIFFICULTY = typer.Option(help="A named difficulty, such as depo1-225.", show_default=False)
-SPLIT = typer.Option(help="train, valid (the same distribution) or test (the hardest cases).")
+SPLIT = typer.Option(help="train, valid (the same distribution), test (the hardest cases) or validation (like test).")
 SEED = typer.Option(help="Samples are a function of seed, split and index.", min=0)
 OUT = typer.Option(help="The Parquet file to write, such as depo.parquet.", show_default=False)
 LOSS_ON = typer.Option(help="Which tokens get a label: answer or all. Default: as in the paper.", show_default=False)
