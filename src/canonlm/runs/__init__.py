@@ -1,1 +1,1 @@
-"""Run folders: what is in one, who may continue it, which run it is, and how to follow it while it goes on."""
+"""Run folders: their content, leases, the identity of a run, statistics over runs, and following a run in progress."""

@@ -15,8 +15,8 @@ def as_paths(folders: Folders) -> list[Path]:
 
 
 def run_folders(folder: str | Path) -> list[Path]:
-    """The run folders of a play folder, of a folder of runs, or the one run folder that it is. None where there are
-    only results of `canonlm eval`; ValueError where there is nothing."""
+    """The run folders of a play folder or of a folder of runs, or the folder itself if it is a run. Empty if there are
+    only results of `canonlm eval`; ValueError if there is nothing."""
     folder = Path(folder)
     if is_run(folder):
         return [folder]
@@ -39,12 +39,12 @@ def plays_in(folder: Path) -> list[Path]:
 
 
 def configured(folder: Path) -> list[Path]:
-    """The run folders that have a configuration, without a look at anything else: cheap enough to be called often."""
+    """The run folders that have a configuration. Nothing else is read, so it can be called often."""
     return [folder] if is_run(folder) else sorted(filter(is_run, _folders_in(folder)))
 
 
 def is_run(folder: Path) -> bool:
-    return os.path.isfile(folder / "config.yaml")  # False, and no error, where nobody may look
+    return os.path.isfile(folder / "config.yaml")  # False, not an error, without permission
 
 
 def _folders_in(folder: Path) -> Iterable[Path]:

@@ -9,8 +9,8 @@ result.json     written last: the run is finished   log.txt, logs/  output of la
                                                     launch/         what was submitted to SLURM
 
 `check` and `create` are for training. `read_config` and `recorded` are for readers that trust nothing: the run may be
-going on, crashed, half-written or not a run at all. A folder without a readable `config.yaml` is refused with a reason.
-A folder is only data: nothing in it is ever executed.
+in progress, crashed, half-written or not a run at all. A folder without a readable `config.yaml` is refused with a
+reason. A folder is only data: nothing in it is ever executed.
 """
 
 import hashlib
@@ -80,14 +80,14 @@ def create(
     outside: Mapping[str, Outside] | None = None,
     words: Mapping[str, Any] | None = None,
 ) -> None:
-    """Make the folder and write its configuration; one that this one continues is checked and replaced. words: of a
-    task from outside (`canonlm.runs.words`)."""
+    """Make the folder and write its configuration. The configuration of a continued run is checked and
+    replaced. words: of a task from outside (`canonlm.runs.words`)."""
     check(folder, config, load, outside)
     make(folder)
     path, text = folder / "config.yaml", to_yaml(config)
     with writing("--out", folder):
         if path.exists() and load(path)["train"]["steps"] != config["train"]["steps"]:
-            (folder / "result.json").unlink(missing_ok=True)  # it has other steps to do
+            (folder / "result.json").unlink(missing_ok=True)  # the number of steps has changed
         if outside:
             _keep(folder, outside)
         if words:
@@ -102,7 +102,7 @@ def make(folder: Path) -> None:
 
 
 def _keep(folder: Path, outside: Mapping[str, Outside]) -> None:
-    """Copies under `code/`, then `code.json`, which has their sha256 by reference."""
+    """Write copies to `code/`, then their sha256 by reference to `code.json`."""
     digests = {reference: one.sha256 for reference, one in outside.items()}
     if _outside(folder, []) == digests:
         return
@@ -111,7 +111,7 @@ def _keep(folder: Path, outside: Mapping[str, Outside]) -> None:
     for one in outside.values():
         content = one.file.read_bytes()
         if hashlib.sha256(content).hexdigest() != one.sha256:
-            raise expected(str(one.file), "a file that does not change while it is used", "another content")
+            raise expected(str(one.file), "a file that does not change while it is used", "other content")
         taken = names.setdefault(one.file.name, one.sha256) != one.sha256
         name = f"{one.file.stem}-{one.sha256[:6]}{one.file.suffix}" if taken else one.file.name
         (folder / "code" / name).write_bytes(content)
@@ -240,7 +240,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_object(path: Path, notes: list[str]) -> dict[str, Any] | None:
-    """The object in a JSON file. None if it is missing, or damaged, which is added to `notes`."""
+    """The object in a JSON file. None if it is missing or damaged; damage is added to `notes`."""
     if not os.path.lexists(path):
         return None
     try:

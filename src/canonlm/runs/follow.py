@@ -43,8 +43,8 @@ class Latest:
 
 class Followed(Latest):
     """The newest rows of a file that another process writes. Each call of `read` reads new rows only; an incomplete row
-    is read later; a damaged row is skipped. A resume may cut the file back: it is then another file, read from its
-    start.
+    is read later; a damaged row is skipped. A resume may cut the file back: it is then another file, and read from
+    its start.
     """
 
     def __init__(self, path: Path, evaluate: Evaluate[Any] = evaluation) -> None:
@@ -66,7 +66,7 @@ class Followed(Latest):
 
     def _take_line(self, line: bytes) -> bool:
         if not line.endswith(b"\n") and len(line) < MAX_LINE:
-            return False  # half a row: the last thing in the file
+            return False  # an incomplete row at the end of the file
         self._offset += len(line)
         try:
             self.take(parse(json.loads(line), self.evaluate))

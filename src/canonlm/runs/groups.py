@@ -1,7 +1,7 @@
 """Groups of runs that repeat one experiment, and their names on a page.
 
-A group is `canonlm.runs.identity.group`: all runs of one configuration but for the learning rate and the seed. Its name
-is that of the architecture. Where several groups have one architecture, the name says what differs between them.
+A group is `canonlm.runs.identity.group`: all runs of one configuration, except for learning rate and seed. Its name is
+that of the architecture. If several groups have one architecture, their names add what differs between them.
 """
 
 import math
@@ -29,7 +29,7 @@ class Group(Generic[R]):
 
     @property
     def matched(self) -> str:
-        """`intermediate_size 341 → 352`: what was adjusted so that all architectures have as many parameters."""
+        """`intermediate_size 341 → 352`: what was adjusted to make the numbers of parameters equal."""
         model = self.runs[0].config.get("model")
         adjusted = model.get("matched") if isinstance(model, Mapping) else None
         pairs = adjusted.items() if isinstance(adjusted, Mapping) else ()
@@ -37,7 +37,7 @@ class Group(Generic[R]):
 
 
 def grouped(runs: Sequence[R]) -> list[Group[R]]:
-    """The groups in the order in which runs name their architectures, the smaller size first."""
+    """The groups, architectures in order of appearance, the smaller size first."""
     archs: dict[str, dict[str, list[R]]] = {}
     for run in runs:
         archs.setdefault(run.arch, {}).setdefault(group(run.config), []).append(run)
@@ -66,12 +66,12 @@ def _named(arch: str, groups: Mapping[str, list[R]]) -> list[Group[R]]:
 
 
 def _is_size(key: str, matched: Collection[str]) -> bool:
-    """A field that was adjusted to match parameters is one, too."""
+    """Whether a setting is part of the size, as fields are that were adjusted to match parameters."""
     return key.startswith("model.") and not (key.startswith("model.fields.") and leaf(key) not in matched)
 
 
 def _sizes(groups: Sequence[Group[R]], sizes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The shortest way to tell the sizes apart: `4L 256d`, parameters, or all that differs. Nothing for equal ones."""
+    """The shortest texts that tell the sizes apart: `4L 256d`, parameters, or all that differs; empty if equal."""
     distinct = len({write(size) for size in sizes})
     if distinct == 1:
         return [""] * len(groups)

@@ -26,7 +26,7 @@ NOT_IN_GROUP = (
 """More settings that may differ between the runs of a group."""
 
 LATER = {"train.eval_split": "test"}
-"""Settings that earlier versions did not have, with the value that was fixed then: they count as not set."""
+"""Settings that earlier versions did not have, with the value that was fixed then: it counts as not set."""
 
 LONG = 60  # max letters of a description of differences
 _OUTSIDE = "outside."
@@ -36,7 +36,7 @@ ABSENT: tuple[Any, ...] = (None, "", {}, [], ())
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """The settings by dotted keys: `train.optim.lr`. Without recursion, as somebody's file may be nested very
+    """The settings by dotted keys: `train.optim.lr`. Without recursion, as a file may be nested very
     deeply."""
     settings_by_key: dict[str, Any] = {}
     stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = [("", iter(config.items()))]

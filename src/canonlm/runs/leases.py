@@ -1,18 +1,18 @@
 """Leases: which worker has which run, on a file system that several machines share.
 
-A lease is a file `NAME.G.json` with its owner in it. G, the generation, begins with 1. The owner updates the file's
+A lease is a file `NAME.G.json` with its owner in it. G, the generation, starts at 1. The owner updates the file's
 time every few seconds, as a heartbeat. A lease without a heartbeat for SILENT of its intervals is stale, and may be
-taken over: by creating generation G + 1, then removing the older ones. Only then the new owner begins.
+taken over: by creating generation G + 1, then removing the older ones. Only then does the new owner begin.
 
-- Creating is exclusive (a hard link, which NFS makes or refuses as a whole), so one worker succeeds with each
-  generation. A worker that decided slowly creates an old generation, sees the newer one, and withdraws.
-- A worker detects the loss of a lease by opening it: it is gone, or another worker's. File systems with close-to-open
-  consistency, such as NFS, open the newest version, while they may answer `stat` from a cache.
+- Creating is exclusive (a hard link, which is atomic on NFS too), so one worker succeeds with each generation. A worker
+  that decided slowly creates an old generation, sees the newer one, and withdraws.
+- A worker detects the loss of a lease by opening it: it is gone, or belongs to another worker. File systems with
+  close-to-open consistency, such as NFS, open the newest version, while they may answer `stat` from a cache.
 - Clocks of machines are never compared. A worker counts, on its own clock, how long it has seen no change; a pause
   between two checks counts as one interval, so that a machine that slept does not take others for dead.
 
-So at any moment at most one worker finds itself the owner. No lease can exclude that a process stops between this check
-and the write after it, and goes on after another worker has taken over.
+So at any moment at most one worker finds itself the owner. No lease can prevent a process from pausing between this
+check and the write after it, and continuing after another worker has taken over.
 """
 
 import errno
@@ -37,7 +37,7 @@ VARIABLE = "CANONLM_LEASE"
 """The environment variable with the lease of a process's run."""
 
 _SUFFIX = ".json"
-_GONE = (errno.ENOENT, errno.ESTALE)  # ESTALE: NFS, of a file that somebody else has removed
+_GONE = (errno.ENOENT, errno.ESTALE)  # ESTALE: another machine has removed the file (NFS)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Owner:
     id: str
     host: str
     pid: int
-    start: float  # seconds since 1970, by the owner's clock: for people
+    start: float  # seconds since 1970, by the owner's clock: for display
     interval: float  # seconds between heartbeats
 
 
@@ -96,7 +96,7 @@ class Lease:
 
 @dataclass
 class _Sighting:
-    """When a lease was checked last, and for how long it has been unchanged."""
+    """When a lease was last checked, and how long it has been unchanged."""
 
     mark: tuple[str, int]
     looked: float
@@ -111,7 +111,7 @@ class Leases:
         self._sightings: dict[Path, _Sighting] = {}
 
     def claim(self, name: str) -> Lease | None:
-        """Claim a run without an owner, or whose owner sends no heartbeats; None if it has an owner."""
+        """Claim a run that has no owner, or whose owner sends no heartbeats; None if another worker has it."""
         generations = self._generations(name)
         top = max(generations, default=0)
         if top and not self._is_stale(generations[top]):
@@ -151,7 +151,7 @@ class Leases:
         return {generation: path for other, generation, path in _leases_in(self.folder) if other == name}
 
     def _is_stale(self, path: Path) -> bool:
-        now = self._clock()  # before the file is read: a pause in between makes no owner look dead
+        now = self._clock()  # before the file is read, so that a pause in between does not make an owner look dead
         try:
             with path.open("rb") as file:
                 owner, mark = _owner(file.read()), os.fstat(file.fileno()).st_mtime_ns
@@ -175,7 +175,7 @@ class Leases:
         try:
             os.link(temporary, lease.path)
         except (FileExistsError, FileNotFoundError):
-            # NFS may have made the link and lost the answer; the second request then fails, as it exists.
+            # NFS may make the link and lose the reply; the repeated request then fails, as the link exists.
             if not temporary.exists() or temporary.stat().st_nlink != 2:
                 return None
         except OSError as error:
@@ -197,7 +197,7 @@ def _leases_in(folder: Path) -> list[tuple[str, int, Path]]:
 
 
 def _owner(content: bytes) -> Owner:
-    """The owner in a lease. If a crash of its machine left it empty, an owner without heartbeats."""
+    """The owner in a lease. For a lease that a crash left empty, an owner without heartbeats."""
     try:
         raw: dict[str, Any] = json.loads(content)
         return Owner(str(raw["id"]), str(raw["host"]), int(raw["pid"]), float(raw["start"]), float(raw["interval"]))

@@ -1,6 +1,6 @@
-"""Run folders in: small frozen records out, and a reason for everything that was left out.
+"""Reads run folders into small frozen records, with a reason for everything that is left out.
 
-Nothing here trusts a file: see `canonlm.runs`. A run on text is another record (`text`), with losses and no accuracies.
+No file is trusted: see `canonlm.runs.folder`. A run on text is a `TextRun`, with losses and no accuracies.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,7 +38,7 @@ class Run(Recorded[Evaluation]):
 
 
 def load_run(folder: str | Path) -> Run | TextRun:
-    """Read one run folder; `ValueError` says in one line why it cannot be read at all."""
+    """Read one run folder. ValueError: one line on why it cannot be read at all."""
     folder = Path(folder)
     config = read_config(folder)
     if config.get("text") is not None:
@@ -65,13 +65,13 @@ def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run | TextRun], list[
 
 
 def task_of(config: Mapping[str, Any], folder: Path) -> tuple[str, str]:
-    """The name of a run's task, and with its settings. ValueError: it has none."""
+    """The name of a run's task, without and with its settings. ValueError: the run has no task."""
     task = config.get("task")
     spec = dict(task) if isinstance(task, dict) else {"name": task}
     name = spec.pop("name", None)
     if not isinstance(name, str):
         raise expected("task.name", "a task's name", name)
-    # Later versions have more settings, which are absent unless asked for.
+    # Later versions have more settings, which are absent unless set.
     settings = ", ".join(f"{key}={value}" for key, value in spec.items() if value not in ABSENT)
     label = one_line(f"{name} ({settings})" if settings else name, MAX_LABEL)
     name = one_line(name)

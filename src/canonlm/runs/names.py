@@ -12,7 +12,7 @@ SHAPE = {"num_hidden_layers": "L", "hidden_size": "d", "num_attention_heads": "h
 
 
 def slug(text: str) -> str:
-    """A file name that is safe on every file system: `text` itself if that is safe, else a name that ends with its
+    """A file name that is safe on every file system: `text` itself if it is safe, else a name that ends with its
     hash, so that different texts have different names."""
     safe = re.sub(r"[^A-Za-z0-9._+=-]+", "-", text[:MAX_LETTERS]).strip(".-")
     return text if safe == text and text else f"{safe}-{digest(text)[:6]}".lstrip("-")

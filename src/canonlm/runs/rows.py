@@ -23,15 +23,15 @@ TRAIN_KEYS = {
     "loss": "mean cross-entropy of the step's targets before its update, in nats, plus z-loss and router loss",
     "z_loss": "the part of the loss that is z-loss; only if the model has one",
     "lr": "learning rate of the step",
-    "grad_norm": "length of the gradient before clipping",
+    "grad_norm": "norm of the gradient before clipping",
     "tokens": "tokens read since the run began, on all devices",
     "windows": "numbers of the first and the last window of the step",
     "tokens_per_s": "speed since the last row, of all devices together, without evaluations and checkpoints; "
     "null while a process warms up (its first 3 steps)",
     "mfu": "model FLOPs utilisation: the share of the devices' peak that the model's own arithmetic makes up, at this "
     "speed; null if the peak is not known, as on CPUs",
-    "data_wait_s": "seconds that the loop waited for its data since the last row; null as the speed is",
-    "data_wait_share": "the same as a share of the time for training; null as the speed is",
+    "data_wait_s": "seconds that the loop waited for its data since the last row; null when the speed is",
+    "data_wait_share": "the same as a share of the time for training; null when the speed is",
     "elapsed_s": "seconds of all processes of the run so far, evaluations and checkpoints included",
     "memory_gb": "peak memory, 1e9 bytes, of the first process. GPU: of tensors, since the last row. "
     "CPU: resident, since the process began",
@@ -127,7 +127,7 @@ class SetLoss:
 
 @dataclass(frozen=True)
 class TextEvaluation:
-    """One eval row of a run on text. `loss` is that of the tokens of all sets together."""
+    """One eval row of a run on text. `loss` is the mean over the tokens of all sets."""
 
     step: int
     loss: float | None
@@ -154,7 +154,7 @@ class Evaluated(Protocol):
 
 E = TypeVar("E", bound=Evaluated)
 Evaluate = Callable[[Any, int | None], E]
-"""Reads an eval row, at a step unless it has its own: `evaluation` or `text_evaluation`."""
+"""Reads an eval row; the step is for rows without one. `evaluation` or `text_evaluation`."""
 
 
 def parse(row: Any, evaluate: Evaluate[E]) -> E | TrainRow | Remark:
@@ -169,7 +169,7 @@ def parse(row: Any, evaluate: Evaluate[E]) -> E | TrainRow | Remark:
 
 
 def read(path: Path, evaluate: Evaluate[E], notes: list[str] | None = None) -> tuple[list[E], list[TrainRow], int]:
-    """(evaluations, logged steps, the number of damaged rows), in order of steps. Of two rows for a step the last
+    """(evaluations, logged steps, the number of damaged rows), in order of steps. Of two rows for a step, the last
     counts. A missing file has no rows. If a file is not read, or not to its end, the reason is added to `notes`."""
     evals: dict[int, E] = {}
     train: dict[int, TrainRow] = {}
@@ -217,11 +217,11 @@ def evaluation(row: Any, step: int | None = None) -> Evaluation:
     for entry in row["slices"]:
         answers = Count(count(entry["correct"]), count(entry["total"]))
         if not 0 <= answers.correct <= answers.total:
-            raise ValueError("more correct than asked")
+            raise ValueError("more right answers than questions")
         if answers.total:
             slices[one_line(slice_key(entry["slice"]))] = answers
     if not slices:
-        raise ValueError("nothing was asked")
+        raise ValueError("no questions")
     measures = row.get("measures")
     measures = measures if isinstance(measures, dict) else {}
     measures = {one_line(name): value for name, value in measures.items() if name and not is_slice(name)}
@@ -253,7 +253,7 @@ def slice_key(where: Mapping[str, Any]) -> str:
 
 
 def is_slice(key: str) -> bool:
-    """Slices and measures share tables and charts; no measure is named like a slice."""
+    """Whether a key names a slice and not a measure; no measure is named like a slice."""
     return "=" in key or key == "all"
 
 
@@ -271,7 +271,7 @@ def in_order(keys: Iterable[str]) -> list[str]:
 
 
 def primary(slices: Iterable[str]) -> list[str]:
-    """The slices of the first scale, of slices in order."""
+    """The slices of the first scale. slices: in order."""
     keys = list(slices)
     return [key for key in keys if scale_of(key) == scale_of(keys[0])]
 
@@ -293,13 +293,13 @@ def known_count(value: Any) -> int | None:
 
 
 def writable(text: str) -> str:
-    """The text without halves of characters, which names of folders and escapes in files may contain, and which cannot
-    be written to a file."""
+    """The text without lone surrogates, which names of folders and escapes in files may contain, and which cannot be
+    written to a file."""
     return text.encode("utf-8", "replace").decode()
 
 
 def plain(text: str) -> str:
-    """The text without control characters, which a terminal would obey, and Unicode's two other line ends."""
+    """The text without control characters, which a terminal would obey, and without Unicode's two line separators."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", "�", text)
 
 
@@ -317,10 +317,10 @@ def _number(value: Any) -> float | None:
 
 
 class Metrics:
-    """Writes rows. Existing rows up to `last_step` stay; later rows, of a run that was cut off, move to
+    """Writes rows. Existing rows up to `last_step` are kept; later rows, of an interrupted run, move to
     `metrics.discarded.jsonl`.
 
-    `elapsed_s` is from the last row that stays: the time that earlier processes spent on this run.
+    `elapsed_s` is that of the last row that is kept: the time that earlier processes spent on this run.
     """
 
     def __init__(self, folder: Path, last_step: int) -> None:

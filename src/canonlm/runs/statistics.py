@@ -109,7 +109,7 @@ def _welch(ours: Sequence[float], theirs: Sequence[float], questions: int | None
 
 
 def permutation_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Permutation test of the difference of means, two-sided: the share of labellings with one as large."""
+    """Permutation test of the difference of means, two-sided: the share of labellings with one at least as large."""
     return float(max_t_p(np.array([ours]), np.array([theirs]))[0])
 
 
@@ -157,7 +157,7 @@ class Comparison:
     state: "higher" or "lower" (ours against theirs: their runs differ), "alike" (no significant difference),
     "undecided" (too few seeds), "spread" (of one architecture: gap is the standard deviation over its seeds). seeds:
     the number used of each. gap, low, high: of the mean scores. slices: those on which the runs differ, with the sign.
-    on_average: whether the interval of the mean leaves out 0.
+    on_average: whether the interval of the mean excludes 0.
     """
 
     state: str
@@ -175,8 +175,8 @@ class Comparison:
 
 
 def seeds_needed(pairs: int, level: float = LEVEL) -> int:
-    """The min number of seeds of each architecture with which one of `pairs` comparisons can be significant: for n and
-    n runs the smallest permutation p is 2 / C(2n, n)."""
+    """The min number of seeds of each architecture with which one of `pairs` comparisons can be significant: with n
+    runs each, the smallest p-value of the permutation test is 2 / C(2n, n)."""
     seeds = MIN_SEEDS
     while pairs * 2 / math.comb(2 * seeds, seeds) > level:
         seeds += 1
@@ -192,15 +192,15 @@ def compare(
     two_state: bool = True,
     level: float = LEVEL,
 ) -> Comparison:
-    """Accuracies of seeds by slice, in the order of seeds: of each architecture the first n, n the smaller number.
+    """Compare accuracies of seeds by slice, in the order of seeds. Both sides use as many seeds as the smaller one has.
 
-    First the score, the mean over slices: both the exact permutation test and Welch's with floored variance have to
-    reject at 0.05 / pairs, and the gap has to be a point. Only then the slices: each needs max-T over slices, times
-    pairs, Welch's with Holm's correction, and a point.
+    First the score, the mean over slices: both the exact permutation test and Welch's test with floored variances must
+    reject at 0.05 / pairs, and the gap must be at least a point. Only then the slices: each needs max-T over slices,
+    times pairs, Welch's test with Holm's correction, and a point.
 
     questions: of one run and slice; None: the values are not accuracies, so variances have no floor, and no gap is too
-    small. pairs: how many comparisons the page makes. two_state: can a run have solved the task or not?
-    level: how often one of the comparisons may be wrong.
+    small. pairs: how many comparisons the page makes. two_state: whether a run either solves the task or does not.
+    level: the probability with which any of the comparisons may be wrong.
     ValueError: no slice in common, or no seed.
     """
     keys = [key for key in ours if key in theirs]

@@ -3,7 +3,7 @@
 The best learning rate of an architecture is the one with the highest final score (`Task.score`: a measure of the
 task, the accuracy on one slice, or that averaged over the slices of its primary scale), averaged over seeds. Only the
 rates with the most runs that have a score count, so that a rate at which runs crashed does not win by its survivors.
-Of equal rates the smallest is the best. The rate is chosen on the evaluation that is shown, for every architecture
+Of equal rates, the smallest is the best. The rate is chosen on the evaluation that is shown, for every architecture
 alike; if there are runs on validation samples, these choose it instead.
 """
 
@@ -23,7 +23,7 @@ from .spread import MIN_SEEDS, Spread, by_seed, spread_of
 from .words import score_of
 
 MIN_RATES = 3
-AT_MOST = "_at_most"  # ends the name of a measure that bounds another
+AT_MOST = "_at_most"  # suffix of a measure that bounds another
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Rate:
 
     @property
     def repeats(self) -> int:
-        """Seeds among the finished runs."""
+        """The number of seeds among the finished runs."""
         return len(set(self.seeds))
 
     @property
@@ -81,7 +81,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The runs of one group (`canonlm.runs.groups`) on one task. `best` is None while nothing finished. `score`: the
+    """The runs of one group (`canonlm.runs.groups`) on one task. `best` is None while no run has finished. `score`: the
     measure or the slice that the runs of this task are compared by, "" for the mean accuracy. `tokens_per_s`: the
     median over all finished runs. `validated`: runs on validation samples have chosen the rate."""
 
@@ -121,7 +121,7 @@ def wilson(count: Count) -> tuple[float, float]:
 
 
 def summarise(runs: Iterable[Run]) -> list[Architecture]:
-    """One entry per task and group, in the order in which the runs name architectures, the smaller size first."""
+    """One entry per task and group: architectures in order of appearance, the smaller size first."""
     tasks: dict[str, list[Run]] = {}
     for run in runs:
         tasks.setdefault(run.task_label, []).append(run)
@@ -218,7 +218,7 @@ def fairness(architectures: Sequence[Architecture]) -> list[str]:
         parts = [f"{arch} {', '.join(f'{lr:g}' for lr in sorted(rates)) or 'none'}" for arch, rates in tried.items()]
         notes.append(f"The architectures did not finish the same learning rates: {'; '.join(parts)}.")
     elif any(len(rates) < MIN_RATES for rates in tried.values()):
-        notes.append(f"Fewer than {MIN_RATES} learning rates were tried: one architecture may suit them by luck.")
+        notes.append(f"Fewer than {MIN_RATES} learning rates were tried: they may suit one architecture by luck.")
     bests = [a.best for a in architectures if a.best]
     if len({best.seeds for best in bests}) > 1:
         parts = [f"{best.arch} {', '.join(map(str, best.seeds))}" for best in bests]

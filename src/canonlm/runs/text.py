@@ -1,4 +1,4 @@
-"""Runs on text: losses on text that they have not read, and no accuracies. Runs on the same text are compared."""
+"""Runs on text: losses on held-out text, and no accuracies. Runs on the same text are compared."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from .rows import DAMAGE, TextEvaluation, count, finite, known_count, one_line, 
 
 @dataclass(frozen=True)
 class Source:
-    """Text that is read; `content` is the sha256 of what was in the folder, where the run has noted it."""
+    """A text that is read; `content`: the sha256 of the folder's content, if the run has recorded it."""
 
     name: str
     path: str
@@ -22,7 +22,7 @@ class Source:
 
     @property
     def key(self) -> tuple[str, str, float]:
-        """The same text at two places is the same."""
+        """Identifies the text, by its content if known, so that its path does not matter."""
         return self.name, self.content or self.path, self.weight
 
 
@@ -32,17 +32,17 @@ class TextRun(Recorded[TextEvaluation]):
 
     @property
     def tokens(self) -> int | None:
-        """Read so far."""
+        """Tokens read so far."""
         return tokens_of(self.config, self.last_step)
 
     @property
     def last(self) -> TextEvaluation | None:
-        """The newest evaluation in which a set was asked."""
+        """The newest evaluation on any validation set."""
         return next((row for row in reversed(self.evals) if row.sets), None)
 
 
 def load_text(folder: Path, config: Mapping[str, Any]) -> TextRun:
-    """ValueError says in one line why it cannot be read at all."""
+    """Read a run on text. ValueError: one line on why it cannot be read at all."""
     notes: list[str] = []
     read = read_object(folder / "data.json", notes) or {}
     sources = []
@@ -70,7 +70,7 @@ def set_names(runs: Sequence[TextRun]) -> list[str]:
 
 
 def tokens_of(config: Mapping[str, Any], step: int) -> int | None:
-    """Tokens that had been read at a step; None where an old configuration does not say."""
+    """Tokens read up to a step; None if an old configuration lacks the sizes."""
     try:
         return count(step * count(config["train"]["batch_size"]) * count(config["data"]["seq_len"]))
     except DAMAGE:
@@ -87,16 +87,16 @@ def shape_of(config: Mapping[str, Any]) -> str | None:
 
 
 def mixes(runs: Sequence[TextRun]) -> dict[str, list[TextRun]]:
-    """The runs by what they read: the same text with the same weights, be it in another folder. A mix is named after
-    its sources, and with weights, folders or contents only where two would have one name."""
+    """The runs by what they read: the same texts with the same weights, in whatever folders. A mix is named after its
+    sources; weights, folders or contents are added only if two mixes would have one name."""
     groups: dict[tuple[Any, ...], list[TextRun]] = {}
     for run in runs:
         groups.setdefault(tuple(sorted(source.key for source in run.sources)), []).append(run)
     named: dict[str, list[TextRun]] = {}
     for group in groups.values():
         others = [other[0].sources for other in groups.values() if other is not group]
-        tellings = (telling for telling in _TELLINGS if all(telling(group[0].sources) != telling(o) for o in others))
-        named[next(tellings, _TELLINGS[-1])(group[0].sources)] = group
+        unique = (naming for naming in _NAMINGS if all(naming(group[0].sources) != naming(o) for o in others))
+        named[next(unique, _NAMINGS[-1])(group[0].sources)] = group
     return named
 
 
@@ -118,4 +118,4 @@ def _by_content(sources: Sequence[Source]) -> str:
     )
 
 
-_TELLINGS = (_by_name, _by_weight, _by_place, _by_content)
+_NAMINGS = (_by_name, _by_weight, _by_place, _by_content)

@@ -1,4 +1,4 @@
-"""The numbers of an evaluation, one by one: the data frames are made from these."""
+"""The numbers of an evaluation, one by one, for data frames."""
 
 import math
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class Value(NamedTuple):
 
 def values_of(task: str, row: Evaluation | TextEvaluation) -> Iterator[Value]:
     """The task's headline first (the mean over the slices of the primary scale, or one of them), then slice by slice,
-    then measures and the loss. Of text each validation set is a slice, and the loss on several of them comes first."""
+    then measures and the loss. For text, each validation set is a slice, and the loss over several sets comes first."""
     if isinstance(row, TextEvaluation):
         if len(row.sets) > 1:
             yield Value("all", "loss", row.loss)

@@ -1,6 +1,6 @@
-"""The progress of runs, read from their folders again and again while others write them.
+"""The progress of runs, read repeatedly from their folders while other processes write them.
 
-Cheap: a file that has kept its size and time is not opened, and of one that has grown only the new end is read
+This is cheap: files with the same size and time are not opened, and of a grown file only the new end is read
 (`canonlm.runs.follow`).
 """
 
@@ -14,11 +14,11 @@ from .load import task_of
 from .rows import evaluation, text_evaluation, writable
 from .text import named_sources
 
-QUIET_SECONDS = 300.0  # without a row, after which a run is not said to be running
+QUIET_SECONDS = 300.0  # without a row, after which a run counts as unfinished
 
 
 class Stamp(NamedTuple):
-    """By which it is known whether a file has changed."""
+    """A file's inode, size and time: they differ if the file has changed."""
 
     file: int
     size: int
@@ -26,7 +26,7 @@ class Stamp(NamedTuple):
 
 
 class Watched(Followed):
-    """One run. `state`: waiting (nothing recorded), running, unfinished (nothing for `QUIET_SECONDS`), finished, or
+    """One run. `state`: waiting (nothing recorded), running, unfinished (no row for `QUIET_SECONDS`), finished, or
     damaged (its configuration cannot be read). `quiet`: seconds since the last row."""
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -42,8 +42,8 @@ class Watched(Followed):
         self._stamps: dict[str, Stamp | None] = {}
 
     def look(self, now: float) -> bool:
-        """Take in what is new at the time `now` (seconds, as of the files). Whether there is something to tell: another
-        state, or another evaluation."""
+        """Read what is new at the time `now` (seconds, as in the times of files). Returns whether the state or the
+        evaluation has changed."""
         before = self.state, self.evaluation
         if self._changed("config.yaml"):
             self._configure()
@@ -90,14 +90,14 @@ class Watched(Followed):
 
 
 class Watch:
-    """All runs in some folders, those that are made meanwhile included."""
+    """All runs in some folders, including those created later."""
 
     def __init__(self, folders: Folders) -> None:
         self.folders = as_paths(folders)
         self._runs: dict[Path, Watched] = {}
 
     def read(self, now: float) -> list[Watched]:
-        """The runs of which something is new."""
+        """Read what is new; returns the runs that have changed."""
         folders = {path.resolve(): (folder, path) for folder in reversed(self.folders) for path in configured(folder)}
         for resolved, (folder, path) in folders.items():
             if resolved not in self._runs:
@@ -112,7 +112,7 @@ class Watch:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is to come, as far as can be seen: runs that are unfinished may be dead."""
+        """Whether no run is waiting or running. Unfinished runs do not count: they may be dead."""
         return bool(self.runs) and not any(run.state in ("waiting", "running") for run in self.runs)
 
 

@@ -1,6 +1,6 @@
-"""The descriptions of a task from outside, in `task.json` of its run folders, as reports never run a task's file.
+"""The descriptions of a task from outside, from `task.json` in its run folders: reports never run a task's file.
 
-The file may be somebody else's: it is only read as text, and cut where it is long.
+The file may be somebody else's: it is only read as text, and long texts are cut.
 """
 
 from collections.abc import Callable, Iterable, Mapping
