@@ -149,7 +149,11 @@ claims:
         ),
         ("against: llama,", "against: lama,", 'unknown arm of depo-micro at micro scale "lama". Did you mean "llama"?'),
         ("expect: higher", "expect: hihger", "claims.C06.pairs.0.expect: expected"),
-        ("against: llama, expect: higher", "expect: alike", "expect: expected higher or lower, without against, got"),
+        (
+            "against: llama, expect: higher",
+            "expect: alike",
+            "expect: expected higher or lower, as there is no against, got",
+        ),
         (
             "arm: llama+canon,",
             "arm: llama+canon@largest,",

@@ -1,7 +1,7 @@
 """The ledger: every claim of the paper, what was run for it, the estimate with its interval, and the verdict.
 
-Claims that take training come from kept runs (`canonlm.experiments.ledger`), those about the published models from
-their own tables (`published.retests`), and those about parameters are counted.
+Claims that need training are judged by kept runs (`canonlm.experiments.ledger`), those about the published models by
+their tables (`published.retests`), and those about parameters by counting.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ LIMIT = 0.0045
 @dataclass(frozen=True)
 class Estimate:
     """One comparison behind a verdict: how much higher the first is than the second, in `unit`. low, high: the 95 %
-    interval; both equal the value where there is none. note: what to know of it."""
+    interval; both are the value if there is none. note: what to know about it."""
 
     what: str
     value: float
@@ -44,7 +44,7 @@ class Estimate:
 @dataclass(frozen=True)
 class Claim:
     """An entry of the ledger. source: where the evidence is from. reason: why a claim is untested, or what limits the
-    test. runs: finished runs behind it, and how many the experiment has."""
+    test. runs: the numbers of finished runs and of all runs behind it."""
 
     id: str
     text: str
@@ -60,7 +60,7 @@ class Claim:
 
 
 def claims(folder: Path, scale: str = "micro", seed_set: int = 0) -> list[Claim]:
-    """All 51. folder: of the CSV files that `canonlm replicate --export` writes. seed_set: of their runs. ValueError: a
+    """All 51 claims. folder: with the CSV files of `canonlm replicate --export`. seed_set: of their runs. ValueError: a
     damaged file, or no such scale."""
     if scale not in schema.SCALES:
         raise unknown("scale", scale, schema.SCALES)

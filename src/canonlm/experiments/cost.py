@@ -41,7 +41,7 @@ def cost(configs: Iterable[RunConfig], gpu: str = "h100") -> Cost:
 
 
 def _flops(config: RunConfig) -> float:
-    """FLOPs per token, from models of one and two layers, as all layers cost the same; the head is its matrix alone."""
+    """FLOPs per token, from models of one and two layers, as all layers cost the same; the head is only its matrix."""
     sizes = sizes_of(config)
     widths = tuple((key, after) for key, (_, after) in config.model.matched.items())
     one, two = (_counted(config.arch, _small(sizes, layers), widths) for layers in (1, 2))

@@ -1,4 +1,4 @@
-"""Claims that counting decides: nothing is trained, and nothing is uncertain."""
+"""Claims decided by counting: nothing is trained, and nothing is uncertain."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
-"""From an experiment and a scale to runs: tuning seeds at every rate, then fresh seeds at the best rate.
+"""The runs of an experiment at a scale: tuning seeds at every rate, then fresh seeds at the best rate.
 
-A run is named by what it is (`canonlm.runs.identity`), so experiments that need the same run share it.
+A run is named by its identity (`canonlm.runs.identity`), so experiments that need the same run share it.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,8 +19,8 @@ from canonlm.train.recipe import merge, outside_of
 
 SEEDS_OF_A_SET = 1000
 FIRST_TUNING_SEED = 100
-"""Within a seed set, seeds that are reported begin at 0 and tuning seeds at 100: no run of the one kind sees data or
-questions of the other."""
+"""Within a seed set, reported seeds begin at 0 and tuning seeds at 100: no run of one kind sees data or questions of
+the other."""
 
 Outcomes = Mapping[str, Outcome | None]
 """Outcomes of finished runs by name; None for a run that has failed for good."""
@@ -44,8 +44,8 @@ class GridRun(NamedTuple):
 
 
 def points(experiment: Experiment, scale: str, only: Collection[str] = (), *, shared: bool = True) -> list[Point]:
-    """All points that a scale trains, each once. only: names of settings, and claims, whose points are those that it
-    compares. shared: also points of other figures."""
+    """All points that a scale trains, each once. only: names of settings, and of claims, which stand for the points
+    that they compare. shared: also points of other figures."""
     compared = {point for number in only for point in _of_claim(experiment, scale, number)}
     trained = [
         Point(name, arch, difficulty, size)
@@ -113,8 +113,8 @@ def reported(experiment: Experiment, point: Point, outcomes: Outcomes, seeds: in
 
 
 def tuned(experiment: Experiment, point: Point, outcomes: Outcomes) -> float | None:
-    """The rate with the best mean score of its tuning seeds, of equal ones the smallest; None while one is not done, or
-    if all have failed. A rate at which a run failed or diverged does not count."""
+    """The rate whose tuning seeds have the best mean score, the smallest of equal ones; None while a tuning run is not
+    done, or if all rates have failed. A rate at which a run failed or diverged does not count."""
     setting, best = experiment.settings[point.setting], None
     for rate in sorted(rates_of(setting, point.difficulty)):
         names = [run.name for run in _of_rate(experiment, point, rate)]
@@ -175,8 +175,8 @@ def _run(experiment: Experiment, point: Point, rate: float, number: int, split: 
 
 
 def _sized(experiment: Experiment, point: Point) -> RunConfig:
-    """The configuration with the point's architecture and size, and its MLP's width matched if the experiment does
-    so."""
+    """The configuration with the point's architecture and size, and its MLP's width if the experiment matches
+    parameters."""
     key = experiment.sha256, point
     if key not in _models:
         base = _base(experiment, point)

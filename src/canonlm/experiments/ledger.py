@@ -1,7 +1,7 @@
-"""The 51 claims of the paper, and their verdicts by our runs, from CSV files with a row per evaluation.
+"""The 51 claims of the paper, and the verdicts from our runs, read from CSV files with a row per evaluation.
 
 `export` writes the files from run folders, one for each setting; `read` returns the outcomes, and `entries` judges all
-claims by them. Files of our own runs are in the package (`OWN_RESULTS`).
+claims by them. The package contains the files of our runs (`OWN_RESULTS`).
 """
 
 import csv
@@ -88,8 +88,8 @@ def read(folder: Path) -> dict[str, Outcome | None]:
 
 
 def export(experiments: Iterable[Experiment], scale: str, out: Path, folder: Path) -> int:
-    """Write the evaluations of the finished runs in `out`, a file for each setting; runs that a file has already stay,
-    and are not read again. Returns the number of runs that were added."""
+    """Write the evaluations of the finished runs in `out`, a file for each setting. Runs already in a file are kept and
+    not read again. Returns the number of added runs."""
     experiments, added = list(experiments), 0
     existing = read(folder)
     plan = {run.name: run for run in plan_of(experiments, scale, out, outcomes_of(experiments, scale, out, existing))}
@@ -103,7 +103,7 @@ def export(experiments: Iterable[Experiment], scale: str, out: Path, folder: Pat
     for name, point in points.items():
         outcome = None if name in existing else read_outcome(out / "runs" / name)
         if outcome is not None:
-            rows = _written(out / "runs" / name, name, point, plan[name].config, outcome)
+            rows = _new_rows(out / "runs" / name, name, point, plan[name].config, outcome)
             new.setdefault(point.setting, []).extend(rows)
             added += 1
     for setting, rows in new.items():
@@ -122,7 +122,7 @@ def outcomes_of(
     experiments: Iterable[Experiment], scale: str, out: Path, existing: Mapping[str, Outcome | None] | None = None
 ) -> dict[str, Outcome | None]:
     """Outcomes of all finished runs in `out` that the experiments need, and the `existing` ones. Fresh seeds depend on
-    tuning runs, so the plan is asked until it asks for nothing new."""
+    tuning runs, so this repeats until the plan has no new runs."""
     outcomes = dict(existing or {})
     experiments, read_names = list(experiments), set(outcomes)
     while new := [run for run in plan_of(experiments, scale, out, outcomes) if run.name not in read_names]:
@@ -142,7 +142,7 @@ def _all_of(experiment: Experiment, point: grid.Point, plan: Mapping[str, object
                 yield run
 
 
-def _written(folder: Path, name: str, point: grid.Point, config: RunConfig, outcome: Outcome) -> list[dict[str, str]]:
+def _new_rows(folder: Path, name: str, point: grid.Point, config: RunConfig, outcome: Outcome) -> list[dict[str, str]]:
     env, note, result = (read_json(folder / f"{file}.json") or {} for file in ("env", "experiment", "result"))
     common = {
         "run": name, "setting": point.setting, "arch": point.arch, "size": grid.size_of(config),
@@ -196,7 +196,7 @@ def _outcomes(rows: Iterable[dict[str, str]]) -> dict[str, Outcome | None]:
 
 
 def note(folder: Path, experiments: Mapping[str, str], commit: str) -> None:
-    """Write the experiments that need a run, and their sha256, to its folder; existing notes stay."""
+    """Write the experiments that need a run, and their sha256, to its folder; existing notes are kept."""
     path = folder / "experiment.json"
     noted = read_json(path) or {}
     written = {"experiments": {**experiments, **noted.get("experiments", {})}, "commit": noted.get("commit", commit)}

@@ -64,14 +64,14 @@ def diverged(outcome: Outcome, measure: str | None) -> bool:
 
 
 def accuracy(row: Evaluation, slices: Sequence[str]) -> float:
-    """Mean accuracy over `slices`, or over those of the main scale if `slices` is empty."""
+    """Mean accuracy over `slices`, or over those of the primary scale if `slices` is empty."""
     keys = slices or primary(row.slices)
     return sum(row.slices[key].accuracy for key in keys) / len(keys)
 
 
 def step_at(outcome: Outcome, slices: Sequence[str], threshold: float) -> float:
-    """The first evaluated step with at least that accuracy, as a share of the training; for a run without one, one
-    evaluation more than the training has."""
+    """The first evaluated step with at least that accuracy, as a share of the training; for a run without one, the
+    training and one evaluation interval more."""
     for row in outcome.evals:
         if accuracy(row, slices) >= threshold:
             return row.step / outcome.steps

@@ -42,7 +42,7 @@ class Pace:
         self._running[name] = self.clock()
 
     def ended(self, name: str, config: RunConfig, finished: bool) -> None:
-        """finished: it counts as a measurement."""
+        """finished: whether the run counts as a measurement."""
         begin = self._running.pop(name, None)
         if finished and begin is not None:
             self._took += self.clock() - begin

@@ -1,6 +1,6 @@
 """A profile: some architectures on all tasks of the micro scale, as an experiment made in memory.
 
-It shares runs with registered experiments, and `replicate` works through it as through any experiment. All
+It shares runs with registered experiments, and `replicate` works through it like any other. All
 architectures have the same data, steps and rates.
 """
 
@@ -41,7 +41,7 @@ def profile(
 ) -> Experiment:
     """Every architecture on every task. The others are compared with the first architecture.
 
-    task_names: empty: all. seeds: fresh seeds of each architecture; default: 3, of a quick profile one.
+    task_names: empty: all. seeds: fresh seeds of each architecture; default: 3, or one if quick.
     quick: the middle rate, and a third of the training. match: "parameters", as in `canonlm play`.
     ValueError: no such task or architecture, fewer seeds than one, a model that cannot be built or matched.
     """

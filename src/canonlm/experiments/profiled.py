@@ -32,8 +32,8 @@ class Speed:
 @dataclass(frozen=True)
 class Arm:
     """An architecture on a task. names, outcomes: of its finished fresh runs, in the order of their seeds. failed: how
-    many runs have failed for good. waiting: are others still to come? flops: forward and backward, of one token.
-    minutes: of one step, at the median speed."""
+    many runs have failed for good. waiting: whether others are still to come. flops: forward and backward, per token.
+    minutes: per step, at the median speed."""
 
     arch: str
     rate: float | None
@@ -50,7 +50,7 @@ class Arm:
     minutes: float | None
 
     def solved_at(self, threshold: float, slices: Sequence[str]) -> list[int | None]:
-        """By run: the first evaluated step with that accuracy; None where there was none."""
+        """For each run: the first evaluated step with that accuracy, or None."""
         return [
             next((row.step for row in outcome.evals if accuracy(row, slices) >= threshold), None)
             for outcome in self.outcomes
@@ -74,7 +74,7 @@ class TaskProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """seeds: of each architecture, as planned. needed: how many of them a verdict takes. done: of the runs."""
+    """seeds: of each architecture, as planned. needed: how many a verdict takes. done, total: numbers of runs."""
 
     title: str
     archs: tuple[str, ...]
@@ -89,7 +89,7 @@ class Profile:
 
 def profiled(experiment: Experiment, outcomes: grid.Outcomes, speeds: Mapping[str, Speed]) -> Profile:
     """The profile of an experiment of `canonlm.experiments.profile`. outcomes: of finished runs by name, None for one
-    that failed; speeds: of some of them."""
+    that failed. speeds: of some of them."""
     panels = experiment.panels(SCALE)
     archs = panels[0].arms
     pairs = len(panels) * (len(archs) - 1)

@@ -24,7 +24,7 @@ from canonlm.train import reading
 
 
 def chosen(name: str, scale: str, only: Collection[str] = (), *, seed_set: int = 0) -> list[Experiment]:
-    """The experiment of that name, or for `all` those that have the scale. ValueError: no such experiment, scale,
+    """The experiment of that name, or for `all` every one that has the scale. ValueError: no such experiment, scale,
     setting or claim."""
     if scale not in schema.SCALES:
         raise unknown("scale", scale, schema.SCALES)
@@ -42,8 +42,8 @@ def chosen(name: str, scale: str, only: Collection[str] = (), *, seed_set: int =
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of an experiment, without runs that earlier ones in the list need. cells: numbers of the paper that it
-    repeats. done: finished runs, of those known so far."""
+    """The cost of an experiment, without runs that earlier ones in the list need. cells: the number of cells
+    of the paper that it repeats. done: the number of finished runs, of those known so far."""
 
     experiment: Experiment
     cells: int

@@ -1,7 +1,7 @@
-"""The format of experiments: a checked YAML file of `figures/` (or of the user's), with the settings that it names.
+"""The format of experiments: a checked YAML file of `figures/` (or of the user), with the settings that it names.
 
 Everything is fixed before the first run: architectures by their complete names, tasks, sizes, rates, seeds, comparisons
-and the difference from which on they matter. The sha256 of the file and of its settings is written beside every run, so
+and the smallest difference that matters. The sha256 of the file and of its settings is written beside every run, so
 a changed file is another experiment.
 """
 
@@ -34,23 +34,23 @@ class Setting(Settings):
 
     task: str
     preset: str
-    difficulties: list[str] = []  # of the preset; none: its only one
+    difficulties: list[str] = []  # of the preset; empty: its only one
     changes: dict[str, Any] = {}  # to the preset's configuration of a run
     variants: dict[str, dict[str, Any]] = {}  # more changes, by name: trainings that a claim compares, as `llama@NAME`
-    rates: list[PositiveFloat] = []  # learning rates to choose from; none: the preset's
+    rates: list[PositiveFloat] = []  # learning rates to choose from; empty: the preset's
     tuning_seeds: PositiveInt = 1  # by which the rate is chosen
     choose_on: Literal["validation", "test"] = "validation"  # test: as the paper did, on the runs that are reported
     looks: dict[Annotated[int, Field(ge=2)], Annotated[float, Field(gt=0, le=0.05)]] = {}
     # fresh seeds at which a verdict may be given, and the error that each look may make: {5: 0.02, 10: 0.03}
-    slices: list[str] = []  # whose mean is the score; none: all of the task's main scale
+    slices: list[str] = []  # whose mean is the score; empty: all of the task's primary scale
     measure: str | None = None  # a measure of the evaluation in place of accuracies. Of text: loss
-    two_state: bool = True  # a run has either solved the task or not, so intervals assume nothing
+    two_state: bool = True  # a run either solves the task or does not, so intervals assume no distribution
     paper: str | None = None  # what the paper's grids call it
 
     @model_validator(mode="after")
-    def _looks_are_where_the_rate_is_chosen_apart(self) -> "Setting":
+    def _looks_need_validation(self) -> "Setting":
         if (self.choose_on == "validation") != bool(self.looks):
-            raise expected("looks", "numbers of fresh seeds exactly where choose_on is validation", self.looks)
+            raise expected("looks", "numbers of fresh seeds if choose_on is validation, else none", self.looks)
         if sum(self.looks.values()) > 0.05 + 1e-9:
             raise expected("looks", "levels that add up to at most 0.05", self.looks)
         return self
@@ -62,9 +62,9 @@ class Setting(Settings):
         return self
 
     @model_validator(mode="after")
-    def _variants_are_no_difficulties(self) -> "Setting":
+    def _variants_exclude_difficulties(self) -> "Setting":
         if self.variants and self.difficulties:
-            raise expected("variants", "nothing where there are difficulties", list(self.variants))
+            raise expected("variants", "no variants if there are difficulties", list(self.variants))
         return self
 
     @field_validator("changes")
@@ -89,7 +89,7 @@ class Panel(Settings):
 
     settings: list[str] = Field(min_length=1)
     arms: list[str] = Field(min_length=1)  # complete names of architectures
-    sizes: list[str] = []  # such as 8L512D, or 1L16D2H with two heads; none: the preset's
+    sizes: list[str] = []  # such as 8L512D, or 1L16D2H with two heads; empty: the preset's
     shared: bool = False  # runs of another figure, which claims of this one compare with
 
     @field_validator("sizes")
@@ -107,7 +107,7 @@ class Pair(Settings):
     arm: str  # an architecture, or one at another size or variant than the claim's: llama@2L16D2H, llama@largest
     against: str | None = None
     expect: Literal["higher", "lower", "alike", "not lower"]
-    smallest: PositiveFloat  # from this difference on it matters: of accuracies 0.05 is five points
+    smallest: PositiveFloat  # difference that matters: of accuracies, 0.05 is five points
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class Pair(Settings):
     @model_validator(mode="after")
     def _a_spread_is_large_or_small(self) -> "Pair":
         if self.against is None and self.expect not in ("higher", "lower"):
-            raise expected("expect", "higher or lower, without against", self.expect)
+            raise expected("expect", "higher or lower, as there is no against", self.expect)
         return self
 
 
@@ -127,10 +127,10 @@ class At(Settings):
     """Where in a scale a claim is tested."""
 
     setting: str
-    difficulty: str | None = None  # or variant; none: the first
+    difficulty: str | None = None  # or variant; default: the first
     size: str | None = None
-    sizes: list[str] = []  # of each seed the best of these sizes counts
-    slices: list[str] = []  # other ones than the claim's
+    sizes: list[str] = []  # for each seed, the best of these sizes counts
+    slices: list[str] = []  # in place of the claim's
 
 
 class Claim(Settings):
@@ -138,10 +138,10 @@ class Claim(Settings):
 
     at: dict[Scale, At] = Field(min_length=1)
     pairs: list[Pair] = Field(min_length=1, max_length=6)  # more cannot be decided with five seeds
-    slices: list[str] = []  # other ones than the setting's
-    measure: str | None = None  # another one than the setting's
-    relative: bool = False  # differences in shares of the mean of `against`
-    steps_to: Annotated[float, Field(gt=0, lt=1)] | None = None  # estimand: the first step with that score
+    slices: list[str] = []  # in place of the setting's
+    measure: str | None = None  # in place of the setting's
+    relative: bool = False  # differences as shares of the mean of `against`
+    steps_to: Annotated[float, Field(gt=0, lt=1)] | None = None  # compare the first steps with that score
     paper: str  # what the paper found, in numbers
     note: str = ""  # how this test differs from the paper's
 
@@ -156,7 +156,7 @@ class Experiment(Settings):
     title: str
     source: str
     figure: str | None = None  # of the paper's grids: F7
-    match: str | None = None  # an architecture: every MLP is as wide as it takes to have as many parameters as it
+    match: str | None = None  # an architecture, to whose number of parameters the others' MLPs are adjusted
     paper: list[Panel] = []
     small: list[Panel] = []
     micro: list[Panel] = []
@@ -229,9 +229,9 @@ def find(name_or_path: str) -> Path:
 
 
 def load(name_or_path: str, *, seed_set: int = 0) -> Experiment:
-    """seed_set: 0 is the one that our runs have; with another, the same experiment is repeated from nothing.
+    """Load and check an experiment. seed_set: our runs have 0; another one repeats the experiment from scratch.
 
-    ValueError in one line, with the file: an unknown key, a setting or architecture that a claim names and no panel
+    ValueError in one line, with the file: an unknown key, or a setting or architecture that a claim names and no panel
     trains.
     """
     path = find(name_or_path)
@@ -252,7 +252,7 @@ def load(name_or_path: str, *, seed_set: int = 0) -> Experiment:
 def named(
     experiment: Experiment, name: str, text: str, settings: Mapping[str, Setting], seed_set: int = 0
 ) -> Experiment:
-    """The same with its name, its text and the settings that it uses, which make its sha256."""
+    """Set the experiment's name, its text and the settings that it uses, and the sha256 of all of it. Returns it."""
     dumped = json.dumps({key: _registered(each) for key, each in settings.items()}, sort_keys=True)
     experiment._name, experiment._settings, experiment._text = name, dict(settings), text
     experiment._seed_set = seed_set
@@ -267,7 +267,7 @@ def _registered(setting: Setting) -> dict[str, Any]:
 
 
 def _checked(raw: Any) -> Experiment:
-    """Members of lists first: then an error names the key in the member."""
+    """Check the members of lists first, so that an error names the key in the member."""
     if not isinstance(raw, dict):
         raise expected("experiment", "a YAML mapping", raw)
     lists: list[tuple[str, type[Settings], Any]] = [(scale, Panel, raw.get(scale)) for scale in SCALES]
@@ -302,7 +302,7 @@ def setting(name: str) -> Setting:
 
 @cache
 def _entries(path: Path, modified: int) -> Mapping[str, Any]:
-    """Experiments look them up by the hundred, and reading all of them takes 10 ms."""
+    """All settings, read once: experiments look up hundreds, and reading takes 10 ms."""
     return read_yaml(path)[0]
 
 
@@ -311,7 +311,7 @@ def _settings_of(experiment: Experiment) -> Iterator[str]:
 
 
 def places(experiment: Experiment, at: At, arm: str) -> list[tuple[str, str | None, str | None]]:
-    """(architecture, difficulty or variant, size) of an arm of a claim: one, or one for each of its sizes."""
+    """(architecture, difficulty or variant, size) of an arm of a claim, for each of its sizes."""
     arch, _, other = arm.partition("@")
     kinds = experiment.settings[at.setting].kinds
     size = other if _SIZE.fullmatch(other) else ""

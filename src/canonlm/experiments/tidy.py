@@ -1,6 +1,6 @@
-"""Results in one shape: a row per number. The user's runs and published results go under one another.
+"""Results in one format: a row per number. The user's runs and published results can be stacked.
 
-`unit` "%": value and stderr are percent. "" (losses, perplexities, …): as it was measured. polars is imported only when
+`unit` "%": value and stderr are percent. "" (losses, perplexities, …): as measured. polars is imported only when
 a frame is made or read.
 """
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 SCHEMA = {
     "source": "String",  # published, best (of learning rates), reference (open models), paper, yours
-    "model": "String",  # a released model, a run, or how the paper calls it
-    "arch": "String",  # without what `canon` says
+    "model": "String",  # a released model, a run, or what the paper calls it
+    "arch": "String",  # without its Canon layers
     "canon": "String",  # sites, such as ABCD or AbCD; b: a short convolution alone; none
     "size": "String",  # 1B; 12L768D: layers and width of playground models
     "tokens": "Int64",  # seen in training
@@ -64,7 +64,7 @@ def fitting(value: Any) -> Any:
 
 
 def short_tokens(tokens: float) -> str:
-    """1006632960000 → `1T`, 33550000000 → `34B`: two digits, by which runs of one length are told from others."""
+    """1006632960000 → `1T`, 33550000000 → `34B`: two digits, enough to tell lengths of training apart."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if tokens >= 0.995 * size:
             return f"{float(f'{tokens / size:.2g}'):g}{letter}"
@@ -72,9 +72,9 @@ def short_tokens(tokens: float) -> str:
 
 
 def choose(numbers: "pl.DataFrame", filters: Sequence[str]) -> "pl.DataFrame":
-    """The rows that all filters let through: `arch=GLA5,GDN2`, `tokens=1T`, `canon=yes`, `lr=2e-3`.
+    """The rows that pass all filters: `arch=GLA5,GDN2`, `tokens=1T`, `canon=yes`, `lr=2e-3`.
 
-    Upper and lower case are the same; filters of one key add up. ValueError: no such key, or a value that no row has.
+    Case does not matter; filters of one key add up. ValueError: no such key, or a value that no row has.
     """
     import polars as pl
 
@@ -88,26 +88,26 @@ def choose(numbers: "pl.DataFrame", filters: Sequence[str]) -> "pl.DataFrame":
         texts_by_key.setdefault(key, []).append(values)
     kept = numbers
     for key, texts in texts_by_key.items():
-        there = numbers[key].unique(maintain_order=True).to_list()
-        let_through = [value for text in texts for value in _values(key, text, there)]
-        matches = pl.col(key).is_in([value for value in let_through if value is not None])
-        kept = kept.filter(matches | (pl.col(key).is_null() if None in let_through else pl.lit(False)))
+        present = numbers[key].unique(maintain_order=True).to_list()
+        passing = [value for text in texts for value in _values(key, text, present)]
+        matches = pl.col(key).is_in([value for value in passing if value is not None])
+        kept = kept.filter(matches | (pl.col(key).is_null() if None in passing else pl.lit(False)))
     return kept
 
 
-def _values(key: str, text: str, there: Sequence[Any]) -> list[Any]:
-    """The values that a text names: as a whole (settings have commas in them) or part by part."""
-    if whole := [value for value in there if _means(key, text, value)]:
-        return whole
+def _values(key: str, text: str, present: Sequence[Any]) -> list[Any]:
+    """The values that a text names: as a whole (settings contain commas) or part by part."""
+    if complete := [value for value in present if _matches(key, text, value)]:
+        return complete
     values = []
     for part in text.split(","):
-        if not (matching := [value for value in there if _means(key, part.strip(), value)]):
-            raise _no_such(key, part.strip(), there)
+        if not (matching := [value for value in present if _matches(key, part.strip(), value)]):
+            raise _no_such(key, part.strip(), present)
         values += matching
     return values
 
 
-def _means(key: str, text: str, value: Any) -> bool:
+def _matches(key: str, text: str, value: Any) -> bool:
     if value is None or text == "":
         return value is None and text == ""  # `lr=`: rows without one
     if key == "canon" and text.lower() in ("yes", "no"):
@@ -121,9 +121,9 @@ def _means(key: str, text: str, value: Any) -> bool:
         return key == "tokens" and text.casefold() == short_tokens(value).casefold()
 
 
-def _no_such(key: str, text: str, there: Sequence[Any]) -> ValueError:
+def _no_such(key: str, text: str, present: Sequence[Any]) -> ValueError:
     say = short_tokens if key == "tokens" else str if SCHEMA[key] == "String" else "{:g}".format
-    names = list(dict.fromkeys(say(value) for value in there if value is not None))
+    names = list(dict.fromkeys(say(value) for value in present if value is not None))
     if len(names) <= _MANY:
         return unknown(key, text, names, f"values of {key}" + (", and yes, no" if key == "canon" else ""))
     close = get_close_matches(text, names, n=4, cutoff=0.4)
@@ -133,7 +133,7 @@ def _no_such(key: str, text: str, there: Sequence[Any]) -> ValueError:
 
 
 def has_canon(sites: str | None) -> bool:
-    """Whether `canon` of a row names a Canon layer, and not only a short convolution."""
+    """Whether the `canon` of a row names a Canon layer, and not only a short convolution."""
     return sites not in (None, "none", "b")
 
 
@@ -142,27 +142,27 @@ def paired(numbers: "pl.DataFrame") -> "pl.DataFrame":
     that a model with them and one without them both have. `delta` is canon − base, in the units of the values.
 
     Columns: source, arch, size, tokens, lr, seed, base_model, base_canon, canon_model, canon, those of the question,
-    base, value, delta. Equal settings are those that the columns know; see `canonlm.experiments.published.differing`.
+    base, value, delta. Settings without a column may differ; see `canonlm.experiments.published.differing`.
     """
     import polars as pl
 
     same = ["source", "arch", "size", "tokens", "lr", "seed", *QUESTION]
     layers = ~pl.col("canon").is_in(["none", "b"])
     known = numbers.filter(pl.col("canon").is_not_null() & pl.col("arch").is_not_null())
-    # Of the user's, those whose training is not known may differ in anything; published ones leave out what none has.
+    # The user's models without known training may differ in anything; published ones leave out what none has.
     trained = pl.all_horizontal(pl.col("lr", "seed").is_not_null())
     known = known.filter(pl.col("source").ne_missing("yours") | trained)
     base = known.filter(~layers).select(*same, base_model="model", base_canon="canon", base="value")
     canon = known.filter(layers).select(*same, "canon", "value", canon_model="model")
     both = canon.join(base, on=same, nulls_equal=True, how="inner", maintain_order="left")
-    delta = (pl.col("value") - pl.col("base")).round(9)  # what is left of 67.5 - 66.5 beyond the printed digits
+    delta = (pl.col("value") - pl.col("base")).round(9)  # without the rounding error of 67.5 - 66.5
     names = ["base_model", "base_canon", "canon_model", "canon", *QUESTION, "base", "value"]
     return both.select(*same[: -len(QUESTION)], *names, delta=delta)
 
 
 def over_seeds(numbers: "pl.DataFrame") -> "pl.DataFrame":
-    """Mean and 95 % t-interval of numbers that differ in the seed alone, as far as the columns know, where there are
-    two seeds or more; of percentages cut to 0 to 100. Equal numbers have none.
+    """Mean and 95 % t-interval of numbers that differ in the seed alone, as far as the columns show, for two seeds
+    or more; of percentages, cut to 0 to 100. Equal numbers have no interval.
 
     Columns: source, arch, canon, size, tokens, lr, those of the question, value, low, high, runs.
     """

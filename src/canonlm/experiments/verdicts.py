@@ -31,7 +31,7 @@ UNITS = {
 class Compared:
     """The comparison of one pair. `result`: arm minus against, in shares of one (or of the training's steps) or in
     units of the measure; None without any run. rates: the learning rates of each. at_edge: the arms whose rate is the
-    smallest or largest that was tried. unit: for people; a number in it is `factor` times that of `result`."""
+    smallest or largest that was tried. unit: for display; a number in it is `factor` times that of `result`."""
 
     pair: Pair
     state: State
@@ -112,16 +112,16 @@ def _with(experiment: Experiment, scale: str, number: str, claim: Claim, outcome
     used = min(len(arm.seeds) for arm in tested.values())
     note, finished = claim.note, sum(name in outcomes for name in names)
     if without := sorted({name for arm in tested.values() for name in arm.diverged}):
-        state = "undecided"  # the seeds that are left are a selection
+        state = "undecided"  # the remaining seeds are a selection
         which = f"{len(without)} runs diverged (no finite {measure} at the end), such as {without[0]}"
         note = "; ".join(filter(None, [note, which]))
     return Verdict(number, experiment.name, scale, state, compared, used, claim.paper, note, tuple(names), finished)
 
 
 class _Arm(NamedTuple):
-    """rates: of each of its sizes. runs: names of all, tuning runs too. seeds: the outcomes of a seed, one for each
-    size, of seeds that are done and have not diverged. diverged: names of fresh runs; of tuning runs, where none of the
-    rates is left."""
+    """An arm of a claim. rates: one for each size. runs: names of all, including tuning runs. seeds: for each seed that
+    is done and has not diverged, its outcomes, one for each size. diverged: names of diverged fresh runs, or of tuning
+    runs if no rate is left."""
 
     rates: tuple[float | None, ...]
     at_edge: bool
@@ -192,7 +192,7 @@ def _compared(
 
 
 def _state(pair: Pair, result: Comparison) -> State:
-    """The state of a comparison; `undecided` with too few seeds, or if the runs allow both."""
+    """The state of a comparison; `undecided` with too few seeds, or if the runs allow either."""
     if result.state == "undecided":
         return "undecided"
     if pair.against is None:

@@ -1,7 +1,7 @@
 """The published results as frames: one row per number, in the columns of `canonlm.experiments.tidy.SCHEMA`.
 
-The files beside this one hold them as they were printed; README.md names the source of each. Every function reads
-afresh and takes milliseconds; polars is imported only then.
+The files beside this one hold them as they were printed; README.md names the source of each. Every call reads its
+files again, which takes milliseconds; polars is imported only then.
 """
 
 import re
@@ -65,7 +65,7 @@ def best() -> "pl.DataFrame":
 
 
 def references() -> "pl.DataFrame":
-    """Open models of others on the standard benchmarks. `tokens` is as rounded as it is told."""
+    """Open models of others on the standard benchmarks. `tokens` is as rounded as published."""
     import polars as pl
 
     tokens = (pl.col("tokens").str.strip_suffix("T").cast(pl.Float64) * 1e12).round().cast(pl.Int64)
@@ -73,7 +73,7 @@ def references() -> "pl.DataFrame":
 
 
 def slimpajama() -> "pl.DataFrame":
-    """The paper's models of 1.3B parameters, trained on 100B tokens. Of RoPE without Canon there are eight seeds."""
+    """The paper's models of 1.3B parameters, trained on 100B tokens. RoPE without Canon has eight seeds."""
     import polars as pl
 
     wide = table("slimpajama")
@@ -90,7 +90,7 @@ def slimpajama() -> "pl.DataFrame":
 def grids() -> "pl.DataFrame":
     """The paper's grids of synthetic tasks: `setting` is the name of a difficulty as `canonlm.tasks` has it.
 
-    `table("grids")` also tells the figure of each number, and notes on how it was read; `counterpart` how to train it.
+    `table("grids")` also has the figure of each number, and notes on how it was read. `counterpart`: how to train it.
     """
     rows = []
     for row in table("grids").iter_rows(named=True):
@@ -107,7 +107,7 @@ def grids() -> "pl.DataFrame":
 
 def curves() -> "pl.DataFrame":
     """Benchmarks during training, 40 points for each of the 64 models, and the training loss (nats per token, mean of
-    50 records) of the 48 linear ones: `tokens` is how many each point had seen."""
+    50 records) of the 48 linear ones: `tokens`: seen up to each point."""
     import polars as pl
 
     scores = table("curves").unpivot(index=["model", "tokens_M"], variable_name="curve")
@@ -133,8 +133,8 @@ def curves() -> "pl.DataFrame":
 
 
 def differing() -> "pl.DataFrame":
-    """In what else than Canon layers the two models of a published pair differ: base_model, canon_model, setting, base,
-    canon. The number of parameters is left out, to which Canon layers add."""
+    """The settings besides Canon layers in which the two models of a published pair differ: base_model, canon_model,
+    setting, base, canon. Without the number of parameters, to which Canon layers add."""
     import polars as pl
 
     same = ("arch", "size", "tokens", "lr")
@@ -151,14 +151,14 @@ def differing() -> "pl.DataFrame":
 
 
 def everything() -> "pl.DataFrame":
-    """All of it but the curves, which would mix what a model scored at last with what it scored on the way."""
+    """All results but the curves, which would mix final scores with scores during training."""
     import polars as pl
 
     return pl.concat([published(), best(), references(), slimpajama(), grids()])
 
 
 def _tidy(wide: "pl.DataFrame") -> "pl.DataFrame":
-    """One row per number, from a table with the columns of `BENCHMARKS`; empty cells leave none."""
+    """One row per number, from a table with the columns of `BENCHMARKS`; empty cells have no row."""
     import polars as pl
 
     columns = [name for name in wide.columns if name in BENCHMARKS]
@@ -194,7 +194,7 @@ _ARCHS = {
     "GPT2(RoPE)": "Llama+mlp=standard",
     "GPT2(RoPE,ReLU2)": "Llama+mlp=standard+relu2",
 }
-"""The paper's names of what `canonlm.models.archs` has a name for. Its GLA, GDN and Mamba2 are not the release's."""
+"""The paper's names → ours, as in `canonlm.models.archs`. Its GLA, GDN and Mamba2 are not the release's."""
 
 _PLAIN = {"original": "none", "noconv1d": "none", "original(noconv1d)": "none", "conv1d": "b", "original(conv1d)": "b"}
 

@@ -9,11 +9,11 @@ from canonlm.experiments.published.benchmarks import PERCENT
 NOTES = {
     "¹": "Not Canon alone: in these LlamaCanon models rotary embedding turns a quarter of the dimensions of each head "
     "(16 of 64, 32 of 128), in the Llama models all of them.",
-    "²": "Not Canon alone: of this pair the model with Canon has another layer norm too (zeyuan_layernorm).",
+    "²": "Not Canon alone: in this pair, the model with Canon also has another layer norm (zeyuan_layernorm).",
 }
 """By the mark of a pair."""
 ACROSS = (
-    "From one architecture to another more differs: the linear models read contexts of 16384 (1B), 12288 (3B) and 4096 "
+    "Between architectures, more differs: the linear models read contexts of 16384 (1B), 12288 (3B) and 4096 "
     "(8B) tokens in batches of 2.1M to 3.1M tokens, the Llama models 4096 in batches of 4.2M to 8.4M, and so take "
     "fewer steps."
 )
@@ -24,8 +24,8 @@ def notes(marks: Collection[str], several: bool) -> list[str]:
     lines = [f"{mark} {text}" for mark, text in NOTES.items() if mark in marks]
     lines += [ACROSS] if several else []
     repeats = (
-        "One run per learning rate, and runs of one size are not independent trials. Between eight seeds of one model "
-        f"of 1.3B the paper's scores (figure 16) range over {_seeds()} points."
+        "One run per learning rate, and runs of one size are not independent trials. Over eight seeds of one model "
+        f"of 1.3B, the paper's scores (figure 16) range over {_seeds()} points."
     )
     return [*lines, repeats]
 

@@ -1,4 +1,4 @@
-"""How to train what stands in a cell of the paper's grids: by our names of architectures, sizes and difficulties."""
+"""How to train a cell of the paper's grids: our names of architectures, sizes and difficulties."""
 
 import shlex
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ _PRESET = "8L512D"  # the size of the `paper` presets
 
 
 class Counterpart(NamedTuple):
-    """`arch` is a name of ours, or "" where the paper's model has none: `why` is the reason then. `overrides` are those
-    of its size."""
+    """`arch`: our name, or "" if the paper's model has none, with the reason in `why`. `overrides`: those of its
+    size."""
 
     arch: str
     overrides: tuple[str, ...] = ()

@@ -31,14 +31,14 @@ _OF_DATA = ("bos_token_id", "eos_token_id")
 
 _ONCE = ("fda", "swde", "squad_completion")
 _TWICE = {"canonlm_fda_twice": "fda", "canonlm_swde_twice": "swde", "canonlm_squad_twice": "squad_completion"}
-"""Tasks of the harness in which the text with the answer is told once and twice."""
+"""Tasks of the harness in which the text with the answer is given once and twice."""
 
 
 def split_arch(arch: str, fields: Mapping[str, Any] | None = None) -> tuple[str, str | None]:
     """(architecture without Canon, sites): `gla5+canon` → `GLA5`, `AbCD`; `llama+canon=AC:nores+rope=0.25` →
-    `Llama+rope=0.25`, `AC(no-res)`. Sites are None where the name says nothing to us.
+    `Llama+rope=0.25`, `AC(no-res)`. Sites are None if the name is unknown.
 
-    fields: what a configuration sets besides the name, as earlier versions did; of Canon it goes to the sites.
+    fields: settings of a configuration besides the name, as earlier versions had; those of Canon go to the sites.
     """
     base, *parts = arch.split("+")
     others = sorted(part for part in parts if not re.match(r"(canon|frozen)\b", part))
@@ -56,7 +56,7 @@ def split_arch(arch: str, fields: Mapping[str, Any] | None = None) -> tuple[str,
 
 
 def _canon_cell(text: str, fields: Mapping[str, Any]) -> str:
-    """Canon sites as the release writes them, `AC(no-res,k3)`; what it has no word for as we do, `KVOM:scaled`."""
+    """Canon sites as the release writes them, `AC(no-res,k3)`; in our notation if it has no word, `KVOM:scaled`."""
     from canonlm.canon.sites import Variant, parse, write
 
     usual = Variant(**{_VARIANT[key]: fields[key] for key in _VARIANT if key in fields})
@@ -73,7 +73,7 @@ def _canon_cell(text: str, fields: Mapping[str, Any]) -> str:
 
 
 def setting_of(task: Mapping[str, Any]) -> str:
-    """The name of the difficulty, where it is one of the paper's, or else all settings of the task."""
+    """The name of the difficulty if it is one of the paper's, else all settings of the task."""
     spec = _present(task)
     spec.pop("name", None)
     for name, known in DIFFICULTIES.get(str(task.get("name")), {}).items():
@@ -83,7 +83,7 @@ def setting_of(task: Mapping[str, Any]) -> str:
 
 
 def _present(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Later versions have more settings, which are absent unless asked for."""
+    """The settings that are set: later versions have more settings, which are absent unless set."""
     return {key: value for key, value in settings.items() if value not in ABSENT}
 
 

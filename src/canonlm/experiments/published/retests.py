@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FLAT = 1.0
-"""Points: a gain that lies within this of zero is none."""
+"""Points: a gain within this of zero counts as none."""
 
 NORM = "zeyuan_layernorm"
 ROTARY = "the models with Canon layers also turn only a quarter of each head by rotary positions"
@@ -34,8 +34,8 @@ class Retest:
 
     gains: one for each observation, in points (of a perplexity: as it is), positive in the direction of the claim.
     low, high: the 95 % interval of their mean. better: of `pairs` pairs of models. paper: what the paper says.
-    confounder: what else might make the difference, or "". flat: does the claim say that there is none? note: what to
-    know besides.
+    confounder: what else might make the difference, or "". flat: whether the claim is that there is no gain. note: what
+    else to know.
     """
 
     claim: str

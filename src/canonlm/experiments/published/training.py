@@ -1,4 +1,4 @@
-"""Was a run trained as the paper's models of the same synthetic task were? Only then their numbers compare.
+"""Whether a run was trained like the paper's models of the same synthetic task: only then are numbers comparable.
 
 The paper's training is that of the `paper` presets. Learning rates may differ, as the paper shows the best of several;
 so may the precision.
@@ -16,8 +16,8 @@ _NEEDED = ("data.seq_len", "train.batch_size", "train.steps", "model.hidden_size
 
 
 def as_in_the_paper(run: Mapping[str, Any]) -> bool:
-    """run: settings with dotted keys. Sizes in layers and width are compared elsewhere; here it is length, data,
-    optimizer, and the size of heads."""
+    """Whether length, data, optimizer and size of heads are the paper's. run: settings with dotted keys. Layers and
+    width are compared elsewhere."""
     task = {key.removeprefix("task."): value for key, value in run.items() if key.startswith("task.")}
     setting = setting_of(task)
     paper = _paper(task["name"], setting) if setting in DIFFICULTIES.get(task.get("name", ""), {}) else {}
