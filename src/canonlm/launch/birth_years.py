@@ -7,7 +7,7 @@ from typing import Any
 from canonlm.train.config import RunConfig
 
 QUESTIONS = 200
-PEOPLE = 2  # with their facts and the question, some 150 bytes
+PEOPLE = 2  # with their facts and the question, about 150 bytes
 
 
 def ask(folder: Path, run: RunConfig) -> None:
@@ -18,7 +18,7 @@ def ask(folder: Path, run: RunConfig) -> None:
 
     lengths = [0] if run.data.seq_len < 512 else [0, run.data.seq_len // 4]
     settings = suites.plan("multihop", [], people=PEOPLE, n=QUESTIONS, background=lengths)
-    subject = open_model(str(folder), device=run.train.device, trust_remote_code=True)  # it was named by the user
+    subject = open_model(str(folder), device=run.train.device, trust_remote_code=True)  # the user named it
     out = folder / "evals" / f"step-{run.train.steps:08d}"
     suites.run("multihop", settings, subject, suites.PromptOptions(), out, _Silent())
 

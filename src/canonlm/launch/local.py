@@ -59,7 +59,7 @@ def run_grid(runs: Sequence[PlannedRun], jobs: int, show: Callable[[list[Progres
     """Run all unfinished runs, `jobs` at a time; calls `show` after every change.
 
     In any case, no run is left running: on Ctrl-C, SIGTERM or a closed terminal every running process saves its state,
-    then KeyboardInterrupt is raised; the folders resume. A second Ctrl-C does not wait for the saving.
+    then KeyboardInterrupt is raised; the folders can be resumed. A second Ctrl-C does not wait for the saving.
     """
     grid, devices = [Progress(run) for run in runs], gpus()
     for progress in grid:
@@ -111,7 +111,7 @@ def _start(progress: Progress, slot: int, devices: list[str]) -> None:
 def start_process(
     run: PlannedRun, slot: int, devices: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen:
-    """Train a run with an existing folder in a process of its own, which ends when this one does; its output goes to
+    """Train a run with an existing folder in a new process, which ends when this one does. Its output goes to
     `log.txt`. environment: of the new process; default: this process's."""
     env = {**(os.environ if environment is None else environment), PARENT: str(os.getpid())}
     env["OMP_NUM_THREADS"] = str(run.config.train.num_threads or os.cpu_count() or 1)

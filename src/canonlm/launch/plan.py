@@ -75,8 +75,8 @@ def cost(runs: Iterable[RunConfig], gpu: str = "h100", mfu: float = 0.4) -> Cost
 
 
 def measure_speed(runs: Sequence[RunConfig]) -> float:
-    """FLOP/s of training on this machine, measured on some steps of the run of median size, with fewer windows than in
-    its steps if these are large."""
+    """FLOP/s of training on this machine, measured on some steps of the run of median size, with fewer windows per
+    step if its steps are large."""
     by_work = sorted(runs, key=lambda run: run.model.num_hidden_layers * run.model.hidden_size * tokens_of(run))
     run = by_work[len(by_work) // 2]
     device = torch.device(pick_device(run.train.device))

@@ -50,8 +50,8 @@ def plan(
     match: str | None = None,
 ) -> list[PlannedRun]:
     """The runs of the grid, all checked: every architecture at every rate and seed, and at every value of the overrides
-    that have several (`train.batch_size=32,64`). match="parameters": each architecture's MLP is made as wide as needed
-    for as many parameters as the first has. ValueError for wrong settings, or settings that contradict a run in `out`.
+    that have several (`train.batch_size=32,64`). match="parameters": each architecture's MLP gets the width at which it
+    has as many parameters as the first. ValueError for wrong settings, or settings that contradict a run in `out`.
     """
     if seeds is not None and seeds < 1:
         raise expected("--seeds", "an integer >= 1", seeds)
@@ -115,7 +115,7 @@ def _differing(a: RunConfig, b: RunConfig, swept: Sequence[str]) -> str:
 
 
 def _source(pair: str) -> str:
-    """`data=FOLDER`: the text to read, known by the name of its folder."""
+    """`data=FOLDER`: the text to read, named after its folder."""
     key, _, folder = pair.partition("=")
     if key != "data" or not folder:
         return pair
@@ -139,8 +139,8 @@ def _name(preset: Preset, out: Path, config: RunConfig, usual: RunConfig, swept:
 
 
 def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: str) -> None:
-    """Make the run folders, and write to `play.json` which runs belong together. A section has all runs of its task, of
-    all commands, and these commands; sections of other tasks stay."""
+    """Make the run folders, and write to `play.json` which runs belong together. A section has all runs of its task
+    from all commands, and these commands; sections of other tasks are kept."""
     with writing("--out", out):
         sections = _sections(out / "play.json")
         for run in runs:
@@ -180,8 +180,8 @@ def _add(sections: list[dict[str, Any]], preset: Preset, runs: Sequence[PlannedR
 
 
 def _same_questions(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether two sections have the same task settings: then guessing scores the same. Sections that share a run do,
-    too (an earlier version computed other scores of guessing)."""
+    """Whether two sections have the same task settings, seen by the same scores of guessing, or by a run in both (an
+    earlier version computed other scores of guessing)."""
     return old.get("chance") == new["chance"] or not set(old["runs"]).isdisjoint(new["runs"])
 
 

@@ -108,7 +108,7 @@ def _start(command: Sequence[str], rank: int, environment: dict[str, str], logs:
     note = notes / f"rank-{rank}.json"
     environment = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_ERROR_FILE": str(note)}
     with _open(logs / f"rank-{rank}.txt") if rank else nullcontext() as log:
-        # A session of its own: Ctrl-C reaches this process only, which then tells each of them once.
+        # A session of its own: Ctrl-C reaches this process only, which then signals each of them once.
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )

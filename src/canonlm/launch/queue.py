@@ -1,11 +1,11 @@
 """A queue of runs for any number of workers, on one machine or many that share a folder.
 
-    queue.work(root, plan)     # on this machine, others, in a SLURM job array: any number of times, at any time
+    queue.work(root, plan)     # on this machine, on others, in a SLURM job array: any number of times, at any time
 
-A worker claims runs by leases (`canonlm.runs.leases`) in `root/leases/`, trains each in a process of its own, and goes
-on where another has stopped: a run that was interrupted or killed continues from its newest checkpoint, a run whose
-worker sends no heartbeats is taken over. A run that fails MAX_FAILURES times is left alone, and the others go on;
-`root/leases/NAME.failures.json` has the reasons, and removing that file lets it be tried again.
+A worker claims runs by leases (`canonlm.runs.leases`) in `root/leases/`, trains each in a process of its own, and
+continues where another has stopped: a run that was interrupted or killed continues from its newest checkpoint, and a
+run whose worker sends no heartbeats is taken over. A run that fails MAX_FAILURES times is left alone, and the others
+go on; `root/leases/NAME.failures.json` has the reasons, and removing that file lets it be tried again.
 
 One worker at a time holds a run, and a process that has lost its lease stops before its next row, checkpoint or result.
 If a process is stopped between this check and a write until another has taken over, two may write: both write complete
@@ -72,7 +72,7 @@ class Row(NamedTuple):
 
 
 class Process(Protocol):
-    """The process of a run: a `subprocess.Popen`, or a stand-in of a test."""
+    """The process of a run: a `subprocess.Popen`, or a test's stand-in."""
 
     def poll(self) -> int | None: ...
     def terminate(self) -> None: ...
@@ -362,7 +362,7 @@ def _is_locked(folder: Path) -> bool:
 
 
 def _refresh(folder: Path) -> None:
-    """Change the folder, so that a file system that caches which files do not exist (NFS) looks again."""
+    """Change the folder, so that a file system that caches missing files (NFS) looks again."""
     with suppress(FileNotFoundError):  # not begun yet
         probe = folder / f".{os.getpid()}.tmp-claim"
         probe.touch()

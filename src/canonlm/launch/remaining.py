@@ -10,7 +10,7 @@ START_SECONDS = 10.0
 
 
 def seconds_left(grid: Sequence[Progress], jobs: int) -> float | None:
-    """The time until all runs are settled, `jobs` at a time. None until a run has reported its speed."""
+    """Seconds until all runs have ended, `jobs` at a time. None until a run has reported its speed."""
     speeds: dict[str, list[float]] = {}
     for progress in grid:
         if progress.train is not None and progress.train.tokens_per_s:

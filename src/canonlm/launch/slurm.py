@@ -1,5 +1,5 @@
 """One run as a SLURM job, or workers for many runs as a job array, through submitit: a task per device, requeued until
-all is finished.
+everything is finished.
 
 Each launch has a folder in the run's folder. `launch/1/` has the resolved recipe, a copy of this package, so that later
 edits do not affect a waiting job, and the output of the tasks. For the end of a job, see `canonlm.train.signals`.
@@ -51,7 +51,7 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """The launch's folder, not made yet."""
+        """The launch's folder, which does not exist yet."""
         return _next_launch(self.run)
 
     @property
@@ -60,9 +60,9 @@ class Job:
         return _script(self._executor(self.folder))
 
     def submit(self) -> tuple[str, Path]:
-        """Returns the job's id and the output file of its first task.
+        """Submit the job; returns its id and the output file of its first task.
 
-        ValueError: the folder cannot be written, this machine has no SLURM, or it refuses the job.
+        ValueError: the folder cannot be written, this machine has no SLURM, or SLURM refuses the job.
         """
         recipe = self.folder / "recipe.yaml"
         arguments = task, self.main, str(recipe), str(self.run.absolute())
@@ -76,7 +76,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Workers:
-    """An array of `count` jobs, each task of which is a worker for the runs in the folder `root`; `arguments` are those
+    """An array of `count` jobs. Each of their tasks is a worker for the runs in the folder `root`. `arguments`: those
     of the command line."""
 
     root: Path
@@ -91,7 +91,7 @@ class Workers:
         return _script(self._executor(_next_launch(self.root)), self.count)
 
     def submit(self) -> list[tuple[str, Path]]:
-        """Returns for each job its id and the output file of its first worker. ValueError as in `Job`."""
+        """Submit the array; returns each job's id and the output file of its first worker. ValueError as in `Job`."""
         one_gpu_each = "gpus" in self.settings
         return _submit(self._executor, self.root, (worker, self.main, self.arguments, one_gpu_each), self.count)
 
@@ -125,7 +125,7 @@ def _executor(
             "requeue": True,
             **{key: value for key, value in settings.items() if key in OPTIONS},
         },
-        # srun does not know sbatch's CPUs per task.
+        # srun does not inherit sbatch's CPUs per task.
         srun_args=[*srun_args, f"--cpus-per-task={cpus}"],
         setup=[
             f"export PYTHONPATH={shlex.quote(str(folder / 'code'))}${{PYTHONPATH:+:$PYTHONPATH}}",
@@ -149,8 +149,8 @@ def _submit(
     count: int = 1,
     recipe: str | None = None,
 ) -> list[tuple[str, Path]]:
-    """Submit `count` jobs, as an array if several, each of which calls `call[0](*call[1:])`, from a new launch folder
-    with a copy of this package."""
+    """Submit `count` jobs, as an array if several, each calling `call[0](*call[1:])`, from a new launch folder with
+    a copy of this package."""
     if shutil.which("sbatch") is None:
         raise ValueError("--slurm needs the command sbatch, which this machine does not have")
     folder, package = _next_launch(run), Path(canonlm.__file__).parent
@@ -160,7 +160,7 @@ def _submit(
             write_text(folder / "recipe.yaml", recipe)
         shutil.copytree(package, folder / "code" / "canonlm", ignore=shutil.ignore_patterns("__pycache__"))
     try:
-        with redirect_stderr(io.StringIO()):  # submitit prints what it then raises
+        with redirect_stderr(io.StringIO()):  # submitit prints the error before it raises it
             submitter = executor(folder)
             with submitter.batch() if count > 1 else nullcontext():
                 jobs = [submitter.submit(*call) for _ in range(count)]
@@ -247,7 +247,7 @@ def parse(pairs: Iterable[str]) -> dict[str, Any]:
 def check_printable(key: str, value: str) -> None:
     """ValueError for a value with a line end or another control character: sbatch reads its options line by line."""
     if not value.isprintable():
-        raise expected(key, "a text without line ends and other control characters", value)
+        raise expected(key, "a text without line ends or other control characters", value)
 
 
 def _check_combination(settings: dict[str, Any]) -> None:

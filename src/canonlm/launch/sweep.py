@@ -6,7 +6,7 @@ from itertools import product
 from canonlm.errors import expected
 
 _ONE_VALUE = ("data", "on_checkpoint")
-"""Settings that are a path or a command, in which a comma is a comma."""
+"""Settings that are a path or a command, whose commas separate nothing."""
 
 
 def sweep(overrides: Sequence[str]) -> tuple[list[list[str]], list[str]]:
