@@ -207,7 +207,7 @@ def test_pairs_of_ones_own(tmp_path, capsys):
     out = capsys.readouterr().out
     (row,) = [row for row in cells(out) if row[0] == "Llama"]
     assert row == ["Llama", "2L64D", "2.6K", "0.001", "none → ABCD", "+30.0", "+30.0", "+30.0", "0"]
-    assert "Of yours, pairs are equal" in out
+    assert "Your pairs are equal" in out
     assert "Not Canon alone" not in out
     evaluated(tmp_path / "runs" / "a" / "evals" / "x", str(tmp_path / "runs" / "a"))
     evaluated(tmp_path / "runs" / "b" / "evals" / "x", str(tmp_path / "runs" / "b"))

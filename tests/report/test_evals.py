@@ -91,7 +91,7 @@ def test_page(folder):
     assert "91.2% ± 1.3" in words
     assert "<b>" in words
     assert '<b>"' not in page
-    assert "2 saved models asked" in words
+    assert "2 saved models evaluated" in words
 
 
 def test_results_alone_are_a_report(tmp_path):

@@ -140,7 +140,7 @@ def test_many_architectures_are_ranked_and_left_to_the_tables(tmp_path):
     archs = architectures(tmp_path, {"a": [(10, 20)], "b": [(90, 80)], "c": [(0, 0)], "d": [(100, 100)]})
     assert verdict(archs) == (
         "At the best learning rates, averaged over question types, 1 run each: d 100%, b 85.0%, a 15.0% and c 0%; "
-        "how sure these are, the tables say."
+        "the tables show how sure these are."
     )
     archs = architectures(tmp_path / "more", {"a": [(10, 20)] * 2, "b": [(90, 80)], "c": [(0, 0)], "d": [(100, 100)]})
     assert "question types, d 1 run, b 1 run, a 2 runs and c 1 run: d 100%" in verdict(archs)
@@ -173,8 +173,8 @@ def capo(tmp_path, scores):
                                    "4 more seeds of each."),
         ({"a": [1.0], "b": [float("nan")]}, "a and b were not asked the same questions."),
         ({"a": [1.0, 1.0], "b": [1.5, float("nan")], "c": [2.0], "d": [float("nan")]},
-         "bits per parameter, c 1 run, b 1 run and a 2 runs: c 2, b 1.5, a 1 and d –; how sure these are, the tables "
-         "say."),
+         "bits per parameter, c 1 run, b 1 run and a 2 runs: c 2, b 1.5, a 1 and d –; the tables show how "
+         "sure these are."),
     ],
 )  # fmt: skip
 def test_the_verdict_on_capo_is_about_bits(tmp_path, scores, said):

@@ -1,4 +1,4 @@
-"""Run folders in, tables and one HTML page out. Needs no torch and no network."""
+"""Turns run folders into tables and one HTML page. Needs no torch and no network."""
 
 from ..experiments import published, tidy
 from ..runs.load import LeftOut, Run, load_run, read_runs

@@ -22,7 +22,7 @@ from .words import Quantity, count_of, hint_of, percent, small_of, span
 Block = dict[str, Any]
 Cell = str | dict[str, Any]
 
-# The policy lets nothing in from outside, whatever the page may contain.
+# The policy blocks everything from outside, whatever the page contains.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
 )
@@ -30,7 +30,7 @@ NO_SCRIPT = "This page needs JavaScript; canonlm report --table and canonlm resu
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], marks: Sequence[str] = (), kind: str = "") -> Block:
-    """marks: a class for each row: best, aside. kind: words, where cells are texts and not numbers."""
+    """marks: a class for each row: best, aside. kind: words, if cells are texts and not numbers."""
     return {"table": {"head": list(head), "rows": rows, "marks": list(marks), "kind": kind or None}}
 
 
@@ -40,7 +40,7 @@ def fold(title: str, blocks: Sequence[Block], *, opened: bool = False) -> list[B
 
 
 def chart(name: str, caption: str, drawn: Mapping[str, Any]) -> Block:
-    """drawn: panels and series, as the first lines of web/chart.js say. name: of the chart on its page."""
+    """drawn: panels and series, as described at the top of web/chart.js. name: of the chart on its page."""
     return {"chart": {"id": name, "caption": caption, **drawn}}
 
 
@@ -53,14 +53,14 @@ def caveat(limits: Sequence[str]) -> list[Block]:
 
 
 def cell(text: str, small: str = "", hint: str = "") -> Cell:
-    """small: below the text. hint: what hovering shows."""
+    """small: below the text. hint: shown on hover."""
     more = {key: value for key, value in (("small", small), ("hint", hint)) if value}
     return {"text": text, **more} if more else text
 
 
 def spread_cell(spread: Spread | None, quantity: Quantity, runs: int, remark: str = "") -> Cell:
-    """A value with its interval and a remark below; a share is underlined as far as it goes. runs: the number beside
-    it."""
+    """A value with its interval and a remark below; a share has a bar under it. runs: the number of runs that the row
+    shows."""
     if spread is None:
         return "–"
     small = ",\n".join(filter(None, (small_of(spread, quantity.say, runs), remark)))  # the page shows one line
@@ -70,7 +70,7 @@ def spread_cell(spread: Spread | None, quantity: Quantity, runs: int, remark: st
 
 
 def difference_cell(difference: Difference | None, quantity: Quantity, pairs: int) -> Cell:
-    """A difference with its interval below. pairs: the number that stands beside it."""
+    """A difference with its interval below. pairs: the number of pairs that the row shows."""
     if difference is None:
         return "–"
     small = "no interval" if difference.pairs < MIN_SEEDS else "all equal"
@@ -95,8 +95,8 @@ def page(
     title: str, facts: Sequence[str], blocks: Sequence[Block], looks: Mapping[str, Look], *, views: Sequence[str] = (),
     **data: Any,
 ) -> str:  # fmt: skip
-    """The page as HTML. views: scripts of `web` besides those of every page, with their templates. data: more of what
-    the page holds."""
+    """The page as HTML. views: scripts of `web` besides those of every page, with their templates. data: more data for
+    the scripts."""
     web = _web()
     shown = [name for name in views if f"{name}.html" in web]
     payload = {

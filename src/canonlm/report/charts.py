@@ -1,4 +1,4 @@
-"""The charts of runs on tasks, as data that `web/chart.js` draws; its first lines say what a chart consists of.
+"""The charts of runs on tasks, as data that `web/chart.js` draws; the format is described at its top.
 
 What differs between tasks (slices of which scale, a measure or an accuracy, linear or logarithmic) is in `words`;
 a chart gets keys, and `quantity` describes them.
@@ -23,7 +23,7 @@ Series = dict[str, Any]
 MAX_TRAIN_POINTS = 400
 MAX_BARS_PER_NAME = 5  # a scale with more values than this is drawn as a line over them
 GUESS = "chance"
-BOUND = "the most there is to store"
+BOUND = "maximum: everything stored"
 STEPS = "training step"
 
 
@@ -69,8 +69,8 @@ def unfinished_curves(runs: Sequence[Run], keys: Sequence[str]) -> Chart:
 
 
 def final_chart(archs: Sequence[Architecture], keys: Sequence[str], chance: Mapping[str, float]) -> Chart:
-    """Final accuracy per slice of one scale and architecture, each at its best rate: bars side by side; where a scale
-    counts up through many values, a line per architecture instead."""
+    """Final accuracy per slice of one scale and architecture, each at its best rate: bars side by side, or for a scale
+    with many numeric values a line per architecture."""
     shown = [a for a in archs if a.best]
     labels = [quantity(a.task, key).label for a in shown[:1] for key in keys]
     lines = len(keys) > MAX_BARS_PER_NAME and all(any(map(str.isdigit, key)) for key in keys)
@@ -102,8 +102,8 @@ def size_curves(archs: Sequence[Architecture]) -> Chart:
         hint = [f"{short(size)} parameters: at most {say(bound)} {label}" for size, bound in bounds]
         sizes, limits = zip(*bounds, strict=True)
         series.append(level(BOUND, sizes, limits, hint, "dash", 0))
-    # Both axes logarithmic: there, the same bits among more parameters are a straight line. They show all runs; an
-    # interval over two runs can be far longer and then leaves the chart.
+    # Both axes are logarithmic, so that the same bits among more parameters are a straight line. They show all runs; an
+    # interval over two runs can be far longer, and then leaves the chart.
     drawn = [value for a in shown if a.best and a.best.score for value in a.best.score.values]
     y: dict[str, Any] = {"share": True}
     if score and not is_slice(score):
@@ -141,12 +141,12 @@ def steps_axis(last: float, title: str = STEPS, *, linked: bool = True) -> dict[
 def level(
     name: str, x: Sequence[float], y: Sequence[float], hint: str | Sequence[str], dash: str, panel: int
 ) -> Series:
-    """A thin line to compare with."""
+    """A thin reference line."""
     return {"panel": panel, "kind": "level", "name": name, "dash": dash, "x": list(x), "y": list(y), "hover": hint}
 
 
 def whiskers(spreads: Sequence[Spread | None], floor: float = -math.inf) -> dict[str, Any]:
-    """The ends of intervals, None where there is none; none below `floor`: a logarithmic axis has no zero."""
+    """The ends of intervals, None if there is none, cut at `floor`: a logarithmic axis has no zero."""
     return {"low": [max(s.low, floor) if s and s.low < s.high else None for s in spreads],
             "high": [s.high if s and s.low < s.high else None for s in spreads]}  # fmt: skip
 
@@ -193,7 +193,7 @@ def _bounds(a: Architecture, key: str) -> list[float]:
 
 
 def _extent(values: Sequence[float], bounds: Sequence[float], log: bool) -> dict[str, Any]:
-    """The range of a measure's axis. A bound far above everything is left outside: it would flatten the curves."""
+    """The range of a measure's axis. A bound far above everything is left out: it would flatten the curves."""
     top = max(values, default=0)
     top = max([top, *(bound for bound in bounds if bound <= 3 * top)])
     if log and min(values, default=0) > 0:

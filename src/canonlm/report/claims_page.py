@@ -15,7 +15,7 @@ LEAD = (
 )
 LOOKS = {state: Look(color, "solid", "circle", "") for state, color in
          (("supported", "#009e73"), ("contradicted", "#d55e00"), ("undecided", "#666666"))}  # fmt: skip
-FOREST = "Differences in points with 95 % intervals, one line for each comparison. Hovering tells what is compared."
+FOREST = "Differences in points with 95 % intervals, one line for each comparison. Hover to see what is compared."
 WORDS = {
     "supported": "every comparison came out as the claim says, by at least what matters",
     "contradicted": "a comparison came out the other way, or its difference is surely smaller than what matters",
@@ -40,7 +40,7 @@ def html(entries: Sequence[Claim]) -> str:
 
 
 def _forest(rows: Sequence[tuple[Claim, Estimate]]) -> Chart:
-    """The first claim on top. Several comparisons of a claim share its name, so lines have numbers."""
+    """All estimates, the first claim on top. Comparisons of a claim share its name, so lines have numbers."""
     series = []
     for state in LOOKS:
         chosen = [(len(rows) - place, *row) for place, row in enumerate(rows) if row[0].state == state]

@@ -20,7 +20,7 @@ SUITES = {
         "Stories in a longer text",
         "Share of right answers; babilong-qa1-2k: the first kind of question, in 2,000 tokens.",
     ),
-    "harness": ("Benchmarks", "Tasks of the lm-evaluation-harness, as it counts them."),
+    "harness": ("Benchmarks", "Tasks of the lm-evaluation-harness, as it scores them."),
     "playground": ("Synthetic tasks", "Accuracy of the saved model; x1.5: beyond the length it was trained at."),
 }
 
@@ -68,5 +68,5 @@ def suite_tables(evaluated: Sequence[Evaluated]) -> Iterator[tuple[str, str, lis
         models = [one for one in evaluated if any(entry["suite"] == suite for entry in one.entries)]
         title, about = SUITES.get(suite, (suite, ""))
         note = f"{count_of(len(models), 'model')}. {about} ± is one standard error."
-        head = ["asked", "measure", *(one.label for one in models)]
+        head = ["task", "measure", *(one.label for one in models)]
         yield title, note, head, [[name, measure, *cells] for name, measure, cells in rows(models, suite)]

@@ -1,4 +1,4 @@
-"""Run folders in, rows of `canonlm.experiments.tidy` out: final scores, and scores during training.
+"""Turns run folders into rows of `canonlm.experiments.tidy`: final scores, and scores during training.
 
 No file is trusted: what cannot be read, or has not finished, is left out and named.
 """
@@ -43,8 +43,8 @@ def runs_frame(folders: Iterable[str | Path]) -> "tuple[pl.DataFrame, list[LeftO
 
 
 def runs_curves(folders: Iterable[str | Path]) -> "tuple[pl.DataFrame, list[LeftOut]]":
-    """Every evaluation during training and every recorded training loss, running and crashed runs included; `tokens`:
-    seen so far. Otherwise as `runs_frame`."""
+    """Every evaluation during training and every recorded training loss, also of running and crashed runs; `tokens`:
+    seen so far. Otherwise like `runs_frame`."""
     return curves(gather(list(folders)))
 
 
@@ -72,7 +72,7 @@ def finals(gathered: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]"
             try:
                 for row in list(_of_evaluated(each, name, one.folder)):
                     again = {"setting": f"{row['setting']}, asked again"} if _question(row) in known else {}
-                    rows.append(row | again)  # a second answer to the same question makes no second pair of the run
+                    rows.append(row | again)  # a second answer to a question makes no second pair of the run
             except DAMAGE as error:
                 left_out.append(LeftOut(name, f"not readable: {type(error).__name__}: {error}"))
     return frame(rows), left_out
@@ -99,14 +99,14 @@ def curves(gathered: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]"
 
 
 def nothing_in(folder: Path, left_out: Sequence[LeftOut]) -> ValueError:
-    """The error for folders of which nothing is shown."""
+    """The error for folders with nothing to show."""
     reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry in left_out[:3]) or "there is nothing in them"
     return expected("FOLDER", f"runs, or results of `canonlm eval`, that can be read ({reasons})", str(folder))
 
 
 def settings(gathered: Iterable[Gathered]) -> dict[str, dict[str, Any]]:
-    """The configuration of every run with dotted keys (`train.optim.lr`), by the model that the run is in the frames;
-    `parameters` among them once it has finished."""
+    """The configuration of every run with dotted keys (`train.optim.lr`), by its `model` in the frames; a finished run
+    also has `parameters`."""
     known = {}
     for run in (run for one in gathered for run in one.runs.values()):
         size = run.result.num_parameters if run.result else None
@@ -119,7 +119,7 @@ def _has_no_numbers(entry: LeftOut) -> bool:
 
 
 def _parts(one: Evaluated, folder: Path) -> tuple[str, ...]:
-    """Names, of which one is that of the evaluated run."""
+    """Names, one of which is that of the evaluated run."""
     return folder.name, *one.label.split("/")
 
 
@@ -166,7 +166,7 @@ def _question(row: Row) -> tuple[Any, ...]:
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
     model = config.get("model")
     fields, matched = (model.get(key) if isinstance(model, dict) else None for key in ("fields", "matched"))
-    matched = matched if isinstance(matched, dict) else {}  # equal parameters make no other architecture
+    matched = matched if isinstance(matched, dict) else {}  # adjusted to match parameters: the architecture is the same
     return {k: v for k, v in fields.items() if k not in matched} if isinstance(fields, dict) else {}
 
 

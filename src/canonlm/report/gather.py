@@ -1,4 +1,4 @@
-"""Folders in: the runs and the results of `canonlm eval` in them, each once, with unique names."""
+"""The runs and the results of `canonlm eval` in folders, each once, with unique names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ from ..suites.evaluated import Evaluated, load_evaluated
 
 @dataclass(frozen=True)
 class Gathered:
-    """The content of one folder. `runs`: by the names of their folders, with names that are unique among all gathered
-    runs; `evaluated`: by such a name, with the label in its folder."""
+    """The content of one folder. `runs`: by the names of their folders; each run has a name that is unique among all
+    gathered runs. `evaluated`: by such a unique name, with the label in its folder."""
 
     folder: Path
     runs: dict[str, Run | TextRun]
@@ -22,8 +22,8 @@ class Gathered:
 
 
 def gather(folders: Folders) -> list[Gathered]:
-    """A run that lies in two of the folders counts for the first. Runs, and results, of one name in two folders get the
-    folder before it; the play folders in a folder are folders of their own. ValueError: a folder with neither."""
+    """The content of each folder. A run in two of them counts for the first. Names that two folders have in common get
+    the folder in front. Play folders inside a folder are separate folders. ValueError: no runs or results."""
     gathered: list[Gathered] = []
     seen: set[Path] = set()
     plays = {each: plays_in(each) for each in as_paths(folders)}
@@ -48,7 +48,7 @@ def _with_unique_names(one: Gathered, others: Sequence[Gathered]) -> Gathered:
     return Gathered(
         one.folder,
         {name: replace(run, name=writable(before[name])) for name, run in one.runs.items()},
-        {writable(before[name]): found for name, found in one.evaluated.items()},
+        {writable(before[name]): result for name, result in one.evaluated.items()},
         [LeftOut(writable(f"{one.folder}/{entry.name}"), entry.reason) for entry in one.left_out],
     )
 

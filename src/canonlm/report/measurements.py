@@ -1,6 +1,6 @@
-"""Run folders in, one long data frame out: a row per measurement, as the runs wrote it.
+"""All measurements of run folders as one long data frame: a row per measurement, as the runs wrote it.
 
-`frames` prepares numbers for pages (percent, names as the paper writes them). This is for analyses of your own.
+`frames` prepares numbers for pages (percent, names as the paper writes them). This is for your own analyses.
 """
 
 import warnings
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COLUMNS = {
     "run": "String",  # the folder's name
     "state": "String",  # finished, or: unfinished at step 300 of 2000
-    "task": "String",  # depo, text; of `canonlm eval`: what was asked
+    "task": "String",  # depo, text; of `canonlm eval`: the name of the test
     "setting": "String",  # difficulty or settings of the task; of text: the sources
     "arch": "String",
     "parameters": "Int64",  # once the run has finished
@@ -63,11 +63,11 @@ def load_runs(folders: Folders = "runs", *, settings: Sequence[str] = ()) -> "pl
     - training: what a step logged (`loss`, `lr`, `grad_norm`, `tokens_per_s`, …);
     - evaluation: during training. Accuracies are shares from 0 to 1, a row per slice; the row with slice "all" is the
       task's headline, in which every slice weighs the same, so it has a `total` and no `correct`;
-    - final: the same once more, after the last step, and the run's `train_seconds` and `tokens_per_s`;
-    - suite: what `canonlm eval` asked.
+    - final: the same after the last step, and the run's `train_seconds` and `tokens_per_s`;
+    - suite: the results of `canonlm eval`.
 
-    A UserWarning names what could not be read, files of which only a part could, and runs that have not finished: these
-    have no rows of kind "final". Raises ValueError for a folder without runs or results, and for a setting that no run
+    A UserWarning names what could not be read, or only in part, and unfinished runs, which have no rows of kind
+    "final". Raises ValueError for a folder without runs or results, and for a setting that no run
     has.
     """
     import polars as pl
@@ -133,7 +133,7 @@ def _of_suites(one: Evaluated, name: str, where: Gathered, about: dict[str, Row]
 def _warn(left_out: Sequence[LeftOut], runs: Sequence[Run | TextRun]) -> None:
     lines = [f"{entry.name}: {entry.reason}" for entry in left_out]
     for run in runs:
-        unfinished = [] if run.finished else [f"{run.state}, so without rows of kind final"]
+        unfinished = [] if run.finished else [f"{run.state}, so it has no rows of kind final"]
         if damage := [*unfinished, *run.damage]:
             lines.append(f"{run.name}: {'; '.join(damage)}")
     if lines:

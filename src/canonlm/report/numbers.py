@@ -13,8 +13,8 @@ CSV_COLUMNS = ("section", "run", "arch", "lr", "seed", "state", "row", "step", "
 
 
 def numbers_csv(play: Play) -> str:
-    """Every evaluation of every run, one line per slice and one per measure (`slice` to `accuracy` are empty there,
-    `measure` and `value` elsewhere); `row` is `eval` during training or `final`. Of a run on text `slice` is the
+    """Every evaluation of every run, one line per slice (`measure` and `value` are empty) and one per measure
+    (`slice` to `accuracy` are empty); `row` is `eval` during training or `final`. For a run on text, `slice` is the
     validation set."""
     rows: list[Sequence[Any]] = [CSV_COLUMNS]
     for section in play.parts:

@@ -1,4 +1,4 @@
-"""The page of folders of runs: opens from disk, loads nothing, every number from the run folders."""
+"""The page of folders of runs. It opens from disk, loads nothing, and takes every number from the run folders."""
 
 import time
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ MAX_NAMES = 3
 
 
 def write_report(folders: Folders, out: str | Path | None = None) -> Path:
-    """Write the page of one folder or several and return its path: `out`, by default `report.html` in the folder, or in
-    the current one where there are several. Raises ValueError for a folder without runs."""
+    """Write the page of one folder or several and return its path. out: default: `report.html` in the folder, or in the
+    current directory if there are several. Raises ValueError for a folder without runs."""
     return write_page(load_play(folders), place_of(folders, out))
 
 
@@ -36,15 +36,15 @@ def place_of(folders: Folders, out: str | Path | None) -> Path:
 
 
 def write_page(play: Play, out: Path, *, live: bool = False) -> Path:
-    """live: runs go on, so the page reads itself again from time to time."""
-    write_text(out, render(play, live=live).encode("utf-8", "replace").decode())  # a row may hold half a character
+    """Write the page and return its path. live: runs are still going on, so the page reloads itself."""
+    write_text(out, render(play, live=live).encode("utf-8", "replace").decode())  # a row may contain a lone surrogate
     return out
 
 
 def render(play: Play, *, live: bool = False) -> str:
     """The page as text."""
     archs = [a for section in play.sections for a in summarise(section.runs)]
-    # A family at several sizes has a look for each, and its own.
+    # A family at several sizes has a look, and so has each size.
     of_text = [group.family for section in play.texts for group in group_of_each(section.runs)]
     styles = looks([*(a.family for a in archs), *of_text, *(a.arch for a in archs)])
     parts = [(section.heading, section_blocks(section, number)) for number, section in enumerate(play.sections)]
@@ -87,7 +87,7 @@ def _facts(play: Play) -> list[str]:
     facts += [f"{len(runs) - finished} unfinished"] if len(runs) > finished else []
     for name, key in (("architecture", "arch"), ("learning rate", "lr"), ("seed", "seed")):
         facts.append(count_of(len({getattr(run, key) for run in runs}), name))
-    facts += [f"{count_of(len(play.evaluated), 'saved model')} asked"] if play.evaluated else []
+    facts += [f"{count_of(len(play.evaluated), 'saved model')} evaluated"] if play.evaluated else []
     return facts
 
 

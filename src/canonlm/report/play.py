@@ -1,4 +1,4 @@
-"""Folders in: the sections of a report with their runs. Works without `play.json`, then with one section per task."""
+"""The sections of a report with their runs, from folders. Without a `play.json` there is one section per task."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,7 +51,7 @@ class TextSection:
 
 @dataclass(frozen=True)
 class Play:
-    """title: of `play.json`; "" where there is none, or more than fit."""
+    """title: of `play.json`; "" if there is none, or too many."""
 
     title: str
     command: str
@@ -59,7 +59,7 @@ class Play:
     left_out: tuple[LeftOut, ...]
     evaluated: tuple[Evaluated, ...] = ()
     texts: tuple[TextSection, ...] = ()
-    gathered: tuple[Gathered, ...] = field(default=(), repr=False)  # all of it, as it was read
+    gathered: tuple[Gathered, ...] = field(default=(), repr=False)  # everything, as it was read
 
     @property
     def parts(self) -> list[Section | TextSection]:
@@ -183,7 +183,7 @@ def _merged(folders: Sequence[Sequence[Section]]) -> tuple[Section, ...]:
     for section in merged:
         labels.setdefault(section.heading, set()).add(section.task_label)
     for place, section in enumerate(merged):
-        if len(labels[section.heading]) > 1:  # it was clear in its own folder
+        if len(labels[section.heading]) > 1:  # the heading was unique in its folder
             heading = "" if section.heading == section.task else f"{section.heading}: "
             merged[place] = replace(section, heading=f"{heading}{section.task_label}")
     return tuple(merged)

@@ -15,12 +15,12 @@ STATES = {
 
 
 def headlines(profile: Profile) -> list[str]:
-    """One sentence for each architecture but the first: on which tasks it is better. Then what is not sure."""
+    """One sentence for each architecture but the first: on which tasks it is better. Then what is uncertain."""
     if len(profile.archs) == 1:
         return [f"{profile.archs[0]} alone: nothing is compared."]
     lines = [_headline(profile, place) for place in range(len(profile.archs) - 1)]
     if profile.seeds == 1:
-        lines.append("One seed proves nothing: another one may turn each of these around.")
+        lines.append("One seed proves nothing: another one may reverse each of these results.")
     elif profile.seeds < profile.needed:
         pairs = count_of(len(profile.tasks) * (len(profile.archs) - 1), "comparison")
         lines.append(
@@ -52,7 +52,7 @@ def _names(labels: Sequence[str]) -> str:
 
 
 def verdicts(profile: Profile) -> list[str]:
-    """A sentence for each task and architecture but the first; of a single architecture, its score; of single seeds, a
+    """A sentence for each task and architecture but the first; for a single architecture, its score; with one seed, a
     line for each task."""
     if len(profile.archs) == 1:
         return [_alone(task) for task in profile.tasks]
@@ -110,7 +110,7 @@ def _verdict(profile: Profile, arm: Arm, first: Arm, result: Comparison | None) 
     if not result.on_average:
         return (
             f"the runs of {better.arch} score higher than those of {worse.arch}, by {gap} {interval}, {seeds}; "
-            "that the mean is higher is not shown."
+            "the mean is not shown to be higher."
         )
     return f"{better.arch} beats {worse.arch} by {gap} {interval}, {seeds}."
 
@@ -122,15 +122,15 @@ def _plain(difference: float) -> str:
 def caveats(profile: Profile) -> list[str]:
     """The limits of the comparison, a sentence each."""
     lines = [
-        "These are tiny models, trained for minutes: an order at this size need not hold at another size, or after "
+        "These are tiny models, trained for minutes: a ranking at this size need not hold at another size, or after "
         "more steps.",
     ]
     if profile.quick:
         lines.append("Quick: one rate for all, and a third of the training.")
     else:
         lines.append(
-            "Rates were chosen by one tuning seed each, on a validation split; the numbers are of other seeds, on the "
-            "test split. Equal seeds share data and questions."
+            "Rates were chosen by one tuning seed each, on a validation split; the numbers come from other seeds, on "
+            "the test split. Equal seeds share data and questions."
         )
     arms = [(task, arm) for task in profile.tasks for arm in task.arms]
     if edges := [f"{arm.arch} on {task.label} ({arm.rate:g})" for task, arm in arms if arm.at_edge]:
@@ -140,6 +140,6 @@ def caveats(profile: Profile) -> list[str]:
     if profile.seeds >= profile.needed and len(profile.archs) > 1:
         lines.append("More seeds, added after this verdict was read, would make wrong verdicts more frequent.")
     if not profile.matched and len(profile.archs) > 1:
-        lines.append("Architectures differ in parameters and FLOPs, as the costs show; --match parameters evens out.")
+        lines.append("Architectures differ in parameters and FLOPs, as the costs show; see --match parameters.")
     lines.append("Speeds were measured while other runs shared the machine.")
     return lines

@@ -9,7 +9,7 @@ from ..experiments.profiled import SOLVED, Arm, Profile, TaskProfile
 from .charts import GUESS, Chart, Series, level, series_of, steps_axis
 from .words import count_of, hint_of, percent
 
-ROW, GAP = 18, 20  # pixels of an architecture, and between tasks
+ROW, GAP = 18, 20  # pixels per architecture, and between tasks
 
 
 def scores(profile: Profile) -> Chart:
@@ -45,7 +45,7 @@ def scores(profile: Profile) -> Chart:
 
 
 def solved(profile: Profile) -> Chart:
-    """Two panels for each task: the share of seeds that have had half, and 99 %, of the answers right, by step."""
+    """Two panels for each task: the share of seeds that have reached 50 % and 99 % right answers, by step."""
     panels: list[dict[str, Any]] = []
     series: list[Series] = []
     for task in profile.tasks:
@@ -63,7 +63,7 @@ def _equal(profile: Profile) -> bool:
 
 
 def _survival(task: TaskProfile, arm: Arm, threshold: float) -> Series:
-    """A step up for each seed; those that never did are censored at the end, where a marker stands."""
+    """A step up for each seed that reaches the threshold; the others are censored at the end, with a marker."""
     passed = sorted(step for step in arm.solved_at(threshold, task.slices) if step is not None)
     seeds = len(arm.outcomes)
     last = max(outcome.steps for outcome in arm.outcomes)
@@ -93,7 +93,7 @@ def curves(profile: Profile, *, by_time: bool) -> Chart:
 
 def _curves(task: TaskProfile, arm: Arm, unit: float, by_time: bool) -> Iterator[Series]:
     by_run = [{row.step: accuracy(row, task.slices) for row in outcome.evals} for outcome in arm.outcomes]
-    steps = sorted(set.intersection(*map(set, by_run)))  # as many steps in all runs, but where a stream ends
+    steps = sorted(set.intersection(*map(set, by_run)))  # the same in all runs, unless a stream ends
     for name, run in zip(arm.names, by_run, strict=True):
         if len(by_run) > 1:
             points = [(step * unit, value) for step, value in run.items()]

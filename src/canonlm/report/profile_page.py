@@ -12,21 +12,19 @@ from .profile_charts import curves, scores, solved
 from .theme import looks
 from .words import count_of, percent, quantity, sentence
 
-INTERVALS = "Intervals: 95 % of the mean over seeds, from three seeds on"
+INTERVALS = "Intervals: 95 %, of the mean over seeds, for three seeds or more"
 SCORES = f"Score after training, by task. {INTERVALS}. Pale dots: single seeds. The dotted line: what guessing scores."
-NUMBERS = f"{INTERVALS}; differences in points, each interval for itself; the verdicts count how many there are."
+NUMBERS = f"{INTERVALS}. Differences are in points. Each interval stands alone; verdicts account for their number."
 SOLVING = (
-    "Share of seeds that have had half, and 99 %, of the answers right at some evaluation, by step. A seed that never "
-    "did is censored: its line ends with a marker below 100 %, which says nothing of later steps."
+    "Share of seeds with half, and 99 %, of the answers right at any evaluation so far, by step. A seed that never got "
+    "there is censored: its line ends with a marker below 100 %, which says nothing about later steps."
 )
 BY_STEP = "Score while training, against steps. Thin lines: single seeds. Bold lines: their mean."
-BY_TIME = (
-    "The same against minutes of training, at the median speed of the architecture's runs; evaluations not counted."
-)
+BY_TIME = "The same against minutes of training, at the median speed of the architecture's runs, without evaluations."
 
 
 def html(profile: Profile, command: str) -> str:
-    """One self-contained page. command: that made it."""
+    """One self-contained page. command: the one that made it."""
     answer, *unsure = headlines(profile)
     limits = [*unsure, *caveats(profile)]
     blocks: list[Block] = [
@@ -85,7 +83,7 @@ def _solved(profile: Profile) -> Block:
             columns.append(cell(text, f"{len(passed)} of {count_of(len(steps), 'seed')}" if steps else ""))
         return [*columns, f"{task.steps:,}"]
 
-    head = ["task", "architecture", "steps to 50 %", "steps to 99 %", "of steps"]
+    head = ["task", "architecture", "steps to 50 %", "steps to 99 %", "all steps"]
     return table(head, _each(profile, cells), kind="models")
 
 
@@ -100,7 +98,7 @@ def _costs(profile: Profile) -> list[Block]:
         return [short(arm.parameters), short(arm.flops), cell(short(arm.tokens_per_s), ratio), memory, minutes]
 
     head = ["task", "architecture", "parameters", "FLOPs per token", "tokens/s", "memory", "minutes of training"]
-    note = "FLOPs: forward and backward. Memory: the most that the process held; on a CPU, torch itself included."
+    note = "FLOPs: forward and backward. Memory: the peak of the process; on a CPU, including torch itself."
     return [table(head, _each(profile, cells), kind="models"), {"note": note}]
 
 
@@ -124,7 +122,7 @@ def _numbers(profile: Profile) -> Block:
 
 
 def _best(task: TaskProfile) -> float | None:
-    """The highest score, where there is one above the others."""
+    """The highest score; None if no two scores differ."""
     means = {arm.score.mean for arm in task.arms if arm.score}
     return max(means) if len(means) > 1 else None
 

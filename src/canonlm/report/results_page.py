@@ -1,5 +1,5 @@
 """The page of `canonlm results`: the finding, what Canon layers change, every model, curves, compute, synthetic tasks,
-settings. Its views (`web`) draw what `results_payload` says, as far as the filters leave it.
+settings. Its views (`web`) draw the data of `results_payload` that pass the filters.
 """
 
 from pathlib import Path
@@ -17,14 +17,14 @@ ABOUT = (
 FOLDS = {
     "models": "Every model",
     "curves": "During training",
-    "compute": "Against the arithmetic of training",
+    "compute": "Against training compute",
     "grids": "Synthetic tasks, cell by cell",
     "settings": "Two runs, setting by setting",
 }
 
 
 def write_results(shown: Shown, out: Path) -> Path:
-    """Write the page; it appears in one piece. OSError where the file cannot be written."""
+    """Write the page atomically. OSError: the file cannot be written."""
     write_text(out, render(shown))
     return out
 

@@ -1,6 +1,6 @@
 """The data behind the views of results, as one JSON value: models, questions, scores, pairs, curves, settings.
 
-Numbers are as in the frames of `canonlm.experiments.tidy`; only differences are taken in the browser.
+Numbers are as in the frames of `canonlm.experiments.tidy`; only differences are computed in the browser.
 """
 
 import math
@@ -50,7 +50,7 @@ def beside_the_published(gathered: Sequence[Gathered], filters: Sequence[str] = 
         raise frames.nothing_in(gathered[0].folder, [*left_out, *unread])
     numbers = tidy.choose(pl.concat([published.everything(), mine]), filters)
     curves = pl.concat([published.curves(), curves])
-    if filters:  # a filter on final numbers does not mean the tokens or the question of a point
+    if filters:  # filters on final numbers do not apply to the tokens and questions of curves
         curves = curves.join(numbers.select("source", "model").unique(), on=["source", "model"], how="semi")
     names = {*numbers["model"], *curves["model"]}
     known = {row["model"]: row for row in published.settings().iter_rows(named=True)} | frames.settings(gathered)
@@ -68,7 +68,7 @@ def of_runs(gathered: Sequence[Gathered]) -> Shown:
 
 
 def payload(shown: Shown) -> dict[str, Any]:
-    """Lists of plain values; whatever refers to a model or a question has its place in `models` or `questions`."""
+    """The data as plain values. Models and questions are referred to by their index in `models` and `questions`."""
     models, questions = _Places(), _Places()
     scores: list[tuple[Any, ...]] = []
     for row in shown.numbers.iter_rows(named=True):
@@ -110,24 +110,24 @@ def payload(shown: Shown) -> dict[str, Any]:
 
 
 class _Places:
-    """Rows by some of their columns, numbered as they come."""
+    """Numbers rows, identified by some of their columns, in order of appearance."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[Any, ...], int] = {}
+        self._places: dict[tuple[Any, ...], int] = {}
 
     def of(self, row: Row, keys: Sequence[str]) -> int:
-        return self._found.setdefault(tuple(row.get(key) for key in keys), len(self._found))
+        return self._places.setdefault(tuple(row.get(key) for key in keys), len(self._places))
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._places)
 
     def rows(self, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
-        return (dict(zip(keys, values, strict=True)) for values in self._found)
+        return (dict(zip(keys, values, strict=True)) for values in self._places)
 
 
 def _model(row: Row, settings: Mapping[str, Row]) -> dict[str, Any]:
-    """With its parameters, as counted or as the size tells. `look`: an architecture looks the same at all sizes and
-    rates. `as_in_the_paper`: None where unknown. `counterpart`: how to train one of the paper's."""
+    """A model for the page. `parameters`: as counted, or by its size. `look`: the same at all sizes and rates of an
+    architecture. `as_in_the_paper`: None if unknown. `counterpart`: how to train one of the paper's."""
     arch, canon = row["arch"] or OTHER, has_canon(row["canon"])
     family, run = arch.partition(" (")[0], settings.get(row["model"], {})
     known = run.get("parameters")
@@ -147,7 +147,7 @@ def _model(row: Row, settings: Mapping[str, Row]) -> dict[str, Any]:
 
 
 def model_looks(models: Sequence[Row]) -> dict[str, Look]:
-    """The looks of architectures. Open models of others, which are many and unlike, are grey crosses."""
+    """The looks of architectures. Other open models, which are many and diverse, are grey crosses."""
     known = looks([model["look"] for model in models if model["look"] != OTHER])
     return known | {OTHER: Look(MUTED, "dot", "x-thin-open", "")}
 
@@ -179,8 +179,8 @@ def _plain(value: Any) -> Any:
 
 
 def _pairs(shown: Shown, models: _Places) -> Iterator[dict[str, Any]]:
-    """Two models that differ in Canon layers; which questions both answered, the page sees. The user's are a pair
-    unless settings of data or training are known to differ."""
+    """Pairs of models that differ in Canon layers; the page finds the questions that both answered. The user's models
+    are a pair unless settings of data or training are known to differ."""
     shared = ("source", "arch", "size", "tokens", "lr", "seed")
     sides = ("base_model", "base_canon", "canon_model", "canon")
     pairs = tidy.paired(shown.numbers).select(*shared, *sides).unique(maintain_order=True)

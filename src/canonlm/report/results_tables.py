@@ -17,7 +17,7 @@ from .words import number, signed
 if TYPE_CHECKING:
     import polars as pl
 
-GAP = 2  # blanks between columns
+GAP = 2  # spaces between columns
 LONG = 16  # letters; a longer setting is a title instead of a part of every column
 
 
@@ -43,10 +43,10 @@ _GROUP_OF_TASK = {b.task: b.group for b in BENCHMARKS.values() if b.group != "pe
 
 
 def groups_of(numbers: "pl.DataFrame") -> dict[str, list[Column]]:
-    """Everything that can be shown together: the groups of the published benchmarks, and each other task by its name
-    (`depo`; `depo: N=8, …` where its setting has no short name).
+    """The columns that are shown together: the groups of the published benchmarks, and each other task by its name
+    (`depo`; `depo: N=8, …` if its setting has no short name).
 
-    Answers cut more finely than the published ones, such as by position, stay in the frame alone.
+    Finer slices than the published ones, such as those by position, are only in the frame.
     """
     questions = [Question(*row) for row in numbers.select(QUESTION).unique(maintain_order=True).iter_rows()]
     present = set(questions)
@@ -65,7 +65,7 @@ def groups_of(numbers: "pl.DataFrame") -> dict[str, list[Column]]:
 
 
 def named(numbers: "pl.DataFrame", group: str) -> dict[str, list[Column]]:
-    """The groups that a name stands for; none where a known one has no numbers here. ValueError: no such group."""
+    """The groups with this name; none if a known group has no numbers. ValueError: no such group."""
     groups = groups_of(numbers)
     matches = {title: columns for title, columns in groups.items() if title.partition(":")[0] == group}
     if not matches and group not in GROUPS:
@@ -84,7 +84,7 @@ def only(numbers: "pl.DataFrame", columns: Sequence[Column]) -> "pl.DataFrame":
 
 
 def score_tables(numbers: "pl.DataFrame", columns: Sequence[Column], width: int, title: str) -> Iterator[Table | Text]:
-    """The models that have a number in one of the columns, the user's last; as many tables as the width asks for."""
+    """The models that have a number in one of the columns, the user's last; as many tables as the width requires."""
     models: dict[tuple[Any, ...], dict[Question, str]] = {}
     for row in only(numbers, columns).iter_rows(named=True):
         cells = models.setdefault(tuple(row[key] for key in MODEL), {})
@@ -99,8 +99,8 @@ def score_tables(numbers: "pl.DataFrame", columns: Sequence[Column], width: int,
 
 
 def delta_tables(pairs: "pl.DataFrame", columns: Sequence[Column], width: int) -> Iterator[Table | Text]:
-    """A row per pair, then the means over pairs and how many are better or worse with Canon; then what to know.
-    pairs: of `canonlm.experiments.tidy.paired`, of one source."""
+    """A row per pair, then the means over pairs and how many are better or worse with Canon; then notes.
+    pairs: from `canonlm.experiments.tidy.paired`, all of one source."""
     same = ("source", "arch", "size", "tokens", "lr", "canon_model", "base_canon", "canon")
     pairs_shown: dict[tuple[Any, ...], dict[Question, str]] = {}
     deltas: dict[Question, list[float]] = {}
@@ -129,8 +129,8 @@ def delta_tables(pairs: "pl.DataFrame", columns: Sequence[Column], width: int) -
         marks, archs = {mark(pair[5]) for pair in pairs_shown}, {pair[1] for pair in pairs_shown}
         yield from map(Text, notes(marks, several=len(archs) > 1))
     if source == "yours":
-        yield Text("Of yours, pairs are equal in architecture, size, tokens, learning rate and seed; `canonlm report` "
-                   "tells in what else they differ.")  # fmt: skip
+        yield Text("Your pairs are equal in architecture, size, tokens, learning rate and seed; `canonlm report` "
+                   "shows what else differs.")  # fmt: skip
 
 
 def _tables(
@@ -141,7 +141,7 @@ def _tables(
     title: str,
     line_before: int,
 ) -> Iterator[Table | Text]:
-    """The title, then as many tables as the width asks for. `line_before`: which row has an empty line before it."""
+    """The title, then as many tables as the width requires. `line_before`: the row with an empty line before it."""
     starts = [max(len(text) for text in [head, *(plain(row[0][i]) for row in rows)]) for i, head in enumerate(heads)]
     room = width - sum(start + GAP for start in starts)
     wide = {c: max(len(text) for text in [plain(c.label), *(row[1].get(c.question, "–") for row in rows)]) + GAP

@@ -1,7 +1,7 @@
 """One comparison on the page: runs of one task. First the answer, a ranking, a chart and a caveat; the rest is folded.
 
-A task has no code of its own here. Its columns are the slices of its primary scale and its measures; every further
-scale of slices has a chart and a table of its own.
+No task has code here. Its columns are the slices of its primary scale and its measures; every further scale of slices
+has a chart and a table.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,8 +25,8 @@ Gap = tuple[str, int, Mapping[str, Difference]]
 """(what minus what, pairs of runs, differences by slice and measure)"""
 
 INTERVALS = (
-    "Small numbers and whiskers: 95% intervals of the mean over runs with different seeds, from three runs on; of two "
-    "runs, their values. For tasks that a run either solves or does not, the interval assumes no distribution "
+    "Small numbers and whiskers: 95% intervals of the mean over runs with different seeds, for three runs or more; for "
+    "two runs, their values. For tasks that a run either solves or does not, the interval assumes no distribution "
     "(Gaffke's bound)."
 )
 NOTE = (
@@ -36,14 +36,14 @@ NOTE = (
 CURVES = "Thin lines: single runs. Bold lines: their mean. A click on a name hides it or shows it again."
 GAPS = (
     "The mean of the differences between runs with the same seed, each architecture at its best rate; accuracies in "
-    "percentage points. Small: the 95% interval of the difference of means, from three seeds on. Each interval is for "
-    "one column: of twenty columns without any difference, one would seem to have one. The verdict takes that into "
-    "account."
+    "percentage points. Small: the 95% interval of the difference of means, for three seeds or more. Each interval "
+    "is for one column: of twenty columns without any difference, about one would seem to have one. The verdict takes "
+    "that into account."
 )
 
 
 def section_blocks(section: Section, number: int) -> list[Block]:
-    """number: of the section on its page, which the names of its charts end with."""
+    """The blocks of a section. number: of the section on its page; the names of its charts end with it."""
     archs = summary.summarise(section.runs)
     finished = any(a.best for a in archs)
     charts = _charts(archs, section, number) if finished else _so_far(section, number)
@@ -138,12 +138,12 @@ def _charts(archs: Sequence[Architecture], section: Section, number: int) -> lis
         about = [f"{sentence(q.label)}: {q.about}" for q in described if q.about]
         finished = [run for a in archs if a.best for run in a.best.runs]
         if any(summary.at_most(run, key) is not None for key in measures for run in finished):
-            about.append("The dashed line is the most there is to store; far above the curves it is left out.")
+            about.append("The dashed line is the maximum: everything stored. Far above the curves, it is left out.")
         drawn = chart(f"measures-{number}", " ".join(about), learning_curves(archs, measures, {}))
         charts.insert(0 if any(a.score in measures for a in archs) else len(charts), drawn)
     if any(a.arch != a.family for a in archs) and any(a.best and a.best.score and a.parameters for a in archs):
         caption = f"{sentence(score_label(section.task, archs[0].score))} at the end of training, by model size. "
-        caption += "Where whiskers leave the chart, hovering tells how far they go."
+        caption += "Where whiskers leave the chart, hover to see their ends."
         charts.insert(0, chart(f"sizes-{number}", caption, size_curves(archs)))
     return charts
 

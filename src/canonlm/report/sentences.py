@@ -10,7 +10,7 @@ from ..runs.summary import Architecture, Rate
 from ..runs.words import score_of
 from .words import count_of, listed, quantity, sentence, slice_label
 
-FEW = 3  # architectures that can be compared in sentences; for more, the tables say it better
+FEW = 3  # architectures that can be compared in sentences; for more, tables are clearer
 
 
 def verdict(architectures: Sequence[Architecture]) -> str:
@@ -25,7 +25,7 @@ def verdict(architectures: Sequence[Architecture]) -> str:
     seeds = min(best.repeats for best in bests)
     ranked = _ranked(bests, finished[0].task, score)
     if len(finished) > FEW:
-        return f"At the best learning rates, {ranked}; how sure these are, the tables say."
+        return f"At the best learning rates, {ranked}; the tables show how sure these are."
     if len(finished) > 2 and seeds < statistics.MIN_SEEDS:
         missing = count_of(statistics.MIN_SEEDS - seeds, "more seed")
         return f"At the best learning rates, {ranked}. Undecided: a verdict needs {missing} of each."

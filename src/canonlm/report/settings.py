@@ -20,8 +20,8 @@ WORDS = {
     "arch": "architecture",
 }
 PLANNED = ("arch", "train.optim.lr", "train.seed")  # what a grid varies on purpose
-FIRST = ("preset", "data.", "train.steps", "train.batch_size", "task.")  # what is shown without asking
-BOOKKEEPING = ("name", "out", "folder", "run")  # where a run was written says nothing about it
+FIRST = ("preset", "data.", "train.steps", "train.batch_size", "task.")  # shown first
+BOOKKEEPING = ("name", "out", "folder", "run")  # where a run was written does not matter
 COMPARED = ("preset", "data.", "train.", "model.num_hidden_layers", "model.hidden_size", "model.num_attention_heads")
 WITHOUT_EFFECT = (
     "train.checkpoint_every", "train.log_every", "train.keep_checkpoints", "train.keep_every", "train.num_threads",
@@ -31,7 +31,7 @@ ENV = ("machine", "cores", "python", "torch", "canonlm")
 
 @dataclass(frozen=True)
 class Setting:
-    """`values`: one text per group, or one for all where they agree."""
+    """`values`: one text per group, or one for all if they agree."""
 
     key: str
     label: str
@@ -65,10 +65,10 @@ def settings(runs: Sequence[Recorded[Any]]) -> tuple[list[str], list[Setting], l
 
 
 def unplanned(runs: Sequence[Recorded[Any]]) -> list[str]:
-    """Names of settings of data, training and size that differ although no comparison asks for it."""
+    """Labels of settings of data, training and size that differ by accident."""
     _, _, differing = settings(runs)
-    asked_for = (*PLANNED, *WITHOUT_EFFECT)
-    return [one.label for one in differing if one.key.startswith(COMPARED) and one.key not in asked_for]
+    expected = (*PLANNED, *WITHOUT_EFFECT)
+    return [one.label for one in differing if one.key.startswith(COMPARED) and one.key not in expected]
 
 
 def _values(values: Sequence[Any]) -> str:

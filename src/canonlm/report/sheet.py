@@ -1,7 +1,7 @@
-"""CSV that a spreadsheet can open: a text that it would take for a formula has an apostrophe before it.
+"""CSV that a spreadsheet can open: a text that it would take for a formula gets an apostrophe before it.
 
-A formula of a stranger's name could send the sheet's numbers away. The scripts of the pages do the same
-(`guarded` in web/draw.js), and `read_csv` takes the apostrophes away again.
+A formula in a stranger's run name could send the sheet's numbers away. The scripts of the pages do the same
+(`guarded` in web/draw.js), and `read_csv` removes the apostrophes.
 """
 
 import re
@@ -15,12 +15,12 @@ from ..experiments.tidy import SCHEMA
 if TYPE_CHECKING:
     import polars as pl
 
-_RUN = r"^['=+\-@\t\r\n]"  # an apostrophe is doubled, so that it is not taken away on reading
-_NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"  # is not a formula
+_RUN = r"^['=+\-@\t\r\n]"  # an apostrophe is doubled, so that reading keeps it
+_NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"  # not a formula
 
 
 def guarded(text: str) -> str:
-    """With an apostrophe before it if a spreadsheet would run it. Numbers stay as they are."""
+    """The text, with an apostrophe before it if a spreadsheet would run it. Numbers are unchanged."""
     return f"'{text}" if re.match(_RUN, text) and not re.fullmatch(_NUMBER, text) else text
 
 
@@ -44,7 +44,7 @@ def read_csv(file: str | Path) -> "pl.DataFrame":
 
 
 def read_text(text: str) -> "pl.DataFrame":
-    """The same of the file's content."""
+    """The same for the content of a file."""
     import polars as pl
 
     types = {name: getattr(pl, kind) for name, kind in SCHEMA.items()}

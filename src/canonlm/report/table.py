@@ -25,8 +25,8 @@ def best_table(
     architectures: Sequence[Architecture], title: str = "", chance: Mapping[str, float] | None = None
 ) -> Table:
     """One row per architecture at its best learning rate: accuracy per slice of the primary scale (of many slices,
-    their mean) and every measure with its spread, size and speed. With `chance` a last row says what guessing scores,
-    and what is significantly lower is marked."""
+    their mean) and every measure with its spread, size and speed. With `chance`, a last row has the scores of
+    guessing, and significantly lower scores are marked."""
     shown, *notes = ranking(architectures, _columns(architectures), chance or {})
     return _drawn(title, shown, [*(note["note"] for note in notes), adjusted(architectures)])
 
@@ -62,7 +62,7 @@ def tables(play: Play) -> Iterator[Table | Text]:
 
 
 def escape(text: str) -> str:
-    """Text from a run, without its effect as markup, and without control characters for the terminal."""
+    """Text from a run, with markup escaped and without control characters for the terminal."""
     return escape_rich("\n".join(map(plain, text.split("\n"))))
 
 
@@ -74,7 +74,7 @@ def _columns(architectures: Sequence[Architecture]) -> list[str]:
 
 
 def _drawn(title: str, block: Block, notes: Sequence[str] = ()) -> Table:
-    """A table block of a page; the notes stand below it."""
+    """A table block of a page as a table of rich, with the notes below it."""
     head, rows, marks, kind = (block["table"][key] for key in ("head", "rows", "marks", "kind"))
     shown = Table(title=escape(title) or None, title_justify="left", title_style="bold", caption_justify="left")
     texts = 2 if kind == "models" else 1  # columns from the left without numbers

@@ -15,15 +15,16 @@ from .words import Quantity, count_of, listed, percent, points
 MAX_NAMED = 4
 NOTE = (
     "Mean over seeds of the finished runs, each architecture at the learning rate with the lowest loss on all held-out "
-    "text, among those with the most finished runs; it is chosen on the numbers shown here.{bias} 1hop-0k and the "
-    "like: the share of birth years that a model finds in a short text. Small: 95% intervals, from three seeds on."
+    "text, among those with the most finished runs; it is chosen on the numbers shown here.{bias} 1hop-0k and "
+    "similar: the share of birth years that a model finds in a short text. Small: 95% intervals, for three seeds or "
+    "more."
 )
 
 
 @dataclass(frozen=True)
 class TextScore:
     """One architecture at its best rate. `loss`: on all held-out text. `rates`: the number of rates with finished runs.
-    `spreads`: of a column of `columns`, where it has numbers."""
+    `spreads`: by the names of `columns`, where there are numbers."""
 
     arch: str
     lr: float
@@ -47,8 +48,8 @@ def columns(section: TextSection) -> dict[str, Quantity]:
 
 
 def scores(section: TextSection) -> list[TextScore]:
-    """A row per architecture of which a run has finished, in their order; none where each has one run and there are no
-    birth-year questions: the table of runs then says the same."""
+    """A row per architecture with a finished run. None if each has one run and there are no birth-year questions: the
+    table of runs then shows the same."""
     rows = _each(section)
     finished = sum(run.finished for run in section.runs)
     return rows if finished > len(rows) or any(section.years.values()) else []
@@ -93,7 +94,7 @@ def score_cells(row: TextScore, columns: Mapping[str, Quantity]) -> list[Cell]:
 
 
 def scores_blocks(section: TextSection) -> list[Block]:
-    """For the page: the table, then how to read it; nothing where no run has finished."""
+    """For the page: the table, then how to read it; nothing if no run has finished."""
     quantities, ranked = columns(section), sorted(scores(section), key=lambda row: row.loss)
     if not ranked:
         return []
@@ -104,12 +105,12 @@ def scores_blocks(section: TextSection) -> list[Block]:
 
 
 def answer(section: TextSection) -> str:
-    """The architecture with the lowest loss."""
+    """A sentence on the architecture with the lowest loss."""
     ranked = sorted(_each(section), key=lambda row: row.loss)
     if not ranked:
         return "No run has finished yet."
     losses = listed([f"{row.arch} {row.loss:.3f} ({count_of(row.runs, 'run')})" for row in ranked[:MAX_NAMED]])
     if len(ranked) == 1:
         return f"Loss on held-out text: {losses}."
-    sure = "the intervals below say how sure that is" if scores(section) else "single runs prove nothing"
+    sure = "the intervals below show how sure that is" if scores(section) else "single runs prove nothing"
     return f"{ranked[0].arch} has the lowest loss on held-out text: {losses}; {sure}."

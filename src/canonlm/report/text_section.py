@@ -19,16 +19,16 @@ from .words import count_of
 MAX_POINTS = 20_000  # of training loss in a chart, shared among its runs
 MIN_POINTS = 20
 Losses = Sequence[tuple[int, float | None]]
-NO_BREAK = "\u00a0"  # a space at which `32.8 M` does not break
+NO_BREAK = "\u00a0"  # a space at which `32.8 M` cannot break
 ABOUT = (
-    "Each run reads text, token by token, and is measured on text that was held out: the loss is its mean "
+    "Each run reads text, token by token, and is evaluated on held-out text: the loss is its mean "
     "cross-entropy in nats per token, and bits per byte is the same per byte of the text, which does not depend on the "
     "tokenizer. Lower is better."
 )
 
 
 def every_run(runs: Sequence[TextRun], *, named: bool = True) -> Block:
-    """The last numbers of each run; of an unfinished one with their step. named: with the names of the runs."""
+    """The last numbers of each run; for an unfinished run, with their step. named: with the names of the runs."""
     names = set_names(runs)
     rows: list[list[Cell]] = []
     for run, group in zip(runs, group_of_each(runs), strict=True):
@@ -49,7 +49,7 @@ def every_run(runs: Sequence[TextRun], *, named: bool = True) -> Block:
 
 
 def text_blocks(section: TextSection, number: int) -> list[Block]:
-    """For the page. number: of the section, which the names of its charts end with."""
+    """For the page. number: of the section; the names of its charts end with it."""
     runs = section.runs
     charts = []
     for place, name in enumerate(set_names(runs)):
@@ -77,15 +77,15 @@ def text_blocks(section: TextSection, number: int) -> list[Block]:
 
 
 def _size(run: TextRun) -> str:
-    """Parameters, which are known once a run has finished; before, the shape."""
+    """The number of parameters of a finished run; the shape of an unfinished one."""
     if run.result and run.result.num_parameters:
         return short(run.result.num_parameters)
     return shape_of(run.config) or "–"
 
 
 def _chart(name: str, caption: str, title: str, runs: Sequence[TextRun], losses: Sequence[Losses]) -> Block:
-    """Loss against tokens, a line per run, from its losses at steps. The axis is logarithmic: there, a loss that falls
-    by the same share is a straight line."""
+    """Loss against tokens, a line per run. losses: (step, loss) of each run. The loss axis is logarithmic, so that
+    exponential decay is a straight line."""
     series = []
     for run, group, at_steps in zip(runs, group_of_each(runs), losses, strict=True):
         curve = [(tokens_of(run.config, step), loss) for step, loss in at_steps]

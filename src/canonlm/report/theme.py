@@ -16,7 +16,7 @@ DARK = {  # every colour used in a figure → the same colour on a dark page
 }  # fmt: skip
 COLORS = {name: (color, DARK[color]) for name, color in
           (("ink", INK), ("muted", MUTED), ("grid", GRID), ("paper", PAPER))}  # fmt: skip
-"""On a light page and on a dark one."""
+"""For a light page and for a dark one."""
 FONT = '-apple-system, BlinkMacSystemFont, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", Arial, sans-serif'
 
 
@@ -41,8 +41,8 @@ LOOKS = {
 
 
 def looks(archs: Sequence[str]) -> dict[str, Look]:
-    """Known architectures always look the same; others take what is free and of their kind (with Canon or without),
-    then what is free, then repeat with another line."""
+    """The look of each architecture. Known ones always look the same. Others take a free look of their kind (with or
+    without Canon), then any free look, then a used one with another line."""
     free = [name for name in LOOKS if name not in archs]
     repeats = itertools.cycle(LOOKS.values())
     chosen = {}

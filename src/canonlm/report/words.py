@@ -1,7 +1,7 @@
 """The vocabulary of the report: slices, measures and numbers as texts.
 
 A task describes its own slices and measures (`canonlm.tasks.describe`). The descriptions of a task from outside are in
-the run folder (`canonlm.runs.words`): a report never runs a file of the user's.
+the run folder (`canonlm.runs.words`): a report never runs a user's file.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from ..tasks import Scale
 
 MAX_SHOWN = 500
-"""Letters of a setting."""
+"""Max letters of a setting."""
 MAX_SLICES = 4  # that fit a line
 
 
 def number(value: float) -> str:
-    """Three digits, which is more than repeats agree on: `1.92`, `0.00314`, `12,300`."""
+    """Three digits, more than repeats agree on: `1.92`, `0.00314`, `12,300`."""
     text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return text.replace("-", "−")
 
@@ -86,8 +86,8 @@ class Quantity:
 
 
 def quantity(task: str, key: str) -> Quantity:
-    """How to say and draw the slice or the measure `key` ("": the mean accuracy); what no task
-    describes stays readable."""
+    """How to write and draw the slice or the measure `key` ("": the mean accuracy). A key that no task describes is its
+    own label."""
     if key == "":
         return Quantity("mean accuracy", percent, points)
     if is_slice(key):
@@ -103,7 +103,7 @@ def score_label(task: str, key: str) -> str:
 
 
 def slice_label(task: str, key: str) -> str:
-    """`k=1` of depo → `1 hop`; what the task does not describe stays readable: `k = 1`."""
+    """`k=1` of depo → `1 hop`; if the task does not describe it, `k = 1`."""
     scale = words_of(task).scales.get(scale_of(key))
     if scale and "=" in key and "," not in key:
         return scale.label(key.partition("=")[2])
@@ -123,7 +123,7 @@ def count_of(number: int, singular: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a capital first letter, and the others as they are."""
+    """The text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
@@ -143,8 +143,8 @@ def shown(value: Any) -> str:
 
 
 def in_words(task: str, row: Evaluation | TextEvaluation | None) -> str:
-    """`1 hop 0.93  2 hops 0.41`: the task's own scale (the mean, of more than four), and the first measure; of text
-    `loss hops 2.210`."""
+    """`1 hop 0.93  2 hops 0.41`: the slices of the primary scale (their mean if there are more than four) and the first
+    measure; for text `loss hops 2.210`."""
     if row is None:
         return ""
     if isinstance(row, TextEvaluation):

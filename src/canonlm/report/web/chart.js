@@ -14,7 +14,7 @@ const KINDS = {
 };
 const PLAIN = {dash: "solid", symbol: "circle", pattern: ""};
 const SHARE = {range: [-0.04, 1.06], dtick: 0.25, tickformat: ".0%"};
-const FEW_POINTS = 30; // of a line; each has a marker then
+const FEW_POINTS = 30; // a line with at most this many has markers
 
 const safe = text => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 const withBreaks = text => safe(text).replaceAll("\n", "<br>");
@@ -24,7 +24,7 @@ function traceOf(one, off) {
   const [look, kind] = [lookAt(one), KINDS[one.kind] ?? {}];
   const [color, panel] = [shade(look.color), one.panel ? one.panel + 1 : ""];
   const byPoint = Array.isArray(one.hover);
-  const hint = byPoint ? "%{hovertext}" : "%{meta[1]}"; // a template knows no hovertext but by point
+  const hint = byPoint ? "%{hovertext}" : "%{meta[1]}"; // templates have hovertext per point only
   const trace = {
     type: "scatter",
     x: one.x,
@@ -92,7 +92,7 @@ function axisOf({title = "", range, log, share, ticks, words, format, even}, sho
   return axis;
 }
 
-// Panels in rows; the gaps are pixels, so that they hold the axes at any width.
+// Panels in rows; gaps are in pixels, so that axes fit into them at any width.
 function layoutOf(chart, width) {
   const [count, sparse] = [chart.panels.length, width < 560];
   const columns = Math.max(1, Math.min(count, chart.columns ?? 4, Math.floor((width + 40) / (sparse ? 170 : 230))));

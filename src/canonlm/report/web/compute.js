@@ -1,4 +1,4 @@
-// Scores against the arithmetic of training: 6 operations per parameter and token.
+// Scores against training compute: 6 operations per parameter and token.
 
 VIEWS.compute = () => {
   const flops = model => (model.parameters && model.tokens ? 6 * model.parameters * model.tokens : null);
@@ -23,7 +23,7 @@ VIEWS.compute = () => {
     });
     const [low, high] = extent(all.map(i => flops(models[i])));
     const ticks = all.length ? roundBetween(low / 2, 2 * high, [1]).map(x => [x, powerOfTen(x)]) : [];
-    const x = {title: "operations of training: 6 × parameters × tokens", log: true, ticks};
+    const x = {title: "training operations: 6 × parameters × tokens", log: true, ticks};
     const y = {title: question.less ? question.metric : "percent"};
     return {id: "compute", height: 360, panels: [{title: "", x, y}], series};
   };

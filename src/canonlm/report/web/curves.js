@@ -13,7 +13,7 @@ VIEWS.curves = () => {
     return `${size ?? "size unknown"}, ${isMine(curve.model) ? "your runs" : `${tokens(count)} tokens`}`;
   };
 
-  // The mean of that many neighbours; nearer to an end of as many as there are on both sides.
+  // The mean of that many neighbours; near an end, of as many as there are on each side.
   const smooth = values => {
     const max = (Number(at("curves-smooth").value) - 1) / 2;
     return values.map((_, i) => {
@@ -26,7 +26,7 @@ VIEWS.curves = () => {
     const [all, question, log] = [visible(), questions[chosen()], at("curves-log").checked];
     const families = [...new Set(all.map(curve => models[curve.model].family))];
     const rows = [...new Set(all.map(rowOf))];
-    // The first steps go so far that nothing could be distinguished later: they leave the panel.
+    // The first tenth may leave the panel: with its range, later curves could not be told apart.
     const begins = values => Math.floor(values.length / 10);
     const rangeOf = row => {
       const members = all.filter(curve => rowOf(curve) === row);
@@ -52,7 +52,7 @@ VIEWS.curves = () => {
       return {panel, kind: "line", look: model.look, run: model.model, name, ...points};
     };
     const series = filled.flatMap((place, panel) => of(place).map(lineOf(panel)));
-    const none = "No model that the filters leave has this curve.";
+    const none = "No model that passes the filters has this curve.";
     at("curves-count").textContent = all.length ? `${all.length} models` : none;
     return {id: "curves", columns: Math.max(3, families.length), height: 190, panels, series, highlight: true};
   };
@@ -68,7 +68,7 @@ VIEWS.curves = () => {
   follow(() => redraw(at("curves")), "curves-question", "curves-smooth", "curves-log");
 };
 
-// Where an axis of tokens or operations has its marks, as plotly writes neither 1T nor 2 × 10²².
+// The ticks of an axis of tokens or operations: plotly writes neither 1T nor 2 × 10²².
 function roundBetween(low, high, digits = [1, 2, 5]) {
   const marks = [];
   if (!(low > 0)) return marks;

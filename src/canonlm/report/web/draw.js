@@ -18,8 +18,8 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-// A cell is a text, an element, or {text, small, hint, share, parts, …}: small print below it, what hovering shows, a
-// percentage that is underlined as far as it goes, and more of such texts. Others are attributes.
+// A cell is a text, an element, or {text, small, hint, share, parts, …}. small: print below it. hint: shown on hover.
+// share: a percentage, drawn as a bar. parts: more such cells. Other keys are attributes.
 function cellOf(of, tag) {
   if (of instanceof Node) return of;
   const {text, small, hint, share, parts = [], ...others} = of !== null && typeof of === "object" ? of : {text: of};
@@ -40,7 +40,7 @@ function table(box, head, rows, marks = []) {
   return box;
 }
 
-// Not Math.min(...values): no function takes that many arguments.
+// Not Math.min(...values): the number of arguments is limited.
 const extent = values =>
   values.reduce(([low, high], x) => [Math.min(low, x), Math.max(high, x)], [Infinity, -Infinity]);
 
@@ -51,7 +51,7 @@ let printing = false;
 const shade = ([light, onDark]) => (dark.matches && !printing ? onDark : light);
 const tint = name => shade(page.colors[name]);
 
-const charts = new Map(); // the box of a chart → what makes it
+const charts = new Map(); // the box of a chart → the function that returns it
 
 function redraw(within = document) {
   for (const [box, chart] of charts) if (within.contains(box) && box.checkVisibility()) drawChart(box, chart());
@@ -69,7 +69,7 @@ for (const event of ["beforeprint", "afterprint"])
     redraw();
   });
 
-const whenDrawn = []; // what comes after the first charts
+const whenDrawn = []; // callbacks after the first charts are drawn
 
 // The page is painted before the plotting library is read, which takes longer than everything else.
 addEventListener("DOMContentLoaded", () => requestAnimationFrame(() => setTimeout(begin)));
@@ -82,7 +82,7 @@ function begin() {
 
 // -- downloads --------------------------------------------------------------------------------------------------------
 
-// A text that a spreadsheet would run as a formula has an apostrophe before it, as in canonlm.report.sheet.
+// A text that a spreadsheet would run as a formula gets an apostrophe before it, as in canonlm.report.sheet.
 const guarded = text => (/^['=+\-@\t\r\n]/.test(text) && !isNumber(text) ? `'${text}` : text);
 const isNumber = text => /^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$/.test(text);
 const quoted = value => {

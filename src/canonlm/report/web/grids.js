@@ -2,7 +2,7 @@
 
 const ALONE =
   "The paper has no model of the same architecture, Canon layers and size as one of yours, so no cell is compared. " +
-  "Under the name of each of the paper's stands ours, or why it has none.";
+  "Below the name of each of the paper's models is ours, or the reason why it has none.";
 
 VIEWS.grids = () => {
   const isSynthetic = name => groups[name].questions.every(q => ["accuracy", "kl"].includes(questions[q].metric));
@@ -14,7 +14,7 @@ VIEWS.grids = () => {
   const mine = names.find(name => answered(name).some(isMine));
   choice("grids-task", names, mine ?? names[0]);
 
-  // Yours of a task that has difficulties: a benchmark has no setting.
+  // Whether a model is yours and the task has difficulties: a benchmark has no setting.
   function isPlayed(name) {
     const graded = q => questions[q].setting && questions[q].metric === "accuracy";
     return i => isMine(i) && groups[name].questions.some(graded);
@@ -32,8 +32,8 @@ VIEWS.grids = () => {
     show();
   };
 
-  // Rows and columns of the table. Yours are there at every size, as they may have no other; their columns, and then
-  // those that most rows have, come first.
+  // Rows and columns of the table. Your runs are shown at every size. The columns that they have come first, then those
+  // that most rows have.
   const grid = () => {
     const places = all().filter(q => questions[q].metric === at("grids-metric").value);
     const ofSize = i => isMine(i) || (models[i].size ?? "–") === at("grids-size").value;
@@ -48,13 +48,13 @@ VIEWS.grids = () => {
     return [rows.sort((i, j) => isMine(j) - isMine(i) || first.get(i) - first.get(j)), columns];
   };
 
-  // The paper's of the same architecture, Canon layers and size.
+  // The paper's model with the same architecture, Canon layers and size.
   const counterpart = i => {
     const same = other => ["family", "canon", "size"].every(key => other[key] === models[i][key]);
     return isMine(i) ? models.findIndex(other => other.source === "paper" && same(other)) : -1;
   };
 
-  // What trains one of the paper's models on a difficulty.
+  // The command that trains one of the paper's models on a difficulty.
   const command = (model, question) =>
     model.counterpart?.arguments
       ? `canonlm play ${question.task} --preset paper --difficulty ${question.setting} ${model.counterpart.arguments}`
@@ -65,7 +65,7 @@ VIEWS.grids = () => {
     if (!score) return make("td", {}, "");
     const share = score.value / (question.unit === "%" ? 100 : max);
     const alike = models[i].as_in_the_paper;
-    const delta = other && alike && `${signed(difference(score.value, other.value), question)} to the paper's`;
+    const delta = other && alike && `${signed(difference(score.value, other.value), question)} from the paper's`;
     return {
       text: written(score.value, question),
       small: other && (delta || (alike === null ? "training not known" : "other training")),

@@ -17,7 +17,7 @@ VIEWS.models = () => {
     rows().sort((i, j) => {
       const [way, a, b] = [falling ? -1 : 1, value(order, i), value(order, j)];
       if (order === "size") return way * bySize(models[i], models[j]);
-      if (a === null || b === null) return (a === null) - (b === null); // what has no number is last, either way
+      if (a === null || b === null) return (a === null) - (b === null); // without a number: last in either order
       return way * (typeof a === "string" ? a.localeCompare(b, undefined, {numeric: true}) : a - b);
     });
 

@@ -10,7 +10,7 @@ VIEWS.overview = () => {
   };
   const isOf = (pair, source) => models[pair.base].source === source;
   const both = (q, pair) => answer(q, pair.base) && answer(q, pair.canon);
-  // The groups in which such a pair has both numbers.
+  // The groups in which a pair of the source has both numbers.
   const groupsOf = source => {
     const pairs = results.pairs.filter(pair => isOf(pair, source));
     const count = name => pairs.filter(pair => groups[name].questions.some(q => both(q, pair))).length;
@@ -46,9 +46,9 @@ VIEWS.overview = () => {
     return rows.filter(row => row.deltas.length);
   };
 
-  // Of the first question, which is the average where there is one.
+  // About the first question, which is the average if there is one.
   const headline = rows => {
-    if (!rows.length) return "No pair is left that the filters show.";
+    if (!rows.length) return "No pair passes the filters.";
     const {question, deltas, gains} = rows[0];
     const mixed = deltas.filter(([pair]) => models[pair.canon].mark).length;
     const mean = average(deltas.map(([, delta]) => delta));
@@ -58,7 +58,7 @@ VIEWS.overview = () => {
     return `With Canon layers ${what} is better in ${above(gains)} of ${deltas.length} pairs, by ${by}.${aside}`;
   };
 
-  // Each row on a scale of its own; percent and other units apart. A pair that differs in more is hollow.
+  // Each row on its own scale; percent and other units in separate panels. Pairs that differ in more are hollow.
   const chart = () => {
     const rows = comparisons();
     const inPercent = row => row.question.unit === "%";
@@ -94,7 +94,7 @@ VIEWS.overview = () => {
         const [base, canon] = [pair.base, pair.canon].map(side => written(answer(row.q, side).value, row.question));
         const one = series.get(name);
         one.x.push(row.gains[i] / scaleOf(row));
-        one.y.push(place + 0.5 * ((i + 0.5) / row.deltas.length - 0.5)); // apart, or equal ones would hide each other
+        one.y.push(place + 0.5 * ((i + 0.5) / row.deltas.length - 0.5)); // apart, so that equal ones are all visible
         const change = `${row.label}: ${base} to ${canon} (${signed(delta, row.question)})`;
         one.hover.push(`${change}\n${nameOf(model)}${model.mark}\n${about(model)}`);
       });
@@ -134,7 +134,7 @@ VIEWS.overview = () => {
     seeds();
   };
 
-  // Of settings that were trained with several seeds: what the difference is, and how surely.
+  // For settings that were trained with several seeds: the mean difference and its interval.
   const seeds = () => {
     const {questions: places, labels} = groups[at("overview-group").value];
     const ofSource = results.pairs_over_seeds.filter(row => row.source === at("overview-whose").value);

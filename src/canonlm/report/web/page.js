@@ -1,4 +1,4 @@
-// Draws a page from its blocks: an object with one key, which says what kind it is.
+// Draws a page from its blocks. A block is an object with one key, its kind.
 const BLOCKS = {
   text: text => make("p", {}, text),
   note: text => make("p", {class: "note"}, text),
@@ -47,7 +47,7 @@ for (const view of page.views) {
 }
 if (page.views.length) showAll();
 
-// A page of runs that go on reads itself again, and stays where its reader is: every half minute while it is written,
+// A page of unfinished runs reloads itself and keeps its scroll position: every half minute while it is being written,
 // less often the older it is. A hidden page waits.
 const folds = () => [...document.querySelectorAll("details")];
 const titleOf = fold => {
@@ -62,7 +62,7 @@ function readAgain() {
 if (page.written) {
   const written = new Date(1000 * page.written);
   const age = Date.now() - written;
-  const text = `Runs go on. This page follows them; as of ${written.toLocaleTimeString()}.`;
+  const text = `Runs are going on. This page follows them; as of ${written.toLocaleTimeString()}.`;
   header.append(make("p", {class: "sub", id: "live"}, text));
   const whenVisible = () =>
     document.hidden ? document.addEventListener("visibilitychange", readAgain, {once: true}) : readAgain();

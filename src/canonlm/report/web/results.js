@@ -16,11 +16,11 @@ const answered = name => groups[name].questions.flatMap(q => [...(answers.get(q)
 const SOURCES = {
   yours: "your runs",
   published: "the 64 released models",
-  reference: "open models of others",
+  reference: "other open models",
   best: "best learning rate, column by column",
   paper: "the paper's own tables",
 };
-const LATER = ["reference", "best", "paper"]; // sources that are not shown until asked for
+const LATER = ["reference", "best", "paper"]; // sources that are hidden at first
 const isMine = i => models[i].source === "yours";
 const CANON = {true: "with Canon", false: "without", null: "unknown"};
 
@@ -41,7 +41,7 @@ function written(value, question) {
 
 const unit = question => (question.unit === "%" ? " %" : "");
 const signed = (delta, question) => (delta > 0 ? "+" : delta < 0 ? "−" : "") + written(Math.abs(delta), question);
-const difference = (a, b) => Math.round((a - b) * 1e9) / 1e9; // what is left of 67.5 − 66.5 beyond the printed digits
+const difference = (a, b) => Math.round((a - b) * 1e9) / 1e9; // without the rounding error of 67.5 − 66.5
 const average = list => list.reduce((a, b) => a + b, 0) / list.length;
 
 function about(model) {
@@ -59,7 +59,7 @@ function about(model) {
 
 // -- which models -----------------------------------------------------------------------------------------------------
 
-// setting → the mean over its seeds, which is among the models
+// setting → the index of its mean over seeds in models
 const settingOf = model => JSON.stringify([model.source, model.arch, model.canon, model.size, model.tokens, model.lr]);
 const means = new Map([...models.keys()].filter(i => models[i].mean).map(i => [settingOf(models[i]), i]));
 const nameOf = model => (model.mean ? `${about(model)}, ${model.model}` : model.model);
@@ -70,34 +70,34 @@ const FILTERS = {
   size: {title: "size", of: model => model.size ?? "–", say: value => value},
   tokens: {title: "training tokens", of: model => tokens(model.tokens), say: value => value},
 };
-const DEPENDENT = Object.keys(FILTERS).slice(1); // the source decides which of their values there are
+const DEPENDENT = Object.keys(FILTERS).slice(1); // the chosen sources decide which values these offer
 const off = Object.fromEntries(Object.keys(FILTERS).map(key => [key, new Set()]));
 const unticked = new Set(); // single models
-// By parameters where they are known, or else as `12L768D` reads.
+// By parameters if they are known, else by names such as `12L768D`.
 const bySize = (a, b) =>
   (a.parameters ?? 0) - (b.parameters ?? 0) || (a.size ?? "").localeCompare(b.size ?? "", undefined, {numeric: true});
-let part = ""; // of a name
+let part = ""; // that a name or setting has to contain
 let overSeeds = false;
 
-// skip: filters that do not count here, such as whose, where a view shows the models of one source.
+// skip: filters to ignore, such as the source in a view that shows one source.
 function passes(model, skip = []) {
   if (part && !`${model.model ?? ""} ${about(model)}`.toLowerCase().includes(part)) return false;
   return Object.entries(FILTERS).every(([key, filter]) => skip.includes(key) || !off[key].has(filter.of(model)));
 }
 const shown = (i, skip = []) => !unticked.has(i) && passes(models[i], skip);
 
-// The answer, unless another stands for it: the mean over seeds for those of single seeds, or the other way round.
+// The answer, unless it is replaced: those of single seeds by their mean, or the mean by those of single seeds.
 function standing(q, i) {
   const mean = means.get(settingOf(models[i]));
   const averaged = mean !== undefined && models[i].seed !== null && answer(q, mean);
   return (models[i].mean ? overSeeds : !(overSeeds && averaged)) ? answer(q, i) : undefined;
 }
 
-const VIEWS = {}; // what begins a view, by its name
-const views = []; // functions that show a view again
+const VIEWS = {}; // functions that set up a view, by its name
+const views = []; // functions that redraw a view
 const showAll = () => views.forEach(show => show());
 
-// The values that some model of the sources shown has; a box ticked off stays so while its source is away.
+// The filters, with the values that models of the shown sources have. A box stays unticked while its source is hidden.
 VIEWS.bar = () => {
   const sources = [...new Set(models.map(FILTERS.source.of))];
   if (sources.some(source => !LATER.includes(source))) LATER.forEach(source => off.source.add(source));
@@ -137,7 +137,7 @@ VIEWS.bar = () => {
 // Hides a view if it is empty; returns whether it is.
 const hides = (id, empty) => (at(id).hidden = empty);
 
-// Shows a view when one of its controls or a filter changes.
+// Redraws a view when one of its controls or a filter changes.
 function follow(show, ...controls) {
   controls.forEach(id => at(id).addEventListener("change", show));
   views.push(show);

@@ -1,4 +1,4 @@
-// What two runs were trained with, and in what they differ.
+// The settings of two runs, and how they differ.
 
 VIEWS.settings = () => {
   const names = Object.keys(results.settings);
