@@ -17,9 +17,9 @@ LOOKS = {state: Look(color, "solid", "circle", "") for state, color in
          (("supported", "#009e73"), ("contradicted", "#d55e00"), ("undecided", "#666666"))}  # fmt: skip
 FOREST = "Differences in points with 95 % intervals, one line for each comparison. Hover to see what is compared."
 WORDS = {
-    "supported": "every comparison came out as the claim says, by at least what matters",
-    "contradicted": "a comparison came out the other way, or its difference is surely smaller than what matters",
-    "undecided": "the seeds allow both, or something else may explain the difference",
+    "supported": "every comparison came out as the claim says, by at least the smallest difference that matters",
+    "contradicted": "a comparison came out the other way, or a difference that matters is ruled out",
+    "undecided": "the seeds do not decide, or something else may explain the difference",
     "untested": "nothing was trained or measured for it yet",
 }
 

@@ -195,7 +195,7 @@ def compare(
     """Compare accuracies of seeds by slice, in the order of seeds. Both sides use as many seeds as the smaller one has.
 
     First the score, the mean over slices: both the exact permutation test and Welch's test with floored variances must
-    reject at 0.05 / pairs, and the gap must be at least a point. Only then the slices: each needs max-T over slices,
+    reject at level / pairs, and the gap must be at least a point. Only then the slices: each needs max-T over slices,
     times pairs, Welch's test with Holm's correction, and a point.
 
     questions: of one run and slice; None: the values are not accuracies, so variances have no floor, and no gap is too

@@ -52,7 +52,7 @@ VIEWS.curves = () => {
       return {panel, kind: "line", look: model.look, run: model.model, name, ...points};
     };
     const series = filled.flatMap((place, panel) => of(place).map(lineOf(panel)));
-    const none = "No model that passes the filters has this curve.";
+    const none = "No model that passes the filters has this curve";
     at("curves-count").textContent = all.length ? `${all.length} models` : none;
     return {id: "curves", columns: Math.max(3, families.length), height: 190, panels, series, highlight: true};
   };
