@@ -60,8 +60,8 @@ class Cycle(BaseModel):
 @pytest.mark.parametrize(
     ("values", "key", "message"),
     [
-        ({"name": 3}, "name", "name: expected a text, got 3"),
-        ({}, "name", "name: missing; expected a text"),
+        ({"name": 3}, "name", "name: expected a string, got 3"),
+        ({}, "name", "name: missing; expected a string"),
         ({"name": "x", "bell": "yes"}, "bell", 'bell: expected true or false, got "yes"'),
         ({"name": "x", "front": 5}, "front", "front: expected a group of settings, got 5"),
         ({"name": "x", "front": {}}, "front.radius", "front.radius: missing; expected a number > 0 and <= 2"),

@@ -1,12 +1,12 @@
 """canonlm: compare language-model architectures on synthetic pretraining tasks; Canon layers for any model.
 
     tasks             the synthetic tasks: tasks.get("depo", N=8).sample("test", seed=0, index=0)
-    models            our decoder for all architectures, and how any other model is opened
-    runs              run folders: what is in one, and which run it is
-    load_runs         everything that runs have measured, as a data frame with a row per measurement
+    models            our decoder for all architectures, and the interface to any other model
+    runs              run folders: their contents, and the identity of a run
+    load_runs         all measurements of runs, as a data frame with a row per measurement
     CanonLayer        the layer, for a model of your own
     canonize          Canon layers in any decoder of transformers; decanonize takes them out, describe lists them
-    check             does a model answer the same with caches, padding, batches and beams?
+    check             checks that a model gives the same output with caches, padding, batches and beams
     load_published    the published checkpoints, in all their formats
 
 Names are loaded on first use, so that `import canonlm` (and the command line's `--help`) stays quick.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from canonlm.models.published import load_published as load_published
     from canonlm.report.measurements import load_runs as load_runs
 
-_HOMES = {
+_MODULE_OF = {
     "CanonHostConfig": "canonlm.canon.hosted",
     "CanonLayer": "canonlm.canon",
     "CanonLMConfig": "canonlm.models",
@@ -45,7 +45,7 @@ _HOMES = {
     "load_published": "canonlm.models.published",
     "load_runs": "canonlm.report.measurements",
 }
-_ROOMS = {
+_SUBPACKAGES = {
     *(
         "canon",
         "check",
@@ -83,15 +83,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _ROOMS:
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    if name in _SUBPACKAGES:
         return importlib.import_module(f"canonlm.{name}")
     raise AttributeError(f"module 'canonlm' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_ROOMS})
+    return sorted({*globals(), *_MODULE_OF, *_SUBPACKAGES})
 
 
 install()

@@ -1,7 +1,7 @@
 """After `import canonlm`, `AutoModelForCausalLM.from_pretrained` opens our models; `import canonlm` stays fast.
 
-transformers looks a model type up in a table of names and imports `transformers.models.TYPE` when it needs it. We add
-our name to the table, now or when it is made, and `canonlm` itself, whose names load on first use, as that module.
+transformers looks up a model type in a table of names and imports `transformers.models.TYPE` when needed. We add our
+types to the table, now or when it is created, and register `canonlm`, whose names load on first use, as that module.
 """
 
 import sys
@@ -14,18 +14,18 @@ TABLE = "transformers.models.auto.configuration_auto"
 
 def install() -> None:
     if TABLE in sys.modules:
-        _announce(sys.modules[TABLE])
+        _register(sys.modules[TABLE])
     else:
-        sys.meta_path.insert(0, _WhenTableIsMade())
+        sys.meta_path.insert(0, _RegisterOnImport())
 
 
-def _announce(table: ModuleType) -> None:
+def _register(table: ModuleType) -> None:
     for model_type, config in {"canonlm": "CanonLMConfig", "canon_host": "CanonHostConfig"}.items():
         table.CONFIG_MAPPING_NAMES[model_type] = config
         sys.modules[f"transformers.models.{model_type}"] = sys.modules["canonlm"]
 
 
-class _WhenTableIsMade(MetaPathFinder):
+class _RegisterOnImport(MetaPathFinder):
     """A finder that lets the usual finder load the table's module, then adds our names to the table."""
 
     def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
@@ -33,11 +33,11 @@ class _WhenTableIsMade(MetaPathFinder):
             return None
         load = spec.loader.exec_module
 
-        def load_and_announce(module: ModuleType) -> None:
+        def load_and_register(module: ModuleType) -> None:
             load(module)
-            _announce(module)
+            _register(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
 
-        spec.loader.exec_module = load_and_announce  # type: ignore[method-assign]
+        spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
         return spec

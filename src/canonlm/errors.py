@@ -17,26 +17,26 @@ LISTED = 80
 """Max number of choices in an error."""
 
 HUGE = 2**20
-"""A larger upper bound is only in the errors of values that exceed it."""
+"""An upper bound this large is only mentioned if a value exceeds it."""
 
 SHOWN = 120
-"""Max letters of a value in an error."""
+"""Max characters of a value in an error."""
 
 
 def shown(value: object) -> str:
-    """A value for an error: one printable line, cut if it is long. Texts are in double quotes."""
+    """A value as shown in an error: one printable line, truncated if long. Strings are in double quotes."""
     if isinstance(value, str):
         return f'"{brief(value)}"'
     if isinstance(value, int) and value.bit_length() > 1_000:  # Python refuses to write much longer ones
         return f"an integer of {value.bit_length():,} bits"
     try:
         return brief(_REPR.repr(value) if isinstance(value, list | dict | set | tuple) else repr(value))
-    except Exception:  # of code that is not ours
+    except Exception:  # raised by code that is not ours
         return f"a {type(value).__name__}"
 
 
 def brief(text: str, letters: int = SHOWN) -> str:
-    """At most `letters` letters of the text, without line ends and other control characters, which a terminal obeys."""
+    """At most `letters` characters of the text, with control characters escaped, as a terminal would obey them."""
     cut = text if len(text) <= letters else f"{text[: letters - 1]}…"
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in cut)
 
@@ -49,8 +49,8 @@ _REPR.maxstring = _REPR.maxlong = _REPR.maxother = SHOWN
 def unknown(
     kind: str, name: object, choices: Iterable[str], plural: str | None = None, meant: Sequence[str] = ()
 ) -> ValueError:
-    """`unknown task "depoo". Did you mean "depo"? Tasks: copying, depo, mano.` `meant`: guesses that are better than
-    the closest choice."""
+    """`unknown task "depoo". Did you mean "depo"? Tasks: copying, depo, mano.` `meant`: better guesses than the
+    closest choice."""
     names, name = list(choices), brief(str(name))
     guesses = list(meant) or closest(name, names)
     guess = f" Did you mean {' or '.join(map(shown, guesses))}?" if guesses else ""
@@ -62,7 +62,7 @@ def unknown(
 
 
 def closest(name: str, choices: Sequence[str]) -> list[str]:
-    """At most one: the shortest choice that begins with `name`, or else the most similar one."""
+    """At most one choice: the shortest that begins with `name`, or else the most similar one."""
     longer = [choice for choice in choices if name and choice.lower().startswith(name.lower())]
     return sorted(longer, key=len)[:1] or difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
 
@@ -74,7 +74,7 @@ class InvalidSetting(ValueError):
         super().__init__(str(message))
         self.key = key
 
-    def __reduce__(self) -> Any:  # to be sent to other processes
+    def __reduce__(self) -> Any:  # so that it can be sent to other processes
         return type(self), (self.key, str(self))
 
 
@@ -96,11 +96,11 @@ def writing(key: str, place: str | Path, kind: str = "folder") -> Iterator[None]
 def refused(
     error: ValidationError, model: type[BaseModel], prefix: str = "", others: Sequence[str] = ()
 ) -> InvalidSetting:
-    """One of pydantic's complaints about `model`, in one line. `prefix` comes before the key: "task.". `others`: keys
-    that the model does not have, as guesses for an unknown key."""
-    complaints = error.errors()
-    # The first, unless a key is unknown: what it was meant to be is often reported as missing before it.
-    first = next((complaint for complaint in complaints if complaint["type"] == "extra_forbidden"), complaints[0])
+    """One of pydantic's errors for `model`, in one line. `prefix` precedes the key: "task.". `others`: keys that the
+    model does not have, as guesses for an unknown key."""
+    errors = error.errors()
+    # The first, unless a key is unknown: the key that was meant is often reported before it, as missing.
+    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     owner, path, field, annotation = model, [], None, model
     for part in first["loc"]:
         path.append(str(part))
@@ -108,9 +108,9 @@ def refused(
         if _is_model(annotation):
             owner = annotation
         elif not (get_origin(annotation) is dict and _is_model(get_args(annotation)[1])):
-            break  # what follows lies inside a value
+            break  # the rest of the path lies inside a value
     key = prefix + ".".join(path)
-    if first["type"] == "value_error":  # raised by a validator of ours: already in house form
+    if first["type"] == "value_error":  # raised by a validator of ours: already in our format
         cause = first["ctx"]["error"]
         return cause if isinstance(cause, InvalidSetting) else InvalidSetting(key, cause)
     if first["type"] == "extra_forbidden":
@@ -142,13 +142,13 @@ def _keys(model: type[BaseModel]) -> Iterator[str]:
 
 
 _KINDS: dict[Any, str] = {
-    bool: "true or false", int: "an integer", float: "a number", str: "a text", list: "a list",
+    bool: "true or false", int: "an integer", float: "a number", str: "a string", list: "a list",
     dict: "a group of settings",
 }  # fmt: skip
 
 
 def _within(annotation: Any, key: str) -> tuple[FieldInfo | None, Any]:
-    """The field of that name in a model, and what it is annotated with, or what a dictionary's values are."""
+    """The field of that name in a model, and its annotation; of a dictionary, None and the type of its values."""
     if not _is_model(annotation):
         return None, get_args(annotation)[1]
     if (field := annotation.model_fields.get(key)) is None:

@@ -35,7 +35,7 @@ class Stamp(BaseModel):
             return cls(size=file.tell(), sha256=digest)
 
     def damage(self, path: Path) -> str | None:
-        """The damage of a file in words, or None."""
+        """A description of the damage to a file, or None."""
         try:
             if (size := path.stat().st_size) < self.size:
                 return f"{path.name} is truncated, {size} of {self.size} bytes"
@@ -49,18 +49,18 @@ class Stamp(BaseModel):
 
 
 def append(path: Path) -> BinaryIO:
-    """Open a file to write at its end, or make it. OSError if it is a link: in somebody else's folder it may lead to
-    one of your files."""
-    more = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a FIFO would wait for a reader
-    return open(path, "ab", opener=lambda name, flags: os.open(name, flags | more, 0o666))
+    """Open a file for appending, or create it. OSError if it is a link: in somebody else's folder it may lead to one
+    of your files."""
+    extra = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a FIFO would wait for a reader
+    return open(path, "ab", opener=lambda name, flags: os.open(name, flags | extra, 0o666))
 
 
 def lock(path: Path, timeout: float = -1) -> "FileLock":
-    """A lock between processes, with a file of its own. ValueError if the file is a link, as its target would be
+    """A lock between processes, held on a separate file. ValueError if that is a link, as its target would be
     emptied."""
     if path.is_symlink():
         raise ValueError(f"{path}: expected a file, got a link")
-    from filelock import FileLock  # some milliseconds that few commands need
+    from filelock import FileLock  # takes milliseconds, and few commands need it
 
     return FileLock(path, timeout=timeout)
 
@@ -99,14 +99,14 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
-    """Rename a folder, whose files are on the disk, to `path`; a folder of that name is replaced."""
+    """Rename a folder, whose files are flushed to disk, to `path`; a folder of that name is replaced."""
     if path.exists():
         remove_folder(path)
     temporary.replace(path)
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder; if the process is killed, the name has all of it or nothing."""
+    """Remove a folder; if the process is killed, the folder is complete or absent."""
     temporary = path.with_name(f"{_temporary(path).name}-removed")
     path.replace(temporary)
     shutil.rmtree(temporary)

@@ -1,6 +1,6 @@
-"""Code from outside the package: `mine.py:Parity`, a class in a file of the user's, or `package.module:Parity`.
+"""Code from outside the package: `mine.py:Parity`, a class in a user's file, or `package.module:Parity`.
 
-A file is run in a module of its own: two files with the same name are independent, a changed file is run again, and its
+Every file runs as a separate module: two files with the same name are independent, a changed file is run again, and its
 imports must be installed (its folder is not searched). This module does not need torch.
 """
 
@@ -51,7 +51,7 @@ class Outside:
 
 
 def reference_of(arch: str) -> str | None:
-    """`mine.py:Block` of the architecture `mine.py:Block+canon`: the code from outside that it needs, if any."""
+    """The reference in an architecture's name, if any: `mine.py:Block` in `mine.py:Block+canon`."""
     match = _REFERENCE.match(arch)
     return match[0] if match and match[1] not in LIBRARIES else None
 
@@ -63,8 +63,8 @@ def is_reference(name: str) -> bool:
 @contextmanager
 def of_run(run: Path, trust: Trust | None = None, flag: str = "--trust-remote-code") -> Iterator[None]:
     """Within this context, references come from the files in the folder `run`, which may be somebody else's: only those
-    in `trust` are loaded (None: as in a surrounding scope, else none). If the run has the sha256 of a file, your file
-    is used if it has the same, else the run's copy. `flag`: the option to name in errors.
+    in `trust` are loaded (None: as in a surrounding scope, else none). If the run has recorded a file's sha256, your
+    file is used if it has the same, else the run's copy. `flag`: the option to name in errors.
     """
     around = _SCOPE.get()
     if trust is None:
@@ -77,17 +77,17 @@ def of_run(run: Path, trust: Trust | None = None, flag: str = "--trust-remote-co
 
 
 def check_trusted(reference: str) -> None:
-    """ValueError for a reference of a file that is not trusted (`of_run`)."""
+    """ValueError for a reference in a file that is not trusted (`of_run`)."""
     scope = _SCOPE.get()
     if scope is not None and scope.trust is not True and reference not in (scope.trust or ()):
-        what = f"{scope.flag}, as it is a program that a file names; read it first"
+        what = f"{scope.flag}, as it is a program named in a file; read it first"
         raise ValueError(f"{brief(reference)}: expected {what}")
 
 
 def load(reference: str) -> Outside:
-    """Import the object of a reference. ValueError, in one line: not a reference, no such file or module or name, code
-    that does not run; for references in files (`of_run`): one that is not trusted, another file than the run began
-    with.
+    """Import the object of a reference. One-line ValueError for a malformed reference, an unknown file, module or name,
+    and code that does not run; for references in files (`of_run`) also for one that is not trusted, and a file that has
+    changed since the run began.
     """
     check_trusted(reference)
     place, _, name = reference.rpartition(":")
@@ -109,17 +109,17 @@ def load(reference: str) -> Outside:
 
 def _file(reference: str, place: str) -> Path:
     yours, scope = Path(place).expanduser().resolve(), _SCOPE.get()
-    began = _kept(scope.run).get(reference) if scope is not None and scope.run is not None else None
-    if scope is None or scope.run is None or began is None or (yours.is_file() and _sha256(yours) == began):
+    recorded = _recorded(scope.run).get(reference) if scope is not None and scope.run is not None else None
+    if scope is None or scope.run is None or recorded is None or (yours.is_file() and _sha256(yours) == recorded):
         return yours
     copies = sorted((scope.run / "code").glob("*.py")) if scope.trust is True else []
     for copy in copies:
-        if copy.is_file() and _sha256(copy) == began:
+        if copy.is_file() and _sha256(copy) == recorded:
             return copy.resolve()
-    raise InvalidSetting(reference, f"{place}: expected the file that the run began with, sha256 {began}")
+    raise InvalidSetting(reference, f"{place}: expected the file that the run began with, sha256 {recorded}")
 
 
-def _kept(run: Path) -> dict[str, str]:
+def _recorded(run: Path) -> dict[str, str]:
     """The sha256 of the files that a run began with, by reference (`canonlm.runs.folder`)."""
     try:
         return dict(read_object(run / "code.json")["outside"])
@@ -145,7 +145,7 @@ def _run(place: str, file: Path, source: bytes) -> ModuleType:
         return sys.modules[name]
     module = ModuleType(name)
     module.__file__ = str(file)
-    sys.modules[name] = module  # data classes and the like look their module up
+    sys.modules[name] = module  # data classes and the like look up their module
     try:
         exec(compile(source, str(file), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
@@ -161,7 +161,7 @@ def _import(place: str) -> ModuleType:
         is_file = Path(f"{place}.py").is_file()
         raise ValueError(f"{place}: {_brief(error)}" + f". A file is named {place}.py:NAME" * is_file) from None
     if getattr(module, "__file__", None) is None:
-        raise expected("name", "a module with a file of its own", place)
+        raise expected("name", "a module with a source file", place)
     return module
 
 

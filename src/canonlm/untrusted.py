@@ -76,10 +76,10 @@ def parse_json(content: str | bytes, place: str) -> Any:
         value = json.loads(content.decode("utf-8") if isinstance(content, bytes) else content, parse_int=_integer)
     except RecursionError:
         value = ...
-    except ValueError as error:  # UnicodeDecodeError, too
+    except ValueError as error:  # UnicodeDecodeError is one
         raise ValueError(f"{place}: not JSON ({error})") from None
     if value is ... or _is_deep(value):
-        raise ValueError(f"{place}: not JSON that is read here (nested deeper than {MAX_DEPTH})")
+        raise ValueError(f"{place}: expected JSON with at most {MAX_DEPTH} levels of nesting")
     return value
 
 
@@ -91,8 +91,8 @@ def path_inside(folder: Path, name: object, place: str) -> Path:
         raise ValueError(f"{place}: expected the name of a file in {folder}, got {str(name)[:100]!r}")
     try:
         home, target = folder.resolve(), (folder / path).resolve()
-    except (OSError, RuntimeError):  # links in a circle
-        raise ValueError(f"{place}: expected a file in {folder}, got a link without an end, {name}") from None
+    except (OSError, RuntimeError):
+        raise ValueError(f"{place}: expected a file in {folder}, got a circular link, {name}") from None
     blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
     if not target.is_relative_to(home) and not target.is_relative_to(blobs):
         raise ValueError(f"{place}: expected a file in {folder}, got a link out of it, {name}")

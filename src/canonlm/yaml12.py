@@ -1,7 +1,7 @@
 """Reads YAML for recipes and run folders: plain values by YAML 1.2, with bounded size and nesting.
 
-By the library's default, YAML 1.1, 10:13 is 613 (minutes and seconds), 3e-3 a text, 010 eight, `no` false and
-2024-01-01 a date.
+With the library's default, YAML 1.1, 10:13 would be 613 (minutes and seconds), 3e-3 a string, 010 eight, `no` false
+and 2024-01-01 a date.
 """
 
 import re
@@ -18,7 +18,7 @@ MAX_BYTES = 2**20
 MAX_NODES = 100_000
 """Max values of a file, with aliases expanded."""
 
-_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where it is there: ten times as fast
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, if available: ten times as fast
 
 
 class _Loader(_Base):
@@ -37,12 +37,12 @@ for _tag, _pattern, _first in (
 
 
 def read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:
-    """The value of a file and its nodes, which have line numbers. ValueError, in one line with the name of the file."""
+    """The value of a file and its nodes, which have line numbers. One-line ValueError with the name of the file."""
     return parse_yaml(read_text(path, MAX_BYTES), str(path))
 
 
 def parse_yaml(text: str, place: str) -> tuple[Any, yaml.Node | None]:
-    """As `read_yaml`, of a text; `place` begins the error message."""
+    """As `read_yaml`, for a text; `place` begins the error message."""
     try:
         _check_depth(text, place)
         loader = _Loader(text)
@@ -70,8 +70,8 @@ class _Refused(Exception):
 
 
 def _check_depth(text: str, place: str) -> None:
-    """Check nesting in the stream of events: recursive functions make the nodes, and libyaml's crash the process when
-    they overflow the stack."""
+    """Check nesting in the stream of events: the functions that make the nodes are recursive, and those of libyaml
+    crash the process when they overflow the stack."""
     depth = 0
     event: Any
     for event in yaml.parse(text, _Loader):
@@ -86,7 +86,7 @@ def _check_depth(text: str, place: str) -> None:
 
 
 def _count(node: yaml.Node, place: str, counts: dict[int, int]) -> int:
-    """The number of values of a node. `counts`: by the id of each node; 0 while its own values are counted."""
+    """The number of values in a node. `counts`: by node id; 0 while the node's values are being counted."""
     if id(node) in counts:
         if not (count := counts[id(node)]):
             line = node.start_mark.line + 1

@@ -93,7 +93,7 @@ def test_a_foreign_run_folder_is_opened_without_its_programs(name, stranger, cap
     for command in (["export", stranger, "out"], ["eval", stranger, "--suite", "playground"], ["probe", stranger],
                     ["generate", stranger, "a"]):  # fmt: skip
         error = refused(capsys, command)
-        assert "as it is a program that a file names" in error or (command[0] == "export" and "manifest.json" in error)
+        assert "as it is a program named in a file" in error or (command[0] == "export" and "manifest.json" in error)
     Path("mine.yaml").write_text(RECIPE)
     assert "as it is a program" in refused(capsys, ["train", "mine.yaml", "--out", stranger])
 

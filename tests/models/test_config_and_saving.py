@@ -57,10 +57,10 @@ def assert_same(got, expected):
             {"mixers": ["gdn"], "linear_num_heads": 0},
             r"^mixer_options\.gdn\.num_heads: expected an integer >= 1, got 0$",
         ),
-        ({"mixers": "gdn"}, r'^mixers: expected one text per layer, or a list of them that repeats, got "gdn"$'),
+        ({"mixers": "gdn"}, r'^mixers: expected a list of strings, one per layer or repeating, got "gdn"$'),
         (
             {"canon_sets": "AC"},
-            r'^canon_sets: expected one text per layer, or a list of them that repeats, got "AC"$',
+            r'^canon_sets: expected a list of strings, one per layer or repeating, got "AC"$',
         ),
         (
             {"mixers": ["gla"], "mixer_options": {"gla": {"num_key_value_heads": 3}}},

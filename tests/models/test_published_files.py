@@ -217,7 +217,12 @@ TENSORS = "not a whole file of tensors and nothing else"
         ("hf", HF, Path.unlink, r"published: expected config\.json with .*; it has config\.json$"),
         ("hf", "config.json", write('{"model_type": "gpt"}'), r'^unknown model_type "gpt"\. .*  \(in .*published\)$'),
         ("canonlm", HF, cut, rf"model\.safetensors: {TENSORS} "),
-        ("canonlm", "config.json", write('{"model_type": "canonlm", "canon_set": 3}'), r"^canon_set: expected a text"),
+        (
+            "canonlm",
+            "config.json",
+            write('{"model_type": "canonlm", "canon_set": 3}'),
+            r"^canon_set: expected a string",
+        ),
     ],
 )
 def test_damage_is_told_in_one_line_with_the_file(folder, to, name, damage, message):

@@ -269,13 +269,13 @@ op.register_autograd(backward)
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        ("import pydantic\n\ndef f(): return pydantic.x\n", "line 1: a folder cannot have this: import pydantic"),
+        ("import pydantic\n\ndef f(): return pydantic.x\n", "line 1: not supported in a folder: import pydantic"),
         ("def f():\n    from canonlm.cli import main\n", "line 2: .*: from canonlm.cli import main"),
         ("import canonlm.cli\n\ndef f(): return canonlm.cli\n", "line 1: .*: import canonlm.cli"),
         ("from . import x\n\ndef f(): return x\n", "line 1: .*: from . import x"),
-        ("print()\n\ndef f(): pass\n", r"example, line 1: a folder cannot have this: print\(\)"),
-        ("if True:\n    def f(): pass\n", "line 1: a folder cannot have this: if True"),
-        ("from canonlm.ops import fla\n\ndef f(run): return fla.run(run)\n", "run means two things without fla"),
+        ("print()\n\ndef f(): pass\n", r"example, line 1: not supported in a folder: print\(\)"),
+        ("if True:\n    def f(): pass\n", "line 1: not supported in a folder: if True"),
+        ("from canonlm.ops import fla\n\ndef f(run): return fla.run(run)\n", "run is ambiguous without fla"),
         ("def g(): pass\n", "example does not define f"),
     ],
 )

@@ -369,7 +369,7 @@ def test_the_published_grid():
         ({"background": -1}, r"background: expected an integer >= 0, got -1"),
         ({"background": 0.5}, r"background: expected an integer >= 0, got 0.5"),
         ({"published": "yes"}, r'published: expected true or false, got "yes"'),
-        ({"text": 3}, r"text: expected a text, got 3"),
+        ({"text": 3}, r"text: expected a string, got 3"),
         ({"hops": 2}, r'unknown setting "hops"\. .*Settings: background, k, n, people, published, seed, text\.'),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -250,7 +250,7 @@ def test_bad_grammars_are_one_line(tmp_path):
         (str(tmp_path / "bad.txt"), f"lano.grammar: {tmp_path / 'bad.txt'}, line 3: nothing leads from root"),
         ("", 'lano.grammar: unknown grammar ""'),
         ("my\0file.txt", "lano.grammar: "),
-        (3, "lano.grammar: expected a text, got 3"),
+        (3, "lano.grammar: expected a string, got 3"),
     ):
         with pytest.raises(ValueError) as error:
             tasks.get("lano", grammar=grammar)

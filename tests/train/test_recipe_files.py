@@ -79,7 +79,7 @@ def test_a_chain_of_bases(write):
         ({"middle": MIDDLE.replace("  steps: 40\n", "")}, [],
          "train.steps: missing; expected an integer > 0  (in top.yaml, line 3)"),
         ({"ground": GROUND.replace("arch: llama\n", ""), "top": TOP.replace("arch: llama+canon\n", "")}, [],
-         "arch: missing; expected a text  (in top.yaml, line 1)"),
+         "arch: missing; expected a string  (in top.yaml, line 1)"),
         ({"ground": GROUND + "  smell: 1\n"}, [], 'unknown setting "train.smell".'),
     ],
 )  # fmt: skip

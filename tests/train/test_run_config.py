@@ -87,7 +87,7 @@ def test_one_line_names_the_key_and_the_place(write, old, new, message):
         ("name: copying", "name: copyin", 'unknown task "copyin". Did you mean "copying"?', 2),
         ("arch: llama", "arch: lama", 'unknown architecture "lama". Did you mean "llama"?', 1),
         ("arch: llama", "arch: llama+rope=0.3", "+rope: expected a share from 0 to 1", 1),
-        ("arch: llama\n", "", "arch: missing; expected a text", 1),
+        ("arch: llama\n", "", "arch: missing; expected a string", 1),
         ("heads: 2}", "heads: 3}", "model.num_attention_heads: expected a divisor", 5),
         ("heads: 2}", "heads: 2, fields: {qk_norm: 7}}", "model.fields.qk_norm: expected true or false, got 7", 5),
         ("heads: 2}", "heads: 2, fields: {rope_dim: 7}}", "model.fields.rope_dim: expected an even number", 5),
@@ -127,7 +127,7 @@ def test_what_is_no_configuration(tmp_path, monkeypatch, text, message):
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(ValueError) as caught:
         load("run.yaml")
-    assert message in str(caught.value).replace("arch: missing; expected a text", message)
+    assert message in str(caught.value).replace("arch: missing; expected a string", message)
 
 
 @pytest.mark.parametrize("text", ["3e-3", "3E-3", "3.0e-3", ".003", "0.003", "+3e-03"])

@@ -230,7 +230,7 @@ def _refused(error: ValidationError, place: str) -> ValueError:
 
 _KINDS = {
     "int_type": "an integer",
-    "string_type": "a text",
+    "string_type": "a string",
     "list_type": "a list",
     "dict_type": "an object",
     "model_type": "an object",

@@ -17,7 +17,7 @@ from canonlm.models.mixers import MIXERS
 from canonlm.models.mixers.base import DERIVED, Mixer
 
 MAX_SIZE = 2**31 - 1
-"""The max of any integer: a larger one is a mistake."""
+"""Max of any integer field: a larger value is a mistake."""
 
 MAX_LAYERS = 2_000
 """Building that many takes some 8 seconds."""
@@ -51,7 +51,7 @@ class CanonLMConfig(PreTrainedConfig):
         mixers: one name per layer, or fewer that repeat (["gdn", "gdn", "gdn", "attention"]);
             default: attention in all.
 
-        num_key_value_heads: fewer than heads for grouped-query attention; default: as many.
+        num_key_value_heads: fewer than heads for grouped-query attention; default: num_attention_heads.
         head_dim: of attention; default hidden_size / num_attention_heads.
         qk_norm: RMSNorm over the whole query and key vectors, before Canon-B.
         rope_dim: rotate only the first `rope_dim` channels of each head; 0 means no positions (NoPE); default: all,
@@ -68,14 +68,14 @@ class CanonLMConfig(PreTrainedConfig):
             with gated MLPs, 4 hidden_size with standard ones, 2 hidden_size where a mixer is recurrent.
         hidden_act: name of the activation, as in transformers: "silu", "relu2", "gelu", …
         num_experts, expert_capacity: of "moe": in training an expert takes at most expert_capacity * tokens /
-            num_experts tokens of a call, and further ones get nothing.
-        router_loss_weight: of the loss that keeps experts equally busy, one term per layer, in training.
+            num_experts tokens of a call, and further ones get zeros.
+        router_loss_weight: of the loss that balances the experts, one term per layer, in training.
 
         canon_set: Canon sites, such as "ABCD", "AbCD" or "KVOM:scaled": see `canonlm.canon.sites`.
             `canon_sets`: the same, one text per layer, or fewer that repeat; with E in all of them or in none.
-        canon_kernel, canon_residual, canon_activation, canon_bias: what every Canon layer has, see `CanonLayer`.
+        canon_kernel, canon_residual, canon_activation, canon_bias: options of every Canon layer, see `CanonLayer`.
         canon_frozen: Canon weights keep their random initial values (site b is trained).
-            Variants in the texts say the same of single sites; where all sites agree, they end up in these fields.
+            Variants in the texts set the same for single sites; if all sites agree, their values move to these fields.
 
         z_loss: "logsumexp" adds z_loss_weight * log(Z)^2 to each token's loss l, "squared_nll" z_loss_weight * l^2.
         init_seed: weights are a function of (init_seed, parameter name) alone.
@@ -138,7 +138,7 @@ class CanonLMConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs) -> None:
-        for key in kwargs:  # they become attributes, and must not take the place of what the class does
+        for key in kwargs:  # they become attributes, which must not replace the methods of the class
             there = inspect.getattr_static(type(self), key, None)
             if key.startswith("__") or callable(there) or (isinstance(there, property) and there.fset is None):
                 raise expected(key, "the name of a field", kwargs[key])
@@ -237,7 +237,7 @@ class CanonLMConfig(PreTrainedConfig):
             raise unknown("hidden_act", self.hidden_act, ACT2FN)
 
     def _settle_canon(self) -> None:
-        """One spelling: settings that all sites share are in the fields, others in the texts."""
+        """Normalize the spelling: settings that all sites share are in the fields, others in the texts."""
         if not 1 <= self.canon_kernel <= MAX_KERNEL:
             raise expected("canon_kernel", f"an integer from 1 to {MAX_KERNEL}", self.canon_kernel)
         key = "canon_set" if self.canon_sets is None else "canon_sets"
@@ -277,7 +277,7 @@ class CanonLMConfig(PreTrainedConfig):
 
     @property
     def _usual_canon(self) -> Variant:
-        """The variant of a site without a text of its own."""
+        """The variant of a site whose text names none."""
         return Variant(
             kernel=self.canon_kernel,
             residual=self.canon_residual,
@@ -342,7 +342,7 @@ class CanonLMConfig(PreTrainedConfig):
             else:
                 kinds.append("hybrid" if self.sites(layer_idx) else "full_attention")
         if kinds and set(kinds) == {"linear_attention"}:
-            kinds[0] = "hybrid"  # such a cache could not tell its length: see `count_tokens` in models/cache.py
+            kinds[0] = "hybrid"  # such a cache would have no length: see `count_tokens` in models/cache.py
         return kinds
 
     @property
@@ -352,12 +352,12 @@ class CanonLMConfig(PreTrainedConfig):
 
 
 def check_type(key: str, value: object, annotation: Any, default: object) -> None:
-    """ValueError for a value of another type than its field's. None is valid if it is the default."""
+    """ValueError if a value does not have its field's type. None is valid if it is the default."""
     if get_origin(annotation) is ClassVar or (value is None and default is None):
         return
     if not _fits(value, annotation):
         kinds = [_TYPES[kind] for kind in (annotation, *get_args(annotation)) if kind in _TYPES]
-        raise expected(key, kinds[0] if kinds else "another kind of value", value)
+        raise expected(key, kinds[0] if kinds else "a value of another type", value)
     if isinstance(value, int) and abs(value) > MAX_SIZE and "seed" not in key:
         raise expected(key, f"at most {MAX_SIZE:,}", value)
 
@@ -367,8 +367,8 @@ _TYPES: dict[Any, str] = {
         int: "an integer",
         float: "a number",
         bool: "true or false",
-        str: "a text",
-        list[str]: "one text per layer, or a list of them that repeats",
+        str: "a string",
+        list[str]: "a list of strings, one per layer or repeating",
     },
     dict[str, dict[str, Any]]: "{mixer: {option: value}}",
 }

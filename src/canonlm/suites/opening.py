@@ -214,7 +214,7 @@ def _of_files(source: str, variant: str | None, dtype: torch.dtype | None, trust
     config = read_object(root / "config.json") if (root / "config.json").exists() else None
     variants = [file.parent for file in _configs(root, "*/")]
     if config is not None and not isinstance(model_type := config.get("model_type", ""), str):
-        raise expected(f"{root / 'config.json'}: model_type", "a text", model_type)
+        raise expected(f"{root / 'config.json'}: model_type", "a string", model_type)
     if not _configs(root, "") and not variants:
         raise _no_model(source, root)
     if variant is not None or config is None or config.get("model_type") in RELEASES:

@@ -20,8 +20,8 @@ _LAYOUTS = (
     ("config.json", ("pytorch_model.bin", "pytorch_model.bin.index.json"), "pytorch_model*.bin*"),
     ("params.json", ("consolidated.pth",), "consolidated.pth"),
 )
-"""The configuration; the file of weights, or which says where each tensor is; what to download. The first that is
-there counts."""
+"""The configuration; the file of weights, or the index of several; what to download. The first layout that exists
+counts."""
 
 _PARAMS = ("config.json", "params.json")
 _WANTED = "config.json with model.safetensors or pytorch_model.bin, or params.json with consolidated.pth"
@@ -42,16 +42,16 @@ def load_published(
     Args:
         source: a folder, or the name of a repository on the Hugging Face Hub: `params.json` with `consolidated.pth` as
             the training runs wrote them, or the `config.json` with `model.safetensors` or `pytorch_model.bin` (sharded
-            or not) of the release's transformers classes. A folder that `save_pretrained` wrote for our model will do.
+            or not) of the release's transformers classes; or a folder that `save_pretrained` wrote for our model.
         variant: which sub-folder, where there are several.
         revision, token, cache_dir, local_files_only: of the Hub, as in `huggingface_hub.snapshot_download`.
         dtype: default: as stored.
 
-    ValueError in one line for anything that is missing, damaged or not a checkpoint we can compute. Nothing in the
+    One-line ValueError for anything that is missing, damaged or not a checkpoint that we can compute. Nothing in the
     files is executed.
     """
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
-    root = _fetch(source, [*_PARAMS, *(f"*/{name}" for name in _PARAMS)], **hub)  # small: which variants there are
+    root = _fetch(source, [*_PARAMS, *(f"*/{name}" for name in _PARAMS)], **hub)  # small files, to list the variants
     folder = _choose(root, variant)
     for params_name, weights_names, pattern in _LAYOUTS:
         if (folder / params_name).exists():
@@ -94,7 +94,7 @@ TARGETS = {
 
 
 def _fetch(source: str | Path, patterns: list[str], **hub: Any) -> Path:
-    """The folder, or where the Hub's files that match are on this machine."""
+    """The folder itself, or the local folder of the Hub's files that match."""
     if Path(source).is_dir():
         return Path(source)
     try:
@@ -122,7 +122,7 @@ def _choose(folder: Path, variant: str | None) -> Path:
 def _read(params_file: Path, weights_file: Path, dtype: torch.dtype | None) -> CanonLMForCausalLM:
     params = read_object(params_file)
     if not isinstance(model_type := params.get("model_type", ""), str):
-        raise expected(f"{params_file}: model_type", "a text", model_type)
+        raise expected(f"{params_file}: model_type", "a string", model_type)
     ours = params.get("model_type") == CanonLMConfig.model_type
     state = {} if ours else weights.tensors(weights_file)
     try:
