@@ -9,8 +9,8 @@
         [outcome] = check.decoding(model, [case])
         assert outcome.state != "differs", outcome
 
-The reference is one forward over one row, without cache, padding or batch. Every case computes the same in another way:
-with a cache, in a batch, padded, in pieces, with beams, and so on.
+The reference is one forward over one row, without cache, padding or batch. Every case computes the same output in
+another way: with a cache, in a batch, padded, in pieces, with beams, and so on.
 """
 
 import copy
@@ -29,7 +29,8 @@ __all__ = ["CASES", "Outcome", "decoding"]
 def decoding(model: PreTrainedModel, cases: Iterable[str] | None = None, *, seed: int = 0) -> list[Outcome]:
     """An outcome for each case, in order; by default for all cases.
 
-    The model's device, weights, mode and settings do not change. seed: of the input tokens. ValueError: no such case.
+    The model's device, weights, mode and settings do not change. seed: of the input tokens. ValueError for an unknown
+    case.
     """
     chosen = list(CASES if cases is None else cases)
     for name in chosen:
@@ -51,8 +52,8 @@ def decoding(model: PreTrainedModel, cases: Iterable[str] | None = None, *, seed
 def _outcome(name: str, subject: Subject) -> Outcome:
     case = CASES[name]
     try:
-        error = case.ask(subject)
-    except Exception as refusal:  # the code of others: whatever it raises, it does not answer wrongly
+        error = case.run(subject)
+    except Exception as refusal:  # other people's code: whatever it raises, an exception is not a wrong answer
         reason = " ".join(str(refusal).split())[:200]
         return Outcome(name, "refused", None, f"{type(refusal).__name__}: {reason}")
     limit = case.limit or subject.limit

@@ -22,10 +22,10 @@ KEPT = 6
 
 @dataclass(frozen=True)
 class Case:
-    """about: one line. limit: of the error; None: that of the precision."""
+    """about: one line. limit: the max error that passes; None: the limit of the model's precision."""
 
     about: str
-    ask: Callable[[Subject], float]
+    run: Callable[[Subject], float]
     limit: float | None = None
 
 
@@ -33,13 +33,13 @@ CASES: dict[str, Case] = {}
 
 
 def case(name: str, about: str, limit: float | None = None) -> Callable[[Callable[[Subject], float]], None]:
-    def add(ask: Callable[[Subject], float]) -> None:
-        CASES[name] = Case(about, ask, limit)
+    def add(run: Callable[[Subject], float]) -> None:
+        CASES[name] = Case(about, run, limit)
 
     return add
 
 
-@case("causality", "what follows a token changes nothing before it")
+@case("causality", "later tokens do not change earlier logits")
 def _(subject: Subject) -> float:
     row, other = subject.rows[1], subject.rows[1].clone()
     other[KEPT:] = subject.rows[0][KEPT:]
@@ -118,13 +118,13 @@ def _(subject: Subject) -> float:
     )
 
 
-@case("crop", "tokens are taken back from the cache, and read again")
+@case("crop", "tokens are removed from the cache and read again")
 def _(subject: Subject) -> float:
     cache = None
     if "past_key_values" in subject.accepts:
         cache = DynamicCache(config=subject.model.config.get_text_config())
         if hasattr(cache, "activate_past_recording"):
-            cache.activate_past_recording()  # as the library does where it takes tokens back
+            cache.activate_past_recording()  # as the library does before it removes tokens
     _, cache = subject.step(subject.rows, cache)
     if not hasattr(cache, "crop"):
         raise ValueError(f"{type(cache).__name__} cannot be cropped")
@@ -133,14 +133,14 @@ def _(subject: Subject) -> float:
     return max(subject.error(one, subject.truth(row)[KEPT:]) for one, row in zip(logits, subject.rows, strict=True))
 
 
-@case("prompt lookup", "candidates out of the prompt, some of them taken back")
+@case("prompt lookup", "candidate tokens from the prompt, some of them rejected")
 def _(subject: Subject) -> float:
     prompt = subject.rows[1][:3].repeat(3)
     output = subject.write(prompt[None], prompt_lookup_num_tokens=3)
     return subject.greedy(prompt, output.sequences[0, len(prompt) :])
 
 
-@case("assisted", "candidates of another model, some of them taken back")
+@case("assisted", "candidate tokens from another model, some of them rejected")
 def _(subject: Subject) -> float:
     assistant = copy.deepcopy(subject.model)
     vars(assistant).pop("generate", None)
@@ -159,7 +159,7 @@ def _(subject: Subject) -> float:
     return subject.written(list(subject.rows), subject.write(subject.rows, cache_implementation="static"))
 
 
-@case("beams", "log-probabilities of what beam search finds")
+@case("beams", "log-probabilities of the sequences that beam search returns")
 def _(subject: Subject) -> float:
     output = subject.write(subject.rows, num_beams=3, num_return_sequences=3, length_penalty=0.0)
     errors = []
@@ -182,7 +182,7 @@ def _(subject: Subject) -> float:
     return subject.written(list(subject.rows), outputs[0])
 
 
-@case("gradient checkpointing", "gradients with blocks that are computed again")
+@case("gradient checkpointing", "gradients with recomputed blocks")
 def _(subject: Subject) -> float:
     model = copy.deepcopy(subject.model).train()
     gradients = []
@@ -203,7 +203,7 @@ def _(subject: Subject) -> float:
     return float((gradients[1] - gradients[0]).abs().max() / gradients[0].abs().max())
 
 
-@case("save and load", "logits of the model that was saved")
+@case("save and load", "logits of the model, saved and loaded again")
 def _(subject: Subject) -> float:
     with tempfile.TemporaryDirectory() as folder:
         subject.model.save_pretrained(folder)

@@ -17,7 +17,7 @@ NEW = 6
 """Tokens that are generated."""
 
 LIMITS = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.05}
-"""Differences of logits that rounding may make, in standard deviations of the logits, by the model's precision."""
+"""Max difference of logits that counts as rounding, in standard deviations of the logits, by the model's precision."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Outcome:
 
 
 class Subject:
-    """A model and its inputs."""
+    """The model that is checked, and its inputs."""
 
     def __init__(self, model: PreTrainedModel, seed: int) -> None:
         self.model, self.seed = model, seed
-        # The library's own generate is checked, not one that canonlm has put around it.
+        # The library's own generate is checked, not canonlm's wrapper around it.
         self.generate: Any = getattr(model.generate, "generate", model.generate)
         self.accepts = set(inspect.signature(model.forward).parameters)
         self.limit = LIMITS.get(model.dtype, LIMITS[torch.float32])
@@ -68,7 +68,7 @@ class Subject:
         return float(difference.nan_to_num(nan=torch.inf))
 
     def written(self, prompts: Sequence[Tensor], output: Any) -> float:
-        """The error of the logits that came with generated tokens."""
+        """The error of the logits that `generate` returned with its tokens."""
         errors = []
         for index, prompt in enumerate(prompts):
             new = output.sequences[index][-len(output.logits) :]
@@ -77,13 +77,13 @@ class Subject:
         return max(errors)
 
     def greedy(self, prompt: Tensor, new: Tensor) -> float:
-        """How much larger the largest logit is than that of the chosen token, in the same unit."""
+        """The gap between the largest logit and that of the chosen token, in the same unit."""
         true = self.truth(torch.cat([prompt, new[:-1]]))[len(prompt) - 1 :].double()
         chosen = true.gather(1, new[:, None])[:, 0]
         return float(((true.max(1).values - chosen) / true.std()).max())
 
     def write(self, input_ids: Tensor, **options: Any) -> Any:
-        """`generate`, greedily unless `options` change that, to its full length."""
+        """Generate NEW tokens, greedily unless `options` change that."""
         usual = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
         settings = {key: value for key, value in options.items() if key not in ("attention_mask", "assistant_model")}
         inputs = {key: value for key, value in options.items() if key not in settings}
