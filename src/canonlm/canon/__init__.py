@@ -1,4 +1,4 @@
-"""Canon layers: the layer itself, its variants, and the names of the places that it goes to."""
+"""Canon layers: the layer itself, its variants, and the names of its sites."""
 
 from canonlm.canon.layer import CanonLayer
 

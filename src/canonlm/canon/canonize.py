@@ -1,11 +1,11 @@
 """Canon layers in a decoder that has none: `canonize(model, "ABCD")`.
 
     model = AutoModelForCausalLM.from_pretrained(…)
-    canonlm.canonize(model, "ABCD")          # the same model, the same answers; its Canon layers start at zero
+    canonlm.canonize(model, "ABCD")          # the same model, the same outputs; its Canon layers start at zero
     model.save_pretrained(…)                 # loads again by AutoModelForCausalLM once canonlm is imported
     canonlm.decanonize(model)
 
-The model stays what it is, a model of transformers: it trains, generates and saves as before.
+The model is still a model of transformers: it trains, generates and saves as before.
 """
 
 from dataclasses import replace
@@ -27,10 +27,10 @@ INITS = ("zero", "uniform")
 def canonize(model: PreTrainedModel, sites: str, *, init: str = "zero") -> PreTrainedModel:
     """Put Canon layers into a causal decoder of transformers, in place; returns it.
 
-    sites: as in `canonlm.canon.sites`: "ABCD", "KVOM:scaled". init: "zero": a layer whose variant does not say how it
-    starts, starts as the identity; "uniform": its taps are drawn, as in the paper.
+    sites: as in `canonlm.canon.sites`: "ABCD", "KVOM:scaled". init: the start of layers whose variant does not set
+    one: "zero", the identity; "uniform", random taps as in the paper.
 
-    InvalidSetting, in one line: not such a model, one that has Canon layers, sites that it cannot have.
+    One-line InvalidSetting if it is not such a model, already has Canon layers, or cannot have these sites.
     """
     places = describe(model, sites, init=init)
     text = _text(sites, init)
@@ -41,19 +41,19 @@ def canonize(model: PreTrainedModel, sites: str, *, init: str = "zero") -> PreTr
 
 
 def describe(model: PreTrainedModel, sites: str, *, init: str = "zero") -> list[Place]:
-    """The Canon layers that `canonize` would make. The model may be on the meta device."""
+    """The Canon layers that `canonize` would add. The model may be on the meta device."""
     if not isinstance(model, PreTrainedModel):
         hint = "a model of transformers" + (" (canonize it before PEFT wraps it)" if _is_peft(model) else "")
         raise expected("model", hint, type(model).__name__)
     if isinstance(model, CanonizedModel):
-        raise expected("model", "one without Canon layers (decanonize gives it back)", type(model).__name__)
+        raise expected("model", "one without Canon layers (decanonize removes them)", type(model).__name__)
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-        raise expected("model", "one that is not spread over devices yet", type(model).__name__)
+        raise expected("model", "one that is not sharded over devices yet", type(model).__name__)
     return place(model, _variants(sites, init), sites)
 
 
 def decanonize(model: PreTrainedModel) -> PreTrainedModel:
-    """Take all Canon layers out again, in place; returns the host. InvalidSetting: it has none."""
+    """Remove all Canon layers, in place; returns the host. InvalidSetting if it has none."""
     if not isinstance(model, CanonizedModel):
         raise expected("model", "one that canonlm.canonize was called on", type(model).__name__)
     remove(model)
@@ -62,7 +62,7 @@ def decanonize(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _text(sites: str, init: str) -> str:
-    """The text of sites for a saved model, with the start of those that start as the identity."""
+    """The sites as text for a saved model, with the start of layers that start as the identity."""
     return site_grammar.write(_variants(sites, init))
 
 

@@ -1,4 +1,4 @@
-"""Canon-D together with what follows it in a gated MLP, act(canon(gate)) * canon(up), in one kernel."""
+"""Canon-D, activation and product of a gated MLP, act(canon(gate)) * canon(up), in one kernel."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,8 +23,8 @@ def gated_on_cpu(
     doc_ids: Tensor | None,
     exact: bool = False,
 ) -> Tensor | None:
-    """For `[B, T, C]` inputs without a past; None: the kernel cannot be used here. exact: only where it gives the very
-    numbers of PyTorch's SiLU and product."""
+    """The result for `[B, T, C]` inputs without cached tokens; None: the kernel cannot be used. exact: use it only if
+    its results equal those of PyTorch's SiLU and product bit by bit."""
     if ACTS.get(type(act)) != "silu" or attention_mask is not None or not untouched(act):
         return None
     if (taps := plain_taps(canons, (gate, up))) is None:

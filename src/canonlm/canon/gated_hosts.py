@@ -1,7 +1,7 @@
 """Canon-D in a host's gated MLP, if its forward is the usual one: down_proj(act_fn(gate_proj(x)) * up_proj(x)).
 
-Hooks on the two projections could not join Canon, activation and product in one kernel. So the MLP gets a class that is
-derived from its own, with the same forward in our words.
+Hooks on the two projections could not join Canon, activation and product in one kernel. So the MLP's class is replaced
+by a subclass with an equivalent forward.
 """
 
 import ast
@@ -29,7 +29,7 @@ FORWARDS = (
 
 
 class CanonGatedMlp:
-    """Mixed in before the class of an MLP."""
+    """A mixin, placed before the class of an MLP."""
 
     canon_site: "GatedSite"
     gate_proj: nn.Module
@@ -41,13 +41,13 @@ class CanonGatedMlp:
         [x] = (*args, *kwargs.values())
         return self.down_proj(self.canon_site.run(self.gate_proj(x), self.up_proj(x), self.act_fn))
 
-    def __reduce__(self) -> Any:  # pickle cannot find a class that is made here by its name
+    def __reduce__(self) -> Any:  # pickle cannot find a class created at run time
         return new_derived, (CanonGatedMlp, type(self).__bases__[1]), vars(self)
 
 
 class GatedSite:
-    """Two Canon layers of a block, on both projections of its MLP: in the MLP's forward where that is possible, else as
-    two sites. Has the methods of a `Site`."""
+    """Two Canon layers of a block, on both projections of its MLP: in the MLP's forward if possible, else as two sites.
+    Has the methods of a `Site`."""
 
     def __init__(self, block: nn.Module, path: str, names: Sequence[str]) -> None:
         """path: of the MLP; names: of the Canon layers."""
@@ -96,9 +96,9 @@ class GatedSite:
         canons = [getattr(self.block, name) for name in self.names]
         if layout is not None and gate.ndim == 3:
             keys = [running.key_of(name, canon) for name, canon in zip(self.names, canons, strict=True)]
-            goes_on = cache is not None and states.read(cache, keys[0], 1) is not None
+            has_past = cache is not None and states.read(cache, keys[0], 1) is not None
             mask = {"attention_mask": layout.real, "doc_ids": layout.doc_ids}
-            y = None if goes_on else gated_on_cpu(canons, gate, up, act, **mask, exact=True)
+            y = None if has_past else gated_on_cpu(canons, gate, up, act, **mask, exact=True)
             if y is not None:
                 if cache is not None:
                     for key, canon, x in zip(keys, canons, (gate, up), strict=True):
@@ -110,7 +110,7 @@ class GatedSite:
 
 
 def is_usual(mlp: nn.Module) -> bool:
-    """Whether the module has this usual forward, and nothing has replaced it."""
+    """Whether the module's forward is the usual one, and nothing has replaced it."""
     parts = (*PROJECTIONS, "down_proj", "act_fn")
     return "forward" not in vars(mlp) and all(name in mlp._modules for name in parts) and _is_usual(type(mlp).forward)
 

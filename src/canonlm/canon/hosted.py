@@ -1,7 +1,7 @@
 """Canonized models as transformers sees them: their class, and their folders.
 
-In memory the class is derived from the host's, with its name, and the configuration is the host's own. A folder says
-`model_type: canon_host` and holds the host's configuration one level down, so that the plain class refuses it.
+In memory the class is a subclass of the host's, with the same name, and the configuration is the host's own. A folder
+has `model_type: canon_host` and the host's configuration one level down, so that the plain class refuses it.
 """
 
 import functools
@@ -36,7 +36,7 @@ NOT_ITS_OWN = "a canonized model's: import canonlm, then AutoModelForCausalLM.fr
 
 
 class CanonizedModel:
-    """Mixed in before the class of a host."""
+    """A mixin, placed before the class of a host."""
 
     canon_sites = ""
 
@@ -47,12 +47,12 @@ class CanonizedModel:
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the host's. ValueError: the folder is not of a model with these Canon layers."""
+        """As the host's. ValueError unless the folder holds a model with these Canon layers."""
         place, wants_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
         if place is not None:
             saved, _ = PreTrainedConfig.get_config_dict(place, **_of_hub(kwargs))
             if saved.get("model_type") != MODEL_TYPE:
-                what = "the folder of a canonized model (load the host by its own class, then canonize it)"
+                what = "the folder of a canonized model (load the host with its own class, then canonize it)"
                 raise expected(f"{place}: model_type", what, saved.get("model_type"))
             if saved["sites"] != cls.canon_sites:
                 raise expected(f"{place}: sites", f'"{cls.canon_sites}"', saved["sites"])
@@ -64,12 +64,12 @@ class CanonizedModel:
                 raise InvalidSetting("model", f"{place}: {what} Canon layers, such as {names[0]}")
         for part in model.modules():
             if isinstance(part, CanonLayer) and part.frozen:
-                part.requires_grad_(False)  # loading replaces parameters by trainable ones
+                part.requires_grad_(False)  # loading replaces parameters with trainable ones
         return (model, info) if wants_info else model
 
     def save_pretrained(self, save_directory: Any, *args: Any, self_contained: bool = False, **kwargs: Any) -> None:
-        """As the host's. With `self_contained` the folder brings our code: `from_pretrained(…, trust_remote_code=True)`
-        loads it where canonlm is not installed."""
+        """As the host's. With `self_contained` the folder includes our code, and `from_pretrained(…,
+        trust_remote_code=True)` loads it where canonlm is not installed."""
         if kwargs.get("push_to_hub"):
             raise expected("push_to_hub", "a saved folder first (then: hf upload)", True)
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
@@ -79,14 +79,14 @@ class CanonizedModel:
         host = json.loads(file.read_text())
         if host.get("model_type") != MODEL_TYPE:
             saved = {"architectures": host.get("architectures"), "model_type": MODEL_TYPE, "sites": self.canon_sites}
-            # Every configuration checks its vocab_size: a class without Canon layers stops there, and shows this.
+            # Every configuration checks its vocab_size: a class without Canon layers fails there and shows this text.
             saved |= {"vocab_size": NOT_ITS_OWN, "host_type": host.pop("model_type"), "host": host}
             if self_contained or not IS_OURS:
                 _write_code(save_directory)
                 saved["auto_map"] = {auto: flat(path) for auto, path in ENTRIES.items()}
             file.write_text(json.dumps(saved, indent=2) + "\n")
 
-    def __reduce__(self) -> Any:  # pickle cannot find a class that is made here by its name
+    def __reduce__(self) -> Any:  # pickle cannot find a class created at run time
         return _new_model, (host_class(type(self)), self.canon_sites), vars(self)
 
     def _prepare_cache_for_generation(
@@ -103,7 +103,7 @@ class CanonizedModel:
 
 @functools.cache
 def canonized_class(model_class: type, sites: str) -> Any:
-    # Its name and home too: the library looks a class up by them, and takes those from elsewhere for remote code.
+    # Name and module too: the library looks up a class by them, and takes classes of other modules for remote code.
     names = {name: getattr(model_class, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(model_class.__name__, (CanonizedModel, model_class), {**names, "canon_sites": sites})
 
@@ -133,7 +133,7 @@ class CanonHostConfig(PreTrainedConfig):
 
 
 class CanonHostForCausalLM(PreTrainedModel):
-    """Not a model: with it, `AutoModelForCausalLM` finds the class of the model in a folder."""
+    """Not a model: `AutoModelForCausalLM` uses it to find the class of the model in a folder."""
 
     config_class = CanonHostConfig
 
@@ -165,13 +165,13 @@ class CanonHostForCausalLM(PreTrainedModel):
 
 
 def host_config(saved: dict[str, Any], config_class: Any = None) -> Any:
-    """The host's configuration, of what a folder says. config_class: of a host that the library may not know."""
+    """The host's configuration, from that of a folder. config_class: of a host that may not be in transformers."""
     kind: Any = saved.get("host_type")
     if not isinstance(host := saved.get("host"), dict):
         raise expected("host", "an object, the host's configuration", host)
     if kind != getattr(config_class, "model_type", None):
         if kind not in CONFIG_MAPPING or kind in (MODEL_TYPE, "canonlm"):
-            raise expected("host_type", "a type of transformers' own", kind)
+            raise expected("host_type", "a model type of transformers", kind)
         config_class = CONFIG_MAPPING[kind]
     return config_class.from_dict(dict(host))
 

@@ -1,7 +1,8 @@
 """Finds the parts of a decoder: its blocks, their mixers, MLPs and projections.
 
 A decoder of transformers, or one built like them, keeps its blocks in a list and names its parts in a few dozen ways.
-The tables here hold these names; what is in a module decides between them (a `mixer` with experts is an MLP).
+The tables here list these names; where a name is ambiguous, the module's content decides (a `mixer` with experts is an
+MLP).
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ MIXERS = (
 )
 MLPS = ("mlp", "mlps", "feed_forward", "ffn", "ff", "block_sparse_moe", "shared_mlp", "moe", "mixer")
 INNER_BLOCKS = ("mamba_decoder",)
-"""Blocks inside of blocks, beside parts that several blocks share."""
+"""Blocks inside blocks, next to parts that several blocks share."""
 
 ROLES = {
     "Q": ("q_proj", "query", "Wq", "q_lin", "query_proj", "project_q", "q_b_proj", "q_gate_proj"),
@@ -39,20 +40,20 @@ PLAIN = ("up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h", "w_in", "0")
 STATES_OF_ITS_OWN = "keeps its states outside of the library's caches"
 REFUSED = {
     **dict.fromkeys(("rwkv", "xlstm", "recurrent_gemma"), STATES_OF_ITS_OWN),
-    "xlnet": "has time first in its blocks",
+    "xlnet": "has the time axis first in its blocks",
     "xlm": "has no blocks, but lists of their parts",
-    "reformer": "cuts time into buckets",
+    "reformer": "splits the sequence into buckets",
     "prophetnet": "runs several streams of tokens through its blocks",
-    **dict.fromkeys(("cpmant",), "lets tokens see those after them"),
+    **dict.fromkeys(("cpmant",), "lets tokens see later ones"),
     **dict.fromkeys(("musicgen", "musicgen_melody"), "reads several codebooks for each token"),
 }
-"""Types that no site can be placed in, and why not."""
+"""Types that cannot have Canon layers, and the reason."""
 
 
 @dataclass
 class Mixer:
-    """A block's mixer, with paths from the block. enter: the module whose input is the mixer's. leave: whose output is
-    its."""
+    """A block's mixer; paths start at the block. enter: the module whose input is the mixer's input. leave: the module
+    whose output is the mixer's output."""
 
     path: str
     module: nn.Module
@@ -62,7 +63,7 @@ class Mixer:
     """Paths of the projections."""
 
     shares_keys: bool = False
-    """Do keys and values come from another block?"""
+    """Whether keys and values come from another block."""
 
 
 @dataclass
@@ -84,16 +85,16 @@ class Block:
 
 
 def find(model: PreTrainedModel) -> list[Block]:
-    """The decoder's blocks. InvalidSetting, in one line: there are none, or the type cannot have Canon layers."""
+    """The decoder's blocks. One-line InvalidSetting if there are none, or the type cannot have Canon layers."""
     config: Any = model.config.get_text_config(decoder=True)
     kind = model.config.model_type
     why = REFUSED.get(kind) or REFUSED.get(config.model_type)
     if kind == "canonlm":
-        why = "has Canon layers of its own: build it as llama+canon=ABCD, say (docs/canon.md)"
+        why = "has Canon layers of its own: build it as, for example, llama+canon=ABCD (docs/canon.md)"
     elif model.config.is_encoder_decoder:
         why = "is an encoder with a decoder"
     elif (getattr(config, "chunk_size_feed_forward", 0) or 0) > 0:
-        why = "has chunk_size_feed_forward, which cuts time into pieces"
+        why = "has chunk_size_feed_forward, which splits the sequence"
     if why:
         raise InvalidSetting("model", f"model: {kind} cannot have Canon layers: it {why}")
     modules = _lists_of_blocks(model)
@@ -105,13 +106,13 @@ def find(model: PreTrainedModel) -> list[Block]:
         what = "no list of decoder blocks with a mixer or an MLP under a name that we know"
         raise InvalidSetting("model", f"model: {type(model).__name__} has {what}")
     if getattr(config, "is_decoder", None) is False and any("intermediate" in b.module._modules for b in blocks):
-        why = "is an encoder, as it is configured: its tokens see those after them (is_decoder=True makes it a decoder)"
+        why = "is configured as an encoder: its tokens see later ones (is_decoder=True makes it a decoder)"
         raise InvalidSetting("model", f"model: {kind} cannot have Canon layers: it {why}")
     return blocks
 
 
 def channels_out(module: Any) -> int:
-    """The output channels of a projection. It may be quantised, so its weight is only used if it has no sizes."""
+    """The output channels of a projection, from its weight only if no attribute has them: it may be quantised."""
     return _size(module, ("out_features", "nf"), 0)
 
 
@@ -130,7 +131,7 @@ def _lists_of_blocks(model: PreTrainedModel) -> dict[str, nn.Module]:
     unsplit = {name for part in models for name in getattr(part, "_no_split_modules", None) or []}
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     if not any(isinstance(part, nn.ModuleList) for part in decoder.modules()):
-        decoder = model  # some call their head so
+        decoder = model  # some models call their head the decoder
     prefix = next(name for name, part in model.named_modules() if part is decoder)
     prefix = f"{prefix}." if prefix else ""
     lists = {
@@ -152,7 +153,7 @@ def _lists_of_blocks(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 def _block(path: str, block: nn.Module, shared: set[nn.Module]) -> Block:
     mixers, mlps = [], []
-    if "cross_attn" not in block._modules:  # of pictures; text alone passes the block by
+    if "cross_attn" not in block._modules:  # for images; text alone skips the block
         for name, part in _parts(block):
             first = name.rpartition(".")[2] if not name.rpartition(".")[2].isdigit() else name.split(".")[-2]
             if part in shared:
@@ -175,7 +176,7 @@ def _parts(block: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _mixer(path: str, module: nn.Module) -> Mixer | None:
     enter, holder = path, module
-    for _ in range(3):  # projections may be one or two modules further in, where also the input is that of the mixer
+    for _ in range(3):  # projections may be one or two modules deeper, in a module that has the mixer's input
         if roles := _roles(holder):
             break
         inner = [(name, child) for name, child in holder.named_children() if _reaches_projections(child)]
@@ -194,7 +195,7 @@ def _roles(holder: nn.Module) -> dict[str, str]:
     children = holder._modules
     roles: dict[str, str] = {}
     for role, names in ROLES.items():
-        # Of two names for one role the later is nearer to attention: q_b_proj reads what q_a_proj has made.
+        # If a role has two projections, the later name is closer to attention: q_b_proj reads q_a_proj's output.
         name = next((name for name in reversed(names) if children.get(name) is not None), None)
         if name is not None and _is_projection(children[name]):
             roles[role] = name
@@ -246,7 +247,7 @@ def _nonlinear_inputs(holder: nn.Module) -> list[str]:
 
 
 def _inline_mlp(block: nn.Module) -> list[Mlp]:
-    """The MLP of blocks that have its two projections themselves, or in two modules."""
+    """The MLP of blocks that hold its two projections directly, or in two modules."""
     if all(_is_projection(block._modules.get(name)) for name in ("fc1", "fc2")):
         return [Mlp("fc1", "fc1", "fc2", ["fc1"])]
     halves = [getattr(block._modules.get(name), "dense", None) for name in ("intermediate", "output")]

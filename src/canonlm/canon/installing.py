@@ -1,4 +1,4 @@
-"""Makes the Canon layers of a host and binds them to its parts; takes them out again."""
+"""Creates the Canon layers of a host and binds them to its parts; removes them again."""
 
 import inspect
 from typing import Any
@@ -16,7 +16,7 @@ from canonlm.errors import expected
 
 
 def install(model: PreTrainedModel, places: list[Place]) -> None:
-    """Make the layers, on the devices of the blocks, and bind them."""
+    """Create the layers, on the devices of the blocks, and bind them."""
     states.remember_recording()
     decoder = _decoder(model, places[0].block)
     names = list(inspect.signature(decoder.forward).parameters)

@@ -1,9 +1,9 @@
-"""The Canon layer: every token looks at its three predecessors, channel by channel, before anything else happens.
+"""The Canon layer: every token also reads its three predecessors, channel by channel.
 
     y_t = x_t + sum_{i=0..K-1} w_i * x_{t-i}        Physics of Language Models, Part 4.1 (arXiv 2512.17351), K = 4
 
-This is the only Canon in the package: the decoder, its mixers, its MLPs and `canonize` all use it. Its relatives,
-whose taps are not simply learned, are in `canonlm.canon.variants`.
+The decoder, its mixers, its MLPs and `canonize` all use this layer. Variants whose taps are not plain parameters are
+in `canonlm.canon.variants`.
 """
 
 from collections.abc import Sequence
@@ -24,19 +24,19 @@ class CanonLayer(nn.Module):
 
     Args:
         hidden_size: number of channels C.
-        kernel_size: how many tokens it sees, the current one included (>= 1; the paper: 4).
+        kernel_size: number of tokens it sees, the current one included (>= 1; the paper: 4).
         residual: add the input (the paper's choice: more stable, faster to train).
         activation: apply SiLU to the convolution (never to the residual).
         bias: add a learned bias to the convolution.
         scaled: divide x + conv(x) by sqrt(K + 1), so that its variance stays that of x.
-        start: of the taps: "uniform" in +-1/sqrt(K), as `torch.nn.Conv1d` starts; "zero"; "id": 0, …, 0, 1.
+        start: initial taps: "uniform" in +-1/sqrt(K), as in `torch.nn.Conv1d`; "zero"; "id": 0, …, 0, 1.
 
     `weight` is `[C, 1, K]`; its last tap multiplies the current token. The layer is not a `Conv1d`, so that a host
-    model's own weight initialisation passes it by.
+    model's own weight initialisation skips it.
     """
 
     frozen = False
-    """Should the owner leave the parameters as they start? The owner sees to it, after loading."""
+    """Whether the parameters keep their initial values. The owner freezes them, after loading."""
 
     def __init__(
         self,
@@ -97,12 +97,12 @@ class CanonLayer(nn.Module):
             x: `[batch, time, channels]`, any floating dtype; the result has the same.
             attention_mask: `[batch, time]`, 1 at real tokens, 0 at padding, which counts as zeros. `x` is not modified.
             doc_ids: `[batch, time]` integers, one value per document of a packed row; nothing crosses a boundary.
-            state: `[batch, channels, kernel_size]`, as returned for what came before; it continues the document of
+            state: `[batch, channels, kernel_size]`, as returned for the tokens before; it belongs to the document of
                 the first token.
             return_state: also return the state after this input, taken at each row's last real token.
             mixer_input: `[batch, time, width]`, what x was projected from; only `DynamicCanon` reads it.
 
-        Prefill in chunks and one-token decoding, each with the state of the last, equal one call on the whole.
+        Prefill in chunks and one-token decoding, each call with the state of the last one, equal one call on the whole.
         """
         if x.ndim != 3 or x.shape[-1] != self.hidden_size:
             raise expected("x", f"a tensor [batch, time, {self.hidden_size}]", tuple(x.shape))
@@ -123,7 +123,7 @@ class CanonLayer(nn.Module):
         return y, conv_state(x, self.kernel_size, mask_BT=attention_mask, doc_ids_BT=doc_ids, state_BCK=state)
 
     def taps(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """`[C, 1, K]`, the residual and the scale not yet in them."""
+        """`[C, 1, K]`, without the residual and the scale."""
         return on_this_device(self.weight).to(dtype)
 
     def convolve(
@@ -132,7 +132,7 @@ class CanonLayer(nn.Module):
         """The layer's output for `x_BTC`, which is zero at padding."""
         taps = self.taps_for(x_BTC)
         if not self.activation and self.bias is None:
-            # x + conv(x) is one convolution whose last tap is larger by one: a pass less, and a rounding less.
+            # x + conv(x) is one convolution whose last tap is larger by one: one pass and one rounding less.
             return causal_conv(x_BTC, self.combined(taps), doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
         compute = taps.dtype
         y_BTC = causal_conv(x_BTC.to(compute), taps, doc_ids_BT=doc_ids_BT, state_BCK=state_BCK)
@@ -171,8 +171,8 @@ class CanonLayer(nn.Module):
 
 
 def one_launch(layers: Sequence[nn.Module], xs: Sequence[Tensor], name: str = "") -> dict[str, Any] | None:
-    """How the kernel of that name (default: of Canon alone) computes these layers on `xs` at once: its arguments that
-    are theirs. None: it cannot be used here, or the layers are not alike, or not just `CanonLayer`."""
+    """The layers' arguments for one launch of the kernel of that name (default: that of Canon alone) on `xs`. None: it
+    cannot be used here, or the layers differ in kind, or one is not a plain `CanonLayer`."""
     canons: Any = layers
     first = canons[0]
     if not runs_on(*xs) or any(type(canon) is not CanonLayer for canon in canons):
@@ -194,7 +194,7 @@ def one_launch(layers: Sequence[nn.Module], xs: Sequence[Tensor], name: str = ""
 
 
 def plain_taps(layers: Sequence[Any], xs: Sequence[Tensor]) -> list[Tensor] | None:
-    """The taps of each layer, `[K, C]`, where all that it does to its x is one convolution with them; else None."""
+    """The taps of each layer, `[K, C]`, if every layer only convolves its x with them; else None."""
     if any(type(canon) is not CanonLayer or canon.activation or canon.bias is not None for canon in layers):
         return None
     if not all(map(untouched, layers)):

@@ -1,6 +1,6 @@
 """The layout of a host's tokens: padding, documents, and cached tokens.
 
-Worked out once for each forward, from the same arguments that the host takes, by the host library's own rules.
+Computed once per forward, from the arguments that the host takes, by the rules of the host's library.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class Layout:
         self.visits: dict[int, int] = {}
 
     def to(self, device: Any, non_blocking: bool = False) -> "Layout":
-        """As of tensors: what moves a block's arguments to the block's device moves these."""
+        """As `Tensor.to`, so that code that moves a block's arguments to its device also moves these."""
         if not any(t is not None and t.device != torch.device(device) for t in (self.real, self.doc_ids)):
             return self
         parts = (None if t is None else t.to(device, non_blocking=non_blocking) for t in (self.real, self.doc_ids))
@@ -35,9 +35,10 @@ class Layout:
 
 
 def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Layout | None:
-    """arguments: of the forward of the module that takes `input_ids`, by name. None: they hold no tokens.
+    """The layout of a forward's tokens; None if there are none. arguments: of the module that takes `input_ids`, by
+    name.
 
-    InvalidSetting: a cache that was filled without Canon layers, a mask that leaves out tokens.
+    InvalidSetting for a cache that was filled without Canon layers, and for a mask that leaves out tokens.
     """
     tokens = arguments.get("input_ids")
     tokens = arguments.get("inputs_embeds") if tokens is None else tokens
@@ -50,7 +51,7 @@ def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Layout | 
         states.adopt(cache)
         past = _length(cache)
         if not torch.compiler.is_compiling() and not states.holds_any(cache) and _is_filled(cache, past):
-            raise expected("past_key_values", "a cache that this model has filled since it has Canon layers", cache)
+            raise expected("past_key_values", "a cache filled by this model with its Canon layers", cache)
     mask = arguments.get("attention_mask")
     if isinstance(mask, Mapping):  # one for each kind of layer
         kinds = [kind for kind in ("full_attention", "sliding_attention") if kind in mask] or list(mask)
@@ -103,9 +104,9 @@ def _real(mask: Tensor, past: int | Tensor, time: int) -> Tensor:
 
 
 def _read_prepared(mask: Tensor, past: int | Tensor, batch: int, time: int) -> tuple[Tensor, Tensor | None]:
-    """Real tokens and documents, out of a mask of attention, `[B, 1, T, columns]`: padding does not see itself, and the
-    first token of a document not the one before it."""
-    latest = mask.shape[-1] - time  # of a window, whose columns begin later than the row
+    """Real tokens and documents, read from an attention mask `[B, 1, T, columns]`: padding does not see itself, and the
+    first token of a document does not see the token before it."""
+    latest = mask.shape[-1] - time  # of a sliding window, whose columns begin later than the row
     first = past.clamp(max=latest) if isinstance(past, Tensor) else min(max(past, 0), latest)
     sees = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     columns = (first + torch.arange(time, device=mask.device)).view(1, time, 1).expand(mask.shape[0], time, 1)
@@ -120,8 +121,9 @@ def _read_prepared(mask: Tensor, past: int | Tensor, batch: int, time: int) -> t
 def _documents(
     model: PreTrainedModel, arguments: Mapping[str, Any], cache: Cache | None, batch: int, time: int
 ) -> Tensor | None:
-    """Documents of packed rows, where the library keeps attention inside of them: without a mask and a cache, where
-    positions do not go on by one. Flash attention takes one row, with a cache too, or borders (`cu_seq_lens_q`)."""
+    """Documents of packed rows, if the library keeps attention within them: without a mask and a cache, they begin
+    where positions do not grow by one. Flash attention takes one row, even with a cache, or borders
+    (`cu_seq_lens_q`)."""
     flash = "flash" in (model.config._attn_implementation or "")
     borders, positions = arguments.get("cu_seq_lens_q"), arguments.get("position_ids")
     if isinstance(borders, Tensor) and flash:
@@ -134,12 +136,12 @@ def _documents(
         return None
     if not flash and (mask is not None or cache is not None or makes_cache(model, arguments)):
         return None
-    goes_on = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) == 1
-    return None if _unless(goes_on, torch.all) is None else (~goes_on).cumsum(-1).expand(batch, time)
+    continues = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) == 1
+    return None if _unless(continues, torch.all) is None else (~continues).cumsum(-1).expand(batch, time)
 
 
 def makes_cache(model: PreTrainedModel, arguments: Mapping[str, Any]) -> bool:
-    """Whether the host makes a cache of its own if it gets none."""
+    """Whether the host creates a cache if it gets none."""
     use_cache = arguments.get("use_cache")
     if use_cache is None:
         use_cache = getattr(model.config, "use_cache", False)

@@ -18,8 +18,8 @@ from canonlm.errors import InvalidSetting, expected
 class Place:
     """One Canon layer. block, module: paths in the model and in the block; side: "input" or "output" of the module.
 
-    channels: how many the layer is on; part: which, where not all. head_dim, input_size: what `:dynamic` and `:offset`
-    need to know. name: of the layer in the block.
+    channels: their number; part: which ones, if not all of the module's. head_dim, input_size: what `:dynamic` and
+    `:offset` need. name: of the layer in the block.
     """
 
     block: str
@@ -40,7 +40,8 @@ class Place:
 
 
 def place(model: PreTrainedModel, sites: dict[str, Variant], text: str) -> list[Place]:
-    """InvalidSetting, in one line: a site that no block can have, or a variant that it cannot have there."""
+    """The Canon layers of a model at these sites, block by block. One-line InvalidSetting for a site that no block can
+    have, or a variant that it cannot have there."""
     if "b" in sites:
         what = "no b: short convolutions belong to a host's own mixers"
         raise expected("sites", what, text)
@@ -69,7 +70,7 @@ def place(model: PreTrainedModel, sites: dict[str, Variant], text: str) -> list[
             places += [_named(block, one, rows) for one in rows]
     for letter in sites:
         if not any(letter in one.letters for one in places):
-            why = reasons.get(letter, "no such place")
+            why = reasons.get(letter, "no such site")
             raise InvalidSetting("sites", f'sites: no {letter} in {kind}: {why}, got "{text}"')
     return places
 
@@ -87,7 +88,7 @@ def _side(letter: str) -> str:
 
 
 def _named(block: Block, one: Place, same_letter: list[Place]) -> Place:
-    """The places with names: `canon_A`, or `canon_A_mamba` if a block has several with one letter."""
+    """The place with its block and name: `canon_A`, or `canon_A_mamba` if a block has several with one letter."""
     letters = "QKV" if one.letters == "QKV" else one.letters
     name = f"canon_{letters}"
     if sum(other.letters == one.letters for other in same_letter) > 1:
@@ -98,7 +99,7 @@ def _named(block: Block, one: Place, same_letter: list[Place]) -> Place:
 
 
 def _short(path: str, paths: list[str]) -> str:
-    """The names without their common beginning and end."""
+    """The path without the beginning and end that all `paths` share."""
     parts = [p.split(".") for p in paths]
     own = path.split(".")
     while len(own) > 1 and all(len(p) > 1 and p[0] == own[0] for p in parts):
@@ -119,7 +120,7 @@ def _embedding(block: Block, width: int, variant: Variant, reasons: dict[str, st
 def _at_mixer(letter: str, block: Block, mixer: Mixer, width: int, variant: Variant) -> Place:
     if letter == "O":
         return Place("", letter, "", mixer.leave, "output", width, variant)
-    # Of latent attention, queries may be projected from something smaller; keys never are.
+    # In latent attention, queries may be projected from a narrower input; keys never are.
     path = next((mixer.roles[role] for role in ("K", "KV", "QKV", "all") if role in mixer.roles), None)
     size = width if path is None else channels_in(block.module.get_submodule(path))
     return Place("", letter, "", mixer.enter, "input", size, variant)
@@ -146,7 +147,7 @@ def _in_mixer(
             if letters == "QKV":
                 yield from _on_all_channels(projection, path, "QKV", variant, mixer, reasons)
             else:
-                reasons[letters] = "one projection makes all that its mixer reads (B is Canon on all of it)"
+                reasons[letters] = "its mixer has one projection for everything (B is Canon on all of it)"
         elif mixer.shares_keys and role in ("K", "V"):
             reasons.setdefault(role, "its keys and values are those of another block")
         elif role == "KV":
@@ -165,20 +166,20 @@ def _in_mixer(
 def _on_all_channels(
     projection: nn.Module, path: str, letters: str, variant: Variant, mixer: Mixer, reasons: dict[str, str]
 ) -> Iterator[Place]:
-    _needs_no_heads(variant, mixer, "its projection makes more than keys, or more than queries")
+    _refuse_by_head(variant, mixer, "its projection makes more than keys, or more than queries")
     yield Place("", letters, "", path, "output", channels_out(projection), variant)
 
 
 def _fused(
     projection: nn.Module, path: str, letters: str, variant: Variant, mixer: Mixer, reasons: dict[str, str]
 ) -> Iterator[Place]:
-    _needs_no_heads(variant, mixer, "its queries, keys and values come from one projection")
+    _refuse_by_head(variant, mixer, "its queries, keys and values come from one projection")
     channels, width = channels_of(mixer.module, projection, "QKV"), channels_out(projection)
     if letters == "QKV":
         parts = [] if channels is None else sorted(channels.values(), key=lambda span: span.first)
         region = Channels(parts[0].groups, parts[0].first, parts[-1].end) if parts else Channels(1, 0, width)
     elif channels is None:
-        reasons[letters] = f"we do not know which channels of {path} are its own (B is Canon on all of them)"
+        reasons[letters] = f"its channels in {path} are not known (B is Canon on all of them)"
         return
     else:
         region = channels[letters]
@@ -196,14 +197,14 @@ def _separate(
         sizes = [getattr(mixer.module, name, None) for name in names] + [getattr(config, "head_dim", None)]
         head_dim = next((size for size in sizes if isinstance(size, int)), None)
         if head_dim is None or channels.count % head_dim:
-            _needs_no_heads(variant, mixer, "its head size is not known")
+            _refuse_by_head(variant, mixer, "its head size is not known")
         if "KV" in mixer.roles:
-            _needs_no_heads(variant, mixer, "its projection does not read the mixer's input")
+            _refuse_by_head(variant, mixer, "its projection does not read the mixer's input")
         input_size = channels_in(projection) if variant.form == "dynamic" else None
     yield Place("", letter, "", path, "output", channels.count, variant, part, head_dim, input_size)
 
 
-def _needs_no_heads(variant: Variant, mixer: Mixer, why: str) -> None:
+def _refuse_by_head(variant: Variant, mixer: Mixer, why: str) -> None:
     if variant.form in ("dynamic", "offset"):
         kind = type(mixer.module).__name__
         raise InvalidSetting("sites", f"sites: no :{variant.form} in {kind}: {why}")

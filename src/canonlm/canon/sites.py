@@ -1,6 +1,6 @@
 """Where Canon layers go, and how each of them works: `ABCD`, `KVOM:scaled`, `A:zero,D:k3`, `E:smear,K:offset`.
 
-Letters are places in a block, in the order in which it meets them:
+Letters are places in a block, in the order of computation:
 
     E        the embedding's output, once for all blocks
     A        the mixer's input, after its norm
@@ -38,8 +38,8 @@ VARIANTS = {
     "zero": "taps start at zero: the layer starts as the identity",
     "id": "no x is added; taps start at 0, ..., 0, 1: the layer starts as the identity",
     "scaled": "(x + conv(x)) / sqrt(K + 1); with :dynamic / sqrt(2 K + 1)",
-    "dynamic": "on Q, K, V: every token adds taps of its own, per head, to those that are learned",
-    "smear": "x_t + g_t x_(t-1), with a gate g_t that 12 channels of x_t decide",
+    "dynamic": "on Q, K, V: taps per head, computed from each token, are added to the learned ones",
+    "smear": "x_t + g_t x_(t-1), with a gate g_t computed from 12 channels of x_t",
     "offset": "on K: half of the channels of each head come from the token before",
 }
 """Variants behind a colon, besides the kernel size: `:k2` to `:k8` and beyond; four tokens by default."""
@@ -49,7 +49,7 @@ Form = Literal["conv", "avg", "dynamic", "smear", "offset"]
 
 @dataclass(frozen=True)
 class Variant:
-    """How a Canon layer works. `start`: of the taps, "uniform" in +-1/sqrt(K), at "zero", or as the "id"entity."""
+    """How a Canon layer works. `start`: initial taps, "uniform" in +-1/sqrt(K), "zero", or "id", the identity."""
 
     kernel: int = 4
     residual: bool = True
@@ -62,10 +62,10 @@ class Variant:
 
 
 def parse(text: str, *, key: str = "sites", default: Variant = Variant()) -> dict[str, Variant]:
-    """The sites of a text, by letter in the order of `LETTERS`; B stands as Q, K and V.
+    """The sites in a text, by letter, in the order of `LETTERS`; B becomes Q, K and V.
 
-    default: what groups without variants are. InvalidSetting names `key` and what is wrong: an unknown letter or
-    variant, one that is there twice, variants that exclude each other.
+    default: the variant that a group's flags modify. InvalidSetting names `key` and the problem: an unknown or repeated
+    letter or variant, or variants that exclude each other.
     """
     if not isinstance(text, str):
         raise expected(key, 'letters such as "ABCD"', text)
@@ -86,7 +86,7 @@ def parse(text: str, *, key: str = "sites", default: Variant = Variant()) -> dic
 
 
 def write(sites: Mapping[str, Variant], *, default: Variant = Variant()) -> str:
-    """The one text of these sites: `parse` gives them back."""
+    """The canonical text of these sites, the inverse of `parse`."""
     sites = dict(sites)
     if {*"QKV"} <= sites.keys() and sites["Q"] == sites["K"] == sites["V"]:
         sites["B"] = sites["Q"]
@@ -143,7 +143,7 @@ _SPELLED = [":k2", ":k3", *(f":{name}" for name in VARIANTS)]
 
 
 def _check(key: str, text: str, variant: Variant) -> None:
-    """Refuses variants that exclude each other."""
+    """InvalidSetting for variants that exclude each other."""
     learned = variant.form == "conv"
     wrong = {
         ":scaled without :nores and :id": variant.scaled and not variant.residual,

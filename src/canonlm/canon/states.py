@@ -1,7 +1,7 @@
 """Canon states in a host's own cache: operations that move the cache's keys and values also move them.
 
-A cache is adopted by giving its object a class that is derived from its own and has the same name. Nothing in it is
-replaced, and its layers, which some hosts look at, stay as they are.
+A cache is adopted by changing its class to a subclass of the same name. Nothing in it is replaced, and its layers,
+which some hosts inspect, do not change.
 """
 
 import functools
@@ -15,12 +15,12 @@ from canonlm.errors import expected
 
 
 class CanonCache:
-    """Mixed in before the class of a cache. A state is `[B, C, K]`: the last K inputs of a Canon layer, time last;
-    longer while the past is recorded.
+    """A mixin, placed before the class of a cache. A state is `[B, C, K]`: the last K inputs of a Canon layer, time
+    last; longer while the past is recorded.
 
-    canon_packed: in a static cache, the states of a block side by side, by the block's key; canon_parts: where each
-    state is, (block, first channel, end). A compiled step looks at every tensor that it is given, so a few large ones
-    are faster than many small ones.
+    canon_packed: in a static cache, the states of a block side by side, by the block's key; canon_parts: the place of
+    each state, (block, first channel, end). A compiled step checks every tensor that it gets, so a few large ones are
+    faster than many small ones.
     """
 
     canon_states: dict[str, Tensor]
@@ -37,7 +37,7 @@ class CanonCache:
         return state if state is None or not self.canon_records else state[..., -kernel:]
 
     def write_canon(self, key: str, state: Tensor, inputs_BTC: Tensor, real_BT: Tensor | None) -> None:
-        """state: after the inputs. real_BT: False at padding."""
+        """Store the state after these inputs. real_BT: False at padding."""
         if key in self.canon_parts:
             block, first, end = self.canon_parts[key]
             if not state.requires_grad:
@@ -46,7 +46,7 @@ class CanonCache:
             CanonCache.unpack_canon(self)
         old = self.canon_states.get(key)
         if self.canon_records:
-            # Someone may take tokens back (prompt lookup): every input is kept, until `crop` cuts the state.
+            # Tokens may be removed again (prompt lookup): every input is kept until `crop` shortens the state.
             past = torch.zeros_like(state) if old is None else old
             new = inputs_BTC if real_BT is None else inputs_BTC.masked_fill(~real_BT[..., None], 0)
             self.canon_states[key] = torch.cat([past, new.transpose(1, 2)], dim=-1)
@@ -56,7 +56,7 @@ class CanonCache:
             self.canon_states[key] = state
 
     def pack_canon(self) -> None:
-        """After the first forward of a static cache: from then on all states stay where they are."""
+        """After the first forward of a static cache: from then on, states do not move in memory."""
         blocks: dict[str, list[str]] = {}
         for key, state in self.canon_states.items():
             block = f"{key.partition('.')[0]} {state.shape[-1]} {state.dtype} {state.device}"
@@ -69,7 +69,7 @@ class CanonCache:
                 first += state.shape[1]
 
     def unpack_canon(self) -> None:
-        """Before rows move: every state is a tensor of its own again."""
+        """Before rows move: make every state a separate tensor again."""
         for key, (block, first, end) in self.canon_parts.items():
             self.canon_states[key] = self.canon_packed[block][:, first:end].clone()
         self.canon_packed.clear()
@@ -82,11 +82,11 @@ class CanonCache:
 
     def crop(self, tokens_to_remove: int) -> None:
         removed = -tokens_to_remove
-        if tokens_to_remove > 0:  # an older meaning: how many tokens are to stay
+        if tokens_to_remove > 0:  # the older meaning: the number of tokens to keep
             removed = max(0, int(self.get_seq_length()) - tokens_to_remove)  # type: ignore[attr-defined]
         if removed and self.canon_states and not self.canon_records:
             raise expected(
-                "past_key_values", "activate_past_recording() before tokens are read that a crop takes back", self
+                "past_key_values", "activate_past_recording() before reading tokens that crop() removes", self
             )
         super().crop(tokens_to_remove)  # type: ignore[misc]
         if self.canon_records:
@@ -130,7 +130,7 @@ class CanonCache:
         for key, state in self.canon_states.items():
             self.canon_states[key] = state[indices, ...]
 
-    def __reduce__(self) -> Any:  # pickle cannot find a class that is made here by its name
+    def __reduce__(self) -> Any:  # pickle cannot find a class created at run time
         return _new, (_class_before(type(self)),), vars(self)
 
 
@@ -170,10 +170,10 @@ def remember_recording() -> None:
 
 
 def adopt(cache: Any) -> None:
-    """Make a place for Canon states in a cache. One that is adopted already stays as it is."""
+    """Make room for Canon states in a cache, unless it has been adopted already."""
     if isinstance(cache, CanonCache):
         return
-    # Inside of a graph a class cannot change: the states are kept, and the methods come when the cache is next seen.
+    # Inside a graph a class cannot change: the states are kept, and the methods are added in the next call outside.
     if "canon_states" not in vars(cache):
         cache.canon_states, cache.canon_packed, cache.canon_parts = {}, {}, {}
         cache.canon_records = getattr(cache, "canon_records", False)
@@ -196,7 +196,7 @@ def write(cache: Cache, key: str, state: Tensor, inputs_BTC: Tensor, real_BT: Te
 
 
 def settle(cache: Cache | None) -> None:
-    """After a forward: the states of a static cache get their lasting places."""
+    """After a forward: give the states of a static cache their final place in memory."""
     if not isinstance(cache, CanonCache) or not cache.canon_static or cache.canon_records:
         return
     if not any(state.requires_grad for state in cache.canon_states.values()):

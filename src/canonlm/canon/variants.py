@@ -1,6 +1,6 @@
-"""Canon layers whose taps are fixed, or decided by the tokens, and the way from a `Variant` to its layer.
+"""Canon layers whose taps are fixed or computed from the tokens, and `make_canon`, which builds a variant's layer.
 
-Each takes part in padding, packing and caching as `CanonLayer` does: its state is the last K inputs.
+Padding, packing and caching work as for `CanonLayer`: the state is the last K inputs.
 """
 
 from typing import Any
@@ -28,10 +28,10 @@ class AverageCanon(CanonLayer):
 
 
 class KeyOffset(AverageCanon):
-    """`:offset`: in each head of D channels, channel c is that of the token before where c mod D/2 >= D/4.
+    """`:offset`: in each head of D channels, channel c comes from the token before if c mod D/2 >= D/4.
 
-    So half of the channels are one token old, in whole rotary pairs (c, c + D/2): with it one layer of attention can do
-    induction (modded-nanogpt). Zero at the first token of a document. No parameters.
+    So half of the channels are one token old, in complete rotary pairs (c, c + D/2), with which one layer of attention
+    can do induction (modded-nanogpt). Zero at the first token of a document. No parameters.
     """
 
     def __init__(self, hidden_size: int, head_dim: int) -> None:
@@ -40,7 +40,7 @@ class KeyOffset(AverageCanon):
 
     def taps(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         channel = torch.arange(self.hidden_size, device=device)
-        # Doubled, so that odd head sizes divide too.
+        # Times 4, as D / 4 may not be an integer.
         is_old = 4 * (channel % self.head_dim % max(1, self.head_dim // 2)) >= self.head_dim
         return torch.stack([is_old, ~is_old], dim=-1)[:, None].to(dtype)
 
@@ -70,11 +70,11 @@ class Smear(CanonLayer):
 
 
 class DynamicCanon(CanonLayer):
-    """`:dynamic`: y_t = x_t + sum_i (w_i + p_{t,i}) * x_{t-i}, where p_t = W u_t are K taps per head, made of the
+    """`:dynamic`: y_t = x_t + sum_i (w_i + p_{t,i}) * x_{t-i}, where p_t = W u_t are K taps per head, computed from the
     mixer's input u_t and shared by the channels of the head (Inkling2, on keys and values).
 
-    `weight` starts at zero, `taps_weight` (W, `[heads * K, width]`, a head's taps in the order of `weight`'s) as normal
-    numbers of standard deviation 0.02, or at zero. `scaled`: divided by sqrt(2 K + 1).
+    `weight` starts at zero, `taps_weight` (W, `[heads * K, width]`, a head's taps in the order of `weight`'s) normally
+    distributed with standard deviation 0.02, or at zero. `scaled`: divided by sqrt(2 K + 1).
     """
 
     def __init__(

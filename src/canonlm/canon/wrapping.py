@@ -1,7 +1,7 @@
-"""Puts Canon layers into a host: classes of its blocks, and hooks on the inputs and outputs of their parts.
+"""Puts Canon layers into a host: subclasses for its blocks, and hooks on the inputs and outputs of their parts.
 
-A block gets a class that is derived from its own, so that the layout of the tokens travels with the block's arguments:
-a block that is computed again in the backward gets the same. Parts keep their classes; hooks on them do the rest.
+A block's class is replaced by a subclass, so that the layout of the tokens is one of the block's arguments: a block
+that is recomputed in the backward gets the same one. Parts keep their classes and get hooks.
 """
 
 import functools
@@ -39,15 +39,15 @@ class Hosted:
             states.settle(next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None))
 
     def layout_for(self, x: Any) -> Layout:
-        """The layout of the running forward. A block that is recomputed from outside, after it, is recognised by its
-        input `x`, which is the same object where nothing has detached it."""
+        """The layout of the running forward. A block that is recomputed after it, from outside, is recognised by its
+        input `x`, which is the same object unless it was detached."""
         layout = self.layout
         if layout is None and torch._C._current_graph_task_id() != -1:
             layout = getattr(x, "canon_layout", self.last)
         elif isinstance(x, Tensor) and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             x.canon_layout = layout  # type: ignore[attr-defined]
         if layout is None:
-            what = "a call of the model, which tells Canon layers of padding and documents, not of a block alone"
+            what = "a call of the whole model, which reads padding and documents, not of a block alone"
             raise expected("forward", what, type(self.decoder).__name__)
         return layout
 
@@ -65,7 +65,7 @@ class Running:
 
 
 class CanonBlock:
-    """Mixed in before the class of a block."""
+    """A mixin, placed before the class of a block."""
 
     canon_host: Hosted
     canon_index: int
@@ -94,14 +94,14 @@ class CanonBlock:
         finally:
             running.layout = running.cache = None
 
-    def __reduce__(self) -> Any:  # pickle cannot find a class that is made here by its name
+    def __reduce__(self) -> Any:  # pickle cannot find a class created at run time
         return new_derived, (CanonBlock, type(self).__bases__[1]), vars(self)
 
 
 @functools.cache
 def derived(before: Any, plain: Any) -> Any:
-    """The class `plain` of a module with `before` put before it."""
-    # Its name and home too: the library finds out by them what may not be split, and whose code this is.
+    """A subclass of the module class `plain`, with the mixin `before` placed before it."""
+    # Name and module too: the library uses them to find out what may not be split, and whose code this is.
     names = ("__module__", "__qualname__", "__doc__")
     return type(plain.__name__, (before, plain), {name: getattr(plain, name) for name in names})
 
@@ -116,14 +116,14 @@ def run(block: nn.Module, name: str, x: Tensor, mixer_input: Tensor | None = Non
     running: Running = block.canon_running  # type: ignore[assignment]
     layout, cache = running.layout, running.cache
     if layout is None:
-        raise InvalidSetting("forward", f"forward: {name} runs outside of its block, so nothing tells it of padding")
+        raise InvalidSetting("forward", f"forward: {name} runs outside its block, where padding is not known")
     shape = x.shape
     if x.ndim == 2 and shape[0] == layout.batch * layout.time:
         x = x.unflatten(0, (layout.batch, layout.time))
     if x.ndim != 3 or x.shape[1] != layout.time or x.shape[0] != layout.batch:
         what = f"the input [{layout.batch}, {layout.time}, channels] of {name}"
         raise InvalidSetting("forward", f"forward: expected {what}, got {list(shape)}")
-    canon = getattr(block, name)  # by name: training parts of a model may have put another module there
+    canon = getattr(block, name)  # by name: training adapters may have replaced the module
     options = {} if mixer_input is None else {"mixer_input": mixer_input}
     if cache is None:
         y = canon(x, attention_mask=layout.real, doc_ids=layout.doc_ids, **options)
@@ -180,8 +180,8 @@ class OutputHook:
 
 
 class Site:
-    """A hook on the part of a block at that path, whichever module that is at the time: training adapters and
-    quantisation put others in its place, and some hosts do so themselves."""
+    """A hook on the module at a path in a block, also after the module is replaced, as training adapters, quantisation
+    and some hosts do."""
 
     def __init__(self, block: nn.Module, path: str, hook: InputHook | OutputHook) -> None:
         self.block, self.path, self.hook = block, path.split("."), hook
