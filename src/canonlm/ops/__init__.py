@@ -1,1 +1,1 @@
-"""The maths, without modules: each file holds one operation, from its definition to its fastest form."""
+"""Operations on tensors, without modules: each file holds one, from its definition to its fastest form."""

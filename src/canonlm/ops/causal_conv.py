@@ -16,7 +16,7 @@ from canonlm.ops.causal_conv_cpu import convolve, usable
 from canonlm.ops.compiled import materialize
 
 BLOCK = 2**19
-"""Numbers that a thread works through at once in eager mode on a CPU: 2 MiB of float32, about its cache."""
+"""Numbers that a thread processes at once in eager mode on a CPU: 2 MiB of float32, about its cache."""
 
 
 def causal_conv(
@@ -27,13 +27,13 @@ def causal_conv(
     `doc_ids_BT`: integers, one value per document; taps never reach into another document. `state_BCK`: the inputs
     that came before `x_BTC`; they belong to the document of its first token (zero them where they do not).
 
-    On a CPU with numba, its kernels. Otherwise two forms of one sum: slices under autograd where a compiler fuses them,
-    a hand-written backward (differentiable once) in eager mode, where autograd writes a full tensor of zeros for every
-    tap (`benchmarks/canon.py` has the numbers).
+    On a CPU with numba, its kernels are used. Otherwise there are two forms of one sum: slices under autograd where a
+    compiler fuses them, and a hand-written backward (differentiable once) in eager mode, where autograd writes a full
+    tensor of zeros for every tap (`benchmarks/canon.py` has the numbers).
     """
     kernel = weight_C1K.shape[-1]
     compute = torch.promote_types(torch.promote_types(x_BTC.dtype, weight_C1K.dtype), torch.float32)
-    if state_BCK is not None and x_BTC.shape[1] == 1:  # decoding: nothing to shift, and document ids tell nothing
+    if state_BCK is not None and x_BTC.shape[1] == 1:  # decoding: nothing to shift, no documents to separate
         window_BCK = torch.cat([state_BCK[..., 1:].to(x_BTC.dtype), x_BTC.transpose(1, 2)], dim=-1)
         return (window_BCK.to(compute) * weight_C1K[:, 0]).sum(-1).to(x_BTC.dtype)[:, None]
     history = 0
@@ -48,15 +48,15 @@ def causal_conv(
     same_doc = None if doc_ids_BT is None else _same_document(doc_ids_BT, kernel, history).to(compute)
     if not torch.compiler.is_compiling():
         return _InPlace.apply(x_BTC, weight_KC.contiguous(), same_doc, history)
-    # A compiler would see through `contiguous`, read weights K numbers apart, and for that give up vector instructions
-    # in the whole loop that it fuses the convolution into: three times slower next to an exponential.
+    # A compiler would remove `contiguous` and read weights K numbers apart, without vector instructions in the whole
+    # loop that it fuses the convolution into: three times slower next to an exponential.
     return _by_slices(x_BTC, materialize(weight_KC), same_doc, history)
 
 
 def causal_conv_per_token(
     x_BTC: Tensor, taps_BTHK: Tensor, *, doc_ids_BT: Tensor | None = None, state_BCK: Tensor | None = None
 ) -> Tensor:
-    """The convolution with taps that every token brings, one set per head, for the head's C / H channels:
+    """The convolution with a set of taps per token and head, for the head's C / H channels:
 
         y_t = sum_{j=0..K-1} w_{t,j} * x_{t-K+1+j}
 
@@ -107,7 +107,7 @@ def conv_state(
 
 
 def _same_document(doc_ids_BT: Tensor, kernel: int, history: int) -> Tensor:
-    """`[K, B, T]`: is the token i steps back in the same document? (row i; history counts as the first token's)"""
+    """`[K, B, T]`: whether the token i steps back (row i) is in the same document. History is in the first token's."""
     time = doc_ids_BT.shape[1]
     # Without history the first taps reach before the row: any value does, they are never read.
     padded = torch.cat([doc_ids_BT[:, :1].expand(-1, kernel - 1), doc_ids_BT], dim=1)
@@ -117,12 +117,12 @@ def _same_document(doc_ids_BT: Tensor, kernel: int, history: int) -> Tensor:
 def _by_slices(x_BSC: Tensor, weight_KC: Tensor, same_doc: Tensor | None, history: int) -> Tensor:
     """The definition, tap by tap. `x` carries `history` extra tokens on its left: none, or K - 1."""
     taps, time = weight_KC.shape[0], x_BSC.shape[1] - history
-    # Cast after padding: what a compiler keeps for the backward is then the padded input as it came, in bfloat16, say.
+    # Cast after padding: compilers then keep the padded input for the backward in its own dtype, such as bfloat16.
     padded = torch.nn.functional.pad(x_BSC, (0, 0, taps - 1 - history, 0))
     weights = [weight_KC[j] for j in range(taps)]
     if x_BSC.device.type == "cpu":
-        # Their gradients are then summed over rows first, and over time last. In one sum, a compiler walks all B * T
-        # tokens for 16 channels at a time, and of every page of memory that it touches it reads one cache line.
+        # Their gradients are then summed over rows first, and over time last. In one sum, compiled code reads all B * T
+        # tokens for 16 channels at a time: one cache line of every page of memory.
         weights = [weight_C.expand(time, -1) for weight_C in weights]
     y_BTC = padded[:, taps - 1 :].to(weight_KC.dtype) * weights[-1]
     for i in range(1, taps):
@@ -136,8 +136,8 @@ def _by_slices(x_BSC: Tensor, weight_KC: Tensor, same_doc: Tensor | None, histor
 class _InPlace(torch.autograd.Function):
     """The same, as multiply-adds into one result, a few rows at a time.
 
-    Small blocks stay in a CPU's cache over all taps, and their buffers are used again; a fresh large tensor costs
-    more, in page faults, than the arithmetic on it.
+    Small blocks stay in a CPU's cache over all taps, and their buffers are reused; a new large tensor costs more, in
+    page faults, than the arithmetic on it.
     """
 
     @staticmethod
@@ -174,7 +174,7 @@ class _InPlace(torch.autograd.Function):
                 flow = dy[:, now] if same_doc is None else dy[:, now] * same_doc[i, rows, now, None]
                 dx[:, then].addcmul_(flow, weight_KC[taps - 1 - i])
                 torch.mul(flow, x[:, then], out=product[:, now])
-                product[:, : now.start] = 0  # and sum it whole: over a slice in time that takes twenty times longer
+                product[:, : now.start] = 0  # and sum all of it: a sum over a slice in time takes twenty times as long
                 dweight_KC[taps - 1 - i] += product.flatten(0, 1).sum(0)
             if dx.dtype != dx_BSC.dtype:
                 dx_BSC[rows] = dx
@@ -189,7 +189,7 @@ def _row_blocks(x_BSC: Tensor) -> list[slice]:
 
 
 def _accumulator(out: Tensor, dtype: torch.dtype) -> Tensor:
-    """Where to sum up `out`: in itself, unless its precision is too low."""
+    """The buffer in which to accumulate `out`: itself, unless its precision is too low."""
     return out if out.dtype == dtype else torch.empty_like(out, dtype=dtype)
 
 

@@ -1,8 +1,8 @@
-"""The kernels of `cpu_rows` as operators of torch: for plain tensors on a CPU where numba can be imported.
+"""The kernels of `cpu_rows` as operators of torch: for plain tensors on a CPU if numba can be imported.
 
-The results are those of the PyTorch form bit by bit, as both add taps in one order with fused multiply-adds; the
+The results equal those of the PyTorch form bit by bit, as both add taps in one order with fused multiply-adds; the
 gradient of the taps differs in the last bits, and depends on the shape alone, not on the number of threads.
-A model's own folder has `absent` in place of this.
+A self-contained model's folder has `absent` in place of this.
 """
 
 import ctypes
@@ -18,10 +18,10 @@ from torch import Tensor
 
 MAX_KERNEL = 8
 COMPUTE = {torch.float32: torch.float32, torch.float64: torch.float64, torch.bfloat16: torch.float32}
-"""By dtype of the inputs, that of weights and sums."""
+"""The dtype of weights and sums, by the dtype of the inputs."""
 
 GRAIN = 2**15
-"""Numbers below which a second thread costs more than it brings: torch's own figure."""
+"""For fewer numbers a second thread costs more than it saves: torch's own limit."""
 
 LIBRARY = torch.library.Library("canonlm", "FRAGMENT")
 LIBRARY.define("cpu_conv(Tensor x, Tensor weight, Tensor? doc_ids, int history) -> Tensor")
@@ -31,8 +31,9 @@ LIBRARY.define(
 
 
 def usable(x_BSC: Tensor, weight_KC: Tensor) -> bool:
-    """Also in a compiled graph: inductor's loops take longer. An exported program may run without canonlm; wrapped
-    tensors (DTensor, fake ones) and other dtypes are left to PyTorch."""
+    """Whether the kernels can be used. They are also used in a compiled graph, where inductor's loops take longer; not
+    in an exported program, which may run without canonlm, nor for wrapped tensors (DTensor, fake
+    ones) and other dtypes."""
     return (
         x_BSC.device.type == "cpu"
         and not torch.compiler.is_exporting()
@@ -106,7 +107,7 @@ def _run(
 
 
 def launch(function: Any, work: np.ndarray, blocks: int, numbers: int) -> None:
-    """Run the C function on `work`: in as many threads as torch has, unless there are few `numbers` or blocks."""
+    """Run the C function on `work`, in torch's number of threads unless there are few `numbers` or blocks."""
     threads = min(torch.get_num_threads(), blocks)
     in_threads = _parallel() if threads > 1 and numbers > GRAIN else None
     if in_threads is None:
@@ -117,7 +118,7 @@ def launch(function: Any, work: np.ndarray, blocks: int, numbers: int) -> None:
 
 @functools.cache
 def _function(direction: str, kernel: int, dtype: torch.dtype) -> Any:
-    """The first call compiles, a second or two, or reads what an earlier process has compiled."""
+    """The compiled kernel. The first call compiles it in a second or two, or reads it from numba's cache."""
     from canonlm.ops.cpu_rows import compiled
 
     return callable_from_c(compiled(direction, kernel, str(dtype).removeprefix("torch.")))
@@ -132,9 +133,9 @@ def callable_from_c(code: Any) -> Any:
 
 @functools.cache
 def _parallel() -> Callable | None:
-    """OpenMP's way to run a C function in several threads, from the library that torch itself uses: its threads are
-    awake when torch has just finished an operator, and threads of our own would fight with them. None: torch
-    has no such library here (macOS), or this process is a fork, in which the threads are gone."""
+    """OpenMP's function that runs a C function in several threads, from the library that torch itself uses: its threads
+    are awake when torch has just finished an operator, and threads of our own would compete with them. None: torch has
+    no such library here (macOS), or this process is a fork, which does not have the threads."""
     if _forked:
         return None
     try:
@@ -173,7 +174,7 @@ def _numba_imports() -> bool:
 
 
 def rowwise(x: Tensor) -> Tensor:
-    """`x`, its channels side by side; its batch and time may have any strides."""
+    """`x` with contiguous channels; its batch and time may have any strides."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Shared by the recurrences over documents: the starts of documents, and time cut into chunks.
+"""Shared by the recurrences: the starts of documents, and time split into chunks.
 
 Shapes: B batch, T time, H heads, D channels; N chunks of C tokens.
 """
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 2**17
-"""Numbers of a tensor that a thread of a CPU works through at once: what is made of them stays in its caches."""
+"""Numbers of a tensor that a CPU thread processes at once, so that intermediate results stay in its caches."""
 
 
 def starts(doc_ids_BT: Tensor | None, time: int) -> Tensor | None:
@@ -32,7 +32,7 @@ def decays(g_BTX: Tensor, starts_BT: Tensor | None) -> Tensor:
 
 
 def segments(x_BTHD: Tensor, chunk: int) -> list[tuple[slice, slice]]:
-    """The slices of a block that is computed at once: (chunks, tokens)."""
+    """The blocks that are computed at once, as slices (chunks, tokens)."""
     chunks = x_BTHD.shape[1] // chunk
     step = max(1, chunks)
     if x_BTHD.device.type == "cpu":
@@ -54,7 +54,7 @@ def to_chunks(x_BTHD: Tensor, chunk: int, dtype: torch.dtype | None = None) -> T
 
 
 def from_chunks(x_NXCD: Tensor, out_BTHD: Tensor) -> None:
-    """The way back, into `out` and its dtype."""
+    """The inverse of `to_chunks`, into `out` and its dtype."""
     out_NBHCD = _chunks(out_BTHD, x_NXCD.shape[2])
     out_NBHCD.copy_(x_NXCD.view(out_NBHCD.shape))
 
@@ -64,9 +64,9 @@ def _chunks(x_BTHD: Tensor, chunk: int) -> Tensor:
 
 
 def scan(borders: Tensor, decay: Tensor, *, backwards: bool = False) -> None:
-    """States at the N + 1 borders of N chunks, in place: to each that comes after another, that one decayed is added.
+    """States at the N + 1 borders of N chunks, in place: the decayed state of the border before is added to each.
 
-    `backwards`: after in the sense of what is computed, from the last border to the first.
+    `backwards`: from the last border to the first.
     """
     before, after = (borders[1:], borders[:-1]) if backwards else (borders[:-1], borders[1:])
     for n in reversed(range(len(decay))) if backwards else range(len(decay)):

@@ -8,8 +8,8 @@ from torch import Tensor
 
 
 def materialize(x: Tensor) -> Tensor:
-    """`x` in memory, computed once and contiguous: a compiler for a CPU may not compute it again in every loop
-    that reads them, nor read them where they lay before. In eager mode, and on a GPU, `x` itself."""
+    """`x`, computed once into contiguous memory: a compiler for a CPU can neither recompute it in every loop that
+    reads it nor read it in its old layout. In eager mode, and on a GPU, `x` itself."""
     return materialize_on_any_device(x) if x.device.type == "cpu" else x
 
 
@@ -30,7 +30,7 @@ _materialize.register_autograd(lambda ctx, dx: dx)
 
 
 def cached_constant(function: Callable[[], bool]) -> Callable[[], bool]:
-    """A cached function whose result is a constant to compilers: they would look into a bare `functools.cache`."""
+    """A cached function whose result is a constant to compilers, which would trace into a bare `functools.cache`."""
     cached = functools.cache(function)
 
     @torch.compiler.assume_constant_result

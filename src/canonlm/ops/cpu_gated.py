@@ -1,9 +1,9 @@
 """silu(conv(gate)) * conv(up) on a CPU, compiled by numba: one pass over the inputs in each direction.
 
-The backward computes both convolutions again. A block is some tokens of one row of the batch; for the gradients of its
-inputs it also needs those of the convolutions at the K - 1 tokens after it, which it computes for itself.
+The backward recomputes both convolutions. A block is some tokens of one row of the batch; for the gradients of its
+inputs it also needs those of the convolutions at the K - 1 tokens after it, which it computes itself.
 
-All numbers are float32. Imported when the first one runs; `gated_conv_cpu` calls it.
+All numbers are float32. Imported when the first kernel runs; `gated_conv_cpu` calls it.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ SIZE = 4
 """Bytes of a number."""
 
 STRIP = 512
-"""Channels that the backward works on at a time: of wider rows, some tokens would not stay in the first caches."""
+"""Channels that the backward processes at a time: wider rows of a few tokens would not stay in the first caches."""
 
 # Addresses and strides are in bytes; outputs lie side by side. `weight` and `partials` hold those of gate, then of up.
 Work: Any = np.dtype(
@@ -50,7 +50,7 @@ def _one_plus_exp(lanes: Lanes, x: Any) -> Any:
     """1 + exp(-x), by the steps of SLEEF's `Sleef_expf_u10`, which torch calls: SiLU is torch's to the bit."""
     build, real, fused = lanes.builder, lanes.constant, lanes.sum_of_products
     z = build.fneg(x)
-    # Beyond, the sum is 1 or so large that 1 / sum is a denormal number or 0 in any case.
+    # Beyond these bounds, the sum is 1 or so large that 1 / sum is a denormal number or 0 in any case.
     for bound, is_beyond in ((100.0, ">"), (-104.0, "<")):
         z = build.select(build.fcmp_ordered(is_beyond, z, real(bound)), real(bound), z)
     shifted = build.fadd(build.fmul(z, real(1.442695040888963407)), real(SHIFT))
@@ -102,12 +102,12 @@ def _forward_rows(typing_context, table, channels, kernel, group):
 
 @intrinsic(prefer_literal=True)
 def _backward_rows(typing_context, table, channels, kernel, group):
-    """`group` tokens, which complete the gradients of as many inputs: those that the first tokens see last.
+    """`group` tokens, which complete the gradients of `group` inputs: those K - 1 tokens before.
 
-    table: addresses of their dy; then, of gate and after it of up: of the completed gradients; of the inputs from the
-    K - 1 tokens before the first to the last; of the taps, newest first; of the sums for their gradients; of where the
-    gradients of the convolutions go, of the tokens; and of these gradients from the K - 1 tokens before the first to
-    the last.
+    table: addresses of their dy; then, for gate and after it for up: of the completed gradients; of the inputs from the
+    K - 1 tokens before the first to the last; of the taps, newest first; of the sums for their gradients; of the places
+    for the tokens' gradients of the convolutions; and of these gradients from the K - 1 tokens before the first to the
+    last.
     """
 
     def build(context, builder, signature, arguments):
@@ -124,8 +124,8 @@ def _backward_rows(typing_context, table, channels, kernel, group):
             for row, g, u in zip(dys, gs, us, strict=True):
                 dy = lanes.load(row)
                 sigmoid = builder.fdiv(lanes.constant(1.0), _one_plus_exp(lanes, g))
-                rest_of_it = builder.fsub(lanes.constant(1.0), sigmoid)
-                slope = builder.fmul(sigmoid, lanes.sum_of_products([(g, rest_of_it)], lanes.constant(1.0)))
+                complement = builder.fsub(lanes.constant(1.0), sigmoid)
+                slope = builder.fmul(sigmoid, lanes.sum_of_products([(g, complement)], lanes.constant(1.0)))
                 flows[0].append(builder.fmul(builder.fmul(dy, u), slope))
                 flows[1].append(builder.fmul(dy, builder.fmul(g, sigmoid)))
             for (outs, _, _, sums, places, read), x, w, flow in zip(sides, xs, ws, flows, strict=True):
@@ -144,7 +144,7 @@ def _backward_rows(typing_context, table, channels, kernel, group):
 
 def compiled(direction: str, kernel: int) -> Any:
     """As `cpu_rows.compiled`, for a `Work` of this module."""
-    # numba's cache sees edits of this file alone; it also compares what a function closes over.
+    # numba's cache only notices edits of this file, but it also compares the values that a function closes over.
     rows_sha256 = hashlib.sha256(Path(cpu_rows.__file__).read_bytes()).hexdigest()
 
     def forward(pointer):
@@ -185,7 +185,7 @@ def compiled(direction: str, kernel: int) -> Any:
         channels, length = work.channels, work.length
         row_size = channels * SIZE
         ring_size = GROUP + kernel - 1
-        # The gradients of the convolutions at the last tokens, of gate and of up; and a row for unread results.
+        # The gradients of the convolutions at the last tokens, for gate and for up; and a row for unused results.
         ring, unread = np.zeros((2 * ring_size, STRIP), float32), np.zeros(STRIP, float32)
         zeros, table = np.zeros(STRIP, float32), np.empty(7 * GROUP + 8 * kernel, np.int64)
         while True:

@@ -1,8 +1,8 @@
 """The causal convolution on a CPU, compiled by numba: each pass reads its inputs and writes its result once.
 
-Arithmetic on rows of channels is written as LLVM vectors: numba's own loops over several rows check each time whether
-they overlap, and with this many rows it gives up vectors. A block is some tokens of one row of the batch, and what it
-computes depends on nothing else, so threads may take blocks in any order.
+Arithmetic on rows of channels is written as LLVM vectors: numba's own loops check each time whether the rows overlap,
+and with this many rows they are not vectorized. A block is some tokens of one row of the batch, and its results depend
+on nothing else, so threads may take blocks in any order.
 
 Imported when the first convolution runs; `causal_conv_cpu` calls it.
 """
@@ -17,13 +17,13 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 TOKENS = 128
-"""Tokens of a block. Each block has a sum of its own for the gradient of the taps."""
+"""Tokens of a block. Each block has its own sum for the gradient of the taps."""
 
 GROUP = 4
-"""Tokens that the backward works on at once: seven rows of x and of dy are then read for four rows of dx."""
+"""Tokens that the backward processes at once: seven rows of x and of dy are then read for four rows of dx."""
 
 VECTOR = 64
-"""Bytes that are computed side by side."""
+"""Bytes of a vector."""
 
 # Addresses and strides are in bytes. A position counts from a row's first input, its history included.
 Work: Any = np.dtype(
@@ -45,7 +45,7 @@ Rotation: Any = np.dtype(
         *((name, np.int64) for name in ("cos", "sin", "angles_batch", "half", "heads", "rotated", "dy_head")),
     ]
 )
-"""`Work` of a convolution that is followed by the rotary embedding. Its dy has heads that may lie anywhere."""
+"""`Work` of a convolution that is followed by the rotary embedding. The heads of its dy may have any stride."""
 
 FLOAT, DOUBLE, I16, I32, I64 = ir.FloatType(), ir.DoubleType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
@@ -53,7 +53,7 @@ FLOAT, DOUBLE, I16, I32, I64 = ir.FloatType(), ir.DoubleType(), ir.IntType(16), 
 class Lanes:
     """Neighbouring channels of some rows, as one vector each; or one channel, as a number.
 
-    stored: "float32", "float64" or "bfloat16". Sums are in float32 at least.
+    stored: "float32", "float64" or "bfloat16". Sums are in at least float32.
     """
 
     def __init__(self, builder: Any, stored: str, first: Any, width: int) -> None:
@@ -86,7 +86,7 @@ class Lanes:
         self._store(row, value, self.real)
 
     def sum_of_products(self, pairs: Iterable[tuple[Any, Any]], start: Any = None) -> Any:
-        """From the first pair to the last, fused where the processor can: as `torch.addcmul`, bit by bit."""
+        """The sum from the first pair to the last, fused where the processor can: as `torch.addcmul`, bit by bit."""
         kind = self._kind(self.real)
         name = f"llvm.fmuladd.{f'v{self.width}' if self.width > 1 else ''}f{8 * _bytes(self.real)}"
         function = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(kind, [kind] * 3), name)
@@ -108,7 +108,7 @@ class Lanes:
         return self.builder.bitcast(value, self._kind(I32))
 
     def filled_with(self, number: Any) -> Any:
-        """A number of the running program in all lanes."""
+        """A number known at run time, in all lanes."""
         if self.width == 1:
             return number
         vector = self.builder.insert_element(
@@ -226,7 +226,7 @@ def rotate_row(work, row, time, source, source_head, target, sign):
 
 @intrinsic
 def take(typing_context, counter):
-    """The value of a counter that threads share, which goes up by one."""
+    """Increment a counter that threads share; returns its old value."""
 
     def build(context, builder, signature, arguments):
         place = builder.bitcast(arguments[0], I64.as_pointer())
@@ -245,7 +245,7 @@ def at(typing_context, address, scalar):
 
 @njit
 def joined(doc_ids, p, q, first, end):
-    """Whether there is a position q, `first` <= q < `end`, in the document of position p."""
+    """Whether position q exists, `first` <= q < `end`, and is in the document of position p."""
     return first <= q < end and (doc_ids.size == 0 or doc_ids[p] == doc_ids[q])
 
 
@@ -260,8 +260,8 @@ def all_joined(doc_ids, first, end):
 
 @njit
 def next_block(pointer, work):
-    """A block that no thread has taken: (its number, its row, its first token, the row's document ids or none of them).
-    The number is -1 when all are taken."""
+    """A block that no thread has taken: (its number, its row, its first token, the row's document ids or an empty
+    array). The number is -1 when all are taken."""
     blocks = -(-work.length // TOKENS)
     block = take(pointer)
     is_left = block < work.batch * blocks
@@ -274,8 +274,8 @@ def compiled(direction: str, kernel: int, stored: str, *, rotates: bool = False)
     """The "forward" or the "backward" for K = `kernel` taps: a C function that takes the address of one `Work`, in any
     number of threads. Arrays have the dtype `stored`; weights and partial sums at least float32.
 
-    A row that is not there, or belongs to another document, is a row of zeros. rotates: the rotary embedding follows;
-    then the argument is one `Rotation`, without a history, and `stored` is "float32".
+    Tokens outside the row, or in another document, count as zeros. rotates: the rotary embedding follows; then the
+    argument is one `Rotation`, without a history, and `stored` is "float32".
     """
     real = float64 if stored == "float64" else float32
     size, wide = {"bfloat16": 2, "float32": 4, "float64": 8}[stored], 8 if stored == "float64" else 4
@@ -293,8 +293,8 @@ def compiled(direction: str, kernel: int, stored: str, *, rotates: bool = False)
             for p in range(max(history, start), min(length, start + TOKENS)):
                 table[0] = work.out + (row * (length - history) + p - history) * channels * size
                 for i in range(kernel):
-                    there = work.x + row * work.x_batch + (p - i) * work.x_time
-                    table[1 + i] = there if joined(doc_ids, p, p - i, 0, length) else zeros.ctypes.data
+                    address = work.x + row * work.x_batch + (p - i) * work.x_time
+                    table[1 + i] = address if joined(doc_ids, p, p - i, 0, length) else zeros.ctypes.data
                 _forward_row(table.ctypes, channels, kernel, stored)
                 if rotates:
                     rotate_row(work, row, p, table[0], channels // work.heads * 4, table[0], float32(1))

@@ -2,7 +2,7 @@
 
 The package `fla` is optional and never imported for CPU tensors. A kernel takes `[B, T, H, D]` inputs and an initial
 state `[N, H, K, V]` in float32, one for each of N sequences: the rows of a batch, or, for packed documents, the
-stretches of one long row whose limits are `cu_seqlens`.
+segments of one long row between `cu_seqlens`.
 """
 
 import importlib
@@ -34,7 +34,7 @@ def installed() -> bool:
     except ImportError as error:
         warnings.warn(
             f"flash-linear-attention cannot be imported ({error}), so linear layers on this GPU run in their PyTorch "
-            "form, which is slower. To have its kernels: pip install 'canonlm[gpu]'",
+            "form, which is slower. To use its kernels: pip install 'canonlm[gpu]'",
             stacklevel=2,
         )
         return False
@@ -53,7 +53,7 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """`fla.ops.{family}.{name}` on inputs `[B, T, …]`, from `state_BHKV` on. Returns (o_BTHV, the state after it).
 
-    `documents` are those of `doc_ids_BT`, made once for all layers: the package works out its grids once per tensor.
+    `documents` are those of `doc_ids_BT`, made once for all layers: the package computes its grids once per tensor.
     """
     kernel = getattr(importlib.import_module(f"fla.ops.{family}"), name)
     if state_BHKV is not None:
@@ -63,7 +63,7 @@ def run(
     cu_seqlens = (documents_of(doc_ids_BT) if documents is None else documents).cu_seqlens
     batch, time = doc_ids_BT.shape
     rows = torch.arange(0, (batch + 1) * time, time, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
-    first_B1 = torch.searchsorted(cu_seqlens, rows)  # each row's first document, and one behind the last row's last
+    first_B1 = torch.searchsorted(cu_seqlens, rows)  # each row's first document, and one past the last row's last
     state_NHKV = None
     if state_BHKV is not None:
         state_NHKV = state_BHKV.new_zeros(len(cu_seqlens) - 1, *state_BHKV.shape[1:])

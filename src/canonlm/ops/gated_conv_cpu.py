@@ -1,7 +1,7 @@
 """The kernels of `cpu_gated` as an operator of torch: silu(conv(gate)) * conv(up) of plain float32 tensors on a CPU.
 
-Nothing is saved for the backward but the inputs. The results depend on the shape alone, not on the number of threads.
-A model's own folder has `absent` in place of this.
+Only the inputs are saved for the backward. The results depend on the shape alone, not on the number of threads.
+A self-contained model's folder has `absent` in place of this.
 """
 
 import functools
@@ -33,9 +33,10 @@ LIBRARY.define(
 def usable_gated(
     gate_BTC: Tensor, up_BTC: Tensor, gate_taps_KC: Tensor, up_taps_KC: Tensor, *, exact: bool = False
 ) -> bool:
-    """On a CPU with numba, compiled too: inductor's loops take longer. An exported program may run without canonlm.
+    """Whether the operator can be used: on a CPU with numba, also in a compiled graph, where inductor's loops take
+    longer. Not in an exported program, which may run without canonlm.
 
-    exact: is the kernel's SiLU also torch's to the bit? It is where torch uses vectors (AVX2, AVX512).
+    exact: only if the kernel's SiLU is torch's, bit by bit. It is where torch uses vectors (AVX2, AVX512).
     """
     return (
         not torch.compiler.is_exporting()
@@ -44,17 +45,17 @@ def usable_gated(
         and gate_taps_KC.shape == up_taps_KC.shape
         and gate_taps_KC.shape[0] <= MAX_KERNEL
         and has_numba()
-        and (not exact or _has_silu_of_torch())
+        and (not exact or _silu_equals_torch())
     )
 
 
 @torch.compiler.assume_constant_result
-def _has_silu_of_torch() -> bool:
-    return _silu_is_of_torch()
+def _silu_equals_torch() -> bool:
+    return _compare_silu()
 
 
 @functools.cache
-def _silu_is_of_torch() -> bool:
+def _compare_silu() -> bool:
     with torch.no_grad():
         gate = torch.linspace(-110, 110, 2**14)[None, None]
         one = torch.ones(1, gate.shape[-1])
@@ -81,7 +82,7 @@ def _backward(dy: Tensor, gate: Tensor, up: Tensor, gate_taps: Tensor, up_taps: 
     partials = partial_sums(taps, batch, length)
     _run("backward", gate, up, taps, doc_ids, outs, dy, partials)
     gate_sums, up_sums = total(partials)
-    return *outs, gate_sums.clone(), up_sums.clone()  # outputs of an operator share no memory
+    return *outs, gate_sums.clone(), up_sums.clone()  # outputs of an operator must not share memory
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""The gated delta rule: a matrix state that decays, and then is corrected where it mispredicts the current value.
+"""The gated delta rule: a matrix state that decays and is then corrected where it mispredicts the current value.
 
     S_t = exp(g_t) S_{t-1},      S_t += k_t (beta_t (v_t - S_t^T k_t))^T,      o_t = (scale q_t)^T S_t
 
@@ -38,12 +38,12 @@ def gated_delta_rule(
 
     `scale` is K^-1/2 unless given. `doc_ids_BT`: integers, one value per document, non-decreasing along a row; the
     state is zero before the first token of each. `state_BHKV` (zero unless given) is the state before the first
-    token, of the same document. `documents`: those of `doc_ids_BT`, for kernels, which else work them out themselves.
+    token, of the same document. `documents`: those of `doc_ids_BT`, for kernels, which otherwise compute them.
     """
     inputs = (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH)
     if q_BTHK.shape[1] == 1 and not torch.is_grad_enabled():
         return gated_delta_rule_recurrent(*inputs, scale=scale, state_BHKV=state_BHKV, doc_ids_BT=doc_ids_BT)
-    fits = q_BTHK.shape[-1] <= 256  # more key channels the kernel does not know
+    fits = q_BTHK.shape[-1] <= 256  # the kernel does not support more key channels
     if fits and fla.takes(v_BTHV) and _kernel_is_right(torch.is_grad_enabled()):
         return _by_kernel(*inputs, scale, state_BHKV, doc_ids_BT, documents)
     return gated_delta_rule_chunked(*inputs, scale=scale, state_BHKV=state_BHKV, doc_ids_BT=doc_ids_BT)
@@ -100,7 +100,7 @@ def gated_delta_rule_chunked(
         o = exp(b) q S + (q w^T * D) e
         S_next = exp(b_C) S + (exp(b_C - b) w)^T e
 
-    Only e and S_next must be found one chunk after the other.
+    Only e and S_next must be computed one chunk after the other.
     """
     (batch, time, heads, channels), values = q_BTHK.shape, v_BTHV.shape[-1]
     compute = torch.promote_types(v_BTHV.dtype, torch.float32)
@@ -119,7 +119,7 @@ def gated_delta_rule_chunked(
     return o_BTHV[:, :time], state
 
 
-# An operator of its own, because a compiler would unroll the loop over chunks: minutes for a layer, and slower code.
+# A custom operator, because a compiler would unroll the loop over chunks: minutes for a layer, and slower code.
 @torch.library.custom_op("canonlm::gated_delta_rule", mutates_args=())
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, docs: Tensor, state: Tensor, scale: float, chunk: int
@@ -176,7 +176,7 @@ def _backward(
     states: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k, v, g, beta and the state. What depends on no state is computed again."""
+    """The gradients of q, k, v, g, beta and the state. What does not depend on states is recomputed."""
     gradients = _gradients(do, dstate, q, k, g, beta, docs, inverses, errors, states, scale)
     chunk, compute = inverses.shape[-1], states.dtype
     dstate_LKV = dstate.flatten(0, 1)
@@ -228,7 +228,7 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _differentiate(ctx, do, dstate, *_):
-    saved = ctx.saved_tensors  # once: activation checkpointing hands them out once
+    saved = ctx.saved_tensors  # read once: activation checkpointing allows it only once
     q, *_, errors, states = saved
     if do is None:
         do = errors.new_zeros(*q.shape[:3], errors.shape[-1])
@@ -259,7 +259,7 @@ class _Local(NamedTuple):
 def _local(q, k, g, beta, docs, tokens: slice, chunk: int, compute: torch.dtype) -> _Local:
     qk = torch.cat([to_chunks(x[:, tokens], chunk, compute) for x in (q, k)], dim=2)
     beta = to_chunks(beta[:, tokens], chunk, compute)
-    # In double: after a token that forgets all (g = -1000) float32 would have lost the next ones' digits.
+    # In float64: after a token that erases the state (g = -1000) float32 would lose digits of the next ones.
     b = to_chunks(g[:, tokens], chunk, torch.float64).cumsum(2)
     before = docs[:, tokens][:, ::chunk].t()[:, :, None, None, None]
     docs = docs[:, 1:][:, tokens].unflatten(1, (-1, chunk)).transpose(0, 1)[:, :, None, :, None]

@@ -7,7 +7,7 @@ Yang et al. 2023, Gated Linear Attention Transformers with Hardware-Efficient Tr
 Shapes: B batch, T time, H query heads, J key/value heads (query head h reads key/value head h // (H / J)), K key
 channels, V value channels. `g_BTJK` are log-decays <= 0. A token with k = 0 and g = 0 leaves the state as it is.
 
-Inside the chunked form: N chunks of C tokens, X = B H rows that do not see each other.
+Inside the chunked form: N chunks of C tokens, X = B H independent rows.
 """
 
 from itertools import accumulate
@@ -23,7 +23,7 @@ from canonlm.ops.precision import outside_autocast
 from canonlm.ops.trials import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 
 NEAR = 8
-"""Tokens that meet one by one in the chunked form; blocks of as many, and of more, meet in matrix products."""
+"""Block size in the chunked form: scores within a block are computed pair by pair, others by matrix products."""
 
 
 @outside_autocast
@@ -43,7 +43,7 @@ def gated_linear_attention(
 
     `scale` is K^-1/2 unless given. `doc_ids_BT`: integers, one value per document, non-decreasing along a row; the
     state is zero before the first token of each. `state_BJKV` (zero unless given) is the state before the first
-    token, of the same document. `documents`: those of `doc_ids_BT`, for kernels, which else work them out themselves.
+    token, of the same document. `documents`: those of `doc_ids_BT`, for kernels, which otherwise compute them.
     """
     inputs = (q_BTHK, k_BTJK, v_BTJV, g_BTJK)
     if q_BTHK.shape[1] == 1 and not torch.is_grad_enabled():
@@ -119,7 +119,7 @@ def _for_query_heads(group, k_BTJK, v_BTJV, g_BTJK, state_BJKV):
     return k_BTHK, v_BTHV, g_BTHK, None if state_BJKV is None else state_BJKV.repeat_interleave(group, dim=1)
 
 
-# An operator of its own, because a compiler would unroll the loop over chunks: minutes for each layer of a model.
+# A custom operator, because a compiler would unroll the loop over chunks: minutes for each layer of a model.
 @torch.library.custom_op("canonlm::gated_linear_attention", mutates_args=())
 @outside_autocast
 def _forward(
@@ -206,7 +206,7 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _differentiate(ctx, do, dstate, *_):
-    saved = ctx.saved_tensors  # once: activation checkpointing hands them out once
+    saved = ctx.saved_tensors  # read once: activation checkpointing allows it only once
     _q, k, v, *_, states = saved
     do = torch.zeros_like(v) if do is None else do
     dstate = states.new_zeros(k.shape[0], k.shape[2], *states.shape[2:]) if dstate is None else dstate
@@ -300,7 +300,7 @@ def _diagonal_blocks(square: Tensor, size: int) -> Tensor:
 
 
 def _by_kernel(q_BTHK, k_BTJK, v_BTJV, g_BTJK, scale, state_BJKV, doc_ids_BT, documents):
-    """fla's `chunk_gla`, which wants as many key/value heads as query heads: the heads of a group share a state."""
+    """fla's `chunk_gla`, which needs equal numbers of key/value and query heads: the heads of a group share a state."""
     group = q_BTHK.shape[2] // k_BTJK.shape[2]
     k_BTHK, v_BTHV, g_BTHK, state_BHKV = _for_query_heads(group, k_BTJK, v_BTJV, g_BTJK, state_BJKV)
     inputs = {"q": q_BTHK.to(v_BTHV.dtype), "k": k_BTHK.to(v_BTHV.dtype), "v": v_BTHV, "g": g_BTHK.to(torch.float32)}

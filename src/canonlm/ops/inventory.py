@@ -25,7 +25,7 @@ class Form(NamedTuple):
 
 
 def forms(device: torch.device) -> list[Form]:
-    """Those that models on `device` use; on a GPU also those that would be used if they were there."""
+    """The forms that models on `device` use; on a GPU also those that they would use if installed."""
     both = (torch.float32, torch.bfloat16)
     conv = [Form(CONV, "Canon layers, short convolutions", both)]
     if device.type == "cuda" or door.device_type() == device.type:
@@ -98,7 +98,7 @@ CONV = Kernel("causal convolution", _conv, _conv_definition, judged.conv_inputs)
 
 
 def _as_tokens(x, state, doc_ids):
-    """The operators take no state: what came before goes in as tokens."""
+    """The operators take no state, so the state's inputs are passed as tokens."""
     if state is None:
         return x, doc_ids
     if doc_ids is not None:
@@ -121,13 +121,13 @@ GATED_ON_CPU = Kernel("gated convolution", _gated_on_cpu, _GATED.definition, _GA
 
 
 def _angles(x: Tensor, before: int) -> Tensor:
-    """`[T, 4]`, of four pairs of channels. before: how many tokens of x came earlier; the next one is rotated, too."""
+    """`[T, 4]`, for four pairs of channels. before: the number of earlier tokens in x; the next one has position 1."""
     steps = torch.arange(1 - before, x.shape[1] - before + 1, dtype=x.dtype, device=x.device)
     return steps[:, None] / torch.arange(1, 5, dtype=x.dtype, device=x.device)
 
 
 def _rotary_on_cpu(x, taps, state, doc_ids):
-    """Two heads: of the first, eight channels are rotated."""
+    """With two heads; eight channels of the first are rotated."""
     kernel, time = taps.shape[-1], x.shape[1]
     after = conv_state(x, kernel, doc_ids_BT=doc_ids, state_BCK=state)
     x, doc_ids = _as_tokens(x, state, doc_ids)

@@ -5,15 +5,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-FEWEST = 16
-"""Documents that there is always room for."""
+MIN_DOCUMENTS = 16
+"""Number of documents for which there is always room."""
 
 
 class Documents(NamedTuple):
     """The documents of a batch whose rows are laid end to end: document n ends before token cu_seqlens[n + 1].
 
-    Both fields are rounded up, so that few of their values occur and a compiler meets few cases. Kernels take empty
-    documents and a length that no document reaches.
+    Both fields are rounded up, so that few different values occur and a compiler handles few cases. Kernels accept
+    empty documents and a length that no document reaches.
     """
 
     cu_seqlens: Tensor  # int32 [N + 1], from 0 to B T; N is a power of two, the last documents may be empty
@@ -26,11 +26,11 @@ class Documents(NamedTuple):
 
 
 def documents_of(doc_ids_BT: Tensor) -> Documents:
-    """The runs of equal ids in each row. On a GPU this waits for the device: make them of ids on the CPU."""
+    """The runs of equal ids in each row. On a GPU this waits for the device, so call it with ids on the CPU."""
     starts_BT = torch.ones_like(doc_ids_BT, dtype=torch.bool)
     starts_BT[:, 1:] = doc_ids_BT[:, 1:] != doc_ids_BT[:, :-1]
     starts = starts_BT.flatten().nonzero().flatten()
-    room = _power_of_two(max(FEWEST, len(starts)))
+    room = _power_of_two(max(MIN_DOCUMENTS, len(starts)))
     cu_seqlens = starts.new_full((room + 1,), doc_ids_BT.numel(), dtype=torch.int32)
     cu_seqlens[: len(starts)] = starts
     longest = int(cu_seqlens.diff().max())
@@ -38,7 +38,7 @@ def documents_of(doc_ids_BT: Tensor) -> Documents:
 
 
 def doc_ids_of(cu_seqlens: Tensor, rows: int, time: int) -> Tensor:
-    """`[rows, time]`: the number of each token's document. The way back, without waiting for a GPU."""
+    """`[rows, time]`: the number of each token's document. The inverse of `documents_of`; never waits for a GPU."""
     tokens = torch.arange(rows * time, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
     return torch.searchsorted(cu_seqlens[1:].contiguous(), tokens, right=True).view(rows, time)
 

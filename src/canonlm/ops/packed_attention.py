@@ -29,7 +29,7 @@ def takes(x: Tensor, head_dim: int) -> bool:
 
 def packed_attention(q_BTHE: Tensor, k_BTJE: Tensor, v_BTJE: Tensor, documents: Documents) -> Tensor:
     """The sums above, `[B, T, H, E]`, by torch's kernel for rows of unequal lengths (flash attention)."""
-    from torch.nn.attention.varlen import varlen_attn  # where it is used: this takes seconds
+    from torch.nn.attention.varlen import varlen_attn  # imported here, as it takes seconds
 
     options: dict[str, Any] = {"window_size": (-1, 0)} if _takes_windows() else {"is_causal": True}
     if _takes_groups():
@@ -57,13 +57,13 @@ def packed_attention_by_mask(q_BTHE: Tensor, k_BTJE: Tensor, v_BTJE: Tensor, doc
 
 @cached_constant
 def _takes_windows() -> bool:
-    """Since torch 2.11; causal attention had an argument of its own before."""
+    """Whether `varlen_attn` has `window_size`, since torch 2.11; it had `is_causal` before."""
     return _takes("window_size")
 
 
 @cached_constant
 def _takes_groups() -> bool:
-    """Fewer key/value heads than query heads, since torch 2.12."""
+    """Whether it takes fewer key/value heads than query heads, since torch 2.12."""
     return _takes("enable_gqa")
 
 
@@ -87,7 +87,7 @@ def _some(doc_ids: Tensor | None, q: Tensor) -> Tensor:
 
 
 def _with_state(y_BTHE: Tensor, state_BHE: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Trials are made for recurrences: what stands for the state is the last output, and what came in is added."""
+    """Trials expect a recurrence: the last output plus the initial state stands for its final state."""
     return y_BTHE, y_BTHE[:, -1] if state_BHE is None else y_BTHE[:, -1] + state_BHE
 
 

@@ -1,7 +1,7 @@
 """The causal convolution followed by the rotary embedding, as one operator of torch for float32 on a CPU.
 
-Queries, keys and values are then read and written once. The numbers are those of the two steps, bit by bit: the kernel
-rounds where torch does. A model's own folder has `absent` in place of this.
+Queries, keys and values are then read and written once. The results equal those of the two steps, bit by bit: the
+kernel rounds where torch does. A self-contained model's folder has `absent` in place of this.
 """
 
 import functools
@@ -34,7 +34,8 @@ LIBRARY.define(
 
 
 def usable_rotary(x_BTC: Tensor, weight_KC: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """On a CPU with numba, compiled too. An exported program may run without canonlm."""
+    """Whether the operator can be used: on a CPU with numba, also in a compiled graph. Not in an exported program,
+    which may run without canonlm."""
     return (
         not torch.compiler.is_exporting()
         and all(type(each) is Tensor and each.device.type == "cpu" for each in (x_BTC, cos, sin))

@@ -36,7 +36,7 @@ def ssd(
 
     `doc_ids_BT`: integers, one value per document, non-decreasing along a row; the state is zero before the first
     token of each. `state_BHPN` (zero unless given) is the state before the first token, of the same document.
-    `documents`: those of `doc_ids_BT`, for kernels, which else work them out themselves.
+    `documents`: those of `doc_ids_BT`, for kernels, which otherwise compute them.
     """
     inputs = (x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN)
     if x_BTHP.shape[1] == 1 and not torch.is_grad_enabled():
@@ -103,16 +103,17 @@ def _prepared(x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN, state_BHPN):
     return x * dt[..., None], dt * A, state, (B, C)
 
 
-# An operator of its own, because a compiler would unroll the loop over chunks: minutes for each layer of a model.
+# A custom operator, because a compiler would unroll the loop over chunks: minutes for each layer of a model.
 @torch.library.custom_op("canonlm::ssd", mutates_args=())
 @outside_autocast
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, starts: Tensor | None, state: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Whole chunks of tokens: linear attention of queries q and keys k, which the R heads of a group share. Returns
-    (y, the next state, and for the backward what the states of all chunks give to y, before `since`, and the states).
+    (y, the next state, and for the backward the contribution of all chunks' states to y, before `since`, and the
+    states).
 
-    Further shapes: M chunks of L tokens, Z = B G rows that do not see each other.
+    Further shapes: M chunks of L tokens, Z = B G independent rows.
     """
     y, _, entering, states = _outputs(q, k, v, g, starts, state, chunk)
     states[0] = _grouped_state(state, q)
@@ -200,7 +201,7 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _differentiate(ctx, dy, dstate, *_):
-    saved = ctx.saved_tensors  # once: activation checkpointing hands them out once
+    saved = ctx.saved_tensors  # read once: activation checkpointing allows it only once
     q, _k, v, *_ = saved
     dy = torch.zeros_like(v) if dy is None else dy
     dstate = v.new_zeros(v.shape[0], *v.shape[2:], q.shape[-1]) if dstate is None else dstate
@@ -234,8 +235,8 @@ def _ungrouped_state(state_ZNRP: Tensor, q_BTGN: Tensor) -> Tensor:
 
 
 def _decays_within(decay_MZLR: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Products of decays: after token j up to token i `[M, Z, R, i, j]`; since the start of the chunk up to and with
-    a token, and after it until the end, both `[M, Z, L, R, 1]`.
+    """Products of decays: after token j up to token i `[M, Z, R, i, j]`; since the start of the chunk up to and
+    including a token, and after it until the end, both `[M, Z, L, R, 1]`.
 
     Not exp of differences of running sums, which lose their digits after one strong decay.
     """
@@ -247,7 +248,7 @@ def _decays_within(decay_MZLR: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _by_kernel(x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN, state_BHPN, doc_ids_BT, documents):
-    """fla's `chunk_simple_gla`, which wants as many groups as heads and keeps its state transposed."""
+    """fla's `chunk_simple_gla`, which needs equal numbers of groups and heads and keeps its state transposed."""
     group, dt = x_BTHP.shape[2] // B_BTGN.shape[2], dt_BTH.to(torch.float32)
     B_BTHN, C_BTHN = (x.to(x_BTHP.dtype).repeat_interleave(group, dim=2) for x in (B_BTGN, C_BTGN))
     y_BTHP, state_BHNP = fla.run(

@@ -1,7 +1,7 @@
 """Checks kernels on this machine: each is tried once, on small random inputs, against the recurrence that it computes.
 
 Compilers and kernels have computed wrong numbers, and wrong gradients of right numbers, on some GPUs and in some
-versions. A trial finds that out where it matters, and no list of versions has to be right.
+versions. A trial detects that on the machine in use, without a list of versions.
 """
 
 import functools
@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 1e-2}
-"""How far results may be off, of the largest entry, by the precision of the inputs."""
+"""Max error of results, relative to the largest entry, by the precision of the inputs."""
 
 SHAPE = (2, 70, 2)
 """Rows, tokens and heads of the inputs: more tokens than a chunk has, and no multiple of it."""
 
 WIDTHS = {"cuda": 64, "cpu": 16}
-"""Channels of a head, by device: what kernels are made for, and what takes no time."""
+"""Channels of a head, by device: what kernels are made for, and what is quick."""
 
 Inputs = tuple[dict[str, Tensor], Tensor]
 """In float64: arguments by name, and the state before the first token."""
@@ -38,9 +38,10 @@ Inputs = tuple[dict[str, Tensor], Tensor]
 class Kernel:
     """A form of an op, and the definition that it is compared with.
 
-    name: for people. fast, definition: called with the inputs by name, `state` and `doc_ids`, they return the output
-    and the state after it. inputs: makes them out of a generator, for heads of that many channels. wide: inputs that
-    stay in float32 (decays, gates). differentiable: False for what only decoding needs; its gradients are not tried.
+    name: as users see it. fast, definition: called with the inputs by name, `state` and `doc_ids`, they return the
+    output and the state after it. inputs: makes them from a generator and the number of channels of a head. wide:
+    inputs that stay in float32 (decays, gates). differentiable: False for kernels that only decoding uses; their
+    gradients are not tried.
     """
 
     name: str
@@ -52,8 +53,8 @@ class Kernel:
 
 
 class Errors(NamedTuple):
-    """The largest error of a trial's results, over the limit of their precision: at most 1 is right. Infinite: not a
-    number, or the kernel raised an error, which `detail` tells."""
+    """The largest errors of a trial, divided by the limit of the precision: at most 1 is right. Infinite for NaN, and
+    if the kernel raised an error, which `detail` contains."""
 
     values: float
     gradients: float
@@ -61,7 +62,7 @@ class Errors(NamedTuple):
 
 
 def attempt(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Errors:
-    """Run the kernel on ordinary inputs, on packed documents, and on decays that end all memory, and compare."""
+    """Run the kernel on ordinary inputs, on packed documents, and on decays that erase the state, and compare."""
     values = gradients = 0.0
     for index, doc_ids in enumerate((None, _documents())):
         generator = torch.Generator().manual_seed(index)
@@ -91,16 +92,16 @@ def attempt(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Errors:
 
 
 def judge(kernel: Kernel) -> Callable[..., bool]:
-    """A function that tells whether the kernel is right on this machine: (with gradients?, type of the device, dtype of
-    the inputs), by default in half precision on a GPU.
+    """A function of (with_gradients, device type, dtype of the inputs) that returns whether the kernel is right on this
+    machine; by default in bfloat16 on a GPU.
 
-    The first call tries the kernel, which takes seconds; the answer is kept for these versions. A warning names a
-    wrong kernel once. To a compiler the answer is a constant.
+    The first call tries the kernel, which takes seconds; the result is cached for these versions. A warning names a
+    wrong kernel once. To a compiler the result is a constant.
     """
 
     @functools.cache
     def once(with_gradients: bool, device: str, dtype: torch.dtype) -> bool:
-        errors = _apart(lambda: known(kernel, torch.device(device), dtype))
+        errors = _in_new_thread(lambda: known(kernel, torch.device(device), dtype))
         is_right = errors.values <= 1 and (errors.gradients <= 1 or not with_gradients)
         if not is_right:
             what = errors.detail or f"its {'gradients' if errors.values <= 1 else 'values'} are off"
@@ -118,9 +119,9 @@ def judge(kernel: Kernel) -> Callable[..., bool]:
     return is_right
 
 
-def _apart(call: Callable[[], Errors]) -> Errors:
-    """`call` in a thread of its own, where nothing of the caller's is at work: inference mode, the hooks by which
-    activation checkpointing counts saved tensors, modes that count operations or compute without contents."""
+def _in_new_thread(call: Callable[[], Errors]) -> Errors:
+    """Run `call` in a new thread, outside the caller's contexts: inference mode, the hooks by which activation
+    checkpointing counts saved tensors, modes that count operations or compute with fake tensors."""
     card = torch.cuda.current_device() if torch.cuda.is_available() else None
 
     def run() -> Errors:
@@ -133,7 +134,7 @@ def _apart(call: Callable[[], Errors]) -> Errors:
 
 
 def known(kernel: Kernel, device: torch.device, dtype: torch.dtype, *, again: bool = False) -> Errors:
-    """The errors of a kernel on this machine: as noted in the user's cache, else (or `again`) tried and noted."""
+    """The errors of a kernel on this machine: from the user's cache, or else (or if `again`) tried and saved there."""
     file, key = _file(), f"{kernel.name}, {str(dtype).removeprefix('torch.')}, {fingerprint(device)}"
     notes = _read(file)
     if not again and key in notes:
@@ -148,7 +149,7 @@ def known(kernel: Kernel, device: torch.device, dtype: torch.dtype, *, again: bo
 
 
 def versions() -> dict[str, str]:
-    """The versions of installed packages that compute."""
+    """The versions of the installed packages that results depend on."""
     installed = {}
     for name in ("torch", "triton", "flash-linear-attention", "fla-core", "tilelang", "transformers"):
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -199,7 +200,7 @@ def _documents() -> Tensor:
 
 
 def states(generator: torch.Generator, width: int) -> Tensor:
-    """Before the first tokens: `[rows, heads, width, width]`."""
+    """Random states before the first tokens: `[rows, heads, width, width]`."""
     return normal(generator, SHAPE[0], SHAPE[2], width, width)
 
 
@@ -208,7 +209,7 @@ def normal(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def log_decays(generator: torch.Generator, *shape: int) -> Tensor:
-    """Mostly mild; some end all memory, some none of it."""
+    """Random log-decays: most are mild, some erase the state, some keep all of it."""
     g = torch.nn.functional.logsigmoid(normal(generator, *shape) + 2)
     draw = torch.rand(shape, generator=generator)
     return torch.where(draw < 0.03, -40.0, torch.where(draw > 0.97, 0.0, g))

@@ -2,9 +2,9 @@
 
     z_t = sum_{i<K} w_i * x_{t-i} + bias,   y_t = scale * (act(z_t) + residual * x_t)
 
-A program walks LT tokens of BC channels and keeps what it still needs of the last K - 1 rows in registers, so every
-row is read once, but for K - 1 rows at the edge of a tile. It loads U rows, then computes and stores: a store between
-two loads could be to the same address for all that the compiler knows, and would hold the second one up.
+A program walks over LT tokens of BC channels and keeps the last K - 1 rows in registers, so every row is read once,
+except for K - 1 rows at the edge of a tile. It loads U rows, then computes and stores: for the compiler, a store
+between two loads might be to the same address, and would delay the second one.
 
 Shapes: B batch, T time, C channels of a tensor, K taps. Taps are `[C, K]`, the last one for the current token. A state
 is `[B, sum of C, K]`. `reach` is `[B, T]` int8: see `documents`.
@@ -170,7 +170,7 @@ def backward_act(
     K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, HAS_REACH: tl.constexpr, RESIDUAL: tl.constexpr,
     ACT: tl.constexpr, LT: tl.constexpr, BC: tl.constexpr, U: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """With an activation: z is computed again. It walks forwards with the last K - 1 rows of x, spreads dz_t over
+    """With an activation: z is recomputed. It walks forwards with the last K - 1 rows of x, spreads dz_t over
     dx_{t-K+1} … dx_t, of which the first is then complete, and goes on for K - 1 tokens past its tile."""
     tile, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     index, block, offset = locate(sizes, tl.program_id(0), BC)
@@ -267,7 +267,7 @@ def run_forward(
     scale: float,
     return_state: bool,
 ) -> list[Tensor]:
-    """The results, `[B, T, C_i]`, and the final state `[B, sum of C_i, K]` if it is to be returned."""
+    """The results, `[B, T, C_i]`, and the final state `[B, sum of C_i, K]` if `return_state`."""
     xs, taps = [rowwise(x) for x in xs], [tap.contiguous() for tap in taps]
     batch, time, _ = xs[0].shape
     kernel, sizes = taps[0].shape[-1], tuple(x.shape[2] for x in xs)

@@ -1,9 +1,9 @@
 """The kernels as functions of tensors: differentiable, traced by compilers as single operators, the same on any device.
 
 Triton is imported when the first kernel runs. Every function takes `[B, T, C]` inputs in bfloat16, float16 or float32
-whose channels lie side by side, sums in float32 and rounds a result once. Several tensors are computed in one launch.
+with contiguous channels, sums in float32 and rounds a result once. Several tensors are computed in one launch.
 
-What the arguments are, everywhere:
+Arguments of all functions:
     taps: `[C, 1, K]` or `[C, K]`, K <= 8, without the residual; the last one multiplies the current token.
     state: `[B, sum of C, K]`, the last K inputs before these, of all tensors side by side, or None for zeros.
     reach, last: see `documents`; made once per batch. None: one document a row; no padding.
@@ -171,8 +171,8 @@ def step(
     activation: str = "none",
     scale: float = 1.0,
 ) -> list[Tensor]:
-    """`canon` of one new token, `[B, 1, C]` each, without gradients. `state` is moved on in place; its channels must
-    lie side by side, K numbers each. Rows whose `mask`, `[B, 1]`, is 0 keep their state."""
+    """`canon` of one new token, `[B, 1, C]` each, without gradients. `state` is updated in place and must be contiguous
+    within a row. Rows whose `mask`, `[B, 1]`, is 0 keep their state."""
     how = residual, ACTIVATIONS[activation], scale
     ys = [x.new_empty(x.shape) for x in xs]
     torch.ops.canonlm.step(list(xs), list(taps), list(biases), _in_place(state), mask, ys, *how)
@@ -207,19 +207,19 @@ def normed_step(
     residual: bool = True,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """`normed` of one new token; see `step`. The sum is an operation of its own."""
+    """`normed` of one new token; see `step`. The sum is a separate operation."""
     s = x if branch is None else x + branch
     return s, torch.ops.canonlm.normed_step(s, weight, eps, taps, _in_place(state), mask, residual, scale)
 
 
 def _in_place(state: Tensor) -> Tensor:
-    assert state.stride()[1:] == (state.shape[2], 1), "a state's channels lie side by side"
+    assert state.stride()[1:] == (state.shape[2], 1), "a state is contiguous within a row"
     return state
 
 
 class Forms(NamedTuple):
-    """A kernel for an input, for an input whose state is needed, and for one token. They take the same arguments, but
-    for `reach`, `last` and `mask`; the second returns (what the others return, state)."""
+    """A kernel for an input, for an input whose state is needed, and for one token. They take the same arguments,
+    except for `reach`, `last` and `mask`; the second returns (what the others return, state)."""
 
     name: str
     without_state: Callable[..., Any]

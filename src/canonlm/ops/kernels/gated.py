@@ -1,9 +1,9 @@
-"""Triton kernels of Canon-D with what follows it: y = act(canon(gate)) * canon(up), forward and backward.
+"""Triton kernels of Canon-D, activation and product: y = act(canon(gate)) * canon(up), forward and backward.
 
     canon(x)_t = scale * (sum_{i<K} w_i * x_{t-i} + residual * x_t)
 
-Alone, act(gate) * up reads gate and up and writes y; with the convolutions in it, it still does nothing else. The
-backward computes both convolutions again from the rows that it reads anyway; nothing is saved. It walks forwards as
+act(gate) * up alone reads gate and up and writes y; with the convolutions it reads and writes no more. The backward
+recomputes both convolutions from the rows that it reads anyway; nothing is saved. It walks forwards as
 `conv.backward_act` does. A state is `[B, 2 * C, K]`, the gate's channels first.
 """
 
@@ -159,7 +159,7 @@ def backward(
             up_pending = shifted(up_sums[0], up_sums[1:], K)
 
     gate_rows, up_rows, flows, marks = (), (), (), ()
-    for u in tl.static_range(0, K - 1):  # the next tile's first tokens, for what they owe to this one's last
+    for u in tl.static_range(0, K - 1):  # the next tile's first tokens, which complete the gradients of this one's last
         j = LT + u
         code, mask = code_at(codes, t0 + j, T, HAS_REACH), c < tl.where(t0 + j < T, C, 0)
         gate_rows = gate_rows + (row_of(gate_tile + j * gate_t + c, mask, code, HAS_REACH),)
@@ -204,7 +204,7 @@ def run_forward(
     scale: float,
     return_state: bool,
 ) -> list[Tensor]:
-    """y, and the final state `[B, 2 * C, K]` if it is to be returned."""
+    """y, and the final state `[B, 2 * C, K]` if `return_state`."""
     gate, up, (gate_taps, up_taps) = rowwise(gate), rowwise(up), [tap.contiguous() for tap in taps]
     batch, time, channels = gate.shape
     kernel = gate_taps.shape[-1]

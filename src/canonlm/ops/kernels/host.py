@@ -8,14 +8,14 @@ from canonlm.ops.kernels.launches import Launch
 
 
 def rowwise(x_BTC: Tensor) -> Tensor:
-    """`x`, its channels side by side; its batch and time may have any strides, 0 too (as a sum's gradient has)."""
+    """`x` with contiguous channels; its batch and time may have any strides, even 0 (as in a sum's gradient)."""
     return x_BTC if x_BTC.stride(-1) == 1 or x_BTC.shape[-1] == 1 else x_BTC.contiguous()
 
 
 def packed_state(state_BCK: Tensor) -> Tensor:
-    """`state`, the K numbers of a channel and all channels side by side; rows may have any stride."""
-    side_by_side = state_BCK.stride(2) == 1 and state_BCK.stride(1) == state_BCK.shape[2]
-    return state_BCK if side_by_side else state_BCK.contiguous()
+    """`state`, contiguous within each row; rows may have any stride."""
+    is_packed = state_BCK.stride(2) == 1 and state_BCK.stride(1) == state_BCK.shape[2]
+    return state_BCK if is_packed else state_BCK.contiguous()
 
 
 def strides(tensors: Sequence[Tensor], dim: int) -> tuple[int, ...]:
@@ -23,7 +23,7 @@ def strides(tensors: Sequence[Tensor], dim: int) -> tuple[int, ...]:
 
 
 def or_any(stand_in: Tensor, *tensors: Tensor | None) -> list[Tensor]:
-    """A stand-in for None, which a kernel cannot take: any tensor, which it does not read."""
+    """The tensors, with a stand-in for None, which a kernel cannot take: any tensor, as it is not read."""
     return [stand_in if tensor is None else tensor for tensor in tensors]
 
 
@@ -37,6 +37,6 @@ def grid_of(launch: Launch, batch: int, time: int, sizes: Sequence[int]) -> tupl
 
 
 def summed(partials: Tensor, like: Tensor) -> Tensor:
-    """Over the programs, in a fixed order: gradients of weights are the same in every run. A tensor of its own, for
-    results of an operator may not share memory."""
+    """The sum over programs, in a fixed order, so that gradients of weights are the same in every run. A new tensor, as
+    results of an operator must not share memory."""
     return partials.sum(0).to(like.dtype).view_as(like)

@@ -1,7 +1,6 @@
-"""Decides whether a kernel can be used: one for the device, the dtypes and K that is right on this machine.
+"""Decides whether a kernel can be used: it supports the device, the dtypes and K, and is right on this machine.
 
-A kernel is tried once (`ops/trials.py`), for each dtype that is needed; one that is wrong leaves the work to PyTorch,
-and a warning says so.
+A kernel is tried once (`ops/trials.py`) for each dtype in use. A wrong kernel is replaced by PyTorch, with a warning.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from canonlm.ops.trials import SHAPE, Inputs, Kernel, judge, normal
 
 EPS = 1e-6
 STEPS = 4
-"""Tokens of a trial, at its end, that are read one at a time."""
+"""Last tokens of a trial, which are read one at a time."""
 
 
 def usable(name: str, *tensors: Tensor, kernel: int) -> bool:
@@ -38,7 +37,7 @@ def canon_by_token(
     residual: bool = True,
     activation: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The definition: the last K inputs of a document are kept, and each meets its tap."""
+    """The definition: the last K inputs of a document are kept, and each is multiplied by its tap."""
     (batch, time, channels), kernel = x.shape, taps.shape[-1]
     window = x.new_zeros(batch, channels, kernel) if state is None else state
     outputs = []
@@ -203,6 +202,6 @@ KERNELS = {
         "Triton norm, Canon, one token", _normed_steps, _normed_by_token, _normed_inputs, WIDE, differentiable=False
     ),
 }
-"""By name: of a form (`door.Forms`), with what else makes it another piece of machine code."""
+"""By name: that of a form (`door.Forms`), with a suffix for variants that are compiled separately."""
 
 _JUDGES = {name: judge(kernel) for name, kernel in KERNELS.items()}

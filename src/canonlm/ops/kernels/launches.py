@@ -1,6 +1,6 @@
 """Launches of kernels: tile sizes per architecture, and those that `tune` measured on this machine.
 
-The built-in ones for sm_90 are what a compiler without a card suggests (registers, loads in flight); none was measured.
+The built-in ones for sm_90 were chosen from compiler output (registers, loads in flight); none was measured on a GPU.
 """
 
 import functools
@@ -16,12 +16,12 @@ import torch
 class Launch:
     """Tile sizes. `tokens` is the largest tile; a launch with few programs takes a smaller one."""
 
-    channels: int  # BC, of a program; for kernels with a norm, which have all channels, those of a warp
+    channels: int  # BC, of a program; for kernels with a norm, whose programs have all channels, of a warp
     warps: int
     rows: int = 4  # U, loaded before any is used
     stages: int = 2  # of the loop over rows: how many groups are under way
     tokens: int = 256  # LT
-    registers: int | None = None  # of a thread, at most; None: as many as the compiler wants
+    registers: int | None = None  # of a thread, at most; None: the compiler decides
 
 
 # kernel -> for K <= 4, for K > 4
@@ -43,7 +43,7 @@ LAUNCHES["sm_80"] = LAUNCHES["sm_90"]
 LAUNCHES["sm_100"] = LAUNCHES["sm_90"] | {"gated_backward": (Launch(256, 4, registers=128), Launch(256, 4, rows=1))}
 
 WARPS_PER_SM = 24
-"""A tile is made shorter until the launch has that many warps for each multiprocessor, or is 64 tokens long."""
+"""A tile is halved until the launch has that many warps for each multiprocessor, or the tile is 64 tokens long."""
 
 
 def launch_of(kernel: str, device: torch.device, taps: int, batch: int, time: int, channels: int) -> Launch:
@@ -82,21 +82,21 @@ def tuned_path() -> Path:
 def tuned(arch: str) -> dict[str, Launch]:
     """The launches that `tune` measured for this architecture; {} if the file is missing or not ours."""
     try:
-        kept = json.loads(tuned_path().read_text())[arch]
-        return {key: Launch(**values) for key, values in kept.items()}
+        saved = json.loads(tuned_path().read_text())[arch]
+        return {key: Launch(**values) for key, values in saved.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
 def keep(arch: str, launches: dict[str, Launch]) -> Path:
-    """Save a measured launch, and use it from now on."""
+    """Save measured launches, and use them from now on."""
     path = tuned_path()
     try:
-        kept = json.loads(path.read_text())
+        saved = json.loads(path.read_text())
     except (OSError, ValueError):
-        kept = {}
-    kept[arch] = kept.get(arch, {}) | {key: asdict(launch) for key, launch in launches.items()}
+        saved = {}
+    saved[arch] = saved.get(arch, {}) | {key: asdict(launch) for key, launch in launches.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(kept, indent=2) + "\n")
+    path.write_text(json.dumps(saved, indent=2) + "\n")
     tuned.cache_clear()
     return path

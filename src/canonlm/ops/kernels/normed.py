@@ -4,9 +4,9 @@
     y_t = scale * (sum_{i<K} w_i * h_{t-i} + residual * h_t)
 
 The normalised stream h is never written. It is rounded to the dtype of x before the convolution, as the norm alone
-returns it and a state holds it; r, `[B, T]` float32, is kept for the backward. A program has all channels of LT tokens:
-a row's norm is a sum over its threads, of up to four rows at a time. `branch` is what a block adds to the residual
-stream before this norm, or None; the sum is then returned, and its gradient comes in with that of y.
+returns it and a state holds it; r, `[B, T]` float32, is saved for the backward. A program has all channels of LT
+tokens: norms are sums over its threads, of up to four rows at a time. `branch` is what a block adds to the residual
+stream before this norm, or None. With a branch, s is also returned, and the backward gets its gradient with that of y.
 """
 
 import triton
@@ -123,7 +123,7 @@ def backward(
     K: tl.constexpr, HAS_FLOW: tl.constexpr, HAS_STATE: tl.constexpr, HAS_REACH: tl.constexpr, RESIDUAL: tl.constexpr,
     LT: tl.constexpr, BC: tl.constexpr, U: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """It walks backwards, as `conv.backward`. `x` is s; `flow` is what s receives besides, from its other readers."""
+    """It walks backwards, as `conv.backward`. `x` is s; `flow` is the gradient of s from its other readers."""
     tile, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     dtype: tl.constexpr = x.dtype.element_ty
     t0 = tile * LT
@@ -203,7 +203,7 @@ def run_forward(
     scale: float,
     return_state: bool,
 ) -> list[Tensor]:
-    """y, r, the sum if there is a branch, and the final state if it is to be returned."""
+    """y, r, the sum if there is a branch, and the final state if `return_state`."""
     x, taps = rowwise(x), taps.contiguous()
     branch = branch if branch is None else rowwise(branch)
     batch, time, channels = x.shape

@@ -1,6 +1,6 @@
 """The kernels as operators of `torch.library`, with fake results for compilers, and gradients.
 
-An operator's `Autograd` form is an `autograd.Function` around its own other forms: cheaper per call than `custom_op`.
+An operator's `Autograd` form is an `autograd.Function` around its other forms: cheaper per call than `custom_op`.
 """
 
 import functools
@@ -246,7 +246,7 @@ def _register(name, implementation, fake, autograd=None):
         x = first[0] if isinstance(first, list | tuple) else first
         if not x.is_cuda:
             return implementation(first, *rest)
-        with torch.cuda.device_of(x):  # a model's layers may be on several cards; Triton launches on the current one
+        with torch.cuda.device_of(x):  # a model's layers may be on several GPUs; Triton launches on the current one
             return implementation(first, *rest)
 
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")

@@ -56,7 +56,7 @@ def row_of(pointer, mask, code, HAS_REACH: tl.constexpr):
 def row_before(
     x_tile, stride, t0, i, c, C, state, code, K: tl.constexpr, HAS_STATE: tl.constexpr, HAS_REACH: tl.constexpr
 ):
-    """The row i tokens before a tile that begins at t0: of the input, or of the state (at its row and channels)."""
+    """The row i tokens before a tile that begins at t0: of the input, or of `state`, which points to these channels."""
     row = row_of(x_tile - i * stride + c, c < tl.where(t0 >= i, C, 0), code, HAS_REACH)
     if HAS_STATE:
         kept = tl.load(state + (K + t0 - i), mask=c < tl.where(t0 < i, C, 0), other=0.0)
@@ -96,7 +96,7 @@ def zeros(n: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def weighted(row, past, w, mark, K: tl.constexpr, HAS_REACH: tl.constexpr):
-    """sum_i w_i * x_{t-i} of the taps that the token's reach lets count."""
+    """sum_i w_i * x_{t-i} over the taps within the token's reach."""
     z = row * w[0]
     for i in tl.static_range(1, K):
         if HAS_REACH:
@@ -156,7 +156,7 @@ def shifted(row, past, K: tl.constexpr):
 
 @triton.jit
 def sums_of(rows, U: tl.constexpr):
-    """The sums of one, two or four rows: as many in one reduction, which waits for all warps once."""
+    """The sums of one, two or four rows in one reduction, which waits for all warps only once."""
     if U == 4:
         pairs = tl.join(tl.join(rows[0], rows[1]), tl.join(rows[2], rows[3]))
         first, second = tl.split(tl.sum(pairs, axis=0))

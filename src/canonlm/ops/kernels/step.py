@@ -1,8 +1,8 @@
-"""Triton kernels of one decoding step: y_t of the newest token, and the state moved on in place.
+"""Triton kernels of one decoding step: y_t of the newest token, and the state updated in place.
 
 A state is `[B, sum of C, K]`: the last K inputs of every channel. It loses the oldest, and x is written to its end; a
-row whose `real` is 0 (padding) keeps its state. What a program reads of a state it has read before it writes there:
-the compiler may give the shifted store to another thread than the load, hence the barrier.
+row whose `real` is 0 (padding) keeps its state. A program reads its part of the state before it writes there. That
+takes a barrier, as the compiler may give the shifted store to another thread than the load.
 """
 
 from collections.abc import Sequence
@@ -34,8 +34,8 @@ def convolved(x, columns, w, K: tl.constexpr):
 
 
 @triton.jit
-def move_on(state, columns, x, c, C, keep, K: tl.constexpr):
-    """The state then holds the K inputs that end with x, or what it held where `keep`."""
+def update_state(state, columns, x, c, C, keep, K: tl.constexpr):
+    """Write the K inputs that end with x to the state, or its old content where `keep`."""
     for j in tl.static_range(0, K - 1):
         tl.store(state + j, tl.where(keep, columns[j], columns[j + 1]), mask=c < C)
     newest = tl.where(keep, columns[K - 1], x.to(columns[0].dtype))
@@ -65,7 +65,7 @@ def step(
     if RESIDUAL:
         z += x
     tl.debug_barrier()
-    move_on(before, columns, x, c, C, keep != 0, K)
+    update_state(before, columns, x, c, C, keep != 0, K)
     store_row(pick(ys, index) + b * C + c, z * scale, c < C)
 
 
@@ -88,8 +88,8 @@ def gated_step(
         z += gate_row
         r += up_row
     tl.debug_barrier()
-    move_on(before, gates, gate_row, c, C, keep != 0, K)
-    move_on(before + C * K, ups, up_row, c, C, keep != 0, K)
+    update_state(before, gates, gate_row, c, C, keep != 0, K)
+    update_state(before + C * K, ups, up_row, c, C, keep != 0, K)
     store_row(y + b * C + c, act(z * scale, ACT) * (r * scale), c < C)
 
 
@@ -114,7 +114,7 @@ def normed_step(
     if RESIDUAL:
         z += h
     tl.debug_barrier()
-    move_on(before, columns, h, c, C, keep != 0, K)
+    update_state(before, columns, h, c, C, keep != 0, K)
     store_row(y + b * C + c, z * scale, c < C)
 
 
@@ -138,7 +138,7 @@ def run_step(
     act: int,
     scale: float,
 ) -> None:
-    """Results go into `ys`: what changes an argument may not return a list, or compilers refuse it."""
+    """Results go into `ys`: compilers refuse an operator that changes an argument and returns a list."""
     xs, taps = [rowwise(x) for x in xs], [tap.contiguous() for tap in taps]
     kernel, batch, sizes = taps[0].shape[-1], xs[0].shape[0], tuple(x.shape[-1] for x in xs)
     launch = launch_of("step", xs[0].device, kernel, batch, 1, sum(sizes))

@@ -1,6 +1,6 @@
-"""Measure launches on the card at hand, on request: `tune(…)`; the results are kept for this user (`launches.keep`).
+"""Measures launches on the GPU in use, on request: `tune(…)`. The results are saved for this user (`launches.keep`).
 
-Nothing else here runs a kernel to find out how fast it is.
+No other module here measures the speed of kernels.
 """
 
 import math
@@ -33,7 +33,7 @@ CANDIDATES = {
 
 
 Measure = Callable[[Callable[[], object]], float]
-"""Seconds (or another unit) of a call."""
+"""Returns the seconds (or another unit) that a call takes."""
 
 
 def tune(
@@ -47,9 +47,9 @@ def tune(
     measure: Measure | None = None,
 ) -> dict[str, Launch]:
     """The fastest launch of every kernel in `names` for inputs `[batch, time, hidden]` (MLP: `width`) in bfloat16, each
-    written to the user's cache as soon as it is known, and used from now on. A minute, on a GPU.
+    written to the user's cache as soon as it is known, and used from now on. Takes a minute on a GPU.
 
-    Compiling takes most of it, so all cores do it beforehand. `measure` takes the place of Triton's `do_bench`.
+    Compiling takes most of it, so all cores do it beforehand. `measure` replaces Triton's `do_bench`.
     """
     if measure is None:
         from triton.testing import do_bench
@@ -70,7 +70,7 @@ def _compile(name: str, device: torch.device, sizes: tuple[int, ...], part: int,
     """Run every `parts`-th candidate once: Triton keeps what it compiles on disk."""
     call = calls(device, *sizes)[name]
     for launch in candidates(name, sizes[-1])[part::parts]:
-        with suppress(Exception):  # `fastest` meets it again
+        with suppress(Exception):  # `fastest` handles it
             _with(launch, call)
 
 
@@ -80,7 +80,7 @@ def fastest(calls: dict[str, Callable[[], object]], kernel: int, arch: str, meas
     for name, call in calls.items():
         measured = []
         for launch in candidates(name, kernel):
-            took = math.inf  # of a tile that is too large for this card: Triton raises errors of several kinds
+            took = math.inf  # if a tile is too large for this GPU: Triton raises errors of several kinds
             with suppress(Exception):
                 took = _with(launch, partial(measure, call))
             measured.append((took, launch))
@@ -100,7 +100,7 @@ def _with(launch: Launch, call: Callable[[], T]) -> T:
 
 
 def candidates(name: str, kernel: int) -> list[Launch]:
-    """Few: the built-in launch, and tile sizes around it."""
+    """The built-in launch, and a few tile sizes around it."""
     usual = launches.LAUNCHES["sm_90"][name][kernel > 4]
     sizes = product(
         CANDIDATES[name], ((4, 2), (4, 3), (8, 2)) if name == "forward" else ((4, 2), (2, 2)), (64, 128, 256)
