@@ -200,8 +200,8 @@ def try_type(name: str) -> dict:
         "outcome": "works",
         "parameters": model.num_parameters,
         "isolates": isolates,
-        "cache": model.module.generate.needs.cache,
-        "padding": model.module.generate.needs.padding,
+        "cache": model.module.generate.works.cache,
+        "padding": model.module.generate.works.padding,
         "loss": round(loss, 4),
         "saved": saved(model),
     }

@@ -239,7 +239,7 @@ def test_causality_is_tried_behind_zeros_and_in_training():
         ("hf:rwkv+canon", "arch: hf:rwkv+canon cannot be built: model: rwkv cannot have Canon layers"),
         ("hf:llama{num_key_value_heads=3}", "arch: hf:llama{num_key_value_heads=3} does not run here"),
         ("hf:llama{hidden_act=nothing}", "arch: hf:llama{hidden_act=nothing} cannot be built here (KeyError"),
-        ("hf:gemma3", "arch: hf:gemma3 is made of several models (text_config, vision_config); take one of text"),
+        ("hf:gemma3", "arch: hf:gemma3 is made of several models (text_config, vision_config); choose a text model"),
         ("fla:kda", "arch: expected a CUDA device and flash-linear-attention"),
     ],
 )
@@ -275,10 +275,10 @@ def written(model, rows: list[list[int]], **options) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "needs"),
+    ("model_type", "works"),
     [("llama", (True, True)), ("mamba2", (True, True)), ("recurrent_gemma", (True, False)), ("rwkv", (False, False))],
 )
-def test_generation_is_right(model_type, needs):
+def test_generation_is_right(model_type, works):
     """RWKV's state is not handed on and Griffin reads its padding: neither changes what is written."""
     model = library_model(f"hf:{model_type}", SIZES)
     model.module.eval()
@@ -293,7 +293,7 @@ def test_generation_is_right(model_type, needs):
                 line = torch.cat([line, model.logits(line)[:, -1:].argmax(-1)], 1)
             answers.append(line[0, len(row) :].tolist())
     assert written(model, rows) == answers
-    assert model.module.generate.needs == needs
+    assert model.module.generate.works == works
 
 
 def test_saved_models_are_the_librarys(tmp_path):

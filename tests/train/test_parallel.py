@@ -103,8 +103,8 @@ def test_layouts_that_divide():
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        (FAMILIES["gdn"], "1 with gdn: its layers are not cut by heads"),
-        (FAMILIES["hybrid"], "1 with gdn: its layers are not cut by heads"),
+        (FAMILIES["gdn"], "1 with gdn: its layers are not split by heads"),
+        (FAMILIES["hybrid"], "1 with gdn: its layers are not split by heads"),
         (FAMILIES["moe"], "1 with experts"),
         ({"alibi": "alibi"}, "1 where heads differ"),
         ({"rope_heads": 2}, "1 where heads differ"),

@@ -1,10 +1,10 @@
-"""Architecture names: complete, so that two models of equal sizes and one name are one architecture.
+"""Architecture names. They are complete: two models with the same name and sizes have the same architecture.
 
     llama+canon              gla5-conv{num_heads=4}+canon=AC:nores       gdn2.gdn2.gdn2.llama+canon
     hf:qwen3{num_key_value_heads=2}        fla:kda        mine.py:MyMixer+canon        package.module:Model
 
-A base, or several that take turns over the layers; in braces settings of its mixer or of `CanonLMConfig`; modifiers.
-Sizes (layers, width, heads, vocabulary, context) come from elsewhere. `resolve` gives the configuration fields of a
+A name is a base, or several that alternate over the layers, with settings of its mixer or of `CanonLMConfig` in braces,
+and modifiers. Sizes (layers, width, heads, vocabulary, context) come from elsewhere. `resolve` returns the fields of a
 name, `name_of` the name of a configuration: each is the inverse of the other.
 """
 
@@ -29,7 +29,7 @@ SIZES = {
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "init_seed"),
     *("intermediate_size", "pad_token_id", "bos_token_id", "eos_token_id", "use_cache"),
 }
-"""Fields that no name holds: sizes, the seed, and what belongs to a vocabulary or a cache."""
+"""Fields that are not part of a name: sizes, the seed, and what belongs to a vocabulary or a cache."""
 
 FIELDS = [
     name
@@ -42,17 +42,17 @@ OF_TRAINING = {
     *("initializer", "initializer_range", "init_base_std", "init_std_factor"),
     *("z_loss", "z_loss_weight", "router_loss_weight"),
 }
-"""Those that say nothing of a model whose weights are there."""
+"""Those that do not matter once a model has its weights."""
 
 OF_ATTENTION = {
     *("num_key_value_heads", "head_dim", "rope_dim", "rope_heads", "rope_theta", "alibi", "qk_norm"),
     *("attention_bias", "attention_dropout"),
 }
-"""Those that say nothing of a model without attention."""
+"""Those that do not matter without attention."""
 
 
 class Base(NamedTuple):
-    """A base of a name. `short_conv`: with the short convolution (site b); `settings`: what is in its braces."""
+    """A base of a name. `short_conv`: with the short convolution (site b); `settings`: those in its braces."""
 
     name: str
     mixer: type[Mixer]
@@ -62,19 +62,19 @@ class Base(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The settings that are the mixer's own."""
+        """The settings that are options of the mixer."""
         return {key: self.settings[key] for key in self.settings if key in self.mixer.Options.__dataclass_fields__}
 
     @property
     def full_canon(self) -> str:
-        """The sites of a bare `+canon`. A short convolution already does what Canon-B would."""
+        """The sites of a bare `+canon`. A short convolution already does what Canon-B would do."""
         return "ACD" if self.mixer.recurrent else "ABCD"
 
 
 @dataclass(frozen=True)
 class Modifier:
-    """`+name` or `+name=value`. `read(value, head_dim, num_heads)` gives the fields that it sets; `write(config)` the
-    value that a configuration has: None for a bare modifier, False where the name needs none."""
+    """`+name` or `+name=value`. `read(value, head_dim, num_heads)` returns the fields that it sets, `write(config)` the
+    value for a configuration: None for a bare modifier, False if the name needs no modifier."""
 
     about: str
     read: Callable[[str | None, int, int], dict[str, Any]]
@@ -109,7 +109,7 @@ _GROUP = re.compile(rf"[{canon_sites.LETTERS}B]+(:\w+)*(\+|$)")
 
 
 def _rope(value: str | None, head_dim: int, num_heads: int) -> dict[str, Any]:
-    what = f"a share from 0 to 1 of each head that leaves an even number of its {head_dim} channels, such as +rope=0.25"
+    what = f"a share from 0 to 1 of each head, an even number of its {head_dim} channels, such as +rope=0.25"
     heads, times, share = (value or "").rpartition("x")
     channels = _share(share, head_dim)
     if channels is None or channels % 2:
@@ -123,7 +123,7 @@ def _rope(value: str | None, head_dim: int, num_heads: int) -> dict[str, Any]:
 
 
 def _share(text: str, total: int) -> int | None:
-    """That share of `total`, or None if the text is not a number from 0 to 1 or the result not an integer."""
+    """That share of `total`, or None if the text is not a number from 0 to 1 or the result is not an integer."""
     try:
         part = total * float(text)
         return round(part) if 0 <= part <= total and math.isclose(part, round(part), abs_tol=1e-6) else None
@@ -155,7 +155,7 @@ def _named(name: str, about: str, key: str, meanings: dict[str | None, Any]) -> 
 
 MODIFIERS = {
     "canon": Modifier(
-        "Canon layers at A, B, C and D of a block, +canon=KVOM:scaled or +canon=A:zero,D:k3 elsewhere and otherwise",
+        "Canon layers at A, B, C and D of a block; other sites and variants: +canon=KVOM:scaled, +canon=A:zero,D:k3",
         lambda *_: {},
         lambda _: False,
     ),
@@ -167,7 +167,7 @@ MODIFIERS = {
     ),
     "alibi": _named(
         "alibi",
-        "attention fades with distance; +alibi=hard: half of the heads see their neighbourhood only",
+        "attention decreases with distance; +alibi=hard: half of the heads see nearby tokens only",
         "alibi",
         {None: "alibi", "hard": "hard"},
     ),
@@ -188,8 +188,8 @@ MODIFIERS = {
 def resolve(arch: str, *, hidden_size: int, num_heads: int, head_dim: int | None = None) -> dict[str, Any]:
     """The configuration fields that a name stands for: `resolve("llama+canon=AC", hidden_size=512, num_heads=8)`.
 
-    `gdn2.gdn2.gdn2.llama` is a hybrid whose layers take turns. ValueError names an unknown base, modifier or setting, a
-    repeated one, or a value that cannot be.
+    `gdn2.gdn2.gdn2.llama` is a hybrid whose layers alternate. ValueError names an unknown or repeated base, modifier or
+    setting, or an invalid value.
     """
     head_dim = head_dim or hidden_size // num_heads
     layers, modifiers = _split(arch)
@@ -267,7 +267,7 @@ def _checked(name: str, mixer: type[Mixer], settings: dict[str, Any]) -> dict[st
 
 
 def _sites(base: Base, added: Mapping[str, str | None], without: str) -> str:
-    """The sites of `+canon`: all but b, as the base alone decides whether there is a short convolution."""
+    """The Canon sites of a base: those of `+canon`, and b if the base has a short convolution."""
     text = ""
     if "canon" in added:
         text = (":" if added["canon"] is None else added["canon"]).rstrip(":")
@@ -283,7 +283,7 @@ def _sites(base: Base, added: Mapping[str, str | None], without: str) -> str:
 
 
 def read_settings(text: str) -> dict[str, Any]:
-    """`a=1,b=[x,y],c=null` → values as in JSON; what is not JSON is a text, or a list of them in brackets."""
+    """`a=1,b=[x,y],c=null` → values as in JSON; anything else is a string, or in brackets a list of strings."""
     settings: dict[str, Any] = {}
     for pair in re.split(r",(?![^\[\]]*\])", text) if text.strip() else []:
         key, equals, value = (part.strip() for part in pair.partition("="))
@@ -313,8 +313,8 @@ def written_settings(settings: Mapping[str, Any]) -> str:
 
 
 def name_of(config: CanonLMConfig, *, trained: bool = False) -> str:
-    """The complete name of a configuration: `resolve` gives back all its fields that are not sizes. With `trained`,
-    fields that decided initial weights and the training loss are left out."""
+    """The complete name of a configuration, from which `resolve` restores all fields but the sizes. With `trained`,
+    fields that only set initial weights and the training loss are left out."""
     mixers = list(dict.fromkeys(config.mixers))
     if trained:
         config, fresh = copy.copy(config), CanonLMConfig(mixers=mixers, num_hidden_layers=len(mixers))
@@ -334,12 +334,12 @@ def name_of(config: CanonLMConfig, *, trained: bool = False) -> str:
             name = _complete(config, dict(zip(mixers, bases_, strict=True)), spelling)
             names += [name] if name is not None else []
     if not names:
-        raise ValueError("no name says this configuration")
+        raise ValueError("no architecture name describes this configuration")
     return min(names, key=len)
 
 
 def _complete(config: CanonLMConfig, names: Mapping[str, str], canon: str) -> str | None:
-    """The name that begins with these bases, by mixer; what modifiers cannot say is in braces. None: there is none."""
+    """The name with these bases, by mixer; fields that no modifier sets are in braces. None if there is none."""
     known = bases()
     layers = [
         (names[mixer], mixer, known[names[mixer]][1].short_conv and "b" not in config.sites(i))
@@ -358,8 +358,8 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str], canon: str) -> st
         for name, modifier in MODIFIERS.items():
             value = False if name == "frozen" else modifier.write(config)
             if value is not False and value is not True:
-                says = modifier.read(value, config.head_dim, config.num_attention_heads)
-                if any(_value(config, key) != _value(plain, key) for key in says):
+                fields = modifier.read(value, config.head_dim, config.num_attention_heads)
+                if any(_value(config, key) != _value(plain, key) for key in fields):
                     modifiers += f"+{name}" + ("" if value is None else f"={value}")
         near = _like(config, written({}, modifiers))
         settings = {mixer: _options(config, mixer, near) for mixer in names}

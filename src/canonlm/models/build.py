@@ -1,4 +1,4 @@
-"""From an architecture's name and sizes to a model: the one place where models are made.
+"""Builds models from architecture names and sizes: the only place that does.
 
 llama+canon, gla5{num_heads=4}                our decoder (`canonlm.models.archs` has the names)
 hf:qwen3{num_key_value_heads=2}, fla:kda      transformers, flash-linear-attention; with Canon layers hf:qwen3+canon=AC
@@ -24,7 +24,7 @@ from canonlm.models.modeling import CanonLMForCausalLM
 from canonlm.outside import LIBRARIES, reference_of
 
 MATCHED = 0.01
-"""How far the number of parameters may be from the first architecture's with `--match parameters`."""
+"""Max relative difference of the number of parameters from the first architecture's, with `--match parameters`."""
 
 SPELLED = {
     *("mixers", "canon_set", "canon_sets", "canon_kernel", "canon_residual", "canon_activation", "canon_bias"),
@@ -37,7 +37,7 @@ def build(arch: str, sizes: Sizes, seed: int = 0) -> LanguageModel:
     """The model of that name with its initial weights, a function of (seed, parameter name), on torch's default device
     (under `torch.device("meta")`: without values).
 
-    ValueError in one line: no such architecture, sizes that it cannot have, or more than this machine has.
+    One-line ValueError for an unknown architecture, and for sizes that it or this machine's memory does not allow.
     """
     with few_modules():
         return _build(arch, sizes, seed)
@@ -62,25 +62,25 @@ def wrap(module: PreTrainedModel) -> LanguageModel:
 
 
 def complete_name(arch: str, sizes: Sizes) -> tuple[str, dict[str, Any]]:
-    """The complete, canonical name of an architecture, and those of `sizes.fields` that it does not hold.
+    """The complete, canonical name of an architecture, and those of `sizes.fields` that are not part of it.
 
-    What modifiers can say becomes part of the name: `llama+canon` with the field canon_residual = false is
-    `llama+canon:nores`. Names of models from outside stay as they are.
+    Fields that modifiers can set become part of the name: `llama+canon` with the field canon_residual = false is
+    `llama+canon:nores`. Names of models from outside do not change.
     """
     if arch.partition(":")[0] in LIBRARIES:
         host, canon = foreign.split_canon(arch)
         return host + (f"+canon={canon}" if canon else ""), sizes.fields
     if not _is_decoder(arch):
         return arch, sizes.fields
-    config_of(arch, sizes, 0)  # refuses what cannot be before half of it is looked at
+    config_of(arch, sizes, 0)  # raises for an invalid combination before only half of it is used
     spelled = {key: value for key, value in sizes.fields.items() if key in SPELLED}
     name = name_of(config_of(arch, replace(sizes, fields=spelled), 0))
     return name, {key: value for key, value in sizes.fields.items() if key not in SPELLED}
 
 
 def match_parameters(arch: str, sizes: Sizes, target: int) -> dict[str, list[int]]:
-    """How the MLP has to change so that the model has `target` parameters within 1 %: `{field: [before, after]}`, empty
-    where it has them already. InvalidSetting where no width does."""
+    """The MLP widths that give the model `target` parameters within 1 %: `{field: [before, after]}`, empty if it
+    already has them. InvalidSetting if no width does."""
     before = _on_meta(arch, sizes)
     widths, count = before.mlp_widths, before.num_parameters
     if abs(count - target) <= MATCHED * target:
@@ -95,7 +95,7 @@ def match_parameters(arch: str, sizes: Sizes, target: int) -> dict[str, list[int
     def count_at(factor: float) -> int:
         return _on_meta(arch, replace(sizes, fields={**sizes.fields, **scaled(factor)})).num_parameters
 
-    # Parameters are linear in the widths: two points tell the factor, but for rounding.
+    # Parameters are linear in the widths: two points determine the factor, up to rounding.
     factor = 1 + (target - count) / max(1, count_at(2) - count)
     if factor <= 0 or abs(count_at(factor) - target) > MATCHED * target:
         raise InvalidSetting("--match", f"--match: {why}")
@@ -108,7 +108,7 @@ def _on_meta(arch: str, sizes: Sizes) -> LanguageModel:
 
 
 def _is_decoder(arch: str) -> bool:
-    """Whether the name is of our decoder, with a built-in mixer or one from outside."""
+    """Whether the name means our decoder, with a built-in mixer or one from outside."""
     if arch.partition(":")[0] in LIBRARIES:
         return False
     if (reference := reference_of(arch)) is None:
@@ -128,7 +128,7 @@ def _load(reference: str) -> Any:
 
 
 def _register(reference: str, mixer: type[Mixer]) -> None:
-    """Layers can have a mixer from outside by its reference, which is also the base of its names."""
+    """Register a mixer from outside under its reference, which is also its base in architecture names."""
     if MIXERS.get(reference) is not mixer:
         about = next(iter(mixer.architectures.values()), Architecture("a mixer from outside"))
         mixer.architectures = {reference: about}

@@ -1,7 +1,7 @@
 """Links our layers to transformers' caches: real tokens and padding, documents, and the places of states.
 
 The library keeps a layer's convolution states as `conv_states[i]`, `[batch, channels, kernel]`, time last; every
-Canon site of a layer is one such index. No cache class is ours.
+Canon site of a layer has one such index. We define no cache class.
 """
 
 from dataclasses import dataclass, replace
@@ -22,16 +22,16 @@ class Layout:
 
     attention_mask: Tensor | None = None  # [B, T], 1 = real token; None: all are
     doc_ids: Tensor | None = None  # [B, T], numbers of the documents; None: one document per row
-    continues: Tensor | None = None  # [B, past], does the first token continue that cached token? None: it does
+    continues: Tensor | None = None  # [B, past], whether the first token continues that cached token; None: it does
     reach: Tensor | None = None  # [B, T], mask and documents as the Triton kernels read them; see `with_reach`
     last: Tensor | None = None  # [B], the position of each row's last real token, where kernels return states
-    documents: Documents | None = None  # those of doc_ids, for kernels; None where none takes them
-    without_mask: bool = False  # does attention keep documents apart by `documents`?
+    documents: Documents | None = None  # those of doc_ids, for kernels; None if no kernel uses them
+    without_mask: bool = False  # whether attention separates documents by `documents`, without a mask
 
 
 def with_reach(layout: Layout, h_BTD: Tensor, cache: Cache | None) -> Layout:
-    """`layout` with what kernels read about these tokens, made once for all layers; unchanged if no kernels are used. A
-    decoding step, of one token, only needs its mask."""
+    """`layout` with what kernels read about these tokens, computed once for all layers; unchanged if no kernels are
+    used. A decoding step, of one token, only needs its mask."""
     mask, doc_ids = layout.attention_mask, layout.doc_ids
     if h_BTD.shape[1] == 1 or (mask is None and doc_ids is None) or not runs_on(h_BTD):
         return layout
@@ -40,16 +40,16 @@ def with_reach(layout: Layout, h_BTD: Tensor, cache: Cache | None) -> Layout:
 
 
 def document_runs(doc_ids_BT: Tensor, attention_mask_BT: Tensor | None) -> Tensor:
-    """Number the runs of equal ids 0, 1, 2, …: an id that comes back later in a row is another document.
+    """Number the runs of equal ids 0, 1, 2, …: an id that recurs later in a row is a new document.
 
-    Padding counts with what precedes it, whatever its id.
+    Padding belongs to the document before it, whatever its id.
     """
     before, follows = _before(doc_ids_BT, attention_mask_BT)
     return ((doc_ids_BT != before) & follows).cumsum(1)
 
 
 def documents_from_positions(position_ids_BT: Tensor, attention_mask_BT: Tensor | None) -> Tensor | None:
-    """Documents of a packed row, by transformers' convention that positions start again; None if they never do.
+    """Documents of a packed row, by transformers' convention that positions restart; None if they never do.
 
     Positions that padding repeats are not restarts: only real tokens are compared.
     """
@@ -110,12 +110,12 @@ def fill_unused_states(cache: Cache | None, layer_idx: int, used: int, x_BTC: Te
 
 
 def read_recurrence(cache: Cache | None, layer_idx: int, layout: Layout) -> Tensor | None:
-    """The recurrent state that the first new token starts from, `[B, ...]`; None: from nothing."""
+    """The recurrent state that the first new token starts from, `[B, ...]`; None: from zeros."""
     if cache is None:
         return None
     layer: Any = cache.layers[layer_idx]
     if layer.record_past:
-        what = "a model without recurrent layers: their state cannot be taken back (prompt lookup, crop)"
+        what = "a model without recurrent layers: their state cannot be rewound (prompt lookup, crop)"
         raise expected("past_key_values", what, f"recorded past of layer {layer_idx}")
     state = layer.recurrent_states[0]
     if state is not None and layout.continues is not None:
@@ -130,7 +130,7 @@ def write_recurrence(cache: Cache | None, layer_idx: int, state: Tensor) -> None
 
 
 def count_tokens(cache: Cache | None, config: PreTrainedConfig, x_BTD: Tensor) -> None:
-    """Give the first layer of a cache of recurrent layers keys of one channel: else it could not tell its length."""
+    """Give the first layer of a cache of recurrent layers keys of one channel, so that the cache has a length."""
     if cache is not None and "attention" not in config.mixers:
         marks = x_BTD.new_zeros(x_BTD.shape[0], 1, x_BTD.shape[1], 1)
         cache.update(marks, marks, 0)

@@ -1,11 +1,11 @@
 """Checks of a model before training, on the built model with a few tokens; the same for every model.
 
-finite      logits, loss and gradients are numbers
+finite      logits, loss and gradients are finite
 causality   later tokens do not change the logits of earlier ones
 isolation   if a run isolates documents: the tokens of one document do not change the logits of another
 
-Causality is tried as in evaluation and, unless a step is random, as in training: routing that lets tokens compete for
-places in an expert is causal in one and not in the other. Every process of a sharded model must call this.
+Causality is checked in evaluation mode and, unless a step is random, in training mode: routing in which tokens compete
+for places in an expert is causal in one and not in the other. Every process of a sharded model must call this.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def check(model: LanguageModel, *, isolated: bool = False) -> None:
                     _check_causality(model)
         except InvalidSetting:
             raise
-        except Exception as error:  # the code of others, on tokens and sizes that it may never have seen
+        except Exception as error:  # other people's code, with tokens and sizes that it may never have run with
             raise refusal(model.arch, "does not run here", error) from error
         finally:
             for part in module.modules():
@@ -85,7 +85,7 @@ def _check_causality(model: LanguageModel) -> None:
             why = f"a change of token {token} changed the output at token {position}"
             how = "it cannot be trained as a language model"
             if getattr(model.module.config, "is_decoder", None) is False:
-                how += f" unless {model.arch.partition('{')[0]}{{is_decoder=true}} is"
+                how += f" unless it is built as {model.arch.partition('{')[0]}{{is_decoder=true}}"
             raise InvalidSetting("arch", f"arch: {model.arch} is not causal ({why}); {how}")
 
 
@@ -111,7 +111,7 @@ def _tokens(model: LanguageModel, rows: int) -> Tensor:
 
 
 def _other(model: LanguageModel, ids: Tensor) -> Tensor:
-    """Other tokens, at every place."""
+    """Other tokens, at every position."""
     return (ids + 1 + ids % 2) % _vocabulary(model)
 
 
@@ -121,7 +121,7 @@ def _vocabulary(model: LanguageModel) -> int:
 
 def _first_change(before: Tensor, after: Tensor) -> int | None:
     """The first position `[1, T, V]` that differs by more than rounding."""
-    # Rounding alone makes 5e-7 in float32; the smallest leak that we met, of a width of 16, makes 4e-5.
+    # Rounding alone makes 5e-7 in float32; the smallest leak that we have seen, with a width of 16, makes 4e-5.
     tolerance = max(1e-5, 4 * torch.finfo(before.dtype).eps)
     before, after = before.float(), after.float()
     changed = ((before - after).abs() > tolerance * before.abs().max()).any(-1).any(0)
@@ -130,8 +130,8 @@ def _first_change(before: Tensor, after: Tensor) -> int | None:
 
 @contextmanager
 def _kept(module: nn.Module) -> Iterator[None]:
-    """Buffers as they were, afterwards. Weights that begin at zero are not zero meanwhile: what a branch lets through
-    would not be seen behind a projection of zeros."""
+    """Restore buffers after this context. Within it, weights that are all zero get other values: a leak in a branch
+    would not show behind a projection of zeros."""
     zeros = [_local(p) for p in module.parameters() if p.ndim > 1 and not _local(p).any()]
     buffers = [(b, b.clone()) for b in module.buffers()]
     try:

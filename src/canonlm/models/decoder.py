@@ -44,10 +44,10 @@ class Decoder(LanguageModel):
         self._trained = trained
         self._config = module.config
         if self.device.type == "meta":
-            module.initialize_weights()  # which transformers leaves out there: it freezes what is to be frozen
+            module.initialize_weights()  # transformers skips it on meta; it freezes what is to be frozen
 
     @cached_property
-    def arch(self) -> str:  # type: ignore[override]  # found when it is asked for: that takes a moment
+    def arch(self) -> str:  # type: ignore[override]  # computed on first use, as it takes a moment
         return name_of(self._config, trained=self._trained)
 
     @property
@@ -84,8 +84,8 @@ class Decoder(LanguageModel):
                 init_parameters(module, path, self._config)
 
     def forward_flops(self, seq_len: int) -> dict[str, float]:
-        """FLOPs of one token. It has one expert. A recurrence costs what its chunked form (`canonlm.ops`) computes,
-        with the chunks that run on a GPU; documents that are isolated in a window cost less, which is not counted."""
+        """FLOPs of one token, which uses one expert. A recurrence counts as its chunked form (`canonlm.ops`) with the
+        chunk size of a GPU. Isolated documents cost less, which is not counted."""
         config, parts = self._config, {"linear": 0.0, "attention": 0.0, "recurrence": 0.0, "conv": 0.0}
         for layer_idx, layer in enumerate(self.blocks.values()):
             for module in layer.modules():
@@ -134,7 +134,7 @@ class Decoder(LanguageModel):
 
 
 def config_of(arch: str, sizes: Sizes, seed: int) -> CanonLMConfig:
-    """The configuration of an architecture of ours at those sizes. InvalidSetting where they do not fit together."""
+    """The configuration of one of our architectures at those sizes. InvalidSetting if they do not fit together."""
     try:
         fields = dict(sizes.fields) if Fields.model_validate(sizes.fields) else {}
     except ValidationError as error:

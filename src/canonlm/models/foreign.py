@@ -1,7 +1,7 @@
 """Models from outside as `LanguageModel`: any causal model of transformers (`hf:qwen3`), of
-flash-linear-attention (`fla:kda`), or a module from a file of the user's.
+flash-linear-attention (`fla:kda`), or a module from a user's file.
 
-Nothing here knows one model from another: blocks are found by the library's own `_no_split_modules`, weights are drawn
+Nothing here is specific to one model: blocks are found by the library's own `_no_split_modules`, weights are drawn
 by its own `_init_weights`, documents begin where `position_ids` restart, which is its convention for packed rows.
 Whether a model respects documents is checked (`canonlm.models.checks`).
 """
@@ -40,8 +40,8 @@ _PLAIN: Any = SimpleNamespace(z_loss=None, z_loss_weight=0.0)
 def library_model(arch: str, sizes: Sizes, seed: int = 0) -> "ForeignModel":
     """`hf:qwen3{num_key_value_heads=2}`, `hf:qwen3+canon=AC`, `fla:kda`: random weights, on torch's default device.
 
-    On the meta device its parts still have to be made (`to_empty`) and initialized. InvalidSetting, in one line: no
-    such type or field, sizes that the type cannot have, a type that cannot be built here, sites that it cannot have.
+    On the meta device its parts still have to be allocated (`to_empty`) and initialized. One-line InvalidSetting for an
+    unknown type or field, sizes or sites that the type cannot have, and a type that cannot be built here.
     """
     fla = arch.startswith("fla:")
     host, sites = split_canon(arch)
@@ -56,13 +56,14 @@ def library_model(arch: str, sizes: Sizes, seed: int = 0) -> "ForeignModel":
         module = make()
     except InvalidSetting as error:
         raise InvalidSetting("arch", f"arch: {arch} cannot be built: {error}") from None
-    except Exception as error:  # the code of others: a package or a GPU that it needs, sizes that it cannot have
+    except Exception as error:  # other people's code: it needs a package or a GPU, or cannot have these sizes
         raise refusal(arch, "cannot be built here", error) from error
     return (FlaModel if fla else ForeignModel)(arch, module, seed, make=make)
 
 
 def split_canon(arch: str) -> tuple[str, str]:
-    """`hf:qwen3+canon=A:zero,D` is (`hf:qwen3`, `A:zero,D`); `+canon` alone means ABCD. Canonical, "" without any."""
+    """`hf:qwen3+canon=A:zero,D` is (`hf:qwen3`, `A:zero,D`), in canonical form, "" without sites. `+canon` alone means
+    ABCD."""
     host, plus, modifier = arch.partition("+canon")
     if not plus:
         return arch, ""
@@ -75,10 +76,10 @@ def split_canon(arch: str) -> tuple[str, str]:
 
 
 def outside_model(arch: str, thing: Callable[..., nn.Module], sizes: Sizes, seed: int = 0) -> "ForeignModel":
-    """`mine.py:Net{depth=3}`: what a class or a factory from outside makes, with the weights that it makes; always on
-    the CPU. A module that maps ids `[B, T]` to logits `[B, T, V]` is wrapped, a model of transformers is not.
+    """`mine.py:Net{depth=3}`: the model that a class or a factory from outside returns, with its weights; always on the
+    CPU. A module that maps ids `[B, T]` to logits `[B, T, V]` is wrapped, a model of transformers is not.
 
-    InvalidSetting, in one line: a field that it does not take, what its code raises.
+    One-line InvalidSetting for a field that it does not take, and for an exception of its code.
     """
     with torch.device("cpu"), _drawing(generator_for(seed, arch)):
         module = made_outside(arch, thing, sizes)
@@ -97,15 +98,15 @@ class ForeignModel(LanguageModel):
         make: Callable[[], PreTrainedModel] | None = None,
         has_weights: bool = False,
     ) -> None:
-        """make: builds the module again, on torch's default device. has_weights: the module's are to stay."""
+        """make: builds the module again, on torch's default device. has_weights: keep the module's weights."""
         super().__init__(module, seed)
         self.arch = arch
         self._make = make
         self._accepts = set(inspect.signature(module.forward).parameters)
         self._plain_head: bool | None = None
         if isinstance(table := module.get_input_embeddings(), nn.Embedding):
-            table.padding_idx = None  # a token that would not learn
-        # Found once: what is put around the model later changes neither its parts nor their names.
+            table.padding_idx = None  # that token would not be trained
+        # Computed once: wrappers that are added later change neither the parts nor their names.
         self._paths = {part: name for name, part in module.named_modules()}
         self._blocks = find_blocks(module)
         generate = getattr(module, "generate", None)
@@ -132,7 +133,7 @@ class ForeignModel(LanguageModel):
         head = self._head()
         bytes_of_logits = 4 * targets.numel() * self.module.config.get_text_config().vocab_size
         if head is not None and bytes_of_logits > losses.chunk_bytes(targets.device.type) and self._head_is_plain(head):
-            # In the head's own place, inside the model's forward: what is wrapped around the model stays in charge.
+            # In place of the head, inside the model's forward, so that wrappers around the model still apply.
             def sums(h: Tensor) -> Tensor:
                 return losses.loss_of_hidden(_PLAIN, h, head.weight, targets, compiled=self.compiled_loss)[0]
 
@@ -163,7 +164,7 @@ class ForeignModel(LanguageModel):
 
     @torch.no_grad()
     def _head_is_plain(self, head: nn.Linear) -> bool:
-        """Whether the head's output is the logits, not capped or scaled after it. Tried once, with random numbers."""
+        """Whether the head's output is the logits, not capped or scaled after it. Tried once, with made-up outputs."""
         if self._plain_head is None:
             ids = torch.zeros(1, 8, dtype=torch.long, device=self.device)
             made = 30 * torch.arange(8 * head.out_features, device=self.device).float().sin().view(1, 8, -1)
@@ -172,16 +173,17 @@ class ForeignModel(LanguageModel):
                     unchanged = torch.equal(self._forward(ids, None).logits, made)
                 with _replaced_forward(head, lambda h: made.sum()):
                     self._plain_head = unchanged and torch.equal(self._forward(ids, None).logits, made.sum())
-            except Exception:  # the code of others looks at the shape of logits
+            except Exception:  # the model's code depends on the shape of the logits
                 self._plain_head = False
         return self._plain_head
 
     @torch.no_grad()
     def initialize(self, part: nn.Module, name: str) -> None:
-        """The library's own `_init_weights`, module by module from the inside out, each with the generator of its name.
+        """Call the library's own `_init_weights`, module by module from the inside out, each with the generator of its
+        name.
 
-        Of a part that holds blocks, what is outside of them; blocks are parts of their own. So it makes no difference
-        in which order and on which device the parts are made.
+        Blocks inside a part are skipped, as they are parts themselves. So the order and device in which parts are
+        initialized do not matter.
         """
         blocks = set(self._blocks.values()) - {part}
         modules = list(_inside_out(part, blocks))
@@ -191,7 +193,7 @@ class ForeignModel(LanguageModel):
             for tensor in _own(module).values():
                 if tensor.is_floating_point():
                     tensor.fill_(torch.nan)
-        # What a module around blocks would do to their weights, it does not.
+        # A module around blocks must not change their weights.
         with _loaded([tensor for block in blocks for tensor in block.state_dict(keep_vars=True).values()]):
             for module in modules:
                 path = self._paths[module]
@@ -203,7 +205,7 @@ class ForeignModel(LanguageModel):
                     self._owner(path)._init_weights(module)
         for module in modules:
             for key, tensor in _own(module).items():
-                if tensor.numel() and tensor.isnan().all():  # the library's code leaves it as it is built
+                if tensor.numel() and tensor.isnan().all():  # the library leaves it as the constructor made it
                     tensor.copy_(self._as_built[f"{self._paths[module]}.{key}".lstrip(".")])
             module._apply(lambda tensor: tensor.to(device), recurse=False)
 
@@ -234,7 +236,7 @@ class ForeignModel(LanguageModel):
         )
 
     def forward_flops(self, seq_len: int) -> dict[str, float]:
-        """FLOPs per token; of recurrences only their projections, of experts only those of a token."""
+        """FLOPs per token. Recurrences count with their projections only, experts with those that a token uses."""
         config = self.module.config.get_text_config()
         head = self.module.get_output_embeddings()
         active = _of(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k")
@@ -260,7 +262,7 @@ class ForeignModel(LanguageModel):
         return {**parts, "head": 2.0 * vocabulary}
 
     def _reaches(self, seq_len: int) -> Iterator[tuple[int, float]]:
-        """Layers of attention by their index, and how many tokens a token meets there, on average."""
+        """The attention layers by index, and the mean number of tokens that a token attends to."""
         config = self.module.config.get_text_config()
         window = _of(config, "sliding_window", "attention_chunk_size", "attention_window_size") or seq_len
         types = getattr(config, "layer_types", None) or []
@@ -282,7 +284,7 @@ class FlaModel(ForeignModel):
         starts = (positions(doc_ids).flatten() == 0).nonzero()[:, 0]
         borders = nn.functional.pad(starts, (0, 1), value=input_ids.numel()).int()
         outputs = self.module(input_ids=input_ids.view(1, -1), cu_seqlens=borders, use_cache=False)
-        if outputs.logits.ndim:  # not the loss in the head's place
+        if outputs.logits.ndim:  # else it is the loss, computed in place of the head
             outputs.logits = outputs.logits.view(*input_ids.shape, -1)
         return outputs
 
@@ -307,7 +309,7 @@ def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
     outermost = [name for name in named if not any(name.startswith(f"{other}.") for other in named)]
     blocks = {f"{name}.{index}": block for name in outermost for index, block in enumerate(named[name])}
     owners = Counter(parameter for block in blocks.values() for parameter in set(block.parameters()))
-    if max(owners.values(), default=1) > 1:  # what several blocks share cannot be cut one block at a time
+    if max(owners.values(), default=1) > 1:  # shared parameters cannot be sharded block by block
         whole_model = str(module.base_model_prefix)
         return {whole_model: module.get_submodule(whole_model)}
     return blocks or dict(module.named_children())
@@ -326,7 +328,7 @@ def _own(module: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def _loaded(tensors: list[Tensor]) -> Iterator[None]:
-    """The library's functions for initial weights leave these tensors alone, as if they had been loaded."""
+    """Within this context, the library's initialization leaves these tensors alone, as if they had been loaded."""
     for tensor in tensors:
         setattr(tensor, "_is_hf_initialized", True)  # noqa: B010
     try:
@@ -360,7 +362,7 @@ def _of(config: Any, *names: str) -> int:
     for name in names:
         try:
             value = getattr(config, name, None)
-        except Exception:  # of the library: it differs from layer to layer
+        except Exception:  # the library raises if the field differs from layer to layer
             continue
         if isinstance(value, int):
             return value

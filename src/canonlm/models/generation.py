@@ -1,5 +1,5 @@
-"""Generation that is right with models whose code is not: a cache that gives other logits is left out, and a model that
-reads its padding gets prompts of one length at a time. What a model needs is tried at its first generation.
+"""Generation that is correct even if a model's code is not: a cache that changes the logits is not used, and a model
+that reads its padding gets prompts of one length at a time. What works is tested at the first generation.
 """
 
 from typing import Any, NamedTuple
@@ -11,9 +11,9 @@ from transformers import GenerationConfig
 from canonlm.models.interface import LanguageModel
 
 
-class _Needs(NamedTuple):
-    cache: bool  # may be used
-    padding: bool  # on the left does not change what follows
+class _Works(NamedTuple):
+    cache: bool  # gives the same logits
+    padding: bool  # on the left does not change the logits
 
 
 class Generation:
@@ -21,15 +21,15 @@ class Generation:
 
     def __init__(self, model: LanguageModel, generate: Any) -> None:
         self.model, self.generate = model, generate
-        self.needs: _Needs | None = None
+        self.works: _Works | None = None
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Any:
-        """ValueError: the model cannot generate."""
-        if self.needs is None:
-            self.needs = self._tried()
-        if not self.needs.cache:
+        """As `generate` of transformers. ValueError if the model cannot generate."""
+        if self.works is None:
+            self.works = self._what_works()
+        if not self.works.cache:
             options = _without_cache(options)
-        if attention_mask is None or attention_mask.all() or self.needs.padding:
+        if attention_mask is None or attention_mask.all() or self.works.padding:
             return self.generate(input_ids, attention_mask=attention_mask, **options)
         parts = {}
         for length in attention_mask.sum(1).unique().tolist():
@@ -44,7 +44,7 @@ class Generation:
         return torch.cat([input_ids, written], dim=1)
 
     @torch.no_grad()
-    def _tried(self) -> _Needs:
+    def _what_works(self) -> _Works:
         module = self.model.module
         length = min(8, (self.model.context_length or 8) - 2)
         ids = torch.arange(1, 2 * length + 1, device=self.model.device).view(2, length)
@@ -55,14 +55,12 @@ class Generation:
         module.eval()
         try:
             if self._is_right(ids, padded, cache=True):
-                return _Needs(cache=True, padding=True)
+                return _Works(cache=True, padding=True)
             cache = self._is_right(ids, torch.ones_like(ids), cache=True)
-            needs = _Needs(cache, padding=self._is_right(ids, padded, cache=cache))
-            if not cache and not needs.padding and not self._is_right(ids, torch.ones_like(ids), cache=False):
-                raise ValueError(
-                    f"arch: {self.model.arch} cannot generate: its logits differ from those it is trained on"
-                )
-            return needs
+            works = _Works(cache, padding=self._is_right(ids, padded, cache=cache))
+            if not cache and not works.padding and not self._is_right(ids, torch.ones_like(ids), cache=False):
+                raise ValueError(f"arch: {self.model.arch} cannot generate: its logits differ from those in training")
+            return works
         finally:
             module.train(was_training)
 
@@ -82,7 +80,7 @@ class Generation:
                     tolerance = max(1e-3, 8 * torch.finfo(expected.dtype).eps)
                     if not (logits - expected.float()).abs().max() <= tolerance * expected.float().abs().max():
                         return False
-        except Exception:  # somebody else's code: it cannot be used this way
+        except Exception:  # other people's code: it cannot be used this way
             return False
         return True
 

@@ -1,6 +1,6 @@
 """Initial weights as a function of (seed, parameter name): the same on any machine, device or world size.
 
-Drawn on the CPU in float32 and written with transformers' own functions, which leave loaded weights alone.
+They are drawn on the CPU in float32 and written with transformers' own functions, which leave loaded weights alone.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 Fill = Callable[[Tensor, torch.Generator], object]
-"""Fills a float32 tensor in place from a generator. What a module keeps (`start_with`) can be pickled with it."""
+"""Fills a float32 tensor in place from a generator. Those that a module keeps (`start_with`) can be pickled."""
 
 
 def canonical_name(name: str) -> str:
@@ -66,7 +66,8 @@ def usual(module: nn.Module, name: str, config: "CanonLMConfig") -> Fill:
 
 
 def _truncated(name: str, config: "CanonLMConfig", in_layer: bool) -> Fill:
-    """Meta lingua's: projections into the residual stream (the mixer's and the MLP's last) are scaled down by depth."""
+    """As in Meta lingua: projections into the residual stream (the mixer's and the MLP's last) are scaled down by
+    depth."""
     std = config.hidden_size**-0.5
     if not in_layer:
         return truncated_normal(std, 3 * std)
@@ -84,12 +85,12 @@ def _truncated(name: str, config: "CanonLMConfig", in_layer: bool) -> Fill:
         "global_depth": math.sqrt(2 * (config.num_hidden_layers + 1)),
         "dim_ratio": config.hidden_size / 4096,
     }[config.init_std_factor]
-    # As there: the mixer's is cut where it would be without the division.
+    # As in lingua, the mixer's is truncated where it would be without the divisor.
     return truncated_normal(std / divisor, 3 * (std / divisor if from_mlp else std))
 
 
 def start_with(module: nn.Module, **fills: Fill) -> None:
-    """Set other initial values than the usual ones for parameters of `module`, by their names in it."""
+    """Replace the usual initial values of parameters of `module`, by their names in it."""
     module.initial = fills  # type: ignore[assignment]
 
 

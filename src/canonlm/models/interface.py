@@ -1,7 +1,7 @@
 """The interface of models: training, sharding, planning, evaluating and saving use nothing else.
 
 `canonlm.models.build` makes these from names; our decoder (`decoder.py`), any causal model of transformers or
-flash-linear-attention and modules from files of the user's (`foreign.py`) implement them.
+flash-linear-attention and modules from users' files (`foreign.py`) implement them.
 
 Shapes: B batch, T time, V vocabulary. Targets are what follows each token (already shifted), or -100.
 """
@@ -47,7 +47,7 @@ class LanguageModel(ABC):
 
     arch: str
     compiled_loss = False
-    """Is the element-wise part of a loss without all logits to be compiled? Whoever compiles the blocks sets it."""
+    """Whether to compile the element-wise part of the chunked loss. Code that compiles the blocks sets it."""
 
     def __init__(self, module: PreTrainedModel, seed: int = 0) -> None:
         self.module, self.seed = module, seed
@@ -66,9 +66,9 @@ class LanguageModel(ABC):
         num_targets: float,
         documents: Documents | None = None,
     ) -> Loss:
-        """The sum of the targets' losses over `num_targets`, without holding all logits where the model can. `[B, T]`;
-        nothing crosses from one document (a run of equal `doc_ids`) to another. `documents` are those of `doc_ids`,
-        for models whose kernels take them; made on the CPU, they save waiting for a GPU."""
+        """The sum of the targets' losses divided by `num_targets`, without holding all logits if the model can. Inputs
+        are `[B, T]`; nothing crosses from one document (a run of equal `doc_ids`) to another. `documents` are those of
+        `doc_ids`, for models whose kernels take them; made on the CPU, they save waiting for a GPU."""
 
     @abstractmethod
     def logits(self, input_ids: Tensor, doc_ids: Tensor | None = None) -> Tensor:
@@ -77,7 +77,7 @@ class LanguageModel(ABC):
     @abstractmethod
     def initialize(self, part: nn.Module, name: str) -> None:
         """Write initial weights into a part of `module` of that name: a function of (seed, parameter name) alone.
-        Blocks within it are parts of their own."""
+        Blocks within it are separate parts."""
 
     @abstractmethod
     def forward_flops(self, seq_len: int) -> dict[str, float]:
@@ -114,18 +114,18 @@ class LanguageModel(ABC):
     def check_tensor_parallel(self, size: int) -> None:
         """InvalidSetting if `size` devices cannot share every layer."""
         if size > 1:
-            raise expected("parallel.tp", f"1 with {self.arch}: only our decoder is cut into parts", size)
+            raise expected("parallel.tp", f"1 with {self.arch}: only our decoder supports tensor parallelism", size)
 
     def part_of(self, size: int) -> "LanguageModel":
-        """One of `size` devices' part of the model, if they share every layer, to count its memory."""
+        """The part of the model on one of `size` devices that share every layer, to count its memory."""
         return self
 
     def split_block(self, block: nn.Module, mesh: DeviceMesh) -> None:
-        """Cut a block that is complete on every device of `mesh` into the devices' parts."""
+        """Split a block that is complete on every device of `mesh` into the devices' parts."""
         raise NotImplementedError
 
     def split_ends(self, mesh: DeviceMesh) -> None:
-        """Cut the embedding and the head."""
+        """Split the embedding and the head."""
         raise NotImplementedError
 
     @property

@@ -29,8 +29,8 @@ def lay_out(
     past: int | Tensor = 0 if cache is None else cache.get_seq_length()
     mask = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
     new_mask = None if mask is None else mask[:, -time:]
-    # One token can neither restart nor tell; asking a static cache for its length would break the graph. A graph
-    # that is exported cannot ask at all: there an empty cache has the length 0, and a filled one a tensor.
+    # A single token shows no restart, and comparing a static cache's length would break the graph. An exported graph
+    # cannot compare it at all: there the length of an empty cache is 0, and that of a filled one a tensor.
     exported = torch.compiler.is_exporting() and isinstance(past, Tensor)
     if doc_ids is not None:
         if doc_ids.shape != (batch, past + time):
@@ -72,14 +72,14 @@ def _for_kernels(
     if plain and documents is not None:
         return documents, without_mask
     if torch.compiler.is_compiling() and not flash:
-        return None, False  # their number would be no constant of the graph
+        return None, False  # their number would not be a constant of the graph
     needed = without_mask or (h_BTD.is_cuda and config.is_recurrent)
     return documents_of(doc_ids_BT) if needed else None, without_mask
 
 
 def same_document(doc_ids: Tensor) -> Callable[..., Tensor]:
-    """For transformers' masks: is the key's document the query's? `doc_ids` are of cached and new tokens."""
-    last = doc_ids.shape[1] - 1  # a static cache asks about places that are not written yet: causality hides them
+    """A mask function for transformers: whether key and query share a document. `doc_ids`: of cached and new tokens."""
+    last = doc_ids.shape[1] - 1  # a static cache also has places that are not written yet: causality hides them
 
     def same(batch_idx, head_idx, q_idx, kv_idx):
         return doc_ids[batch_idx, q_idx.clamp(max=last)] == doc_ids[batch_idx, kv_idx.clamp(max=last)]

@@ -46,7 +46,7 @@ def check_memory(key: str, num_bytes: float, device: str = "cpu") -> None:
 
 
 def memory_of(device: str = "cpu") -> int:
-    """Bytes: of the machine, or what its container may use of it; of an accelerator its own."""
+    """The memory in bytes: of an accelerator, or of the machine, or the limit of its container."""
     if (kind := torch.device(device)).type == "cuda" and torch.cuda.is_available():
         return torch.cuda.get_device_properties(kind).total_memory
     lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []

@@ -1,6 +1,6 @@
-"""The training loss, on logits and without them.
+"""The training loss, from logits or without holding all of them.
 
-Of a labelled token with logits x, target t and Z = sum_v exp(x_v), in nats:
+For a labelled token with logits x, target t and Z = sum_v exp(x_v), in nats:
 
     l = log Z - x_t,      l + w (log Z)^2  with z_loss "logsumexp",      l + w l^2  with z_loss "squared_nll"
 
@@ -23,7 +23,7 @@ CHUNK_BYTES = 2**28
 """Bytes of float32 logits at once, on a CPU: 512 tokens of a vocabulary of 128k, 2048 of one of 32k. Enough tokens for
 the products to run at full speed and for the gradient of the head, read and written once per chunk, not to matter."""
 
-GPU_CHUNK = 4  # times as much: faster products need more tokens to outweigh that reading and writing
+GPU_CHUNK = 4  # times as many bytes: faster products need more tokens to outweigh that reading and writing
 
 Sums = tuple[Tensor, Tensor | None]
 """Over the labelled tokens: the loss, and how much of it is z-loss (None without)."""
@@ -66,14 +66,14 @@ def loss_of_hidden(
 ) -> Sums:
     """The loss of the logits `h @ weight.T`, of which no more than `chunk_bytes` exist at a time.
 
-    Differentiable once: the gradients are made with the loss, chunk by chunk, so that no product is done twice; the
-    weight's is summed up in at least float32. Products are in the dtype of `h_BTD`, or autocast's.
+    Differentiable once: the gradients are computed with the loss, chunk by chunk, so that no product is done twice; the
+    weight's is accumulated in at least float32. Products are in the dtype of `h_BTD`, or autocast's.
 
     `weight_VD` may be sharded by rows over a tensor-parallel group (DTensor, Shard(0)): then each rank has the logits
     of its rows only, and all get the same loss and the same gradient of `h_BTD`.
 
-    `compiled`: where gradients are made, and the weight is not sharded, a compiler makes one pass over a chunk for the
-    loss and one for the gradient, and float32 logits are never written.
+    `compiled`: if gradients are computed and the weight is not sharded, compiled code makes one pass over a chunk for
+    the loss and one for the gradient, and float32 logits are never written.
     """
     group, first, rows_per_rank = None, 0, len(weight_VD)
     if isinstance(weight_VD, DTensor):
@@ -85,21 +85,21 @@ def loss_of_hidden(
         dtype = torch.get_autocast_dtype(device)
     bytes_of_token = rows_per_rank * torch.promote_types(dtype, torch.float32).itemsize
     chunks = _chunks(targets_BT.numel(), bytes_of_token, chunk_bytes(device))
-    targets_N, learns = targets_BT.flatten().to(h_BTD.device), torch.is_grad_enabled()
-    compiled = compiled and learns and group is None
+    targets_N, with_grad = targets_BT.flatten().to(h_BTD.device), torch.is_grad_enabled()
+    compiled = compiled and with_grad and group is None
     head = weight_VD, group, first
-    return _Chunks.apply(config, h_BTD.flatten(0, 1), *head, targets_N, chunks, dtype, learns, compiled)
+    return _Chunks.apply(config, h_BTD.flatten(0, 1), *head, targets_N, chunks, dtype, with_grad, compiled)
 
 
 class _Chunks(torch.autograd.Function):
     """`loss_of_hidden`; the head's weight has the rows `first`, `first + 1`, … of a group's."""
 
     @staticmethod
-    def forward(ctx, config, h_ND, weight_VD, group, first, targets_N, chunks, dtype, learns, compiled) -> Sums:
+    def forward(ctx, config, h_ND, weight_VD, group, first, targets_N, chunks, dtype, with_grad, compiled) -> Sums:
         exact = torch.promote_types(dtype, torch.float32)
         w_VD = weight_VD.to(dtype)
-        dh_ND = torch.empty_like(h_ND) if learns and ctx.needs_input_grad[1] else None
-        dw_VD = torch.zeros_like(w_VD, dtype=exact) if learns and ctx.needs_input_grad[2] else None
+        dh_ND = torch.empty_like(h_ND) if with_grad and ctx.needs_input_grad[1] else None
+        dw_VD = torch.zeros_like(w_VD, dtype=exact) if with_grad and ctx.needs_input_grad[2] else None
         loss = z_loss = torch.zeros((), dtype=exact, device=h_ND.device)
         dx: Tensor | None
         for rows in chunks:
@@ -127,7 +127,7 @@ class _Chunks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, d_loss, _):
-        # In place, for the weight's gradient is large; torch then refuses to go back a second time.
+        # In place, as the weight's gradient is large; torch then refuses a second backward.
         dh_ND, dw_VD = (None if gradient is None else gradient.mul_(d_loss) for gradient in ctx.saved_tensors)
         return None, dh_ND, dw_VD, None, None, None, None, None, None, None
 
@@ -143,8 +143,8 @@ def _add_product(dw_VD: Tensor, dx_NV: Tensor, h_ND: Tensor) -> None:
 
 
 def _terms(x_NV: Tensor, target_N1: Tensor, z_loss: str | None, z_weight: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The sums over a chunk of the loss and of the z-loss, and their gradient in the dtype of the logits `x_NV`: to be
-    compiled, else every line is a tensor of their size."""
+    """The sums over a chunk of the loss and of the z-loss, and their gradient in the dtype of the logits `x_NV`. To be
+    compiled: in eager mode every line would make a tensor of that size."""
     x = x_NV.to(torch.promote_types(x_NV.dtype, torch.float32))
     labelled = target_N1 != -100
     target_N1 = torch.where(labelled, target_N1, 0)
@@ -163,15 +163,16 @@ def _terms(x_NV: Tensor, target_N1: Tensor, z_loss: str | None, z_weight: float)
     return nll.sum(), z, dx.to(x_NV.dtype)
 
 
-@functools.cache  # the compiler takes a second to be imported
+@functools.cache  # importing the compiler takes a second
 def _compiled() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    return torch.compile(_terms, dynamic=False)  # chunks have one length, but for the last
+    return torch.compile(_terms, dynamic=False)  # all chunks but the last have one length
 
 
 def _in_place(
     x: Tensor, target: Tensor, config: CanonLMConfig, group: dist.ProcessGroup | None, first: int, make_dx: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """As `_terms`, the gradient (or None) in place of the logits `x`, `[N, V]`, of which a group may share the rest."""
+    """As `_terms`, but the gradient (or None) overwrites the logits `x`, `[N, V]`, which may be one rank's part of the
+    vocabulary."""
     z_weight, labelled = config.z_loss_weight, target != -100
     in_shard = labelled if group is None else (target >= first) & (target < first + x.shape[1])
     target = torch.where(in_shard, target - first, 0)
@@ -179,7 +180,7 @@ def _in_place(
     log_z = z.log()
     nll = (log_z - x_target) * labelled
     z_loss = torch.zeros((), dtype=x.dtype, device=x.device)
-    # The gradient of the logit of v: up * exp(x_v) / Z, less `down` if v is the target.
+    # The gradient of the logit of v: up * exp(x_v) / Z, minus `down` if v is the target.
     up = down = labelled.to(x.dtype)
     if config.z_loss == "logsumexp":
         log_z = (log_z + top) * labelled
@@ -208,7 +209,7 @@ def _exponentiate(x_NV: Tensor, target_N1: Tensor, in_shard_N1: Tensor, group: d
 
 
 def _chunks(tokens: int, bytes_of_token: int, at_once: int) -> list[slice]:
-    """As few as fit into `at_once` bytes, of equal length."""
+    """The fewest slices of equal length, each of at most `at_once` bytes."""
     count = max(1, -(-tokens * bytes_of_token // at_once))
     size = -(-tokens // count)
     return [slice(start, start + size) for start in range(0, tokens, size)]

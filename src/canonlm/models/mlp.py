@@ -77,7 +77,7 @@ class Experts(nn.Module):
 
 
 class Router(nn.Linear):
-    """Logits of the experts, in at least float32, under autocast too: in bfloat16 they tie, and choose wrongly."""
+    """Logits of the experts, in at least float32, under autocast too: in bfloat16, ties choose wrong experts."""
 
     def forward(self, x_ND: Tensor) -> Tensor:
         compute = torch.promote_types(x_ND.dtype, torch.float32)
@@ -86,12 +86,12 @@ class Router(nn.Linear):
 
 
 class MoE(nn.Module):
-    """p_e(x) * expert_e(x), where e is the likeliest of E experts under p = softmax(router(x)): the Switch Transformer
-    (arXiv 2101.03961, Eq. 1-2).
+    """p_e(x) * expert_e(x), where e is the most likely of E experts under p = softmax(router(x)): the Switch
+    Transformer (arXiv 2101.03961, Eq. 1-2).
 
     In training an expert takes the first ceil(expert_capacity * tokens / E) of the tokens that choose it, row after row
-    of the batch; the others get zeros. In evaluation it takes all of them, for what a token gets must not depend on its
-    neighbours if decoding is to equal one call on the whole. Padding does not count: it gets zeros, takes no place.
+    of the batch; the others get zeros. In evaluation it takes all of them: decoding equals one call on the whole only
+    if a token's output does not depend on its neighbours. Padding gets zeros and takes no place.
     """
 
     def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
@@ -103,8 +103,8 @@ class MoE(nn.Module):
     def forward(
         self, x_BTD: Tensor, layout: Layout, past_key_values: Cache | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns also, in training, what keeps the experts equally busy: E * sum_e f_e * P_e (Eq. 4-6), with f_e the
-        share of tokens that choose expert e and P_e its mean probability; 1 if all are alike."""
+        """In training, also returns the loss that balances the experts: E * sum_e f_e * P_e (Eq. 4-6), with f_e the
+        share of tokens that choose expert e and P_e its mean probability; 1 if all are equal."""
         x_ND, mask = x_BTD.flatten(0, 1), layout.attention_mask
         # Called as a module: hooks (offloading) and adapters (LoRA) are put around it.
         p_NE = self.router(x_ND).softmax(-1)
@@ -112,7 +112,7 @@ class MoE(nn.Module):
         real_N = x_ND.new_ones(len(x_ND), dtype=torch.bool) if mask is None else mask.flatten() != 0
         chosen_NE = (choice_N[:, None] == torch.arange(self.num_experts, device=x_ND.device)) & real_N[:, None]
         tokens, tokens_per_expert_E = real_N.sum(), chosen_NE.sum(0)
-        # Places per expert: a number, as shapes need one; the capacity may be lower, and is known to the device alone.
+        # Places per expert: a Python number, as shapes need one. The capacity, a tensor on the device, may be lower.
         if self.training:
             places = math.ceil(self.capacity_factor * len(x_ND) / self.num_experts)
             capacity = (self.capacity_factor * tokens.double() / self.num_experts).ceil()

@@ -3,7 +3,7 @@
     h = h + canonO( mixer( canonA( norm(h) ) ) )    Canon-B lives inside the mixer, on its projections
     h = h + canonM( mlp(   canonC( norm(h) ) ) )    Canon-D lives inside the MLP, before the nonlinearity
 
-Each Canon layer is there where the configuration has its site; h starts as canonE( embedding ).
+A Canon layer exists if the configuration has its site; h starts as canonE( embedding ).
 Parameters are named as in transformers' Llama, so that a plain Llama's state dict loads as it is.
 """
 
@@ -128,10 +128,10 @@ class CanonLMPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, strict: bool = True, **kwargs):
-        """As of every model of transformers, and complete: ValueError names the tensors that are missing, unknown, of
-        another shape or not of floating-point numbers, where the library would go on, and fill in random numbers.
+        """As for every model of transformers, but strict: ValueError names the tensors that are missing, unknown, of
+        another shape or not floating-point, where the library would continue with random numbers.
 
-        strict=False: leave that to the library, to take over some of the weights, say.
+        strict=False: as the library does it, to load some of the weights, for example.
         """
         wants_info = kwargs.pop("output_loading_info", False)
         place = pretrained_model_name_or_path
@@ -144,7 +144,7 @@ class CanonLMPreTrainedModel(PreTrainedModel):
         return (model, info) if wants_info else model
 
     def save_pretrained(self, save_directory, *args, self_contained: bool = False, **kwargs) -> None:
-        """As transformers'. With `self_contained` the folder brings its code: `from_pretrained(…,
+        """As transformers'. With `self_contained` the folder includes its code, and `from_pretrained(…,
         trust_remote_code=True)` loads it where canonlm is not installed."""
         vars(self.config).pop("auto_map", None)  # of the folder that this model was loaded from
         if self_contained:
@@ -156,11 +156,11 @@ class CanonLMPreTrainedModel(PreTrainedModel):
         super().save_pretrained(save_directory, *args, **kwargs)
 
     def initialize_weights(self) -> None:
-        # The library hands modules to `_init_weights` one by one, without the names that our draws depend on.
+        # The library passes modules to `_init_weights` one by one, without the names that our draws depend on.
         for name, module in self.named_modules():
             module._init_name = name
         super().initialize_weights()
-        # Not when layers are built: loading replaces their parameters by trainable ones, and comes here last.
+        # Not when layers are built: loading replaces their parameters with trainable ones, and calls this last.
         for module in self.modules():
             if isinstance(module, CanonLayer) and module.frozen:
                 module.requires_grad_(False)
@@ -204,12 +204,12 @@ class CanonLMModel(CanonLMPreTrainedModel):
         max_length_q: int | None = None,
         **kwargs,
     ) -> DecoderOutput:
-        """As every decoder of transformers, and `doc_ids`: the documents of packed rows, one integer per token; with
-        a filled cache it covers the cached tokens too, as `attention_mask` does. Positions that restart say the same
-        (the library's own convention), when nothing is cached yet.
+        """As every decoder of transformers, with `doc_ids`: the documents of packed rows, one integer per token; with
+        a filled cache they cover the cached tokens too, as `attention_mask` does. Positions that restart mean the same
+        (the library's own convention) if nothing is cached yet.
 
-        `cu_seq_lens_q`, `max_length_q` (the library's names; see `ops.packed.Documents`) say the same once more, for
-        kernels: without them a GPU is waited for where they are needed."""
+        `cu_seq_lens_q`, `max_length_q` (the library's names; see `ops.packed.Documents`) pass the same documents to
+        kernels. If these need them and they are missing, the forward waits for the GPU."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected exactly one of input_ids and inputs_embeds")
         h_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -240,7 +240,7 @@ class CanonLMModel(CanonLMPreTrainedModel):
             if config.alibi is not None:
                 mask = cast(Tensor, causal_mask)
                 if attention_mask is None and doc_ids is None:
-                    mask = mask[:1]  # rows are alike: let the kernels read one
+                    mask = mask[:1]  # rows are equal: kernels need to read only one
                 causal_mask = alibi_mask(config, mask, attention_mask, past_key_values, h_BTD.dtype)
             if config.rope_dim:
                 rotary = rotary_table(position_ids, config.rope_dim, config.rope_theta, h_BTD.dtype)
@@ -300,13 +300,15 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs,
     ) -> CausalLMOutput:
-        """With targets, the loss: its mean over the labelled ones, or its sum over `num_items_in_batch`.
+        """With targets, also computes the loss: the mean over labelled ones, or the sum divided by
+        `num_items_in_batch`.
 
         `shift_labels[b, t]`, another keyword, is what follows `input_ids[b, t]`, or -100; `labels[b, t]` is the target
         for `input_ids[b, t]` itself, as elsewhere in transformers, and shifted here. With `loss_only` there are no
-        logits: the loss is made without holding them all (`loss_of_hidden`, which knows `compiled_loss`), and can be
-        differentiated once. The head's weight may then be a DTensor, sharded by rows over a tensor-parallel group."""
-        # Not an argument by name: Trainer takes those with "label" in their names for columns of the data.
+        logits: the loss is computed without holding them all (`loss_of_hidden`; `compiled_loss` is explained there) and
+        can be differentiated once. The head's weight may then be a DTensor, sharded by rows over a tensor-parallel
+        group."""
+        # Not a named argument: Trainer takes those with "label" in their names for columns of the data.
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         if labels is not None and shift_labels is None:
             shift_labels = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
@@ -350,9 +352,9 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         position_ids: Tensor | None = None,
         **kwargs,
     ):
-        """The mask that `generate` hands to the forward, with a static cache. Prefill keeps the two-dimensional one:
-        Canon could not read padding off a four-dimensional one. A step of one token, real in every row, gets the mask
-        of fixed size that attention reads: a mask that grows would be compiled again at every token."""
+        """The mask that `generate` passes to the forward, with a static cache. Prefill keeps the two-dimensional one:
+        Canon layers could not read padding from a four-dimensional one. A step of one token, real in every row, gets
+        the mask of fixed size that attention reads: a growing mask would be compiled again at every token."""
         padded = attention_mask is not None and not bool(attention_mask[:, -1].all())
         if inputs_embeds.shape[1] > 1 or padded or config.alibi is not None:
             return attention_mask
@@ -374,7 +376,7 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         )
         if doc_ids is not None:
             inputs["attention_mask"] = kwargs.get("attention_mask")  # the documents are not in a prepared one
-            # As many as tokens: fewer while a prompt is read in chunks; new tokens belong to their row's last document.
+            # One per token: fewer while a prompt is read in chunks; new tokens belong to their row's last document.
             cache, ids = inputs.get("past_key_values"), inputs["input_ids"]
             length = (inputs["inputs_embeds"] if ids is None else ids).shape[1]
             length += 0 if cache is None else int(cache.get_seq_length())

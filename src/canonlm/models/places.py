@@ -1,6 +1,6 @@
 """The Canon layers of one place in a layer of the decoder, with their state in the cache, in one kernel if possible.
 
-Kernels read weights of modules that are then not called: only of `untouched` ones.
+Kernels read weights without calling the modules, so they are only used for `untouched` ones.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ def run_site(
 ) -> list[Tensor]:
     """Apply the Canon layers of one place (one for A and C; q, k, v for B; gate, up for D) to `[B, T, C_i]` inputs.
 
-    An input without a layer (None) stays as it is. With a cache, the state continues what came before and is moved on;
-    the layers share one, which is as long as the largest of their kernels. `mixer_input`: see `CanonLayer.forward`.
+    An input without a layer (None) does not change. With a cache, the state before is read and updated; the layers
+    share one state, which is as long as the largest of their kernels. `mixer_input`: see `CanonLayer.forward`.
     """
     outputs = list(inputs)
     taken = [(index, canon, inputs[index]) for index, canon in enumerate(canons) if canon is not None]
@@ -59,7 +59,7 @@ def run_site(
         states.append(torch.nn.functional.pad(state, (kernel - canon.kernel_size, 0)))
     state = torch.cat(states, dim=1)
     if layer.record_past:
-        # Someone may rewind (prompt lookup): the library then wants every input, and cuts the state itself.
+        # The cache may be rewound (prompt lookup): the library then needs every input, and cuts the state itself.
         state = torch.cat(xs, dim=-1).transpose(1, 2)
         if layout.attention_mask is not None:
             state = state.masked_fill((layout.attention_mask == 0)[:, None], 0)
@@ -76,8 +76,8 @@ def run_rotary(
     layout: Layout,
     cache: Cache | None,
 ) -> list[Tensor] | None:
-    """Canon-B and the rotary embedding of its outputs in one kernel, `[B, T, heads, head_dim]` each; None: it cannot be
-    used here. rotated: how many heads of each input are rotated."""
+    """Canon-B and the rotary embedding of its outputs in one kernel, `[B, T, heads, head_dim]` each; None if the kernel
+    cannot be used. rotated: the number of heads to rotate in each input."""
     if rotary is None or cache is not None or layout.attention_mask is not None or runs_on(*inputs):
         return None
     taps = plain_taps(canons, inputs)
@@ -122,7 +122,7 @@ def run_normed(
     layer_idx: int,
     state_idx: int,
 ) -> tuple[Tensor, Tensor] | None:
-    """x + branch (or x), and canon(norm(of it)), in one kernel; None if the kernel cannot be used."""
+    """s = x + branch (or x), and canon(norm(s)), in one kernel; None if the kernel cannot be used."""
     how = one_launch([canon], [x], "normed")
     if how is None or how.pop("biases") or how.pop("activation") != "none":
         return None
@@ -146,24 +146,24 @@ def _run_kernel(
     layer_idx: int,
     state_idx: int,
 ) -> Any:
-    """The result of a kernel on these arguments, with the state in the cache updated; None if it would have to know
-    more than it does: of a recorded past, of gradients through states, of the tokens' layout."""
+    """The result of a kernel on these arguments, with the state in the cache updated. None if it does not apply: with a
+    recorded past, with gradients through states, or if the layout lacks what kernels read."""
     x: Tensor = args[0][0] if forms is CANON else args[0]
-    knows_layout = layout.reach is not None or (layout.attention_mask is None and layout.doc_ids is None)
+    has_layout = layout.reach is not None or (layout.attention_mask is None and layout.doc_ids is None)
     if cache is None:
-        return forms.without_state(*args, **how, reach=layout.reach) if knows_layout else None
+        return forms.without_state(*args, **how, reach=layout.reach) if has_layout else None
     layer: Any = cache.layers[layer_idx]
     if layer.record_past or torch.is_grad_enabled():
         return None
     kernel = how["taps"][0].shape[-1]
-    goes_on = x.shape[1] == 1 and layer.has_previous_state[state_idx]
-    if goes_on and usable(f"{forms.name} step", x, kernel=kernel):
-        # In place: its address stays, and the library has nothing to do.
+    is_step = x.shape[1] == 1 and layer.has_previous_state[state_idx]
+    if is_step and usable(f"{forms.name} step", x, kernel=kernel):
+        # In place: its address does not change, and the library need not update it.
         state = layer.conv_states[state_idx]
         if layout.continues is not None:  # zeros, where the token begins a document
             state.mul_(layout.continues[:, -1:, None].to(state.dtype))
         return forms.step(*args, **how, state=state, mask=layout.attention_mask)
-    if not knows_layout:
+    if not has_layout:
         return None
     past = read_conv_state(layer, state_idx, kernel, layout)
     result, after = forms.with_state(*args, **how, state=past, reach=layout.reach, last=layout.last)

@@ -17,13 +17,13 @@ def rotary_table(position_ids_BT: Tensor, rope_dim: int, theta: float, dtype: to
     compute = torch.promote_types(dtype, torch.float32)
     exponents = torch.arange(0, rope_dim, 2, dtype=compute, device=position_ids_BT.device) / rope_dim
     angles = position_ids_BT[..., None, None].to(compute) * (1.0 / theta**exponents)
-    # A compiler takes a power and a cosine for something cheap. On a GPU it computed two of each for every channel of
-    # every head in every layer, forward and backward; on a CPU, in the backward of Canon-B, a cosine per tap.
+    # Compilers recompute a power and a cosine, as if they were cheap: on a GPU two of each for every channel of every
+    # head in every layer, forward and backward; on a CPU, in the backward of Canon-B, a cosine per tap.
     return materialize_on_any_device(angles.cos()), materialize_on_any_device(angles.sin())
 
 
 def rotate(x_BTHE: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
-    """Rotate the pairs (i, i + rope_dim / 2) of the first rope_dim channels, in the first heads; the rest stays."""
+    """Rotate the pairs (i, i + rope_dim / 2) of the first rope_dim channels, in the first heads, and nothing else."""
     if heads < x_BTHE.shape[2]:
         return torch.cat([rotate(x_BTHE[:, :, :heads], cos, sin, heads), x_BTHE[:, :, heads:]], dim=2)
     half = cos.shape[-1]
@@ -35,10 +35,10 @@ def rotate(x_BTHE: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
 def alibi_mask(
     config: "CanonLMConfig", mask: Tensor, attention_mask: Tensor | None, cache: Cache | None, dtype: torch.dtype
 ) -> Tensor:
-    """`mask` with each head's view of distance: from `[B, 1, T, S]` to `[B, H, T, S]`, heads h = 1 … H.
+    """`mask` with each head's penalty for distance: from `[B, 1, T, S]` to `[B, H, T, S]`, heads h = 1 … H.
 
-    alibi = "alibi" (arXiv 2108.12409): 2^(-8h/H) * distance is taken off the scores. "hard" (arXiv 2402.01032): of the
-    first half, head h sees its nearest h tokens only, itself included; the other heads see all.
+    alibi = "alibi" (arXiv 2108.12409): 2^(-8h/H) * distance is subtracted from the scores. "hard" (arXiv 2402.01032):
+    head h of the first half sees only the nearest h tokens, the current one included; the other heads see all.
 
     `mask` is what `create_causal_mask` makes: True at visible keys, or the number to add to their scores; so is the
     result, numbers with "alibi". `attention_mask` covers cached and new tokens.
@@ -46,7 +46,7 @@ def alibi_mask(
     columns = torch.arange(mask.shape[3], device=mask.device)
     places_BS = columns[None]
     if attention_mask is not None and attention_mask.ndim == 2:
-        # Padding takes no place. A static cache has columns, hidden by `mask`, that wait for their tokens.
+        # Padding takes no place. A static cache has columns without tokens, which `mask` hides.
         places_BS = (attention_mask != 0).cumsum(1)
         places_BS = torch.nn.functional.pad(places_BS, (0, len(columns) - places_BS.shape[1]))
     past = 0 if cache is None else cache.get_seq_length()
@@ -57,7 +57,7 @@ def alibi_mask(
     if config.alibi == "hard":
         seen_BHTS = (distance_B1TS < heads_H11) | (heads_H11 > num_heads // 2)
         return torch.where(seen_BHTS, mask, False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min)
-    # Not the keys' places, although they differ by a constant only: in bfloat16 2000 and 2001 are one number.
+    # Not the keys' places, which differ from distances by a constant only: in bfloat16 2000 and 2001 are one number.
     slopes_H11 = torch.exp2(-8 / num_heads * heads_H11.to(torch.promote_types(dtype, torch.float32)))
     bias_BHTS = (-slopes_H11 * distance_B1TS).to(dtype)
     lowest = torch.finfo(dtype).min

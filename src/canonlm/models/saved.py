@@ -1,5 +1,5 @@
-"""Checks that a folder has the model of its configuration, before transformers reads it: transformers would fill in
-random numbers for what is missing, and cast integers."""
+"""Checks that a folder's weights fit its configuration, before transformers reads them: transformers would fill in
+random numbers for missing ones, and cast integers."""
 
 import os
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ from canonlm.untrusted import path_inside, read_object
 def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, options: Mapping[str, Any]) -> None:
     """ValueError unless the folder holds the tensors of the model, with their shapes, and the machine has the memory.
 
-    options: those of `from_pretrained`. Nothing is checked of a name on the Hub, of tensors that the caller gives, and
-    of a folder that the library is left to refuse.
+    options: those of `from_pretrained`. Nothing is checked for a name on the Hub, for tensors that the caller passes,
+    and for a folder without a configuration or weights, which the library refuses.
     """
     folder = Path(name_or_path or "", options.get("subfolder") or "")
     if name_or_path is None or options.get("state_dict") is not None or not (folder / "config.json").is_file():
@@ -36,7 +36,7 @@ def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, option
         model = model_class(config)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if model_class.base_model_prefix and not hasattr(model, model_class.base_model_prefix):
-        # The decoder alone, of a folder that may have been saved with the head.
+        # The decoder alone, from a folder that may have been saved with the head.
         prefix = f"{model_class.base_model_prefix}."
         if any(name.startswith(prefix) for name in held):
             held = {name.removeprefix(prefix): one for name, one in held.items() if name.startswith(prefix)}
@@ -48,15 +48,15 @@ def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, option
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """`config.json`. ValueError for it, or for the other settings that the library reads, where they cannot be read."""
+    """The content of `config.json`. ValueError if it, or another settings file of the library, cannot be read."""
     files = [path_inside(folder, name, str(folder)) for name in ("config.json", "generation_config.json")]
     config, *_ = [read_object(file) if file.exists() else {} for file in files]
     return config
 
 
 def check_loaded(place: str, model: Any, info: Mapping[str, Any], mismatched: bool = False) -> None:
-    """ValueError, which names them, where the library has left out or made up tensors. `info`: its loading info.
-    mismatched: those of another shape are meant to be new."""
+    """ValueError that names the tensors that the library has skipped or made up. `info`: its loading info. mismatched:
+    tensors of another shape may be new."""
     head = () if hasattr(model, "lm_head") else ("lm_head.",)  # the decoder alone leaves it out
     kinds = {
         "missing": info["missing_keys"],

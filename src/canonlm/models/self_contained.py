@@ -1,6 +1,6 @@
-"""A saved model that brings its code: flat modules beside its weights, made from our own sources.
+"""A saved model with its code: flat modules beside its weights, made from our own sources.
 
-The code is what `canonlm.flat_code` makes of our decoder; what means nothing in a folder is left out here.
+The code is what `canonlm.flat_code` makes of our decoder, without what a folder does not need.
 """
 
 import ast
@@ -26,15 +26,15 @@ def write_code(config: CanonLMConfig, folder: str | PathLike) -> dict[str, str]:
 
 
 def flat_modules(config: CanonLMConfig) -> dict[str, str]:
-    """Their texts by flat name: "modeling", "config", "attention", …"""
+    """The source code of these modules by flat name: "modeling", "config", "attention", …"""
     return flat_code.flat_modules(ENTRIES.values(), lambda home: _source(home, config))
 
 
 def _source(home: str, config: CanonLMConfig) -> str:
-    """The source of a module of ours, but for what means nothing in a folder: the search for mixers, and the way to
-    make such a folder."""
+    """The source of one of our modules, without what a folder does not need: the search for mixers, and the code that
+    makes such a folder."""
     if home == "canonlm.models.mixers":
-        # transformers makes a default configuration, too, to write down what differs: with attention.
+        # transformers also makes a default configuration, with attention, to save only the differences.
         classes = {name: MIXERS[name] for name in dict.fromkeys(["attention", *config.mixers])}
         imports = "".join(f"from {mixer.__module__} import {mixer.__name__}\n" for mixer in classes.values())
         entries = ", ".join(f'"{name}": {mixer.__name__}' for name, mixer in classes.items())

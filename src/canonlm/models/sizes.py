@@ -1,9 +1,9 @@
 """Small configurations of transformers: a preset's sizes in the fields of any `model_type`.
 
-A type's default configuration describes one large model. What is made here keeps its proportions: the MLP, low-rank
+A type's default configuration describes one large model. The small ones keep its proportions: the MLP, low-rank
 projections and the like shrink with the width, the numbers of other heads with the attention heads, their sizes with
-the head size; patterns over layers keep all their kinds of layers. State sizes and kernel sizes stay. The number of
-experts is at most MAX_EXPERTS, with as much expert width per token as in the default.
+the head size; patterns over layers keep all their kinds of layers. State sizes and kernel sizes do not change. The
+number of experts is at most MAX_EXPERTS, with the same expert width per token as in the default.
 """
 
 import dataclasses
@@ -99,21 +99,22 @@ def parse(arch: str) -> tuple[str, dict[str, Any]]:
 
 
 def causal_config(arch: str, sizes: Sizes) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
-    """The class of a causal model of transformers and its configuration: of a composite type its text model's."""
+    """The class of a causal model of transformers and its configuration; for a composite type, those of its text
+    model."""
     model_type, options = parse(arch)
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise unknown("model_type", model_type, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "Causal models of transformers")
     try:
         config_class = CONFIG_MAPPING[model_type]
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
-    except Exception as error:  # of the model's own file: mostly a package that is missing
+    except Exception as error:  # raised by the model's own file, mostly for a missing package
         raise refusal(arch, "cannot be built here", error) from error
     if model_class.config_class is not config_class and model_class.config_class in CONFIG_MAPPING.values():
         config_class = model_class.config_class
     if parts := [part for part in config_class.sub_configs if part not in _GROUPS]:
         text = f"{model_type}_text" if f"{model_type}_text" in CONFIG_MAPPING else "llama"
         what = f"is made of several models ({', '.join(parts)})"
-        raise InvalidSetting("arch", f"arch: {arch} {what}; take one of text, such as hf:{text}")
+        raise InvalidSetting("arch", f"arch: {arch} {what}; choose a text model, such as hf:{text}")
     return model_class, config_of(arch, config_class, sizes, options)
 
 
@@ -121,7 +122,7 @@ def fla_config(arch: str, sizes: Sizes) -> tuple[type[PreTrainedModel], PreTrain
     """As `causal_config`, for flash-linear-attention, which registers its types with transformers when imported."""
     name, options = parse(arch)
     if importlib.util.find_spec("fla") is None or not torch.cuda.is_available():
-        what = 'a CUDA device and flash-linear-attention (pip install "canonlm[gpu]", not where there is no GPU)'
+        what = 'a CUDA device and flash-linear-attention (with a GPU: pip install "canonlm[gpu]")'
         raise expected("arch", what, arch)
     try:
         models = importlib.import_module("fla.models")
@@ -140,7 +141,7 @@ def config_of(
 ) -> PreTrainedConfig:
     """The configuration of a small model of that type; `sizes.fields` and then `options` replace what is derived here.
 
-    InvalidSetting: an unknown field, or the library refuses what they make together.
+    InvalidSetting for an unknown field, and for values that the library refuses.
     """
     chosen = {"tie_word_embeddings": False, **sizes.fields, **options}
     names = {*names_of(config_class), *config_class.attribute_map}
@@ -152,16 +153,16 @@ def config_of(
             raise InvalidSetting("arch", unknown("field", key, fields, f"fields of {arch.partition('{')[0]}"))
     try:
         config = config_class(**{**_Small(config_class(), sizes).fields, **chosen})
-    except Exception as error:  # whatever the library's code raises on sizes that its authors did not think of
+    except Exception as error:  # whatever the library raises for sizes that its authors did not think of
         raise refusal(arch, "cannot have these sizes", error) from error
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if name not in chosen and _may_be_none(config_class, name):
-            vars(config)[name] = None  # also where the class would not have it
+            vars(config)[name] = None  # even if the class would set it
     return config
 
 
 def refusal(arch: str, what: str, error: Exception, place: str = "") -> InvalidSetting:
-    """A one-line error for an exception of somebody else's code."""
+    """A one-line error for an exception from other people's code."""
     text = " ".join(str(error).split())[:240]
     return InvalidSetting("arch", f"arch: {arch} {what} ({type(error).__name__}: {text}{place}); {_HOW}")
 
@@ -183,7 +184,7 @@ class _Small:
     def __init__(self, default: PreTrainedConfig, sizes: Sizes) -> None:
         self.model_type = model_type = default.model_type
         self.default, self.sizes, self.names = default, sizes, names_of(type(default))
-        # As they stand: of fields that differ by layer an attribute would be refused.
+        # As stored: for fields that differ by layer, reading the attribute would raise.
         stored, names = vars(default), type(default).attribute_map
         self.open = _LEFT_OPEN.get(model_type, {})
         self.values = {name: stored.get(names.get(name, name)) for name in self.names} | self.open
@@ -244,11 +245,11 @@ class _Small:
             fields.setdefault(name, self.values[name])
         match self.model_type:
             case "bamba":
-                kinds = _turns(fields["attn_layer_indices"], self.layers)
+                kinds = _cycled(fields["attn_layer_indices"], self.layers)
                 fields["attn_layer_indices"] = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
             case "gpt_neo":
-                fields["attention_types"] = [[_turns(fields["attention_types"], self.layers), 1]]
-            case "gemma4_text" | "gemma4_unified_text":  # a number that the class takes but does not keep
+                fields["attention_types"] = [[_cycled(fields["attention_types"], self.layers), 1]]
+            case "gemma4_text" | "gemma4_unified_text":  # a number that the class accepts but does not store
                 fields["global_head_dim"] = 2 * fields["head_dim"]
             case "dots3_note_text":  # the same
                 fields |= {"sliding_window_size": max(8, sizes.seq_len // 2)}
@@ -262,14 +263,14 @@ class _Small:
     def _scaled(self, name: str, value: Any) -> tuple[Any] | None:
         """The new value of a field, in a tuple; None: the type decides."""
         sizes = self.sizes
-        if _TOKEN.search(name):  # no token of ours is one of theirs, and what is padding does not learn
+        if _TOKEN.search(name):  # none of our tokens is one of theirs, and a padding token would not be trained
             if _may_be_none(type(self.default), name):
                 return (None,)
             return (value if isinstance(value, int) and 0 <= value < sizes.vocab_size else 0,)
         if _LAYER_LISTS.search(name) and isinstance(value, list) and value:
             fixed = name in self.open or self.names[name] is not None or self.model_type in _TWO_PER_BLOCK
             derived = not fixed and len(value) <= self.layers
-            return None if derived else (_turns(value, self.layers),)
+            return None if derived else (_cycled(value, self.layers),)
         if isinstance(value, list) and value and all(type(item) is int for item in value) and _WIDTH.search(name):
             return ([self._rule(name, value[0])] * self.layers,)
         if self.names.get(name, value) is None and name not in self.open:
@@ -322,8 +323,8 @@ def _multiple(value: float, of: int) -> int:
     return max(of, round(value / of) * of)
 
 
-def _turns(pattern: list[str], layers: int) -> list[str]:
-    """The kinds of `layers` layers, in turn as in `pattern`. Kinds that would not occur take the last layers."""
+def _cycled(pattern: list[str], layers: int) -> list[str]:
+    """The pattern, repeated over `layers` layers. Kinds that would be missing take the last layers."""
     kinds = [pattern[i % len(pattern)] for i in range(layers)]
     missing = [kind for kind in dict.fromkeys(pattern) if kind not in kinds][: layers - 1]
     return kinds[: layers - len(missing)] + missing

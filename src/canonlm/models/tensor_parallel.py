@@ -1,9 +1,9 @@
-"""Tensor parallel: the devices of a group share every layer, each has some of the heads and of the MLP's channels.
+"""Tensor parallelism: the devices of a group share every layer; each has some of the heads and of the MLP's channels.
 
-What makes channels (q, k, v, gate, up) is cut by its outputs, what reads them (o, down) by its inputs, and the results
-are summed over the group (Megatron-LM, arXiv 1909.08053, Section 3). Canon is depthwise: B and D are cut with their
-channels; A and C sit on the residual stream, which every device has whole, as have the norms. Embedding and head are
-cut by tokens of the vocabulary.
+Projections that make channels (q, k, v, gate, up) are split by outputs, those that read them (o, down) by inputs, and
+the results are summed over the group (Megatron-LM, arXiv 1909.08053, Section 3). Canon is depthwise: B and D are split
+with their channels; A, C and the norms are complete on every device, as is the residual stream. Embedding and head are
+split by tokens of the vocabulary.
 """
 
 from collections.abc import Callable
@@ -34,19 +34,19 @@ MLP = {
     **dict.fromkeys(("canonD_gate", "canonD_up"), "channels"),
     "down_proj": "rows",
 }
-"""How each part of an MLP is cut; a mixer says it of its own parts (`Mixer.tensor_parallel`).
+"""How each part of an MLP is split; for the parts of a mixer, see `Mixer.tensor_parallel`.
 
-columns: by outputs; rows: by inputs, results are summed over the group; channels: with the channels that are cut
+columns: by outputs; rows: by inputs, results are summed over the group; channels: with the channels that are split
 elsewhere; norm: the same, but its mean is over the whole group."""
 
 
 def check(config: CanonLMConfig, tp: int) -> None:
-    """InvalidSetting if a model cannot be cut into `tp` parts."""
+    """InvalidSetting if a model cannot be split into `tp` parts."""
     if tp == 1:
         return
     for mixer in dict.fromkeys(config.mixers):
         if not MIXERS[mixer].tensor_parallel:
-            raise expected("parallel.tp", f"1 with {mixer}: its layers are not cut by heads", tp)
+            raise expected("parallel.tp", f"1 with {mixer}: its layers are not split by heads", tp)
     if config.mlp == "moe":
         raise expected("parallel.tp", "1 with experts", tp)
     if config.alibi is not None or config.rope_heads != config.num_attention_heads:
@@ -60,14 +60,14 @@ def check(config: CanonLMConfig, tp: int) -> None:
 
 
 def split_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
-    """Cut a decoder layer that is complete, and the same, on every device of `mesh`; nothing is sent."""
+    """Split a decoder layer that is complete, and the same, on every device of `mesh`; without communication."""
     replicated = Replicate()
     for name, part in layer.named_children():
         if name.startswith("canon") or name.endswith("norm"):
             parallelize_module(part, mesh, OnThisDevice(replicated), src_data_rank=None)
             continue
         _split(part, part.tensor_parallel if isinstance(part, Mixer) else MLP, mesh)
-        # Once for all projections that read it: so its gradients are summed over the group once, too.
+        # Once for all projections that read it, so that its gradients are summed over the group only once.
         arguments = (replicated, *[None] * (4 if isinstance(part, Mixer) else 2))
         reads = PrepareModuleInput(input_layouts=arguments, desired_input_layouts=arguments)
         parallelize_module(part, mesh, reads, src_data_rank=None)
@@ -87,7 +87,7 @@ def _split(module: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> None:
 
 
 def split_ends(model: CanonLMForCausalLM, mesh: DeviceMesh) -> None:
-    """Cut the embedding and the head."""
+    """Split the embedding and the head."""
     plan = {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
         "model.canonE": OnThisDevice(Replicate()),
@@ -95,14 +95,14 @@ def split_ends(model: CanonLMForCausalLM, mesh: DeviceMesh) -> None:
         "lm_head": ColwiseParallel(output_layouts=Replicate()),
     }
     parallelize_module(model, mesh, plan, src_data_rank=None)
-    # The sum over devices may still be on its way, in a tensor of a class of its own; compiled blocks, given one, hand
-    # the embedding a wrong gradient. A copy has arrived.
+    # The sum over devices may still be under way, in an asynchronous tensor, for which compiled blocks return a wrong
+    # gradient to the embedding. A copy is complete.
     model.get_submodule("model.embed_tokens").register_forward_hook(lambda module, inputs, h: h.clone())
 
 
 class OnThisDevice(ParallelStyle):
-    """Parameters cut, or whole on every device; the module computes with those here (`on_this_device`), on the channels
-    here."""
+    """Parameters split over the devices, or complete on each; the module computes with this device's part
+    (`on_this_device`), on this device's channels."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
@@ -136,7 +136,7 @@ class ShardedRMSNorm(RMSNorm):
 
 
 class _SumOverGroup(torch.autograd.Function):
-    """The sum over a group, on which every device's further results depend: so its gradient is their sum."""
+    """The sum over a group. Every device's further results depend on it, so its gradient is also summed."""
 
     @staticmethod
     def forward(ctx, x: Tensor, group: dist.ProcessGroup) -> Tensor:

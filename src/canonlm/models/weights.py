@@ -1,5 +1,5 @@
-"""Reads files of weights: their headers and their tensors. Nothing in a file runs, and no file beyond
-the folder is read."""
+"""Reads files of weights: their headers and their tensors. Nothing in a file runs, and no file outside the folder is
+read."""
 
 import re
 import warnings
@@ -23,7 +23,7 @@ NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin
 """Names of weights in a folder of transformers; the first that exists counts."""
 
 LISTED = 4
-"""Tensors that an error names, of more."""
+"""Max number of tensors named in an error."""
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -38,7 +38,7 @@ class Header:
 
 
 def weights_of(folder: Path) -> Path | None:
-    """The file of weights in a folder of transformers, or the index of several."""
+    """The file of weights in a folder of transformers, or the index of several files."""
     return next((path_inside(folder, name, str(folder)) for name in NAMES if (folder / name).exists()), None)
 
 
@@ -71,9 +71,9 @@ def tensors(file: Path) -> dict[str, Tensor]:
         with zipfile.ZipFile(file) as archive:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise ValueError("it is compressed")
-        with warnings.catch_warnings(action="ignore"):  # of an old pickle, say: what matters is raised
+        with warnings.catch_warnings(action="ignore"):  # for an old pickle, for example: problems raise an error
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        if isinstance(content, dict) and isinstance(content.get("model"), dict):  # beside an optimizer's state, say
+        if isinstance(content, dict) and isinstance(content.get("model"), dict):  # with other state
             content = content["model"]
         if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
             raise ValueError("expected tensors by name")
@@ -81,7 +81,7 @@ def tensors(file: Path) -> dict[str, Tensor]:
             if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
                 raise ValueError(f"{brief(name)} is not a plain tensor")
             if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.itemsize:
-                raise ValueError(f"{brief(name)} has fewer numbers than its shape {tuple(tensor.shape)} says")
+                raise ValueError(f"{brief(name)} has fewer numbers than its shape {tuple(tensor.shape)}")
         return content
     except Exception as error:  # junk makes these readers raise nearly anything
         raise _damaged(file, error) from None
@@ -90,8 +90,8 @@ def tensors(file: Path) -> dict[str, Tensor]:
 def check(
     headers: Mapping[str, Header], shapes: Mapping[str, Iterable[int]], place: str, may_lack: Iterable[str] = ()
 ) -> None:
-    """ValueError, which names them, unless these are the tensors of a model, with their shapes, of floating-point
-    numbers. may_lack: names of tensors that are tied to others."""
+    """ValueError unless these are the tensors of a model, with their shapes, of floating-point numbers; it names the
+    others. may_lack: names of tensors that are tied to others."""
     wrong = {
         "missing": sorted(shapes.keys() - headers.keys() - set(may_lack)),
         "unknown": sorted(headers.keys() - shapes.keys()),
@@ -136,12 +136,12 @@ def _files(index: Path) -> list[Path]:
 
 
 def _united(index: Path, parts: Mapping[Path, Mapping[str, T]]) -> dict[str, T]:
-    """The union of an index's files. ValueError unless each tensor is in the file that the index has, and only
+    """The union of an index's files. ValueError unless each tensor is in the file that the index names, and only
     there."""
     named = {name: index.parent / place for name, place in read_object(index)["weight_map"].items()}
     held = {(name, file) for file, part in parts.items() for name in part}
     if differing := sorted({name for name, _ in held ^ set(named.items())}):
-        raise ValueError(f"{index}: its files do not hold what it says: {listed(differing)}")
+        raise ValueError(f"{index}: its files do not hold the tensors that it lists: {listed(differing)}")
     return {name: value for part in parts.values() for name, value in part.items()}
 
 

@@ -1,4 +1,4 @@
-"""A module from a file of the user's as a model of transformers: ids `[B, T]` in, logits `[B, T, V]` out."""
+"""A module from a user's file as a model of transformers: ids `[B, T]` in, logits `[B, T, V]` out."""
 
 import dataclasses
 import inspect
@@ -37,7 +37,7 @@ def made_outside(arch: str, thing: Callable[..., nn.Module], sizes: Sizes) -> Pr
         kwargs |= plain | chosen
     try:
         made = thing(**kwargs)
-    except Exception as error:  # the code of the user
+    except Exception as error:  # raised by the user's code
         raise refusal(arch, "cannot be built", error, _place(error, thing)) from error
     if isinstance(made, PreTrainedModel):
         return made
@@ -59,7 +59,7 @@ class WrappedConfig(PreTrainedConfig):
 
 
 class Wrapped(PreTrainedModel, GenerationMixin):
-    """The module's parameters keep their names, behind `model.`; it has the weights that it was made with."""
+    """A module as a model of transformers. Its parameters keep their names, after `model.`, and their values."""
 
     config_class = WrappedConfig
     base_model_prefix = "model"

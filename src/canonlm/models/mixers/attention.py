@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def needs_no_mask(config: "CanonLMConfig", x_BTD: Tensor, training: bool) -> bool:
-    """Can attention keep documents apart by their borders alone, where there is neither padding nor a cached token?
+    """Whether attention can separate documents by their borders alone, without padding and cached tokens.
 
-    Flash attention has no other way. "sdpa", which stands for torch's own kernels, does so on a GPU in half precision,
-    unless ALiBi or dropout is asked for. "eager" reads a mask, "flex_attention" a mask in blocks.
+    Flash attention has no other way. "sdpa", which stands for torch's own kernels, can do so on a GPU in half
+    precision, without ALiBi and dropout. "eager" reads a mask, "flex_attention" a mask in blocks.
     """
     kernel = config._attn_implementation or ""
     if "flash" in kernel:
@@ -70,7 +70,7 @@ class Attention(Mixer):
 
     @classmethod
     def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
-        """Causal: a token meets half of its window on average. (A count of the whole square has twice that.)"""
+        """Causal: a token attends to half of its window on average. (A count of the whole square gives twice that.)"""
         return 4 * config.num_attention_heads * config.head_dim * seq_len / 2
 
     def forward(
@@ -107,7 +107,7 @@ class Attention(Mixer):
             if self.config._attn_implementation == "sdpa":
                 y_BTHE = packed_attention(q_BTHE, k_BTHE, v_BTHE, layout.documents)
                 return self.o_proj(y_BTHE.flatten(-2)), None
-            # Nothing was cached: the new keys are all, where a static cache has empty places behind them.
+            # Nothing was cached: the new keys are all there are; a static cache has empty places after them.
             k_BHSE, v_BHSE, kwargs = k_BHTE, v_BHTE, kwargs | layout.documents.arguments()
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         dropout = self.config.attention_dropout if self.training else 0.0

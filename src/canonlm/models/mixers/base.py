@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from canonlm.models.config import CanonLMConfig
 
 CHUNK = 64
-"""Tokens of a chunk in which recurrences are computed on a GPU: what FLOPs and memory are counted with."""
+"""Tokens of a recurrence's chunk on a GPU, used to count FLOPs and memory."""
 
 DERIVED: Any = None
 """The default of a field that is derived from others."""
@@ -23,8 +23,9 @@ DERIVED: Any = None
 class Architecture:
     """A name for a mixer with certain settings.
 
-    about: one line for people. short_conv: whether the name includes the short convolution (site b), which `NAME-conv`
-    leaves out. settings(hidden_size): the mixer's own options, and fields of `CanonLMConfig`, that the name stands for.
+    about: a one-line description. short_conv: whether the name includes the short convolution (site b), which
+    `NAME-conv` leaves out. settings(hidden_size): the mixer's own options, and fields of `CanonLMConfig`, that the name
+    stands for.
     """
 
     about: str
@@ -56,13 +57,13 @@ class Mixer(nn.Module):
     `recurrent.py`."""
 
     name: ClassVar[str]  # in `CanonLMConfig.mixers`; set by `register`
-    attribute: ClassVar[str] = "mixer"  # what a layer calls its mixer: part of parameters' names
+    attribute: ClassVar[str] = "mixer"  # the mixer's name in its layer: part of parameters' names
     recurrent: ClassVar[bool] = True  # keeps a state that cannot be rewound
     takes_short_conv: ClassVar[bool] = True  # has a place for site b
     has_qkv: ClassVar[bool] = True  # its projections are queries, keys and values: sites Q, K and V can differ
     Options: ClassVar[type[Options]] = Options
     architectures: ClassVar[dict[str, Architecture]] = {}
-    tensor_parallel: ClassVar[dict[str, str]] = {}  # how each part is cut (`models/tensor_parallel.py`); {}: it is not
+    tensor_parallel: ClassVar[dict[str, str]] = {}  # how parts are split (`models/tensor_parallel.py`); {}: not at all
     tensor_parallel_divides: ClassVar[tuple[str, ...]] = ()  # configuration fields that the group's size has to divide
 
     def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
@@ -97,7 +98,7 @@ MIXERS: dict[str, type[Mixer]] = {}
 
 
 def register(name: str) -> Callable[[type[Mixer]], type[Mixer]]:
-    """Class decorator: layers can have the mixer of this name."""
+    """A class decorator that registers a mixer under this name."""
 
     def add(cls: type[Mixer]) -> type[Mixer]:
         cls.name = name

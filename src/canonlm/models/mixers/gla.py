@@ -25,8 +25,8 @@ GATE_NORMALIZER = 16  # divides the log-decay, so that a fresh model forgets slo
 
 @dataclass
 class GLAOptions(HeadOptions):
-    """Also `num_key_value_heads`, fewer for grouped keys, values and gates (default: as many as heads), and
-    `clamp_min`, the smallest log-decay (None: no bound)."""
+    """Also `num_key_value_heads`, fewer for grouped keys, values and gates (default: `num_heads`), and `clamp_min`, the
+    smallest log-decay (None: no bound)."""
 
     num_key_value_heads: int = DERIVED
     clamp_min: float | None = None
@@ -78,6 +78,6 @@ class GatedLinearAttention(LinearAttention):
 
 
 def gla_flops(options: HeadOptions, chunk: int) -> float:
-    """Into the state and out of it; the scores of a chunk, made for earlier keys only, times its values."""
+    """Writing and reading the state; the scores of a chunk, computed for earlier keys only, times its values."""
     key_dim, value_dim = options.key_head_dim, options.value_head_dim
     return options.num_heads * (4 * key_dim * value_dim + (chunk + 1) * key_dim + 2 * chunk * value_dim)

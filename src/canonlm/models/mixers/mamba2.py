@@ -103,5 +103,5 @@ class Mamba2(RecurrentMixer):
 
 
 def ssd_flops(heads: int, groups: int, state_size: int, head_dim: int, chunk: int) -> float:
-    """Into the state and out of it; the scores of a chunk, which the heads of a group share, times its values."""
+    """Writing and reading the state; the scores of a chunk, which the heads of a group share, times its values."""
     return 4 * heads * state_size * head_dim + 2 * chunk * (groups * state_size + heads * head_dim)

@@ -52,7 +52,7 @@ def derive_heads(options: Any, config: "CanonLMConfig", **widths: int) -> None:
 
 
 class RecurrentMixer(Mixer):
-    """A mixer with one recurrent state per row. A subclass says how tokens mix: `mix`."""
+    """A mixer with one recurrent state per row. A subclass implements `mix`."""
 
     def __init__(self, config: "CanonLMConfig", layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -106,8 +106,8 @@ class RecurrentMixer(Mixer):
 
 
 class LinearAttention(RecurrentMixer):
-    """Queries, keys and values in; each head's output normalised, gated and projected back. A subclass implements
-    `recur`: what happens between."""
+    """Projects to queries, keys and values; normalises and gates each head's output and projects it back. A subclass
+    implements `recur`, the recurrence between."""
 
     Options = HeadOptions
 

@@ -38,7 +38,7 @@ class Retention(LinearAttention):
         compute = torch.promote_types(x_BTD.dtype, torch.float32)
         heads = torch.arange(q_BTHK.shape[2], dtype=compute, device=x_BTD.device)
         log_gamma_H = torch.log1p(-torch.exp2(-5 - heads))
-        # One step in time for each token, none for padding: then the state neither decays nor takes anything in.
+        # One step in time for each token, none for padding, at which the state then does not change.
         steps_BTH = mask_out(torch.ones_like(q_BTHK[..., 0], dtype=compute), layout)
         q_BTHK = q_BTHK * q_BTHK.shape[-1] ** -0.5
         return ssd(

@@ -1,8 +1,8 @@
 """Checkpoints of the original Canon release, read into our decoder and written back.
 
-A format is a configuration and names. The configuration is a class with the fields of theirs, which knows ours; the
-names are tables that say which rows of a tensor of theirs are which tensor of ours. The release fuses what we keep
-apart (one Canon over [q, k, v], one matrix for [gate, up]) and may rotate neighbouring channels where we rotate
+A format is a configuration and names. The configuration is a class with the release's fields, which converts from and
+to ours; the names are tables that map rows of the release's tensors to our tensors. The release fuses what we keep
+separate (one Canon over [q, k, v], one matrix for [gate, up]) and may rotate neighbouring channels where we rotate
 halves; both are rearrangements of rows, so the same tables serve reading and writing.
 """
 

@@ -26,7 +26,7 @@ RELEASES: dict[str, type[Release]] = {
 
 
 def parse(params: Mapping[str, Any]) -> Published:
-    """Read a `config.json` (with a `model_type`) or a `params.json` (with a `model`, or what that holds)."""
+    """Read a `config.json` (with a `model_type`) or a `params.json` (with a `model`, or the content of one)."""
     if "model_type" in params:
         if params["model_type"] not in RELEASES:
             raise unknown("model_type", params["model_type"], RELEASES)
@@ -40,8 +40,8 @@ def build(
     """Our model for a published checkpoint: `params` is its configuration, `state` its tensors under their own names,
     taken in their own precision or in `dtype`.
 
-    All or nothing: any field that means something we cannot compute, and any tensor that is missing, unknown or of
-    another shape, is a ValueError; of tensors it lists all.
+    ValueError for any field that means something we cannot compute, and for tensors that are missing, unknown or of
+    another shape, all of which it lists.
     """
     published = parse(params)
     config = published.config()
@@ -65,8 +65,8 @@ def export(
     """The inverse: `(params, state)` of the release's class in the style of transformers, or of its training runs
     (`lingua`). Further `params` are the format's own choices, such as `rope_version`.
 
-    `tensors`, by our names, are written instead of the weights (gradients, say). ValueError if the format cannot say
-    what the model computes.
+    `tensors`, by our names, are written instead of the weights (gradients, for example). ValueError if the format
+    cannot express what the model computes.
     """
     config = model.config
     kinds: dict[str, type[Release]] = {kind.mixer: kind for kind in RELEASES.values()}

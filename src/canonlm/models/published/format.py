@@ -14,7 +14,7 @@ from canonlm.models.config import CanonLMConfig
 from canonlm.models.published.moves import Names
 
 _HOUSEKEEPING = {"architectures", "auto_map", "torch_dtype", "dtype", "transformers_version", "_name_or_path"}
-"""Written by the library into every configuration; nothing that a model computes."""
+"""Written by the library into every configuration; they do not change what a model computes."""
 
 _NOT_COMPUTED_WITH = {
     *("canon_sets", "canon_frozen", "num_experts", "expert_capacity", "router_loss_weight", "attention_dropout"),
@@ -32,7 +32,7 @@ _OF_ATTENTION = {
 
 
 def check_same(kind: str, config: CanonLMConfig, back: CanonLMConfig) -> None:
-    """ValueError if `back`, what `config` becomes in a format, would be another model."""
+    """ValueError if `back`, which is `config` written in a format and read again, is another model."""
     keys = {"mixers"}
     if config.mixers == back.mixers:
         keys = {field.name for field in fields(CanonLMConfig)} - {field.name for field in fields(PreTrainedConfig)}
@@ -63,8 +63,8 @@ def _shown(value: Any) -> str:
 
 
 class Published(BaseModel):
-    """A published configuration. Fields typed `Any` change speed, rounding or initial weights only; those with one
-    literal are choices that the release offers and our decoder does not compute."""
+    """A published configuration. Fields typed `Any` change speed, rounding or initial weights only. Those with a single
+    literal have more choices in the release, which our decoder does not compute."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -107,7 +107,7 @@ class Release(Published):
         *("vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings", "initializer_range", "use_cache"),
         *("canon_kernel", "canon_residual", "canon_activation", "pad_token_id", "bos_token_id", "eos_token_id"),
     )
-    """Fields that mean what a field of ours means, and that one's name."""
+    """Fields with the same meaning as one of ours, and our name."""
 
     vocab_size: PositiveInt = 32000
     num_hidden_layers: PositiveInt
@@ -142,7 +142,7 @@ class Release(Published):
 
 
 def sites(canon_set: str, short_conv: bool, without: str = "") -> str:
-    """Their set without `without`; b stands for the short convolution, which they switch by another field."""
+    """Their set without `without`; b stands for the short convolution, for which they have another field."""
     return canon_set.translate({ord(site): None for site in f"b{without}"}) + "b" * short_conv
 
 
@@ -153,7 +153,7 @@ def share_of(key: str, width: int, heads: int) -> int:
 
 
 def ratio(width: int, base: int) -> float:
-    """The number r with int(base * r) == width: the release's way to read its expansion factors."""
+    """The number r with int(base * r) == width, as the release reads its expansion factors."""
     quotient = width / base
     return quotient if int(base * quotient) == width else math.nextafter(quotient, math.inf)
 

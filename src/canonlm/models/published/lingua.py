@@ -13,7 +13,7 @@ from canonlm.models.published.llama import LlamaCanon, pairs_to_halves
 from canonlm.models.published.moves import Names
 
 _LINEAR = {"GLA5": "gla", "GDN2": "gdn", "Mamba2": "mamba2"}
-"""By `model_name`; a Llama has none."""
+"""Our mixers by `model_name`, which a Llama does not have."""
 
 _LAYER = {
     **{f"attention.w{x}": f"self_attn.{x}_proj" for x in "qkvo"},

@@ -1,4 +1,4 @@
-"""The release's Llama, in the style of transformers: our names but for the two fused Canons."""
+"""The release's Llama, in the style of transformers: our names, except for the two fused Canons."""
 
 from typing import Any, ClassVar, Literal, Self
 
@@ -44,7 +44,7 @@ class LlamaCanon(Release):
     pretraining_tp: Literal[1] = 1
 
     @model_validator(mode="after")
-    def _rotates_what_rope_dim_says(self) -> Self:
+    def _has_rope_dim(self) -> Self:
         if self.rope_dim is None and self.partial_rotary_factor != 1.0:
             raise expected("params.partial_rotary_factor", "rope_dim to go with it", self.partial_rotary_factor)
         return self
@@ -73,8 +73,8 @@ class LlamaCanon(Release):
 
 
 def pairs_to_halves(config: CanonLMConfig) -> dict[str, Tensor]:
-    """Rows of queries and keys, so that rotating channels (i, i + rope_dim / 2) does what rotating (2i, 2i + 1) did.
-    The norms and Canons on them come before the rotation, so their channels move along."""
+    """The order of rows of queries and keys with which rotating channels (i, i + rope_dim / 2) does what rotating
+    (2i, 2i + 1) did. The norms and Canons on them come before the rotation, so they have the same order."""
     channels = torch.arange(config.head_dim)
     rotated, rest = channels[: config.rope_dim], channels[config.rope_dim :]
     head = torch.cat([rotated[0::2], rotated[1::2], rest])

@@ -13,13 +13,13 @@ from canonlm.models.config import CanonLMConfig
 @dataclass(frozen=True)
 class Names:
     """A format's names of our modules: `{"attn.canonB": "mixer.canonB_q mixer.canonB_k mixer.canonB_v"}` for one of
-    theirs that holds the rows of three of ours, one after the other. A line about modules that a model lacks does not
-    apply to it."""
+    theirs that holds the rows of three of ours, one after the other. Entries for modules that a model lacks are
+    ignored."""
 
     top: dict[str, str]
     layers: str  # the name of the list of layers
     layer: dict[str, str]  # in a layer
-    orders: dict[str, Tensor] = field(default_factory=dict)  # of a layer's module of ours: its rows are theirs[order]
+    orders: dict[str, Tensor] = field(default_factory=dict)  # by our module in a layer: its rows are theirs[order]
     unread: dict[str, tuple[int, ...]] = field(default_factory=dict)  # in a layer: zeros that no computation reads
     prefix: str = ""
 
@@ -31,7 +31,7 @@ class Move:
     theirs: str
     ours: tuple[str, ...]
     orders: tuple[Tensor | None, ...] = ()
-    tied_to: str | None = None  # another name for that tensor of theirs: may be missing, and must be equal
+    tied_to: str | None = None  # another of their tensors, which must be equal; then this one may be missing
     unread: tuple[int, ...] | None = None  # the shape, if it holds nothing
 
     def shape(self, ours: Mapping[str, torch.Size]) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ class Move:
 
 
 def list_moves(names: Names, config: CanonLMConfig, ours: Collection[str]) -> list[Move]:
-    """All tensors of theirs for a model whose parameters are called `ours`."""
+    """All of their tensors for a model whose parameters are called `ours`."""
     moves = list(_in_module(names, names.top, "", "", ours))
     for layer_idx in range(config.num_hidden_layers):
         theirs, mine = f"{names.layers}.{layer_idx}.", f"model.layers.{layer_idx}."
@@ -82,7 +82,7 @@ def _in_module(
 
 
 def check_state(moves: list[Move], state: Mapping[str, Tensor], ours: Mapping[str, torch.Size]) -> None:
-    """ValueError with all mistakes in the tensors of a checkpoint."""
+    """ValueError that lists everything wrong with the tensors of a checkpoint."""
     headers = {name: weights.header(tensor) for name, tensor in state.items()}
     wrong = [complaint] if (complaint := weights.not_floats(headers)) else []
     wrong += [f"unknown {name}" for name in sorted(state.keys() - {move.theirs for move in moves})]
