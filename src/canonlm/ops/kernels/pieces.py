@@ -3,9 +3,6 @@
 import triton
 import triton.language as tl
 
-SILU = 1
-GELU_TANH = 2
-
 
 @triton.jit
 def pick(values, index):
@@ -182,6 +179,7 @@ def sigmoid(x):
 
 @triton.jit
 def act(x, ACT: tl.constexpr):
+    """An activation, by its number in `ACTIVATIONS` (door.py)."""
     if ACT == 1:
         return x * sigmoid(x)
     elif ACT == 2:
