@@ -29,7 +29,8 @@ class CanonLayer(nn.Module):
         activation: apply SiLU to the convolution (never to the residual).
         bias: add a learned bias to the convolution.
         scaled: divide x + conv(x) by sqrt(K + 1), so that its variance stays that of x.
-        start: initial taps: "uniform" in +-1/sqrt(K), as in `torch.nn.Conv1d`; "zero"; "id": 0, …, 0, 1.
+        start: initial taps: "uniform" in +-1/sqrt(K), as in `torch.nn.Conv1d`; "zero"; "id": 1 for the current
+            token, 0 for the others.
 
     `weight` is `[C, 1, K]`; its last tap multiplies the current token. The layer is not a `Conv1d`, so that a host
     model's own weight initialisation skips it.
