@@ -136,19 +136,19 @@ COMMANDS = (
     ["train", "run/config.yaml", "--out", "run"],
 )  # fmt: skip
 HOSTILE = [
-    (lambda metadata: Runs(), "posix.system, which no checkpoint needs; nothing of it was run"),
+    (lambda metadata: Runs(), "posix.system, which no checkpoint needs; none of it was run"),
     (lambda metadata: {"a": Builds()}, "builtins.eval, which no checkpoint needs"),
     (lambda metadata: print, "builtins.print"),
     (bytes_entry, "torch.distributed.checkpoint.metadata.BytesStorageMetadata"),
     (outside, "expected a *.distcp file beside it, got '../../config.yaml'"),
-    (beyond, "its place is not in __0_0.distcp"),
+    (beyond, "its place is outside __0_0.distcp"),
     (transformed, "its place is not that of a plain tensor"),
     (half, "its chunks do not make up a tensor of shape"),
     (twice, "its chunks do not make up a tensor of shape"),
     (no_chunks, "its chunks do not make up a tensor of shape"),
     (integers, "torch.int64"),
     (huge, "its chunks do not make up a tensor of shape"),
-    (junk, "not what a checkpoint's metadata is"),
+    (junk, "not the metadata of a checkpoint"),
 ]
 
 
@@ -192,9 +192,9 @@ def compressed(file):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (lambda file: torch.save({"x": Runs()}, file), "not a tensor that a checkpoint holds"),
+        (lambda file: torch.save({"x": Runs()}, file), "not a tensor of a checkpoint"),
         (lambda file: torch.save(torch.zeros(3), file), "got (3,) of torch.float32"),
-        (lambda file: torch.save(torch.zeros(11, 16, dtype=torch.int32), file), "not a tensor that a checkpoint holds"),
+        (lambda file: torch.save(torch.zeros(11, 16, dtype=torch.int32), file), "not a tensor of a checkpoint"),
         (lambda file: torch.save([torch.zeros(11, 16)], file), "it is not a tensor"),
         (lambda file: torch.save(torch.zeros(11, 16).to_sparse(), file), "it is not a tensor"),
         (lambda file: file.write(b"junk" * 100), "not a zip file"),

@@ -157,7 +157,7 @@ def test_the_end_waits_says_so_and_can_be_interrupted(web, tmp_path, slow, monke
         train(run(web), tmp_path / "run", on_row)
     [note] = [row["why"] for row in rows if row["kind"] == "note"]
     assert note.startswith("the run ends once its text is verified: ")
-    assert note.endswith(" to go (data.verify=false leaves it out)")
+    assert note.endswith(" to go (data.verify=false skips this)")
     [listed] = json.loads((tmp_path / "run" / verification.NAME).read_text()).values()
     assert listed == sorted([*shards(web), "valid-00000.ds"])  # of the held-out ones only the first is read
     assert not (tmp_path / "run" / "result.json").exists()

@@ -349,7 +349,7 @@ def mistakes(directory):
         "words": (("words",), "words: its tokenizer cannot be read ("),
         "variants": (("hf",), "variant: expected one of GDN2-tiny, Llama-tiny  (in hf)"),
         "variant": (("hf", {"variant": "GDN-tiny"}), 'unknown variant "GDN-tiny". Did you mean "GDN2-tiny"?'),
-        "step": (("run", {"step": 3}), "--step: expected one that has a checkpoint (1, 2), got 3"),
+        "step": (("run", {"step": 3}), "--step: expected a step that has a checkpoint (1, 2), got 3"),
         "no steps": (
             ("ours", {"step": 3}),
             "--step: expected the folder of a run (with a config.yaml) as the model, got",

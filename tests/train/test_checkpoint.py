@@ -687,7 +687,7 @@ def test_load_model(tied, tmp_path, warnings):
     assert "step 1 is used" in warnings()[-1]
     with pytest.raises(ValueError, match=r"step-00000002: sha256 of __0_0.distcp differs"):
         load_model(tmp_path, 2)
-    with pytest.raises(ValueError, match=r"--step: expected one that has a checkpoint \(1, 2\), got 3"):
+    with pytest.raises(ValueError, match=r"--step: expected a step that has a checkpoint \(1, 2\), got 3"):
         load_model(tmp_path, 3)
     with pytest.raises(ValueError, match="RUN: expected the folder of a run that has saved a checkpoint"):
         load_model(tmp_path / "none")

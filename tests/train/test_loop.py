@@ -53,7 +53,7 @@ def test_a_finished_run_is_left_alone(tiny, reference):
 
 
 def test_a_run_shorter_than_its_warm_up_says_so(tiny, tmp_path):
-    message = "the learning rate will not rise to train.optim.lr: train.optim.warmup_steps is 5, train.steps 4"
+    message = "the learning rate will not reach train.optim.lr: train.optim.warmup_steps is 5, train.steps 4"
     for length, notes in ((4, [message]), (5, [])):
         rows = []
         train(tiny(train={"steps": length}), tmp_path / str(length), rows.append)

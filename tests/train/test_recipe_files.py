@@ -131,11 +131,11 @@ def test_a_mistake_of_the_file_keeps_its_line_whatever_else_is_overridden(write)
     ("texts", "message"),
     [
         ({"top": TOP.replace("bases/", "")},
-         'base: expected a YAML file, its path relative to this one, got "middle.yaml"  (in top.yaml, line 1)'),
+         'base: expected the path of a YAML file, relative to this one, got "middle.yaml"  (in top.yaml, line 1)'),
         ({"middle": MIDDLE.replace("../ground.yaml", "..")},
-         'base: expected a YAML file, its path relative to this one, got ".."  (in bases/middle.yaml, line 2)'),
+         'base: expected the path of a YAML file, relative to this one, got ".."  (in bases/middle.yaml, line 2)'),
         ({"top": TOP.replace("bases/middle.yaml", "[a, b]")},
-         "base: expected a YAML file, its path relative to this one, got ['a', 'b']  (in top.yaml, line 1)"),
+         "base: expected the path of a YAML file, relative to this one, got ['a', 'b']  (in top.yaml, line 1)"),
         ({"top": TOP.replace("bases/middle.yaml", "./top.yaml")},
          'base: expected a file that is not itself based on this one, got "./top.yaml"  (in top.yaml, line 1)'),
         ({"ground": "base: bases/../top.yaml\n" + GROUND},
@@ -239,5 +239,5 @@ def test_texts_that_the_library_writes_are_read_as_texts(tmp_path_factory, text)
 
 def test_a_key_that_is_there_twice(tmp_path):
     (tmp_path / "run.yaml").write_text("arch: llama\ntrain: {steps: 3}\ntrain: {seed: 4}\n")
-    with pytest.raises(ValueError, match=r"run\.yaml, line 3: train is there twice \(first in line 2\)"):
+    with pytest.raises(ValueError, match=r"run\.yaml, line 3: train appears twice \(first in line 2\)"):
         read_yaml(tmp_path / "run.yaml")

@@ -100,5 +100,5 @@ def test_text_has_no_test_samples_to_choose():
         "text": {"sources": {"a": {"path": "python-stdlib"}}},
     }
     raw["data"]["loss_on"], raw["train"]["eval_seed"] = "all", 3
-    with pytest.raises(ValueError, match=r"train.eval_seed: expected nothing: text is evaluated on what is held out"):
+    with pytest.raises(ValueError, match=r"train.eval_seed: expected nothing: text is evaluated on its held-out part"):
         resolve(raw)

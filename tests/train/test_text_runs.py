@@ -224,7 +224,7 @@ def test_profile_and_tensorboard(settings, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": {"vocab_size": 300}}, "model.vocab_size: expected 258, as the tokenizer of "),
+        ({"model": {"vocab_size": 300}}, "model.vocab_size: expected 258, the vocabulary size of "),
         (
             {"text": {"sources": {"digits": {"path": "nowhere"}}}},
             "text.sources.digits.path: nowhere: expected a folder",
@@ -253,7 +253,7 @@ def test_another_tokenizer_is_refused(text, settings, tmp_path):
     index["tokenizer"]["sha256"] = "0" * 64
     (tmp_path / "no-eos" / "index.json").write_text(json.dumps(index))
     run = settings(text={"validation": {"other": str(tmp_path / "no-eos")}})
-    with pytest.raises(ValueError, match=r"text\.validation\.other: expected text with the tokens of text"):
+    with pytest.raises(ValueError, match=r"text\.validation\.other: expected text made by the same tokenizer as text"):
         reading.complete(run)
 
 

@@ -35,7 +35,7 @@ def sizes_of(run: RunConfig) -> Sizes:
 
 
 def build_model(run: RunConfig, device: str = "cpu") -> LanguageModel:
-    """The model of a run with its initial weights; on "meta" without values. InvalidSetting if architecture, sizes and
+    """The model of a run with its initial weights; on "meta", without values. InvalidSetting if architecture, sizes and
     fields do not fit together."""
     with torch.device(device):
         return build(run.arch, sizes_of(run), run.train.seed)
@@ -63,7 +63,7 @@ def check(run: RunConfig) -> None:
 
 def check_fits(run: RunConfig, model: LanguageModel, device: str) -> None:
     """InvalidSetting if this process needs more memory than there is, by a lower bound: weights, gradients and AdamW's
-    two averages in float32, its windows of a step, the inputs of all blocks in the forward, the test samples."""
+    two averages in float32, the windows of a step, the inputs of all blocks in the forward, the test samples."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     sizes, itemsize = run.model, 2 if run.train.precision == "bf16" else 4
     windows = -(-run.train.batch_size * run.parallel.tp // processes)

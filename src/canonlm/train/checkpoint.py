@@ -1,11 +1,11 @@
-"""Checkpoints of a run, from which training resumes on any number of processes. `checkpoints/step-00000600/` has
+"""Checkpoints of a run, from which training resumes on any number of processes. `checkpoints/step-00000600/` contains
 
 __0_0.distcp, __1_0.distcp, …   tensors as torch.distributed.checkpoint writes them, a file per process
 .metadata                       the positions of tensors in these files
 manifest.json                   written last: step, number of processes, size and sha256 of every other file
 
-Tensors are `model.<parameter>` and `optimizer.<parameter>.<exp_avg, exp_avg_sq or step>`. There is nothing else: the
-learning rate, random numbers and data are functions of the step, all other settings are in the run's configuration.
+Tensors are `model.<parameter>` and `optimizer.<parameter>.<exp_avg, exp_avg_sq or step>`. Nothing else is saved: the
+learning rate, random numbers and data are functions of the step, and the run's configuration has all other settings.
 """
 
 import logging
@@ -58,7 +58,7 @@ class Manifest(BaseModel):
 
 class Checkpoints:
     """The checkpoints in `folder`, written while training goes on. Every process of `world` calls the same methods in
-    the same order. Leftovers of killed processes must be removed from `folder` before.
+    the same order. Leftovers of killed processes must be removed from `folder` first.
 
     The `keep` newest are kept, and all whose step is a multiple of `keep_every`. may_write: called in the first process
     before a checkpoint gets its name; `wait` raises its exceptions.
@@ -80,7 +80,7 @@ class Checkpoints:
                 use_pinned_memory=pinned,
                 use_non_blocking_copy=pinned,
                 use_shared_memory=False,
-                use_async_staging=False,  # the next step changes what is copied
+                use_async_staging=False,  # the next step overwrites what is copied
             )
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -96,7 +96,7 @@ class Checkpoints:
         """Copy the state after `step` optimizer steps, and write it in a thread. `then(path)` is called in that thread
         of the first process, once the checkpoint is complete.
 
-        Waits for the save before, and raises its exceptions (`wait`).
+        Waits for the previous save, and raises its exceptions (`wait`).
         """
         self.wait()
         state = self._stager.stage(_parts(*get_state_dict(model, optimizer)))
@@ -126,19 +126,19 @@ class Checkpoints:
         """Restore model and optimizer in place from the newest undamaged checkpoint, and return its step; 0 if there is
         no checkpoint.
 
-        ValueError: all checkpoints are damaged, or it is of another model.
+        ValueError: all checkpoints are damaged, or that one is of another model.
         """
         if (step := _newest_complete(self.folder, self._ranks)) == 0:
             return 0
         of_model, of_optimizer = get_state_dict(model, optimizer)
         _read(path_of(self.folder, step), _parts(of_model, of_optimizer), self._ranks)
         set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
-        self._ranks.first(lambda: self._prune(step))  # a process may have been killed before it did
+        self._ranks.first(lambda: self._prune(step))  # an earlier process may have been killed before it did
         return step
 
     def _write(self, step: int, state: Any, then: Callable[[Path], Any] | None) -> None:
         path = path_of(self.folder, step)
-        temporary = path.with_name(f".{path.name}.tmp-save")  # all processes write here: no process id
+        temporary = path.with_name(f".{path.name}.tmp-save")  # without a process id, as all processes write here
         ranks = self._ranks
         try:
             with _unwrapped_errors():
@@ -171,7 +171,7 @@ class Checkpoints:
             if self._keep_every is None or step % self._keep_every:
                 try:
                     remove_folder(path_of(self.folder, step))
-                except OSError as error:  # an evaluation may be reading it, which some file systems do not allow
+                except OSError as error:  # on some file systems, because an evaluation is reading it
                     _log.warning("%s could not be removed: %s", path_of(self.folder, step), error.strerror)
 
 
@@ -190,8 +190,8 @@ def load_model(run: Path, step: int | None = None, *, trust_remote_code: bool | 
     """The model of a run from its newest undamaged checkpoint, or that of `step`: in float32, on the CPU, in evaluation
     mode.
 
-    For one process; any number may have written it. The optimizer's part is not read. trust_remote_code: whether code
-    from outside that the run names may run (None: as in a surrounding `canonlm.outside.of_run`, else not).
+    For one process; any number of processes may have written it. The optimizer's state is not read. trust_remote_code:
+    whether code from outside that the run names may run (None: as in a surrounding `canonlm.outside.of_run`, else not).
 
     ValueError: no run, no such checkpoint, a damaged one.
     """
@@ -202,12 +202,12 @@ def load_model(run: Path, step: int | None = None, *, trust_remote_code: bool | 
     if step is None:
         step = _newest_complete(folder, _ALONE)
     elif step not in saved_steps:
-        raise expected("--step", f"one that has a checkpoint ({', '.join(map(str, saved_steps))})", step)
+        raise expected("--step", f"a step that has a checkpoint ({', '.join(map(str, saved_steps))})", step)
     elif (damage := _damage(folder, step, _ALONE)) is not None:
         raise ValueError(f"{path_of(folder, step)}: {damage}")
     with outside.of_run(run, trust_remote_code):
         config = load_config(run / "config.yaml")
-        # Before anything is allocated: the configuration may be of any size.
+        # Before anything is allocated: the model of the configuration may have any size.
         _check_saved(path_of(folder, step), build_model(config, "meta"))
         model = build_model(config)
     values = {name: torch.empty_like(tensor, device="cpu") for name, tensor in model.module.state_dict().items()}
@@ -225,7 +225,7 @@ def _check_saved(path: Path, model: LanguageModel) -> None:
 
 
 def _parts(model: dict[str, Any], optimizer: Any) -> State:
-    """The two parts of a checkpoint, from state dictionaries. (Not one flat dictionary: torch logs every key of it.)"""
+    """The two parts of a checkpoint, from state dictionaries. (Not one flat dictionary, as torch logs its keys.)"""
     moments = {f"{name}.{key}": tensor for name, state in optimizer["state"].items() for key, tensor in state.items()}
     return {"model": model, "optimizer": moments}
 
@@ -252,18 +252,16 @@ def _check_names(path: Path, reader: Reader, state: State) -> None:
 def _newest_complete(folder: Path, ranks: "_Ranks") -> int:
     """The newest step with an undamaged checkpoint, the same in every process; 0 if there is no checkpoint."""
     saved_steps = ranks.first(lambda: steps(folder))
-    damages: list[str] = []
+    skipped: list[str] = []
     for step in reversed(saved_steps):
         if (damage := _damage(folder, step, ranks)) is None:
             if ranks.rank == 0:
-                for line in damages:
+                for line in skipped:
                     _log.warning("damaged checkpoint skipped, step %d is used: %s", step, line)
             return step
-        damages.append(f"{path_of(folder, step)}: {damage}")
-    if damages:
-        raise ValueError(
-            f"all checkpoints are damaged ({'; '.join(damages)}); to start again from nothing, move them away"
-        )
+        skipped.append(f"{path_of(folder, step)}: {damage}")
+    if skipped:
+        raise ValueError(f"all checkpoints are damaged ({'; '.join(skipped)}); to start from scratch, move them away")
     return 0
 
 
@@ -293,8 +291,8 @@ def _stamps(folder: Path, rank: int) -> dict[str, Stamp]:
 
 
 class _Ranks:
-    """Communication about checkpoints, over a process group of its own: with the training thread on the same group, two
-    threads would wait for each other forever."""
+    """Communication about checkpoints, over a process group of its own: sharing the training thread's group would
+    deadlock."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -343,7 +341,7 @@ class _Writer(dcp.FileSystemWriter):
 
 @contextmanager
 def _unwrapped_errors() -> Iterator[None]:
-    """Raise the error that torch wraps into an exception which is not an `Exception`."""
+    """Raise the original error, which torch wraps into an exception that is not an `Exception`."""
     try:
         yield
     except dcp.CheckpointException as wrapped:

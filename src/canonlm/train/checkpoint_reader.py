@@ -1,10 +1,10 @@
 """A safe reader of checkpoints that somebody else may have written, on top of torch's reader.
 
-torch reads `.metadata` with `pickle.load`, which runs any code in the file; it loads some entries with pickle, too; it
-opens any file that an entry names; and numbers that no chunk of a tensor covers stay uninitialized memory. This
-reader's unpickler only knows the classes of such a file. Every entry must be a tensor of numbers, tiled by its chunks,
-which lie in files of the checkpoint's own folder. A manifest with checksums does not help here: the author of the files
-also writes the manifest.
+torch reads `.metadata` with `pickle.load`, which runs any code in the file, and some entries with pickle, too. It opens
+any file that an entry names, and numbers that no chunk of a tensor covers are left as uninitialized memory. This
+reader's unpickler only accepts the classes of such a file. Every entry must be a tensor of numbers, tiled by its
+chunks, which must be in files of the checkpoint's own folder. A manifest with checksums does not help here: the author
+of the files also writes the manifest.
 """
 
 import io
@@ -50,14 +50,14 @@ _CLASSES = {
 """The classes in `.metadata`, by module."""
 
 _PATHS = {("pathlib", "PosixPath"), ("pathlib", "WindowsPath"), ("pathlib._local", "PosixPath")}
-"""The checkpoint's former path: not used, so it is read as a text."""
+"""The checkpoint's former path: not used, so it is read as a string."""
 
 _EXTRA = 2**16
-"""Max bytes of a stored tensor beside its numbers."""
+"""Max bytes of a stored tensor besides its numbers."""
 
 
 class Reader(FileSystemReader):
-    """Reads the checkpoint in `folder`. ValueError, in one line, for anything but what our training writes."""
+    """Reads the checkpoint in `folder`. ValueError, in one line, for anything that our training does not write."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -71,7 +71,7 @@ class Reader(FileSystemReader):
         except _Refused as error:
             raise ValueError(f"{path}: {error}") from None
         except Exception as error:  # junk makes the unpickler raise nearly anything
-            raise ValueError(f"{path}: not what a checkpoint's metadata is ({type(error).__name__})") from None
+            raise ValueError(f"{path}: not the metadata of a checkpoint ({type(error).__name__})") from None
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
 
@@ -113,7 +113,7 @@ class _Unpickler(pickle._Unpickler):
         if (module, name) in _PATHS:
             return lambda *parts: "/".join(map(str, parts))
         if name not in _CLASSES.get(module, ()):
-            raise _Refused(f"it asks for {module}.{name}, which no checkpoint needs; nothing of it was run")
+            raise _Refused(f"it refers to {module}.{name}, which no checkpoint needs; none of it was run")
         return super().find_class(module, name)
 
     def persistent_load(self, pid: Any) -> Any:
@@ -177,7 +177,7 @@ def _place(info: Any, sizes: dict[str, int], size: tuple[int, ...], dtype: torch
     if type(file) is not str or file not in sizes:
         raise _Refused(f"{name}: expected a *.distcp file beside it, got {str(file)[:100]!r}")
     if type(offset) is not int or type(length) is not int or not 0 <= offset < offset + length <= sizes[file]:
-        raise _Refused(f"{name}: its place is not in {file}")
+        raise _Refused(f"{name}: its place is outside {file}")
     place = _Stored(file, offset, length)
     place.size, place.dtype = size, dtype
     return place
@@ -200,8 +200,8 @@ def _tensor(file: Any, place: _Stored, name: str) -> Tensor:
         if (tuple(tensor.shape), tensor.dtype) != (place.size, place.dtype):
             raise ValueError(f"expected {place.size} of {place.dtype}, got {tuple(tensor.shape)} of {tensor.dtype}")
         if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.itemsize:
-            raise ValueError("its numbers are not all there")
+            raise ValueError("some of its numbers are missing")
     except Exception as error:
         reason = str(error).strip().partition("\n")[0][:200]
-        raise ValueError(f"{name}: not a tensor that a checkpoint holds ({reason})") from None
+        raise ValueError(f"{name}: not a tensor of a checkpoint ({reason})") from None
     return tensor

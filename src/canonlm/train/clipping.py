@@ -13,11 +13,11 @@ from canonlm.world import World
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float, world: World) -> Tensor:
-    """Scale all gradients down to a total norm of `max_norm`; returns the norm before, a scalar on the device."""
+    """Clip gradients to a total norm of `max_norm`; returns the norm before clipping, a scalar on the device."""
     parameters = [p for p in model.parameters() if p.grad is not None]
     if world.mesh is None:
         return nn.utils.clip_grad_norm_(parameters, max_norm)
-    # Squares are summed here, then over all devices in one message; torch's own function sends some per parameter.
+    # Squares are summed here, then over all devices in one message; torch's own function sends several per parameter.
     local_gradients: defaultdict[int, list[Tensor]] = defaultdict(list)  # by the number of devices that hold the same
     for gradient in (cast(DTensor, p.grad) for p in parameters):
         layout = zip(gradient.device_mesh.shape, gradient.placements, strict=True)

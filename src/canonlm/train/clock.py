@@ -1,4 +1,4 @@
-"""Measures a run's time: training speed, waiting for data, evaluations and checkpoints left out."""
+"""Measures a run's training speed and its waiting for data, without evaluations and checkpoints."""
 
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -12,11 +12,11 @@ Reading = dict[str, float | None]
 
 
 class Clock:
-    """Training time without evaluations and checkpoints. The first steps of a process, which warm up, do not count
-    towards the speed; everything counts towards `elapsed_s`, which goes on from `before_s` if a run is continued.
+    """Training time without evaluations and checkpoints. The first steps of a process are warm-up and do not count
+    towards the speed; everything counts towards `elapsed_s`, which starts at `before_s` if a run is continued.
 
-    `flops_per_token` of the model and `peak_flops` of one device (per second) make the MFU: the share of the peak of
-    all `devices` that the model's own arithmetic is. It is None if either is not known.
+    `flops_per_token` of the model and `peak_flops` of one device (per second) give the MFU: the model's own arithmetic
+    as a share of the peak of all `devices`. It is None if either is not known.
     """
 
     WARMUP_STEPS = 3
@@ -55,7 +55,7 @@ class Clock:
         try:
             yield
         finally:
-            self._out += self._idle_now() - start
+            self._paused_s += self._idle_now() - start
 
     def waiting(self, batches: Iterable[T]) -> Generator[T]:
         """The batches. The time to get each counts as waiting for data."""
@@ -71,11 +71,11 @@ class Clock:
             yield batch
 
     def reading(self) -> Reading:
-        """Since the last reading, or since the warm-up: `tokens_per_s`, `mfu`, `data_wait_s`, `data_wait_share`, all
-        None before its end. And `elapsed_s`. `canonlm.runs.rows` says what they mean."""
+        """`tokens_per_s`, `mfu`, `data_wait_s` and `data_wait_share` since the last reading, or since the warm-up (None
+        during it), and `elapsed_s`. `canonlm.runs.rows` explains them."""
         now, speed, mfu, waited, wait_share = self._idle_now(), None, None, None, None
         if self._steps > self.WARMUP_STEPS:
-            seconds, waited = now - self._mark - self._out, self._waited
+            seconds, waited = now - self._mark - self._paused_s, self._waited
             self._counted, self._seconds = self._counted + self._since_mark, self._seconds + seconds
             speed, wait_share = self.tokens_per_step * self._since_mark / seconds, waited / seconds
             mfu = speed / self._peak_tokens_per_s if self._peak_tokens_per_s else None
@@ -96,7 +96,7 @@ class Clock:
         return {"tokens_per_s": speed, "train_seconds": self._idle_now() - self._start}
 
     def _restart(self, now: float) -> None:
-        self._mark, self._out, self._waited, self._since_mark = now, 0.0, 0.0, 0
+        self._mark, self._paused_s, self._waited, self._since_mark = now, 0.0, 0.0, 0
 
     def _idle_now(self) -> float:
         """The time after the device has finished all its work: it may be steps behind the loop."""

@@ -28,7 +28,7 @@ from canonlm.train import profile
 
 
 class Settings(BaseModel):
-    """Strict, like the tasks' settings: neither "3" nor true counts as a number."""
+    """Base of the settings classes. Strict, like the tasks' settings: neither "3" nor true counts as a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -41,12 +41,12 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Model(Settings):
-    """Sizes of the model; `arch` is everything else. `fields` sets any field of the model's own configuration."""
+    """The model's sizes; `arch` fixes the rest. `fields` sets any field of the model's own configuration."""
 
     num_hidden_layers: Annotated[int, Field(gt=0, le=2_000)]
     hidden_size: Size
     num_attention_heads: Size
-    vocab_size: Size | None = None  # of text: its tokenizer's size; a task brings its own
+    vocab_size: Size | None = None  # for text: that of its tokenizer; a task has its own
     fields: dict[str, Any] = {}
     matched: dict[str, list[int]] = {}  # fields that `canonlm play --match` changed: before, after
 
@@ -61,7 +61,7 @@ _FORMS = {
 
 
 def _check_form(field: Any, key: Any, value: Any) -> None:
-    """An error with an example, for settings where a name or a path alone is a likely mistake."""
+    """InvalidSetting, with an example, for settings where a bare name or path is a likely mistake."""
     kind, what = _FORMS[field]
     if not isinstance(value, kind):
         raise expected(key, what, value)
@@ -78,7 +78,7 @@ class Text(Settings):
     """Tokens to read, from folders made by `canonlm data prepare`."""
 
     sources: dict[str, Source] = Field(min_length=1)
-    validation: dict[str, str] = {}  # name: folder, of which the held-out part (or else all) is evaluated.
+    validation: dict[str, str] = {}  # name: folder; its held-out part (else all of it) is evaluated.
     # Default: the held-out part of every source that has one
 
     @field_validator("sources", "validation", mode="before")
@@ -103,7 +103,7 @@ class Data(Settings):
     isolate_documents: bool = False  # False, as in the paper: documents of a window see each other
     seed: Seed | None = None  # of the training windows; None: train.seed
     workers: Annotated[int, Field(ge=0, le=1024)] = 1  # threads that sample ahead; changes nothing but speed
-    verify: bool = True  # compare the sha256 of every shard of text that is read with its index.json, beside training
+    verify: bool = True  # during training, compare the sha256 of every shard that is read with its index.json
 
 
 class Optim(Settings):
@@ -116,7 +116,7 @@ class Optim(Settings):
     decay: Literal["matrices", "all"] = "matrices"  # matrices: no weight decay on norms, biases, A_log, dt_bias, D
     warmup_steps: NonNegativeInt = 1000
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
-    decay_steps: PositiveInt | None = None  # of wsd: the last steps, in which the rate falls linearly
+    decay_steps: PositiveInt | None = None  # for wsd: the number of last steps, in which the rate falls linearly
     final_lr_ratio: float = Field(0.1, ge=0, le=1)
     grad_clip: PositiveFloat | None = 1.0
 
@@ -128,7 +128,7 @@ class Optim(Settings):
         return betas
 
     @model_validator(mode="after")
-    def _decay_steps_are_of_wsd(self) -> "Optim":
+    def _decay_steps_only_for_wsd(self) -> "Optim":
         key = "train.optim.decay_steps"
         if self.schedule == "wsd" and self.decay_steps is None:
             raise InvalidSetting(key, f"{key}: missing; expected an integer > 0 with schedule wsd")
@@ -138,40 +138,40 @@ class Optim(Settings):
 
 
 class Train(Settings):
-    """The loop. Lengths of time are optimizer steps."""
+    """The training loop. Intervals are in optimizer steps."""
 
-    steps: Steps = None  # type: ignore[assignment]  # default: all of the training stream, for a task where it ends
+    steps: Steps = None  # type: ignore[assignment]  # default: the whole training stream, if the task's stream ends
     batch_size: Size  # windows per step
-    seed: Seed = 0  # of the initial weights and dropout, and of all that has no seed of its own
+    seed: Seed = 0  # for initial weights, dropout and everything without a seed of its own
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: autocast; the weights stay in fp32
     compile: bool = False
-    device: str = "auto"  # auto: cuda where there is one, else cpu
+    device: str = "auto"  # auto: cuda if available, else cpu
     num_threads: Annotated[int, Field(gt=0, le=65_536)] | None = (
-        None  # of the CPU; sums depend on it, so it is part of the result. None: torch's choice
+        None  # CPU threads; sums, and so results, depend on their number. None: torch's choice
     )
     log_every: PositiveInt = 10
     eval_every: PositiveInt
-    eval_size: Size  # test windows, instances, sentences or people, by task
+    eval_size: Size  # test windows, instances, sentences or people, depending on the task
     eval_seed: Seed | None = None  # of the test samples; None: train.seed
-    eval_split: Literal["test", "validation"] = "test"  # validation: a test of its own, to choose settings by; of text:
-    # the next eval_size windows of what is held out
-    eval_beyond: Size | None = None  # for text: also the loss of this number of tokens beyond data.seq_len
+    eval_split: Literal["test", "validation"] = "test"  # validation: a separate test, for choosing settings; for text:
+    # the next eval_size held-out windows
+    eval_beyond: Size | None = None  # for text: also the loss on this number of tokens beyond data.seq_len
     checkpoint_every: PositiveInt
-    keep_checkpoints: PositiveInt = 2  # the number of newest checkpoints that are kept
-    keep_every: PositiveInt | None = None  # and all whose step is a multiple of this
-    on_nonfinite: Literal["stop", "skip"] = "stop"  # a step whose loss or gradient is not finite
+    keep_checkpoints: PositiveInt = 2  # the number of newest checkpoints to keep
+    keep_every: PositiveInt | None = None  # also keep those whose step is a multiple of this
+    on_nonfinite: Literal["stop", "skip"] = "stop"  # at a step whose loss or gradient is not finite
     optim: Optim
 
 
 class Parallel(Settings):
-    """How the work is spread over processes, one per device; the number of processes is what started them
-    (`torchrun`, SLURM, `canonlm launch`). Changes speed and memory; the numbers only by rounding."""
+    """How the work is spread over processes, one per device; the launcher (`torchrun`, SLURM, `canonlm launch`) sets
+    their number. Changes speed and memory; the numbers only by rounding."""
 
     tp: Size = 1  # tensor parallel: the number of devices that share every layer
     dp_replicate: Size = 1  # copies of the model; each is sharded over the remaining devices
     micro_batch_size: Size | None = None  # windows that a device processes at once; None: its share of the batch
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    float8: bool = False  # linear layers in float8, by torchao, where the device can
+    float8: bool = False  # linear layers in float8, by torchao, on GPUs that support it
 
 
 class RunConfig(Settings):
@@ -187,7 +187,7 @@ class RunConfig(Settings):
     parallel: Parallel = Parallel()
     profile: str | None = None  # "10:13": a Chrome trace of steps 10, 11, 12
     track: list[Literal["tensorboard", "wandb"]] = []  # beside metrics.jsonl
-    on_checkpoint: str | None = None  # a shell command to start, and not wait for, beside each {checkpoint} of a {run}
+    on_checkpoint: str | None = None  # a shell command to start in the background at each {checkpoint} of the {run}
 
     @field_validator("task", "text", "track", mode="before")
     @classmethod
@@ -207,13 +207,13 @@ class RunConfig(Settings):
 
     @field_validator("profile", mode="before")
     @classmethod
-    def _profiles_steps(cls, steps: Any) -> Any:
+    def _valid_profile(cls, steps: Any) -> Any:
         if steps is not None:
             profile.bounds(steps)
         return steps
 
     @model_validator(mode="after")
-    def _reads_one_thing(self) -> "RunConfig":
+    def _task_or_text(self) -> "RunConfig":
         if (self.task is None) == (self.text is None):
             number = "neither" if self.task is None else "both"
             raise InvalidSetting(
@@ -236,7 +236,7 @@ class RunConfig(Settings):
             what = f"at least {task.min_seq_len}, for the test samples of {task}"
             raise expected("data.seq_len", what, self.data.seq_len)
         if self.data.isolate_documents and not task.can_isolate:
-            what = f"false: in {task.name} the start of the next instance is what ends one, and has to be predicted"
+            what = f"false: in {task.name} an instance ends where the next one starts, which has to be predicted"
             raise expected("data.isolate_documents", what, True)
         return self
 
@@ -264,16 +264,16 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _profiles_steps_of_the_run(self) -> "RunConfig":
+    def _profile_fits_into_the_steps(self) -> "RunConfig":
         if self.profile is not None and profile.bounds(self.profile)[1] - 1 > self.train.steps:
             raise expected("profile", f"steps up to train.steps = {self.train.steps}", self.profile)
         return self
 
     @model_validator(mode="after")
-    def _evaluates_what_there_is(self) -> "RunConfig":
+    def _eval_settings_suit_the_data(self) -> "RunConfig":
         train, task = self.train, self.built_task
         if task is None and train.eval_seed is not None:
-            raise expected("train.eval_seed", "nothing: text is evaluated on what is held out", train.eval_seed)
+            raise expected("train.eval_seed", "nothing: text is evaluated on its held-out part", train.eval_seed)
         if task is not None and train.eval_beyond is not None:
             raise expected("train.eval_beyond", "nothing: only text has it", train.eval_beyond)
         if task is not None and task.tests_what_it_trained_on and train.eval_seed is not None:
@@ -302,7 +302,7 @@ class RunConfig(Settings):
 
 
 def resolve(raw: dict[str, Any]) -> RunConfig:
-    """Check and complete a configuration. InvalidSetting (a ValueError) has the first wrong key."""
+    """Check and complete a configuration. InvalidSetting (a ValueError) names the first wrong key."""
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:
@@ -310,7 +310,7 @@ def resolve(raw: dict[str, Any]) -> RunConfig:
 
 
 def build_task(settings: dict[str, Any]) -> tasks.Task:
-    """A task from its name and settings. An error names keys as a run's file has them: `task.N`, not `depo.N`."""
+    """A task from its name and settings. Errors name keys as in a run's file: `task.N`, not `depo.N`."""
     try:
         return tasks.get(**settings)
     except InvalidSetting as error:
@@ -334,5 +334,5 @@ def differences(a: RunConfig, b: RunConfig) -> list[identity.Difference]:
 
 
 def changes(began: RunConfig, now: RunConfig) -> list[identity.Difference]:
-    """The differences with which a run cannot be continued."""
+    """The differences that prevent a run from being continued."""
     return identity.changes(began.model_dump(), now.model_dump())

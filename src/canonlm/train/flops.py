@@ -20,10 +20,10 @@ def flops_per_token(model: LanguageModel, seq_len: int) -> float:
 
 
 class Gpu(NamedTuple):
-    """From the maker's data sheet: memory in GiB, which the sheets call GB; dense peaks (half of what is quoted
+    """A GPU by its maker's data sheet: memory in GiB, which the sheets call GB; dense peaks (half of what is quoted
     "with sparsity") in TFLOP/s."""
 
-    device: str  # a pattern of its name in torch
+    device: str  # a regular expression for its name in torch
     memory: float
     bf16: float
     fp32: float
@@ -45,7 +45,7 @@ GPUS = {
     "rtx4090": Gpu(r"RTX 4090", 24, 165, 82.6, "NVIDIA Ada GPU architecture, whitepaper"),
     "mi300x": Gpu(r"MI300X", 192, 1307, 163.4, "AMD Instinct MI300X, data sheet"),
 }
-"""By the name for `canonlm plan --gpu`. The first pattern that fits a device counts."""
+"""By the name for `canonlm plan --gpu`. The first pattern that matches a device is used."""
 
 
 def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
@@ -57,5 +57,5 @@ def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
 
 
 def peak_flops_of(gpu: str, precision: str) -> float:
-    """The same by our name of the GPU and `train.precision`."""
+    """The same, by the GPU's name in `GPUS` and `train.precision`."""
     return 1e12 * (GPUS[gpu].bf16 if precision == "bf16" else GPUS[gpu].fp32)

@@ -1,7 +1,7 @@
 """The training loop: from a configuration to a finished run folder (`canonlm.runs.folder`).
 
-Interrupt it anywhere and run it again: on the same machine and number of processes it ends as if nothing had happened,
-to the bit; on another number of processes it reads the same windows and differs by rounding.
+A run that is interrupted anywhere and started again ends with the same bits on the same machine and number of
+processes. With another number of processes it reads the same windows, and numbers differ by rounding.
 """
 
 import math
@@ -42,9 +42,9 @@ from canonlm.train.sharding import last_micro_batch, parallelize
 from canonlm.train.signals import PARENT, Interrupted, Signals, Superseded, recording_failure
 from canonlm.world import World
 
-_OF_A_PROCESS = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "SLURM_PROCID",
-                 "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP", PARENT,
-                 leases.VARIABLE)  # fmt: skip
+_PROCESS_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "SLURM_PROCID",
+                      "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP", PARENT,
+                      leases.VARIABLE)  # fmt: skip
 """Prefixes of the environment variables that describe a process's place among others."""
 
 OnRow = Callable[[dict[str, Any]], None]
@@ -136,7 +136,7 @@ class _Run:
             folder / "checkpoints", settings.keep_checkpoints, settings.keep_every, world, self._check_lease
         )
         self.step = self.checkpoints.load_latest(self.module, self.optimizer)
-        self.first_bad = torch.full((), -1, device=world.device)  # step: on the device, so that no step waits for it
+        self.first_bad = torch.full((), -1, device=world.device)  # a step, on the device so that no step waits for it
 
     def run(self) -> dict[str, Any]:
         config, world, seq_len = self.config, self.world, self.config.data.seq_len
@@ -171,17 +171,17 @@ class _Run:
         evaluation: dict[str, Any] = {}
         notes = []
         if self.test is None:
-            notes += ["nothing will be evaluated: no text has a held-out part, and text.validation names none"]
-        if (warmup := settings.optim.warmup_steps) > settings.steps:  # of a short trial, mostly: no mistake
+            notes += ["nothing will be evaluated: no text has a held-out part, and text.validation is empty"]
+        if (warmup := settings.optim.warmup_steps) > settings.steps:  # common in short trials, so not an error
             short = f"train.optim.warmup_steps is {warmup:,}, train.steps {settings.steps:,}"
-            notes += [f"the learning rate will not rise to train.optim.lr: {short}"]
+            notes += [f"the learning rate will not reach train.optim.lr: {short}"]
         for why in notes if world.main else []:
             self.on_row({"kind": "note", "step": self.step, "why": why})
         if self.step and self._evaluates():
             evaluation = world.broadcast(self.metrics.evaluation(self.step) if world.main else None) or self._evaluate()
             if not evaluation:
                 raise self._interrupted("before")
-        made = batches(
+        portions = batches(
             self.stream,
             self.step,
             settings.steps,
@@ -191,8 +191,8 @@ class _Run:
             ranks=world.dp_size,
             prepare=partial(prepare, micro_batch_size=self.config.parallel.micro_batch_size, device=world.device),
         )
-        with closing(made), Profile(self.config.profile, self.folder, world.rank, self.step) as profile:
-            for portion in self.clock.waiting(made):
+        with closing(portions), Profile(self.config.profile, self.folder, world.rank, self.step) as profile:
+            for portion in self.clock.waiting(portions):
                 numbers = self._optimize(portion)
                 self.step += 1
                 self.clock.tick()
@@ -233,8 +233,8 @@ class _Run:
         return result
 
     def _optimize(self, portion: Portion) -> dict[str, Any]:
-        """One step. Returns the loss of this process's share and other numbers, still on the device, so that the CPU
-        does not wait for a GPU (except with `train.on_nonfinite` skip, which needs the loss of every step)."""
+        """One optimizer step. Returns the loss of this process's share and other numbers, still on the device, so that
+        the CPU does not wait for a GPU (except with `train.on_nonfinite` skip, which needs the loss of every step)."""
         config, world = self.config, self.world
         lr = learning_rate(self.step, config.train.steps, config.train.optim)
         for group in self.optimizer.param_groups:
@@ -311,7 +311,7 @@ class _Run:
         return Interrupted(f"{where}; {self.world.broadcast(self.signals.next_step(self.world.main))}")
 
     def _check_weights(self, numbers: dict[str, Any]) -> None:
-        """Check the weights that are saved: a step's loss and gradient only depend on the weights before it."""
+        """Check the weights to be saved: a step's loss and gradient only depend on the weights before it."""
         if not numbers["skipped"]:
             [loss] = self.world.sum([float(numbers["loss"])])
             self._check_finite({"loss": loss, "grad_norm": float(numbers["grad_norm"])})
@@ -329,7 +329,7 @@ class _Run:
         step = self.step if first < 0 else first
         since = "" if step == self.step else f" since step {step}"
         raise FloatingPointError(
-            f"stopped at step {self.step}, the training diverged{since}: {what}; {self._describe_windows(step)}"
+            f"stopped at step {self.step}, as training diverged{since}: {what}; {self._describe_windows(step)}"
         )
 
     def _report_skip(self, loss: float, grad_norm: float) -> None:
@@ -348,7 +348,7 @@ class _Run:
         return f"its batch: windows {first} to {last}{origin}"
 
     def _check_lease(self) -> None:
-        """Before anything is written."""
+        """Superseded if another worker has the run. Called before anything is written."""
         if self.lease is not None and not self.lease.held():
             raise Superseded(f"stopped after step {self.step}: another worker has taken this run over")
 
@@ -360,16 +360,16 @@ class _Run:
             self.on_row(row)
 
     def _on_checkpoint(self, path: Path) -> None:
-        """Start the user's command beside the training, in a session of its own: it may outlive this process."""
+        """Start the user's command in the background, in a session of its own: it may outlive this process."""
         step = int(path.name.removeprefix("step-"))
         self.on_row({"kind": "checkpoint", "step": step})  # not in metrics.jsonl: the folder shows it
         if (command := self.config.on_checkpoint) is None:
             return
         values = {"run": str(self.folder), "checkpoint": str(path), "step": str(step)}
-        # In one pass, as a value may look like another placeholder. Braces of the shell stay.
+        # In one pass, as a value may look like another placeholder. The shell's own braces are kept.
         command = re.sub(r"\{(run|checkpoint|step)\}", lambda match: shlex.quote(values[match[1]]), command)
         # The command is not one of this run's processes, so it must not get their variables.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_PROCESS)}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_PROCESS_VARIABLES)}
         environment |= {f"CANONLM_{name.upper()}": value for name, value in values.items()}
         log = self.folder / "on_checkpoint" / f"{path.name}.txt"
         log.parent.mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from canonlm import __version__
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """The environment of a run, for readers of reports, and for repeating its numbers."""
+    """The environment of a run, for reports and for reproducing its numbers."""
     return {
         "machine": device_name(device),
         "device": str(device),
@@ -54,9 +54,9 @@ def cpu_name() -> str:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory that it frees, for its next allocations (glibc alone; elsewhere nothing).
+    """Let this process keep the memory that it frees, for its next allocations (does nothing without glibc).
 
-    Training on a CPU frees and asks for the same tensors in every step. By default glibc gives large ones back to the
+    Training on a CPU frees and allocates the same tensors in every step. By default glibc returns large ones to the
     system, and every page of the next step is a page fault.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
@@ -67,7 +67,7 @@ def keep_freed_memory() -> None:
 
 def memory_gb(device: torch.device) -> float | None:
     """Peak memory in GB (1e9 bytes). On CUDA: of this process's tensors on `device`, since the last call. Else:
-    resident memory of this process since its start; None if the system does not say.
+    resident memory of this process since its start; None if unknown.
     """
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)

@@ -1,12 +1,13 @@
-"""Memory of one device at the peak of a training step, by part, before anything is started.
+"""Estimates the peak memory of one device in a training step, by part, before anything is started.
 
 Weights, gradients and optimizer state are counted as `canonlm.train.sharding` divides them. Activations do not come
-from a formula: one block of every kind runs on tensors without contents, at its full size and, with `train.compile`,
-cut into forward and backward by the compiler; the tensors that its graph keeps for the backward are added up.
+from a formula: one block of every kind runs on fake tensors (without contents), at its full size and, with
+`train.compile`, split into forward and backward by the compiler. The sizes of the tensors that its graph keeps for the
+backward are added up.
 
 Left out: temporary tensors of a block's forward and backward, an evaluation, masks of isolated documents, copies in
-float8, buffers of the communication, fragmentation, the CUDA context. Recurrences are counted in their PyTorch form,
-which keeps a state for every chunk; the kernels of flash-linear-attention compute those again in the backward.
+float8, communication buffers, fragmentation, the CUDA context. Recurrences are counted in their PyTorch form, which
+keeps a state for every chunk; the kernels of flash-linear-attention recompute those in the backward.
 """
 
 import copy
@@ -24,18 +25,18 @@ from torch.utils._pytree import tree_leaves
 from canonlm.models.interface import LanguageModel
 from canonlm.models.loss import chunk_bytes
 from canonlm.train.config import RunConfig
-from canonlm.train.mesh import has_mesh_alone
+from canonlm.train.mesh import uses_mesh_of_one
 from canonlm.train.recompute import KEPT_BY_SELECTIVE
 
 
 @dataclass(frozen=True)
 class Memory:
-    """In bytes."""
+    """The parts, in bytes."""
 
     parameters: float  # in float32, this device's shard
-    gradients: float  # the same; all of them while those of several micro-batches are summed up
+    gradients: float  # the same; not sharded during gradient accumulation
     optimizer: float  # AdamW's two averages
-    gathered: float  # in the precision of the forward: embedding, head, two blocks; a block's gradient on its way
+    gathered: float  # in the precision of the forward: embedding, head, two blocks; a block's gradient in transit
     activations: float  # kept by the forward for the backward
     logits: float  # a chunk of them, the gradients of the head and of its input
 
@@ -45,12 +46,12 @@ class Memory:
 
 
 class Device:
-    """One of `devices` that train a model: `Device(model, run, devices).memory(micro_batch=4)`.
+    """One of the `devices` that train a model: `Device(model, run, devices).memory(micro_batch=4)`.
 
     model: on the meta device."""
 
     def __init__(self, model: LanguageModel, run: RunConfig, devices: int) -> None:
-        self.run, self.alone = run, devices == 1 and not has_mesh_alone(run)
+        self.run, self.alone = run, devices == 1 and not uses_mesh_of_one(run)
         self.model = model.part_of(run.parallel.tp)
         self.shards = devices // (run.parallel.tp * run.parallel.dp_replicate)
         self.windows = run.train.batch_size * run.parallel.tp // devices  # per step
@@ -70,18 +71,18 @@ class Device:
             gathered = self.itemsize * (ends + 3 * block) + 4 * block  # a gradient is summed over devices in float32
         else:
             gathered = self.itemsize * parameters if self.itemsize < 4 else 0  # autocast's copies
-        summed_up = 4 * parameters if micro_batch < self.windows else shard
+        gradients = 4 * parameters if micro_batch < self.windows else shard
         if not self.kept:
             self.kept = _kept(self.model, list(kinds), self.run, self.alone)
         activations = sum(kinds[name] * kept for name, (kept, _) in self.kept.items())
-        if self.run.parallel.activation_checkpointing != "none":  # one block has computed its own again
+        if self.run.parallel.activation_checkpointing != "none":  # one block has recomputed its own
             activations += max(everything for _, everything in self.kept.values())
         tokens, (vocab_size, hidden_size) = micro_batch * self.run.data.seq_len, head_weight.shape
-        # Of a chunk both the float32 numbers and, before or after, those that the products read or make.
+        # A chunk's logits in float32 and, before or after, in the precision of the matrix products.
         logits = min(tokens * 4 * vocab_size, chunk_bytes(self.run.train.device)) * (1 + self.itemsize / 4)
         return Memory(
             parameters=shard,
-            gradients=summed_up,
+            gradients=gradients,
             optimizer=2 * shard,
             gathered=gathered,
             activations=micro_batch * activations,
@@ -101,7 +102,7 @@ def kinds_of_blocks(model: LanguageModel) -> dict[str, int]:
 
 
 def _kept(model: LanguageModel, names: list[str], run: RunConfig, alone: bool) -> dict[str, tuple[float, float]]:
-    """Bytes that each of these blocks keeps of one window until its backward: (with the run's checkpointing,
+    """Bytes that each of these blocks keeps per window until its backward: (with the run's activation checkpointing,
     without)."""
     half, seq_len = run.train.precision == "bf16", run.data.seq_len
     torch.compiler.reset()  # else the ninth kind of block in a process would no longer be compiled
@@ -115,7 +116,7 @@ def _kept(model: LanguageModel, names: list[str], run: RunConfig, alone: bool) -
         try:
             calls = _calls(module, names, seq_len)
             counts = {name: _of_block(module.get_submodule(name), *calls[name], run) for name in names}
-        except Exception as error:  # code of others, on tensors without contents
+        except Exception as error:  # other people's code, on fake tensors
             why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             where = "train.precision=bf16" if not half else "another precision"
             raise ValueError(
@@ -130,7 +131,7 @@ def _kept(model: LanguageModel, names: list[str], run: RunConfig, alone: bool) -
 
 
 def _fill(module: nn.Module, dtype: torch.dtype) -> None:
-    """Tensors without contents (in a FakeTensorMode) in place of the module's own."""
+    """Replace the module's tensors by fake ones (in a FakeTensorMode)."""
 
     def fake(x: Tensor) -> Tensor:
         return torch.empty(x.shape, dtype=dtype if x.is_floating_point() else x.dtype, device="cpu")
@@ -170,9 +171,8 @@ def _calls(module: nn.Module, names: list[str], seq_len: int) -> dict[str, tuple
 
 
 def _of_block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], run: RunConfig) -> tuple[int, int, int]:
-    """Bytes of the block's input, of the tensors that selective checkpointing keeps besides, and of all saved
-    tensors."""
-    counted = _Counted()
+    """Bytes of the block's input, of the tensors that selective checkpointing also keeps, and of all saved tensors."""
+    counted = _SavedBytes()
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     stream = next(x for x in tensors if x.is_floating_point()).requires_grad_()
     if run.parallel.activation_checkpointing == "selective":
@@ -180,19 +180,19 @@ def _of_block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], r
             block(*args, **kwargs)
     counted.ignore(*block.parameters(), *(x for x in tensors if x is not stream))
     if run.train.compile:
-        block.compile(backend="aot_eager_decomp_partition")  # all of the compiler but its code
+        block.compile(backend="aot_eager_decomp_partition")  # the compiler without its generated code
     with torch.autograd.graph.saved_tensors_hooks(counted.save, lambda x: x):
         block(*args, **kwargs)
     return stream.nbytes, counted.selective, counted.saved
 
 
-class _Counted(TorchDispatchMode):
-    """Bytes that autograd saves, every storage once; as a mode, also those that selective checkpointing would."""
+class _SavedBytes(TorchDispatchMode):
+    """Counts bytes that autograd saves, each storage once; as a mode, also those that selective checkpointing would."""
 
     def __init__(self) -> None:
         super().__init__()
         self.saved = self.selective = 0
-        self.seen: dict[int, Tensor] = {}  # with the tensors, as ids of freed storages are used again
+        self.seen: dict[int, Tensor] = {}  # keeps the tensors alive, as ids of freed storages are reused
 
     def ignore(self, *tensors: Tensor) -> None:
         self.seen |= {x.untyped_storage()._cdata: x for x in tensors}

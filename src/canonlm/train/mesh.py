@@ -37,7 +37,7 @@ def world_of(config: RunConfig) -> Iterator[World]:
     device = torch.device(pick_device(config.train.device))
     if size == 1:
         _check_device(device, config)
-        if not has_mesh_alone(config) or device.type != "cuda":
+        if not uses_mesh_of_one(config) or device.type != "cuda":
             yield World(device)
             return
         with mesh_of_one(device) as mesh:
@@ -58,7 +58,7 @@ def world_of(config: RunConfig) -> Iterator[World]:
         yield World(device, rank, size, local_rank, tp, mesh)
     except (RuntimeError, OSError):
         # This process alone may have failed (memory, a disk), and the others wait for it within NCCL. Leaving the group
-        # would wait for them: only the end of this process ends theirs.
+        # would wait for them: they only end once this process has ended.
         if device.type != "cuda":
             _leave(mesh)
         raise
@@ -68,13 +68,13 @@ def world_of(config: RunConfig) -> Iterator[World]:
     _leave(mesh)
 
 
-def has_mesh_alone(config: RunConfig) -> bool:
+def uses_mesh_of_one(config: RunConfig) -> bool:
     """Whether one GPU works as a mesh of one device.
 
-    In a mesh, blocks are gathered in bfloat16, and the stream is bfloat16 from the embedding on. Without one, autocast
-    leaves the embedding, and so the stream and every pass over it, in float32: twice the bytes, and a speed that says
-    nothing about a cluster's. A mesh of one sends nothing; it casts a block's weights once per forward and backward.
-    Runs on tasks are small and generate token by token: they would only pay for the casts.
+    In a mesh, blocks are gathered in bfloat16, and the residual stream is bfloat16 from the embedding on. Without one,
+    autocast leaves the embedding, and so the stream and every pass over it, in float32: twice the bytes, and a speed
+    that does not predict a cluster's. A mesh of one sends nothing; it casts a block's weights once per forward and
+    backward. Runs on tasks are small and generate token by token: they would only pay for the casts.
     """
     return config.text is not None and config.train.precision == "bf16"
 
@@ -113,7 +113,7 @@ def _leave(mesh: DeviceMesh | None) -> None:
 
 
 def check_layout(config: RunConfig, processes: int) -> None:
-    """InvalidSetting if this number of processes cannot divide the work by `config.parallel`."""
+    """InvalidSetting if the work cannot be divided among this number of processes by `config.parallel`."""
     parallel, batch_size = config.parallel, config.train.batch_size
     if processes % parallel.tp:
         what = f"a divisor of {processes}, the number of processes (torchrun starts several)"
@@ -139,5 +139,5 @@ def _check_device(device: torch.device, config: RunConfig) -> None:
     if find_spec("torchao") is None:
         raise expected("parallel.float8", "false, as torchao is not installed", True)
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
-        what = "false: only GPUs of compute capability 8.9 and later multiply in float8"
+        what = "false: only GPUs of compute capability 8.9 or higher multiply in float8"
         raise expected("parallel.float8", what, True)

@@ -13,9 +13,9 @@ class Portion(NamedTuple):
 
 
 def prepare(batch: Batch, micro_batch_size: int | None, device: torch.device) -> Portion:
-    """Cut a batch into micro-batches; for a GPU with the borders of documents, and in page-locked memory. Copies need
-    no stream of their own: a micro-batch is less than a megabyte, and its copy from page-locked memory does not block
-    the CPU, which is steps ahead."""
+    """Split a batch into micro-batches; for a GPU, with document boundaries and in pinned memory. Copies need no stream
+    of their own: a micro-batch is less than a megabyte, and its copy from pinned memory does not block the CPU, which
+    is steps ahead."""
     num_targets = int((batch.targets != -100).sum())
     parts = batch.split(micro_batch_size or len(batch.input_ids))
     if device.type == "cuda":

@@ -9,7 +9,7 @@ from canonlm.errors import expected
 
 
 def bounds(steps: Any) -> tuple[int, int]:
-    """`"10:13"`: (10, 13). InvalidSetting for anything but a text of two whole numbers, 1 <= start < stop."""
+    """`"10:13"`: (10, 13). InvalidSetting for anything but a string of two integers, 1 <= start < stop."""
     start, _, stop = steps.partition(":") if isinstance(steps, str) else ("", "", "")
     if not (start.isdecimal() and stop.isdecimal() and 1 <= int(start) < int(stop)):
         raise expected("profile", 'start:stop with 1 <= start < stop, such as "10:13" for steps 10, 11, 12', steps)
@@ -21,21 +21,21 @@ class Profile:
     nothing if `steps` is None. Steps count from 1, as in the rows of `metrics.jsonl`.
 
     Writes `folder/profile/steps-10-13-rank0.json.gz`, for https://ui.perfetto.dev or chrome://tracing. If a process
-    begins or ends within these steps, the trace and its name have the part that it did.
+    begins or ends within these steps, the trace and its name cover only the steps that it ran.
     """
 
     def __init__(self, steps: str | None, folder: Path, rank: int, done: int) -> None:
-        self._turns = _record(*bounds(steps), folder / "profile", rank, done + 1) if steps else _nothing()
+        self._recording = _record(*bounds(steps), folder / "profile", rank, done + 1) if steps else _nothing()
 
     def __enter__(self) -> "Profile":
-        next(self._turns, None)
+        next(self._recording, None)
         return self
 
     def step(self) -> None:
-        next(self._turns, None)
+        next(self._recording, None)
 
     def __exit__(self, *_: Any) -> None:
-        self._turns.close()
+        self._recording.close()
 
 
 def _nothing() -> Generator[None]:

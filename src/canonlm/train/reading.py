@@ -35,9 +35,9 @@ def complete(run: RunConfig) -> RunConfig:
     first_key, first = next(iter(datasets.items()))
     for key, dataset in datasets.items():
         if dataset.index.tokenizer["sha256"] != first.index.tokenizer["sha256"]:
-            raise expected(key, f"text with the tokens of {first_key}: another tokenizer made it", str(dataset.folder))
+            raise expected(key, f"text made by the same tokenizer as {first_key}", str(dataset.folder))
         if dataset.vocab_size != first.vocab_size:
-            what = f"text with a vocabulary of {first.vocab_size} tokens, as that of {first_key}"
+            what = f"text with a vocabulary of {first.vocab_size} tokens, as in {first_key}"
             raise expected(key, what, f"{dataset.folder}, with {dataset.vocab_size}")
     for dataset, split in [*((datasets[f"text.sources.{name}.path"], "train") for name in run.text.sources),
                            *_validation(run.text).values()]:  # fmt: skip
@@ -45,7 +45,7 @@ def complete(run: RunConfig) -> RunConfig:
             what = f"less than the {tokens:,} tokens that {dataset.folder} has in its split {split}"
             raise expected("data.seq_len", what, run.data.seq_len)
     if run.model.vocab_size not in (None, first.vocab_size):
-        what = f"{first.vocab_size}, as the tokenizer of {first.folder} has"
+        what = f"{first.vocab_size}, the vocabulary size of {first.folder}"
         raise expected("model.vocab_size", what, run.model.vocab_size)
     ids = {"bos_token_id": first.bos_token_id, "eos_token_id": first.eos_token_id}
     model = run.model.model_copy(update={"vocab_size": first.vocab_size, "fields": {**ids, **run.model.fields}})
@@ -109,7 +109,7 @@ def check_unchanged(run: RunConfig, folder: Path) -> dict[str, Any]:
         if not isinstance(noted, dict) or not all(isinstance(noted.get(name), str) for name in text):
             raise expected(f"{folder / 'data.json'}: {key}", "a folder and its sha256", noted)
         if noted["sha256"] != text["sha256"]:
-            what = f"the text that the run in {folder} began with, once in {noted['folder'][:200]}"
+            what = f"the text that the run in {folder} began with, then in {noted['folder'][:200]}"
             raise expected(key, what, f"{text['folder']} (its index.json has another sha256)")
     return current
 

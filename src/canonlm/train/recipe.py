@@ -28,9 +28,9 @@ def load(
     *,
     trust: outside.Trust | None = None,
 ) -> RunConfig:
-    """Read a run's YAML file and apply `key=value` overrides (dotted keys, YAML values). Errors give file and line,
-    also those of `check` (for checks that need the model, say), but not errors caused by an override: the line in the
-    file would not be the mistake.
+    """Read a run's YAML file and apply `key=value` overrides (dotted keys, YAML values). Errors, including those of
+    `check` (for checks that need the model, say), give file and line, unless an override causes them: then the mistake
+    is not in the file.
 
     trust: code from outside that the file may name (`canonlm.outside.of_run`); overrides and the user's own files may
     name any.
@@ -64,9 +64,7 @@ def check_trust(path: Path, overrides: Iterable[str], trust: bool) -> None:
     theirs = _runs(raw).items() - _yours(raw, places, overridden).items()
     if theirs:
         lines = [f"{key} is {shown(value)}{places.get(key, Place(path, 1))}" for key, value in sorted(theirs)]
-        what = (
-            f"--trust, as this recipe is a program: {'; '.join(lines)}. Your own, in {your_folder()}, need no --trust"
-        )
+        what = f"--trust, as this recipe is a program: {'; '.join(lines)}. Recipes in {your_folder()} need no --trust"
         raise InvalidSetting(min(theirs)[0], f"{path}: expected {what}")
 
 
@@ -76,7 +74,7 @@ def your_folder() -> Path:
 
 
 def is_yours(file: Path) -> bool:
-    """Whether a recipe comes with the package, or lies in the user's own folder."""
+    """Whether a recipe comes with the package or is in the user's own folder."""
     folders = Path(canonlm.__file__).parent, your_folder()
     return any(Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder)) for folder in folders)
 
@@ -93,7 +91,7 @@ def _runs(raw: dict[str, Any]) -> dict[str, str]:
 
 
 def _yours(raw: dict[str, Any], places: dict[str, "Place"], overridden: list[str]) -> dict[str, str]:
-    """Those of them that the user typed, or that come from the user's own files."""
+    """The settings that run code and that the user typed, or that come from the user's own files."""
     typed = {key for key in _runs(raw) if any(up in overridden for up in _and_parents(key))}
     own = {key for key, place in places.items() if is_yours(place.file)}
     return {key: value for key, value in _runs(raw).items() if key in typed | own}
@@ -102,7 +100,7 @@ def _yours(raw: dict[str, Any], places: dict[str, "Place"], overridden: list[str
 def _or_yours(
     trust: outside.Trust | None, raw: dict[str, Any], places: dict[str, "Place"], overridden: list[str]
 ) -> outside.Trust | None:
-    """`trust`, and the references that are the user's own."""
+    """`trust`, extended by the user's own references."""
     yours = _yours(raw, places, overridden)
     own = {*filter(None, (outside.reference_of(yours.get("arch", "")), yours.get("task.name")))}
     return trust if trust is True or not own else {*(trust or ()), *own}
@@ -129,9 +127,9 @@ def outside_of(run: RunConfig) -> dict[str, folder.Outside]:
 
 
 def _completed(path: Path, trust: set[str]) -> dict[str, Any]:
-    """A `config.yaml`, with settings that an earlier version did not have, and the architecture's complete name. Code
-    from outside runs only if the run that continues uses it, too."""
-    from canonlm.train.build import with_complete_name  # torch, which not everything that reads recipes needs
+    """A `config.yaml`, completed by settings that an earlier version did not have and the architecture's complete name.
+    Code from outside runs only if the continuing run uses it, too."""
+    from canonlm.train.build import with_complete_name  # imports torch, which many readers of recipes do not need
 
     return with_complete_name(load(path, trust=trust)).model_dump()
 
@@ -190,7 +188,7 @@ class Place(NamedTuple):
 
 def read_yaml(path: Path, above: tuple[Path, ...] = (), trust: bool = False) -> tuple[dict[str, Any], dict[str, Place]]:
     """The mapping of a file merged over its base, and the place of every dotted key. `above`: the files that are based
-    on this one. trust: a base may lie anywhere, even if the file is not the user's own."""
+    on this one. trust: a base may be anywhere, even if the file is not the user's own."""
     raw, lines = _read(path)
     places = {key: Place(path, line) for key, line in lines.items()}
     if "base" not in raw:
@@ -198,13 +196,13 @@ def read_yaml(path: Path, above: tuple[Path, ...] = (), trust: bool = False) -> 
     name, place, files = raw.pop("base"), places.pop("base"), (*above, path.resolve())
     base = path.parent / str(name)
     if not isinstance(name, str) or not base.is_file():
-        what = "a YAML file, its path relative to this one"
+        what = "the path of a YAML file, relative to this one"
     elif base.resolve() in files:
         what = "a file that is not itself based on this one"
     elif (
         not trust and not is_yours(path) and not any(map(base.resolve().is_relative_to, (files[0].parent, Path.cwd())))
     ):
-        what = "a file below the folder of the recipe or below this one, or --trust"
+        what = "a file below the folder of the recipe or the current folder, or --trust"
     else:
         under, under_places = read_yaml(base, files, trust)
         return merge(under, raw), {**under_places, **places}
@@ -215,12 +213,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """A file's mapping, and the line of every dotted key."""
     raw, node = read_yaml_file(path)
     if not isinstance(raw, dict):
-        kind = "nothing" if raw is None else f"a {type(raw).__name__}"  # none of its content: it may be any file
+        kind = "nothing" if raw is None else f"a {type(raw).__name__}"  # not its content: it may be any file
         raise ValueError(f"{path}: expected a YAML mapping, got {kind}")
     lines: dict[str, int] = {}
     for key, line in _key_lines(node, ""):
         if key in lines:
-            raise ValueError(f"{path}, line {line}: {key} is there twice (first in line {lines[key]})")
+            raise ValueError(f"{path}, line {line}: {key} appears twice (first in line {lines[key]})")
         lines[key] = line
     return raw, lines
 

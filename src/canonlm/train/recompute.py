@@ -1,4 +1,4 @@
-"""Activation checkpointing of blocks: the backward computes activations again instead of keeping them."""
+"""Activation checkpointing of blocks: the backward recomputes activations, so the forward does not keep them."""
 
 import functools
 from collections.abc import Callable
@@ -22,7 +22,7 @@ KEPT_BY_NAME = {"torch_attn._varlen_attn.default"}
 
 
 def recomputed(forward: Callable[..., Any], selective: bool) -> Callable[..., Any]:
-    """`forward` with activation checkpointing: its backward computes the inner results again."""
+    """`forward` with activation checkpointing: its backward recomputes the inner results."""
     kwargs: dict[str, Any] = {"use_reentrant": False}
     if selective:
         kwargs["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _what_to_keep)

@@ -1,10 +1,10 @@
-"""One model on many devices: PyTorch's own engine (FSDP2, tensor parallel, DTensor), put around it from outside.
+"""One model on many devices, with PyTorch's FSDP2, tensor parallelism and DTensor, applied from outside the model.
 
     devices = dp_replicate x dp_shard x tp
 
-Every tensor-parallel group (tp) works on the same windows and shares every layer; dp_shard such groups share the
-storage of the weights, gradients and optimizer state (FSDP); dp_replicate copies of that hold the same (HSDP). The
-model keeps its parameters' names whatever is put around it, so a checkpoint fits any layout.
+The devices of a tensor-parallel group (tp) work on the same windows and share every layer. dp_shard such groups share
+the storage of the weights, gradients and optimizer state (FSDP). dp_replicate copies of that hold the same (HSDP).
+Parameters keep their names in any layout, so a checkpoint fits all of them.
 """
 
 from collections.abc import Callable
@@ -24,26 +24,27 @@ def parallelize(make: Callable[[str], LanguageModel], config: RunConfig, world: 
     """The model that `make(device)` builds ("cpu", or "meta" without values), spread over the devices of a run, with
     the weights that a single process would start from.
 
-    Block by block: drawn whole on this device, then cut, so that no device ever holds more than its part and one block
-    (or the embeddings and the head). Gradients are averaged over data-parallel processes. With `train.precision` bf16
-    blocks are gathered and computed in bfloat16 and gradients summed in float32; without a mesh autocast does it.
+    Each block is initialized whole on this device, then sharded, so that no device ever holds more than its part and
+    one block (or the embeddings and the head). Gradients are averaged over data-parallel processes. With
+    `train.precision` bf16, blocks are gathered and computed in bfloat16 and gradients summed in float32; without a
+    mesh, autocast is used.
 
-    ValueError: the model cannot be cut into `parallel.tp` parts.
+    ValueError: the model cannot be split into `parallel.tp` parts.
     """
     parallel, mesh = config.parallel, world.mesh
     model = make("cpu" if mesh is None else "meta")
     model.check_tensor_parallel(parallel.tp)
-    model.compiled_loss = config.train.compile and world.device.type == "cuda"  # a CPU gains nothing by it
+    model.compiled_loss = config.train.compile and world.device.type == "cuda"  # a CPU gains nothing from it
     if mesh is None:
         model.module.to(world.device)  # type: ignore[arg-type]  # the library's wrapper confuses the checker
     for name, block in model.blocks.items():
         if mesh is not None:
-            _draw(model, block, name, world.device)
+            _materialize(model, block, name, world.device)
         if parallel.float8:
             _to_float8(block)
         if mesh is not None and parallel.tp > 1:
             model.split_block(block, mesh["tp"])
-        # Set on the instance: no wrapper that would change the parameters' names, and FSDP's hooks stay outside.
+        # Set on the instance: a wrapper would change the parameters' names. FSDP's hooks stay outside.
         if parallel.activation_checkpointing != "none":
             block.forward = recomputed(block.forward, selective=parallel.activation_checkpointing == "selective")
         if config.train.compile:
@@ -51,7 +52,7 @@ def parallelize(make: Callable[[str], LanguageModel], config: RunConfig, world: 
         if mesh is not None:
             _shard(block, config, mesh)
     if mesh is not None:
-        _draw(model, model.module, "", world.device)
+        _materialize(model, model.module, "", world.device)
         if parallel.tp > 1:
             model.split_ends(mesh["tp"])
         model.module.tie_weights()
@@ -59,16 +60,16 @@ def parallelize(make: Callable[[str], LanguageModel], config: RunConfig, world: 
     return model
 
 
-def _draw(model: LanguageModel, part: nn.Module, name: str, device: torch.device) -> None:
-    """Memory and initial weights for a part that is on the meta device; blocks in it are parts of their own. What was
-    built on the CPU has its weights already."""
+def _materialize(model: LanguageModel, part: nn.Module, name: str, device: torch.device) -> None:
+    """Give memory and initial weights to a part on the meta device, except to the blocks in it, which are parts of
+    their own. A part that was built on the CPU has its weights already."""
     inside = {module for block in model.blocks.values() if block is not part for module in block.modules()}
     modules = [module for module in part.modules() if module not in inside]
     tensors = [x for module in modules for x in (*module.parameters(recurse=False), *module.buffers(recurse=False))]
-    drawn = any(x.is_meta for x in tensors)
+    on_meta = any(x.is_meta for x in tensors)
     for module in modules:
         module._apply(lambda x: torch.empty_like(x, device=device) if x.is_meta else x.to(device), recurse=False)
-    if drawn:
+    if on_meta:
         model.initialize(part, name)
 
 
@@ -76,7 +77,7 @@ def _shard(module: nn.Module, config: RunConfig, mesh: DeviceMesh) -> None:
     dims = ("dp_replicate", "dp_shard") if config.parallel.dp_replicate > 1 else ("dp_shard",)
     policy = MixedPrecisionPolicy()
     if config.train.precision == "bf16":
-        # Inputs stay as they are: rotary tables are float32, and the stream is bfloat16 from the embedding on.
+        # Inputs stay as they are: rotary tables are float32, the residual stream is bfloat16 from the embedding on.
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     fully_shard(module, mesh=mesh[dims], mp_policy=policy)
 
@@ -85,13 +86,13 @@ def _to_float8(layer: nn.Module) -> None:
     from torchao.float8 import convert_to_float8_training
 
     def fits(linear: nn.Linear, name: str) -> bool:
-        return linear.in_features % 16 == 0 and linear.out_features % 16 == 0  # what the hardware asks for
+        return linear.in_features % 16 == 0 and linear.out_features % 16 == 0  # the hardware requires it
 
     convert_to_float8_training(layer, module_filter_fn=fits)
 
 
 def last_micro_batch(model: nn.Module, last: bool) -> None:
-    """Say before each micro-batch of a step whether it is the last: gradients travel once, after that one.
+    """Called before each micro-batch of a step; `last`: whether it is the last. Gradients are reduced once, after it.
 
     Until then a device holds the whole gradient (of its tensor-parallel part), in at least float32.
     """

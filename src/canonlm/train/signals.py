@@ -2,14 +2,14 @@
 
 Outside SLURM every signal means: save and stop. On SLURM it depends on the signal:
 
-SIGUSR1, SIGUSR2   the time limit is near (`sbatch --signal=USR2@120`): SLURM would end the job for good, so we have it
-                   requeued.
+SIGUSR1, SIGUSR2   the time limit is near (`sbatch --signal=USR2@120`): SLURM would end the job for good, so we requeue
+                   it.
 SIGTERM            a preemption or `scancel`. SLURM itself requeues a preempted job, whatever its exit code, but only if
-                   it still runs when the partition's grace time is over: one that has saved and left before counts as
-                   completed. So within the grace time we have it requeued, too. A cancelled job stays cancelled.
+                   it still runs when the partition's grace time is over: one that has saved and exited before counts as
+                   completed. So within the grace time we requeue it, too. A cancelled job stays cancelled.
 SIGINT             a person at a terminal.
 
-A process that `canonlm play` or `launch` started also stops, as on SIGTERM, when its parent was killed (see PARENT).
+A process that `canonlm play` or `launch` started also stops, as on SIGTERM, if its parent is killed (see PARENT).
 """
 
 import os
@@ -32,7 +32,7 @@ PARENT = "CANONLM_PARENT"
 """The environment variable with the id of the process that must not end before this one."""
 
 PARENT_SECONDS = 1.0  # between two checks of it
-SCONTROL_SECONDS = 60.0  # a busy controller takes its time
+SCONTROL_SECONDS = 60.0  # a busy controller answers slowly
 
 
 class Interrupted(Exception):
@@ -45,24 +45,24 @@ class Superseded(Interrupted):
 
 @contextmanager
 def recording_failure() -> Iterator[None]:
-    """If this process fails, write why to the file that torchrun or `canonlm.launch.processes` has named. The other
-    processes then fail too, and one of them may be the first to end."""
+    """If this process fails, write the reason to the file that torchrun or `canonlm.launch.processes` has named. The
+    other processes then fail too, and one of them may be the first to end."""
     try:
         yield
     except Interrupted:
         raise
     except Exception as error:
         if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            one_line = isinstance(error, (ValueError, FloatingPointError, OSError))  # by the first process, in one line
+            one_line = isinstance(error, (ValueError, FloatingPointError, OSError))  # printed in one line by rank 0
             message = str(error) if one_line else f"{type(error).__name__}: {error}"
-            now = time.time()  # torchrun takes whole seconds
+            now = time.time()  # torchrun expects whole seconds
             with suppress(OSError):
                 write_json(Path(path), {"message": message, "told": one_line, "timestamp": int(now), "time": now})
         raise
 
 
 def follow_parent() -> None:
-    """From now on, send this process SIGTERM when the process of PARENT has ended. Before training begins, that ends
+    """From now on, send this process SIGTERM once the process in PARENT has ended. Before training begins, that ends
     this process; during training it saves first."""
     if not (parent := os.environ.get(PARENT, "")).isdigit():
         return
@@ -76,8 +76,8 @@ def follow_parent() -> None:
 
 
 class Signals:
-    """Within the block, the signals in STOPS only set `received`, the number of the first one. The former handlers come
-    back afterwards (submitit has some). For the main thread."""
+    """Within this context, the signals in STOPS only set `received`, the number of the first one. The previous handlers
+    are restored afterwards (submitit has some). For the main thread."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -94,7 +94,7 @@ class Signals:
         self.received = self.received or number
 
     def next_step(self, main: bool) -> str:
-        """Have a saved run continued, if possible, and describe it in words; `main` (rank 0) talks to SLURM.
+        """Requeue a saved run, if possible, and return in words how it continues. Only `main` (rank 0) calls SLURM.
 
         The other processes must wait for it: if one of them ends, the launcher may end this one.
         """

@@ -1,6 +1,6 @@
 """Sends the rows of `metrics.jsonl` to TensorBoard and Weights & Biases (extra `track`).
 
-Only the first process does. A continued run goes on at the checkpoint's step in both.
+Only the first process sends rows. A continued run resumes at the checkpoint's step in both.
 """
 
 import os
@@ -58,8 +58,8 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of the project in WANDB_PROJECT (default: canonlm), offline with WANDB_MODE=offline; its other variables
-    hold too. `folder/wandb/id` has the id with which W&B continues a run. W&B ignores numbers for earlier steps: for
+    """A run of the project in WANDB_PROJECT (default: canonlm), offline with WANDB_MODE=offline; W&B's other variables
+    work too. `folder/wandb/id` has the id with which W&B continues a run. W&B ignores numbers for earlier steps: for
     steps that are repeated after a kill it keeps the first values.
     """
 
@@ -91,8 +91,8 @@ class WandB:
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a row by name: `train/loss`; `eval/k=1`, the share of right answers of a slice; and so on for what
-    lies deeper, `eval/measures/kl`."""
+    """The numbers of a row by name: `train/loss`; `eval/k=1`, the share of right answers of a slice; nested ones as
+    `eval/measures/kl`."""
     return dict(_numbers(row["kind"], {key: value for key, value in row.items() if key not in ("kind", "step")}))
 
 

@@ -1,8 +1,8 @@
-"""Verifies the shards that a run reads against their checksums, beside training.
+"""Verifies the shards that a run reads against their checksums, during training.
 
-Of the processes on a machine, one is responsible for each shard, so each machine verifies a shard once. Processes
-exchange the shards that they have opened at every checkpoint and at the end; mostly the responsible process has opened
-a shard itself before.
+On each machine, one process is responsible for each shard, so a machine verifies a shard once. At every checkpoint and
+at the end, processes exchange the lists of shards that they have opened; usually the responsible process has opened the
+shard itself by then.
 
 Damage ends the run, in every process, after the step in which it is detected. A run does not end before all that it
 read is verified. A checkpoint does not wait: `unverified.json` beside it lists the shards that are not verified when it
@@ -34,7 +34,7 @@ PATIENCE = 2.0  # seconds of waiting without a message
 
 
 class Verification:
-    """Verifies the texts of a run (by key of the setting; {}: nothing is verified). All processes make one, and call
+    """Verifies the texts of a run (by key of the setting; {}: nothing is verified). All processes create one, and call
     `check`, `note` and `finish` at the same steps.
 
     ValueError, in all of them: `unverified.json` in `folder` is damaged.
@@ -52,7 +52,7 @@ class Verification:
             self.opened(*opened)
 
     def opened(self, folder: Path, shard: Shard) -> None:
-        """Have a shard verified, as the run reads its tokens. Called from the threads that read."""
+        """Add a shard to those to verify, as the run reads its tokens. Called from the threads that read."""
         if not self._texts:
             return
         opened = Opened(folder, shard)
@@ -63,7 +63,7 @@ class Verification:
 
     @property
     def failed(self) -> bool:
-        """Whether `check` would raise. It may differ between processes: they must agree on it before."""
+        """Whether `check` would raise. It may differ between processes: they must agree on it first."""
         return self._verifier.error is not None
 
     def check(self) -> None:
@@ -90,7 +90,7 @@ class Verification:
                 left = [shard.tokens for pending in _gather(world, verifier.pending) for _, shard in pending]
                 why = f"the run ends once its text is verified: {len(left):,} shards, {sum(left):,} tokens"
                 if world.main:
-                    on_row({"kind": "note", "step": step, "why": f"{why} to go (data.verify=false leaves it out)"})
+                    on_row({"kind": "note", "step": step, "why": f"{why} to go (data.verify=false skips this)"})
             if world.any(signals.received is not None or self.failed):
                 self.check()
                 self.note()
