@@ -422,12 +422,12 @@ def test_lines_that_cannot_be_graded_are_listed(depo, workdir, capsys):
         "not graded, not JSON: 4 (at 2-3, 22, 24)",
         "not graded, no index: 1 (at 4)",
         "not graded, not an object with index and answers: 1 (at 5)",
-        "not graded, an index a second time: 1 (at 7)",
+        "not graded, a repeated index: 1 (at 7)",
         "not graded, an index that is not in 0 … 39: 3 (at 8-10)",
         "not graded, an index that is not an integer: 3 (at 11-13)",
         "not graded, no answers: 1 (at 14)",
         "not graded, answers that are not lists of tokens: 4 (at 15-18)",
-        "not graded, another number of answers than the sample has questions: 3 (at 19-21)",
+        "not graded, more or fewer answers than questions: 3 (at 19-21)",
     ]
     assert "2 of 40 samples of " in printed
     assert sum(total for _, total in table(printed).values()) == 8
@@ -461,7 +461,7 @@ MISTAKES = [
     ([*DUMP, "depo", "--out", "other.parquet"], '--out: expected a file that does not exist yet, got "other.parquet"'),
     ([*DUMP, "depo", "--out", "text.parquet"], '--out: expected a file that does not exist yet, got "text.parquet"'),
     ([*DUMP, "depo", "--out", "folder.parquet"], '--out: expected a file that does not exist yet, got "folder.pa'),
-    ([*DUMP, "depo", "--out", "y.parquet"], "--out: expected a name beside which there is no such folder"),
+    ([*DUMP, "depo", "--out", "y.parquet"], "--out: expected a name whose folder of parts does not exist yet"),
     ([*DUMP, "depo"], "--out is missing: the file to write (or --verify with a file of answers)"),
     (
         [*DUMP, "depo", "--out", "x.parquet", "--verify", "file"],

@@ -55,7 +55,7 @@ def test_bad_lines_are_one_line(capfd, workdir):
     error = (
         "canonlm: --max-bad: 1 bad lines, more than 0; the first: a.jsonl, line 10: "
         '"text" is not a string but a number. '
-        "All are in out/bad-lines.jsonl; the same command with a larger --max-bad goes on\n"
+        "All are in out/bad-lines.jsonl; the same command with a larger --max-bad continues\n"
     )
     assert capfd.readouterr().err == error
     assert prepare("--max-bad", "1") == 0

@@ -2,11 +2,11 @@
 
     {"index": 0, "answers": [[17, 4], [9]]}         token ids, one list per answer
     {"index": 1, "answers": ["w3 w7.", "w9."]}      the same in the tokens' names
-    {"index": 2, "answers": [17, 4]}                for a sample with one answer only; so does "w3 w7."
+    {"index": 2, "answers": [17, 4]}                for a sample with only one answer; "w3 w7." works, too
 
 null stands for no answer, which is a wrong one. The column `answers` of a dump has the positions of answers; questions
-that share an answer (the first item, the whole list) may also have one each. A line that cannot be understood is
-counted and listed; it is neither right nor wrong.
+that share an answer (the first item, the whole list) may also have one each. A line that cannot be parsed is counted
+and listed; it is neither right nor wrong.
 """
 
 import json
@@ -49,7 +49,7 @@ class Graded:
 
 
 class _BadLine(ValueError):
-    """Why a line cannot be graded, in words that do not depend on the line."""
+    """The reason why a line cannot be graded, in words that do not depend on the line."""
 
 
 def grade_file(
@@ -75,7 +75,7 @@ def grade_file(
         try:
             index = _index(entry, n)
             if index in graded:
-                raise _BadLine("an index a second time")
+                raise _BadLine("a repeated index")
             sample = task.sample(split, seed, index)
             verdicts = task.grade(sample, _answers(task, sample, entry.get("answers")))
         except _BadLine as error:
@@ -170,7 +170,7 @@ def _answers(task: Task, sample: Sample, entry: Any) -> list[list[Any]]:
         return answers
     starts = [start for start, _ in spans(sample)]
     if len(answers) != len(starts):
-        raise _BadLine("another number of answers than the sample has questions")
+        raise _BadLine("more or fewer answers than questions")
     return [answers[starts.index(query.start)] for query in sample.queries]
 
 
@@ -183,7 +183,7 @@ def _tokens(task: Task, part: Any) -> list[Any]:
 
 
 def _from_text(task: Task, text: str) -> list[Any]:
-    """Tokens of names between blanks; if tokens are pieces of text, of the text after a prompt."""
+    """The tokens of names separated by blanks; if tokens are pieces of text, those of the text after a prompt."""
     if not hasattr(task.vocab, "encode"):
         return [task.vocab.ids.get(name, name) for name in text.split()]
     try:

@@ -1,18 +1,18 @@
-"""Writes samples to a Parquet file that is complete or absent; a killed dump goes on where it was.
+"""Writes samples to a Parquet file that is complete or absent; a killed dump continues where it stopped.
 
 | column | type | |
 |---|---|---|
 | index | int64 | the sample is `task.sample(split, seed, index)` |
 | tokens | list<int32> | |
-| labels | list<int32> | the target for each token, or -100; as everywhere, the model shifts |
+| labels | list<int32> | the target for each token, or -100; the model shifts them, as in transformers |
 | answers | list<struct<start, stop>> | tokens[:start] is the prompt of an answer, tokens[start:stop] the answer |
 
 The schema's metadata has `canonlm` (JSON: version, task, settings, split, seed, n, loss_on) and `canonlm.vocab` (JSON:
 the tokens' names, in the order of their ids).
 
-The samples are first written in parts, each under a temporary name and renamed, to the folder X.parquet.parts beside
-X.parquet; at last the parts are joined. A part holds the same samples after any number of interruptions, so the
-file is the same to the byte.
+Samples are first written in parts, each under a temporary name and then renamed, to the folder X.parquet.parts beside
+X.parquet; finally the parts are joined. A part holds the same samples after any number of interruptions, so the file
+is the same to the byte.
 """
 
 import json
@@ -36,7 +36,7 @@ from canonlm.tasks import Task
 from canonlm.tasks.random import check_count
 from canonlm.untrusted import open_regular, parse_json, read_object
 
-PART_TOKENS = 2**21  # room for this number of tokens in a part: some 30 MB while it is made
+PART_TOKENS = 2**21  # max tokens of a part: some 30 MB while it is written
 SPAN = pa.struct([pa.field("start", pa.int32(), False), pa.field("stop", pa.int32(), False)])
 COLUMNS = [
     pa.field("index", pa.int64(), False),
@@ -56,7 +56,7 @@ def dump(
     loss_on: str | None = None,
     on_progress: Callable[[str, int], None] = lambda phase, done: None,
 ) -> bool:
-    """Write samples 0 … n - 1 of (split, seed) to `out`. False: it exists already, from the same settings.
+    """Write samples 0 … n - 1 of (split, seed) to `out`. Returns False if it exists already, with the same settings.
 
     on_progress gets ("drawn" or "joined", number of samples). ValueError: a wrong setting, other content in `out`, a
     half-done dump with other settings, or a file that cannot be written.
@@ -140,7 +140,7 @@ def _join(
                     raise pa.ArrowInvalid
             except pa.ArrowException:
                 part.unlink()
-                what = f"whole parts ({part} was damaged and is removed; the same command draws it again)"
+                what = f"undamaged parts ({part} was damaged and is removed; the same command writes it again)"
                 raise expected("--out", what, out.name) from None
             writer.write_table(table, row_group_size=len(table))
             done += len(table)
@@ -149,7 +149,7 @@ def _join(
 
 @contextmanager
 def _complete_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name once it is complete and on disk. Python's own, for OSErrors that say what is wrong."""
+    """A file that gets its name once it is complete and on disk. (Not Arrow's: Python's OSErrors name the reason.)"""
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         with temporary.open("wb") as file:
@@ -162,13 +162,13 @@ def _complete_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _prepare(folder: Path, about: dict[str, Any]) -> None:
-    """Make the folder of parts, or check that it is of the same dump, half done."""
+    """Make the folder of parts, or check that it belongs to the same dump, half-done."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "settings.json"
     if settings.exists():
         _compare(about, _checked(read_object(settings), settings), f"the half-done dump in {folder} (or remove it)")
     elif any(not path.name.startswith(".") for path in folder.iterdir()):
-        raise expected("--out", "a name beside which there is no such folder", str(folder))
+        raise expected("--out", "a name whose folder of parts does not exist yet", str(folder))
     else:
         write_json(settings, about)
 

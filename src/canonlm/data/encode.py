@@ -1,14 +1,14 @@
-"""Texts to tokens, long texts in pieces: the library keeps some 130 bytes per token until a text is done, and encodes a
+"""Encodes texts, long ones in pieces: the library keeps some 130 bytes per token until a text is done, and encodes a
 text in one thread.
 
 A text is cut only where that changes no token:
 
-- anywhere, where every byte is a token and nothing joins them (the built-in `bytes`);
-- between a letter and a blank before a letter (of a … z), for byte pairs whose pre-tokenizer is one of PATTERNS. No
-  alternative of these expressions goes on with a blank after a letter, so a match ends there anyhow; none looks back,
-  so the rest is matched as if it began there; and pairs are joined within a match only.
+- anywhere, if every byte is a token and nothing merges them (the built-in `bytes`);
+- between a letter and a space before a letter (of a … z), for BPE tokenizers whose pre-tokenizer is one of PATTERNS. No
+  alternative of these expressions matches a space after a letter, so a match ends there anyway; none looks behind, so
+  the rest is matched as if it began there; and pairs are merged within a match only.
 
-Other tokenizers get texts uncut.
+For other tokenizers, texts are not cut.
 """
 
 import json
@@ -19,10 +19,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 LONG = 2**20
-"""Characters from which on a text is cut, and of texts that are encoded together."""
+"""Max characters of a text that is not cut. Up to twice as many are encoded together."""
 
 PIECE = 2**18
-"""Min characters of a piece; it ends at the next place to cut."""
+"""Min characters of a piece, which ends at the next place where a text may be cut."""
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -33,11 +33,11 @@ PATTERNS = (
 )
 
 _ANYWHERE = re.compile("")
-_BEFORE_A_BLANK = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
+_BEFORE_A_SPACE = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 
 
 class Encoder:
-    """A tokenizer that knows where texts may be cut."""
+    """Encodes texts with a tokenizer; cuts long ones where that changes no token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -59,7 +59,7 @@ class Encoder:
 
     def pieces(self, text: str) -> list[str]:
         """The text in pieces, if it is long and may be cut."""
-        if len(text) <= LONG or (places := self._where()) is None:
+        if len(text) <= LONG or (places := self._cut_places()) is None:
             return [text]
         cuts = [0]
         while len(text) - cuts[-1] > PIECE and (place := places.search(text, cuts[-1] + PIECE)):
@@ -71,7 +71,7 @@ class Encoder:
         for (number, _), encoding in zip(group, encoded, strict=True):
             yield number, encoding.ids
 
-    def _where(self) -> re.Pattern[str] | None:
+    def _cut_places(self) -> re.Pattern[str] | None:
         if not self._searched:  # at the first long text: a large vocabulary takes a second
             self._places, self._searched = _places(self._tokenizer), True
         return self._places
@@ -79,7 +79,7 @@ class Encoder:
 
 def _places(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     if not tokenizer.encode_special_tokens or not all(t.special for t in tokenizer.get_added_tokens_decoder().values()):
-        return None  # the tokenizer finds names of tokens in a text, and they may contain a blank
+        return None  # the tokenizer finds names of tokens in a text, and they may contain a space
     parts = json.loads(tokenizer.to_str())
     model, before = parts["model"], parts["pre_tokenizer"]
     if model["type"] != "BPE" or model["dropout"] or before is None or parts["truncation"] or parts["padding"]:
@@ -92,13 +92,13 @@ def _places(tokenizer: Tokenizer) -> re.Pattern[str] | None:
         one = steps[0]
         plain = len(steps) == 1 and one["type"] == "ByteLevel" and not one["use_regex"] and normalizer is None
         return _ANYWHERE if plain and _is_of_bytes(model) else None
-    if normalizer is not None and normalizer["type"] != "NFC":  # which composes nothing with a blank
+    if normalizer is not None and normalizer["type"] != "NFC":  # which composes nothing with a space
         return None
-    return _BEFORE_A_BLANK if _splits(steps) else None
+    return _BEFORE_A_SPACE if _splits(steps) else None
 
 
 def _is_of_bytes(model: dict[str, Any]) -> bool:
-    """Every byte is a token, so that nothing is unknown or fused."""
+    """Whether every byte is a token, so that nothing is unknown or fused."""
     if model["unk_token"] or model["continuing_subword_prefix"] or model["end_of_word_suffix"]:
         return False
     return len(model["vocab"]) == 256 and all(len(token) == 1 for token in model["vocab"])

@@ -48,7 +48,7 @@ def execute(
         try:
             SlurmPipelineExecutor([last], 1, depends=slurm, logging_dir=str(folder / "index"), **end).run()
         except (subprocess.CalledProcessError, FileNotFoundError) as error:
-            raise expected("--executor", f"a cluster whose sbatch takes the job ({error})", kind) from None
+            raise expected("--executor", f"a cluster whose sbatch accepts the job ({error})", kind) from None
     return kind != "slurm"
 
 
@@ -75,7 +75,7 @@ def _typed(name: str, value: str, kind: str) -> Any:
     import yaml
 
     if kind.startswith("str"):
-        return value  # a time such as 4:00:00, which YAML would take for a number
+        return value  # a time such as 4:00:00, which YAML would read as a number
     typed = yaml.safe_load(value)
     if kind.startswith(("int", "float")) and not isinstance(typed, int | float):
         raise expected(name, "a number", value)
@@ -83,7 +83,7 @@ def _typed(name: str, value: str, kind: str) -> Any:
 
 
 class Local(LocalPipelineExecutor):
-    """datatrove's tasks, logs and marks of finished tasks, in a process pool of ours.
+    """datatrove's tasks, logs and completion marks, in our own process pool.
 
     datatrove's pool waits forever for a process that the system killed, leaves one behind when the command is killed,
     and logs to the terminal.
@@ -118,7 +118,7 @@ class Local(LocalPipelineExecutor):
             for future in as_completed([pool.submit(self.run_task, rank) for rank in ranks]):
                 future.result()
         except BrokenProcessPool:
-            what = "fewer: a process was killed, maybe for lack of memory (the same command goes on)"
+            what = "fewer: a process was killed, maybe for lack of memory (the same command continues)"
             raise expected("--workers", what, self.workers) from None
         except BaseException:
             for process in set(multiprocessing.active_children()) - others:
@@ -129,7 +129,7 @@ class Local(LocalPipelineExecutor):
 
 
 def _end_with_parent() -> None:
-    """In a process of the pool: end when the command ends, in any way, and leave Ctrl-C to it."""
+    """In a process of the pool: end when the command ends for any reason, and leave Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -143,7 +143,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _threads(many: bool) -> Iterator[None]:
-    """Whether the tokenizer may use threads of its own: the library reads that from the environment."""
+    """Sets whether the tokenizer may use several threads: the library reads that from the environment."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if many else "false"
     try:

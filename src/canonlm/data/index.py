@@ -64,7 +64,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Index:
-    """`dtype` is "uint16" or "uint32"; `splits` has "train" and "valid", either may be empty."""
+    """`dtype` is "uint16" or "uint32"; `splits` has "train" and "valid", of which either may be empty."""
 
     vocab_size: int
     dtype: str
@@ -116,7 +116,7 @@ def read(folder: Path) -> Index:
     """The index of a folder. ValueError: no folder, an unfinished one, another version, or a value out of bounds."""
     path = folder / NAME
     if not path.is_file() and not path.exists():
-        raise ValueError(f"{folder}: expected a folder that `canonlm data prepare` finished; no {NAME} there")
+        raise ValueError(f"{folder}: expected a folder that `canonlm data prepare` finished; it has no {NAME}")
     content = read_object(path, MAX_INDEX)
     if (content.pop("format", None), content.pop("version", None)) != (FORMAT, VERSION):
         raise ValueError(f"{path}: expected what `canonlm data prepare` writes, version {VERSION}")
@@ -144,7 +144,7 @@ def read(folder: Path) -> Index:
 
 
 def shard(folder: Path, values: Any, place: str) -> Shard:
-    """A shard in `folder`, as JSON has it; `place` begins the error message."""
+    """A shard in `folder`, from its JSON values; error messages begin with `place`."""
     try:
         checked = _Shard.model_validate(values)
     except ValidationError as error:
@@ -165,7 +165,7 @@ def check(folder: Path) -> Index:
 
 
 def check_sha256(path: Path, sha256: str) -> None:
-    """ValueError: there is no such file, or its content has another sha256."""
+    """ValueError if there is no such file, or its content has another sha256."""
     if not path.exists():
         raise ValueError(f"{path}: missing")
     if file_sha256(path) != sha256:
@@ -177,7 +177,7 @@ def damaged(path: Path | str) -> ValueError:
 
 
 def file_sha256(path: Path) -> str:
-    """ValueError: it cannot be read, or is not a regular file."""
+    """The sha256 of a file. ValueError: it cannot be read, or is not a regular file."""
     try:
         with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -186,7 +186,7 @@ def file_sha256(path: Path) -> str:
 
 
 def check_size(path: Path, size: int) -> None:
-    """ValueError: it is not a regular file of `size` bytes."""
+    """ValueError unless it is a regular file of `size` bytes."""
     try:
         status = path.stat()
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte

@@ -14,9 +14,9 @@ MAX_PAGE = 2**28
 
 MAX_GROWTH = 100
 
-HEADER = 2**16  # bytes that a header may have; its statistics are at most some thousand
+HEADER = 2**16  # max bytes of a header; its statistics take at most a few thousand
 _BOOLEANS, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = (1, 2), 3, (4, 5, 6), 7, 8, (9, 10), 12
-_DEPTH = 10  # of structures inside each other
+_DEPTH = 10  # max nesting of structures
 
 
 class Page(NamedTuple):

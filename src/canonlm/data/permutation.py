@@ -1,9 +1,9 @@
 """A random permutation of n numbers without a table: each number's place is a function of the number and a key.
 
-A number below rows * columns is a pair (row, column). A round adds to the one a hash of the other, which can be undone,
-so rounds are bijections of the pairs: a Feistel cipher whose halves are numbers instead of bits (Black, Rogaway 2002,
-"Ciphers with arbitrary finite domains"). Rows and columns are at the root of n, and there are fewer than `rows` pairs
-too many; a number that comes out at n or above goes through again until it falls below (cycle walking).
+A number below rows * columns is a pair (row, column). A round adds a hash of one to the other, which can be undone, so
+rounds are bijections of the pairs: a Feistel cipher whose halves are numbers instead of bits (Black, Rogaway 2002,
+"Ciphers with arbitrary finite domains"). Rows and columns are close to sqrt(n), with fewer than `rows` pairs too many;
+a result of n or above is permuted again until it is below n (cycle walking).
 """
 
 import hashlib
@@ -28,7 +28,7 @@ def key_of(*parts: int | str) -> np.uint64:
     return np.uint64(int.from_bytes(digest[:8], "little"))
 
 
-with cache_by_content():  # for the sources of `mix`; changes of this file numba notices itself
+with cache_by_content():  # for the source of `mix`; numba itself notices changes of this file
 
     @njit(cache=True, nogil=True)
     def permuted(index, n, key):

@@ -1,4 +1,4 @@
-"""From files of text to token shards (`canonlm data prepare`): a plan, its tasks, then the index.
+"""Turns files of text into token shards (`canonlm data prepare`): a plan, its tasks, then the index.
 
     prepare(Path("corpus"), ["texts/"], tokenizer="bytes", validation=0.01)
 
@@ -43,7 +43,7 @@ LEFT_OUT = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__p
 
 @dataclass(frozen=True)
 class Progress:
-    """Bytes of the inputs, read and in total, and the documents and tokens so far."""
+    """Bytes of the inputs, read so far and in total, and the documents and tokens so far."""
 
     read: int
     total: int
@@ -72,9 +72,10 @@ def prepare(
 ) -> Index | None:
     """Write the documents of `inputs` (canonlm.data.reading.find) as tokens into the folder `out`.
 
-    Each document is <bos> tokens <eos>, by bos and eos; the share `validation` of them, by a hash of (seed, text), is
-    the split "valid". `workers`: processes (default: one per core; with SLURM and Ray no limit). `options`: the
-    executor's own (for SLURM: partition, time, …). An interrupted command goes on; a finished folder is left as it is.
+    Each document becomes <bos> tokens <eos> (`bos` and `eos`: whether to add these). A share `validation` of them,
+    chosen by a hash of (seed, text), is the split "valid". `workers`: processes (default: one per core; with SLURM and
+    Ray no limit). `options`: the executor's own (for SLURM: partition, time, …). Called again, it continues after an
+    interruption and leaves a finished folder as it is.
 
     Returns the index, or None after submitting to SLURM. ValueError: a wrong setting, other settings than those of a
     half-done `out`, damaged input, or more than `max_bad` bad lines, which are listed in `out`/bad-lines.jsonl.
@@ -93,7 +94,9 @@ def prepare(
     loaded = tokenizers.load(tokenizer)
     for name, requested, id in (("bos", bos, loaded.bos_id), ("eos", eos, loaded.eos_id)):
         if requested and id is None:
-            raise expected(f"--{name}", f"no-{name}: the tokenizer has no such token that we know", str(tokenizer))
+            raise expected(
+                f"--{name}", f"--no-{name}, as the tokenizer has no known {name.upper()} token", str(tokenizer)
+            )
     files = find(inputs, glob, exclude)
     command: dict[str, Any] = {"canonlm": __version__, "input": list(inputs), "glob": glob, "exclude": list(exclude)}
     command |= {"text-key": text_key, "validation": validation, "seed": seed, "tasks": tasks or default_tasks(files)}
@@ -114,7 +117,7 @@ def prepare(
         if (out / index.NAME).exists():
             existing = index.read(out)
             _compare(plan, existing, f"as in {out} (choose another folder)")
-            if executor != "slurm":  # of which `work` has the logs
+            if executor != "slurm":  # its logs are in `work`
                 remove_leftovers(out)
                 shutil.rmtree(places.work, ignore_errors=True)
             return existing
@@ -154,7 +157,7 @@ def _cores() -> int:
 
 
 def _begin(places: Places, plan: Index, tokenizer: str) -> None:
-    """Make the folder, or check that the same was begun in it. `work` has the plan, an index without shards."""
+    """Make the folder, or check that it was begun with the same plan. `work` has the plan, an index without shards."""
     if (places.work / index.NAME).exists():
         _compare(plan, index.read(places.work), f"as in the half-done {places.out} (or remove it)")
         write_text(places.tokenizer, tokenizer)  # it may have been changed
@@ -180,7 +183,7 @@ def _compare(plan: Index, existing: Index, owner: str) -> None:
             raise expected("canonlm" if key == "canonlm" else f"--{key}", what, ours[key])
     for now, then in zip((*plan.inputs, None), (*existing.inputs, None), strict=False):
         if now != then:
-            raise expected("--input", f"the same files, {owner}; one was {then or 'not there'}", now or "none")
+            raise expected("--input", f"the same files, {owner}; one was {then or 'missing'}", now or "none")
 
 
 class Finish(PipelineStep):
@@ -205,9 +208,8 @@ def finish(out: Path, max_bad: int) -> Index:
         raise expected(f"{places.work / index.NAME}: command.tasks", f"1 to {MAX_TASKS:,}", count)
     tasks = range(count)
     if missing := [rank for rank in tasks if not places.task("done", rank).exists()]:
-        what = (
-            f"all tasks done; {len(missing)} of {len(tasks)} are not: see {places.work}/logs; the same command goes on"
-        )
+        logs = f"see {places.work}/logs; the same command continues"
+        what = f"all tasks done; {len(missing)} of {len(tasks)} are not: {logs}"
         raise expected("OUT", what, str(out))
     bad_lines = _list_bad_lines(places, len(tasks))
     if bad_lines > max_bad:
@@ -241,7 +243,7 @@ def _list_bad_lines(places: Places, tasks: int) -> int:
 def _bad_lines(path: Path) -> list[Bad]:
     try:
         with open_regular(path) as file:
-            # A task was stopped while it wrote a line without an end.
+            # A line without an end: the task was stopped while it wrote it.
             return [_bad(line, path) for line, _ in lines(file) if line is None or line.endswith(b"\n")]
     except OSError as error:
         raise index.cannot_be_read(path, error) from None
@@ -265,7 +267,7 @@ def _too_many(places: Places, tasks: int, max_bad: int, prefix: str = "") -> Val
         first = json.loads(file.readline())
     return ValueError(
         f"--max-bad: {prefix}{count} bad lines, more than {max_bad}; the first: {first['file']}, line {first['line']}: "
-        f"{first['reason']}. All are in {places.out / BAD_LINES}; the same command with a larger --max-bad goes on"
+        f"{first['reason']}. All are in {places.out / BAD_LINES}; the same command with a larger --max-bad continues"
     )
 
 

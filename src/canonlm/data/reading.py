@@ -1,9 +1,9 @@
 """Reads documents from files. Each is read, or counted as a bad line; nothing is dropped silently.
 
 All inputs lie end to end, in order, each as long as its file (and one more, so that an empty file has a place too). A
-task reads what *starts* in its interval: the lines of a JSON lines file, the row groups of a Parquet file; and files of
-text, compressed files and shards of a dataset as a whole, as they cannot be entered in the middle. So documents come in
-the same order for any number of tasks. datatrove's own reader drops all of a file at one bad byte and does not count
+task reads what *starts* in its interval: lines of a JSON lines file, row groups of a Parquet file. Text files,
+compressed files and shards of a dataset are read as a whole, as they cannot be entered in the middle. So documents come
+in the same order for any number of tasks. datatrove's own reader drops a whole file at one bad byte and does not count
 bad lines.
 """
 
@@ -69,8 +69,8 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class Bad:
-    """A bad line. `line` counts from 1 (rows of a table too). A task that starts in the middle of a file only knows the
-    `offset` in the file; then `line` is None."""
+    """A bad line. `line` counts from 1 (rows of a table too). In a task that starts in the middle of a file, `line` is
+    None and `offset` is the position in the file."""
 
     file: str
     line: int | None
@@ -106,8 +106,8 @@ def find(inputs: Iterable[str], pattern: str | None = None, exclude: Iterable[st
 
 
 def _names(top: str, pattern: str | None, exclude: tuple[str, ...]) -> Iterator[str]:
-    """The files below a folder, relative to it, without those that are not chosen. Folders that are left out are not
-    opened: below Python's standard library lie all installed packages."""
+    """The chosen files below a folder, relative to it. Excluded folders are not opened: all installed packages are
+    below Python's standard library."""
     for folder, folders, files in os.walk(top):
         folders[:] = [name for name in folders if not any(fnmatch(name, left_out) for left_out in exclude)]
         below = Path(folder).relative_to(top).as_posix()
@@ -150,7 +150,7 @@ def _dataset_shards(source: str) -> list[Input]:
 
             revision = HfApi().dataset_info(name).sha
         shards = _dataset(source, revision).num_shards
-    except Exception as error:  # of the Hub, of the network, of what it sent: their kinds are not ours to list
+    except Exception as error:  # errors of the Hub, the network or the data, of many classes
         reason = " ".join(str(error).split())
         raise expected("--input", f"hf:NAME[:config[:split]] of a dataset ({reason})", source) from None
     return [Input(source, source, SHARD_SIZE, "dataset", (index, shards), revision) for index in range(shards)]
@@ -165,7 +165,8 @@ def _dataset(source: str, revision: str | None) -> Any:
 
 
 def read(inputs: list[Input], start: int, stop: int, key: str) -> Iterator[Text | Bad]:
-    """The documents that start in [start, stop) of the inputs end to end. `key`: that of the text, in JSON and tables.
+    """The documents that start in [start, stop) of the inputs laid end to end. `key`: the text's key in JSON, or its
+    column in a table.
 
     ValueError: a damaged file, or a table without such a column of text.
     """
@@ -181,12 +182,12 @@ def read(inputs: list[Input], start: int, stop: int, key: str) -> Iterator[Text 
 
 
 def total(inputs: Iterable[Input]) -> int:
-    """The length of the inputs end to end."""
+    """The length of the inputs laid end to end."""
     return sum(source.size + 1 for source in inputs)
 
 
 def lines(file: IO[bytes]) -> Iterator[tuple[bytes | None, int]]:
-    """The lines of a file with their ends, and their lengths. A line of more than MAX_DOCUMENT is not held: None."""
+    """The lines of a file with their ends, and their lengths. A line of more than MAX_DOCUMENT bytes is None."""
     while line := file.readline(BUFFER):
         length = len(line)
         if length < BUFFER or line.endswith(b"\n"):
@@ -262,8 +263,8 @@ def _table(source: Input, base: int, first: int, last: int, key: str) -> Iterato
     with open_regular(Path(source.path)) as file:
         schema = pq.read_schema(file)
         if schema.names.count(key) != 1 or not _is_text(schema.field(key).type):
-            raise ValueError(f"{source.path}: has no column of strings named {key}; --text-key says which to read")
-        # As a dictionary: a long text that stands in many rows is held once.
+            raise ValueError(f"{source.path}: has no column of strings named {key}; --text-key names the one to read")
+        # Dictionary-encoded: a long text that is in many rows is held once.
         table = pq.ParquetFile(file, read_dictionary=[key])
         done, rows = 0, max(1, table.metadata.num_rows)
         for group in range(table.num_row_groups):

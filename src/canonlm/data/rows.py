@@ -9,8 +9,8 @@ from canonlm.tasks.packing import IGNORE
 
 
 class Rows(NamedTuple):
-    """Samples end to end: `tokens` and `labels` int32, `lengths` [count]; `spans` [count] says how many of `starts` and
-    `stops` (positions in their sample) are whose."""
+    """Samples end to end: `tokens` and `labels` int32, `lengths` [count]; `spans` [count] is the number of `starts` and
+    `stops` (positions in the sample) of each sample."""
 
     tokens: np.ndarray
     labels: np.ndarray
@@ -21,8 +21,8 @@ class Rows(NamedTuple):
 
 
 def spans(sample: Sample) -> list[tuple[int, int]]:
-    """(start, stop) of what there is to answer, in order; questions that start together (the first item, the whole
-    list) share one answer, the longest."""
+    """(start, stop) of each answer, in order; questions whose answers start together (the first item, the whole list)
+    share one answer, the longest."""
     longest: dict[int, int] = {}
     for query in sample.queries:
         longest[query.start] = max(query.stop, longest.get(query.start, 0))
@@ -31,7 +31,7 @@ def spans(sample: Sample) -> list[tuple[int, int]]:
 
 def draw(task: Task, split: str, seed: int, start: int, count: int, loss_on: str | None = None) -> Rows:
     """`task.sample(split, seed, index)` for index = start … start + count - 1."""
-    # Where a task has an evaluation of its own, windows are not plain packing, or not all is labelled.
+    # If a task has an evaluation of its own, its windows are not plain packing, or not all answers are labelled.
     if task.evaluation in ("windows", "generate") and not task.draws_in_python:
         return _heads(task, split, seed, start, count, loss_on or task.loss_on)
     samples = [task.sample(split, seed, index, loss_on=loss_on) for index in range(start, start + count)]
@@ -49,7 +49,7 @@ def draw(task: Task, split: str, seed: int, start: int, count: int, loss_on: str
 def _heads(task: Task, split: str, seed: int, start: int, count: int, loss_on: str) -> Rows:
     """The first instance of every window; the answers are read off the labels, so no sample is parsed in Python.
 
-    A hundred times the speed of `sample`, although most of a window is thrown away.
+    A hundred times as fast as `sample`, although most of a window is thrown away.
     """
     windows = task.windows(split, seed, start, count, seq_len=task.max_len, loss_on="answer")
     head = windows.doc_ids == 0

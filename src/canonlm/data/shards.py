@@ -33,7 +33,7 @@ class Dataset:
     def __init__(self, folder: str | Path, on_open: OnOpen = lambda folder, shard: None) -> None:
         self.folder, self.on_open = Path(folder), on_open
         self.index = index.read(self.folder)
-        self.fingerprint = index.file_sha256(self.folder / index.NAME)  # of the tokens too: their sha256 are in there
+        self.fingerprint = index.file_sha256(self.folder / index.NAME)  # of the tokens too: it contains their sha256
         token_size = np.dtype(self.index.dtype).itemsize
         for shards in self.index.splits.values():
             for shard in shards:
@@ -85,8 +85,8 @@ class Tokens:
         return self._stops[-1] if self._stops else 0
 
     def prefetch(self, start: int, stop: int) -> None:
-        """Have the disk fetch tokens start … stop - 1 without waiting: many windows at once are ten times as fast as
-        one after the other."""
+        """Start reading tokens start … stop - 1 from the disk, without waiting: many windows at once are ten times as
+        fast as one after the other."""
         for shard, first, begin, end in self._parts(start, stop):
             size = self._dtype.itemsize
             low, high = (begin - first) * size // PAGE * PAGE, (end - first) * size
@@ -100,7 +100,7 @@ class Tokens:
             out[begin - start : end - start] = tokens[begin - first : end - first]
 
     def check_vocabulary(self, start: int, stop: int) -> None:
-        """ValueError if one of the tokens start … stop - 1 is not in the vocabulary, with its shard and position."""
+        """ValueError, with shard and position, if one of the tokens start … stop - 1 is not in the vocabulary."""
         for shard, first, begin, end in self._parts(start, stop):
             tokens = self._tokens_of(shard)[1][begin - first : end - first]
             if len(wrong := np.flatnonzero(tokens >= self.vocab_size)):
@@ -109,7 +109,7 @@ class Tokens:
                 raise ValueError(f"{self._files[shard]}: damaged: token {where:,} is {token}, where {limit}")
 
     def begins(self, start: int, stop: int) -> Iterator[np.ndarray]:
-        """The beginnings of documents in start + 1 … stop, counted from `start`: an array per shard.
+        """The beginnings of documents in start + 1 … stop, counted from `start`: one array per shard.
         ValueError: the ends of a shard's documents are not in order, or do not fit its tokens."""
         for shard, first, begin, end in self._parts(start, stop):
             ends = self._ends_of(shard)
@@ -143,11 +143,11 @@ class Tokens:
 
 @lru_cache(OPEN_FILES)
 def _mapped(path: str, dtype: np.dtype, size: int, fingerprint: str) -> tuple[mmap.mmap, np.ndarray]:
-    """The mapped memory, and an array of it. `fingerprint`: a folder that was prepared again has new files under the
-    old names.
+    """The mapped memory, and an array of it. `fingerprint` is part of the cache's key: a folder that was prepared again
+    has new files under the old names.
 
-    The size is checked again: reading past the end of a file that was cut since the dataset was opened would end the
-    process with SIGBUS. (Cutting a mapped file still does.)
+    The size is checked again: reading past the end of a file that was truncated since the dataset was opened would end
+    the process with SIGBUS. (Truncating a mapped file still does.)
     """
     try:
         with open_regular(Path(path)) as file:
@@ -156,7 +156,7 @@ def _mapped(path: str, dtype: np.dtype, size: int, fingerprint: str) -> tuple[mm
             memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except OSError as error:
         raise index.cannot_be_read(path, error) from None
-    memory.madvise(mmap.MADV_RANDOM)  # windows lie anywhere: reading ahead would be useless
+    memory.madvise(mmap.MADV_RANDOM)  # windows can be anywhere: reading ahead would be useless
     return memory, np.frombuffer(memory, dtype)
 
 

@@ -2,8 +2,8 @@
 
 A task reads its share of the inputs and writes at most one shard per split (canonlm.data.index), by datatrove's
 `TokenizedFile`. We do not use its `DocumentTokenizer`: that has no splits, obeys all settings in the tokenizer's file
-(cut to a length, special tokens in the text), takes 10 000 documents at once, however long, and keeps what the
-library's slower `encode_batch` returns about each token.
+(truncation, special tokens in the text), takes 10 000 documents at once, of any length, and keeps what the library's
+slower `encode_batch` returns about each token.
 
 Files get their names when they are complete, so a killed task leaves no damaged files, and two processes of a task (one
 of them left over from a killed command) do not disturb each other.
@@ -32,13 +32,13 @@ from canonlm.data.reading import Bad, Input, read, total
 from canonlm.files import write_json
 
 BATCH = 2**20  # characters that are encoded at once: up to some 130 MB of the library's data about tokens
-MAX_LISTED = 1000  # bad lines above those allowed that a task lists before it gives up
+MAX_LISTED = 1000  # bad lines beyond the allowed number that a task lists before it gives up
 EVERY = 0.5  # seconds between two reports of progress
 
 
 @dataclass(frozen=True)
 class Places:
-    """Paths in the folder while it is made."""
+    """Paths in a folder that is being prepared."""
 
     out: Path
 
@@ -71,7 +71,7 @@ class Reader(PipelineStep):
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         start, stop = share(self.inputs, rank, world_size)
         count = 0
-        for kind in ("bad", "progress"):  # of a task that was stopped
+        for kind in ("bad", "progress"):  # leftovers of a stopped task
             self.places.task(kind, rank).unlink(missing_ok=True)
         with self.places.task("bad", rank).open("w", encoding="utf-8") as bad_lines:
             for item in read(self.inputs, start, stop, self.text_key):
@@ -90,13 +90,13 @@ def _list(bad: Bad, file: TextIO) -> None:
 
 
 def share(inputs: list[Input], rank: int, tasks: int) -> tuple[int, int]:
-    """[start, stop) of a task, of the inputs end to end."""
+    """[start, stop) of a task in the inputs laid end to end."""
     length = total(inputs)
     return rank * length // tasks, (rank + 1) * length // tasks
 
 
 class Writer(PipelineStep):
-    """Tokens of the documents, a shard per split.
+    """Writes the tokens of the documents, one shard per split.
 
     bos and eos are ids, or None. A hash of (seed, text) alone decides whether a document belongs to `valid`. So no
     document of `valid` is in `train`, not even as a duplicate.
@@ -152,7 +152,7 @@ class Writer(PipelineStep):
 
 
 def _batches(data: Iterator[Document]) -> Iterator[list[Document]]:
-    """Documents of some BATCH characters."""
+    """Groups of documents of about BATCH characters."""
     batch: list[Document] = []
     length = 0
     for document in data:
@@ -189,7 +189,7 @@ class _OpenShard:
         self._tokens, self._ends, self._length = [], [], 0
 
     def close(self) -> Shard | None:
-        """Give it its name. None: no document has a token, and no file is left."""
+        """Rename it to its final name. None: no document has a token, and no file is left."""
         self.file.close()
         if not self.counts["tokens"]:
             return None

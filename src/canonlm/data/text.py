@@ -5,7 +5,7 @@ other without gaps, and tokens that do not fill a last window are left out.
 
 Source and position of a stream's window w are computed from w. `Mix` gives the source and the number of its earlier
 windows; a keyed permutation, with a new key for every epoch, gives the position. There is no shuffle buffer and no
-state: any process finds any window at once.
+state: any process finds any window directly.
 """
 
 import math
@@ -99,11 +99,11 @@ class TextStream:
 
 
 class Mix:
-    """The source of each of the windows 0, 1, 2, …, for sources of falling weight.
+    """The source of each of the windows 0, 1, 2, …, for sources in descending order of weight.
 
-    The first source has round(n * weight / sum of weights) of the first n windows. Of the first n + 1 it has as many or
-    one more, and window n is from this source if it has one more. The other windows, numbered again, are divided in the
-    same way among the other sources. All is computed exactly, in integers.
+    The first source has round(n * weight / sum of weights) of the first n windows. Of the first n + 1 it has the same
+    number or one more, and window n is from this source if it has one more. The other windows, renumbered, are divided
+    in the same way among the other sources. Everything is computed exactly, in integers.
 
     Each rounding is off by at most 1/2. The lighter sources share the error of source j in proportion to their weights:
     source i gets at most 1 / (i - j) of it, as the i - j sources from j + 1 to i are all at least as heavy as i. With
@@ -139,7 +139,7 @@ def _batch(spans: list[tuple[Tokens, int]], length: int, isolate: bool) -> Batch
     if rows.size and rows.max() >= min(tokens.vocab_size for tokens, _ in spans):
         for tokens, start in spans:
             tokens.check_vocabulary(start, start + length + 1)
-    # One block for all: numpy asks for huge pages from 4 MB on, and the small ones would cost more than the reading.
+    # One block for all: from 4 MB on numpy asks for huge pages; small pages would cost more than the reading.
     block = np.empty((2 + isolate, len(spans), length), np.int64)
     block[0], block[1] = rows[:, :-1], rows[:, 1:]
     if isolate:

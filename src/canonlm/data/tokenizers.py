@@ -5,8 +5,8 @@
     tokenizer.model, tiktoken   byte pairs in base64 with their ranks, as Llama 3's (special tokens after the ranks)
     tokenizer.model             a sentencepiece model, as Llama 2's (byte pairs with a fallback to bytes)
 
-Whatever its file says, a tokenizer never cuts or pads a text, and it reads the name of a special token in a text as
-plain text. So a text cannot end a document by containing `</s>`.
+Whatever its file says, a tokenizer never truncates or pads a text, and it reads the name of a special token in a text
+as plain text. So a text cannot end a document by containing `</s>`.
 """
 
 from pathlib import Path
@@ -25,8 +25,8 @@ EOS = ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>")
 """Names of the token that starts (ends) a document: without a tokenizer_config.json, the first one that exists."""
 
 SENTENCEPIECE_NORMAL, SENTENCEPIECE_BPE = 1, 2  # numbers of sentencepiece_model.proto
-SPACE = "▁"  # how sentencepiece writes one
-LONGEST = 2**10  # max letters of a sentencepiece piece; usually they have up to 16
+SPACE = "▁"  # how sentencepiece writes a space
+LONGEST = 2**10  # max characters of a sentencepiece piece; usually they have up to 16
 
 
 class Loaded(NamedTuple):
@@ -69,13 +69,13 @@ def load(source: str | Path) -> Loaded:
 
 def from_file(path: Path) -> Tokenizer:
     """A tokenizer.json, ready to encode whole documents. ValueError: it cannot be read, or has more than MAX_BYTES.
-    (What else the library raises has no narrower class than Exception.)"""
+    (For other errors, the library raises nothing narrower than Exception.)"""
     return _strict(Tokenizer.from_str(read_text(path)))
 
 
 def bytes_tokenizer() -> Tokenizer:
     """Ids 0 … 255 are the bytes of the text in UTF-8; 256 is <bos>, 257 is <eos>."""
-    # ByteLevel shows a byte as the character of that number where it can be seen, the others as 256, 257, … in order.
+    # ByteLevel writes a printable byte as the character of that number, the others as 256, 257, … in order.
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in printable]
     tokenizer = Tokenizer(BPE({chr(b) if b in printable else chr(256 + hidden.index(b)): b for b in range(256)}, []))
@@ -91,7 +91,7 @@ def _named(tokenizer: Tokenizer, bos: list[str], eos: list[str]) -> Loaded:
 
 
 def _configured(path: Path) -> tuple[list[str], list[str]]:
-    """The names of the tokens, from a tokenizer_config.json beside the file if there is one."""
+    """The names of BOS and EOS tokens, from a tokenizer_config.json beside the file if there is one."""
     beside = path.with_name("tokenizer_config.json")
     if not beside.exists():
         return list(BOS), list(EOS)
@@ -108,7 +108,7 @@ def _configured(path: Path) -> tuple[list[str], list[str]]:
 def _hugging_face(path: Path) -> Tokenizer:
     try:
         return from_file(path)
-    except Exception as error:  # the library raises no narrower one
+    except Exception as error:  # the library raises nothing narrower
         reason = " ".join(str(error).split())[:200]
         raise expected("--tokenizer", f"a tokenizer.json ({reason})", str(path)) from None
 
@@ -156,7 +156,7 @@ def _sentencepiece(path: Path) -> Loaded:
     special = [trainer.unk_id, trainer.bos_id, trainer.eos_id]
     longest = max((len(piece.piece) for piece in model.pieces), default=0)
     if longest > LONGEST or not 0 <= trainer.unk_id < len(model.pieces) or max(special) >= len(model.pieces):
-        what = f"a sentencepiece model with pieces of at most {LONGEST} letters, and its special tokens among them"
+        what = f"a sentencepiece model with pieces of at most {LONGEST} characters, and its special tokens among them"
         raise expected("--tokenizer", what, str(path))
     pieces = {piece.piece: id for id, piece in enumerate(model.pieces)}
     merges = _merges({p.piece: p.score for p in model.pieces if p.type == SENTENCEPIECE_NORMAL}, pieces)
@@ -174,7 +174,7 @@ def _sentencepiece(path: Path) -> Loaded:
 
 
 def _merges(scores: dict[str, float], ids: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to make a piece of two, the piece of the highest score first, as sentencepiece joins them."""
+    """Every way to merge two pieces into one, the highest score first, as sentencepiece merges them."""
     ways = [
         (-score, ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
         for piece, score in scores.items()

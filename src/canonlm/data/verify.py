@@ -1,10 +1,10 @@
-"""The sha256 of shards, computed beside the training that reads them.
+"""Computes the sha256 of shards while training reads them.
 
 One thread, of the lowest priority, reads each shard from start to end and compares it with `index.json`. It reads in
-blocks with a file of its own and releases the interpreter lock while it hashes. After each block it sleeps twice as
-long as it computed, so it takes at most a third of a core; once a run waits for it, it does not sleep any more. Blocks
-that were not in the system's memory before are dropped from it again: reading a terabyte once would push out what the
-training reads often.
+blocks through a file of its own and releases the interpreter lock while it hashes. After each block it sleeps twice as
+long as it computed, so it takes at most a third of a core; once a run waits for it, it no longer sleeps. Blocks that
+were not in the page cache before are dropped from it again: reading a terabyte once would push out what the training
+reads often.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from canonlm.data import index
 from canonlm.untrusted import open_regular
 
 BLOCK = 2**20  # bytes that are read and hashed at a time; the thread stops between two blocks
-SLEEP = 2.0  # seconds after each block, per second that it took of the processor
+SLEEP = 2.0  # seconds after each block, per second of CPU time that it took
 
 
 class Opened(NamedTuple):
@@ -37,8 +37,8 @@ class Opened(NamedTuple):
 
 
 class Verifier:
-    """Verifies the shards passed to `add`, in order. `error` is a one-line ValueError with the name of a damaged file;
-    then it stops, and the remaining shards stay `pending`. It is slow until the first call of `wait`."""
+    """Verifies the shards passed to `add`, in order. At the first damaged file it stops: `error` is a one-line
+    ValueError that names the file, and the remaining shards stay `pending`. It is slow until `wait` is first called."""
 
     def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
         self.error: Exception | None = None
@@ -108,7 +108,7 @@ class Verifier:
                     return
 
     def _verify(self, opened: Opened) -> bool:
-        """True: the shard is right. False: stopped before the end."""
+        """True: the shard is undamaged. False: stopped before the end."""
         shard = opened.shard
         for name, sha256 in ((shard.name, shard.sha256), (shard.ends, shard.ends_sha256)):
             actual = self._sha256(opened.folder / name)
@@ -123,18 +123,18 @@ class Verifier:
         try:
             with open_regular(path) as file:
                 descriptor = file.fileno()
-                in_memory = []  # asked before the first block is read: the system reads ahead
+                cached = []  # checked before the first block is read, as the system reads ahead
                 for start in range(0, os.fstat(descriptor).st_size, BLOCK):
                     if self._closed:
                         return None
-                    in_memory.append(_is_in_memory(descriptor, start))
+                    cached.append(_is_cached(descriptor, start))
                 computed = time.thread_time()
                 while count := file.readinto(block):
                     if self._closed:
                         return None
                     digest.update(block[:count])
                     self.verified_bytes += count
-                    if at // BLOCK < len(in_memory) and not in_memory[at // BLOCK]:
+                    if at // BLOCK < len(cached) and not cached[at // BLOCK]:
                         _drop(descriptor, at, count)
                     at += count
                     if not self._awaited:
@@ -148,12 +148,12 @@ class Verifier:
 def _lower_priority() -> None:
     """Lower this thread's priority. Only Linux has priorities of threads."""
     if sys.platform == "linux":
-        with suppress(OSError):  # where a container forbids it, the thread is one like the others
+        with suppress(OSError):  # a container may forbid it; then the thread keeps its priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
-def _is_in_memory(descriptor: int, start: int) -> bool:
-    """Whether the file's byte at `start` is in the system's memory; True if the system does not tell."""
+def _is_cached(descriptor: int, start: int) -> bool:
+    """Whether the file's byte at `start` is in the page cache; True if unknown."""
     if not hasattr(os, "RWF_NOWAIT"):
         return True
     try:
@@ -166,6 +166,6 @@ def _is_in_memory(descriptor: int, start: int) -> bool:
 
 
 def _drop(descriptor: int, start: int, count: int) -> None:
-    """Drop these bytes from the system's memory; mapped pages stay."""
+    """Drop these bytes from the page cache; mapped pages stay."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, start, count, os.POSIX_FADV_DONTNEED)

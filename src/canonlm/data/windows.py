@@ -29,17 +29,17 @@ class Batch:
         return self._each(lambda x: x.to(device, non_blocking=True))
 
     def pinned(self) -> "Batch":
-        """A copy in page-locked memory, from which copies to a GPU are asynchronous."""
+        """A copy in pinned memory, from which copies to a GPU are asynchronous."""
         return self._each(Tensor.pin_memory)
 
     def with_documents(self) -> "Batch":
-        """With the borders of `doc_ids` for GPU kernels. Computed on the CPU, so that the GPU need not wait."""
+        """With the document boundaries of `doc_ids`, for GPU kernels. Computed on the CPU: the GPU need not wait."""
         return self if self.doc_ids is None else replace(self, documents=documents_of(self.doc_ids))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         doc_ids = None if self.doc_ids is None else change(self.doc_ids)
-        borders = self.documents and self.documents._replace(cu_seqlens=change(self.documents.cu_seqlens))
-        return Batch(change(self.input_ids), change(self.targets), doc_ids, borders)
+        documents = self.documents and self.documents._replace(cu_seqlens=change(self.documents.cu_seqlens))
+        return Batch(change(self.input_ids), change(self.targets), doc_ids, documents)
 
     def split(self, size: int) -> "list[Batch]":
         """Parts of `size` rows."""
