@@ -134,7 +134,7 @@ def test_tokens_beyond_the_trained_length_and_windows_that_are_skipped(documents
 
 def test_too_little_text_to_skip(dataset):
     with pytest.raises(
-        ValueError, match=r"train.eval_size: expected less than 10, the windows of text held out, got 10"
+        ValueError, match=r"train.eval_size: expected less than 10, the number of held-out windows, got 10"
     ):
         TextEval({"x": (dataset, "valid")}, 9, 1, World(CPU), seq_len=SEQ_LEN, isolate_documents=False, skip=10)
 

@@ -1,4 +1,4 @@
-"""Evaluation of Capo: bits that the model knows about its people, and attributes that it predicts right."""
+"""Evaluation of Capo: bits that the model knows about its people, and attributes that it predicts correctly."""
 
 from typing import Any
 
@@ -18,9 +18,9 @@ NAME, PRONOUN, VALUE = 1, 2, 3  # roles of `Capo.test_batch`
 
 class FactEval:
     """The first `size` people (at most all), each in one biography of the test; with the task's `questions`, also the
-    six questions of as many held-out people.
+    six questions about each of up to `size` held-out people.
 
-    Bits come from the loss on names and values (`canonlm.tasks.capo.bits`). An attribute counts as known where every
+    Bits come from the loss on names and values (`canonlm.tasks.capo.bits`). An attribute counts as known if every
     token of its value is the model's first choice given the true tokens before it.
     """
 
@@ -35,8 +35,8 @@ class FactEval:
     @torch.no_grad()
     def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "slices", "measures": {"bits_per_parameter", "bits_per_person", "bits_per_person_at_most"}}`:
-        cross-entropy (nats) of the labelled tokens in a batch of test windows, attributes and answers known; more as
-        of `Answers.result`."""
+        cross-entropy (nats) of the labelled tokens in a batch of test windows, attributes and answers known; further
+        keys as in `Answers.result`."""
         task, seed, split = self.task, self.stream.seed, self.stream.split
         answers = Answers(task, self.keep)
         name_nats = value_nats = 0.0

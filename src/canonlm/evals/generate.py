@@ -30,7 +30,7 @@ class GenerateEval:
     @torch.no_grad()
     def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "slices"}`: cross-entropy (nats) of the labelled tokens in a batch of test windows, and right
-        answers per slice; more as of `Answers.result`."""
+        answers per slice; further keys as in `Answers.result`."""
         stream, task, samples = self.stream, self.stream.task, self.samples
         questions = [(i, query) for i, sample in enumerate(samples) for query in sample.queries]
         questions.sort(key=lambda pair: pair[1].start)  # prompts of a batch have similar lengths: little padding
@@ -61,7 +61,7 @@ class NotFinite(LogitsProcessor):
         self._rows: torch.Tensor | None = None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        bad = ~scores.amax(-1).isfinite()  # the largest of some among which is NaN is NaN
+        bad = ~scores.amax(-1).isfinite()  # the maximum of scores with a NaN is NaN
         self._rows = bad if self._rows is None else self._rows | bad
         return scores
 
@@ -88,7 +88,7 @@ def generate(
     every step, before anything changes them. options: further arguments of `model.generate`.
     """
     ends = [end] if isinstance(end, int) else list(end)
-    pad = ends[0] if ends else 0  # also what rows that ended are filled with
+    pad = ends[0] if ends else 0  # also pads rows that have ended
     width = max(map(len, prompts))
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
@@ -107,7 +107,7 @@ def generate(
 @contextmanager
 def without_generation_settings(model: PreTrainedModel) -> Iterator[None]:
     """Within this context the model has no generation settings of its own: the library would use them (a repetition
-    penalty, say) for all settings that a caller left open."""
+    penalty, say) for all settings that a caller leaves unset."""
     previous, model.generation_config = model.generation_config, GenerationConfig()
     try:
         yield

@@ -20,11 +20,11 @@ UNFINISHED = -1  # no terminal
 
 
 class SentenceEval:
-    """As the paper does it (arXiv 2512.17351, App. A): `size` sentences written at temperature 1 from the start, and as
-    many continued after a cut, the share of them that the grammar has; and the Kullback-Leibler divergence of the
-    model's next-token distribution from the true one, over `size` test sentences.
+    """As in the paper (arXiv 2512.17351, App. A): the share of valid sentences among `size` that are written at
+    temperature 1 from the start, and among the same number continued after a cut; and the Kullback-Leibler divergence
+    of the model's next-token distribution from the true one, over `size` test sentences.
 
-    What has not ended where a window would end is not a sentence. Sampling is a function of (seed, sentence):
+    Text that has not ended at the end of the window is not a sentence. Sampling is a function of (seed, sentence):
     batches and devices change nothing but rounding.
     """
 
@@ -39,7 +39,7 @@ class SentenceEval:
     @torch.no_grad()
     def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "slices", "measures": {"kl"}}`: cross-entropy (nats) of the tokens in a batch of test windows,
-        valid sentences per slice, divergence in nats per token; more as of `Answers.result`."""
+        valid sentences per slice, divergence in nats per token; further keys as in `Answers.result`."""
         task = self.task
         counts = Answers(task, self.keep)
         answers: list[list[list[int]]] = [[] for _ in self.samples]
@@ -67,7 +67,7 @@ class SentenceEval:
     def _write(
         self, model: LanguageModel, batch: list[int], start: int, device: torch.device, monitor: NotFinite | None = None
     ) -> list[list[int]]:
-        """How the model goes on after the first `start` tokens of these test sentences, at temperature 1."""
+        """The model's continuations of the first `start` tokens of these test sentences, at temperature 1."""
         prompts = [self.samples[i].tokens[:start].tolist() for i in batch]
         room = self.stream.seq_len - start
         generators = [generator_for(self.stream.seed, f"sentence {i} after {start} tokens") for i in batch]
@@ -79,7 +79,7 @@ class SentenceEval:
         true_probs, model_probs = self._next_token_probs(), []
         for first in range(0, self.size, self.batch_size):
             tokens = [s.tokens[: self.stream.seq_len] for s in self.samples[first : first + self.batch_size]]
-            ids = np.zeros((len(tokens), max(map(len, tokens))), np.int64)  # padding on the right is never looked at
+            ids = np.zeros((len(tokens), max(map(len, tokens))), np.int64)  # padding on the right is never read
             for row, sentence in zip(ids, tokens, strict=True):
                 row[: len(sentence)] = sentence
             logits = model.logits(torch.from_numpy(ids).to(device)).float()

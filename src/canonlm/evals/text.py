@@ -1,4 +1,4 @@
-"""Evaluation on held-out text: loss per token, and bits per byte, which compare across tokenizers."""
+"""Evaluation on held-out text: loss per token, and bits per byte, which are comparable across tokenizers."""
 
 import math
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class TextEval:
     """`size` windows (or all, if there are fewer) of each `{name: (dataset, split)}`, in order.
 
-    skip: windows that are left out at the beginning. beyond: for the loss beyond the trained length, windows are this
-    many tokens longer than `seq_len`, and only these tokens count.
+    skip: the number of first windows that are left out. beyond: for the loss beyond the trained length, windows are
+    this number of tokens longer than `seq_len`, and only these tokens count.
     The data-parallel processes of `world` share the windows, `rows` at a time. ValueError: a split has no window.
     """
 
@@ -44,7 +44,7 @@ class TextEval:
         self.sets, self.longer = windows_of(seq_len), windows_of(seq_len + beyond) if beyond else {}
         for windows in (*self.sets.values(), *self.longer.values()):
             if len(windows) <= skip:
-                raise expected("train.eval_size", f"less than {len(windows)}, the windows of text held out", skip)
+                raise expected("train.eval_size", f"less than {len(windows)}, the number of held-out windows", skip)
         self.size, self.batch_rows, self.world = size, rows, world
         self.skip, self.beyond = skip, beyond
 
@@ -53,9 +53,9 @@ class TextEval:
         """`{"loss", "sets": {name: {"loss", "bits_per_byte", "tokens"}}}`, the same in all processes.
 
         Losses are mean cross-entropies of the targets in nats, without what training adds to them (z-loss); the first
-        one is of the `tokens` of all sets together. Bits per byte of UTF-8 text: a set's cross-entropy over the bytes
-        that its windows have by the split's average. With isolated documents their first tokens cost nothing.
-        With `beyond` also `measures: {"loss_beyond"}`, of the tokens of all sets that lie beyond `seq_len`.
+        one is over the `tokens` of all sets. Bits per byte of UTF-8 text: a set's cross-entropy over the bytes of its
+        windows, estimated by the split's bytes per token. With isolated documents their first tokens cost nothing.
+        With `beyond` also `measures: {"loss_beyond"}`, over the tokens of all sets that are beyond `seq_len`.
         """
         totals, sets = [0.0, 0.0], {}
         for name, windows in self.sets.items():
@@ -88,10 +88,10 @@ class TextEval:
         ranks = self.world.dp_size
         rows = min(self.batch_rows, -(-count // ranks))
         sums = [0.0, 0.0]
-        # All processes call the model equally often, or sharded weights would wait for those that do not.
+        # All processes call the model the same number of times: with sharded weights, each call needs all of them.
         for start in range(0, count, rows * ranks):
             first = start + rows * self.world.dp_rank
-            batch = _filled(windows.rows(self.skip + first, max(0, min(rows, count - first))), rows).to(device)
+            batch = _padded(windows.rows(self.skip + first, max(0, min(rows, count - first))), rows).to(device)
             batch.targets[:, :begin] = IGNORE
             loss, z_loss = model.loss(batch.input_ids, batch.targets, batch.doc_ids, 1)
             nats = loss if z_loss is None else loss - z_loss
@@ -99,8 +99,8 @@ class TextEval:
         return self.world.sum(sums)
 
 
-def _filled(batch: Batch, rows: int) -> Batch:
-    """With rows without targets, so that every call has one shape."""
+def _padded(batch: Batch, rows: int) -> Batch:
+    """The batch, padded with rows without targets, so that all calls have one shape."""
     below = (0, 0, 0, rows - len(batch.input_ids))
     doc_ids = None if batch.doc_ids is None else pad(batch.doc_ids, below)
     return Batch(pad(batch.input_ids, below), pad(batch.targets, below, value=IGNORE), doc_ids)

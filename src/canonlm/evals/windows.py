@@ -1,7 +1,7 @@
 """Evaluation on test windows: every query of every complete instance, with greedy choices as answers.
 
-An answer counts when every token of it is the model's first choice given the true tokens before it. For tasks with one
-right answer that is greedy generation, exactly: generation stays on the true answer as long as each choice is right.
+An answer counts when each of its tokens is the model's first choice given the true tokens before it. For tasks with one
+right answer that is exactly greedy generation, which stays on the true answer as long as each choice is right.
 Earlier queries of a window show their true answers, as in training (Physics of Language Models, Part 4.1, App. A).
 """
 
@@ -31,7 +31,7 @@ class WindowEval:
     @torch.no_grad()
     def run(self, model: LanguageModel, device: torch.device) -> dict[str, Any]:
         """`{"loss", "token_accuracy", "slices": [{"slice", "correct", "total"}, …]}`: mean cross-entropy (nats) of the
-        labelled tokens, share of right tokens in the answers, and right answers per slice; more as of
+        labelled tokens, share of right tokens in the answers, and right answers per slice; further keys as in
         `Answers.result`."""
         task = self.stream.task
         answers = Answers(task, self.keep)
@@ -70,7 +70,7 @@ def read_off(
     model: LanguageModel, stream: WindowStream, first: int, count: int, device: torch.device
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """For windows first … first + count - 1: (the model's first choice at every position, -1 at position 0; whether its
-    largest logit there is finite; the summed cross-entropy of the labelled tokens in nats; how many these are)."""
+    largest logit there is finite; the summed cross-entropy of the labelled tokens in nats; the number of these)."""
     batch = stream.rows(first, count).to(device)
     logits = model.logits(batch.input_ids, batch.doc_ids).float()
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum")
@@ -80,7 +80,7 @@ def read_off(
 
 def first_choices(logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """(the likeliest token, whether its logit is finite) at every position, from the logits before it, [batch, time]:
-    -1 and True at the first. The largest of logits among which one is NaN is NaN."""
+    -1 and True at the first. The maximum of logits with a NaN is NaN."""
     largest, choices = logits[:, :-1].max(-1)
     finite = torch.nn.functional.pad(largest.isfinite(), (1, 0), value=True)
     return torch.nn.functional.pad(choices, (1, 0), value=-1).cpu().numpy(), finite.cpu().numpy()
