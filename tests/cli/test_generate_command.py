@@ -173,7 +173,7 @@ MISTAKES = [
     (["words", "a", "--top-k", "5"], "--top-k only works with a --temperature above 0"),
     (["words", "a", "--temperature", "1", "--top-p", "2"], "--top-p: expected a number > 0 and <= 1, got 2.0"),
     (["none", "a"], 'MODEL: "none" is neither a folder nor a model on the Hub that can be reached'),
-    (["bare", "a"], "--tokenizer: expected a file, a folder or a name on the Hub, as the model brings none, got None"),
+    (["bare", "a"], "--tokenizer: expected a file, a folder or a name on the Hub, as the model has none, got None"),
     (["short", "a" * 16], "the prompt: 17 tokens, and 1 to write, are more than the model's context of 16"),
     (["short", "a", "--max-tokens", "20"], "the prompt: 2 tokens, and 20 to write, are more than the model's context"),
     (["short", "--prompts", "two", "--out", "b"], "prompt 0: 2 tokens, and 128 to write, are more than the model's"),

@@ -205,7 +205,7 @@ def test_a_run_whose_text_was_moved(place, tmp_path, caplog):
     gone = {"text.sources.plain.path": {"folder": str(tmp_path / "gone"), "sha256": ""}}
     write_json(tmp_path / "run" / "data.json", gone)
     assert open_model(str(tmp_path / "run")).tokenizer is None
-    assert "tokenizer is not there any more" in caplog.text
+    assert "tokenizer is no longer there" in caplog.text
     assert open_model(str(tmp_path / "run"), tokenizer="bytes").tokenizer is not None
     (tmp_path / "gone").mkdir()
     (tmp_path / "gone" / "tokenizer.json").write_text("{")
@@ -371,7 +371,7 @@ def mistakes(directory):
         "no words": (("ours", {"tokenizer": "notes/todo.txt"}), "--tokenizer: expected "),
         "too many": (
             ("small", {"tokenizer": "bytes"}),
-            "--tokenizer: expected one of at most 100 tokens, as many as small knows, got",
+            "--tokenizer: expected one of at most 100 tokens, the vocabulary size of small, got",
         ),
     }
 

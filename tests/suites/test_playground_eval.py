@@ -137,7 +137,7 @@ def test_as_in_training(run):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"task": {"K": 3}}, "task: expected a difficulty with the 24 tokens that the model knows"),
+        ({"task": {"K": 3}}, "task: expected a difficulty with the 24 tokens of the model"),
         ({"task": {"name": "mano"}}, "task.name: expected depo, which the run was trained on"),
         ({"task": {"nodes": 3}}, 'unknown setting "task.nodes"'),
         ({"task": {"N": 40}}, r"lengths: expected numbers >= 2\.\d+, or the questions of .* do not fit, got \[1"),

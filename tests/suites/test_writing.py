@@ -319,11 +319,11 @@ def test_what_was_written_before_memory_ran_out_is_kept(plain, letters, monkeypa
 
 def test_memory_that_holds_nothing(plain, letters, monkeypatch):
     limited(monkeypatch, 20)
-    with pytest.raises(ValueError, match="prompt 1: memory does not hold its 36 tokens"):
+    with pytest.raises(ValueError, match="prompt 1: its 36 tokens do not fit into memory"):
         list(Writer(plain, letters).write(["a", "b" * 30], 6))
     with pytest.raises(ValueError, match=r"--batch-size: expected fewer than 2: .*36 tokens, got 8"):
         list(Writer(plain, letters, batch_size=8).write(["a", "b" * 30], 6))
-    with pytest.raises(ValueError, match="memory does not hold 36 tokens"):
+    with pytest.raises(ValueError, match=r"^36 tokens do not fit into memory"):
         Writer(plain, letters).stream("b" * 30, 6, print)
 
 
@@ -389,7 +389,7 @@ def test_settings_that_sample_nothing(settings, start):
 def test_a_model_without_a_tokenizer(plain, letters):
     with pytest.raises(ValueError, match="--tokenizer: expected a file, a folder or a name on the Hub"):
         Writer(plain, None)
-    with pytest.raises(ValueError, match="--bos: expected a tokenizer with a token that begins a text"):
+    with pytest.raises(ValueError, match="--bos: expected a tokenizer with a BOS token"):
         Writer(plain, PreTrainedTokenizerFast(tokenizer_object=letters.backend_tokenizer), bos=True)
 
 

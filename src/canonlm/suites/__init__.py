@@ -1,1 +1,1 @@
-"""Questions to saved models: a suite is asked once, of any model that can be opened, and its answers are kept."""
+"""Evaluation suites: questions to any model that can be opened, each asked once; the answers are stored."""

@@ -1,7 +1,7 @@
 """Background of a question: neutral sentences around its facts.
 
-A background is one stream of sentences per question. The tokenizer decides only how much of it is read: of two
-tokenizers, or two lengths, one text is the beginning of the other.
+A background is one stream of sentences per question. The tokenizer decides only how much of it is read: for any two
+tokenizers or lengths, one text is a prefix of the other.
 """
 
 import random
@@ -27,9 +27,9 @@ def open_background(name: str | None) -> Background:
 
 
 def fill(sentences: Iterator[str], budget: int, tokens: Callable[[str], int]) -> list[str]:
-    """The fewest first sentences that have at least `budget` tokens together; each sentence is counted by itself.
+    """The fewest first sentences that have at least `budget` tokens in total; each sentence is counted by itself.
 
-    ValueError: all sentences together have fewer.
+    ValueError: all sentences have fewer in total.
     """
     chosen: list[str] = []
     total = 0
@@ -43,10 +43,10 @@ def fill(sentences: Iterator[str], budget: int, tokens: Callable[[str], int]) ->
 
 
 class TextFile:
-    """Consecutive sentences of a UTF-8 text, from a start that is uniform over all of them, once around.
+    """Consecutive sentences of a UTF-8 text: all of them once, from a uniformly drawn one on and around the end.
 
-    A sentence ends at a full stop, question mark or exclamation mark that a blank follows (so also after "Dr."), and
-    where a paragraph does; a line break inside a paragraph is a blank. The text is held in memory.
+    A sentence ends at a full stop, question mark or exclamation mark before a blank (so also after "Dr."), and where a
+    paragraph does; a line break inside a paragraph is a blank. The text is held in memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -242,8 +242,8 @@ _TEMPLATES = tuple(map(_compiled, TEMPLATES))
 def scatter(facts: Sequence[str], places: Sequence[float], background: Sequence[str]) -> tuple[list[str], list[int]]:
     """(all sentences, the positions of the facts among them).
 
-    places: for each fact, in [0, 1) and rising, how far into the background it stands: before its sentence
-    floor(place * (sentences + 1)), or at its end.
+    places: for each fact, how far into the background it stands, in [0, 1) and ascending: before the background's
+    sentence floor(place * (sentences + 1)), or at its end.
     """
     sentences: list[str] = []
     where, used = [], 0

@@ -1,4 +1,4 @@
-"""`results.json` files of `canonlm eval`, read by code that trusts no file."""
+"""Reads `results.json` files of `canonlm eval`, which may be damaged or come from somebody else."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from canonlm.untrusted import read_object
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One `results.json`: a model and what it was asked."""
+    """One `results.json`: a model and its evaluations."""
 
     label: str
     model: Mapping[str, Any]
@@ -24,7 +24,7 @@ class Evaluated:
 
 
 def load_evaluated(folder: str | Path) -> tuple[list[Evaluated], list[LeftOut]]:
-    """All of a folder, its own and those of the runs in it, and what cannot be read."""
+    """All `results.json` files of a folder and of the runs in it, and those that cannot be read."""
     evaluated, left_out = [], []
     for path in sorted(Path(folder).rglob("results.json")):
         name = writable(str(path.relative_to(folder)))
@@ -47,7 +47,7 @@ def load_evaluated(folder: str | Path) -> tuple[list[Evaluated], list[LeftOut]]:
 
 
 def whole(entry: Any) -> dict[str, Any]:
-    """An entry of `results.json` whose parts have the types that they should have. Raises one of `DAMAGE`."""
+    """An entry of `results.json`, its parts checked to have the right types. Raises one of `DAMAGE`."""
     settings = entry.get("settings")
     return {
         **entry,
@@ -59,7 +59,7 @@ def whole(entry: Any) -> dict[str, Any]:
 
 
 def _with_headline(suite: Any, settings: Any, scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Earlier versions noted the mean over all slices as the accuracy, also where the task's score is that on one."""
+    """Earlier versions wrote the mean over all slices as the accuracy, even if the task's score is of one slice."""
     task = settings.get("task") if suite == "playground" and isinstance(settings, dict) else None
     one = words_of(str(task.get("name"))).score.slice if isinstance(task, dict) else ""
     headline = next((score for score in scores if one and slice_key(score["slice"]) == one), None)
@@ -85,7 +85,7 @@ def _score(raw: Any) -> dict[str, Any]:
 
 
 def _label(path: Path, folder: Path, model: Mapping[str, Any]) -> str:
-    """The folder that the file is in, without what all have: `depo-llama+canon`, `step 300 of debug`."""
+    """The folder that the file is in, without the parts that all have: `depo-llama+canon`, `step 300 of debug`."""
     parts = [part for part in path.parent.relative_to(folder).parts if part not in ("runs", "evals")]
     return writable("/".join(parts) or Path(str(model["source"])).name)
 

@@ -74,8 +74,8 @@ def published_settings(**settings: Any) -> list[MultiHopSettings]:
 class Story:
     """The facts and the question, without the background.
 
-    facts: the sentences in the order of the text. places: for each fact, in [0, 1) and rising, how far into the
-    background it stands. chain: the indices of the facts that the answer needs, the direct one first. person: the name
+    facts: the sentences in the order of the text. places: for each fact, how far into the background it stands, in
+    [0, 1) and ascending. chain: the indices of the facts that the answer needs, the direct one first. person: the name
     in the question.
     """
 
@@ -102,7 +102,7 @@ class MultiHop:
     stop: Sequence[str] = (".",)
 
     def __init__(self, settings: MultiHopSettings, tokens: Tokens, split: str = "test") -> None:
-        """tokens: the number of tokens of a text. ValueError for an unreadable text, and for too many people."""
+        """tokens: counts the tokens of a text. ValueError for an unreadable text, and for too many people."""
         check_split(split)
         self.settings, self.split, self.name = settings, split, settings.name
         self._tokens, self._background = tokens, open_background(settings.text)

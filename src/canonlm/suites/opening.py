@@ -55,7 +55,7 @@ MAX_LABELS = 100_000
 MAX_PACKED = 16
 """Max parameters of a model per number in its files, which may be quantized."""
 
-_SAMPLES = 64  # numbers of every tensor that a fingerprint looks at
+_SAMPLES = 64  # numbers of every tensor that a fingerprint reads
 _log = logging.getLogger(__name__)
 
 
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 class Subject:
     """A model in evaluation mode on its device, and its tokenizer, if it has one.
 
-    about: for people and for `results.json`: `source`, `kind` (run, canonlm, published or transformers), `step` (of a
+    about: for display and for `results.json`: `source`, `kind` (run, canonlm, published or transformers), `step` (of a
     run), `arch`, `parameters`, `dtype`, `tokenizer` (sha256 of its vocabulary, shortened, or None), `fingerprint` (of
     the configuration and of some numbers of every tensor). trusted: code that came with the model may run.
     """
@@ -84,19 +84,20 @@ def open_model(
     device: str = "auto",
     trust_remote_code: bool = False,
 ) -> Subject:
-    """
+    """Open a model for evaluation.
+
     Args:
         source: the folder of a run, of `canonlm export` or `save_pretrained`, of a published checkpoint; or a name on
             the Hugging Face Hub.
-        step: of which checkpoint of a run; default: the newest complete one.
-        variant: which sub-folder of a published checkpoint, where it has several.
+        step: the step of a run's checkpoint; default: the newest complete one.
+        variant: the sub-folder of a published checkpoint that has several.
         tokenizer: `bytes`, a tokenizer file, a folder with one, a name on the Hub; default: the model's own, if any.
         dtype: fp32, bf16 or fp16; default: as stored (runs: fp32).
         device: auto, cpu, cuda, …
         trust_remote_code: run code that comes with the model, or that a run keeps a copy of.
 
     ValueError in one line: no such model, a folder without a model, damaged weights or weights that do not fit the
-    configuration, a tokenizer of more tokens than the model knows.
+    configuration, a tokenizer with more tokens than the model's vocabulary.
     """
     if dtype is not None and dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
@@ -118,7 +119,7 @@ def open_model(
         model = model.to(DTYPES[dtype])  # type: ignore[arg-type]  # the library's wrapper confuses the checker
     words = own if tokenizer is None else _named_tokenizer(tokenizer, trust_remote_code)
     if words is not None and (tokens := max(words.get_vocab().values()) + 1) > (known := _vocab_size(model)):
-        what = f"one of at most {known:,} tokens, as many as {source} knows"
+        what = f"one of at most {known:,} tokens, the vocabulary size of {source}"
         raise expected("--tokenizer", what, f"{tokenizer or 'its own'}, of {tokens:,}")
     about = {
         "source": source,
@@ -132,8 +133,7 @@ def open_model(
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """By which the same weights in the same configuration are known again. Looks at some numbers of every tensor:
-    training changes them all."""
+    """Identifies weights and configuration. Reads some numbers of every tensor: training changes them all."""
     config = {key: value for key, value in model.config.to_dict().items() if not key.startswith(("_", "transformers"))}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, tensor in model.state_dict().items():
@@ -145,8 +145,8 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 
 def tokenizer_of_run(run: Path) -> Path | None:
-    """The tokenizer.json of the text that a run was trained on, all of whose texts have the same one. None of a run on
-    a task, and, with a warning, where the text has been moved away or made again since."""
+    """The tokenizer.json of a run's training texts, which all have the same one. None for a run on a task, and, with a
+    warning, if the text has been moved away or prepared again since."""
     path = run / "data.json"
     texts = list(read_object(path).values()) if path.exists() else []
     if not all(
@@ -161,20 +161,20 @@ def tokenizer_of_run(run: Path) -> Path | None:
         if file.is_file() and index.is_file() and Stamp.of(index).sha256 == text["sha256"]:
             return file
     if files:
-        _log.warning("the run's tokenizer is not there any more: %s", files[0])
+        _log.warning("the run's tokenizer is no longer there: %s", files[0])
     return None
 
 
 def open_tokenizer(file: Path) -> Tokenizer:
-    """ValueError: it is not a tokenizer.json."""
+    """Read a tokenizer.json. ValueError: it is not one."""
     try:
         return Tokenizer.from_str(read_text(file))
-    except Exception as error:  # the library raises no narrower one
+    except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"{file}: not a tokenizer ({_reason(error)})") from None
 
 
 def as_in_training(tokenizer: Tokenizer, bos_id: object, eos_id: object) -> PreTrainedTokenizerFast:
-    """As transformers has it, with the special tokens of training texts: what is encoded begins as they did."""
+    """The tokenizer for transformers, with the special tokens of training: texts begin as they did in training."""
     ids = {"bos_token": bos_id, "eos_token": eos_id}
     names = {role: tokenizer.id_to_token(id) for role, id in ids.items() if isinstance(id, int)}
     if bos := names.get("bos_token"):
@@ -190,16 +190,16 @@ def _of_run(path: Path, step: int | None) -> Opened:
     if not (saved_steps := steps(path / "checkpoints")):
         raise expected("MODEL", "the folder of a run that has saved a checkpoint", str(path))
     file, words = tokenizer_of_run(path), None
-    model, damages = None, []
+    model, skipped = None, []
     for each in reversed(saved_steps) if step is None else [step]:
         try:
             model, step = load_model(path, each).module, each
             break
         except ValueError as error:
-            damages.append(str(error))
+            skipped.append(str(error))
     if model is None:
-        raise ValueError("; ".join(damages))
-    for line in damages:
+        raise ValueError("; ".join(skipped))
+    for line in skipped:
         _log.warning("damaged checkpoint skipped, step %d is used: %s", step, line)
     if file is not None:
         words = as_in_training(open_tokenizer(file), model.config.bos_token_id, model.config.eos_token_id)
@@ -246,15 +246,15 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, trust_remote_code: bo
                 ignore_mismatched_sizes=True,  # so that they can be named
             )
             model, info = opened
-    except Exception as error:  # whatever the code of some model raises on what its authors never saw
+    except Exception as error:  # a model's own code may raise anything
         raise _cannot_be_loaded(name, error) from None
     check_loaded(name, model, info)
     return model
 
 
 def _check_folder(folder: Path, trust_remote_code: bool) -> None:
-    """ValueError for a saved model of transformers whose configuration does not fit its weights or any machine, and for
-    files that lead out of its folder."""
+    """ValueError for a saved model of transformers whose configuration does not fit its weights, or needs more memory
+    than there is, and for files that lead out of its folder."""
     config = read_settings(folder)
     if (folder / "adapter_config.json").exists():
         raise ValueError(f"{folder}: expected a complete model, got an adapter (adapter_config.json)")
@@ -320,9 +320,9 @@ def _saved_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokeniz
     try:
         with quiet():
             words = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
-            words("a")  # some settings are looked at when it is first used
+            words("a")  # some settings are only read at the first use
             return words
-    except Exception as error:  # of the folder's model, which the library may not know, or of the file
+    except Exception as error:  # the library may not know the folder's model, or the file is damaged
         try:
             return as_in_training(*load_tokenizer(folder))
         except ValueError:
@@ -330,9 +330,9 @@ def _saved_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokeniz
 
 
 def hub_is_known() -> bool:
-    """Whether the Hub's name has an address. Without one, its client would retry for 10 to 30 seconds."""
+    """Whether the Hub's host name resolves. If it does not, its client would retry for 10 to 30 seconds."""
     if getproxies():
-        return True  # then a proxy knows names
+        return True  # then a proxy resolves names
     try:
         socket.getaddrinfo(urlsplit(huggingface_hub.constants.ENDPOINT).hostname, None)
     except OSError:
@@ -341,14 +341,14 @@ def hub_is_known() -> bool:
 
 
 def _fetch(key: str, name: str) -> Path:
-    """The local folder with the small files of a name on the Hub."""
+    """The local folder with the small files of a repository on the Hub."""
     reason = ""
     if _HUB_NAME.fullmatch(name):
         offline = not hub_is_known()
         try:
             return Path(huggingface_hub.snapshot_download(name, allow_patterns=_SMALL, local_files_only=offline))
         except (OSError, ValueError) as error:
-            reason = " (its name has no address: no network?)" if offline else f" ({_reason(error)})"
+            reason = " (its host name does not resolve: no network?)" if offline else f" ({_reason(error)})"
     path = Path(name).expanduser()
     siblings = [str(path.with_name(other.name)) for other in path.parent.iterdir()] if path.parent.is_dir() else []
     close = get_close_matches(str(path), siblings, n=1, cutoff=0.75)
@@ -362,7 +362,7 @@ def _configs(folder: Path, below: str) -> list[Path]:
 
 
 def _no_model(source: str, folder: Path) -> ValueError:
-    """A description of a folder that is not a model, but may lie near one."""
+    """The error for a folder that is not a model; it names a model nearby, if there is one."""
     names = sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))
     what = "a run (config.yaml), a saved model (config.json) or a published checkpoint (params.json)"
     run = next((parent for parent in folder.resolve().parents if (parent / "config.yaml").is_file()), None)
@@ -382,7 +382,7 @@ def _vocab_size(model: PreTrainedModel) -> int:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what a library says, as one sentence."""
+    """The first line of a library's error message, as one sentence."""
     text = " ".join(str(error).strip().partition("\n")[0].split()) or type(error).__name__
     return brief(re.split(r"(?<=[a-z)])\. ", text, maxsplit=1)[0].rstrip("."), 300)
 
@@ -393,7 +393,7 @@ def _sha256(text: str) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the library's progress bars and reports of loading: what matters of them is raised."""
+    """Turns off the library's progress bars and loading reports: what matters in them is raised as an error."""
     verbosity, bars = library_logging.get_verbosity(), library_logging.is_progress_bar_enabled()
     library_logging.set_verbosity_error()
     library_logging.disable_progress_bar()

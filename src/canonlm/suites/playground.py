@@ -1,11 +1,11 @@
 """Evaluate a saved model on its playground task: at any difficulty, and beyond the length of training.
 
-A model of a task knows the tokens of that task alone, so another difficulty must have the same vocabulary: true of Depo
+A model of a task has only the tokens of that task, so another difficulty must have the same vocabulary: true of Depo
 with more nodes, not of Mano with longer expressions.
 
 Length: a window holds instances one after the other, so a longer window puts questions at positions that training never
-reached. With `lengths=[1, 1.25, 1.5, 2]` windows of these multiples of the training length are read, and of the longer
-ones only the answers beyond the training length are graded.
+reached. With `lengths=[1, 1.25, 1.5, 2]`, windows have these multiples of the training length; in the longer ones, only
+the answers beyond the training length are graded.
 """
 
 import math
@@ -35,7 +35,7 @@ DEFAULT_LENGTH = 2048  # tokens of a window, if neither a run nor the model has 
 
 class PlaygroundSettings(Settings):
     """The settings of `canonlm eval --suite playground`. `task` changes single settings of the task that the run was
-    trained on; a model that is not a run of ours needs all of them."""
+    trained on; for a model that is not a run of ours, it must contain all of them."""
 
     task: dict[str, Any] = {}
     lengths: list[float] = Field([1], min_length=1)  # of windows, in training lengths
@@ -100,7 +100,7 @@ def evaluations(
 def _task(subject: Subject, run: RunConfig | None, settings: PlaygroundSettings) -> tasks.Task:
     trained = run.task if run else None
     if not (trained or settings.task):
-        raise expected("task.name", f"one of {', '.join(tasks.names())}: {subject.about['source']} does not say", None)
+        raise expected("task.name", f"one of {', '.join(tasks.names())}: {subject.about['source']} names no task", None)
     chosen = settings.task if "difficulty" in settings.task else {**(trained or {}), **settings.task}
     chosen = {**chosen, "name": chosen.get("name", (trained or {}).get("name"))}
     if trained and chosen["name"] != trained["name"]:
@@ -110,7 +110,7 @@ def _task(subject: Subject, run: RunConfig | None, settings: PlaygroundSettings)
     if len(task.vocab) != subject.model.config.vocab_size or (
         known is not None and list(task.vocab.names) != list(known)
     ):
-        what = f"a difficulty with the {subject.model.config.vocab_size} tokens that the model knows"
+        what = f"a difficulty with the {subject.model.config.vocab_size} tokens of the model"
         raise expected("task", what, f"{task!r}: {len(task.vocab)} tokens")
     return task
 
@@ -129,7 +129,7 @@ def _scores_of(
     results = evaluation.run(wrap(subject.model), subject.model.device)
     not_finite_counts = results.get("not_finite", {"questions": 0, "asked": 0})
     if not any(row["total"] for row in results["slices"]) and not results.get("measures"):
-        seq_len = evaluation.stream.seq_len  # type: ignore[attr-defined]  # of windows alone nothing may be complete
+        seq_len = evaluation.stream.seq_len  # type: ignore[attr-defined]  # only windows may have no complete answer
         raise expected("lengths", "longer ones: no answer is complete beyond the training length", f"{seq_len} tokens")
     each = [
         share_right("accuracy", row["correct"], row["total"], row["slice"]) for row in results["slices"] if row["total"]
@@ -137,7 +137,7 @@ def _scores_of(
     primary = [score for score in each if score.slice.keys() == each[0].slice.keys()]
     primary = [score for score in primary if slice_key(score.slice) == headline or not headline]
     main = []
-    if primary:  # the slices of the task's own scale weigh the same, as in the report; or one of them stands for all
+    if primary:  # the slices of the task's own scale have equal weight, as in the report; or one of them is the score
         value = sum(score.value for score in primary) / len(primary)
         error = math.sqrt(sum((score.stderr or 0) ** 2 for score in primary)) / len(primary)
         main = [Score("accuracy", value, error, sum(score.n or 0 for score in primary))]

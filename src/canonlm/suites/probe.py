@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from canonlm.tasks.lano import Lano
 
-RIDGE = 1e-4  # weight decay of the classifiers, per standardised feature
+RIDGE = 1e-4  # weight decay of the classifiers, per standardized feature
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ def probe(
 
 
 def _commonest(values: np.ndarray) -> float:
+    """The share of the most frequent value."""
     return float(np.bincount(values.astype(np.int64)).max() / len(values))
 
 

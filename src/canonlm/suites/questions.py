@@ -1,4 +1,4 @@
-"""Questions in words with one right answer each, which retrieval suites consist of, and their scores."""
+"""Questions in words with one right answer each, as in retrieval suites, and their scores."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +23,8 @@ class Questions(Protocol):
 
     name: str  # in tables: "1hop-2k", "babilong-qa1-0k"
     measures: ClassVar[tuple[str, ...]]  # the keys of `grade`; the first one is the score
-    max_new_tokens: int  # tokens that an answer may take
-    stop: Sequence[str]  # what ends an answer
+    max_new_tokens: int  # max tokens of an answer
+    stop: Sequence[str]  # strings that end an answer
 
     def __len__(self) -> int: ...
 
@@ -77,7 +77,7 @@ def share_right(measure: str, right: int, n: int, slice: Mapping[str, Any] | Non
 
 
 def scores(rows: Sequence[Mapping[str, Any]], measures: Sequence[str]) -> list[Score]:
-    """The scores of rows `{"slice": {…}, "right": {measure: bool}}`: for each measure that of all rows, then those of
+    """The scores of rows `{"slice": {…}, "right": {measure: bool}}`: for each measure, first over all rows, then for
     each value of each key of their slices."""
     results = []
     for measure in measures:

@@ -7,11 +7,11 @@ from canonlm.errors import expected
 from canonlm.untrusted import read_bytes
 
 MAX_BYTES = 2**30
-"""Bytes of a text that is held in memory."""
+"""Max bytes of a text, which is held in memory."""
 
 
 def content_of(path: Path, key: str, what: str) -> bytes:
-    """The bytes of a regular file. ValueError, which names the `key` and `what` is expected of it."""
+    """The bytes of a regular file. ValueError, with the `key` and `what` is expected of it."""
     try:
         return read_bytes(path, MAX_BYTES)
     except ValueError as error:
@@ -20,7 +20,7 @@ def content_of(path: Path, key: str, what: str) -> bytes:
 
 
 def text_of(path: Path, key: str, what: str) -> str:
-    """The same as text in UTF-8, without the mark that some programs begin it with."""
+    """The same as text in UTF-8, without a byte order mark."""
     content = content_of(path, key, what)
     try:
         return content.decode("utf-8-sig")

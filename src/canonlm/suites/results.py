@@ -95,7 +95,7 @@ class Results:
         A question is a function of its number, so more questions (`n`) reuse the answers to fewer. ValueError: another
         process is asking the same.
 
-        not_finite: the indices of prompts whose logits are not finite, as `write` goes on (`Writer.not_finite`).
+        not_finite: the indices of prompts whose logits are not finite, updated by `write` (`Writer.not_finite`).
         """
         path = self._path(suite, questions.name, {**settings, "n": None})
         with _writing(path.parent):
@@ -189,7 +189,7 @@ _IDENTITY = ("fingerprint", "tokenizer")
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """For writing into the folder, which is made if it is missing."""
+    """For writing into the folder, which is created if it is missing."""
     with writing("--out", folder):
         folder.mkdir(parents=True, exist_ok=True)
         yield
@@ -204,7 +204,7 @@ def read_answers(folder: Path, entry: Mapping[str, Any]) -> list[Row]:
     "said", "right"}` with the right answer, the model's text and whether it is right by each measure; for the
     playground also `question`.
 
-    ValueError: the entry names no answers, they cannot be read, or they are not the ones that its scores are from.
+    ValueError: the entry names no answers, they cannot be read, or its scores are from other answers.
     """
     noted = entry.get("answers")
     count, sha256 = (noted.get(key) for key in ("count", "sha256")) if isinstance(noted, dict) else (None, None)

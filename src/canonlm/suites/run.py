@@ -20,7 +20,7 @@ from canonlm.suites.results import Results
 from canonlm.train.recipe import override
 
 SUITES = {
-    "multihop": "birth years stated in a text, found directly or over k persons",
+    "multihop": "birth years in a text, stated directly or through a chain of k people",
     "babilong": "bAbI's stories (qa1 to qa5), hidden in a longer text",
     "harness": "tasks of EleutherAI's lm-evaluation-harness",
     "playground": "the task that a playground run was trained on, at any difficulty and length",
@@ -52,7 +52,7 @@ class ProgressReporter(Protocol):
 
 
 def plan(suite: str, pairs: Iterable[str], published: bool = False, **options: Any) -> list[BaseModel]:
-    """The settings of a suite's evaluations: one for every combination of the values of settings that are lists.
+    """The settings of a suite's evaluations: one for every combination of values, for settings that are lists.
 
     pairs: `key=value`. published: the settings of the published results, changed by `pairs`. options: more settings, as
     values instead of text.
@@ -114,7 +114,7 @@ def run(
     out: Path,
     progress: ProgressReporter,
 ) -> list[dict[str, Any]]:
-    """Evaluate every setting, entry by entry, and return the entries. Entries that OUT has already are not repeated.
+    """Evaluate every setting, entry by entry, and return the entries. Entries already in OUT are not repeated.
 
     Entries that were finished before a ValueError (a prompt longer than the context, a missing dataset) stay in OUT.
     """
@@ -131,7 +131,9 @@ def _retrieval(
     if subject.tokenizer is None:
         what = f"a model with a tokenizer (--tokenizer names one: a folder, a file or bytes), as {suite} asks in words"
         if subject.about["kind"] == "run":
-            what = f"a model of text, as {suite} asks in words; a run on a task knows its own (--suite playground)"
+            what = (
+                f"a model of text, as {suite} asks in words; a run on a task only has its task's (--suite playground)"
+            )
         raise expected("MODEL", what, subject.about["source"])
     noted = {**settings.model_dump(mode="json"), **_contents(settings, ("text", "facts")), "bos": options.bos}
     if (entry := results.find(suite, settings.name, noted)) is not None:

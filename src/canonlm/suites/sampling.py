@@ -19,8 +19,8 @@ from canonlm.errors import expected
 
 @dataclass(frozen=True)
 class Sampling:
-    """Tokens drawn from softmax(logits / temperature): from the `top_k` likeliest, then from the likeliest that have
-    `top_p` of the probability together."""
+    """Tokens drawn from softmax(logits / temperature), restricted to the `top_k` likeliest, then to the likeliest whose
+    probabilities sum to `top_p`."""
 
     temperature: float = 1.0
     top_k: int | None = None

@@ -24,7 +24,9 @@ class TaskWords:
         if encode := getattr(self.vocab, "encode", None):
             rest = text.removeprefix("<bos>")
             begin = [self.bos_token_id] if rest != text else []
-            return {"input_ids": [*begin, *(encode(f" {rest.strip()}") if rest.strip() else [])]}  # a blank, as within
+            return {
+                "input_ids": [*begin, *(encode(f" {rest.strip()}") if rest.strip() else [])]
+            }  # a space, as within a text
         return {"input_ids": [self._id(word) for word in text.split()]}
 
     def decode(self, tokens: list[int], **_: Any) -> str:

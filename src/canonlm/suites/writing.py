@@ -26,7 +26,7 @@ BEFORE = 8  # last tokens of the prompt with which an answer is decoded
 
 
 class Writer:
-    """Lets a model continue texts: greedily or by `sampling`, with a cache, in batches of prompts of similar length.
+    """Continues texts with a model: greedily or by `sampling`, with a cache, in batches of prompts of similar length.
 
     batch_size: prompts at a time; None: chosen by length and free memory, and halved whenever memory runs out.
     bos: begin every prompt with the tokenizer's BOS token.
@@ -46,17 +46,17 @@ class Writer:
         sampling: Sampling | None = None,
     ) -> None:
         if tokenizer is None:
-            raise expected("--tokenizer", "a file, a folder or a name on the Hub, as the model brings none", None)
+            raise expected("--tokenizer", "a file, a folder or a name on the Hub, as the model has none", None)
         if batch_size is not None and batch_size < 1:
             raise expected("--batch-size", "an integer >= 1", batch_size)
         if bos and tokenizer.bos_token_id is None:
-            raise expected("--bos", "a tokenizer with a token that begins a text", True)
+            raise expected("--bos", "a tokenizer with a BOS token", True)
         self._model, self._bos, self._sampling = model, bos, sampling
         self._tokenizer: Any = tokenizer
         self._context = None if beyond and not learns_positions(model) else wrap(model).context_length
         self._ends = end_tokens(model, tokenizer)
         self._batch_size, self._max_tokens = batch_size, _tokens_at_once(model.device)
-        self.not_finite: set[int] = set()  # prompts of this `write` so far at which the model's logits were NaN
+        self.not_finite: set[int] = set()  # prompts of the current `write` whose logits were NaN
 
     def tokens(self, text: str) -> int:
         """The number of tokens in the text, without special tokens."""
@@ -67,7 +67,7 @@ class Writer:
         at most `max_new_tokens` tokens, up to its end-of-text token or the first of `stop` (neither is part of it).
 
         ValueError, before anything is written: a prompt with its answer is longer than the model's context. Later: the
-        memory does not hold the batch (with `batch_size=None`: not even one prompt).
+        batch does not fit into memory (with `batch_size=None`: not even one prompt does).
         """
         ids = self.check(prompts, max_new_tokens)
         self.not_finite.clear()
@@ -78,15 +78,15 @@ class Writer:
         return [self._ids(name.format(index), prompt, max_new_tokens) for index, prompt in enumerate(prompts)]
 
     def stream(self, prompt: str, max_new_tokens: int, show: Callable[[str], object], stop: Sequence[str] = ()) -> None:
-        """Write one prompt's text to `show`, piece by piece, as soon as nothing can change it any more.
+        """Write one prompt's text to `show`, piece by piece, as soon as nothing can change it.
         FloatingPointError: the model's logits are not finite."""
         (ids,), stop = self.check([prompt], max_new_tokens, "the prompt"), [x for x in stop if x]
         streamer = _Stream(self, ids, stop, self._all_ends(stop), show)
         if self._batch([0], [ids], max_new_tokens, stop, monitor=_Finite(), streamer=streamer) is None:
-            raise ValueError(f"memory does not hold {len(ids) + max_new_tokens:,} tokens")
+            raise ValueError(f"{len(ids) + max_new_tokens:,} tokens do not fit into memory")
 
     def _write(self, prompts: list[list[int]], max_new_tokens: int, stop: Sequence[str]) -> Iterator[tuple[int, str]]:
-        # The longest first: if memory does not hold them, that shows at once.
+        # The longest first: if they do not fit into memory, that shows at once.
         order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
         done = 0
         while done < len(order):
@@ -97,10 +97,10 @@ class Writer:
                 yield from zip(batch, texts, strict=True)
                 done += len(batch)
             elif self._batch_size is not None and len(batch) > 1:
-                what = f"fewer than {len(batch)}: memory does not hold that many prompts of {width:,} tokens"
+                what = f"fewer than {len(batch)}: that many prompts of {width:,} tokens do not fit into memory"
                 raise expected("--batch-size", what, self._batch_size)
             elif len(batch) == 1:
-                raise ValueError(f"prompt {batch[0]}: memory does not hold its {width:,} tokens")
+                raise ValueError(f"prompt {batch[0]}: its {width:,} tokens do not fit into memory")
             else:
                 self._max_tokens = width * (len(batch) // 2)
 
@@ -120,7 +120,7 @@ class Writer:
         monitor: NotFinite | None = None,
         **options: Any,
     ) -> list[str] | None:
-        """The texts of one batch; None if memory does not hold it."""
+        """The texts of one batch; None if it does not fit into memory."""
         monitor = monitor or NotFinite()
         ends = self._all_ends(stop)
         if stop:
@@ -128,14 +128,14 @@ class Writer:
         if self._sampling is not None:
             options["logits_processor"] = self._sampling.processors(indices)
         try:
-            with quiet():  # the library warns of contexts that were asked for
+            with quiet():  # the library warns of long contexts, even if the caller wants them
                 rows = generate(
                     self._model, prompts, max_new_tokens, ends, self._model.device, monitor=monitor, **options
                 )
         except (RuntimeError, MemoryError) as error:
             if not _out_of_memory(error):
                 raise
-            rows = None  # what the failed call held goes with `error`, at the end of this block
+            rows = None  # `error` holds the failed call's tensors until the end of this block
         if rows is None:
             options.clear()
             gc.collect()
@@ -147,7 +147,7 @@ class Writer:
         return [cut(text, stop) for text in texts]
 
     def _all_ends(self, stop: Sequence[str]) -> list[int]:
-        """Ids that end a row, with stop strings that are special tokens, as these are not visible in a text."""
+        """Ids that end a row, including stop strings that are special tokens, which decoded texts do not contain."""
         special = [x for x in stop if x in self._tokenizer.all_special_tokens]
         return [*self._ends, *self._tokenizer.convert_tokens_to_ids(special)]
 
@@ -160,7 +160,7 @@ class Writer:
         return both[len(before) :] if both.startswith(before) else self.decode(row)
 
     def decode(self, tokens: list[int]) -> str:
-        # The library's clean-up would take spaces away that the model wrote.
+        # The library's clean-up would remove spaces that the model wrote.
         return self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _ids(self, name: str, prompt: str, max_new_tokens: int) -> list[int]:
@@ -181,7 +181,7 @@ class Writer:
 def end_tokens(model: PreTrainedModel, tokenizer: "PreTrainedTokenizerBase | TaskWords") -> list[int]:
     """The tokens that end a text: the tokenizer's, and special tokens among those of the model's generation settings.
 
-    (A configuration may name the end of another tokenizer, whose number is a plain word in this one.)
+    (A configuration may name the end token of another tokenizer, whose id is an ordinary token in this one.)
     """
     settings = getattr(model.generation_config, "eos_token_id", None)
     named = settings if isinstance(settings, list) else [settings]
@@ -215,7 +215,7 @@ class _Stops(StoppingCriteria):
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
         written = input_ids[:, self.width :].tolist()
         for index, row in enumerate(written):
-            # The last tokens by themselves may read differently than after the others: all of them decide.
+            # The last tokens may decode differently without those before them: all tokens decide.
             if not self.done[index] and (row[-1] in self.ends or self._in(self.writer.decode(row[-self.last :]))):
                 text = self.writer.text(self.prompts[index], row, self.ends)
                 self.done[index] = row[-1] in self.ends or self._in(text)
@@ -226,7 +226,7 @@ class _Stops(StoppingCriteria):
 
 
 class _Finite(NotFinite):
-    """Ends the writing at the first token at which the logits are not finite."""
+    """Stops generation at the first token at which the logits are not finite."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         scores = super().__call__(input_ids, scores)
@@ -242,7 +242,7 @@ class _Stream(BaseStreamer):
         self, writer: Writer, prompt: list[int], stop: Sequence[str], ends: list[int], show: Callable[[str], object]
     ) -> None:
         self.writer, self.prompt, self.stop, self.ends, self.show = writer, prompt, stop, ends, show
-        self.row: list[int] | None = None  # until the prompt has passed, which comes first
+        self.row: list[int] | None = None  # None until the prompt, which comes first, has passed
         self.shown = 0
 
     def put(self, value: Tensor) -> None:

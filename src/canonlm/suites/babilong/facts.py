@@ -50,7 +50,7 @@ def _of_hub(task: str, config: str) -> Iterator[tuple[str, Any]]:
     datasets.disable_progress_bars()
     try:
         rows = list(datasets.load_dataset(HUB, config, split=task))
-    except Exception as error:  # of the Hub, of the network, of what it sent: their kinds are not ours to list
+    except Exception as error:  # errors of the Hub, the network or the data, of many classes
         reason = " ".join(str(error).split())
         load = f"load_dataset('{HUB}', '{config}', split='{task}').to_json('babilong/{config}/{task}.jsonl')"
         what = (
@@ -77,7 +77,7 @@ def _lines(file: Path) -> Iterator[tuple[str, Any]]:
         if line.strip():
             try:
                 row = parse_json(line.decode("utf-8"), "")
-            except ValueError as error:  # no UTF-8, or no JSON
+            except ValueError as error:  # not UTF-8, or not JSON
                 reason = str(error).removeprefix(": ")
                 raise expected("facts", f"a JSON object in UTF-8 as line {number} ({reason})", str(file)) from None
             yield f"{file}, line {number}", row

@@ -1,4 +1,4 @@
-"""The suite: stories of bAbI's tasks qa1 to qa5, with other sentences around their facts up to a length.
+"""The suite: stories of bAbI's tasks qa1 to qa5, padded to a length with other sentences around their facts.
 
 The story, the question and how far into the other sentences each fact stands are a function of (task, split, seed,
 index); they do not depend on tokenizer, length or text. The other sentences are the beginning of one stream.
@@ -22,7 +22,7 @@ from canonlm.tasks.spec import Settings
 
 PUBLISHED_LENGTHS = (0, 1000, 2000, 4000)  # tokens
 PUBLISHED_QUESTIONS = 1000  # the number in the published dataset
-LATER = 4  # the slice `later` of this many later facts or more
+LATER = 4  # in the slice `later`: this number of later facts, or more
 
 
 class BabilongSettings(Settings):
@@ -73,7 +73,7 @@ class Babilong:
     stop: Sequence[str] = (".", *TAGS)  # what comes after them does not count
 
     def __init__(self, settings: BabilongSettings, tokens: Tokens, split: str = "test") -> None:
-        """tokens: the number of tokens of a text, without special tokens. split: of the simulator's stories.
+        """tokens: counts the tokens of a text, without special tokens. split: that of the simulator's stories.
 
         ValueError: facts or a text that cannot be read.
         """
@@ -127,7 +127,7 @@ class Babilong:
         def total(filling: Sequence[str]) -> int:
             return self._tokens(prompt(task, scatter(story.facts, places, filling)[0], story.question))
 
-        # A sentence counts as what it adds where it follows another: the blank before it may be a token.
+        # A sentence counts as the tokens that it adds after another: the space before it may be a token.
         full_stop = self._tokens(".")
         try:
             filling = fill(stream, length - total([]), lambda sentence: self._tokens(f". {sentence}") - full_stop)

@@ -117,7 +117,9 @@ class World:
         self.at: dict[str, Answer] = {}  # person → place; (move,)
         self.held: dict[str, Answer] = {}  # object → person; (how it came to him or her,)
         self.left: dict[str, Answer] = {}  # object → place where it was put down; (move, drop)
-        self.past: dict[str, list[Answer]] = {}  # object → its places in turn; (take, move before, move) it came by
+        self.past: dict[
+            str, list[Answer]
+        ] = {}  # object → its places in turn; (take, move before, move) that brought it
         for number, fact in enumerate(facts):
             self.add(number, fact)
 
@@ -230,7 +232,7 @@ def _what_is_where(facts: Sequence[Fact]) -> Iterator[tuple[str, Answer]]:
     relations: dict[tuple[str, str, str], Collection[int]] = {}
     for number, (side, place, other, _) in enumerate(facts):
         relations[place, side, other] = relations[other, OPPOSITE[side], place] = {number}
-    for (a, side, b), numbers in list(relations.items()):  # of two facts, no chain is longer
+    for (a, side, b), numbers in list(relations.items()):  # with two facts, no chain is longer
         for (c, other_side, d), more in list(relations.items()):
             if b == c and side == other_side:
                 relations.setdefault((a, side, d), {*numbers, *more})

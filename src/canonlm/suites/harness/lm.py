@@ -33,15 +33,15 @@ class CanonLM(HFLM):
 
     The scoring is the harness's own for such models. What differs:
 
-    - BOS is a choice, whatever the tokenizer adds by itself: off by default, and with `bos` one BOS token begins every
-      text that does not begin with it. It is never scored: all tokens of an answer count, and of a text whose
-      perplexity is asked, where it is what the first token follows in any case.
+    - BOS is optional, whatever the tokenizer adds by itself: off by default, and with `bos` one BOS token begins every
+      text that does not begin with it. It is never scored: all tokens of an answer count, and all tokens of a text
+      whose perplexity is measured, where the first token follows it in any case.
     - Softmax is computed in at least float32.
     - Without a GPU, an automatic batch size is the one that gives `CPU_TOKENS` tokens.
     - A model without a length limit reads prompts to be continued as a whole, and so does any model with `beyond`.
 
     Otherwise, as in the harness, a text longer than the model's context loses its beginning, BOS included; an empty
-    context is the BOS token, or else the EOS token.
+    context is replaced by the BOS token, or else the EOS token.
     """
 
     logits_cache: bool
@@ -66,11 +66,11 @@ class CanonLM(HFLM):
     ) -> None:
         """
         Args:
-            pretrained: an opened model, or what `open_model` takes, as it takes `step`, `variant`, `tokenizer`,
-                `dtype`, `device` and `trust_remote_code`.
+            pretrained: an opened model, or the `source` for `open_model`, which also takes `step`, `variant`,
+                `tokenizer`, `dtype`, `device` and `trust_remote_code`.
             bos: whether texts begin with a BOS token.
-            max_length: tokens that are read at once. Default: what the configuration says
-                (`max_position_embeddings`), else 2048; and of prompts that a model without a limit continues, all.
+            max_length: max tokens that are read at once. Default: `max_position_embeddings` of the configuration, else
+                2048; prompts that a model without a limit continues are read whole.
             beyond: prompts that are continued are read whole, even if they are longer than that.
             batch_size: a number, or "auto": found by trying, from `max_batch_size` down.
 
@@ -95,7 +95,7 @@ class CanonLM(HFLM):
         subject = pretrained
         source = subject.about.get("source", subject.model.name_or_path)
         if subject.tokenizer is None:
-            raise expected("tokenizer", "a file, a folder or a name on the Hub, as the model brings none", None)
+            raise expected("tokenizer", "a file, a folder or a name on the Hub, as the model has none", None)
         if bos and subject.tokenizer.bos_token_id is None:
             raise expected("bos", f"false, as the tokenizer of {source} has no BOS token", bos)
         with _without_warnings():  # that an opened model takes no arguments for opening it
@@ -132,7 +132,7 @@ class CanonLM(HFLM):
         left_truncate_len: int | None = None,
         **kwargs: Any,
     ) -> list[int]:
-        """add_special_tokens: False for what follows something else."""
+        """The tokens of a text. add_special_tokens: False for text that follows other text."""
         ids = self.tokenizer.encode(string, add_special_tokens=False, verbose=False)
         if self.bos and add_special_tokens is not False and ids[:1] != [self.tokenizer.bos_token_id]:
             ids = [self.tokenizer.bos_token_id, *ids]
@@ -155,7 +155,7 @@ class CanonLM(HFLM):
         return batch["input_ids"], batch["attention_mask"]
 
     def tok_decode(self, tokens: Any, skip_special_tokens: bool = True) -> Any:
-        """Returns None for None: the harness asks for the text of the EOS token also of tokenizers without one."""
+        """Returns None for None: the harness decodes the EOS token even if the tokenizer has none."""
         return None if tokens is None else super().tok_decode(tokens, skip_special_tokens=skip_special_tokens)
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
@@ -210,7 +210,7 @@ class CanonLM(HFLM):
             self._longest, self._uncut = None, False
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        # A context of blanks alone, which belong to the answer's first token, is an empty one.
+        # A context of blanks alone counts as empty, as they belong to the answer's first token.
         context_ids, answer_ids = super()._encode_pair(context, continuation)
         return context_ids or [self.prefix_token_id], answer_ids
 
@@ -218,8 +218,8 @@ class CanonLM(HFLM):
         if (longest := max((len(answer) for _, _, answer in requests), default=0)) > self.max_length:
             raise expected("max_length", f"at least {longest}, the tokens of the longest answer", self.max_length)
         self.cut += sum(len(ids) + len(answer) > self.max_length + 1 for _, ids, answer in requests)
-        # The harness reads several answers off one forward pass where they differ in their last token alone, and
-        # takes the wrong positions (of 0.4.13) where one of them also begins earlier.
+        # The harness reads several answers off one forward pass if they only differ in their last token, and (in
+        # 0.4.13) takes the wrong positions if one of them also begins earlier.
         lengths: dict[tuple[int, ...], int] = {}
         alike = all(lengths.setdefault((*ids, *answer[:-1]), len(answer)) == len(answer) for _, ids, answer in requests)
         shared, self.logits_cache = self.logits_cache, self.logits_cache and alike

@@ -70,9 +70,9 @@ def unknown_task(manager: "TaskManager", name: str) -> ValueError:
 
 
 class Part(NamedTuple):
-    """A unit of loading: a task, a group with a mean, or the member (by its place) of another group.
+    """A unit of loading: a task, a group with a mean, or one member (by its place) of another group.
 
-    names: of its tasks and groups with a mean, as far as they are known before it is loaded.
+    names: those of its tasks and groups with a mean, as far as they are known before it is loaded.
     """
 
     source: str
@@ -129,7 +129,7 @@ def load(manager: "TaskManager", part: Part) -> "list[Task | Group]":
 
 @contextmanager
 def _alone(manager: "TaskManager", part: Part) -> Iterator[None]:
-    """Within this context, the group of the part has this member alone."""
+    """Within this context, the group of the part has only this member."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
     index, entry = manager.task_index, manager.task_index.get(part.source)
@@ -168,8 +168,8 @@ def name_of(unit: "Task | Group") -> str:
 
 @contextmanager
 def reachable(name: str = "") -> Iterator[None]:
-    """Say in one ValueError that the data of `name` (or of some task) is neither here nor can be downloaded, and what
-    to do."""
+    """One ValueError, with what to do, if the data of `name` (or of some task) is neither on this machine nor can be
+    downloaded."""
     from datasets.exceptions import DatasetNotFoundError
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -1,8 +1,8 @@
 """Our retrieval suites as tasks of the harness, for any of its models.
 
-The YAML of a task names a class of these and, as `metadata`, settings of the suite. `--metadata` of the harness changes
-them (`'{"n": 100, "seed": 1}'`), and names the tokenizer by which lengths are measured: `tokenizer`, or else the
-`pretrained` or `model` among the model's arguments.
+The YAML of a task names one of these classes and, as `metadata`, settings of the suite. `--metadata` of the harness
+changes them (`'{"n": 100, "seed": 1}'`), and names the tokenizer by which lengths are measured: `tokenizer`, or else
+the `pretrained` or `model` among the model's arguments.
 """
 
 from functools import cache

@@ -42,7 +42,8 @@ _IN_PERCENT = ("squadv2", "scrolls_")
 
 
 class HarnessSettings(BaseModel):
-    """
+    """Settings of `canonlm eval --suite harness`.
+
     tasks: names of tasks, groups, tags, patterns of names, or YAML files.
     num_fewshot: examples before each question; default: the task's own number.
     limit: questions of each task, the first ones; default: all.
@@ -80,13 +81,13 @@ def run_harness(
 
     Args:
         on_task: called with the name and the scores of each task (or group with a mean), as soon as it is finished.
-        done: names that are not evaluated again: `on_task` gets them without scores.
+        done: names that are not evaluated again: `on_task` is called with them, without scores.
         bos: whether texts begin with a BOS token.
         batch_size: None: found automatically.
         beyond: prompts that the model continues are read whole, even if they are longer than its context.
 
     ValueError: the harness is not installed, an unknown task, a model without a tokenizer; and, after all others,
-    tasks that could not be evaluated, mostly as their data cannot be reached.
+    tasks that could not be evaluated, mostly because their data cannot be reached.
     """
     require()
     from canonlm.suites.harness.lm import CanonLM
@@ -173,7 +174,7 @@ def _ready(loaded: Any, num_fewshot: int | None) -> Any:
     on a description of this machine every time."""
     for task in loaded["tasks"].values():
         own = task.get_config("num_fewshot")
-        if own is None or (num_fewshot is not None and own != 0):  # a task that says 0 can have none
+        if own is None or (num_fewshot is not None and own != 0):  # a task with 0 cannot have any
             task.set_config(key="num_fewshot", value=num_fewshot or 0)
         task.set_fewshot_seed(seed=SEEDS[1])
     seed()
@@ -194,9 +195,9 @@ def _scores(results: Any, unit: str) -> Iterator[Score]:
         for key in keys:
             measure, _, filter = key.partition(",")
             value, stderr = float(numbers[key]), numbers.get(f"{measure}_stderr,{filter}")
-            if measure.isdigit() and value < 0:  # of a needle, a length that was not asked
+            if measure.isdigit() and value < 0:  # a length of a needle that was not tested
                 continue
-            if not isinstance(stderr, int | float):  # but "N/A"
+            if not isinstance(stderr, int | float):  # it may be "N/A"
                 stderr = _of_texts(measure, [row[measure] for row in results.get("samples", {}).get(name, [])])
             higher = results["higher_is_better"].get(name, {}).get(measure) is not False
             yield Score(

@@ -1,5 +1,5 @@
-"""The harness's retrieval tasks with their text repeated: the second time, a model that reads from left to right knows
-the question (arXiv 2407.05483)."""
+"""The harness's retrieval tasks with their text repeated: the second time, a model that reads from left to right has
+already seen the question (arXiv 2407.05483)."""
 
 from pathlib import Path
 from typing import Any
