@@ -56,7 +56,7 @@ def test_a_trained_model_is_asked_for_birth_years(text, tmp_path):
     ("words", "message"),
     [
         (["--preset", "paper"], "--preset: expected tiny or small, for text"),
-        (["--difficulty", "hard"], "--difficulty does not go with text"),
+        (["--difficulty", "hard"], "--difficulty does not apply to text"),
         (
             ["data=nowhere"],
             "text.sources.nowhere.path: nowhere: expected a folder that `canonlm data prepare` finished",

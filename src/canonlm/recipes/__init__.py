@@ -29,7 +29,7 @@ TEXT = "text"  # in place of a task: prepared text
 
 @dataclass(frozen=True)
 class Preset:
-    task: str  # its name; of a task from outside, without the place that it comes from; `text` for text
+    task: str  # its name; for a task from outside, without its file or module; `text` for text
     name: str
     difficulty: str | None
     lrs: tuple[float, ...]
@@ -73,7 +73,7 @@ def _of_text(name: str, difficulty: str | None, file: Path) -> Preset:
     if not file.is_file():
         raise expected("--preset", "tiny or small, for text", name)
     if difficulty is not None:
-        raise ValueError("--difficulty does not go with text, which has none")
+        raise ValueError("--difficulty does not apply to text, which has none")
     raw = read_yaml(file)[0]
     return Preset(TEXT, name, None, tuple(raw["lrs"]), raw.get("seeds", 1), {**raw["run"], "preset": name})
 
@@ -96,7 +96,7 @@ def recipes() -> dict[str, Path]:
 
 
 def find(name_or_path: str | Path) -> Path:
-    """The file of a recipe: of the package or the user's own folder by its name, or any by its path. ValueError for
+    """The file of a recipe, given by its name (in the package or the user's own folder) or by its path. ValueError for
     anything else."""
     name, ours = str(name_or_path), recipes()
     if name in ours:
