@@ -1,1 +1,1 @@
-"""Training: one loop for playground and pretraining. `config` and `files` are light; `loop` loads torch."""
+"""Training: one loop for playground and pretraining. `config` loads no torch; `loop` does."""

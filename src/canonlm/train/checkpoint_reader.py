@@ -52,9 +52,6 @@ _CLASSES = {
 _PATHS = {("pathlib", "PosixPath"), ("pathlib", "WindowsPath"), ("pathlib._local", "PosixPath")}
 """The checkpoint's former path: not used, so it is read as a string."""
 
-_EXTRA = 2**16
-"""Max bytes of a stored tensor besides its numbers."""
-
 
 class Reader(FileSystemReader):
     """Reads the checkpoint in `folder`. ValueError, in one line, for anything that our training does not write."""

@@ -180,7 +180,7 @@ class _Run:
         if self.step and self._evaluates():
             evaluation = world.broadcast(self.metrics.evaluation(self.step) if world.main else None) or self._evaluate()
             if not evaluation:
-                raise self._interrupted("before")
+                raise self._interrupted(evaluated=False)
         portions = batches(
             self.stream,
             self.step,
@@ -217,7 +217,7 @@ class _Run:
                         self.checkpoints.save(self.step, self.module, self.optimizer, self._on_checkpoint)
                 if stop and (cut_off or not last):
                     self.checkpoints.wait()
-                    raise self._interrupted("before" if cut_off else None)
+                    raise self._interrupted(evaluated=not cut_off)
         self.checkpoints.wait()
         self.shards.finish(self.signals, self.step, self.on_row)
         result = {
@@ -305,9 +305,9 @@ class _Run:
         self._write(row)
         return row
 
-    def _interrupted(self, evaluation: str | None) -> Interrupted:
+    def _interrupted(self, evaluated: bool) -> Interrupted:
         where = f"stopped after step {self.step} of {self.config.train.steps}"
-        where += f", {evaluation} its evaluation" if evaluation else ""
+        where += "" if evaluated else ", before its evaluation"
         return Interrupted(f"{where}; {self.world.broadcast(self.signals.next_step(self.world.main))}")
 
     def _check_weights(self, numbers: dict[str, Any]) -> None:

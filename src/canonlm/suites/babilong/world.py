@@ -117,9 +117,8 @@ class World:
         self.at: dict[str, Answer] = {}  # person → place; (move,)
         self.held: dict[str, Answer] = {}  # object → person; (how it came to him or her,)
         self.left: dict[str, Answer] = {}  # object → place where it was put down; (move, drop)
-        self.past: dict[
-            str, list[Answer]
-        ] = {}  # object → its places in turn; (take, move before, move) that brought it
+        # object → its places in turn, each with the facts (take, move before, move) that brought it there
+        self.past: dict[str, list[Answer]] = {}
         for number, fact in enumerate(facts):
             self.add(number, fact)
 
