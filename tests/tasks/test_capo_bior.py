@@ -163,7 +163,11 @@ def test_spans_are_whole_words_first_said_and_not_inside_longer_values(written):
             ', line 1: expected {"person": 0, "text": "…"}, got {"person": true',
         ),
         ("a.jsonl", b'{"person": -1, "text": "x"}', ', line 1: expected {"person": 0, "text": "…"}, got {"person": -1'),
-        ("a.jsonl", b'{"person": 0, "text"', ', line 1: expected {"person": 0, "text": "…"}, got no JSON (Expecting'),
+        (
+            "a.jsonl",
+            b'{"person": 0, "text"',
+            ', line 1: expected {"person": 0, "text": "…"}, got invalid JSON (Expecting',
+        ),
         ("a.jsonl", b'{"person": 160000000, "text": "x"}', ", line 1: the pools have names for 160000000 people, got"),
     ],
 )

@@ -184,7 +184,7 @@ def test_what_is_no_document():
     for line, wrong in cases.items():
         with pytest.raises(ValueError, match=line):
             task.read(wrong)
-    with pytest.raises(ValueError, match="the original release has no token ids of this task"):
+    with pytest.raises(ValueError, match="the original release has no token ids for this task"):
         task.to_original(task.sample("test", 0, 0))
 
 

@@ -104,7 +104,7 @@ def test_several_answers_in_named_slices(mine):
         ("", "def own(rng, test, *, n): ...", 'own: n: expected a setting with a default, got "n"'),
         ("loss=1", "def own(rng, test): ...", 'unknown attribute of a task "loss". Did you mean "loss_on"?'),
         ("", "def own(rng, test): return 'ab'", "mine.py:own: draw: expected names or ids"),
-        ("", "def own(rng, test): return ['a', Answer()]", "mine.py:own: draw: expected answers behind the first"),
+        ("", "def own(rng, test): return ['a', Answer()]", "mine.py:own: draw: expected answers after the first"),
         ("", "def own(rng, test): return ['a', 0.5]", "mine.py:own: draw: expected names or ids"),
     ],
 )  # fmt: skip

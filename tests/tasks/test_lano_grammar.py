@@ -233,7 +233,7 @@ def test_levels_do_not_depend_on_the_order_of_lines(tmp_path):
         ("a|b = 1 2", ", line 1: expected 'symbol = children"),
         ("x" * 500, ", line 1: expected 'symbol = children | children', got '" + "x" * 57 + "…'"),
         ("root = 1 2\n1 = 2 2", ", line 2: 1 is a number, so a terminal: it has no rules"),
-        ("root = a a\n\na = 1\na = 2", ", line 4: a has its rules in line 3 already"),
+        ("root = a a\n\na = 1\na = 2", ", line 4: a already has rules, in line 3"),
         ("root = a a |\na = 1", ", line 1: an alternative of root is empty"),
         ("root =", ", line 1: an alternative of root is empty"),
         ("root = 1 0", ", line 1: terminals are the numbers 1, 2, …; got 0"),

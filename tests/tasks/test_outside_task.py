@@ -133,7 +133,7 @@ def test_a_file_that_does_not_run(mine, code, line):
         ("'abx'", "1, 2", 'draw: expected names or ids of the 3 tokens of the vocabulary, got "x"'),
         ("[0, 3]", "1, 2", "draw: expected names or ids of the 3 tokens of the vocabulary, got 3"),
         ("'abca'", "1, 2", "draw: expected 1 to max_len = 3 tokens, got 4"),
-        ("'abc'", "2, 4", "draw: expected answers behind the first and within all 3 tokens, got Query(start=2, stop=4"),
+        ("'abc'", "2, 4", "draw: expected answers after the first and within all 3 tokens, got Query(start=2, stop=4"),
     ],
 )
 def test_an_instance_that_does_not_fit(mine, tokens, query, line):

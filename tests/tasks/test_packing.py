@@ -154,7 +154,7 @@ def test_tasks_travel_to_workers():
         (lambda: tasks.get("mano", ops=""), 'mano.ops: expected letters out of a, s, m, d, each at most once, got ""'),
         (lambda: tasks.get("mano", ops="aa"), "mano.ops: expected letters"),
         (lambda: tasks.get("mano", ops="ax"), "mano.ops: expected letters"),
-        (lambda: tasks.get("mano", ops="d", modulus=30), "mano.ops: expected operators that can be drawn"),
+        (lambda: tasks.get("mano", ops="d", modulus=30), "mano.ops: expected operators whose expressions have"),
         (lambda: tasks.get("mano", synonyms=1), "mano.synonyms: expected true or false, got 1"),
         (lambda: tasks.get("copying", N=0), "copying.N: expected an integer >= 1"),
         (lambda: tasks.get("copying", N="many"), "copying.N: expected an integer >= 1"),
@@ -172,9 +172,9 @@ def test_tasks_travel_to_workers():
         (lambda: TASKS[0].windows("test", 0, 0, 1, seq_len=8, loss_on="none"), 'loss_on: expected "answer" or "all"'),
         (
             lambda: TASKS[4].to_original(TASKS[4].sample("test", 0, 0)),
-            "copying: the original release has no token ids of this task",
+            "copying: the original release has no token ids for this task",
         ),
-        (lambda: TASKS[4].from_original([1]), "copying: the original release has no token ids of this task"),
+        (lambda: TASKS[4].from_original([1]), "copying: the original release has no token ids for this task"),
     ],
 )
 def test_mistakes_are_one_line(call, line):

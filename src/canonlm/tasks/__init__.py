@@ -1,6 +1,6 @@
 """The synthetic tasks: no torch, every sample a pure function of (seed, split, window, j).
 
-All files and packages of this folder are imported, and tasks register themselves: there is no list.
+Importing this package imports all its modules, and each task registers itself: there is no list of tasks.
 """
 
 from importlib import import_module
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The classes of our tasks: `canonlm.tasks.Depo`."""
+    """The built-in task classes by name: `canonlm.tasks.Depo`."""
     classes = {cls.__name__: cls for cls in map(find, names())}
     if name not in classes:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,42 +33,42 @@ Sampler = tuple[Callable[..., None], Any]  # a packing loop and the tables it re
 
 
 class Task:
-    """Base of all tasks. A subclass has `vocab` and `max_len`, draws instances, and gives their slices and chance.
+    """Base of all tasks. A subclass sets `vocab` and `max_len`, draws instances, and defines their slices and chance.
 
-    `draw` in plain Python is enough. A task that has to be fast has a compiled `sampler` and `_read` instead.
+    A `draw` in plain Python is enough. A task that must be fast defines a compiled `sampler` and `_read` instead.
     """
 
-    name: str  # for `get`
+    name: str  # the name that `get` takes
     Spec: ClassVar[type[TaskSpec]] = TaskSpec
     difficulties: ClassVar[dict[str, dict[str, Any]]] = {}
-    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # by size, laid out as the files of `canonlm.recipes`
-    loss_on: ClassVar[str] = "answer"  # what the task is trained on by default: "answer" or "all"
-    marker_is_target: ClassVar[bool] = False  # under loss_on="answer", is the token before an answer a target too?
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # by size, in the format of the files of `canonlm.recipes`
+    loss_on: ClassVar[str] = "answer"  # the default targets of training: "answer" or "all"
+    marker_is_target: ClassVar[bool] = False  # True: under loss_on="answer", the token before an answer is a target too
     evaluation: ClassVar[Any] = "windows"  # or "generate", or a class: see `canonlm.evals`
-    tests_what_it_trained_on: ClassVar[bool] = False  # True: a test must have the seed of the training data
-    can_isolate: ClassVar[bool] = True  # False: the start of the next instance is something to predict
+    tests_what_it_trained_on: ClassVar[bool] = False  # True: a test must use the seed of the training data
+    can_isolate: ClassVar[bool] = True  # False: the model must predict the start of the next instance
 
     about: ClassVar[str] = ""  # for the report: what the model has to do, in a sentence or two
     scales: ClassVar[dict[str, Scale]] = {}  # by the keys of its slices
-    measures: ClassVar[dict[str, Measure]] = {}  # results of its evaluation beside accuracies
+    measures: ClassVar[dict[str, Measure]] = {}  # results of its evaluation other than accuracies
     score: ClassVar[Score] = Score()
 
     spec: Any  # the subclass's Spec
     vocab: Vocab
     max_len: int  # no instance is longer (tokens)
-    original_ids: np.ndarray | None = None  # [len(vocab)], the ids of the original release, where it has the task
+    original_ids: np.ndarray | None = None  # [len(vocab)], the ids of the original release, if it has the task
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.name = cls.__name__
-        if "Spec" not in vars(cls):  # its errors begin with the name of its own task
+        if "Spec" not in vars(cls):  # a class per task, since errors begin with the task's name
             cls.Spec = type("Spec", (cls.Spec,), {"__module__": cls.__module__})
         cls.Spec.task = cls.__name__
 
     def __init__(self, spec: Any) -> None:
         self.spec = spec
 
-    # -- what a subclass writes ---------------------------------------------------------------------------------------
+    # -- what a subclass defines --------------------------------------------------------------------------------------
 
     def draw(self, rng: Random, test: bool) -> Drawn:
         """Draw one instance, for tests or for training: an `Instance`, or its tokens with `Answer`s among them.
@@ -81,7 +81,7 @@ class Task:
         return python_loop, (self, test)
 
     def _read(self, tokens: list[int]) -> tuple[dict[str, Any], tuple[Query, ...]]:
-        """(facts, queries) of a token sequence. Raises Malformed for other sequences. Needed with `sampler`."""
+        """(facts, queries) of a sample's tokens. Raises Malformed for other sequences. Required with `sampler`."""
         raise ValueError(f"{self.name}: samples of this task cannot be read back from their tokens")
 
     def slices(self) -> list[Slice]:
@@ -93,7 +93,7 @@ class Task:
         raise NotImplementedError
 
     def explain(self, sample: Sample, query: Query) -> str:
-        """Why the answer to this query is right, in one line for people ("" where there is nothing to say)."""
+        """Why the answer to this query is right, in one line for people; "" if there is nothing to explain."""
         return ""
 
     def training_windows(self, seed: int, seq_len: int) -> int | None:
@@ -106,7 +106,7 @@ class Task:
         with shorter windows a test would miss the long instances, or be empty."""
         return self.max_len if self.evaluation == "windows" else 1
 
-    # -- what everybody uses ------------------------------------------------------------------------------------------
+    # -- what users call ----------------------------------------------------------------------------------------------
 
     def windows(
         self, split: str, seed: int, start: int, count: int, *, seq_len: int, loss_on: str | None = None
@@ -114,7 +114,7 @@ class Task:
         """Windows start … start + count - 1 of the stream (seed, split).
 
         "train" and "valid" have one distribution of samples, "test" and "validation" another. loss_on: "answer", "all",
-        or None for what the paper does. A window does not depend on the windows before it, nor on start and count.
+        or None for the task's default. A window depends neither on the windows before it nor on start and count.
         """
         loss_on_all = self._loss_on(loss_on) == "all"
         out = empty_windows(check_count("count", count), check_count("seq_len", seq_len, min=1))
@@ -123,7 +123,7 @@ class Task:
         return out
 
     def _fill(self, seed: int, split: int, start: int, first: int, loss_on_all: bool, out: Windows) -> None:
-        """Windows start, start + 1, …, each with its instances first, first + 1, …"""
+        """Write windows start, start + 1, … to `out`, each with its instances first, first + 1, …"""
         loop, tables = self.sampler(split in GRADED)
         loop(seed, split, start, first, loss_on_all, tables, self.max_len, *out)
 
@@ -138,17 +138,17 @@ class Task:
         shifted: bool = False,
         isolate_documents: bool = False,
     ) -> "WindowDataset":
-        """Windows 0 … count - 1 as a map-style torch dataset: the windows that a run of ours reads.
+        """Windows 0 … count - 1 as a map-style torch dataset: the windows that a canonlm run reads.
 
         An item is a dict of int64 tensors [seq_len]: `input_ids`, `labels`, and with isolate_documents `position_ids`.
-        It depends on (split, seed, index) alone, so any order, number of workers and point of resumption is fine.
+        It depends on (split, seed, index) alone, so any order, any number of workers and resuming anywhere are fine.
 
-        shifted: False: labels[t] is input_ids[t], or -100 outside the loss; models of transformers shift by themselves.
+        shifted: False: labels[t] is input_ids[t], or -100 outside the loss; models of transformers shift the labels.
             True: labels[t] is the target of position t, for `cross_entropy(logits[t], labels[t])`.
         isolate_documents: `position_ids` restart at every instance, and the first token of an instance is not a target.
 
         Raises ValueError for an unknown split or loss_on, for a negative number, and for more windows than the training
-        stream has (Capo's ends).
+        stream has (Capo's is finite).
         """
         from canonlm.window_dataset import WindowDataset
 
@@ -157,7 +157,7 @@ class Task:
         )
 
     def sample(self, split: str, seed: int, index: int, j: int = 0, *, loss_on: str | None = None) -> Sample:
-        """Instance j of window `index`, whole."""
+        """Instance j of window `index`, never cut."""
         keep = self._loss_on(loss_on)
         key = check_count("seed", seed), check_split(split), check_count("index", index), check_count("j", j)
         if self.draws_in_python:
@@ -169,7 +169,7 @@ class Task:
 
     @property
     def draws_in_python(self) -> bool:
-        """Is there no compiled sampler, only `draw`?"""
+        """Whether the task has only `draw`, and no compiled sampler."""
         return type(self).sampler is Task.sampler
 
     def draw_sample(self, state: int, gamma: int, test: bool, loss_on: str) -> Sample:
@@ -184,11 +184,11 @@ class Task:
             raise expected(key, f"1 to max_len = {self.max_len} tokens", len(tokens))
         for query in drawn.queries:
             if not 0 < query.start < query.stop <= len(tokens) or query.question_start > query.start:
-                raise expected(key, f"answers behind the first and within all {len(tokens)} tokens", query)
+                raise expected(key, f"answers after the first and within all {len(tokens)} tokens", query)
         return self._labelled(np.array(tokens, np.int32), drawn.facts, tuple(drawn.queries), loss_on)
 
     def instances(self, split: str, seed: int, w: int, seq_len: int) -> list[Placed]:
-        """The complete instances of window w, in order (a cut one at the end is left out)."""
+        """The complete instances of window w, in order. An instance cut at the window's end is left out."""
         placed: list[Placed] = []
         start = 0
         while (stop := start + len((sample := self.sample(split, seed, w, len(placed))).tokens)) <= seq_len:
@@ -197,7 +197,7 @@ class Task:
         return placed
 
     def read(self, tokens: Sequence[int] | np.ndarray, *, loss_on: str | None = None) -> Sample:
-        """The Sample with these tokens (ids of this task). The ValueError for others says where they are wrong."""
+        """The Sample with these tokens (ids of this task). ValueError, with the position, if they are not one."""
         ids = _ids(tokens)
         return self._labelled(ids, *self._read(ids.tolist()), self._loss_on(loss_on))
 
@@ -244,7 +244,7 @@ class Task:
         return self._originals()[sample.tokens].tolist()
 
     def from_original(self, ids: Sequence[int] | np.ndarray) -> Sample:
-        """The Sample with these ids of the original release. The ValueError for others says where they are wrong."""
+        """The Sample with these ids of the original release. ValueError, with the position, if they are not one."""
         ours = {int(original): i for i, original in enumerate(self._originals())}
         tokens = []
         for position, original in enumerate(_ids(ids).tolist()):
@@ -255,7 +255,7 @@ class Task:
 
     def _originals(self) -> np.ndarray:
         if self.original_ids is None:
-            raise ValueError(f"{self.name}: the original release has no token ids of this task")
+            raise ValueError(f"{self.name}: the original release has no token ids for this task")
         return self.original_ids
 
     def _loss_on(self, loss_on: str | None) -> str:
@@ -273,12 +273,12 @@ def _brief(value: Any) -> str:
 
 
 def _id(token: object) -> int:
-    """-1 for what is not an integer."""
+    """The token as an int; -1 if it is not an integer."""
     return operator.index(token) if isinstance(token, int | np.integer) else -1
 
 
 def _ids(tokens: Any) -> np.ndarray:
-    """int32 [n]; ValueError for what is not a sequence of integers."""
+    """The tokens as int32 [n]; ValueError unless they are a sequence of integers."""
     try:
         ids = np.asarray(tokens)
     except ValueError:  # ragged
@@ -286,12 +286,12 @@ def _ids(tokens: Any) -> np.ndarray:
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise expected("tokens", "a sequence of integers", tokens)
     if ids.size and not -(2**31) <= int(ids.min()) <= int(ids.max()) < 2**31:
-        raise expected("tokens", "integers of 32 bits", int(ids[np.abs(ids.astype(object)).argmax()]))
+        raise expected("tokens", "32-bit integers", int(ids[np.abs(ids.astype(object)).argmax()]))
     return ids.astype(np.int32)
 
 
 def _answers(sample: Sample, output: Any) -> list[list[Any] | None]:
-    """The answer to each query, as plain lists; None where the output has none."""
+    """The answer to each query as a plain list; None if the output has none."""
     queries = sample.queries
     output = _plain(output)
     if output is None or len(output) == 0:
@@ -319,7 +319,7 @@ T = TypeVar("T", bound=type[Task])
 
 
 def register(name: str) -> Callable[[T], T]:
-    """Class decorator: `get(name)` then makes this task."""
+    """Class decorator that registers a task under the name that `get` takes."""
 
     def add(cls: T) -> T:
         cls.name = cls.Spec.task = name
@@ -339,7 +339,7 @@ def registered(name: str) -> type[Task]:
 
 
 def find(name: str) -> type[Task]:
-    """The class of a task: `depo`, `mine.py:Parity` or `package.module:Parity`. ValueError where there is none."""
+    """The class of a task: `depo`, `mine.py:Parity` or `package.module:Parity`. ValueError if there is none."""
     if name in _TASKS:
         return _TASKS[name]
     if not outside.is_reference(name):
@@ -351,9 +351,9 @@ def find(name: str) -> type[Task]:
 
 
 def get(name: str, *, difficulty: str | None = None, **spec: Any) -> Task:
-    """`get("depo", difficulty="depo1-225", M=5)`: a named setting, single settings, both, or the defaults.
+    """Make a task: `get("depo", difficulty="depo1-225", M=5)`. The difficulty and single settings are optional.
 
-    `get("mine.py:Parity", length=9)`: a task of your own, from a file or an installed package (`canonlm.outside`).
+    `get("mine.py:Parity", length=9)` makes a task of yours, from a file or an installed package (`canonlm.outside`).
     """
     cls = find(name)
     if difficulty is not None and difficulty not in cls.difficulties:

@@ -2,10 +2,10 @@
 
     bos  p_1 c_1  p_2 c_2 … p_e c_e   query x   ans a_1 … a_m   end
 
-The edges p → c (parent, child) of a directed graph without cycles, in random order; then a question about a node x. The
-answer lists x and all its ancestors, every node after its parents (so x comes last); any such order is right. A node's
-name is one token (Brevo1) or several (Brevo2: `w3 w1.`, the dot marks a name's last token). Distribution: facts of
-the released generator and of the paper (arXiv 2512.17351, App. A).
+A sample has the edges p → c (parent, child) of a directed acyclic graph in random order, then a question about a node
+x. The answer lists x and all its ancestors, every node after its parents (so x comes last); any such order is right. A
+node's name is one token (Brevo1) or several (Brevo2: `w3 w1.`, the dot marks a name's last token). The distribution
+follows the released generator and the paper (arXiv 2512.17351, App. A).
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from canonlm.tasks.spec import TaskSpec
 from canonlm.tasks.words import Names, PlainNames, check_names, draw_names, room_for_names, write_name
 
 BOS, QUERY, ANS, END, FIRST_NAME = range(5)
-MAX_DEGREE = 4  # parents of a node, and children
+MAX_DEGREE = 4  # max parents of a node, and max children
 DEEP = 6  # depths from here on share a slice
 ORIGINAL_ANS = 9998  # the release ends a sample with the same id
 
@@ -35,9 +35,9 @@ ORIGINAL_ANS = 9998  # the release ends a sample with the same id
 class Brevo(Task):
     """The ancestors of a node, in topological order. Paper: loss on `ans`, the answer and `end`."""
 
-    class Spec(TaskSpec):  # bounds on N and name_vocab: where the original ids would collide
-        N: int = Field(70, ge=3, le=9996)  # nodes; test: n = N; training: n in 3..N, small n likelier
-        query: Literal["last", "last_quarter"] = "last"  # of the nodes in the order of construction: release, paper
+    class Spec(TaskSpec):  # above the bounds on N and name_vocab, the original ids would collide
+        N: int = Field(70, ge=3, le=9996)  # nodes; test: n = N; training: n in 3..N, small n more likely
+        query: Literal["last", "last_quarter"] = "last"  # which node to ask about, as constructed: release, paper
         name_vocab: int | None = Field(
             None, ge=1, le=4998
         )  # number of non-final and of final tokens; None: one per node
@@ -71,7 +71,7 @@ class Brevo(Task):
         "depth": Scale(
             "depth of the question",
             lambda v: f"depth {v}",
-            "Depth: how many steps it takes, at the least, from the item asked about to one that depends on nothing.",
+            "Depth: the smallest number of steps from the item asked about to one that depends on nothing.",
         ),
         "nodes": Scale(
             "length of the answer",
@@ -97,8 +97,8 @@ class Brevo(Task):
         return [{"n": N}, *depths, *({"nodes": name} for name in buckets)]
 
     def chance(self, slice: Slice) -> float:
-        """Some other node and then the one asked for: the guess with the fewest ways to go wrong. It is right if the
-        node has a single ancestor; how often that is comes from simulated graphs (`graph_counts`)."""
+        """Some other node, then the one asked about: the guess with the fewest ways to go wrong. It can only be right
+        if the latter has a single ancestor; how often that is so comes from simulated graphs (`graph_counts`)."""
         counts = graph_counts(self.spec.N, self.spec.query)
         depths, nodes = np.indices(counts.shape)
         inside = np.ones(counts.shape, bool)
@@ -117,7 +117,7 @@ class Brevo(Task):
         return f"{sample.meta['query']} and its ancestors, parents first: {', '.join(steps)}"
 
     def from_original(self, ids: Sequence[int] | np.ndarray) -> Sample:
-        """As for every task. The first 9998 is the marker of the answer, the second its end."""
+        """As for every task, but the first 9998 is the marker of the answer, and the second its end."""
         ours = {int(original): token for token, original in enumerate(self._originals())}
         originals, tokens = np.asarray(ids).tolist(), []
         for position, original in enumerate(originals):
@@ -131,7 +131,7 @@ class Brevo(Task):
         sizes = self.spec.N if test else 0, self._cumulative, self.spec.query == "last_quarter", self._max_edges
         return _loop, Tables(*sizes, *self.names.tables)
 
-    # -- reading and judging ------------------------------------------------------------------------------------------
+    # -- reading and grading ------------------------------------------------------------------------------------------
 
     def _read(self, tokens: list[int]) -> tuple[dict, tuple[Query, ...]]:
         at = self._marker(tokens, 0, BOS)
@@ -186,7 +186,7 @@ class Brevo(Task):
         return Verdict(not fault, query.slice, fault)
 
     def _written_names(self, tokens: list[Any]) -> tuple[list[str], str]:
-        """The names up to the end token, and what is wrong with how they end."""
+        """The names up to the end token, and what is wrong with the ending ("" if nothing is)."""
         names, unfinished = [], []
         for token in tokens:
             is_token = isinstance(token, int | np.integer) and not isinstance(token, bool)
@@ -203,11 +203,11 @@ class Brevo(Task):
         return names, "" if names else "empty answer"
 
     def _fault(self, facts: dict[str, Any], tokens: list[Any]) -> str:
-        """Why this is not a right answer; "" if it is one."""
+        """The reason why this answer is wrong; "" if it is right."""
         names, fault = self._written_names(tokens)
         parents, query = facts["parents"], facts["query"]
         ancestors = _ancestors(parents, query)
-        place_of = {name: i for i, name in reversed([*enumerate(names)])}  # where it comes first
+        place_of = {name: i for i, name in reversed([*enumerate(names)])}  # its first position
         for i, name in enumerate(names):
             if name not in ancestors:
                 return f"{name} is not an ancestor of {query}"
@@ -225,7 +225,7 @@ def depth_slice(depth: int) -> int | str:
 
 
 def bucket(nodes: int) -> str:
-    """2-4, 5-8, 9-16, …: how many nodes an answer has."""
+    """The slice for an answer with this number of nodes: 2-4, 5-8, 9-16, …"""
     high = max(4, 1 << (nodes - 1).bit_length())
     return f"{high // 2 + 1 if high > 4 else 2}-{high}"
 
@@ -242,13 +242,16 @@ def _ancestors(parents: dict[str, tuple[str, ...]], query: str) -> dict[str, int
 
 
 def _depth(parents: dict[str, tuple[str, ...]], query: str) -> int:
-    """How far the nearest node without parents is."""
+    """The distance from the query to the nearest node without parents."""
     return min(edges for name, edges in _ancestors(parents, query).items() if not parents[name])
 
 
 @cache
 def graph_counts(N: int, query: str) -> np.ndarray:
-    """How many of 2^22 / N simulated test graphs have depth d and an answer of m nodes: int64 [DEEP + 1, N + 1]."""
+    """The number of simulated test graphs with depth d and an answer of m nodes, out of 2^22 / N graphs.
+
+    int64 [DEEP + 1, N + 1].
+    """
     counts = np.zeros((DEEP + 1, N + 1), np.int64)
     _simulate(N, query == "last_quarter", max(1, 2**22 // N), counts)
     return counts
@@ -262,8 +265,8 @@ def _graph(state, gamma, n, from_quarter, parents, degree, children, open_nodes,
     """Draw a graph of n nodes and the node of the question. Returns (state, number of edges, that node).
 
     The first 1 … (n-1)//4 + 1 nodes have no parents. Every other node has 1 … 4, a random set of the nodes before it
-    that have fewer than 4 children yet. edges[e] = parent * 2^16 + child. The last quarter, the last ceil(n/4) nodes,
-    holds none of the first: every node in it has a parent.
+    that have fewer than 4 children so far. edges[e] = parent * 2^16 + child. Every node in the last quarter, the last
+    ceil(n/4) nodes, has a parent.
     """
     state, more, back = two_below(state, gamma, (n - 1) // 4 + 1, (n + 3) // 4 if from_quarter else 1)
     roots = more + 1
@@ -295,7 +298,7 @@ def _graph(state, gamma, n, from_quarter, parents, degree, children, open_nodes,
 
 @njit(cache=True)
 def _count_children(query, parents, degree, children):
-    """children[i] = how many children of i the query has among its ancestors and itself; returns how many those are."""
+    """Set children[i] to the number of i's children among the query and its ancestors. Returns how many those are."""
     for i in range(query):
         children[i] = 0
     children[query] = 1  # so that the query itself counts
@@ -310,8 +313,8 @@ def _count_children(query, parents, degree, children):
 
 @njit(cache=True)
 def _order(state, gamma, query, total, parents, degree, children, pool, order):
-    """The answer, built from its end: any node whose children are all there may be next. This is not the uniform
-    distribution over the right orders; it is the release's."""
+    """Draw the answer from its end: the next node is any one whose children have all been placed. This is the
+    release's distribution, and not uniform over the right orders."""
     pool[0] = query
     size = 1
     for at in range(total - 1, -1, -1):
@@ -336,7 +339,7 @@ def _simulate(N, from_quarter, graphs, counts):
     open_nodes, edges = np.empty(N + MAX_DEGREE, np.int32), np.empty(MAX_DEGREE * N, np.int32)
     depth = np.empty(N, np.int32)
     for j in range(graphs):
-        state, gamma = stream(0, 0, 0, j)  # the splits are 1, 2, 3
+        state, gamma = stream(0, 0, 0, j)  # no split has the number 0
         state, _, query = _graph(state, gamma, N, from_quarter, parents, degree, children, open_nodes, edges)
         for i in range(query + 1):
             depth[i] = N if degree[i] else 0
@@ -346,11 +349,11 @@ def _simulate(N, from_quarter, graphs, counts):
 
 
 class Tables(NamedTuple):
-    n: int  # of test samples; 0: by `cumulative`
+    n: int  # nodes of a test sample; 0: drawn by `cumulative`
     cumulative: np.ndarray
     from_quarter: bool
     max_edges: int
-    cells: np.ndarray  # these three: see `Names`
+    cells: np.ndarray  # these three: `Names.tables`
     names: np.ndarray
     lengths: np.ndarray
 
@@ -392,7 +395,7 @@ def _draw(state, gamma, tables, room, tokens, targets):
     tokens[to] = ANS
     to += 1
     total = _count_children(query, parents, degree, children)
-    # The edges are in `tokens` by now and their array can hold the order.
+    # The edges are in `tokens` by now, so their array can be reused for the order.
     state = _order(state, gamma, query, total, parents, degree, children, open_nodes, edges)
     for i in range(total):
         to = write_name(tokens, to, names, lengths, name_of[edges[i]])

@@ -1,7 +1,7 @@
-"""The cache of numba's compiled samplers: a folder named after their sources.
+"""The cache of numba's compiled samplers: a folder named by a hash of their sources.
 
-numba itself checks only the file of the compiled function, not the files that it imports. After an edit there it would
-go on running the old code.
+numba itself checks only the file of the compiled function, not the files that it imports. After an edit in one of those
+it would still run the old code.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
-"""Copying: say it again. Measures whether a model can look back n tokens, exactly.
+"""Copying: repeat a list. Measures whether a model can look back exactly n tokens.
 
     bos  x_1 … x_n  ans  x_1 … x_n
 
-The x are n different items out of N, in random order. Graded: the first 1, 2 and 4 tokens, and the whole copy
-(as the paper, arXiv 2512.17351, Fig. 5: N = 500, a permutation of all items).
+The x are n different items out of N, in random order. The grader looks at the first 1, 2 and 4 tokens and at the whole
+copy, as in the paper (arXiv 2512.17351, Fig. 5: N = 500, a permutation of all items).
 """
 
 import math
@@ -24,10 +24,10 @@ PREFIXES = (1, 2, 4)
 
 @register("copying")
 class Copying(Task):
-    """Copy n different items. Loss on the n copied tokens, not on the marker (as the paper)."""
+    """Copy n different items. Loss on the n copied tokens, not on the marker (as in the paper)."""
 
     class Spec(TaskSpec):
-        N: int = Field(32, ge=1, le=2**20)  # items there are; test: n = N
+        N: int = Field(32, ge=1, le=2**20)  # number of possible items; test: n = N
         min_items: int = Field(0, ge=1)  # training: n uniform on min_items..N; default N // 4, at least 1
 
         @model_validator(mode="before")
@@ -61,7 +61,7 @@ class Copying(Task):
         return [query.slice for query in _queries(self.spec.N)]
 
     def chance(self, slice: Slice) -> float:
-        """Different items at random, for the copy of n = N."""
+        """The guess is a random list of different items; n = N."""
         prefix = slice["first"]
         return 1 / math.perm(self.spec.N, self.spec.N if prefix == "all" else int(prefix))
 
@@ -90,7 +90,7 @@ class Copying(Task):
 
 
 def _queries(n: int) -> tuple[Query, ...]:
-    """All of them start at the first copied token; the prefixes that are longer than the copy are left out."""
+    """All queries start at the first copied token. Prefixes longer than the copy are left out."""
     start = n + 2
     prefixes = tuple(Query(start, start + t, {"first": t}, start - 1) for t in PREFIXES if t <= n)
     return (*prefixes, Query(start, start + n, {"first": "all"}, start - 1))

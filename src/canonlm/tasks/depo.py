@@ -1,10 +1,10 @@
-"""Depo: who comes k steps after me on the cycle? Measures reasoning depth over k.
+"""Depo: which name is k steps ahead on the cycle? Measures reasoning depth over k.
 
     bos  s_1 t_1  s_2 t_2 … s_n t_n   qk a ans b   qk' a' ans b'  …
 
 n distinct names form one directed cycle; its n edges are written once, in random order, source before target. Each of
 min(n, M) queries asks for the name b that lies k steps after a. A name is one or more tokens: `w7 w3.` has two, and the
-dot marks a name's last token, so names are never separated. Distribution: facts of the released generator and of the
+dot marks a name's last token, so names need no separators. The distribution follows the released generator and the
 paper (arXiv 2512.17351, App. A).
 """
 
@@ -24,29 +24,29 @@ BOS, ANS, FIRST_Q = 0, 1, 2
 
 
 def size_distribution(N: int) -> np.ndarray:
-    """P(n), n = 3 … N, in training: proportional to 1 / (n + sqrt(N)). Brevo's, too."""
+    """P(n) for n = 3 … N in training, proportional to 1 / (n + sqrt(N)). Brevo uses it too."""
     weights = 1.0 / (np.arange(3, N + 1) + np.sqrt(N))
     return weights / weights.sum()
 
 
 def test_hops(K: int) -> list[int]:
-    """The list that k is drawn from in test samples. For K = 32 the release has 32 in it twice; so do we."""
+    """The list from which test samples draw k. For K = 32 it contains 32 twice, as in the release."""
     hops = [1 << i for i in range(K.bit_length())]
     hops += [24] if K == 32 else []
     return hops if hops[-1] == K else [*hops, K]
 
 
-test_hops.__test__ = False  # type: ignore[attr-defined]  # pytest: a distribution, not a test
+test_hops.__test__ = False  # type: ignore[attr-defined]  # not a test for pytest to collect
 
 
 @register("depo")
 class Depo(Task):
     """k-step successor on a directed cycle. Paper: loss on the `ans` marker and the answer; windows of 2048."""
 
-    class Spec(TaskSpec):  # bounds on K and name_vocab: where the original ids would collide
-        N: int = Field(225, ge=3, le=100_000)  # cycle length: test n = N; training n in 3..N, small n likelier
+    class Spec(TaskSpec):  # above the bounds on K and name_vocab, the original ids would collide
+        N: int = Field(225, ge=3, le=100_000)  # cycle length: test n = N; training n in 3..N, small n more likely
         K: int = Field(8, ge=1, le=499)  # training: k uniform on 1..K; test: powers of two up to K, and K
-        train_k: int | None = Field(None, ge=1)  # training: k always this; None: uniform on 1..K
+        train_k: int | None = Field(None, ge=1)  # training: k = train_k; None: k uniform on 1..K
         M: int = Field(10, ge=1, le=100_000)  # max number of queries
         name_vocab: int = Field(50, ge=1, le=4499)  # number of non-final name tokens, and of final ones
         min_name_len: int = Field(1, ge=1, le=64)
@@ -92,7 +92,7 @@ class Depo(Task):
         return [{"k": k} for k in sorted({*test_hops(self.spec.K)})]
 
     def chance(self, slice: Slice) -> float:
-        """A random name of the ring other than the one in the question, which is never the answer, as k < N."""
+        """The guess is a random name of the ring other than the one in the question (never the answer, as k < N)."""
         return 1 / (self.spec.N - 1)
 
     def explain(self, sample: Sample, query: Query) -> str:
@@ -157,11 +157,11 @@ class Depo(Task):
 
 
 class Tables(NamedTuple):
-    n: int  # of test samples; 0: by `cumulative`
+    n: int  # cycle length of a test sample; 0: drawn by `cumulative`
     cumulative: np.ndarray
-    hops: np.ndarray  # what k is drawn from
+    hops: np.ndarray  # the values from which k is drawn
     M: int
-    cells: np.ndarray  # these three: see `Names`
+    cells: np.ndarray  # these three: `Names.tables`
     names: np.ndarray
     lengths: np.ndarray
 
@@ -194,7 +194,7 @@ def _draw(state, gamma, tables, room, tokens, targets):
 
     for i in range(min(n, M)):
         state, pick, hop = two_below(state, gamma, n - i, len(hops))
-        source = order[i + pick]  # one Fisher-Yates step: starts without replacement
+        source = order[i + pick]  # one Fisher-Yates step: draws starts without replacement
         order[i + pick] = order[i]
         tokens[at] = FIRST_Q + hops[hop] - 1
         answer = write_name(tokens, at + 1, names, lengths, cycle[source])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scale:
-    """One way of slicing the answers. `by` ends "accuracy by …", `label` names one slice, `about` explains."""
+    """One way of slicing the answers. `by` completes "accuracy by …", `label` names a slice, `about` explains it."""
 
     by: str
     label: Callable[[str], str]
@@ -15,7 +15,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Measure:
-    """A result of an evaluation beside the accuracies. `about` explains it; `log` draws it on a logarithmic axis."""
+    """A result of an evaluation other than an accuracy. `about` explains it; `log` draws it on a logarithmic axis."""
 
     label: str
     about: str = ""
@@ -27,8 +27,8 @@ class Score:
     """The one number that sums up a task: a measure (higher is better), the accuracy on one slice (such as
     `from=start`), or, where both are "", the accuracy averaged over the slices of the primary scale.
 
-    share: what the accuracies of the task are shares of.
-    two_state: a run has either solved a slice or not, so a few seeds that score alike say little about the next one.
+    share: what reports call an accuracy of this task.
+    two_state: a run has either solved a slice or not, so similar scores of a few seeds say little about the next seed.
     """
 
     measure: str = ""

@@ -1,4 +1,4 @@
-"""A task that is one function: `@task(vocab=…, max_len=…, chance=…)` makes a `Task` of what draws an instance."""
+"""A task as one function: `@task(vocab=…, max_len=…, chance=…)` makes a `Task` of a function that draws instances."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,8 +15,8 @@ from canonlm.tasks.spec import TaskSpec
 
 Values = Mapping[str, Sequence[int | str]]
 
-TRIED = 256
-"""A task without `slices` has those of its first TRIED test samples."""
+SAMPLES_FOR_SLICES = 256
+"""A task without `slices` has those that occur in this number of test samples."""
 
 
 def task(
@@ -34,12 +34,12 @@ def task(
     vocab: the names of the tokens, in order. max_len: no instance is longer. Both, and slices, may be functions of the
         settings: `max_len=lambda settings: settings.bits + 3`.
     chance: the score of the best guess that does not do the task, for all slices or as a function of a slice.
-    slices: the values that `Answer` counts by, such as {"bits": [4, 8]}. Default: those of the first 256 test samples.
+    slices: the slices of its answers, such as {"bits": [4, 8]}. Default: those in the first 256 test samples.
     markers: tokens that structure a sample, for `canonlm data show`.
     attributes: class attributes of `Task`, such as loss_on="all" or evaluation="generate".
 
-    The first paragraph of the function's docstring is the task's `about`. Raises ValueError for a function with other
-    arguments, and for an attribute that tasks do not have.
+    The first paragraph of the function's docstring becomes the task's `about`. Raises ValueError for a function with
+    other arguments, and for an attribute that tasks do not have.
     """
     choices = [name for name in Task.__annotations__ if hasattr(Task, name)]
     for name in attributes:
@@ -96,7 +96,7 @@ class FunctionTask(Task):
 
     def _slices_of_samples(self) -> list[Slice]:
         values: dict[str, set[int | str]] = {}
-        for index in range(TRIED):
+        for index in range(SAMPLES_FOR_SLICES):
             for query in self.sample("test", 0, index).queries:
                 for key, value in query.slice.items():
                     values.setdefault(key, set()).add(value)
@@ -108,7 +108,7 @@ def _as_function(value: Any) -> Callable[[Any], Any]:
 
 
 def _spec_of(draw: Callable[..., Drawn]) -> type[TaskSpec]:
-    """The keyword arguments of a function as settings: their defaults, and their types where they are annotated."""
+    """The keyword arguments of a function as settings, with their defaults and, if annotated, their types."""
     hints = get_type_hints(draw, include_extras=True)
     fields: dict[str, Any] = {}
     positional = []

@@ -1,9 +1,9 @@
-"""Mano: modular arithmetic in prefix form, in the head. Measures knowledge manipulation over the number of operators l.
+"""Mano: modular arithmetic in prefix form, without intermediate steps. Measures manipulation over l, the operators.
 
     bos  len_l  expression  ans_l  result          e.g.  bos len2 - * 3 5 20 ans2 18      (3 * 5 - 20 = -5 = 18 mod 23)
 
-The released generator writes bos, len_l, ans_l and every operator as one of two synonyms, by fair coins (`synonyms`;
-here the second one carries a prime: bos', +'). The paper's text does not mention them; `synonyms=False` is the text.
+The released generator writes bos, len_l, ans_l and every operator as one of two synonyms, chosen by fair coins
+(`synonyms`; here the second one has a prime: bos', +'). The paper does not mention them; `synonyms=False` follows it.
 """
 
 import math
@@ -19,7 +19,7 @@ from canonlm.tasks.packing import IGNORE, compile_loop
 from canonlm.tasks.random import two_below
 from canonlm.tasks.spec import TaskSpec
 
-SYMBOLS = {"a": "+", "s": "-", "m": "*", "d": "/"}  # letter -> token; an operator's number is its place here
+SYMBOLS = {"a": "+", "s": "-", "m": "*", "d": "/"}  # letter -> token; an operator's number is its position here
 SHARE_DEFINED = 1e-3  # with division, at least this share of the drawn expressions must have a value
 
 
@@ -42,10 +42,8 @@ class Mano(Task):
             if lengths is not None and not 0 < len(lengths) == len({*lengths} & {*range(1, self.L + 1)}):
                 raise self.refuse("test_lengths", f"different integers from 1 to L ({self.L})", lengths)
             if "d" in self.ops and (share := _defined_share(self)) < SHARE_DEFINED:
-                what = f"operators that can be drawn (with modulus {self.modulus} only {share:.1e} of the expressions "
-                raise self.refuse(
-                    "ops", what + f"of some length up to L = {self.L} never divide by a non-unit)", self.ops
-                )
+                what = f"operators whose expressions have a value often enough (with modulus {self.modulus}, "
+                raise self.refuse("ops", what + f"for some length up to L = {self.L}, only {share:.1e} do)", self.ops)
             return self
 
     difficulties = {f"mano-{L}": {"L": L} for L in (10, 13, 16)}
@@ -86,7 +84,7 @@ class Mano(Task):
         return [{"l": length} for length in sorted(self._lengths[True].tolist())]
 
     def chance(self, slice: Slice) -> float:
-        """Always the likeliest answer."""
+        """The guess is always the likeliest answer."""
         return float(self.answer_distribution(int(slice["l"])).max())
 
     def explain(self, sample: Sample, query: Query) -> str:
@@ -139,7 +137,7 @@ class Mano(Task):
         return stack.pop().removeprefix("(").removesuffix(")")
 
     def _value(self, tokens: list[int], start: int, stop: int) -> int:
-        """Right to left: both arguments of an operator are on the stack when it is met."""
+        """Evaluates right to left, so both arguments of an operator are on the stack when it is reached."""
         stack: list[int] = []
         for at in range(stop - 1, start - 1, -1):
             if tokens[at] >= self.first_value:
@@ -154,7 +152,7 @@ class Mano(Task):
 
 
 def _results(ops: str, modulus: int) -> np.ndarray:
-    """int16 [operators, left, right]: the values, operators in the order of SYMBOLS; -1 is division by a non-unit."""
+    """The value of every operation, int16 [operators in the order of SYMBOLS, left, right]; -1: a non-unit divisor."""
     left, right = np.ogrid[:modulus, :modulus]
     inverse = np.array([pow(x, -1, modulus) if math.gcd(x, modulus) == 1 else -1 for x in range(modulus)])
     quotient = np.where(inverse[right] < 0, -1, left * inverse[right] % modulus)
@@ -180,7 +178,7 @@ def _defined_share(spec: Mano.Spec) -> float:
 
 
 class Tables(NamedTuple):
-    op_counts: np.ndarray  # what l is drawn from
+    op_counts: np.ndarray  # the values from which l is drawn
     results: np.ndarray
     forms: int
     first_op: int
@@ -201,7 +199,7 @@ def _draw(state, gamma, tables, stack, tokens, targets):
     tokens[1] = first_len + forms * (length - 1) + coins // forms % forms
     stop = 2 * length + 3
     value = -1
-    while value < 0:  # again if a divisor had no inverse
+    while value < 0:  # drawn again if a divisor has no inverse
         state = _expression(state, gamma, length, forms, first_op, first_value, results, stack, tokens)
         value = _value(tokens, stop, forms, first_op, first_value, results, stack)
     tokens[stop] = first_ans + forms * (length - 1) + coins // (forms * forms)
@@ -213,8 +211,8 @@ def _draw(state, gamma, tables, stack, tokens, targets):
     return stop + 2
 
 
-# Whether a token is a value or an operator is a coin toss that no branch predictor can learn, so the next two choose
-# between numbers and not between paths: a third faster.
+# Whether a token is a value or an operator is a coin toss that no branch predictor can learn. So the next two functions
+# select between numbers instead of branching, which is a third faster.
 
 
 @njit(cache=True)
@@ -238,7 +236,7 @@ def _expression(state, gamma, length, forms, first_op, first_value, results, sta
 def _value(tokens, stop, forms, first_op, first_value, results, stack):
     """The value of tokens[2:stop], read right to left; -1 where a divisor has no inverse."""
     failed = 0
-    top = 1  # stack[0] and stack[1] are there to be read (and not used) before there are two values
+    top = 1  # stack[0] and stack[1] are read, but not used, before there are two values
     stack[0] = 0
     stack[1] = 0
     for at in range(stop - 1, 1, -1):

@@ -2,8 +2,8 @@
 
     bos  k_1 v_1  k_2 v_2 … k_n v_n   ask  k v  k' v'  …
 
-n different keys, each followed by a value of its own; then every key once more, in random order, and after it its value
-again. The task of Arora et al. (Zoology, arXiv 2312.04927), without the filler tokens between the questions.
+n different keys, each followed by a different value; then every key again, in random order, followed by its value. The
+task of Arora et al. (Zoology, arXiv 2312.04927), without the filler tokens between the questions.
 """
 
 from typing import NamedTuple
@@ -28,8 +28,8 @@ class Mqar(Task):
     class Spec(TaskSpec):
         pairs: int = Field(16, ge=1, le=2**16)  # training: n uniform on 1..pairs
         test_pairs: list[int] | None = None  # test: n uniform on these; None: 4, 8, 16, … and `pairs`
-        keys: int = Field(64, ge=1, le=2**20)  # different keys there are
-        values: int = Field(64, ge=1, le=2**20)  # different values, which are other tokens
+        keys: int = Field(64, ge=1, le=2**20)  # number of possible keys
+        values: int = Field(64, ge=1, le=2**20)  # number of possible values, which are other tokens
 
         @model_validator(mode="after")
         def _enough_tokens(self) -> "Mqar.Spec":
@@ -62,7 +62,7 @@ class Mqar(Task):
         return [{"pairs": n} for n in self.test_pairs]
 
     def chance(self, slice: Slice) -> float:
-        """A random value that has not been an answer yet: right in 1/n of the first questions, in all of the last."""
+        """A random value that has not been an answer yet is right in 1/n of the first questions, in all of the last."""
         n = int(slice["pairs"])
         return sum(1 / left for left in range(1, n + 1)) / n
 
@@ -95,13 +95,13 @@ class Mqar(Task):
 
 
 class Tables(NamedTuple):
-    sizes: np.ndarray  # what n is drawn from
+    sizes: np.ndarray  # the values from which n is drawn
     keys: int
     values: int
 
 
 def _make_room(tables):
-    """Space for the keys, the values, and the order in which the keys come again."""
+    """Arrays for the keys, the values, and the order in which the keys are repeated."""
     return np.empty(tables.keys, np.int32), np.empty(tables.values, np.int32), np.empty(tables.sizes.max(), np.int32)
 
 

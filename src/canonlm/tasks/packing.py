@@ -1,8 +1,8 @@
 """Packing: a window is filled with instances j = 0, 1, … until it is full; the last one is cut, its labels kept.
 
 Instance j of window w is keyed (seed, split, w, j), so any window can be made without the windows before it. `_loop` is
-the only loop that does this. A task with a compiled draw puts it in with `compile_loop`; `python_loop` is the same loop
-around `Task.draw`. (Capo's windows are cut out of passes over all people, which is another thing: `capo.stream`.)
+the only loop that does this. A task inserts a compiled draw with `compile_loop`; `python_loop` is the same loop around
+`Task.draw`. (Capo's windows are cut out of passes over all people instead: `capo.stream`.)
 """
 
 from collections.abc import Callable
@@ -63,26 +63,27 @@ def place(tokens, labels, length, doc, loss_on_all, row_ids, row_labels, row_doc
 
 
 def _loop_around(draw: Callable[..., int], make_room: Callable[..., Any]) -> FunctionType:
-    """`_loop` with these two as its globals: numba keeps no cache of a loop that takes functions as arguments, as they
-    are other objects in every process."""
+    """`_loop` with these two functions as its globals. numba cannot cache a loop that takes functions as arguments,
+    because they are different objects in every process."""
     loop = FunctionType(_loop.__code__, {**globals(), "draw": draw, "make_room": make_room}, _loop.__name__)
     loop.__qualname__ = f"{_loop.__name__}.{draw.__module__}.{draw.__name__}"  # the cached file's name
     return loop
 
 
 def compile_loop(draw: Callable[..., int], make_room: Callable[..., Any]) -> Any:
-    """The loop around a draw that numba compiles: the first half of what `Task.sampler` returns.
+    """The packing loop around `draw`, compiled by numba: the first item that `Task.sampler` returns.
 
     draw(state, gamma, tables, room, tokens, targets) -> length writes tokens[:length] and their targets under
-    loss_on="answer" (the token, or IGNORE). All randomness comes from (state, gamma): see `tasks.random`. It makes no
-    arrays; those it works with are in `room`, which make_room(tables) makes once a call: they hold what the last draw
-    left there. tables: what the task's `sampler` returns beside the loop, a NamedTuple of arrays and numbers.
+    loss_on="answer" (the token, or IGNORE). All randomness comes from (state, gamma): see `tasks.random`. It allocates
+    no arrays: make_room(tables) allocates its work arrays, `room`, once per call of the loop, and they keep what the
+    last draw left in them. tables: the second item that the task's `sampler` returns, a NamedTuple of arrays and
+    numbers.
 
-    The draw is inlined and counts no references, which would be a fifth of the time of a short instance. Loops of this
-    package are kept on disk; others are compiled in every process, as nothing would notice that they have changed.
+    `draw` is inlined and compiled without reference counting, which would take a fifth of the time of a short instance.
+    Loops of this package are cached on disk. Others are compiled in every process, as numba would not notice changes.
     """
     ours = draw.__module__.startswith(f"{__package__}.")
-    jit: Any = njit  # its types do not name the option without reference counts
+    jit: Any = njit  # its type hints lack the option _nrt
     inner = jit(forceinline=True, _nrt=False)(draw), njit(forceinline=True)(make_room)
     return njit(cache=ours, nogil=True)(_loop_around(*inner))
 
@@ -96,7 +97,7 @@ def _draw_in_python(state, gamma, tables, room, tokens, targets):
 
 
 def rng_of(state: int, gamma: int) -> Random:
-    """The generator that `Task.draw` gets: Python's own, seeded with the key of the instance."""
+    """The generator that `Task.draw` gets: Python's, seeded with the key of the instance."""
     return Random(int(state) << 64 | int(gamma))
 
 

@@ -2,7 +2,7 @@
 
     bos  x_1 … x_n  ans  even | odd
 
-One bit of state is enough, but every bit of the input changes it: no part of the input alone says anything.
+One bit of state is enough, but the answer depends on every bit of the input: a part of the input tells nothing.
 """
 
 from typing import NamedTuple
@@ -74,7 +74,7 @@ class Parity(Task):
 
 
 class Tables(NamedTuple):
-    lengths: np.ndarray  # what n is drawn from
+    lengths: np.ndarray  # the values from which n is drawn
 
 
 def _make_room(tables):

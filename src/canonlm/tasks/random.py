@@ -2,11 +2,11 @@
 
 A stream is a SplitMix64 generator (Steele, Lea, Flood 2014): its i-th word is mix(start + i * gamma), with a start and
 an odd gamma of its own, both hashed from the key. `mix` is a bijection and gamma is odd, so one stream does not repeat
-itself within 2**64 words. Two streams can meet in single words, as any random sequences do; for them to share two
-words in a row they need the same gamma (subtract the two positions), which has probability 2**-63 per pair, and
-starts that line up besides. Splits differ in the key, so no split continues another.
+itself within 2**64 words. Two streams can share single words, as any random sequences do. To share two words in a row
+they need the same gamma (subtract the two positions), which has probability 2**-63 per pair, and starts that line up.
+The split is part of the key, so no split continues another.
 
-The state travels through the functions as two plain integers (`state, gamma`), not as an array: it stays in registers.
+Functions pass the state as two plain integers (`state, gamma`), not as an array, so that it stays in registers.
 Bounded draws are exact (Lemire 2019, multiply and reject), so the distributions below have no modulo bias.
 """
 
@@ -20,7 +20,7 @@ from canonlm.errors import expected, unknown
 TRAIN, VALID, TEST, VALIDATION = 1, 2, 3, 4  # the splits in the key of a stream
 SPLITS = {"train": TRAIN, "valid": VALID, "test": TEST, "validation": VALIDATION}
 GRADED = (TEST, VALIDATION)
-"""Splits with the test's distribution: choices are made on `validation`, so that `test` stays unseen. `valid` has the
+"""Splits with the test distribution: settings are chosen on `validation`, so that `test` stays unseen. `valid` has the
 training distribution."""
 
 _U = np.uint64
@@ -31,7 +31,7 @@ _LOW = _U(0xFFFFFFFF)
 
 
 def check_split(split: str) -> int:
-    """The number that stands for a split in the key."""
+    """The number of a split in the key of a stream."""
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
     return SPLITS[split]
@@ -59,7 +59,7 @@ def mix(z):
 
 @njit(cache=True)
 def stream(seed, split, window, j):
-    """(state, gamma) of one instance. Each step is a bijection of what it takes in: no two j of a window collide."""
+    """(state, gamma) of one instance. Each step is a bijection of its input, so no two j of a window collide."""
     key = mix(mix(_U(seed)))  # twice, or seed 1 of split 2 would be seed 2 of split 1
     key = mix(key ^ mix(_U(split)))
     key = mix(key ^ mix(_U(window)))
@@ -73,7 +73,7 @@ def below(state, gamma, n):
     bound = _U(n)
     state = state + gamma
     product = (mix(state) >> _S32) * bound
-    if product & _LOW < bound:  # only here can a value be one of the few that would come up too often
+    if product & _LOW < bound:  # only here can it be one of the few to reject, which would be too frequent
         floor = (_LOW + _ONE) % bound
         while product & _LOW < floor:
             state = state + gamma
@@ -83,7 +83,7 @@ def below(state, gamma, n):
 
 @njit(cache=True)
 def two_below(state, gamma, n, m):
-    """(state, i, j): independent, uniform on 0..n-1 and 0..m-1, out of the two halves of one word."""
+    """(state, i, j): independent, uniform on 0..n-1 and 0..m-1, from the two halves of one word."""
     a, b = _U(n), _U(m)
     while True:
         state = state + gamma
@@ -101,7 +101,7 @@ def two_below(state, gamma, n, m):
 def shuffle(state, gamma, items, n, first):
     """Fisher-Yates: items[:first] becomes a uniform ordered sample of items[:n]; first = n shuffles them all.
 
-    Four draws come out of one word. In a 32-bit half x, the high part of x * a is a draw below a, and the low part
+    One word gives four draws. In a 32-bit half x, the high part of x * a is a draw below a, and the low part
     times b gives a draw below b; together they are one draw below a * b, so one rejection test covers both.
     """
     i = 0

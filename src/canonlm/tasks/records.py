@@ -15,8 +15,8 @@ class Query:
     """One graded answer, tokens[start:stop], without its marker. Its question is tokens[question_start:start] (-1: no
     question).
 
-    slice: where the answer counts. Its first key is the task's own scale of difficulty; an answer with several keys
-    ({"n": 70, "depth": 2}) counts once for each.
+    slice: the slice that the answer counts for. Its first key is the task's primary scale of difficulty. An answer with
+    several keys ({"n": 70, "depth": 2}) counts once for each.
     """
 
     start: int
@@ -66,7 +66,7 @@ class Sample:
 
     tokens: np.ndarray
     labels: np.ndarray
-    meta: dict[str, Any]  # facts to read (n, words, …) and `queries`
+    meta: dict[str, Any]  # facts for people (n, words, …) and `queries`
 
     @property
     def queries(self) -> tuple[Query, ...]:
@@ -83,7 +83,7 @@ class Verdict:
 
 
 class Placed(NamedTuple):
-    """A complete instance of a window, at row[start:stop]."""
+    """A complete instance in a window, at row[start:stop]."""
 
     start: int
     stop: int
@@ -107,8 +107,8 @@ class Vocab:
         if isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= token < len(self.names):
             return self.names[int(token)]
         try:
-            shown = repr(token)[1:-1] if isinstance(token, str) else str(token)  # a line break must not break the line
-        except Exception:  # an integer too long to be written, lists too deep, an object of somebody else
+            shown = repr(token)[1:-1] if isinstance(token, str) else str(token)  # escapes line breaks
+        except Exception:  # an integer too long to print, lists nested too deeply, an object with a broken __str__
             shown = type(token).__name__
         return f"<{shown if len(shown) <= LONGEST_SHOWN else f'{shown[:LONGEST_SHOWN]}…'}>"
 

@@ -1,4 +1,4 @@
-"""A task's settings: a frozen pydantic model whose errors are our one-liners."""
+"""A task's settings: a frozen pydantic model whose errors are one-line ValueErrors."""
 
 from typing import Any, ClassVar
 

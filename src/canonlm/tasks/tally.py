@@ -1,4 +1,4 @@
-"""Right answers counted per slice."""
+"""Counts of right answers per slice."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -2,8 +2,8 @@
 
 `w7 w3.` is one name. The dot marks its last token, so names need no separators.
 
-A name's length is uniform on low..high, then each token is uniform; a name that the sample has already is drawn again.
-Short names are few, so the more names a sample has, the rarer they get.
+A name's length is uniform on low..high, then each token is uniform; a name that the sample already has is drawn again.
+Short names are few, so their share falls with the number of names in a sample.
 """
 
 import numpy as np
@@ -18,10 +18,10 @@ _U1 = np.uint64(1)
 
 
 class Names:
-    """The names of low to high tokens that m tokens can spell; token ids from `first` to `stop` - 1.
+    """All names of low to high tokens over m tokens; their token ids are `first` … `stop` - 1.
 
-    tables, for the samplers: cells int32 [c], tokens int32 [names, high, made even], lengths int32 [names]. A name of
-    length l has m^(high-l) of the c equally likely cells, so one bounded draw picks a name.
+    tables, for the samplers: cells int32 [c], tokens int32 [names, high rounded up to even], lengths int32 [names]. A
+    name of length l has m^(high-l) of the c equally likely cells, so one bounded draw picks a name.
     """
 
     def __init__(self, m: int, low: int, high: int, first: int) -> None:
@@ -68,7 +68,7 @@ class PlainNames(Names):
 
 
 def check_names(spec: TaskSpec, m: int, low: int, high: int, N: int) -> None:
-    """The validator of a Spec with name_vocab, min_name_len, max_name_len and N: are there N different names?"""
+    """Validate the name_vocab, min_name_len and max_name_len of a Spec: there must be N different names."""
     if high < low:
         raise spec.refuse("max_name_len", f"an integer >= min_name_len ({low})", high)
     if (high - low + 1) * m**high > MAX_CELLS:
@@ -87,7 +87,7 @@ def room_for_names(lengths):
 
 @njit(cache=True)
 def draw_names(state, gamma, n, cells, seen, stamp, names):
-    """names[:n] = n different names in random order. Needs room for n + 2 names, without cells for all names.
+    """Set names[:n] to n different names in random order. It needs room for n + 2 names, or for all without cells.
     seen[name] == stamp[0]: the name has been drawn already."""
     stamp[0] += 1
     now = stamp[0]
@@ -96,22 +96,23 @@ def draw_names(state, gamma, n, cells, seen, stamp, names):
             names[name] = name
         return shuffle(state, gamma, names, len(seen), n)
     count = 0
-    while count < n:  # duplicates are overwritten by the next draw; a name too many is left over
+    while count < n:  # the next draw overwrites duplicates; a surplus name at the end is not used
         state, a, b = two_below(state, gamma, len(cells), len(cells))
         for cell in (a, b):
             name = cells[cell]
             names[count] = name
             count += seen[name] != now
             seen[name] = now
-    # Names come in an order that favours the likely (short) ones.
+    # Likely (short) names tend to be drawn first.
     return shuffle(state, gamma, names, n, n)
 
 
 @njit(cache=True)
 def write_name(tokens, at, names, lengths, name):
-    """Always writes the longest length: the surplus is overwritten next, and no branch depends on the draw.
+    """Write a name at position `at`; returns the position after it. It always writes names.shape[1] tokens: the next
+    write overwrites the surplus, and no branch depends on the draw.
 
-    Two tokens a step and unsigned indices (numba looks for negative ones otherwise): twice the speed of all of Depo.
+    Two tokens per step and unsigned indices (numba checks others for negative ones) make all of Depo twice as fast.
     """
     row = np.uint64(name)
     for t in range(0, names.shape[1], 2):

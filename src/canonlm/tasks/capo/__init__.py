@@ -1,4 +1,4 @@
-"""Capo: people, their biographies in tokens, and the bits that a model knows about them."""
+"""Capo: people, their biographies as tokens, and the bits that a model knows about them."""
 
 from canonlm.tasks.capo.task import Capo
 

@@ -1,4 +1,4 @@
-"""bioR: biographies that a chat model writes. `prompt` builds the instruction, `read` takes the texts back in.
+"""bioR: biographies that a chat model writes. `prompt` builds the instruction, `read` reads the texts back.
 
 Nothing in this file calls a model: send the prompts to one of your choice and store its answers. The prompts have the
 structure of the original release in our own words: a request for a length and the full name, then four statements in
@@ -21,7 +21,7 @@ from canonlm.tasks.random import below, check_count, shuffle, stream
 
 LENGTHS = range(50, 200)  # words that mode 0 asks for by default
 
-_PROMPTS = 101  # in the place of a split, as people.PEOPLE
+_PROMPTS = 101  # takes the place of a split in the key of a stream, like people.PEOPLE
 
 _UNIVERSITY = (
     "{pronoun} studied at {university}",
@@ -67,10 +67,10 @@ _WORDINGS = _UNIVERSITY, _FIELD, _BIRTH_CITY, _COMPANY, _BIRTH_DATE
 
 
 def prompt(person: Person, seed: int, *, mode: int = 0, words: int | None = None, draw: int = 0) -> str:
-    """An instruction for a chat model: a pure function of its arguments; other draws change its words and their order.
+    """An instruction for a chat model: a pure function of its arguments. Another `draw` changes wording and order.
 
-    mode 0 asks for a biography of `words` words, uniform on 50 … 199 unless given. mode 1 needs `words`, and asks to
-    vary wording and order besides.
+    mode 0 asks for a biography of `words` words, uniform on 50 … 199 unless given. mode 1 requires `words`, and also
+    asks to vary wording and order.
     """
     if mode not in (0, 1):
         raise expected("mode", "0 or 1", mode)
@@ -100,7 +100,7 @@ def prompt(person: Person, seed: int, *, mode: int = 0, words: int | None = None
 
 @njit(cache=True)
 def _draws(seed, i, draw, sizes):
-    """One uniform draw below each of the sizes, and then a random order of 0 … 3."""
+    """One uniform draw below each of the sizes, then a random order of 0 … 3."""
     state, gamma = stream(seed, _PROMPTS, i, draw)
     out = np.empty(len(sizes) + 4, np.int64)
     for k in range(len(sizes)):
@@ -114,8 +114,8 @@ def _draws(seed, i, draw, sizes):
 class Rewritten:
     """A text about person `person`; text[slice(*spans[key])] is the first mention of the name or a value.
 
-    key: "name" or an attribute; what the text does not mention has no span. If the birth city is also the company city,
-    both have the same span.
+    key: "name" or an attribute; those that the text does not mention have no span. If the birth city is also the
+    company city, both have the same span.
     """
 
     person: int
@@ -125,7 +125,7 @@ class Rewritten:
 
 @dataclass(frozen=True)
 class Rewrites:
-    """All texts of a file, and a line for every name or value that is not in its text word for word."""
+    """All texts of a file, and a line for every name or value that its text does not contain word for word."""
 
     texts: tuple[Rewritten, ...]
     missing: tuple[str, ...]
@@ -134,8 +134,8 @@ class Rewrites:
 def read(path: Path, seed: int, pools: Pools) -> Rewrites:
     """Texts about the people (seed, 0), (seed, 1), …, from UTF-8 lines.
 
-    *.jsonl: lines {"person": 3, "text": "…"}, in any order, a person as often as you like. Any other file: the first
-    line is about person 0, the next about person 1, and so on. Raises ValueError with the file and the line.
+    *.jsonl: lines {"person": 3, "text": "…"}, in any order, any number per person. Any other file: the first line is
+    about person 0, the next about person 1, and so on. Raises ValueError with the file and the line.
     """
     try:
         raw = path.read_bytes().decode("utf-8-sig")
@@ -170,7 +170,7 @@ def _from_json(line: str, where: str) -> tuple[int, str]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"{what}, got no JSON ({error})") from None
+        raise ValueError(f"{what}, got invalid JSON ({error})") from None
     index, text = (row.get("person"), row.get("text")) if isinstance(row, dict) else (None, None)
     if type(index) is not int or index < 0 or not isinstance(text, str):
         raise ValueError(f"{what}, got {line.strip()}")
@@ -178,7 +178,7 @@ def _from_json(line: str, where: str) -> tuple[int, str]:
 
 
 def _spans(text: str, values: dict[str, str]) -> dict[str, tuple[int, int]]:
-    """The span of each value where it first stands as whole words, and not inside a longer value of the person."""
+    """The first span of each value, as whole words and not inside a longer value of the person."""
     spans, taken = {}, list[tuple[int, int]]()
     for key, value in sorted(values.items(), key=lambda item: -len(item[1])):
         places = [match.span() for match in re.finditer(rf"(?<!\w){re.escape(value)}(?!\w)", text)]

@@ -1,9 +1,9 @@
 """Capo's metric: how many bits about its people a model holds (bit complexity, Part 3.3; arXiv 2512.17351, App. A).
 
-A name is one of N0 = first x middle x last names; given the name, what there is to know is one of
+A name is one of N0 = first x middle x last names. Given the name, the values are one of
 S0 = 2 x dates x cities x universities x fields x companies: the 2 is the pronoun, and the company city follows from the
-company. A model that gives the true name e^-p1 and the true values e^-p2 needs p1 / ln 2 further bits for the name, not
-log2 N0, and p2 / ln 2 further bits for the values, not log2 S0. It knows the rest.
+company. A model that gives the true name the probability e^-p1 and the true values e^-p2 needs p1 / ln 2 further bits
+for the name instead of log2 N0, and p2 / ln 2 for the values instead of log2 S0. It knows the rest.
 """
 
 import math
@@ -17,7 +17,7 @@ DATES = len(MONTHS) * len(DAYS) * len(YEARS)
 
 @dataclass(frozen=True)
 class Bits:
-    """Bits per person; `total` is those of everybody."""
+    """Bits per person; `total` is their sum over all people."""
 
     names: float
     values: float
@@ -38,19 +38,19 @@ class Bits:
 
 
 def bits(name_nats: float, value_nats: float, people: int, sizes: Sizes, pronoun: bool = True) -> Bits:
-    """The bits that a model holds about `people` (N) people, of whom it says the following on average:
+    """The bits that a model holds about `people` (N) people, from two losses, both averaged over people.
 
     name_nats: p1, the summed cross-entropy (nats) of the tokens of a person's full name, the first of a biography.
-    value_nats: p2, the same of the tokens of all values and of the first pronoun; with `pronoun=False` (variant
-    fullname) there is none, and S0 has no factor 2. sizes: `Pools.sizes`.
+    value_nats: p2, the same for the tokens of all values and of the first pronoun; with `pronoun=False` (variant
+    fullname) there is no pronoun, and S0 has no factor 2. sizes: `Pools.sizes`.
 
-    The loss on the company city belongs to p2, though S0 has no factor for it: company and city are as likely together
+    The loss on the company city belongs to p2, though S0 has no factor for it: company and city together are as likely
     as the company alone, in either order. Without this loss, a city before its company would give the company away
-    for nothing, and a model that knows nobody would be credited with bits.
+    for free, and a model that knows nobody would be credited with bits.
 
-    Names and values each count at least 0: an untrained model holds nothing, not less. p1 is at least ln N if it is the
-    mean over all N people (a distribution over names gives N of them e^-ln N at best, on average), and p2 at
-    least 0, so no model gets above `at_most`; the mean over some of the people may, by chance.
+    Names and values each count at least 0, so an untrained model holds no negative bits. p1 is at least ln N if it is
+    the mean over all N people (a distribution over names gives N of them e^-ln N at best, on average), and p2 is at
+    least 0, so no model exceeds `at_most`. The mean over some of the people may, by chance.
     """
     all_names = math.log2(name_space(sizes))
     all_values = math.log2((2 if pronoun else 1) * DATES * math.prod(sizes[3:]))

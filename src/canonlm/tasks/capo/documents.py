@@ -1,6 +1,6 @@
 """Capo's documents as sequences of pieces, and their lengths.
 
-Document d is the biography of person d for d < people; from there on it is question (d - people) % 6 about person
+Document d is the biography of person d for d < people; for larger d it is question (d - people) % 6 about person
 (d - people) // 6. A person's texts differ in their templates and in the order of the sentences; both are drawn from a
 stream keyed (seed, split, person, text number). A question has one text.
 """
@@ -31,14 +31,14 @@ from canonlm.tasks.capo.tokens import (
 from canonlm.tasks.random import below, stream, two_below
 
 LONGEST_PLAN = 64  # max pieces of a document: 6 sentences of 3 + 1 + 3 + 1
-ORDERS = np.array(list(permutations(range(6))), np.int8)  # the first one is ATTRIBUTES as they are
+ORDERS = np.array(list(permutations(range(6))), np.int8)  # the first one is the order of ATTRIBUTES
 
 # Roles of tokens, as in `Capo.test_batch`; tokens of the value of attribute a have OF_VALUE + a.
 TEMPLATE, FIRST_NAME, FIRST_PRONOUN, OF_VALUE = range(4)
 
 
 class TextSettings(NamedTuple):
-    """Settings that a document's text depends on, beside its keys."""
+    """Settings that a document's text depends on, in addition to its key."""
 
     pieces: Pieces
     sizes: Sizes
@@ -50,7 +50,7 @@ class TextSettings(NamedTuple):
 
 @njit(cache=True)
 def pieces_of(seed, split, text, document, settings, plan, roles):
-    """Write the pieces of a document after its bos to plan, and their roles to roles; returns their number."""
+    """Write the pieces of a document after its bos to `plan`, and their roles to `roles`. Returns their number."""
     if document < settings.people:
         return _biography(seed, split, text, document, settings, plan, roles)
     question = document - settings.people
@@ -142,7 +142,7 @@ def _put_value(values, a, base, plan, roles, count):
 
 @njit(cache=True)
 def _value(values, a):
-    """The index of the value of attribute a > 0; company and company city have the same one."""
+    """The index of the value of attribute a > 0; company and company city have the same index."""
     return values[min(a, 4) + 2]
 
 
@@ -155,7 +155,7 @@ def length_of(seed, split, text, document, settings):
 
 @njit(cache=True)
 def fixed_length(seed, document, settings):
-    """The tokens that all texts of a document share: bos, names, pronouns, values; all tokens of a question."""
+    """The number of tokens that all texts of a document share: bos, names, pronouns, values; of a question, all."""
     pieces = settings.pieces
     if document >= settings.people:
         i, a = (document - settings.people) // 6, (document - settings.people) % 6
@@ -170,7 +170,7 @@ def fixed_length(seed, document, settings):
 
 @njit(cache=True)
 def template_length(seed, split, text, i, settings):
-    """The tokens that differ between texts: the six templates without their values, corrected for joined values."""
+    """The number of tokens that depend on the text: six templates without values, corrected for joined values."""
     pieces, length = settings.pieces, 0
     _, _, templates = _templates(seed, split, text, i, pieces.base)
     for a in range(6):

@@ -5,7 +5,7 @@ permutation, so no two people share a name. All else is uniform and independent,
 in the original release, the pronoun follows the parity of i, not the name: "He" for even i, "She" for odd.
 
 `sizes` is `Pools.sizes` throughout. The functions under @njit return indexes (into MONTHS, DAYS, YEARS and the pools)
-and check nothing: i must be below `name_space(sizes)`, as `check_people` says politely.
+and check nothing: i must be below `name_space(sizes)`, as `check_people` verifies.
 """
 
 import math
@@ -20,11 +20,11 @@ from canonlm.tasks.random import below, check_count, mix, stream, two_below
 
 PRONOUNS = ("He", "She")  # of person i: PRONOUNS[i % 2]
 
-PEOPLE = 100  # stands where a sample's key has its split (1, 2, 3): people share no stream with samples
+PEOPLE = 100  # takes the place of a split in the key of a stream: people share no stream with samples
 
 _U = np.uint64
 _S32 = _U(32)
-_ROUNDS = 16  # from here on also 5 or 6 names come in all orders equally often; 8 suffice for millions
+_ROUNDS = 16  # enough for all orders of 5 or 6 names to be equally likely; 8 suffice for millions
 _DATES = len(MONTHS), len(DAYS), len(YEARS)
 _MONTHS, _DAYS, _YEARS = _DATES
 
@@ -56,7 +56,7 @@ class Person:
 
 
 def person(seed: int, i: int, pools: Pools) -> Person:
-    """Person i of the population `seed`. ValueError where the pools have no i + 1 different names."""
+    """Person i of the population `seed`. ValueError if the pools have fewer than i + 1 different names."""
     sizes = pools.sizes
     check_people("person", check_count("person", i) + 1, sizes)
     first, middle, last = name(check_count("seed", seed), i, sizes)
@@ -69,12 +69,12 @@ def person(seed: int, i: int, pools: Pools) -> Person:
 
 
 def name_space(sizes: Sizes) -> int:
-    """How many different full names there are, and so how many people can be."""
+    """The number of different full names, which is the max number of people."""
     return math.prod(sizes[:3])
 
 
 def check_people(key: str, count: int, sizes: Sizes) -> int:
-    """`count` people, if the pools have a name for each."""
+    """Return `count` if the pools have a name for each of that many people; else raise ValueError."""
     if count > name_space(sizes):
         names = " x ".join(map(str, sizes[:3]))
         raise expected(key, f"at most {name_space(sizes)} people (the pools have {names} names)", count)
@@ -93,8 +93,8 @@ def name_index(seed, i, sizes):
     """A keyed permutation of 0 … n - 1, for n = sizes[0] * sizes[1] * sizes[2] < 2**62.
 
     A Feistel network on pairs (left, right) with left < a, right < b and a * b just above n (Black and Rogaway 2002,
-    "Ciphers with arbitrary finite domains"). Each round adds to one half, modulo its size, a hash of the other, which
-    can be undone; a result from n on is sent through again until it is below n.
+    "Ciphers with arbitrary finite domains"). Each round adds a hash of one half to the other, modulo its size, which is
+    invertible. A result of n or more goes through the network again until it is below n.
     """
     n = sizes[0] * sizes[1] * sizes[2]
     a = np.int64(math.ceil(math.sqrt(n)))

@@ -1,8 +1,8 @@
-"""Capo's pools: what names, birth dates, cities, universities, fields and companies are drawn from.
+"""Capo's pools: the entries from which names, birth dates, cities, universities, fields and companies are drawn.
 
 Ours have the sizes of the paper (arXiv 2512.17351, after Part 3.3 of the same series): 400 first, 400 middle and 1000
 last names, 12 x 28 x 200 dates, 200 cities, 300 universities, 100 fields, 263 companies. Every entry is our invention.
-Each company has one city, so the company city says nothing that the company does not.
+Each company has one city, so the company determines the company city.
 
 A user's pools are a folder with the same seven files, one entry per line (UTF-8; LF or CR LF, as in the original
 release): first_name.txt, middle_name.txt, last_name.txt, city.txt, university.txt, field.txt, and company.txt with
@@ -54,7 +54,7 @@ class Pools:
 
 
 def load(folder: Path | None = None) -> Pools:
-    """The pools of a folder; None means ours. ValueError names the file and the line where an entry is no good."""
+    """The pools of a folder; None means ours. ValueError, with the file and the line, if an entry is invalid."""
     return _ours() if folder is None else _read(folder)
 
 
@@ -79,7 +79,7 @@ def _read(folder: Path) -> Pools:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file, each without the blanks around it; empty lines at the end do not count."""
+    """The lines of a file, stripped; empty lines at the end do not count."""
     try:
         text = path.read_bytes().decode("utf-8-sig").rstrip()
     except OSError as error:

@@ -30,7 +30,7 @@ Statement = tuple[str, str, int, int]  # attribute, value, and start and stop of
 
 
 class Reader:
-    """Reads biographies and questions. Pieces may be parts of each other, so every way to read is tried."""
+    """Reads biographies and questions. Pieces may be parts of each other, so every possible reading is tried."""
 
     def __init__(self, text: Text) -> None:
         pieces, pools = text.pieces, text.pools
@@ -88,7 +88,7 @@ class Reader:
         statements: list[tuple[int, Statement]],
         furthest: list[int],
     ) -> Iterator[tuple[str, list[tuple[int, Statement]]]]:
-        """Every way to read the rest of a biography as sentences on attributes that `statements` lacks."""
+        """Every way to read the rest of a biography as sentences on attributes missing from `statements`."""
         furthest[0] = max(furthest[0], at)
         if len(statements) == 6:
             if at == len(tokens):
@@ -137,7 +137,7 @@ class Reader:
         return ((str(self._words[kind][i]), stop) for i, stop in self._find(kind, tokens, at))
 
     def _find(self, kind: int, tokens: list[int], at: int) -> Iterator[tuple[int, int]]:
-        """Every piece of this kind that stands at `at`: its index, and where it ends."""
+        """Every piece of this kind that starts at `at`: its index, and where it ends."""
         for length in self._lengths[kind]:
             if at + length <= len(tokens):
                 for i in self._pieces[kind].get(tuple(tokens[at : at + length]), ()):
@@ -146,5 +146,5 @@ class Reader:
 
 @cache
 def reader_of(text: Text) -> Reader:
-    """The reader of a text, which takes longer to make than the rest of the task."""
+    """The reader of a text, cached because it takes longer to make than the rest of the task."""
     return Reader(text)

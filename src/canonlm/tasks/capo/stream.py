@@ -1,14 +1,14 @@
 """Capo's stream: pass after pass over all documents, each pass in an order of its own, cut into windows.
 
-In every pass each document (a biography or, if training has questions, a question with its answer) comes exactly once,
-at the place that a keyed permutation gives it. The documents of a pass follow one another without a gap, so a window's
-border may cut one in two. The window of the last one is padded: bos, label -100, a doc id of its own.
+In every pass each document (a biography or, if training has questions, a question with its answer) occurs exactly once,
+at the place that a keyed permutation gives it. The documents of a pass follow one another without a gap, so a window
+boundary may cut one in two. The last window of a pass is padded with bos, label -100 and a doc id of its own.
 
 To find the first document of a window, a pass has a table with the start of every EVERY-th document. It is made from
 lengths alone, when the pass is first needed.
 
 The other tasks are packed differently (`tasks.packing`): a window has instances of its own, and the end of the last one
-is lost. In Capo every token of a pass comes exactly once.
+is lost. In Capo every token of a pass occurs exactly once.
 """
 
 import threading
@@ -33,12 +33,12 @@ from canonlm.tasks.packing import IGNORE, Windows
 from canonlm.tasks.random import stream
 
 EVERY = 128  # documents between two entries of a pass's table: 63 kB per million documents
-TABLES = 4  # passes whose tables are kept; sampler threads are at most in two at a time
+TABLES = 4  # max number of cached tables; sampler threads read at most two passes at a time
 ORDER = 200  # added to the split in the key, so that orders share no stream with texts
 
 
 class Stream:
-    """The windows of `passes` passes. `text_number(split, e)` is the number of the texts that pass e has."""
+    """The windows of `passes` passes. `text_number(split, e)` is the text number of all documents in pass e."""
 
     def __init__(self, settings: TextSettings, passes: int, text_number: Callable[[int, int], int]) -> None:
         self.settings, self.passes, self.text_number = settings, passes, text_number
@@ -79,7 +79,7 @@ class Stream:
 
     def _total(self, seed: int, split: int, text: int) -> int:
         """The number of tokens in a pass; it does not depend on the order of the documents."""
-        with _MAKING:
+        with _TABLES_LOCK:
             if seed not in self._fixed:
                 self._fixed[seed] = _total_fixed(seed, self.settings)
             if (key := (seed, split, text)) not in self._templates:
@@ -89,17 +89,17 @@ class Stream:
     def _table(self, seed: int, split: int, e: int) -> np.ndarray:
         """int64 [ceil(documents / EVERY)]: the number of tokens before document 0, EVERY, 2 EVERY, … of the pass."""
         key = seed, split, e
-        with _MAKING:
+        with _TABLES_LOCK:
             if (table := self._tables.get(key)) is None:
                 table = np.empty(-(-self.settings.documents // EVERY), np.int64)
-                _begins(seed, split, e, self.text_number(split, e), self.settings, table)
+                _fill_table(seed, split, e, self.text_number(split, e), self.settings, table)
                 while len(self._tables) >= TABLES:
                     del self._tables[next(iter(self._tables))]
                 self._tables[key] = table
         return table
 
 
-_MAKING = threading.Lock()  # not a stream's own: streams travel to other processes, locks do not
+_TABLES_LOCK = threading.Lock()  # shared by all streams, because a stream must be picklable and a lock is not
 
 
 @njit(cache=True, nogil=True)
@@ -119,7 +119,7 @@ def _total_templates(seed, split, text, settings):
 
 
 @njit(cache=True, nogil=True)
-def _begins(seed, split, e, text, settings, table):
+def _fill_table(seed, split, e, text, settings, table):
     order, at = _order(seed, split, e), 0
     for place in range(settings.documents):
         if place % EVERY == 0:
@@ -129,7 +129,7 @@ def _begins(seed, split, e, text, settings, table):
 
 @njit(cache=True, nogil=True)
 def _fill(seed, split, e, text, settings, at, place, loss_on_all, ids, labels, docs):
-    """Rows of one pass; the document at `place` begins at token `at` of the first row (<= 0: before it)."""
+    """Fill rows of one pass; the document at `place` begins at token `at` <= 0 of the first row."""
     plan, roles = np.empty(LONGEST_PLAN, np.int64), np.empty(LONGEST_PLAN, np.int8)
     order, tokens, start = _order(seed, split, e), settings.pieces.tokens, settings.pieces.start
     size, seq_len, doc = ids.size, ids.shape[1], -1
@@ -195,5 +195,5 @@ def _order(seed, split, e):
 
 @njit(cache=True)
 def _document_at(order, place, settings):
-    """The document at a place of the pass, by the keyed permutation that also gives names: O(1) for any place."""
+    """The document at a place of the pass, in O(1), by the keyed permutation that also gives names."""
     return name_index(order, place, (settings.documents, 1, 1, 1, 1, 1, 1))

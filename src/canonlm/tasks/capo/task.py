@@ -3,8 +3,8 @@
     <bos> Tameda Umuno Noraugh was born on September 8, 2082. She majored in Acoustics. …
 
 N people, each with a name, a birth date, a birth city, a university, a field, a company and the company's city, in
-biographies of six sentences. Training shows every person `exposures` times; the test asks how well the model tells the
-same people's names and values in texts it has not seen (bioS and its bits; arXiv 2512.17351, App. A).
+biographies of six sentences. Training shows every person `exposures` times; the test measures how well the model
+predicts the same people's names and values in texts that it has not seen (bioS and its bits; arXiv 2512.17351, App. A).
 """
 
 from fractions import Fraction
@@ -38,14 +38,14 @@ class Capo(Task):
     class Spec(TaskSpec):
         N: int = Field(50_000, ge=1)  # people
         exposures: int = Field(100, ge=1, le=100_000)  # biographies of each person in training, one per pass
-        variant: Literal["fresh", "multi", "single"] = "fresh"  # new sentences every time, `texts` in turn, one text
+        variant: Literal["fresh", "multi", "single"] = "fresh"  # new texts in every pass, `texts` in turn, one text
         texts: int = Field(5, ge=1, le=100_000)  # per person, under variant: multi
         permute: bool = True  # sentences in random order; False: as in ATTRIBUTES
         fullname: bool = False  # the full name in all sentences, not only in the first
         questions: bool = False  # training also asks about the first half of the people, the test about the others
         pools: str | None = None  # a folder of names and values (canonlm.tasks.capo.pools); None: ours
         tokenizer: str | None = None  # a tokenizer.json or a folder with one; None: ours
-        vocab_size: int | None = Field(None, ge=1, le=10_000_000)  # with tokens that never occur; None: without any
+        vocab_size: int | None = Field(None, ge=1, le=10_000_000)  # including tokens that never occur; None: no others
 
         @model_validator(mode="after")
         def _enough_people(self) -> "Capo.Spec":
@@ -69,12 +69,12 @@ class Capo(Task):
         "attribute": Scale(
             "fact",
             str,
-            "A fact is known when the model, reading a newly worded biography up to it, would go on with exactly that.",
+            "A fact is known when the model continues a newly worded biography, cut before the fact, with exactly it.",
         ),
         "question": Scale(
             "fact asked for",
             lambda v: f"{v}, asked",
-            "The same facts as answers to questions, about people whom no question in training was about.",
+            "The same facts as answers to questions, about people without questions in training.",
         ),
     }
     measures = {
@@ -100,7 +100,7 @@ class Capo(Task):
         return [{kind: attribute} for kind in kinds for attribute in ATTRIBUTES]
 
     def chance(self, slice: Slice) -> float:
-        """The likeliest value, always."""
+        """The guess is always the likeliest value."""
         attribute = str(next(iter(slice.values())))
         if attribute == "birth date":
             return 1 / DATES
@@ -108,14 +108,14 @@ class Capo(Task):
         return float(max(Fraction(values.count(value), len(values)) for value in set(values)))
 
     def bits(self, name_nats: float, value_nats: float) -> Bits:
-        """The bits that a model knows, from its loss on the name (role 1) and on pronoun and values (roles 2 and 3),
-        summed per person and averaged over people, in nats. See `canonlm.tasks.capo.bits`."""
+        """The bits that a model knows, from its losses on the name (role 1) and on pronoun and values (roles 2 and 3).
+        Both are in nats, summed per person and averaged over people. See `canonlm.tasks.capo.bits`."""
         return bits(name_nats, value_nats, self.spec.N, self.text.pools.sizes, pronoun=not self.spec.fullname)
 
     # -- the stream ---------------------------------------------------------------------------------------------------
 
     def training_windows(self, seed: int, seq_len: int) -> int:
-        """The number of windows that hold all exposures. Later windows are padding: bos, without a label."""
+        """The number of windows that contain all exposures. Later windows are padding: bos, without a label."""
         return self._stream.windows(check_count("seed", seed), TRAIN, check_count("seq_len", seq_len, min=1))
 
     def windows(
@@ -123,7 +123,7 @@ class Capo(Task):
     ) -> Windows:
         """Windows start … start + count - 1 of the passes over all people: see `canonlm.tasks.capo.stream`.
 
-        All splits have the same people and as many passes; all but "train" have fresh sentences of their own.
+        All splits have the same people and number of passes; all but "train" have fresh sentences of their own.
         """
         loss_on_all = self._loss_on(loss_on) == "all"
         out = empty_windows(check_count("count", count), check_count("seq_len", seq_len, min=1))
@@ -138,7 +138,7 @@ class Capo(Task):
         return self._sample(check_count("seed", seed), check_split(split), number, person, loss_on)
 
     def question(self, seed: int, index: int, attribute: str, *, loss_on: str | None = None) -> Sample:
-        """The question for an attribute of person index % N, with its answer."""
+        """The question about an attribute of person index % N, with its answer."""
         if attribute not in ATTRIBUTES:
             raise unknown("attribute", attribute, ATTRIBUTES)
         person = check_count("index", index) % self.spec.N
@@ -149,7 +149,7 @@ class Capo(Task):
         """The complete documents of window w."""
         rows = self.windows(split, seed, w, 2, seq_len=seq_len)
         ends = np.flatnonzero(np.diff(rows.doc_ids[0])) + 1
-        bounds = [0, *ends.tolist(), *([seq_len] if rows.input_ids[1, 0] == BOS else [])]  # else the last one goes on
+        bounds = [0, *ends.tolist(), *([seq_len] if rows.input_ids[1, 0] == BOS else [])]  # else the last one continues
         return [
             Placed(a, b, self.read(rows.input_ids[0, a:b]))
             for a, b in pairwise(bounds)
@@ -162,15 +162,15 @@ class Capo(Task):
         """(ids int32, roles int8), [count, longest]: the biographies of people first … first + count - 1, of the N
         people, in the texts of a split. Row r is `sample(split, seed, first + r)`.
 
-        Roles: 1 the full name where it comes first, 2 the first pronoun, 3 the six values, 0 anything else, -1 padding
-        (id 0) behind the text.
+        Roles: 1 the full name at its first mention, 2 the first pronoun, 3 the six values, 0 anything else, -1 padding
+        (id 0) after the text.
         """
         if check_count("first", first) + check_count("count", count) > self.spec.N:
             raise expected("count", f"at most {max(0, self.spec.N - first)} people from number {first} on", count)
         return self._batch(check_count("seed", seed), np.arange(first, first + count), split)
 
     def question_batch(self, seed: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, roles) as in `test_batch`, of questions that training never has: row r is about attribute
+        """(ids, roles) as in `test_batch`, for questions that do not occur in training: row r is about attribute
         (first + r) % 6 of the held-out person number (first + r) // 6, modulo their number."""
         if not self.spec.questions:
             raise self.spec.refuse("questions", "true, for a training that has questions", False)
@@ -214,7 +214,7 @@ class Capo(Task):
 
 @lru_cache(maxsize=8)
 def _stream(spec: Capo.Spec) -> Stream:
-    """The stream of all tasks with these settings in a process: counting the tokens of many passes takes seconds."""
+    """One stream per process for all tasks with these settings: counting the tokens of many passes takes seconds."""
     text = tokenise(spec.tokenizer, spec.pools)
     documents = spec.N + (6 * (spec.N // 2) if spec.questions else 0)
     settings = TextSettings(text.pieces, text.pools.sizes, spec.N, documents, spec.permute, spec.fullname)
@@ -222,7 +222,7 @@ def _stream(spec: Capo.Spec) -> Stream:
 
 
 def _text_number(spec: Capo.Spec, split: int, e: int) -> int:
-    """The number of the texts that pass e of a split has; splits share no texts."""
+    """The text number of pass e of a split; splits share no texts."""
     if split != TRAIN or spec.variant == "fresh":
         return e
     return e % spec.texts if spec.variant == "multi" else 0

@@ -1,9 +1,9 @@
-"""Capo's sentences: for every attribute at least 45 ways to say it, and a question that asks for it.
+"""Capo's sentences: for every attribute at least 45 templates and one question.
 
 A template starts with {subject} and has one {value}: "{subject} was born on {value}." The subject is a full name, "He"
-or "She", and sentences come in any order, so no template says "their", "also" or "there". Before {value} there is a
-space, after it a space, comma or period: a tokenizer that splits at blanks and punctuation, as GPT-2's does, cuts
-template and value apart.
+or "She", and sentences come in any order, so no template contains "their", "also" or "there". A space precedes {value},
+and a space, comma or period follows it, so a tokenizer that splits at spaces and punctuation, like GPT-2's, separates
+template and value.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """A biography (bioS) as text: six sentences, one per attribute, from explicit choices.
 
 The first sentence names the person, the others say "He" or "She" (variant fullname: all of them name the person). Every
-sentence has one space before it, also the first. Templates and order are arguments.
+sentence, including the first, has one space before it. Templates and order are arguments.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ Piece = tuple[str, str]  # (text, role); the role is "name", "pronoun", "templat
 def biography(
     person: Person, templates: Sequence[int], order: Sequence[int] = range(6), *, fullname: bool = False
 ) -> str:
-    """The text. templates[a]: the number of the template of ATTRIBUTES[a]; order: that of the attributes."""
+    """The text. templates[a]: the number of the template of ATTRIBUTES[a]. order: the order of the attributes."""
     return "".join(text for text, _ in pieces(person, templates, order, fullname=fullname))
 
 
 def pieces(
     person: Person, templates: Sequence[int], order: Sequence[int] = range(6), *, fullname: bool = False
 ) -> list[Piece]:
-    """The same in pieces that join to the biography. A space belongs to what follows it: " March 3, 1955"."""
+    """The pieces that join to the biography. A space belongs to the text after it: " March 3, 1955"."""
     values = person.values
     sentences: list[Piece] = []
     for a in order:

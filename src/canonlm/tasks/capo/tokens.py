@@ -1,13 +1,13 @@
 """Capo's text as tokens: every piece of a biography is tokenised once, then the sampler only copies.
 
-A piece is a name, a pronoun, a part of a date, a value, or what a template has before and after its value; a space
-belongs to what follows it. Each is cut out of a tokenised sentence, by character offsets, so it is what the tokenizer
-makes of it in running text. Tokenizers that split at blanks and punctuation never join two pieces. Where another
-tokenizer, or an entry such as "Acme Inc." before a period, joins a value with its sentence, that sentence is tokenised
-whole, and its three pieces are kept apart from the others. Names and dates must not be joined with what is around them.
+A piece is a name, a pronoun, a part of a date, a value, or the part of a template before or after its value; a space
+belongs to the piece after it. Each is cut out of a tokenised sentence by character offsets, so its tokens are those of
+running text. Tokenizers that split at spaces and punctuation never join two pieces. If another tokenizer, or an entry
+such as "Acme Inc." before a period, joins a value with its sentence, that sentence is tokenised whole, and its three
+pieces are kept apart from the others. Names and dates must not be joined with the words around them.
 
-The vocabulary is `<bos>` (0) and the tokens that the pieces have, in the tokenizer's order: the paper cut GPT-2's
-tokenizer in the same way.
+The vocabulary is `<bos>` (0) and the tokens that occur in the pieces, in the tokenizer's order. The paper reduced
+GPT-2's tokenizer in the same way.
 """
 
 import logging
@@ -54,9 +54,9 @@ class Pieces(NamedTuple):
 
 
 class TextVocab(Vocab):
-    """A vocabulary that reads as text. `ids_of[i]` is the tokenizer's own number of token i (-1: bos).
+    """A vocabulary that decodes to text. `ids_of[i]` is the tokenizer's id of token i (-1: bos).
 
-    `unused` tokens behind these occur in no text.
+    `unused`: the number of tokens after these, which occur in no text.
     """
 
     def __init__(self, tokenizer: Any, ids_of: np.ndarray, unused: int = 0) -> None:
@@ -65,7 +65,7 @@ class TextVocab(Vocab):
         self.tokenizer, self.ids_of = tokenizer, ids_of
 
     def text(self, tokens: Iterable[object]) -> str:
-        """Decoded, without the blanks around it; what is not a token of a text stands as <bos>, <99999>, <None>."""
+        """The decoded text, stripped; anything but a token of a text appears as <bos>, <99999> or <None>."""
         parts: list[str] = []
         for is_text, run in groupby(tokens, lambda token: BOS < self.ids.get(self.name(token), BOS) < len(self.ids_of)):
             if is_text:
@@ -75,7 +75,7 @@ class TextVocab(Vocab):
         return " ".join(parts)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, as it is tokenised alone. ValueError: it has tokens that no biography has."""
+        """The tokens of a text, tokenised on its own. ValueError if it has tokens that no biography has."""
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         ours = np.searchsorted(self.ids_of, ids)
         if (np.append(self.ids_of, -1)[ours] != ids).any():
@@ -93,7 +93,7 @@ class Text:
     joined: int
 
     def longest(self, fullname: bool) -> int:
-        """No document has more tokens: a biography, or a question with its answer."""
+        """An upper bound on the tokens of a document: a biography, or a question with its answer."""
         width, base = np.diff(self.pieces.start), self.pieces.base
         widths = [width[base[kind] : base[kind + 1]] for kind in range(KINDS)]
         longest = [int(lengths.max(initial=0)) for lengths in widths]
@@ -113,7 +113,7 @@ def tokenise(tokenizer: str | None = None, pools: str | None = None) -> Text:
     entries = load(None if pools is None else Path(pools))
     cutter = Cutter(_open(tokenizer), entries)
     cutter.learn()
-    if tokenizer is not None or pools is not None:  # for ours a test does it
+    if tokenizer is not None or pools is not None:  # a test checks ours
         cutter.check()
     return cutter.text()
 
@@ -124,12 +124,12 @@ def _open(path: str | None) -> Any:
     file = SHIPPED if path is None else Path(path)
     try:
         if file.is_dir() and not (file / "tokenizer.json").exists():
-            from transformers import AutoTokenizer  # knows how to convert the other formats; heavy
+            from transformers import AutoTokenizer  # converts other formats; slow to import
 
             tokenizer = AutoTokenizer.from_pretrained(file, local_files_only=True).backend_tokenizer
         else:
             tokenizer = Tokenizer.from_file(str(file / "tokenizer.json" if file.is_dir() else file))
-    except Exception as error:  # the library raises bare ones
+    except Exception as error:  # the library raises plain Exceptions
         what = "a tokenizer.json, or a folder with a tokenizer"
         why = str(error).partition("\n")[0] or type(error).__name__
         raise expected("capo.tokenizer", what, f"{path}: {why}") from None
@@ -138,7 +138,7 @@ def _open(path: str | None) -> Any:
     return tokenizer
 
 
-Part = tuple[Slot | None, str]  # None: there to give the other parts their context
+Part = tuple[Slot | None, str]  # None: only context for the other parts
 
 
 class Cutter:
@@ -153,7 +153,7 @@ class Cutter:
         self.counts += 2 * [len(TEMPLATES[attribute]) for attribute in ATTRIBUTES] + 12 * [1]
 
     def learn(self) -> None:
-        """Every piece, from one sentence."""
+        """Learn every piece from one sentence."""
         names, dates = self.counts[FIRST : FIRST + 3], self.counts[MONTH : MONTH + 3]
         self._take(self._statement(self._name(*at), 1, 0) for k in range(3) for at in _each(names, k))
         self._take(self._statement(self._pronoun(g), 1, 0) for g in range(2))
@@ -166,8 +166,8 @@ class Cutter:
             self._take([self._question(self._name(0, 0, 0), a, self._value(a, 0))])
 
     def check(self) -> None:
-        """Every template with every value, month, day and year and every kind of subject; every question with every
-        value; every last name with every template that has no blank after it. Logs how many pairs are joined."""
+        """Try every template with every value, month, day and year and every kind of subject, every question with every
+        value, and every last name with every template that has no space after it. Logs how many pairs are joined."""
         names = [self._name(0, 0, last) for last in range(self.counts[LAST])]
         for a in range(6):
             values = [self._value(a, v) for v in range(self.counts[VALUE + a])]
@@ -187,7 +187,7 @@ class Cutter:
             )
 
     def text(self) -> Text:
-        for (a, t, v), parts in self.joined.items():  # a piece that never stands alone
+        for (a, t, v), parts in self.joined.items():  # pieces that occur in joined sentences only
             for slot, part in zip(((BETWEEN + a, t), (VALUE + a, v), (AFTER + a, t)), parts, strict=True):
                 self.known.setdefault(slot, part)
         slots = [(kind, i) for kind, count in enumerate(self.counts) for i in range(count)]
@@ -248,7 +248,7 @@ class Cutter:
                 self._take_joined(parts, encoding)
 
     def _take_joined(self, parts: list[Part], encoding: Any) -> None:
-        """The sentence after its subject, in three pieces; a token that is in the value and outside is the value's."""
+        """Keep the sentence after its subject as three pieces; a token partly in the value belongs to the value."""
         slots = [slot or (-1, 0) for slot, _ in parts]
         at = next((i for i, (kind, _) in enumerate(slots) if VALUE <= kind < BETWEEN), 0)
         pieces = _cut(encoding, [text for _, text in parts], greedy=at)
@@ -263,14 +263,15 @@ class Cutter:
 
 
 def _each(counts: Sequence[int], k: int) -> list[list[int]]:
-    """Every entry of pool k, beside the first entries of the others."""
+    """Every entry of pool k, with the first entries of the others."""
     return [[i if at == k else 0 for at in range(len(counts))] for i in range(counts[k])]
 
 
 def _cut(encoding: Any, texts: list[str], greedy: int = -1) -> list[tuple[int, ...]] | None:
-    """The tokens of each text, None where one lies in two texts; but the text number `greedy` takes what it shares.
+    """The tokens of each text; None if a token lies in two texts, but text number `greedy` takes those that it shares.
 
-    Tokenizers may count a leading blank to a token or not, so a token belongs where its last character is.
+    Tokenizers may or may not include a leading space in a token's offsets, so a token belongs to the text with its last
+    character.
     """
     ends = list(accumulate(map(len, texts)))
     pieces: list[list[int]] = [[] for _ in texts]

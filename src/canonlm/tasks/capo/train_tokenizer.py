@@ -2,9 +2,9 @@
 
     python -m canonlm.tasks.capo.train_tokenizer [FILE]
 
-Every entry of a pool stands once, every template once: so the words of the templates, which repeat, become one token
-each, and names one or two, a few three. The same words give the same file, to the byte. Whoever edits templates or
-pools runs it again: without FILE it replaces the shipped one.
+Every pool entry and every template occurs once. So the words of the templates, which repeat, become one token each, and
+names become one or two, a few of them three. The same words give the same file, byte for byte. Run it again after an
+edit of templates or pools: without FILE it replaces the shipped one.
 """
 
 import os
@@ -23,7 +23,7 @@ VOCABULARY = 3275  # entries; the number of GPT-2's tokens that the paper's Capo
 
 
 def corpus() -> list[str]:
-    """The training texts: pieces as they stand in a text, with the blank before them."""
+    """The training texts: pieces as they occur in a text, with the space before them."""
     pools = load()
     pieces = [piece for templates in TEMPLATES.values() for template in templates for piece in split(template)]
     pieces += [f" {piece}" for question in QUESTIONS.values() for piece in question.split(" {name}")]

@@ -1,7 +1,7 @@
 """Exact distributions that follow from the rules alone, each by one pass from the terminals up to the root.
 
-A distribution of a symbol is an array over lengths: index n stands for "n tokens". A row of symbols has the
-convolution of theirs, a symbol the mean (or the sum) over its alternatives.
+The distribution of a symbol is an array over lengths: index n stands for "n tokens". That of a row of symbols is the
+convolution of theirs, that of a symbol the mean (or the sum) over its alternatives.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def extreme_length(rules: tuple, terminals: int, choose: Callable) -> int:
-    """The shortest (choose = min) or longest (max) sentence."""
+    """The length of the shortest (choose = min) or longest (max) sentence."""
     lengths = [1] * terminals
     for level in reversed(rules):
         lengths = [choose(sum(lengths[child] for child in row) for row in rows) for rows in level]
@@ -19,7 +19,7 @@ def extreme_length(rules: tuple, terminals: int, choose: Callable) -> int:
 
 
 def derivation_entropy(rules: tuple, terminals: int) -> float:
-    """Bits: at every node the choice among k alternatives (log2 k), and the mean entropy of its children."""
+    """The entropy of a tree in bits: log2 k at a node with k alternatives, plus the mean entropy of its children."""
     bits = [0.0] * terminals
     for level in reversed(rules):
         bits = [np.log2(len(rows)) + sum(bits[child] for row in rows for child in row) / len(rows) for rows in level]
@@ -27,7 +27,7 @@ def derivation_entropy(rules: tuple, terminals: int) -> float:
 
 
 def length_distribution(rules: tuple, terminals: int) -> np.ndarray:
-    """P(n tokens), float64 [longest + 1]; what is rarer than 5e-324 is 0."""
+    """P(n tokens), float64 [longest + 1]; probabilities below 5e-324 are 0."""
     distributions = [np.array([0.0, 1.0])] * terminals
     for level in reversed(rules):
         distributions = [_sum(_row(distributions, row) for row in rows) / len(rows) for rows in level]
@@ -37,8 +37,8 @@ def length_distribution(rules: tuple, terminals: int) -> np.ndarray:
 def random_strings(rules: tuple, terminals: int) -> tuple[np.ndarray, np.ndarray]:
     """Upper bounds for n uniformly random terminals: P(they are a sentence), P(they are the end of one). Float64 [n].
 
-    They are bounds because trees are counted, not strings: a string with several trees counts several times. The end of
-    a sentence is what follows a cut between two children of one of its nodes.
+    They are bounds because they count trees, not strings: a string with several trees counts several times. The end of
+    a sentence is the part after a cut between two children of one of its nodes.
     """
     sentences = [np.array([0.0, 1.0 / terminals])] * terminals
     ends = [np.zeros(1)] * terminals  # of ends that begin inside the symbol

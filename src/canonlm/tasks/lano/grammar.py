@@ -1,11 +1,11 @@
 """A layered context-free grammar: its rules, its files, and exact answers about its sentences.
 
-Level 0 is the root, the last level holds the terminals 1 … T. Every symbol above them has alternatives, all equally
-likely; an alternative is a row of symbols of the next level. A sentence: start at the root, replace every symbol by
-one of its alternatives, level after level, until only terminals are left.
+Level 0 is the root, and the last level has the terminals 1 … T. Every symbol above them has alternatives, all equally
+likely; an alternative is a row of symbols of the next level. To derive a sentence, start at the root and replace every
+symbol by one of its alternatives, level after level, until only terminals are left.
 
-The nine of `grammars/` are the released grammars of Physics of Language Models, Part 1 (arXiv 2305.13673; the Lano task
-of arXiv 2512.17351 uses cfg3f, cfg3j and cfg3k), carried over into the format of `text.py`.
+Nine files of `grammars/` are the released grammars of Physics of Language Models, Part 1 (arXiv 2305.13673; the Lano
+task of arXiv 2512.17351 uses cfg3f, cfg3j and cfg3k), converted to the format of `text.py`.
 """
 
 from dataclasses import dataclass, replace
@@ -31,11 +31,12 @@ Rules = tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]
 
 @dataclass(frozen=True)
 class Grammar:
-    """sizes[level]: symbols of a level, root first, terminals last. rules[level][i]: the alternatives of symbol i of a
-    level, each a tuple of positions (from 0) in the next level; terminal t has position t - 1.
+    """A layered grammar. sizes[level]: the number of symbols of a level, root first, terminals last. rules[level][i]:
+    the alternatives of symbol i of a level, each a tuple of positions (from 0) in the next level; terminal t has
+    position t - 1.
 
-    symbols[level][i]: names for people; left out: root, a1 a2 … on level 1, b1 b2 … on level 2, the terminals 1 … T.
-    ValueError where the rules do not fit the sizes, or where a sentence could exceed 65536 tokens.
+    symbols[level][i]: names for people; default: root, a1 a2 … on level 1, b1 b2 … on level 2, the terminals 1 … T.
+    ValueError if the rules do not fit the sizes, or if a sentence could exceed 65536 tokens.
     """
 
     name: str
@@ -64,9 +65,9 @@ class Grammar:
 
     @classmethod
     def load(cls, name: str) -> "Grammar":
-        """A grammar by its name: one of the nine released ones, or "small", which is ours.
+        """A built-in grammar by name: one of the nine released ones, or "small", which is ours.
 
-        In cfg3e1 some symbols are out of the root's reach, as released.
+        In cfg3e1, as released, some symbols cannot be reached from the root.
         """
         if name not in BUILT_IN:
             raise unknown("grammar", name, BUILT_IN)
@@ -77,7 +78,7 @@ class Grammar:
         """A grammar from a file of yours (docs/tasks/lano.md has the format), named like the file.
 
         ValueError, in one line with the file and the line, for anything that is not a layered grammar, and for symbols
-        and terminals that no sentence can contain; OSError where there is no such file.
+        and terminals that no sentence can contain; OSError if there is no such file.
         """
         named = cls.from_text(text.content_of(Path(path)), str(path))
         return replace(named, name=Path(path).stem)
@@ -98,13 +99,13 @@ class Grammar:
         return cls(f"random-{seed}", sizes, rules)
 
     def write(self, path: str | Path) -> None:
-        """Write a file for `read`. It reads all grammars whose root reaches all symbols, that is: all but cfg3e1."""
+        """Write a file for `read`, which accepts all grammars whose root reaches all symbols: all but cfg3e1."""
         text.write(Path(path), self.name, self.symbols, self.rules)
 
     # -- sentences ----------------------------------------------------------------------------------------------------
 
     def sample(self, split: str, seed: int, index: int, j: int = 0) -> sampling.Derivation:
-        """Instance j of window `index` with its tree: the sentence of `Lano.sample` with these arguments."""
+        """Instance j of window `index` with its tree: the sentence that `Lano.sample` has for these arguments."""
         at = check_count("seed", seed), check_split(split), check_count("index", index), check_count("j", j)
         return sampling.derivation(self.tables, self.sizes, self.max_len, *at)
 
@@ -150,15 +151,15 @@ class Grammar:
     # -- questions about one sequence of terminals 1 … T (`parse.py`) -------------------------------------------------
 
     def contains(self, tokens: Any) -> bool:
-        """Whether it is a sentence. False for anything but a sequence of terminals."""
+        """Whether `tokens` is a sentence. False for anything but a sequence of terminals."""
         return parse.contains(self, tokens)
 
     def count_parses(self, tokens: Any) -> int:
-        """The number of trees that give this sequence, exactly; 0 where it is not a sentence."""
+        """The exact number of trees that give this sequence; 0 if it is not a sentence."""
         return parse.count_parses(self, tokens)
 
     def parse(self, tokens: Any) -> sampling.Derivation | None:
-        """One tree that gives this sequence, always the same; None where it is not a sentence."""
+        """One tree that gives this sequence, always the same; None if it is not a sentence."""
         return parse.parse(self, tokens)
 
     def min_substitutions(self, tokens: Any) -> int | None:
@@ -168,17 +169,17 @@ class Grammar:
     def next_token_probs(self, tokens: Any) -> np.ndarray:
         """Row i: the probabilities of what follows tokens[:i]. float64 [n + 1, T + 1], columns end, 1, …, T.
 
-        NaN from the row on before which no sentence starts like the tokens do.
+        Row i is NaN if no sentence begins with tokens[:i].
         """
         return parse.next_token_probs(self, tokens)
 
     def log_probability(self, tokens: Any) -> float:
-        """ln P(a drawn sentence is this one), in nats; -inf where it is not a sentence."""
+        """ln P(a drawn sentence is this one), in nats; -inf if it is not a sentence."""
         return parse.log_probability(self, tokens)
 
     def __str__(self) -> str:
         return self.name
 
     def first_dead(self, tokens: Any) -> int | None:
-        """The first i such that no sentence begins with tokens[: i + 1]; None where one begins with all of them."""
+        """The first i such that no sentence begins with tokens[: i + 1]; None if one begins with all of them."""
         return parse.first_dead(self, tokens)

@@ -1,7 +1,7 @@
 """Random grammars with the knobs of the released ones (cfg3f: the defaults; cfg3b: alternatives=(2, 2),
 repeat_symbols=False).
 
-One difference: every symbol is in a rule of the level above it, so that sentences can contain all symbols.
+One difference: every symbol occurs in a rule of the level above it, so that sentences can contain all symbols.
 """
 
 from itertools import pairwise
@@ -13,7 +13,7 @@ from canonlm.errors import expected
 from canonlm.tasks.random import below, stream
 
 Row = tuple[int, ...]
-STEPS = 10_000  # max number of alternatives drawn again until every symbol is mentioned
+STEPS = 10_000  # max number of alternatives drawn again until every symbol occurs
 
 
 def invent(
@@ -27,11 +27,11 @@ def invent(
 ) -> tuple[tuple[int, ...], tuple]:
     """(sizes, rules) of `Grammar`, a pure function of the arguments.
 
-    A symbol has alternatives[0] … alternatives[1] alternatives, an alternative lengths[0] … lengths[1] children, both
-    uniform; the children are uniform on the next level. Drawn again: an alternative that the symbol has already, one
-    that another symbol of the level has (unless repeat_rules), one with a symbol twice (unless repeat_symbols).
-    Then, while a symbol of the next level is in no alternative, random alternatives are drawn again, one at a time.
-    ValueError names the knob that makes this impossible.
+    A symbol has alternatives[0] … alternatives[1] alternatives, an alternative has lengths[0] … lengths[1] children,
+    both uniform; the children are uniform on the next level. An alternative is drawn again if its symbol already has
+    it, if another symbol of the level has it (unless repeat_rules), or if it has a symbol twice (unless
+    repeat_symbols). Then random alternatives are drawn again, one at a time, until every symbol of the next level
+    occurs in one. Raises ValueError with the name of the knob that makes this impossible.
     """
     sizes = tuple(sizes)
     if len(sizes) < 2 or sizes[0] != 1 or min(sizes) < 1:
@@ -60,14 +60,14 @@ def invent(
 
 
 class _Dice:
-    """The generator of `tasks.random`, for loops that are not worth compiling. No split has the number 0."""
+    """The generator of `tasks.random`, for loops not worth compiling. Its split is 0, a number that no split has."""
 
     def __init__(self, seed: int) -> None:
         self.state, self.gamma = map(np.uint64, stream(seed, 0, 0, 0))
 
     def below(self, n: int) -> int:
         state, i = below(self.state, self.gamma, n)
-        self.state = np.uint64(state)  # numba hands out Python integers
+        self.state = np.uint64(state)  # numba returns Python integers
         return i
 
     def between(self, low: int, high: int) -> int:
@@ -87,7 +87,7 @@ def _level(dice, size, children, alternatives, lengths, repeat_symbols, repeat_r
             if row not in taken:
                 return owner, row
 
-    def mentioned(rows: list[tuple[int, Row]]) -> int:
+    def num_occurring(rows: list[tuple[int, Row]]) -> int:
         return len({child for _, row in rows for child in row})
 
     for _ in range(STEPS):
@@ -99,11 +99,11 @@ def _level(dice, size, children, alternatives, lengths, repeat_symbols, repeat_r
         for _ in range(counts[owner]):
             rows.append(fresh(owner, rows))
     for _ in range(STEPS):
-        if mentioned(rows) == children:
+        if num_occurring(rows) == children:
             return tuple(tuple(row for i, row in rows if i == owner) for owner in range(size))
         k = dice.below(len(rows))
         others = rows[:k] + rows[k + 1 :]
         changed = [*others[:k], fresh(rows[k][0], others), *others[k:]]
-        if mentioned(changed) >= mentioned(rows):
+        if num_occurring(changed) >= num_occurring(rows):
             rows = changed
     raise expected("sizes", f"fewer symbols below a level of {size}, or more alternatives", children)

@@ -1,8 +1,8 @@
-"""Exact parsing of one token sequence: is it a sentence, how many trees does it have, what is one of them, how many
-tokens are wrong, what are the probabilities of the next token.
+"""Exact parsing of a token sequence: whether it is a sentence, its number of trees, one of its trees, its number of
+wrong tokens, and the probabilities of the next token.
 
-`tokens` is a flat sequence or array of terminals 1 … T. Anything else is not a sentence for `contains`, and a one-line
-ValueError for the others. The empty sequence is not a sentence, but a prefix of all of them.
+`tokens` is a flat sequence or array of terminals 1 … T. For anything else `contains` returns False, and the other
+functions raise a one-line ValueError. The empty sequence is not a sentence, but a prefix of all of them.
 """
 
 from functools import lru_cache, reduce
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def contains(grammar: "Grammar", tokens: Any) -> bool:
-    """Whether it is a sentence of the grammar. False, never an exception, for anything but a sequence of terminals."""
+    """Whether `tokens` is a sentence. False, never an exception, for anything but a sequence of terminals."""
     try:
         ids = _read(grammar, tokens)
     except ValueError:
@@ -31,10 +31,10 @@ def contains(grammar: "Grammar", tokens: Any) -> bool:
 
 
 def count_parses(grammar: "Grammar", tokens: Any) -> int:
-    """The number of trees with these leaves, exactly; 0 where it is not a sentence.
+    """The exact number of trees with these leaves; 0 if it is not a sentence.
 
-    A double counts exactly below 2**53, and every sum and product on the way to the root is at most the root's: a
-    result that is smaller is exact. Otherwise Python's own integers count again, by the same function.
+    Doubles count exactly below 2**53, and no sum or product on the way to the root exceeds the result. So a result
+    below 2**53 is exact. Otherwise the same function counts again with Python's integers.
     """
     ids = _read(grammar, tokens)
     count = _count(grammar, ids, float)
@@ -42,9 +42,9 @@ def count_parses(grammar: "Grammar", tokens: Any) -> int:
 
 
 def parse(grammar: "Grammar", tokens: Any) -> Derivation | None:
-    """One tree with these leaves, or None: labels and ordinals per token and level, as `grammar.sample` gives them.
+    """One tree with these leaves, or None: labels and ordinals per token and level, as `grammar.sample` returns them.
 
-    Of several trees always the same: every node, from the root down, takes the first of its alternatives that fits.
+    The choice among several trees is fixed: every node, from the root down, takes its first alternative that fits.
     """
     ids = _read(grammar, tokens)
     if not _lengths(grammar) >> len(ids) & 1:
@@ -66,10 +66,10 @@ def parse(grammar: "Grammar", tokens: Any) -> Derivation | None:
 
 
 def min_substitutions(grammar: "Grammar", tokens: Any) -> int | None:
-    """How many tokens must at least be replaced by others to make it a sentence; None where no sentence has its length.
+    """The min number of tokens to replace to make this a sentence; None if no sentence has its length.
 
     Insertions and deletions are not considered. Spans with more wrong tokens than a limit are left out, which changes
-    no answer up to the limit, and most sequences are nearly right and have few spans then.
+    no answer up to the limit. Most sequences are nearly right, and have few spans then.
     """
     ids = _read(grammar, tokens)
     if not _lengths(grammar) >> len(ids) & 1:
@@ -89,19 +89,19 @@ def min_substitutions(grammar: "Grammar", tokens: Any) -> int | None:
 def next_token_probs(grammar: "Grammar", tokens: Any) -> np.ndarray:
     """Row i: the probabilities of what follows tokens[:i]. float64 [n + 1, T + 1], columns end, 1, …, T; rows sum to 1.
 
-    Row 0 is before any token, row n after all of them. They may be any beginning of a sentence. Where they stop being
-    one, nothing has a probability: the rows after the first dead token are NaN (see `first_dead`).
+    Row 0 is before any token, row n after all of them. The tokens may be any beginning of a sentence. Where they stop
+    being one, nothing has a probability: the rows after the first dead token are NaN (see `first_dead`).
 
-    As arXiv 2305.13673 does it, in doubles instead of 100 digits: rows are ratios, so every token may carry any factor.
-    It starts as T. Where the weights still drift out of range, the tokens up to there take the inverse of their
-    probability, which keeps all their prefixes at weight 1, the others take the geometric mean of those, and the
-    program runs again. A token of probability below 1e-160 may count as dead.
+    The method is that of arXiv 2305.13673, in doubles instead of 100 digits: rows are ratios, so every token may have
+    any factor. The factors start as T. If the weights still drift out of range, the tokens up to that point take the
+    inverse of their probability, which keeps all their prefixes at weight 1, the others take the geometric mean of
+    those, and the dynamic program runs again. A token of probability below 1e-160 may count as dead.
     """
     ids = _read(grammar, tokens)
     flat = flatten(grammar)
     rule_values = 1 / np.maximum(np.diff(flat.rules), 1)
     factors = np.full(len(ids), float(flat.terminals))
-    for _ in range(len(ids) + 1):  # one run is the rule; each gets further than the one before
+    for _ in range(len(ids) + 1):  # usually one run; each gets further than the one before
         spans = find_spans(flat, ids, rule_values, factors, SUM_OF_PRODUCTS)
         rows = np.zeros((len(ids) + 1, flat.terminals + 1))
         rows[:, 1:] = find_prefixes(flat, spans, rule_values, len(ids))[-flat.terminals :].T
@@ -120,7 +120,7 @@ def next_token_probs(grammar: "Grammar", tokens: Any) -> np.ndarray:
 
 
 def log_probability(grammar: "Grammar", tokens: Any) -> float:
-    """ln P(these tokens are the sentence), in nats; -inf where they are not a sentence."""
+    """ln P(a drawn sentence is this one), in nats; -inf if it is not a sentence."""
     ids = _read(grammar, tokens)
     rows = next_token_probs(grammar, tokens)
     with np.errstate(divide="ignore"):
@@ -129,18 +129,18 @@ def log_probability(grammar: "Grammar", tokens: Any) -> float:
 
 
 def first_dead(grammar: "Grammar", tokens: Any) -> int | None:
-    """The first i such that no sentence begins with tokens[: i + 1]; None where one begins with all of them."""
+    """The first i such that no sentence begins with tokens[: i + 1]; None if one begins with all of them."""
     dead = np.flatnonzero(np.isnan(next_token_probs(grammar, tokens)[:, 0]))
     return int(dead[0]) - 1 if len(dead) else None
 
 
 def kl(true: np.ndarray, model: np.ndarray, smoothing: float = 1e-5) -> float:
-    """How far a model's next-token distributions are from the true ones, in nats per row. Both are [rows, T + 1], and
-    rows sum to 1.
+    """The divergence of a model's next-token distributions from the true ones, in nats per row. Both are [rows, T + 1],
+    and rows sum to 1.
 
-    Both are smoothed (`smoothing` added to every entry, rows rescaled) and the mean over rows of
-    sum_t true_t (ln smoothed true_t - ln smoothed model_t) is taken, as in the original release's demo. Small negative
-    values are possible, because the weights are not smoothed.
+    Both are smoothed (`smoothing` added to every entry, rows rescaled). The result is the mean over rows of
+    sum_t true_t (ln smoothed true_t - ln smoothed model_t), as in the original release's demo. Small negative values
+    are possible, because the weights are not smoothed.
     """
     logs = [np.log((rows + smoothing) / (rows + smoothing).sum(1, keepdims=True)) for rows in (true, model)]
     return float((true * (logs[0] - logs[1])).sum(1).mean())
@@ -150,11 +150,11 @@ def kl(true: np.ndarray, model: np.ndarray, smoothing: float = 1e-5) -> float:
 
 
 def _read(grammar: "Grammar", tokens: Any) -> np.ndarray:
-    """int32, terminals from 0. ValueError for anything but a flat sequence of terminals."""
+    """The terminals as int32, from 0. ValueError for anything but a flat sequence of terminals."""
     terminals = grammar.sizes[-1]
     try:
         array = np.asarray(tokens)
-    except (TypeError, ValueError, RuntimeError):  # ragged, or a tensor that will not be an array
+    except (TypeError, ValueError, RuntimeError):  # ragged, or a tensor that cannot become an array
         array = np.asarray(None)
     mixed = isinstance(tokens, list | tuple) and not {bool, np.bool_}.isdisjoint(map(type, tokens))
     if array.ndim != 1 or mixed or (array.size and array.dtype.kind not in "iu"):
@@ -167,7 +167,7 @@ def _read(grammar: "Grammar", tokens: Any) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _lengths(grammar: "Grammar") -> int:
-    """The lengths that sentences have, as bits: bit n stands for n tokens."""
+    """The lengths of sentences as a bit set: bit n stands for n tokens."""
     lengths = [2] * grammar.sizes[-1]
     for level in reversed(grammar.rules):
         lengths = [reduce(or_, (reduce(_sums, (lengths[i] for i in row)) for row in rows)) for rows in level]
@@ -175,7 +175,7 @@ def _lengths(grammar: "Grammar") -> int:
 
 
 def _sums(left: int, right: int) -> int:
-    """The sums of a length in `left` and one in `right`."""
+    """The bit set of all sums of a length in `left` and one in `right`."""
     sums = 0
     while right:
         lowest = right & -right
@@ -197,7 +197,7 @@ def _count(grammar: "Grammar", ids: np.ndarray, kind: type) -> Any:
 
 
 def _root(spans: Spans) -> tuple[np.ndarray, np.ndarray]:
-    """Where the sentences that begin at the first token end, and their values."""
+    """The ends of the sentences that begin at the first token, and their values."""
     part = slice(spans.first[0, 0], spans.stop[0, 0])
     return spans.ends[part], spans.values[part]
 
@@ -207,7 +207,7 @@ def _ends(spans: Spans, symbol: int, start: int) -> set[int]:
 
 
 def _children(flat: Flat, spans: Spans, symbol: int, start: int, end: int) -> list[tuple[int, int, int]]:
-    """The children (symbol, start, end) of a node that is there."""
+    """The children (symbol, start, end) of a node of the tree."""
     for rule in range(flat.rules[symbol], flat.rules[symbol + 1]):
         row = flat.children[flat.parts[rule] : flat.parts[rule + 1]].tolist()
         cuts = [{start}]  # where each child can start

@@ -1,6 +1,6 @@
 """Drawing sentences: level by level from the root, every alternative of a symbol equally likely.
 
-Symbols above the terminals have one number each, counted from the root down; a terminal is its own token 1 … T.
+Symbols above the terminals are numbered from the root down; a terminal is its token 1 … T.
 """
 
 from dataclasses import dataclass
@@ -45,10 +45,10 @@ def tables(sizes: tuple[int, ...], rules: tuple) -> Tables:
 
 @dataclass(frozen=True, eq=False)
 class Derivation:
-    """A sentence and the tree it was drawn with. Columns are the levels above the terminals, root first."""
+    """A sentence and its tree. Columns are the levels above the terminals, root first."""
 
     tokens: np.ndarray  # int32 [n], the terminals
-    labels: np.ndarray  # int32 [n, levels]: which symbol of the level stands above the token, as its position there
+    labels: np.ndarray  # int32 [n, levels]: the symbol above the token, as its position in the level
     ordinals: np.ndarray  # int32 [n, levels]: which node of the level, counted from the left; neighbours may share it
 
     @property
@@ -92,17 +92,17 @@ def _tree(seed, split, window, j, first, counts, children, lengths, depth, max_l
 
 @njit(cache=True)
 def _room(children, depth, max_len):
-    """Space for a tree: the symbols and the chosen alternatives of the nodes of each level."""
+    """Arrays for a tree: the symbols and the chosen alternatives of the nodes of each level."""
     width = max_len + children.shape[1]
     return np.empty((depth + 1, width), np.int32), np.empty((depth, width), np.int32)
 
 
 @njit(cache=True)
 def _derive(state, gamma, first, counts, children, lengths, nodes, chosen, widths):
-    """Grow a tree; widths[level] is the number of its nodes. Returns the number of tokens, nodes[-1, :n].
+    """Draw a tree with widths[level] nodes on a level. Returns n, the number of tokens nodes[-1, :n].
 
-    A node always writes as many children as the longest alternative has: the surplus is overwritten next, and no branch
-    depends on the draw.
+    A node always writes as many children as the longest alternative has: the next node overwrites the surplus, and no
+    branch depends on the draw.
     """
     nodes[0, 0] = 0
     widths[0] = 1
@@ -127,7 +127,7 @@ def _make_room(packed):
 
 
 def _draw(state, gamma, packed, room, tokens, targets):
-    """A sentence behind a bos; all its tokens are targets."""
+    """A sentence after a bos; all tokens are targets."""
     tables, depth, _ = packed
     nodes, chosen, widths = room
     first, counts, children, lengths = tables

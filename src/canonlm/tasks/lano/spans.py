@@ -1,15 +1,15 @@
-"""Which symbol derives which part of a token sequence, and with what weight: the dynamic programs under parse.py.
+"""The dynamic programs under parse.py: which symbol derives which part of a token sequence, and with what weight.
 
 In a layered grammar a symbol's children lie one level below it, so one pass from the terminals up to the root finds
-every span (symbol, start, end), with no fix point. Spans are sparse: a symbol derives only a few of the stretches that
-begin at a position. So we keep, per symbol and start, the list of ends with their values, and nothing else.
+every span (symbol, start, end), without fixed-point iteration. Spans are sparse: a symbol derives only a few of the
+token ranges that begin at a position. So we keep, per symbol and start, only the list of ends with their values.
 
-What a value is depends on the weights that come in:
+The meaning of a value depends on the input weights:
     number of parse trees     every rule and every token weighs 1
     probability               a rule weighs 1 / alternatives, a token the constant that keeps products near 1
-    least substitutions       costs instead of weights: sums instead of products, the minimum instead of the sum
+    min substitutions         costs instead of weights: sums instead of products, the minimum instead of the sum
 
-numba's disk cache looks at this file only: all compiled code of the parser is here.
+numba's disk cache checks this file only, so all compiled code of the parser is here.
 """
 
 from functools import lru_cache
@@ -32,24 +32,24 @@ class Flat(NamedTuple):
     rules: np.ndarray  # int64 [symbols + 1]: symbol s has rules rules[s] … rules[s + 1] - 1
     parts: np.ndarray  # uint64 [number of rules + 1]: rule r has the children children[parts[r] : parts[r + 1]]
     children: np.ndarray  # uint64 [number of children]
-    terminals: int  # how many of the symbols, the last ones, are terminals
+    terminals: int  # the number of terminals, which are the last symbols
 
 
 class Spans(NamedTuple):
     """Symbol s derives tokens[i : ends[k]], with values[k], for k in first[s, i] … stop[s, i] - 1, in no order.
 
-    The root is looked for at the first token only.
+    The root has spans from the first token only.
     """
 
     first: np.ndarray  # uint64 [symbols, n + 1]
     stop: np.ndarray  # uint64 [symbols, n + 1]
-    ends: np.ndarray  # uint32 [room for more than there are]
+    ends: np.ndarray  # uint32 [more than there are spans]
     values: np.ndarray
 
 
 @lru_cache(maxsize=32)
 def flatten(grammar: "Grammar") -> Flat:
-    """The arrays of a grammar; made once (a grammar is its own key)."""
+    """The arrays of a grammar, cached by grammar."""
     rules, parts, children, below = [0], [0], [], 0
     for level, symbols in enumerate(grammar.rules):
         below += grammar.sizes[level]
@@ -66,7 +66,7 @@ def flatten(grammar: "Grammar") -> Flat:
 def find_spans(flat, tokens, rule_values, token_values, bound):
     """The Spans of `tokens` (terminals from 0).
 
-    rule_values [symbols]: what each rule of a symbol contributes; token_values [n]: what each token does. Their dtype
+    rule_values [symbols]: the weight of each rule of a symbol; token_values [n]: the weight of each token. Their dtype
     is that of the result. bound: SUM_OF_PRODUCTS, or the cost above which a span is left out (values are costs then,
     and a wrong token costs 1).
 
@@ -74,8 +74,8 @@ def find_spans(flat, tokens, rule_values, token_values, bound):
     is at[s, :size], and position p belongs to it if marks[s, p] is its stamp. Sets 0 and 1 take turns along the
     children; set 2 collects the ends of the last children of all rules, which are the ends of the symbol.
 
-    Indices are unsigned, because numba looks for negative ones otherwise: twice as fast. They are never added to what
-    `range` gives, which is a plain integer where Python runs this, and makes a float with an unsigned one in numpy 1.
+    Indices are unsigned, because numba checks others for negative ones: twice as fast. They are never added to an item
+    of `range`, which is a plain integer where Python runs this: numpy 1 would make the sum a float.
     """
     rules, parts, children, terminals = flat
     n, symbols = len(tokens), len(rules) - 1
@@ -103,7 +103,7 @@ def find_spans(flat, tokens, rule_values, token_values, bound):
             for rule in range(rules[symbol], rules[symbol + 1]):
                 child = children[parts[rule]]
                 if first[child, start] == stop[child, start]:
-                    continue  # most rules, most of the time
+                    continue  # the usual case
                 at[_ZERO, _ZERO] = start
                 sums[_ZERO, start] = rule_values[symbol]
                 source, size = _ZERO, _ONE
@@ -173,6 +173,6 @@ def find_prefixes(flat, spans, rule_values, n):
 @register_jitable
 def _doubled(array):
     longer = np.empty(2 * len(array), array.dtype)
-    for i in range(len(array)):  # for a slice, numba would compile the text of its error too: three seconds
+    for i in range(len(array)):  # for a slice, numba would also compile the text of its error, for three seconds
         longer[i] = array[i]
     return longer

@@ -2,9 +2,9 @@
 
     bos  x_1 … x_n      e.g.  bos 1 2 1 3 3 … 2 2 1      (249.9 terminals on average for cfg3f)
 
-A window is bos, sentence, bos, sentence, …: the next bos is the end of a sentence, and a target like every other token.
-A sample has two questions: a sentence from its start, and from its first 50 tokens on. Any valid sentence is right.
-Distribution: facts of the released grammars; evaluation as in arXiv 2512.17351, App. A.
+A window is bos, sentence, bos, sentence, …: the next bos ends a sentence, and is a target like every other token. A
+sample has two questions: write a sentence from its start, and continue its first 50 tokens. Any valid sentence is
+right. The grammars are the released ones; the evaluation follows arXiv 2512.17351, App. A.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ CUT = 50  # tokens given in the second query
 
 @register("lano")
 class Lano(Task):
-    """Sentences of a layered grammar; train and test have one distribution. Paper: loss on all tokens, also on bos."""
+    """Sentences of a layered grammar; train and test have one distribution. Paper: loss on all tokens, even bos."""
 
     class Spec(TaskSpec):
         grammar: str = "cfg3f"  # a built-in grammar (nine were released, small is ours), a file's path, or rules
@@ -37,7 +37,7 @@ class Lano(Task):
         @field_validator("grammar")
         @classmethod
         def _rules(cls, grammar: str) -> str:
-            """A file's rules instead of its path: what a run was configured with must not change with a file."""
+            """Replace a file's path by its rules, so that a run's configuration does not change with the file."""
             try:
                 return _name_or_rules(grammar)
             except (ValueError, OSError) as error:
@@ -75,7 +75,7 @@ class Lano(Task):
 
     @property
     def min_seq_len(self) -> int:
-        """Room for the shortest sentence with its ends, and for bos, the tokens that are given and one more."""
+        """Room for the shortest sentence between two bos, and for bos, the given tokens and one more."""
         return 2 + max(self.grammar.min_len, min(CUT, self.grammar.max_len))
 
     def slices(self) -> list[Slice]:
@@ -85,7 +85,7 @@ class Lano(Task):
     def chance(self, slice: Slice) -> float:
         """An upper bound for uniformly random terminals of the right number (see `exact.random_strings`).
 
-        A model that knows one sentence by heart scores 1 from the start without knowing the grammar: look at the KL to
+        A model that has memorized one sentence scores 1 from the start without knowing the grammar: look at the KL to
         the true next-token distribution, too.
         """
         return self._chance[str(slice["from"])]
@@ -109,7 +109,7 @@ class Lano(Task):
         return self.read([BOS, *np.asarray(ids).tolist()])
 
     def explain(self, sample: Sample, query: Query) -> str:
-        """The two topmost steps of one tree: what the root turns into, and what those symbols turn into."""
+        """The top two levels of one tree: the children of the root, and their children."""
         tree, names = self.grammar.parse(sample.tokens[1:]), self.grammar.symbols
         assert tree is not None
         levels = [tree.nodes(level) for level in range(len(names) - 1)]
@@ -146,9 +146,8 @@ class Lano(Task):
     def _flaw(self, sentence: Sequence[int | None]) -> tuple[int, str] | None:
         """(number of the token, counted from 1, and what is wrong there), or None for a sentence of the language."""
         terminals = len(self.vocab) - 1
-        sentence = sentence[
-            : self.max_len
-        ]  # one more token than the longest sentence: enough to see that it is too long
+        # max_len counts the bos, so this keeps one token more than the longest sentence has: enough to reject it.
+        sentence = sentence[: self.max_len]
         for number, token in enumerate(sentence, 1):
             if token is None or not 1 <= token <= terminals:
                 return number, f"expected 1 … {terminals}, got {self.vocab.name(token)}"
@@ -170,7 +169,7 @@ class Lano(Task):
             raise Malformed(*flaw)
         n = len(tokens) - 1
         queries = [Query(1, n + 1, {"from": "start"}, 0)]
-        if n > CUT:  # its question is not marked as one: those tokens are an answer to the first query
+        if n > CUT:  # its question is not marked: those tokens are part of the answer to the first query
             queries.append(Query(CUT + 1, n + 1, {"from": "cut"}, CUT + 1))
         return {"n": n}, tuple(queries)
 
@@ -181,7 +180,7 @@ def _token(token: object) -> int | None:
 
 
 def _name_or_rules(grammar: str) -> str:
-    """The name of a built-in grammar, or rules: `grammar` itself if it has lines, else the file of that path."""
+    """The name of a built-in grammar, or rules: `grammar` itself if it has several lines, else the file's content."""
     path = Path(grammar)
     if "\n" in grammar:
         Grammar.from_text(grammar)

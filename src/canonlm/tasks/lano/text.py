@@ -35,7 +35,7 @@ def write(path: Path, name: str, symbols: tuple[tuple[str, ...], ...], rules: tu
 def read(path: Path, *, unreachable: bool = False) -> Parts:
     """(sizes, rules, names) of the grammar in a file. ValueError: one line, with the file and the line.
 
-    unreachable: accept symbols that the root does not lead to.
+    unreachable: accept symbols that cannot be reached from the root.
     """
     return parse(content_of(path), str(path), unreachable=unreachable)
 
@@ -99,7 +99,7 @@ def _lines(content: str, where: str) -> tuple[dict[str, list[tuple[Symbol, ...]]
         if symbol.isdecimal():
             raise _mistake(where, number, f"{symbol} is a number, so a terminal: it has no rules")
         if symbol in rules:
-            raise _mistake(where, number, f"{symbol} has its rules in line {line_of[symbol]} already")
+            raise _mistake(where, number, f"{symbol} already has rules, in line {line_of[symbol]}")
         rules[symbol], line_of[symbol] = [], number
         for part in right.split("|"):
             row = tuple(int(word) if word.isdecimal() else word for word in part.split())
@@ -120,7 +120,7 @@ def _lines(content: str, where: str) -> tuple[dict[str, list[tuple[Symbol, ...]]
 
 
 def _steps_above_terminals(where: str, rules: dict, line_of: dict[str, int]) -> dict[Symbol, int]:
-    """The height of every symbol; where the grammar has levels, all children of a symbol have the same."""
+    """The height of every symbol above the terminals. All children of a symbol must have the same height."""
     steps: dict[Symbol, int] = {child: 0 for rows in rules.values() for row in rows for child in row}
     steps = {child: 0 for child in steps if isinstance(child, int)}
     waiting = dict(rules)
@@ -132,7 +132,7 @@ def _steps_above_terminals(where: str, rules: dict, line_of: dict[str, int]) -> 
                 what = f"{low} and {high} are on different levels ({steps[low]} and {steps[high]} above the terminals)"
                 raise _mistake(where, line_of[symbol], f"{what}, so they cannot both be children of {symbol}")
             steps[symbol] = steps[low] + 1
-    if waiting:  # what cannot be placed is on a circle or above one: walk down to the circle
+    if waiting:  # symbols without a height are on a cycle or above one: walk down to the cycle
         symbol, seen = next(iter(waiting)), set()
         while symbol not in seen:
             seen.add(symbol)
