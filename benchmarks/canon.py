@@ -1,9 +1,9 @@
-"""What a Canon layer costs: ways to write its convolution, side by side.
+"""What a Canon layer costs: implementations of its convolution, side by side.
 
     python benchmarks/canon.py [--quick] [--json FILE]
 
-Times are the best of several passes, forward and backward, in milliseconds; ratios are to the fastest eager form.
-Its share of a training step: `benchmarks/train.py --only canon`.
+Times are the best of several passes, forward and backward, in milliseconds; ratios are to the fastest eager form. For
+Canon's share of a training step, see `benchmarks/train.py --only canon`.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def pad_and_slices(x_BTC: Tensor, weight_C1K: Tensor) -> Tensor:
 def passes_ms(
     steps: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """The passes of each, taking turns, so that a busy moment of the machine hits them all alike."""
+    """Milliseconds per pass of each step. Steps take turns, so that a busy moment of the machine affects all alike."""
     took: dict[str, list[float]] = {name: [] for name in steps}
     for round_idx in range(rounds + 1):
         for name, step in steps.items():
@@ -82,7 +82,7 @@ def convolutions(threads: int, rounds: int) -> list[dict]:
 
 
 def load() -> float:
-    """How busy the machine is (processes wanting a core): above its cores, times say little and ratios a bit more."""
+    """The load of the machine. Above its number of cores, times are unreliable, and ratios somewhat less so."""
     return round(os.getloadavg()[0], 1)
 
 
@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def save(result: dict, path: Path | None) -> None:
-    """After every part: the whole takes minutes."""
+    """Called after every part, because all of them take minutes."""
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,15 +1,15 @@
-"""Which causal models of the installed transformers can have Canon layers, and do they stay what they were?
+"""Which causal models of the installed transformers can have Canon layers, and do they still work as before?
 
     python benchmarks/canonize_coverage.py             # all types: benchmarks/results/canonize-coverage.json
     python benchmarks/canonize_coverage.py gpt2 phi3   # some, printed
     python benchmarks/canonize_coverage.py --quick     # without the cases of `canonlm check`
     python benchmarks/canonize_coverage.py --update gpt2   # replaces these rows of the results
-    python benchmarks/canonize_coverage.py --train     # 30 steps on Depo of every type that the results call handled
+    python benchmarks/canonize_coverage.py --train     # 30 steps on Depo for every handled type of the results
 
-Each type is built small, with random weights, and gets AC, then ABCD or, where a site is refused, the others of ABCD.
-Its Canon layers start at zero: logits and greedy tokens have to be the host's, bit for bit. Then their taps are random:
-no case of `canonlm check` may be worse than the host's own, and every tap gets a gradient. A process has one type, so
-that no hang stops the others.
+Each type is built small, with random weights, and gets the sites AC, then ABCD without those that are refused. While
+its Canon layers are zero, logits and greedy tokens must equal the host's, bit for bit. With random taps, no case of
+`canonlm check` may be worse than for the host, and every tap must get a gradient. Each type has a process of its own,
+so that a hang does not stop the others.
 """
 
 import argparse
@@ -35,7 +35,7 @@ OPTIONS = {
     "xmod": "{is_decoder=true,pad_token_id=0,default_language=en_XX}",
     "falcon_h1": "{mamba_d_ssm=64,mamba_n_heads=4,mamba_d_head=16,mamba_n_groups=1}",
 }
-"""Fields of types that are encoders, or cannot be built at the small sizes, by default."""
+"""Fields for types that by default are encoders, or cannot be built at the small sizes."""
 
 
 def main() -> None:
@@ -102,7 +102,7 @@ def count(rows: dict[str, dict]) -> dict[str, int]:
 
 
 def train_all(types: list[str]) -> None:
-    """Those that are handled and have not been trained, or `types`; the results are kept after each."""
+    """Train `types`, or the handled types that have not been trained yet; results are written after each."""
     data = json.loads(RESULTS.read_text())
     handled = {name: row for name, row in data["types"].items() if row["outcome"] == "handled"}
     for name in types or [name for name in handled if "training" not in handled[name]]:
@@ -119,7 +119,7 @@ def train_all(types: list[str]) -> None:
 
 
 def trained(name: str, sites: str) -> dict:
-    """Mean losses of the first and the last five of 30 steps of a run."""
+    """Mean losses of the first five and the last five of 30 training steps."""
     import tempfile
 
     from canonlm.recipes import load_preset
@@ -141,7 +141,7 @@ def trained(name: str, sites: str) -> dict:
 
 
 def in_a_process(make: Callable[[], dict]) -> dict:
-    """What `make` returns, called in a copy of this process."""
+    """Call `make` in a fork of this process and return its result."""
     reading, writing = os.pipe()
     started = time.time()
     if (child := os.fork()) == 0:
@@ -201,7 +201,7 @@ def try_type(name: str, quick: bool) -> dict:
 
 
 def built(name: str):
-    """The host, with weights with which a wrong token shows."""
+    """The host, with weights large enough that a wrong token shows."""
     import torch
 
     from canonlm.models.interface import Sizes
@@ -258,7 +258,7 @@ def compared(name: str, host, sites: str, quick: bool) -> dict:
         for case, one in ours.items()
         if order.index(one.state) > order.index(theirs[case].state)
     }
-    # A host may be right by luck: a case that it gets wrong for other tokens is not one that we have made wrong.
+    # A host may be right by luck: a case that it gets wrong for other tokens was not broken by Canon layers.
     for case in [case for case in worse if ours[case].state == "differs"]:
         if any(check.decoding(host, [case], seed=seed)[0].state == "differs" for seed in (1, 2, 3, 4)):
             theirs[case] = ours[case]
@@ -278,7 +278,7 @@ def answers(model, ids):
 def greedy(model, ids):
     try:
         return model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
-    except Exception:  # the host's own: `canonlm check` tells
+    except Exception:  # the host's error, which `canonlm check` reports
         return None
 
 

@@ -1,13 +1,13 @@
-"""What Canon adds to a model that `canonize` put it into, against what it adds to our own decoder.
+"""The time that Canon adds to a canonized model of transformers, against the time that it adds to our own decoder.
 
-    python benchmarks/canonize_time.py          some 10 minutes; writes benchmarks/results/canonize-time.json
+    python benchmarks/canonize_time.py          about 10 minutes; writes benchmarks/results/canonize-time.json
 
-Four models of one shape take turns in one process: transformers' Llama with and without Canon at A, B, C and D, ours
-with and without. A training step is forward and backward in eager mode; decoding is a token with a static cache, the
-forward compiled. Added time is a round's difference between with and without, in processor time of one thread, which
-other work on the machine changes little.
+Four models of one shape take turns in one process: transformers' Llama and ours, each with and without Canon at A, B, C
+and D. A training step is forward and backward in eager mode; decoding is one token with a static cache and a compiled
+forward. Added time is the difference between with and without Canon in the same round, in CPU time of one thread, which
+depends little on other work on the machine.
 
-The process keeps the memory that it frees, as `canonlm train` does. Otherwise it is chance which of the four models
+The process keeps the memory that it frees, as `canonlm train` does. Otherwise chance decides which of the four models
 pays for page faults.
 """
 

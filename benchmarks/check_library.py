@@ -1,4 +1,4 @@
-"""`canonlm check` of every causal model of the installed transformers that can be built here, with random weights.
+"""`canonlm check` on every causal model of the installed transformers that can be built here, with random weights.
 
 python benchmarks/check_library.py            # all: benchmarks/results/check-library.json, docs/check.md
 python benchmarks/check_library.py lfm2 rwkv  # some, printed
@@ -19,7 +19,7 @@ LISTED = (
     *("minimax", "mistral", "mixtral", "nemotron_h", "olmo2", "olmo3", "opt", "phi3", "qwen2", "qwen3", "qwen3_5"),
     *("qwen3_moe", "qwen3_next", "recurrent_gemma", "rwkv", "smollm3", "xlstm", "zamba2"),
 )
-"""Types that the page has a row for even where nothing is wrong."""
+"""Types that have a row on the page even if nothing is wrong."""
 
 
 def check(name: str) -> dict:
@@ -35,7 +35,7 @@ def check(name: str) -> dict:
     except ValueError as error:
         return {"built": str(error)[:300]}
     generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():  # weights with which a wrong token shows
+    with torch.no_grad():  # weights large enough that a wrong token shows
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 scale = parameter.shape[1] ** -0.5
@@ -71,9 +71,9 @@ def write_table(data: dict) -> None:
     lines += ["", "| type | wrong, no error | refused |", "|---|---|---|"]
     for name, row in causal.items():
         if wrong[name] or name in LISTED:
-            told = [f"{case} ({row[case]['error']:.1g})" for case in wrong[name]]
+            errors = [f"{case} ({row[case]['error']:.1g})" for case in wrong[name]]
             refused = [case for case in CASES if row[case]["state"] == "refused"]
-            lines.append(f"| `{name}` | {', '.join(told)} | {', '.join(refused)} |")
+            lines.append(f"| `{name}` | {', '.join(errors)} | {', '.join(refused)} |")
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + rest.partition(END)[2])
 
@@ -89,10 +89,10 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
-    def late(*_: object) -> None:
+    def time_out(*_: object) -> None:
         raise TimeoutError(f"more than {LIMIT_S} s")
 
-    signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGALRM, time_out)
     rows = {}
     for name in arguments.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         try:

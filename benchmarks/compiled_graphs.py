@@ -1,16 +1,16 @@
-"""What a compiler makes of a training step: our Llama against transformers', by the code that inductor generates.
+"""A compiled training step: our Llama against transformers', by the code that inductor generates.
 
     python benchmarks/compiled_graphs.py [--device cpu|cuda] [--precision bf16|fp32] [--quick] [--json FILE]
 
-Forward with loss and backward of equal Llamas from the embeddings on, compiled whole; no code is run, so `--device
-cuda` needs Triton but no GPU: the graphs are traced on the CPU and lowered for a card of compute capability 9.0 (the
-attention in them stays the CPU's; it counts like another). `loss` is the element-wise part of the loss in chunks, of
-all tokens. Of each graph:
+Forward with loss and backward of equal Llamas are compiled whole, from the embeddings on. No code is run, so `--device
+cuda` needs Triton but no GPU: the graphs are traced on the CPU and lowered for a card of compute capability 9.0 (they
+keep the CPU's attention, which counts like another). `loss` is the element-wise part of the chunked loss, for all
+tokens. For each graph:
 
-kernels    generated ones; products and attention, which are called, not generated, are not among them
-MB         read and written, as the scheduler counts them: by generated kernels, and by what is called
-functions  values of exp, log, pow, cos, sin that generated kernels compute, in millions (Triton code only): what makes
-           a kernel slower than its bytes
+kernels    the number of generated kernels; matrix products and attention are called, not generated, and do not count
+MB         read and written, as the scheduler counts them: by generated kernels, and by called ones
+functions  the number of exp, log, pow, cos and sin values that generated kernels compute, in millions (Triton code
+           only): they make a kernel slower than its bytes suggest
 """
 
 import argparse
@@ -47,14 +47,14 @@ CARD = SimpleNamespace(
 )  # fmt: skip
 
 
-def pretend() -> None:
-    """Answer what inductor and Triton ask about the card."""
+def simulate_card() -> None:
+    """Make inductor and Triton read the properties of CARD."""
     import torch._inductor.scheduler
     from torch._dynamo.device_interface import CudaInterface, get_interface_for_device, register_interface_for_device
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
 
-    get_interface_for_device("cpu")  # registers all, cuda only where there is one
+    get_interface_for_device("cpu")  # registers all devices, but cuda only if there is one
     for place in (CudaInterface, CudaInterface.Worker):
         place.get_device_properties = staticmethod(lambda device=None: CARD)
     CudaInterface.get_compute_capability = staticmethod(lambda device=None: 90)
@@ -111,12 +111,12 @@ def _move(gm: torch.fx.GraphModule, mode: Any) -> None:
 
 
 def functions(code: str) -> dict[str, float]:
-    """How many values of each function the Triton kernels in `code` compute, in millions."""
+    """The number of values of each function that the Triton kernels in `code` compute, in millions."""
     calls, counts = Counter(re.findall(r"(triton_\w+)\.run\(", code)), Counter()
     for kernel in code.split("@triton.jit")[1:]:
         kernel = kernel.split("'''")[0]
         if not (name := re.search(r"def (triton_\w+)\(", kernel)):
-            continue  # what kernels call
+            continue  # a function that kernels call
         size = 1
         for numel in re.findall(r"^ *\w+numel = (\d+)", kernel, re.MULTILINE):
             size *= int(numel)
@@ -151,7 +151,7 @@ def of_model(build: Callable[[], torch.nn.Module], shape: dict, dtype: torch.dty
 
 @torch.no_grad()
 def of_loss(shape: dict, dtype: torch.dtype, on_cuda: bool) -> list[dict]:
-    """What is element-wise in the loss in chunks: loss and gradient of the logits of all tokens."""
+    """The element-wise part of the chunked loss: loss and gradient of the logits of all tokens."""
     from canonlm.models.loss import _terms
 
     rows: list[dict] = []
@@ -187,7 +187,7 @@ def main() -> None:
     options = parser.parse_args()
     shape, on_cuda = QUICK if options.quick else SHAPE, options.device == "cuda"
     if on_cuda:
-        pretend()
+        simulate_card()
     dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
     result: dict = {"machine": machine(), "generated for": options.device, "precision": options.precision}
     result |= {"shape": shape, "rows": []}

@@ -1,9 +1,9 @@
 """The demo's comparison, fairly: both architectures at the same learning rates and seeds, and plain Llama for longer.
 
-    python benchmarks/demo.py [--out runs/fair]     about 50 minutes on two cores; interrupt and repeat at will
+    python benchmarks/demo.py [--out runs/fair]     about 50 minutes on two cores; can be interrupted and run again
 
 Writes every evaluation of every run to benchmarks/results/demo.csv and demo-longer.csv, beside the report in --out. The
-tables of docs/experiments.md are these numbers.
+tables of docs/experiments.md show these numbers.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Batched, cached generation against the plain ways to write: one prompt at a time, and without a cache.
+"""Batched, cached generation against simpler ways to generate: one prompt at a time, and without a cache.
 
     python benchmarks/generate.py [--quick] [--json FILE]
 
-New tokens per second of processor time, greedy, best of several passes that take turns: what else runs on the machine
-counts little. One thread of a CPU, float32, random weights. That every way writes the same is a test's business
-(tests/evals/test_writing.py, in double precision).
+New tokens per second of CPU time, greedy, best of several passes that take turns, so that other work on the machine
+matters little. One thread of a CPU, float32, random weights. A test checks that all ways generate the same text
+(tests/suites/test_writing.py, in double precision).
 """
 
 import argparse
@@ -54,10 +54,10 @@ def write(model: PreTrainedModel, prompts: list[list[int]], new: int, at_once: i
 
 
 def ways_of(name: str, sizes: dict[str, int]) -> dict[str, Callable[..., list[list[int]]]]:
-    """How a model writes; each returns rows of new tokens, `new` long."""
+    """The ways in which a model generates; each returns rows of `new` new tokens."""
     model, generator = build(name, sizes), torch.Generator().manual_seed(1)
     count, length = sizes["prompts"], sizes["prompt"]
-    # Of different lengths, as real ones are: from three quarters of the longest.
+    # Prompts of different lengths, like real ones: from three quarters of the longest.
     lengths = [length - length // 4 * i // (count - 1) for i in range(count)]
     prompts = [torch.randint(0, sizes["vocab"], (n,), generator=generator).tolist() for n in lengths]
     return {

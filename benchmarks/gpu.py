@@ -3,9 +3,10 @@
     python benchmarks/gpu.py [--only conv,train] [--minutes 9] [--out DIR] [--list] [--device cpu]
 
 Groups run in the order of --list, the most important first, each in a process of its own and with a time limit, so that
-a crash or a hang loses one group. Every number is shown and written to <out>/<group>.json as it comes. --only runs some
+a crash or a hang loses one group. Every number is printed and written to <out>/<group>.json at once. --only runs some
 groups, and leaves the files of the others alone. --device cpu rehearses the same code at tiny sizes, with the kernels
-in Triton's interpreter where TRITON_INTERPRET=1 is set. Exit code 1: a group failed. docs/gpu.md explains the numbers.
+in Triton's interpreter if TRITON_INTERPRET=1 is set. The exit code is 1 if a group failed. docs/gpu.md explains the
+numbers.
 """
 
 import argparse
@@ -28,12 +29,12 @@ from gpu_parts.rows import Missing, Results, one_line
 ROOT = Path(__file__).parents[1]
 OUT = {"cuda": ROOT / "benchmarks/results/gpu", "cpu": ROOT / "runs/gpu-rehearsal"}
 PACKAGES = ROOT / "runs/gpu-packages"
-LEAST = 5
-"""Seconds below which a group is not begun."""
+MIN_SECONDS = 5
+"""A group is not started with less time left."""
 
 
 class Group(NamedTuple):
-    """`seconds` is its allowance. What earlier groups leave of theirs comes on top."""
+    """`seconds` is its time budget, to which the time that earlier groups did not use is added."""
 
     module: str
     seconds: int
@@ -46,9 +47,9 @@ RUNS = (*MODELS, "numba", "yaml", "filelock")
 GROUPS = {
     "doctor": Group("checks", 30, "is every kernel that models would use right here?", (*MODELS, "typer", "rich")),
     "tests": Group("checks", 70, "the tests that need a GPU", ("pytest", "hypothesis")),
-    "conv": Group("conv", 55, "Canon's convolution against conv1d, other kernels and a copy of as many bytes"),
+    "conv": Group("conv", 55, "Canon's convolution against conv1d, other kernels and a copy of the same size"),
     "tune": Group("fused", 40, "which tile sizes are fastest", ("triton",)),
-    "fused": Group("fused", 30, "norm, Canon and gate in one kernel against one after the other; decoding steps"),
+    "fused": Group("fused", 30, "norm, Canon and gate in one kernel against separate kernels; decoding steps"),
     "fla": Group("conv", 40, "the same convolution in flash-linear-attention, where it is installed", ("triton",)),
     "train": Group("steps", 100, "what Canon costs in a training step; ours against transformers' Llama", MODELS),
     "generate": Group("steps", 50, "what Canon costs in generation", MODELS),
@@ -65,12 +66,12 @@ GROUPS = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="groups, by comma")
-    parser.add_argument("--minutes", type=float, default=9.0, help="for everything; default: 9")
+    parser.add_argument("--only", help="groups, separated by commas")
+    parser.add_argument("--minutes", type=float, default=9.0, help="for all groups; default: 9")
     parser.add_argument("--out", type=Path, help="folder of the results; default: benchmarks/results/gpu")
-    parser.add_argument("--list", action="store_true", help="the groups, and what each answers")
+    parser.add_argument("--list", action="store_true", help="list the groups, and the question that each answers")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a rehearsal")
-    parser.add_argument("--group", help=argparse.SUPPRESS)  # what this command asks of its processes
+    parser.add_argument("--group", help=argparse.SUPPRESS)  # for the processes that this command starts
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
     out = options.out or OUT[options.device]
@@ -84,9 +85,9 @@ def main() -> int:
     if unknown := [name for name in names if name not in GROUPS]:
         parser.error(f'--only: unknown group "{unknown[0]}"; groups: {", ".join(GROUPS)}')
     if options.device == "cuda" and (why := no_gpu()):
-        print(f"gpu: {why}; --device cpu rehearses", file=sys.stderr)
+        print(f"gpu: {why}; --device cpu tries the same code without one", file=sys.stderr)
         return 1
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the process of a group ends, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a group's process ends, too
     install({package for name in names for package in GROUPS[name].needs})
     states = run_all([name for name in GROUPS if name in names], options.device, out, end)
     return summary(states, out)
@@ -96,11 +97,11 @@ def no_gpu() -> str:
     if importlib.util.find_spec("torch") is None:
         return "missing: torch, with CUDA"
     command = [sys.executable, "-c", "import torch; raise SystemExit(not torch.cuda.is_available())"]
-    return "torch sees no GPU here" if subprocess.run(command, check=False).returncode else ""
+    return "torch finds no GPU" if subprocess.run(command, check=False).returncode else ""
 
 
 def install(packages: set[str]) -> None:
-    """Those that are missing, into a folder of this checkout. What pip cannot get, groups will miss, and say so."""
+    """Install the missing ones into a folder of this checkout. If pip fails, the groups report what they miss."""
     sys.path.append(str(PACKAGES))
     missing = {{"yaml": "pyyaml"}.get(p, p) for p in packages if importlib.util.find_spec(p) is None} - {"triton"}
     if missing:
@@ -110,7 +111,7 @@ def install(packages: set[str]) -> None:
             [*pip, "--target", str(PACKAGES), *sorted(missing)], capture_output=True, text=True, check=False
         )
         if with_pip.returncode:
-            print(f"gpu: missing: {', '.join(sorted(missing))} (pip install them; there is no network?)", flush=True)
+            print(f"gpu: missing: {', '.join(sorted(missing))} (pip could not install them; no network?)", flush=True)
         importlib.invalidate_caches()
 
 
@@ -119,7 +120,7 @@ def install(packages: set[str]) -> None:
 
 @dataclass
 class Worker:
-    """The process of a group. It imports what it needs at once, and works from `go` on."""
+    """The process of a group. It starts with its imports, and works after `go`."""
 
     name: str
     process: subprocess.Popen
@@ -132,7 +133,7 @@ class Worker:
         command = [sys.executable, "-u", __file__, "--group", name, "--device", device, "--out", str(out)]
         paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", ""), str(PACKAGES)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        if device == "cpu":  # the user's notes on kernels are of real ones
+        if device == "cpu":  # the user's cache is for measurements and trials of compiled kernels
             environment["XDG_CACHE_HOME"] = str(out / ".cache")
         with log.open("w") as errors:
             process = subprocess.Popen(
@@ -142,12 +143,12 @@ class Worker:
 
     def go(self) -> None:
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it has failed already, and wrote why
+        with suppress(BrokenPipeError):  # it has already failed, and logged why
             self.process.stdin.write("go\n")
             self.process.stdin.close()
 
     def wait(self, seconds: float) -> str:
-        """How it ended, in words."""
+        """Wait for the process; returns how it ended, in words."""
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -163,15 +164,15 @@ class Worker:
         return f"failed: {one_line(lines[-1] if lines else f'exit code {code}')}"
 
     def end(self) -> None:
-        """The process and all that it started."""
+        """Kill the process and all that it started."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
 def run_all(names: list[str], device: str, out: Path, end: float) -> dict[str, str]:
-    """One after the other; the next process is started early, as importing takes as long as some groups do. Returns how
-    each ended, in words."""
+    """Run groups one after the other; returns how each ended, in words. The next process starts early, because its
+    imports take as long as some groups."""
     states = dict.fromkeys(names, "not run: no time left")
     waiting: dict[str, Worker] = {}
     try:
@@ -179,7 +180,7 @@ def run_all(names: list[str], device: str, out: Path, end: float) -> dict[str, s
             later = sum(GROUPS[other].seconds for other in names[index + 1 :])
             left = end - time.monotonic()
             limit = min(left, max(GROUPS[name].seconds, left - later))
-            if limit < LEAST:
+            if limit < MIN_SECONDS:
                 break
             print(f"\n{name}: {GROUPS[name].answers} (at most {limit:.0f} s)", flush=True)
             start, worker = time.monotonic(), waiting.pop(name, None) or Worker.start(name, device, out)
@@ -200,15 +201,15 @@ def run_all(names: list[str], device: str, out: Path, end: float) -> dict[str, s
 
 
 def work(name: str, kind: str, out: Path) -> int:
-    """What the process of a group does."""
+    """The main function of a group's process."""
     results, failure = Results(out, name), None
     try:
         rows = rows_of(GROUPS[name], name)
     except Exception as error:
         failure = error
-    if not sys.stdin.readline():  # the door has died
+    if not sys.stdin.readline():  # the parent process has died
         return 1
-    results.path.unlink(missing_ok=True)  # not earlier: there may be no time for this group
+    results.path.unlink(missing_ok=True)  # not earlier, as there may be no time for this group
     try:
         if failure is not None:
             raise failure
@@ -229,7 +230,7 @@ def work(name: str, kind: str, out: Path) -> int:
 
 
 def rows_of(group: Group, name: str) -> Callable:
-    """The function of that name, which takes seconds to import."""
+    """The group's function; importing it takes seconds."""
     if missing := [package for package in group.needs if importlib.util.find_spec(package) is None]:
         raise Missing(f"missing: {', '.join(missing)}")
     return getattr(importlib.import_module(f"gpu_parts.{group.module}"), name)

@@ -4,8 +4,8 @@
     python benchmarks/hf_coverage.py lfm2 rwkv  # some, printed
 
 Each is built at the sizes of the tiny Depo preset, trained for three steps, saved, built again, loaded and compared at
-the next step, evaluated on test windows and asked to generate. A process takes a few types, as importing takes seconds;
-a type that runs longer than LIMIT_S is a hang.
+the next step, evaluated on test windows and used to generate. One process runs many types, as imports take seconds; a
+type that runs longer than LIMIT_S is a hang.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def write_table(data: dict) -> None:
-    """Into the page, between its two marks."""
+    """Write the table into the page, between its two markers."""
     counts = data["counts"]
     lines = [
         f"transformers {data['transformers']}: {counts['works']} of {len(data['types'])} types work, "
@@ -76,7 +76,7 @@ def write_table(data: dict) -> None:
 
 
 def run(types: list[str]) -> dict[str, dict]:
-    """Rows by type; a process that hangs or dies is replaced for what is left."""
+    """Rows by type. A process that hangs or dies is replaced by one for the remaining types."""
     rows: dict[str, dict] = {}
     left = list(types)
     while left:
@@ -95,14 +95,14 @@ def run(types: list[str]) -> dict[str, dict]:
             rows[name] = row | {"seconds": round(time.time() - started, 1)}
             started = time.time()
             left.remove(name)
-            said = row.get("why") or " ".join(key for key in FACTS if not row[key])
-            print(f"{name:28} {row['outcome']:10} {said}", flush=True)
+            detail = row.get("why") or " ".join(key for key in FACTS if not row[key])
+            print(f"{name:28} {row['outcome']:10} {detail}", flush=True)
         process.wait()
     return rows
 
 
 def _lines(process: subprocess.Popen):
-    """Lines of a process as they come; None where it is silent for too long or ends early."""
+    """Lines of a process as they come; None if it is silent for too long or fails."""
     lines: queue.Queue = queue.Queue()
 
     def read() -> None:
@@ -170,7 +170,7 @@ def try_type(name: str) -> dict:
     def step(model, optimizer, index: int) -> float:
         batch = train.rows(8 * index, 8)
         model.module.train()
-        torch.manual_seed(index)  # as in training, for what draws random numbers
+        torch.manual_seed(index)  # as in training, for models that draw random numbers
         total = model.loss(batch.input_ids, batch.targets, None, float((batch.targets != -100).sum())).total
         total.backward()
         optimizer.step()
@@ -208,7 +208,7 @@ def try_type(name: str) -> dict:
 
 
 def greedy(model, prompt: list[int]) -> list[int]:
-    """Six tokens by the definition: the whole row again for each."""
+    """Six greedy tokens by the definition: one forward pass over the whole row for each."""
     import torch
 
     ids = torch.tensor([prompt])
@@ -219,7 +219,7 @@ def greedy(model, prompt: list[int]) -> list[int]:
 
 
 def saved(model) -> bool:
-    """Does transformers load what it saves, with the same logits?"""
+    """Whether transformers loads what it saves, with the same logits."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -234,7 +234,7 @@ def saved(model) -> bool:
 
 
 LAYERS: dict[str, int] = {}
-"""Hybrids that take more than two layers to have every kind of layer."""
+"""Numbers of layers of hybrids that need more than two to have every kind of layer."""
 
 if __name__ == "__main__":
     main()

@@ -9,7 +9,7 @@ from canonlm.experiments.ledger import OWN_RESULTS
 
 
 def scores(setting: str, slice_: str) -> dict[tuple[str, str, str], list[float]]:
-    """By architecture, size and rate: accuracies in percent at the end of training, in ascending order."""
+    """Accuracies at the end of training, in percent and ascending, by architecture, size and learning rate."""
     with (OWN_RESULTS / f"{setting}.csv").open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["split"] == "test"]
     last = {row["run"]: row for row in sorted(rows, key=lambda row: int(row["step"]))}

@@ -1,8 +1,8 @@
-"""What Triton's compiler makes of every kernel for GPUs that are not here: registers, spills, widths of loads.
+"""Every kernel as Triton compiles it for GPUs that are not present: registers, spills, widths of loads.
 
 Run in the kernels' environment (`make test-kernels` does): .venv-kernels/bin/python benchmarks/kernels_static.py
-Writes benchmarks/results/kernels-static.json, a row per kernel and architecture; the exit code is 1 if one of them
-spills registers, loads narrowly, or stores between its loads. Nothing is executed on a device.
+Writes benchmarks/results/kernels-static.json, a row per kernel and architecture. The exit code is 1 if a kernel spills
+registers, has narrow loads, or stores between its loads. Nothing is executed on a device.
 """
 
 import argparse
@@ -24,7 +24,7 @@ TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
 class Absent:
-    """A driver of a card that is not here: enough to compile for it."""
+    """A driver for a card that is not present, enough to compile for it."""
 
     def __init__(self, capability: int) -> None:
         self.target = GPUTarget("cuda", capability, 32)
@@ -40,7 +40,7 @@ class Absent:
 
 
 def compiled_by(call: Callable[[], object], capability: int) -> list:
-    """The kernels that `call` launches, compiled and not launched."""
+    """The kernels that `call` launches, compiled but not launched."""
     kernels, run = [], triton.JITFunction.run
 
     def only_compile(self, *args, grid, warmup, **kwargs):
@@ -74,7 +74,7 @@ def describe(kernel) -> dict:
         elif name == "STG":
             order += "S"
     registers, warps = numbers["REG"], kernel.metadata.num_warps
-    blocks = 65536 // (-(-registers // 8) * 8 * 32 * warps)  # of a multiprocessor, by its registers
+    blocks = 65536 // (-(-registers // 8) * 8 * 32 * warps)  # per multiprocessor, limited by its registers
     return {
         "registers": registers,
         "warps": warps,
@@ -90,7 +90,7 @@ WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 
 def variants():
-    """name -> (what launches one kernel, the launch's kernel name, K, results per token, does it read a state?)
+    """(name, call that launches one kernel, name of its launch, K, results per token, whether it reads a state).
 
     In bfloat16 with float32 taps, at the sizes of a 1B model: 2048 channels, 8192 in the MLP.
     """
@@ -187,7 +187,7 @@ def variants():
 
 
 def complaints(row: dict, results: int, reads_state: bool) -> list[str]:
-    """What a kernel must not do."""
+    """What is wrong with a compiled kernel, in words."""
     wrong = []
     if row["spills"]:
         wrong.append(f"{row['spills']} spills")
@@ -218,7 +218,7 @@ def main() -> int:
             if args.only not in name:
                 continue
             if args.check and kernel > 4 and arch != 90:
-                continue  # for want of time
+                continue  # to save time
             [compiled] = compiled_by(call, arch)
             launch = launches.launch_of(launch_name, torch.device("cpu"), kernel, 8, 512, 2048 if kernel == 4 else 1024)
             row = {"kernel": name, "arch": f"sm_{arch}", "launch": launch_name, "K": kernel, **describe(compiled)}

@@ -1,8 +1,8 @@
-"""Bytes that the kernels read and write, counted in Triton's interpreter, against the least that could do.
+"""Bytes that the kernels read and write, counted in Triton's interpreter, against the min number of bytes.
 
-The least: every input read once, every result written once. *Unique* counts every address once, as if caches were
-perfect; *issued* counts every access: rows at the edges of tiles, which two programs read, and weights, which all do.
-Partial sums of weight gradients are counted apart.
+The minimum is to read every input once and write every result once. *Unique* counts every address once, as if caches
+were perfect; *issued* counts every access, also to rows at the edges of tiles, which two programs read, and to weights,
+which all programs read. Partial sums of weight gradients are counted separately.
 
 Run in the kernels' environment: .venv-kernels/bin/python -P benchmarks/kernels_traffic.py
 Writes benchmarks/results/kernels-traffic.json.
@@ -22,7 +22,7 @@ BATCH, TIME, CHANNELS, TOKENS = 1, 512, 512, 128
 
 
 class Counter:
-    """Wraps the interpreter's loads and stores while it is entered."""
+    """A context manager that records the interpreter's loads and stores."""
 
     def __enter__(self):
         from triton.runtime.interpreter import InterpreterBuilder
@@ -50,7 +50,7 @@ class Counter:
         self.issued.append((addresses, size))
 
     def bytes(self, without: tuple[int, int]) -> tuple[int, int, int]:
-        """Issued and unique, but those in the range of addresses `without`; and those in it."""
+        """Issued and unique bytes outside the range of addresses `without`, and issued bytes inside it."""
         first, end = without
         issued = unique = apart = 0
         for size in {size for _, size in self.issued}:
@@ -63,7 +63,7 @@ class Counter:
 
 
 def kernels() -> dict[str, tuple[int, int, Callable[[], object]]]:
-    """name -> (the least, and what separate operations move, in units of B * T * C numbers; what launches it)"""
+    """name -> (min traffic, traffic of separate operations, both in units of B * T * C numbers; the call)"""
     from canonlm.ops.kernels import conv, gated, normed
 
     def row(channels=CHANNELS):

@@ -2,13 +2,13 @@
 
     python benchmarks/lano.py [--quick] [--json]
 
-Each number: milliseconds per call, the best of three calls per sequence (other work on the machine only adds), median
-over the sequences. "rejected" are sentences with one wrong token that the grammar does not have any more, "near" have
-three tokens replaced, "far" is as long a sequence of random terminals. Memory: how far the process grows at its peak
-while it answers all the questions (Linux only); what an earlier grammar left free is used again.
+Each number is the median over sequences of the milliseconds per call, the best of three calls (other work on the
+machine only adds time). "rejected" are sentences with one token replaced that are no longer in the language, "near"
+have three tokens replaced, "far" are random terminals of the same length. Memory is the growth of the process's peak
+during all calls (Linux only); memory that an earlier grammar freed is reused.
 
-The release's figures are its own code's (facebookresearch/PhysicsLM4, revision 7580696), median CPU time per call over
-9 to 20 sampled sentences, measured once on the same kind of machine; it is not run here.
+The release's figures are those of its own code (facebookresearch/PhysicsLM4, revision 7580696): median CPU time per
+call over 9 to 20 sampled sentences, measured once on the same kind of machine. It is not run here.
 """
 
 import argparse
@@ -46,14 +46,14 @@ def wrong(tokens: np.ndarray, count: int, terminals: int, rng: np.random.Generat
     return changed
 
 
-def milliseconds(ask: Callable, grammar: Grammar, sequences: Sequence[np.ndarray]) -> float:
-    ask(grammar, sequences[0])  # compile, or load from numba's disk cache
+def milliseconds(function: Callable, grammar: Grammar, sequences: Sequence[np.ndarray]) -> float:
+    function(grammar, sequences[0])  # compile, or load from numba's disk cache
     best = []
     for tokens in sequences:
         seconds = []
         for _ in range(REPEATS):
             start = time.perf_counter()
-            ask(grammar, tokens)
+            function(grammar, tokens)
             seconds.append(time.perf_counter() - start)
         best.append(min(seconds))
     return round(1000 * median(best), 4)
@@ -75,11 +75,11 @@ def measure(name: str, count: int) -> dict[str, Any]:
         "min_substitutions, near": (min_substitutions, near),
         "min_substitutions, far": (min_substitutions, far),
     }
-    times = {case: milliseconds(ask, grammar, sequences) for case, (ask, sequences) in cases.items()}
-    before = peak_mb(reset=True)  # only now: where the compiler had to run, it took far more
-    for ask, sequences in cases.values():
+    times = {case: milliseconds(function, grammar, sequences) for case, (function, sequences) in cases.items()}
+    before = peak_mb(reset=True)  # only now, as the compiler may have taken far more
+    for function, sequences in cases.values():
         for tokens in sequences:
-            ask(grammar, tokens)
+            function(grammar, tokens)
     after = peak_mb()
     return {
         "tokens_median": int(median(map(len, sentences))),
@@ -90,7 +90,7 @@ def measure(name: str, count: int) -> dict[str, Any]:
 
 
 def peak_mb(reset: bool = False) -> float | None:
-    """The largest memory that this process had so far; reset: from now on. None where the system does not say."""
+    """The peak memory of this process so far; reset: from now on. None if the system does not report it."""
     try:
         if reset:
             Path("/proc/self/clear_refs").write_text("5")
@@ -128,10 +128,10 @@ def main() -> None:
         print(json.dumps(result, indent=1))
         return
     print(f"{result['machine']}; medians over {count} sentences; {result['versions']}")
-    for name, found in result["grammars"].items():  # type: ignore[attr-defined]
-        grown = "" if found["peak_growth_mb"] is None else f", peak memory + {found['peak_growth_mb']} MB"
-        print(f"{name}: {found['tokens_median']} tokens (longest {found['tokens_max']}){grown}")
-        for case, ms in found["ms"].items():
+    for name, row in result["grammars"].items():  # type: ignore[attr-defined]
+        growth = "" if row["peak_growth_mb"] is None else f", peak memory + {row['peak_growth_mb']} MB"
+        print(f"{name}: {row['tokens_median']} tokens (longest {row['tokens_max']}){growth}")
+        for case, ms in row["ms"].items():
             release = RELEASE_MS.get(name, {}).get(case)
             print(f"  {case:24} {ms:9.3f} ms" + (f"   release {release / 1000:6.2f} s" if release else ""))
 

@@ -2,16 +2,16 @@
 
     python benchmarks/loader.py [--quick] [--json] [--folder DIR]
 
-2 GB of random tokens as uint16 and 2 GB as uint32, in shards of 64 MB, documents of 800 tokens on average; they are
-written to a temporary folder under DIR and removed. Each row: batches of 2**18 tokens (input_ids and targets, and
-doc_ids where documents are isolated) of a shuffled stream, fresh windows in every pass, best of five. "mix" reads eight
-sources of different weights. The checksum is the sum of all ids. The memory copy moves the bytes of input_ids and
-targets (two int64 a token). Seconds are of the processor's time, of which nothing waits, as the files are in the
-system's memory; on a machine with nothing else to do the clock's are the same.
+Random tokens, 2 GB as uint16 and 2 GB as uint32, are written to a temporary folder under DIR and removed at the end.
+They are in shards of 64 MB, with documents of 800 tokens on average. Each row: batches of 2**18 tokens (input_ids and
+targets, and doc_ids if documents are isolated) of a shuffled stream, fresh windows in every pass, best of five. "mix"
+reads eight sources of different weights. The checksum is the sum of all ids. The memory copy moves the bytes of
+input_ids and targets (two int64 a token). Seconds are CPU time. The files are in the system's memory, so nothing waits,
+and on an idle machine wall-clock time is the same.
 
-"cold" is one pass, by the clock, whose files the system was asked to drop from its memory first (what lies below may
-still remember them). "anonymous memory" is what this process holds more, after all of that, than before the first
-window: the files themselves are the system's to keep or drop.
+"cold" is one pass in wall-clock time, before which the system is asked to drop the files from its memory (layers below
+may still cache them). "anonymous memory" is the growth of this process's memory since before the first window, without
+the pages of the files, which the system may keep or drop.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def write(folder: Path, dtype: str, size: int) -> Dataset:
 
 
 def drop(folder: Path) -> None:
-    """Ask the system to forget the files; it does where nobody has them mapped."""
+    """Ask the system to drop the files from its memory; it does unless they are mapped."""
     os.sync()
     for path in folder.iterdir():
         with path.open("rb") as file:
@@ -74,7 +74,7 @@ def drop(folder: Path) -> None:
 
 
 def one_pass(stream: TextStream, seq_len: int, number: int, tokens: int, clock: Clock) -> tuple[float, int]:
-    """(seconds, checksum) of pass `number`: `tokens` tokens nobody has seen, a batch at a time."""
+    """(seconds, checksum) of pass `number`: `tokens` tokens of fresh windows, a batch at a time."""
     count, seconds, checksum = BATCH // seq_len, 0.0, 0
     for batch in range(number * tokens // BATCH, (number + 1) * tokens // BATCH):
         start = clock()
@@ -85,7 +85,7 @@ def one_pass(stream: TextStream, seq_len: int, number: int, tokens: int, clock: 
 
 
 def anonymous_memory() -> int:
-    """MiB of this process's memory that is not a file's."""
+    """MiB of this process's memory that is not backed by files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) // 1024
 

@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run?")
     parser.add_argument("--only", help="models whose name contains this")
-    parser.add_argument("--json", type=Path, help="also write the results there")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     args = parser.parse_args()
     shape = SHAPES["quick" if args.quick else args.device]
     builders: dict[str, Callable[[], torch.nn.Module]] = {"transformers Llama": lambda: transformers_llama(shape)}
@@ -172,7 +172,7 @@ def main() -> None:
             row: dict = {"model": name, "compiled": compiled}
             try:
                 row |= measure(build, shape, args.device, compiled, rounds=3 if args.quick else 6)
-            except Exception as error:  # one model that cannot run must not cost the others their numbers
+            except Exception as error:  # a model that cannot run must not stop the others
                 row["error"] = (
                     f"{type(error).__name__}: {str(error).splitlines()[0][:200]}" if str(error) else repr(error)
                 )

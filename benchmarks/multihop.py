@@ -1,11 +1,10 @@
 """Does a tiny model learn to find a birth year in a text? Llama with and without Canon layers, on the same texts.
 
-    python benchmarks/multihop.py [--out runs/multihop]     about 40 minutes on two cores; interrupt and repeat at will
+    python benchmarks/multihop.py [--out runs/multihop]     about 40 minutes on two cores; can be interrupted
 
-What a user would type, step by step: texts by `canonlm data multihop`, a tokenizer of 4096 byte pairs (trained
-here), shards by `canonlm data prepare`, two runs of `canonlm train debug` that differ in `arch` only (one core each),
-`canonlm eval`.
-Writes benchmarks/results/multihop-cpu.json, whose numbers docs/multihop.md tells.
+The steps are those of a user: texts by `canonlm data multihop`, a tokenizer of 4096 byte pairs (trained here), shards
+by `canonlm data prepare`, two runs of `canonlm train debug` that differ in `arch` only (one core each), `canonlm eval`.
+Writes benchmarks/results/multihop-cpu.json; docs/multihop.md shows its numbers.
 """
 
 import argparse
@@ -31,12 +30,12 @@ from canonlm.suites.multihop import MultiHop, MultiHopSettings
 RESULTS = Path(__file__).parent / "results" / "multihop-cpu.json"
 ARCHS = ("llama", "llama+canon")
 PEOPLE, TEXTS, QUESTIONS = 3, 100_000, 1000
-VOCAB_SIZE = 4096  # every name, year and word is a token then
+VOCAB_SIZE = 4096  # so that every name, year and word is one token
 TRAINING = {
     "model.num_hidden_layers": 2,
     "model.hidden_size": 128,
     "model.num_attention_heads": 2,
-    "model.fields.tie_word_embeddings": "true",  # copying is then the same for all names
+    "model.fields.tie_word_embeddings": "true",  # so that copying is the same for all names
     "data.seq_len": 128,
     "data.isolate_documents": "true",
     "train.steps": 4000,
@@ -58,8 +57,8 @@ def canonlm(*words: object) -> None:
 
 
 def train_tokenizer(texts: Path, out: Path) -> None:
-    """Byte pairs on a tenth of the texts. A text begins as if after a space: its first name is then told as it is asked
-    for."""
+    """Train byte pairs on a tenth of the texts. A text is encoded as if after a space, so that its first name has the
+    same tokens as in the question."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -86,8 +85,8 @@ def measure(out: Path, arch: str) -> dict[str, Any]:
     source = f"text={{sources: {{hops: {{path: {out / 'text'}}}}}}}"
     overrides = [f"{key}={value}" for key, value in TRAINING.items()]
     canonlm("train", "debug", f"arch={arch}", source, *overrides, "--out", run)
-    asked = [f"people={PEOPLE}", f"n={QUESTIONS}"]
-    canonlm("eval", run, "--suite", "multihop", *asked, "--out", results)
+    settings = [f"people={PEOPLE}", f"n={QUESTIONS}"]
+    canonlm("eval", run, "--suite", "multihop", *settings, "--out", results)
     [entry] = json.loads((results / "results.json").read_text("utf-8"))["results"]
     [file] = (results / "answers").glob("*.jsonl")
     answers = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
@@ -102,7 +101,7 @@ def measure(out: Path, arch: str) -> dict[str, Any]:
 
 
 def share_stated(answers: list[dict[str, Any]]) -> float:
-    """How many of the answers are, right or wrong, one of the years that the text tells."""
+    """The share of answers, right or wrong, that are one of the years in the text."""
     questions = MultiHop(MultiHopSettings(people=PEOPLE, n=QUESTIONS), lambda text: 0)
     stated = [f"born in {row['said'].strip()[:4]}." in questions[row["index"]].prompt for row in answers]
     return sum(stated) / len(stated)

@@ -36,7 +36,7 @@ SHAPES = [(4, 512, 4, 64), (1, 4096, 8, 128)]  # batch, time, heads, key and val
 LENGTHS = [512, 1024, 2048, 4096, 8192]
 LADDER = {"cpu": (1, 4, 64), "cuda": (4, 16, 128)}  # batch, heads, channels at each of the lengths
 STEP_BY_STEP_UP_TO = 512
-AGREE = {"cpu": 1e-4, "cuda": 3e-2}  # the largest difference, as a share of the largest number
+TOLERANCE = {"cpu": 1e-4, "cuda": 3e-2}  # max difference, relative to the largest number
 SECONDS = 8  # for the passes of one shape
 
 
@@ -108,18 +108,18 @@ def forward_and_backward(form: Callable, inputs: list[Tensor], dy: Tensor) -> li
     return [y, *torch.autograd.grad(y, inputs, dy)]
 
 
-def check_agreement(steps: dict[str, Callable[[], list[Tensor]]], most: float) -> None:
+def check_agreement(steps: dict[str, Callable[[], list[Tensor]]], tolerance: float) -> None:
     first, *others = steps
     expected = [x.float() for x in steps[first]()]
     for name in others:
         for number, (x, y) in enumerate(zip(steps[name](), expected, strict=True)):
             difference = ((x.float() - y).abs().max() / y.abs().max()).item()
-            if difference > most:
-                raise RuntimeError(f"{name} is not {first}: result {number} differs by {difference:.1e} of its largest")
+            if difference > tolerance:
+                raise RuntimeError(f"{name} is not {first}: result {number} is off by {difference:.1e} of its largest")
 
 
 def median_seconds(steps: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """The median pass of each, taking turns, so that a busy moment of the machine hits them all alike."""
+    """The median pass of each step. Steps take turns, so that a busy moment of the machine affects all alike."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     end = time.perf_counter() + seconds
     while len(times[next(iter(steps))]) < 3 or time.perf_counter() < end:
@@ -139,7 +139,7 @@ def measure(name: str, shape: tuple[int, ...], device: str, seconds: float) -> d
     dy = torch.randn(shape).to(device, dtype)
     forms = forms_of(op, device, shape[1])
     steps = {form: partial(forward_and_backward, forms[form], inputs, dy) for form in forms}
-    check_agreement(steps, AGREE[device])
+    check_agreement(steps, TOLERANCE[device])
     medians = median_seconds(steps, seconds)
     tokens_per_s = {form: round(shape[0] * shape[1] / medians[form]) for form in forms}
     return {
@@ -152,14 +152,14 @@ def measure(name: str, shape: tuple[int, ...], device: str, seconds: float) -> d
 
 
 def profile(name: str, shape: tuple[int, ...]) -> None:
-    """Where the time of the chunked form goes, in five passes on a CPU."""
+    """Print where the time of the chunked form goes, in five passes on a CPU."""
     inputs, dy = [x.requires_grad_() for x in OPS[name].inputs(*shape)], torch.randn(shape)
     forward_and_backward(OPS[name].chunked, inputs, dy)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         for _ in range(5):
             forward_and_backward(OPS[name].chunked, inputs, dy)
     print(f"{name}  {torch.get_num_threads()} threads  {shape}")
-    print(seen.key_averages().table(sort_by="self_cpu_time_total", row_limit=8, max_name_column_width=40))
+    print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=8, max_name_column_width=40))
 
 
 def show(row: dict) -> None:
@@ -171,7 +171,7 @@ def show(row: dict) -> None:
 
 
 def show_growth(rows: list[dict]) -> None:
-    """Linear cost is a ratio of 1: a token costs as much in a long row as in a short one."""
+    """Print time per token in the longest row over that in the shortest. The cost is linear if the ratio is 1."""
     first, last = rows[0], rows[-1]
     for form, speed in last["tokens_per_s"].items():
         ratio = first["tokens_per_s"][form] / speed
@@ -181,8 +181,8 @@ def show_growth(rows: list[dict]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--op", choices=OPS, help="this one only")
-    parser.add_argument("--profile", action="store_true", help="where the time goes at the larger shape, instead")
+    parser.add_argument("--op", choices=OPS, help="this op only")
+    parser.add_argument("--profile", action="store_true", help="instead show where the time goes at the larger shape")
     parser.add_argument("--quick", action="store_true", help="short rows, few passes")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Short runs that the micro sizes of `canonlm replicate` come from: where does the reference neither fail nor saturate?
+"""Short runs to choose the micro sizes of `canonlm replicate`: where does the reference neither fail nor saturate?
 
     python benchmarks/pilots.py TASK ARCH LR [KEY=VALUE]...    one run of the tiny preset with these changes
 
-Adds the run's last evaluation to benchmarks/results/pilots.csv, and all evaluations of its measures, whose values stand
-under `loss`. Seed 900, which no experiment uses, judged on the
-validation split: nothing that a verdict rests on is seen.
+Adds the run's last evaluation to benchmarks/results/pilots.csv, and all evaluations of its measures, with their values
+in the column `loss`. The seed is 900, which no experiment uses, and the scores are those of the validation split, so no
+verdict depends on samples that a pilot has seen.
 """
 
 import csv

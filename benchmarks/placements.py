@@ -2,12 +2,12 @@
 
     python benchmarks/placements.py run [--tasks depo,brevo,mano,lano,text] [--jobs 2]   days on two cores
     python benchmarks/placements.py time            step times of all placements, taking turns; on an idle machine
-    python benchmarks/placements.py table           what is there so far
+    python benchmarks/placements.py table           the results so far
 
-`run` adds a line to benchmarks/results/placements.csv for every evaluation of a run that has finished, and never
-repeats a run whose lines are there. The rate of a placement is chosen by runs of a tuning seed, whose data and test
-questions no other run sees; on text by their mean training loss at the end, where every window is new. Then come the
-seeds 0 to 4 at that rate: they alone are reported. Differences are paired by seed, with 95 % t-intervals.
+`run` adds a line to benchmarks/results/placements.csv for every evaluation of a finished run, and does not repeat a run
+that has lines. Runs of a tuning seed, whose data and test questions no other run sees, choose the learning rate of a
+placement; on text by their mean training loss at the end, as every window is new. Seeds 0 to 4 then run at that rate,
+and only they are reported. Differences are paired by seed, with 95 % t-intervals.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def config_of(task: str, sites: str, lr: float, seed: int):
 
 
 def one(task: str, sites: str, lr: float, seed: int) -> list[dict]:
-    """The lines of one run, trained in a folder of its own that goes with it."""
+    """Train one run in a temporary folder; returns its lines."""
     import torch
 
     from canonlm.train.loop import train
@@ -71,7 +71,7 @@ def one(task: str, sites: str, lr: float, seed: int) -> list[dict]:
     lines = []
     for row in rows:
         if row["kind"] == "eval":
-            # Of the main scale; of Lano its headline, sentences from the start.
+            # The accuracy on the primary scale; for Lano, that of sentences from the start.
             score = accuracy(evaluation(row), ["from=start"] if task == "lano" else []) if row.get("slices") else None
             line = (task, sites, lr, seed, row["step"], config.train.steps, score, row.get("loss"), mean(last))
             lines.append(dict(zip(FIELDS, line, strict=True)))
@@ -107,7 +107,7 @@ def final(rows: list[dict]) -> dict[tuple, dict]:
 
 
 def best_rate(ends: dict[tuple, dict], task: str, sites: str) -> float | None:
-    """None while a rate has not been tried."""
+    """The learning rate that the tuning runs choose; None until all rates have been tried."""
     tried = [ends.get((task, sites, lr, TUNING)) for lr in RATES[task]]
     if None in tried:
         return None
@@ -146,7 +146,7 @@ def run(tasks: list[str], jobs: int) -> None:
 
 
 def measure_time(rounds: int = 30) -> None:
-    """Seconds of a training step of every placement, by turns: medians, and ratios to no Canon in the same round."""
+    """Time a training step of every placement, in turns: medians, and ratios to no Canon in the same round."""
     import torch
 
     from canonlm.train.build import build_model
@@ -185,7 +185,7 @@ def interval(values: list[float]) -> str:
 
 
 def at_equal_time(rows: list[dict], run: tuple, ratio: float) -> float | None:
-    """The score that the run had when no Canon would have ended: interpolated between its evaluations."""
+    """The run's score at the time when a run without Canon would have ended, interpolated between evaluations."""
     points = sorted((row["step"], value_of(row)) for row in rows if tuple(row[key] for key in FIELDS[:4]) == run)
     target = points[-1][0] / ratio
     for (before, low), (after, high) in itertools.pairwise([(0, points[0][1]), *points]):

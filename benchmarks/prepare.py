@@ -1,12 +1,12 @@
-"""What `canonlm data prepare` costs over its tokenizer: beside `encode_batch` of the tokenizer on the same documents.
+"""The overhead of `canonlm data prepare` over its tokenizer: beside `encode_batch` on the same documents.
 
     python benchmarks/prepare.py [--megabytes 100] [--out benchmarks/results/prepare-cpu.json]
 
 The documents are generated prose (words made of random letters, by Zipf's law) and the source of Python's standard
 library, as JSON lines; the tokenizer is a byte-level BPE of 8192 tokens, trained here on a part of both. `encode_batch`
-gets texts that are in memory already, about a megabyte at a time, and its result is thrown away; `prepare` starts from
+gets texts that are already in memory, about a megabyte at a time, and its result is discarded; `prepare` starts from
 the files and ends with shards and their checksums on disk. With one thread both take turns, a tenth of the documents
-each, so that whatever else the machine does meets both. CPU seconds count all processes.
+each, so that other work on the machine affects both. CPU seconds count all processes.
 """
 
 import argparse
@@ -49,9 +49,9 @@ def documents(megabytes: int) -> list[str]:
     files = find([sysconfig.get_path("stdlib")], "*.py", LEFT_OUT)
     sources = [Path(file.path).read_text("utf-8") for file in files]
     rng = random.Random(0)
-    found = sources + list(prose(rng, megabytes * 10**6 - sum(map(len, sources))))
-    rng.shuffle(found)
-    return found
+    texts = sources + list(prose(rng, megabytes * 10**6 - sum(map(len, sources))))
+    rng.shuffle(texts)
+    return texts
 
 
 def train(texts: list[str], path: Path) -> None:
@@ -96,13 +96,13 @@ def compare(folder: Path, texts: list[str], parts: int, threads: int) -> dict[st
     """Seconds of both on all texts, in turn for each part."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
-    encode(tokenizer, texts[:300])  # nothing is cold
+    encode(tokenizer, texts[:300])  # warm up
     sums = dict.fromkeys(["encode_batch_s", "encode_batch_cpu_s", "prepare_s", "prepare_cpu_s"], 0.0)
     for part in range(parts):
-        here = texts[part::parts]
+        own = texts[part::parts]
         path, out = folder / f"{threads}-{part}.jsonl", folder / f"{threads}-{part}"
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in here), encoding="utf-8")
-        tokens, seconds, cpu = timed(lambda here=here: encode(tokenizer, here))
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in own), encoding="utf-8")
+        tokens, seconds, cpu = timed(lambda own=own: encode(tokenizer, own))
         sums["encode_batch_s"] += seconds
         sums["encode_batch_cpu_s"] += cpu
         options = {"tokenizer": folder / "tokenizer.json", "workers": threads}

@@ -2,9 +2,9 @@
 
     python benchmarks/tasks.py [--quick] [--json]
 
-Each row: the training law at the paper's smallest difficulty and context, fresh windows in every pass, best of five.
-The checksum is the sum of all ids of all passes, so that no work can be left out unnoticed. The memory copy moves the
-same number of bytes per token (three int32) and says how far from the memory's speed a sampler is.
+Each row: training windows at the paper's smallest difficulty and context, fresh ones in every pass, best of five. The
+checksum is the sum of all ids of all passes, so that skipped work would be noticed. The memory copy moves the same
+number of bytes per token (three int32) and shows how far a sampler is from the speed of memory.
 """
 
 import argparse
@@ -35,7 +35,7 @@ BATCH = 2**18  # tokens per call: the paper's batch for Depo, 128 windows of 204
 
 
 def one_pass(task: tasks.Task, seq_len: int, number: int, tokens: int) -> tuple[float, int]:
-    """(seconds, checksum) of pass `number`: `tokens` tokens nobody has seen, a batch at a time."""
+    """(seconds, checksum) of pass `number`: `tokens` tokens of fresh windows, a batch at a time."""
     count, seconds, checksum = BATCH // seq_len, 0.0, 0
     for batch in range(number * tokens // BATCH, (number + 1) * tokens // BATCH):
         start = time.perf_counter()

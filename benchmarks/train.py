@@ -2,16 +2,16 @@
 
     python benchmarks/train.py [--device cuda] [--quick] [--only trainer,canon,loss] [--json FILE]
 
-trainer   Tokens per second of both loops, taking turns after every few steps, so that a busy moment of the machine hits
-          both: the same Llama and tokens, attention (sdpa), dtype, optimizer (fused AdamW, clipping) and logging; no
-          evaluation, no checkpoint in the time. The ratio is the median over the turns.
-canon     CPU: one training step without the optimizer, by Canon sites, taking turns: the median over the rounds of what
-          it took longer than the one without Canon in the same round. With OMP_NUM_THREADS=1 times are those of
-          the processor, which hardly depend on what else runs.
-loss      Memory of the loss and its gradients, of all logits at once and in chunks, a process each.
+trainer   Tokens per second of both loops, taking turns after every few steps, so that a busy moment of the machine
+          affects both: the same Llama and tokens, attention (sdpa), dtype, optimizer (fused AdamW, clipping) and
+          logging; evaluations and checkpoints are not timed. The ratio is the median over the turns.
+canon     CPU: one training step without the optimizer for each set of Canon sites, taking turns: the median over rounds
+          of the extra time relative to the step without Canon in the same round. With OMP_NUM_THREADS=1 times are CPU
+          time, which hardly depends on other work.
+loss      Memory of the loss and its gradients, with all logits at once and in chunks, in a process each.
 
-MFU: arithmetic of the model (canonlm.train.flops) over the peak of the device; of a CPU, over the speed of a large
-matrix product in the same process.
+MFU: FLOPs of the model (canonlm.train.flops) over the peak of the device; on a CPU, over the speed of a large matrix
+product in the same process.
 """
 
 import argparse
@@ -58,7 +58,7 @@ WARM_UP = 3  # turns
 
 
 def tokens_on_disk(folder: Path, shape: dict) -> None:
-    """Random tokens in the form of `canonlm data prepare`: enough for every step to read others."""
+    """Write random tokens in the format of `canonlm data prepare`, enough for fresh ones in every step."""
     count, name = 400 * shape["batch"] * shape["time"], "train-00000.ds"
     np.random.default_rng(0).integers(0, shape["vocab"], count, np.uint16).tofile(folder / name)
     np.array([count], "<u8").tofile(folder / f"{name}.index")
@@ -97,7 +97,7 @@ def our_run(arch: str, shape: dict, tokens: Path, device: str, compiled: bool, s
 
 
 class Turns:
-    """One loop works at a time: it hands over whenever it has logged. `seconds` of each turn, by loop."""
+    """Lets one loop work at a time: it hands over after each log. `seconds`, `losses`: of each turn, by loop."""
 
     def __init__(self, names: list[str]) -> None:
         self._may_work = {name: threading.Event() for name in names}
@@ -183,7 +183,7 @@ def num_parameters(config: CanonLMConfig) -> int:
 
 
 def in_memory(run: RunConfig) -> list[dict]:
-    """The windows that our loop reads, as the Trainer's dataset: drawn before its time begins."""
+    """The windows that our loop reads, as the Trainer's dataset, drawn before the timing starts."""
     assert run.text is not None
     source = {"tokens": (Dataset(run.text.sources["tokens"].path), "train", 1.0)}
     stream = TextStream(source, run.train.seed, run.data.seq_len, isolate_documents=False)
@@ -210,7 +210,7 @@ def against_the_trainer(shape: dict, tokens: Path, device: str, compiled: bool, 
 
     mode, tokens_per_turn = "compiled" if compiled else "eager", log_every * shape["batch"] * shape["time"]
     speeds = {name: [tokens_per_turn / s for s in seconds[WARM_UP:]] for name, seconds in turn.seconds.items()}
-    medians = {name: statistics.median(found) for name, found in speeds.items()}
+    medians = {name: statistics.median(values) for name, values in speeds.items()}
     ratios = sorted(paired(speeds["ours"], speeds["Trainer"]))
     flops, peak = flops_per_token(build_model(run, "meta"), shape["time"]), peak_of(device, shape["precision"])
     result = {
@@ -224,15 +224,15 @@ def against_the_trainer(shape: dict, tokens: Path, device: str, compiled: bool, 
         "load_after": load(),
     }
     for name, speed in medians.items():
-        said = f"MFU {result['mfu'][name]:.1%}, loss {turn.losses[name][0]:.3f} to {turn.losses[name][-1]:.3f}"
-        print(f"{mode:9} {name:8} {speed:12,.0f} tokens/s, {said}", flush=True)
+        detail = f"MFU {result['mfu'][name]:.1%}, loss {turn.losses[name][0]:.3f} to {turn.losses[name][-1]:.3f}"
+        print(f"{mode:9} {name:8} {speed:12,.0f} tokens/s, {detail}", flush=True)
     spread = ", ".join(f"{ratio:.2f}" for ratio in ratios)
     print(f"{mode:9} ratio {result['ratio']:.3f} (target {TARGET}) of {spread}", flush=True)
     return result
 
 
 def peak_of(device: str, precision: str) -> float:
-    """Of the device's sheet, or of a large float32 matrix product right now."""
+    """The peak FLOP/s from the device's data sheet, or those of a large matrix product measured now."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     if device == "cuda" and (known := peak_flops(torch.cuda.get_device_name(), dtype)):
         return known
@@ -285,7 +285,7 @@ def train_step(model: CanonLMForCausalLM, forward: Callable, ids_BT: torch.Tenso
 
 
 def loss_memory(form: str, sizes: dict, device: str) -> dict:
-    """In this process: the memory that the loss of a head and its gradients take beyond hidden states and weights."""
+    """The memory that the loss and its gradients take in this process, beyond hidden states and head weights."""
     where = torch.device(device)
     config = CanonLMConfig(vocab_size=sizes["vocab"], hidden_size=sizes["hidden"])
     generator = torch.Generator().manual_seed(0)
@@ -300,11 +300,11 @@ def loss_memory(form: str, sizes: dict, device: str) -> dict:
     mean = loss / sizes["tokens"]
     mean.backward()
     assert weight_VD.grad is not None
-    found = {"loss": float(mean), "gradient": float(weight_VD.grad.norm()), "seconds": time.perf_counter() - start}
+    result = {"loss": float(mean), "gradient": float(weight_VD.grad.norm()), "seconds": time.perf_counter() - start}
     after = memory_gb(where)
     assert before is not None
     assert after is not None
-    return {"form": form, "gb": after - before, **found}
+    return {"form": form, "gb": after - before, **result}
 
 
 def losses(sizes: dict, device: str) -> dict:
@@ -322,10 +322,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--quick", action="store_true", help="tiny sizes, eager only: does it run?")
-    parser.add_argument("--only", default="trainer,canon,loss", help="parts, by comma")
-    parser.add_argument("--layers", type=int, help="of the decoder whose Canon's share is measured (default: 12)")
+    parser.add_argument("--only", default="trainer,canon,loss", help="parts, separated by commas")
+    parser.add_argument("--layers", type=int, help="layers of the decoder in the part `canon` (default: 12)")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
-    parser.add_argument("--loss", help=argparse.SUPPRESS)  # what `losses` asks of its processes
+    parser.add_argument("--loss", help=argparse.SUPPRESS)  # for the processes of `losses`
     options = parser.parse_args()
     if options.loss:
         print(json.dumps(loss_memory(**json.loads(options.loss), device=options.device)))

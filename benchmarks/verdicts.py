@@ -1,10 +1,10 @@
-"""Do verdicts hold? Simulated pages of reports, with distributions of runs that are known.
+"""How often verdicts are right, on simulated pages of reports whose distributions of runs are known.
 
-    python benchmarks/verdicts.py [--pages 2000]        some 10 minutes; writes benchmarks/results/verdicts.json
+    python benchmarks/verdicts.py [--pages 2000]        about 10 minutes; writes benchmarks/results/verdicts.json
 
 A page has five slices and one or three pairs of architectures. A run has 1,000 questions a slice, in clusters of ten
-that share an example (intra-class correlation 0.1). The script counts pages with a false verdict, intervals that hold
-the mean, and pages on which a true difference is seen.
+that share an example (intra-class correlation 0.1). The script counts pages with a false verdict, intervals that
+contain the mean, and pages on which a true difference is detected.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def gaussian(mean: float, sd: float) -> Means:
 
 
 def bimodal(share: float, *, together: bool, solved: float = 0.98, chance: float = 0.14) -> Means:
-    """Runs that have solved the task, or not: each slice by itself, or all slices together."""
+    """Runs that have solved the task, or not: each slice independently, or all slices together."""
 
     def draw(rng: np.random.Generator, seeds: int) -> np.ndarray:
         done = rng.random((1 if together else SLICES, seeds)) < share
@@ -61,9 +61,9 @@ DIFFERENT = {
 }
 
 
-def page(rng: np.random.Generator, law: Means, seeds: int) -> dict[str, list[float]]:
-    """Accuracies that were measured, by slice, of one architecture."""
-    means = law(rng, seeds)
+def page(rng: np.random.Generator, draw_means: Means, seeds: int) -> dict[str, list[float]]:
+    """Measured accuracies of one architecture, by slice."""
+    means = draw_means(rng, seeds)
     clusters = QUESTIONS // CLUSTER
     strength = (1 - CORRELATION) / CORRELATION
     inside = (means > 1e-9) & (means < 1 - 1e-9)
@@ -74,55 +74,55 @@ def page(rng: np.random.Generator, law: Means, seeds: int) -> dict[str, list[flo
     return {str(index): row.tolist() for index, row in enumerate(measured)}
 
 
-def false_wins(law: Means, other: Means, seeds: int, pairs: int, pages: int, rng: np.random.Generator) -> float:
-    """Share of pages with any verdict, where the means are equal."""
+def false_wins(first: Means, other: Means, seeds: int, pairs: int, pages: int, rng: np.random.Generator) -> float:
+    """The share of pages with any verdict when the means are equal."""
     wrong = 0
     for _ in range(pages):
-        arms = [page(rng, law if index == 0 else other, seeds) for index in range(2 if pairs == 1 else 3)]
+        arms = [page(rng, first if index == 0 else other, seeds) for index in range(2 if pairs == 1 else 3)]
         combos = [(0, 1)] if pairs == 1 else [(0, 1), (0, 2), (1, 2)]
-        found = [compare(arms[a], arms[b], QUESTIONS, pairs=pairs) for a, b in combos]
-        wrong += any(each.state in ("higher", "lower") for each in found)
+        verdicts = [compare(arms[a], arms[b], QUESTIONS, pairs=pairs) for a, b in combos]
+        wrong += any(each.state in ("higher", "lower") for each in verdicts)
     return wrong / pages
 
 
-def power(law: Means, other: Means, seeds: int, pages: int, rng: np.random.Generator) -> tuple[float, float]:
-    """Share of pages on which the difference of scores is seen, and of slices on which it is."""
-    found = [compare(page(rng, law, seeds), page(rng, other, seeds), QUESTIONS) for _ in range(pages)]
-    score = sum(each.state == "higher" for each in found) / pages
-    return score, sum(len(each.slices) for each in found) / (pages * SLICES)
+def power(first: Means, other: Means, seeds: int, pages: int, rng: np.random.Generator) -> tuple[float, float]:
+    """The shares of pages and of slices on which the difference is detected."""
+    verdicts = [compare(page(rng, first, seeds), page(rng, other, seeds), QUESTIONS) for _ in range(pages)]
+    score = sum(each.state == "higher" for each in verdicts) / pages
+    return score, sum(len(each.slices) for each in verdicts) / (pages * SLICES)
 
 
 def bias_of_choosing(rates: int, runs: Callable[[tuple[int, int]], np.ndarray], mean: float, pages: int) -> float:
-    """How far the best of equally good rates lies above their common mean. runs: scores of [rates, five seeds]"""
+    """How far the best of equally good rates lies above their common mean. runs: draws scores [rates, five seeds]."""
     return float(np.mean([runs((rates, 5)).mean(axis=1).max() for _ in range(pages)])) - mean
 
 
 def coverage(values: Callable[[np.random.Generator], np.ndarray], mean: float, how, pages: int, rng) -> float:
-    held = 0
+    covered = 0
     for _ in range(pages):
         low, high = how(values(rng).tolist())
-        held += low - 1e-9 <= mean <= high + 1e-9
-    return held / pages
+        covered += low - 1e-9 <= mean <= high + 1e-9
+    return covered / pages
 
 
-def simulate(pages: int, say=print) -> dict[str, dict[str, float]]:
+def simulate(pages: int) -> dict[str, dict[str, float]]:
     rng = np.random.default_rng(0)
-    found: dict[str, dict[str, float]] = {"false wins": {}, "coverage": {}, "power": {}, "bias of choosing": {}}
+    results: dict[str, dict[str, float]] = {"false wins": {}, "coverage": {}, "power": {}, "bias of choosing": {}}
 
     def note(kind: str, what: str, value: float) -> None:
-        found[kind][what] = round(value, 4)
-        say(f"{kind:12} {what:60} {value:.4f}")
+        results[kind][what] = round(value, 4)
+        print(f"{kind:12} {what:60} {value:.4f}")
 
     for seeds in (3, 5, 8):
-        for name, law in SAME.items():
-            note("false wins", f"{name}, {seeds} seeds", false_wins(law, law, seeds, 1, pages, rng))
+        for name, means in SAME.items():
+            note("false wins", f"{name}, {seeds} seeds", false_wins(means, means, seeds, 1, pages, rng))
         spread = false_wins(gaussian(0.5, 0.01), gaussian(0.5, 0.05), seeds, 1, pages, rng)
         note("false wins", f"gaussian, sd 1 against 5, {seeds} seeds", spread)
-    for name, law in SAME.items():
-        note("false wins", f"{name}, 5 seeds, three pairs", false_wins(law, law, 5, 3, pages // 2, rng))
-    for name, (law, other) in DIFFERENT.items():
+    for name, means in SAME.items():
+        note("false wins", f"{name}, 5 seeds, three pairs", false_wins(means, means, 5, 3, pages // 2, rng))
+    for name, (first, other) in DIFFERENT.items():
         for seeds in (5, 8, 10):
-            score, slices = power(law, other, seeds, max(200, pages // 4), rng)
+            score, slices = power(first, other, seeds, max(200, pages // 4), rng)
             note("power", f"{name}, {seeds} seeds, score", score)
             note("power", f"{name}, {seeds} seeds, slices", slices)
     for seeds in (3, 5, 10):
@@ -151,7 +151,7 @@ def simulate(pages: int, say=print) -> dict[str, dict[str, float]]:
         note("bias of choosing", f"best of {rates} equal rates, gaussian, in standard errors of a mean", errors)
         halves = bias_of_choosing(rates, lambda shape: (chooser.random(shape) < 0.5) * 1.0, 0.5, 10 * pages)
         note("bias of choosing", f"best of {rates} equal rates, solved by half of five seeds, in shares", halves)
-    return found
+    return results
 
 
 if __name__ == "__main__":

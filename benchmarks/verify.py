@@ -1,14 +1,14 @@
-"""What it costs a run to verify the shards that it reads (`data.verify`), and to look for tokens beyond the vocabulary.
+"""What a run pays to verify the shards that it reads (`data.verify`), and to check for tokens beyond the vocabulary.
 
     python benchmarks/verify.py [--quick] [--threads 1,2] [--json FILE] [--folder DIR]
 
 training     Tokens per second of our loop while the verifier works and while it does not, taking turns of a few steps
-             within one run. It has enough to do for all its turns: 256 MB of tokens, which it hashes again and again (a
-             real run does so once). The files are in the system's memory. The ratio is the median over neighbouring
-             turns. `megabytes_per_s` and `core` are what the verifier did in its turns: bytes, and its share of a core.
-hashing      The verifier with nothing beside it.
-vocabulary   Reading batches of 2**18 tokens in windows of 4096, and the look for tokens beyond the vocabulary alone
-             (the largest of as many tokens): medians over the rounds.
+             within one run. The verifier has work for all its turns: it hashes 256 MB of tokens again and again (a real
+             run does so once). The files are in the system's memory. The ratio is the median over neighbouring turns.
+             `megabytes_per_s` and `core` are the verifier's speed and its share of a core in its turns.
+hashing      The verifier alone.
+vocabulary   Reading batches of 2**18 tokens in windows of 4096, and the check for tokens beyond the vocabulary alone
+             (the maximum of the same number of tokens): medians over the rounds.
 """
 
 import argparse
@@ -36,7 +36,7 @@ SHAPE = {"layers": 4, "hidden": 128, "heads": 4, "time": 256, "batch": 8}
 QUICK = {"layers": 1, "hidden": 32, "heads": 2, "time": 128, "batch": 4}
 SHARD = 2**24  # bytes; the verifier pauses between two
 FILES = 16  # different ones: 256 MB
-NAMES = 20_000  # links to them, as many shards
+NAMES = 20_000  # shards, which are links to these files
 STEPS_A_TURN = 4
 WARM_UP = 4  # turns
 VOCAB = 8192
@@ -63,7 +63,7 @@ def corpus(folder: Path) -> Dataset:
 
 
 class Watched(Verifier):
-    """Works while it may, on all shards of the corpus, and counts what that takes."""
+    """Works on all shards of the corpus while `may_work` is set, and counts its CPU time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def training(dataset: Dataset, shape: dict[str, int], turns: int, threads: int) 
         if number == 1:
             verifier.begin(dataset)
         (verifier.may_work.clear if worked else verifier.may_work.set)()
-        time.sleep(0.05)  # the shard in work is done
+        time.sleep(0.05)  # lets the verifier finish its current shard
         since[:] = time.perf_counter(), verifier.verified_bytes, verifier.processor_s
 
     with tempfile.TemporaryDirectory() as folder:
@@ -143,7 +143,7 @@ def training(dataset: Dataset, shape: dict[str, int], turns: int, threads: int) 
         loop.train(configured(dataset.folder, shape, steps, threads), Path(folder), turn)
     verifier = Watched.last
     assert verifier.error is None
-    assert verifier.pending, "the verifier had nothing to do in the end: more NAMES"
+    assert verifier.pending, "the verifier ran out of work: increase NAMES"
     tokens = STEPS_A_TURN * shape["batch"] * shape["time"]
     ratios = [without / verified for without, verified in zip(seconds[False], seconds[True], strict=False)]
     size, processor_s = (sum(numbers) for numbers in zip(*work, strict=True))
@@ -203,9 +203,9 @@ def vocabulary(dataset: Dataset, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small shapes, to see that it works")
-    parser.add_argument("--threads", default="1,2", help="of torch, a run each")
-    parser.add_argument("--turns", type=int, default=40, help="of each kind")
-    parser.add_argument("--json", type=Path, help="write the result there")
+    parser.add_argument("--threads", default="1,2", help="numbers of torch threads, a run for each")
+    parser.add_argument("--turns", type=int, default=40, help="turns of each kind")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
     parser.add_argument("--folder", type=Path, help="where to write the tokens; default: the system's temporary folder")
     options = parser.parse_args()
     shape, turns = (QUICK, 4) if options.quick else (SHAPE, options.turns)
