@@ -1,4 +1,4 @@
-# Every target sets up what it needs in .venv; a second run starts at once.
+# Every target sets up what it needs in .venv; later runs start at once.
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt
@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test test-all test-browser test-slurm test-peers test-kernels gpu checks docs dist fuzz kills bench pictures clean
 
-demo: .venv/installed  ## two small comparisons, minutes on two cores; ends with a table and runs/demo/report.html
+demo: .venv/installed  ## two small comparisons, in minutes on two cores; ends with a table and runs/demo/report.html
 	$(BIN)/canonlm play copying --arch llama,llama+canon=A --out runs/demo
 	$(BIN)/canonlm play depo --arch llama,llama+canon --out runs/demo
 
@@ -20,25 +20,25 @@ test-browser: .venv/installed-dev  ## the report in headless Chromium (Debian's 
 	(command -v chromium && command -v chromedriver) >/dev/null || (apt-get update && apt-get install -y chromium chromium-driver)
 	$(BIN)/python -m pytest -q -m browser
 
-test-slurm: .venv/installed-dev  ## launching on a SLURM cluster of this one machine (Debian's slurm-wlm; needs root)
+test-slurm: .venv/installed-dev  ## launches on a SLURM cluster of this machine alone (Debian's slurm-wlm; needs root)
 	(command -v slurmctld && command -v munged) >/dev/null || (apt-get update && apt-get install -y slurm-wlm munge)
 	$(BIN)/python -m pytest -q -m slurm
 
 test-peers: .venv/installed-dev .venv/peers/fetched  ## transformers' own model tests on our models, on the CPU
 	$(BIN)/python -m pytest -q -n 2 -rfE -o verbosity_subtests=0 -m peers tests/peers
 
-# Its source distribution has them. pip checks the sha256 in sdist.txt.
+# They are in transformers' source distribution. pip checks its sha256, which is in sdist.txt.
 .venv/peers/fetched: tests/peers/sdist.txt | .venv/installed-dev
 	rm -rf .venv/peers
 	$(BIN)/pip download -q --no-binary transformers --no-deps --require-hashes -r $< -d .venv/peers
 	tar -xzf .venv/peers/transformers-*.tar.gz -C .venv/peers --strip-components=1
 	touch .venv/peers/tests/__init__.py $@
 
-test-kernels: .venv-kernels/installed  ## the Triton kernels, interpreted on the CPU and compiled for GPUs that are not here
+test-kernels: .venv-kernels/installed  ## the Triton kernels, interpreted on the CPU and compiled for GPUs that need not be present
 	TRITON_INTERPRET=1 PYTHONPATH=src .venv-kernels/bin/python -m pytest -q -n 2 --confcutdir tests/kernels tests/kernels
 	PYTHONPATH=src .venv-kernels/bin/python -P benchmarks/kernels_static.py --check
 
-# Triton stays out of .venv: with it there, torch would take this machine for one with a GPU.
+# Triton stays out of .venv: with it, torch would treat this machine as one with a GPU.
 .venv-kernels/installed: constraints.txt Makefile
 	test -x .venv-kernels/bin/python || $(PYTHON) -m venv .venv-kernels
 	.venv-kernels/bin/pip install -q -c constraints.txt torch transformers numba pydantic pytest pytest-xdist hypothesis
@@ -46,18 +46,18 @@ test-kernels: .venv-kernels/installed  ## the Triton kernels, interpreted on the
 	touch $@
 
 ONLY ?=
-gpu:  ## everything that only a GPU can show, in nine minutes, with the Python at hand: make gpu PYTHON=python3 ONLY=conv,train
+gpu:  ## everything that only a GPU can show, in nine minutes, with a Python of yours: make gpu PYTHON=python3 ONLY=conv,train
 	$(PYTHON) benchmarks/gpu.py $(if $(ONLY),--only $(ONLY))
 
 SECONDS ?= 600
-fuzz: .venv/installed-dev  ## damaged folders and files through every command, on two cores; what fails lies in runs/fuzz
+fuzz: .venv/installed-dev  ## every command on damaged folders and files, on two cores; failures are kept in runs/fuzz
 	$(BIN)/python tests/abuse/fuzz.py --jobs 2 --seconds $(SECONDS) --failures runs/fuzz
 
 KILLS ?= 200
-kills: .venv/installed-dev  ## kill train, play and data prepare at random moments, and compare what they end with
+kills: .venv/installed-dev  ## kill train, play and data prepare at random moments, and compare their results
 	$(BIN)/python tests/abuse/kills.py --kills $(KILLS)
 
-checks: .venv/installed-dev  ## formatting, lint, types, which room imports which, words
+checks: .venv/installed-dev  ## formatting, lint, types, imports between subpackages, words
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -74,7 +74,7 @@ docs: .venv-docs/installed  ## the docs as a site, in build/site: open index.htm
 	.venv-docs/bin/pip install -q -c constraints.txt mkdocs-material 'mkdocstrings[python]' ruff
 	touch $@
 
-dist:  ## what would be published, in dist/, and a training with the wheel in a fresh environment; six minutes
+dist:  ## what would be published, in dist/, and a training run with the wheel in a fresh environment; six minutes
 	.ci/dist
 
 bench: .venv/installed-dev  ## the numbers that README and docs quote

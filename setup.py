@@ -1,4 +1,4 @@
-"""The README as a package index shows it: its links lead to the repository. Everything else is in pyproject.toml."""
+"""The README for a package index, with links to the repository. Everything else is in pyproject.toml."""
 
 import re
 import tomllib
