@@ -1,4 +1,4 @@
-"""Configurations of very small runs, and what two such runs must share."""
+"""Configurations of very small runs, and comparisons of two such runs."""
 
 import json
 import shutil
@@ -32,14 +32,14 @@ SETTINGS = {
 
 
 def pytest_configure():
-    """A shell that starts `make test &` lets it ignore Ctrl-C, and tests of Ctrl-C would inherit that."""
+    """A shell starts `make test &` with Ctrl-C ignored, and tests of Ctrl-C would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of a test marked `every(n)`, the first case and each n-th after it are fast, and the others slow."""
+    """In a test marked `every(n)`, the first case and every n-th after it are fast, and the others slow."""
     cases = Counter()
     for item in items:
         if mark := item.get_closest_marker("every"):
@@ -72,12 +72,12 @@ class Tiny:
 
     @staticmethod
     def weights(folder):
-        from canonlm.train.checkpoint import load_model  # and torch, which many tests can do without
+        from canonlm.train.checkpoint import load_model  # imports torch, which many tests do not need
 
         return {name: tensor.numpy().tobytes() for name, tensor in load_model(folder).module.state_dict().items()}
 
     def same(self, folder, reference):
-        """Rows and final weights, to the bit; nothing temporary is left; both kept as many checkpoints."""
+        """Rows and final weights are equal, to the bit; nothing temporary is left; both have the same checkpoints."""
         assert self.rows(folder) == self.rows(reference)
         assert self.weights(folder) == self.weights(reference)
         assert [path.name for path in folder.rglob("*") if ".tmp-" in path.name] == []
@@ -91,7 +91,7 @@ class Tiny:
 
     @staticmethod
     def back_to(folder, step):
-        """As if the process had died after this checkpoint and before the next; the rows are all there."""
+        """The folder of a process that died after this checkpoint and before the next, but with all rows."""
         (folder / "result.json").unlink()
         for path in (folder / "checkpoints").iterdir():
             if int(path.name.removeprefix("step-")) > step:
@@ -100,7 +100,7 @@ class Tiny:
 
 @pytest.fixture(autouse=True)
 def mixers_of_this_test():
-    """Mixers that a test loads from files are not left to the tests after it."""
+    """Remove the mixers that a test loads from files, so that later tests do not see them."""
     yield
     if (base := sys.modules.get("canonlm.models.mixers.base")) is not None:
         for reference in [name for name in base.MIXERS if ":" in name]:

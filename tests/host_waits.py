@@ -1,4 +1,4 @@
-"""What the CPU would wait for a GPU for, counted without one."""
+"""Counts, without a GPU, the operations at which the CPU would wait for one."""
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -14,7 +14,7 @@ WAITING_CALLS = {"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__flo
 
 
 class Waits(TorchDispatchMode):
-    """Operators, backward ones too, for which a GPU would be waited for."""
+    """Operators, including those of the backward, that would wait for a GPU."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +32,7 @@ class Waits(TorchDispatchMode):
 
 
 class Calls(TorchFunctionMode):
-    """Methods of tensors that read without an operator where the tensor is on the CPU."""
+    """Methods of tensors that read a value, without an operator if the tensor is on the CPU."""
 
     def __init__(self, seen):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A language model whose every next-token law is known."""
+"""A language model whose next-token distributions are known."""
 
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast

@@ -1,10 +1,10 @@
-"""Which of torch's operators ran."""
+"""Records which of torch's operators ran."""
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Operators(TorchDispatchMode):
-    """`with Operators() as operators: …`, then `operators.seen`: the names of those that ran, in their order."""
+    """`with Operators() as operators: …`, then `operators.seen`: the names of those that ran, in order."""
 
     def __init__(self):
         super().__init__()

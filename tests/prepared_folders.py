@@ -9,7 +9,7 @@ from canonlm.data import index
 
 
 def write_prepared(folder: Path, splits, dtype="uint16", vocab_size=1000, bytes_per_token=2):
-    """`splits`: {split: [shard, …]}, a shard a list of documents, a document a list of tokens."""
+    """`splits`: {split: [shard, …]}; a shard is a list of documents, a document a list of tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     result = {}
     for split, shards in splits.items():

@@ -1,4 +1,4 @@
-"""What README and docs tell people to type works."""
+"""The commands and code in README and docs work."""
 
 import re
 import shlex
@@ -27,12 +27,12 @@ def blocks(language: str) -> list:
 
 
 def files_of(page: Path) -> list[str]:
-    """What a page says is a whole `mine.py`."""
+    """The blocks of a page that are a complete `mine.py`."""
     return [text for _, text in FENCE.findall(page.read_text()) if text.startswith("# mine.py\n")]
 
 
 def commands() -> list[str]:
-    """Of the blocks without a language; those in `sh` take their time, or a cluster."""
+    """The commands in blocks without a language; those in `sh` blocks take long, or need a cluster."""
     lines = [line for block in blocks("") for line in str(block.values[0]).splitlines()]
     return sorted({line.partition("#")[0].strip() for line in lines if line.startswith("canonlm ")})
 
@@ -45,7 +45,7 @@ def test_python_blocks_run(code, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", commands())
 def test_commands_are_accepted(command, tmp_path, monkeypatch):
-    """Everything but the training itself."""
+    """Everything runs but the training itself."""
     questions = []
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("\n".join(code for page in PAGES for code in files_of(page)))
@@ -59,7 +59,7 @@ def test_commands_are_accepted(command, tmp_path, monkeypatch):
 
 
 def long_commands() -> list[str]:
-    """Of the blocks in `sh`."""
+    """The commands in `sh` blocks."""
     lines = [line for block in blocks("sh") for line in str(block.values[0]).replace("\\\n", " ").splitlines()]
     return sorted({line for line in lines if line.startswith("canonlm ")})
 
@@ -75,7 +75,7 @@ def test_commands_that_take_their_time_are_parsed(line):
 
 @pytest.mark.parametrize("line", [*commands(), *long_commands()])
 def test_shells_leave_the_commands_as_they_are(line):
-    """zsh refuses brackets, and bash takes braces with a comma apart, if they are not in quotes."""
+    """Without quotes, zsh refuses brackets, and bash expands braces with a comma."""
     assert not re.search(r"\[|\{.*,", re.sub(r"'[^']*'|\"[^\"]*\"", "", line.partition(" #")[0]))
 
 
@@ -97,7 +97,7 @@ def test_make_knows_the_targets_that_we_name():
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["add-a-mixer", "foreign-models"])
 def test_models_from_files_of_the_docs_train(page, tmp_path, monkeypatch):
-    """Beside llama, on the same data; then the model is opened again where its file is not."""
+    """The model trains beside llama, on the same data, and is opened again in a folder without its file."""
     [code] = files_of(ROOT / f"docs/{page}.md")
     (tmp_path / "mine.py").write_text(code)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The house form of a refusal."""
+"""The form of our error messages."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""The notebooks of docs/notebooks run, and at their full size they show what they say."""
+"""The notebooks of docs/notebooks run, and at full size their results match their text."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ NOTEBOOKS = Path(__file__).parents[1] / "docs" / "notebooks"
 
 
 def run(name, tmp_path, monkeypatch, **parameters):
-    """The variables that a notebook leaves. `parameters` replace those of its cell."""
+    """Run a notebook, with `parameters` in place of its own; returns its variables."""
     source = (NOTEBOOKS / name).read_text(encoding="utf-8")
     for key, value in parameters.items():
         source, replaced = re.subn(rf"^{key} = \d+$", f"{key} = {value}", source, flags=re.MULTILINE)

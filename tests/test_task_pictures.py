@@ -1,4 +1,4 @@
-"""The pictures of the tasks are what the script draws today, and hold together as drawings."""
+"""The pictures of the tasks are what the script draws today, and their shapes fit into the drawing."""
 
 import re
 from pathlib import Path

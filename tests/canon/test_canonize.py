@@ -1,4 +1,4 @@
-"""Canon layers in decoders of transformers: `canonlm.canonize`, against the host, and against plain forwards."""
+"""Canon layers in decoders of transformers (`canonlm.canonize`), against the host and against plain forwards."""
 
 import copy
 import json
@@ -32,7 +32,7 @@ QUICK = {
 """By host, the cases that are not slow."""
 
 
-# What it starts as, and what it computes.
+# Its initial state, and its results.
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,7 +69,7 @@ def test_every_tap_is_trained(kind):
 
 
 def test_llama_is_our_own_decoder_with_the_same_weights():
-    """The definition: our decoder, whose Canon layers are called by its own forward."""
+    """The reference is our decoder, whose own forward calls its Canon layers."""
     from canonlm import CanonLMConfig, CanonLMForCausalLM
 
     model = canonized("llama", "ABCD")
@@ -96,14 +96,14 @@ def test_llama_is_our_own_decoder_with_the_same_weights():
             name = name.replace(theirs + ".", own + ".")
         weights[name] = tensor
     ours.load_state_dict(weights)
-    assert differ(logits(ours.eval(), ids()), logits(model, ids())) < 1e-6  # its rotary table is made another way
+    assert differ(logits(ours.eval(), ids()), logits(model, ids())) < 1e-6  # its rotary table is computed differently
 
 
 @pytest.mark.parametrize(
     ("kind", "letter"), [(kind, letter) for kind in ("gpt2", "phi3", "gpt_neox", "falcon") for letter in "QKV"]
 )
 def test_channels_of_fused_projections_are_those_that_attention_gets(kind, letter):
-    """Told by gradients: of what attention gets as keys, by what the projection makes."""
+    """By gradients of attention's keys with respect to the projection's output."""
     model = host(kind)
     [place, *_] = canonlm.describe(model, letter)
     projection = model.get_submodule(f"{place.block}.{place.module}")
@@ -199,7 +199,7 @@ def test_documents_are_isolated_where_the_host_isolates_them():
     positions = torch.cat([torch.arange(4), torch.arange(6)])[None]
     packed = logits(model, tokens, position_ids=positions, use_cache=False)
     assert differ(packed[:, 4:], logits(model, tokens[:, 4:])) < 1e-9
-    # With a cache, or a mask, the library lets attention cross documents: Canon layers do not make it half.
+    # With a cache or a mask, the library lets attention cross documents, so Canon layers cross them, too.
     plain = host("llama")
     for options in ({"use_cache": True}, {"use_cache": False, "attention_mask": torch.ones_like(tokens)}):
         crossing = logits(plain, tokens, position_ids=positions, **options)
@@ -208,7 +208,7 @@ def test_documents_are_isolated_where_the_host_isolates_them():
 
 
 def layout_keys(model: Any, tokens: torch.Tensor, **options: Any) -> set[str]:
-    """What the first Canon layer is told of the tokens."""
+    """The arguments about the tokens that the first Canon layer gets."""
     known: set[str] = set()
     layer = model.model.layers[0].canon_A
     layer.register_forward_pre_hook(
@@ -230,7 +230,7 @@ def test_padding_on_the_left_changes_nothing():
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "mistral"])
 def test_padding_beside_static_caches(kind):
-    """Whose masks are prepared before the model sees them."""
+    """Their masks are prepared before the model gets them."""
     model, prompts = canonized(kind), ids(3, 12)
     mask = (torch.arange(12) >= torch.tensor([[0], [5], [9]])).long()
     settings: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -417,7 +417,7 @@ class OwnBlock(nn.Module):
 
 
 class OwnModel(PreTrainedModel, GenerationMixin):
-    """As somebody may have written theirs: positional arguments, and an MLP in the block itself."""
+    """A user's model: positional arguments, and an MLP in the block itself."""
 
     config_class = OwnConfig
 
@@ -446,7 +446,7 @@ def test_a_model_that_the_library_does_not_know():
     assert [outcome.state for outcome in check.decoding(model, cases)] == ["passed"] * len(cases)
 
 
-# Saving, and going back.
+# Saving, and removing Canon layers.
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "mixtral"])

@@ -1,4 +1,4 @@
-"""Canonized models with what people use around models: PEFT, Trainer, accelerate, recomputation, compilers."""
+"""Canonized models with common tools: PEFT, Trainer, accelerate, activation checkpointing, compilers."""
 
 import copy
 from typing import Any
@@ -47,7 +47,7 @@ def test_blocks_recomputed_by_others_get_the_same_layout():
 
 
 class Around(nn.Module):
-    """A module around a block, as torch's own checkpoint_wrapper puts it: the block is called again as a whole."""
+    """A module around a block, like torch's checkpoint_wrapper, which calls the whole block again."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def test_blocks_inside_of_a_checkpoint_get_the_same_layout():
 
 
 def test_two_forwards_before_one_backward():
-    """As preferences are learned: blocks that are computed again from outside know which forward they were in."""
+    """As in preference learning: blocks that are recomputed from outside belong to the right forward."""
     model = canonized("llama").train()
     other = {"position_ids": torch.cat([torch.arange(7), torch.arange(3)])[None].expand(2, -1), "use_cache": False}
 
@@ -96,7 +96,7 @@ def test_a_block_alone_is_refused():
 
 
 def test_lora_beside_canon_layers(tmp_path):
-    """Canon-B comes after the projection with its adapter: merged weights compute the same."""
+    """Canon-B comes after the projection with its adapter, so merged weights compute the same."""
     peft = pytest.importorskip("peft")
     model = canonized("llama", "ABCD")
     taps = sorted({name.split(".")[-2] for name, _ in model.named_parameters() if "canon_" in name})
@@ -125,7 +125,7 @@ def test_lora_beside_canon_layers(tmp_path):
 
 
 def test_a_replaced_projection_keeps_its_canon_layer():
-    """As quantisation replaces linear layers, which are only called."""
+    """Quantisation replaces linear layers in this way; they are only called."""
 
     class Other(nn.Module):
         def __init__(self, linear: nn.Linear) -> None:
@@ -157,7 +157,7 @@ def test_a_replaced_projection_keeps_its_canon_layer():
 
 @pytest.mark.parametrize("first", [True, False])
 def test_hooks_of_accelerate_before_and_after(first, tmp_path):
-    """With weights that lie on the disk until a module is called."""
+    """The weights are on disk until a module is called."""
     accelerate = pytest.importorskip("accelerate")
     truth, model = canonized("llama", "ABCD"), host("llama")
     device_map = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
@@ -223,7 +223,7 @@ def test_compiling_breaks_no_graph(kind):
 
 
 def test_states_of_a_static_cache_lie_together_and_stay_where_they_are():
-    """A tensor for each block; after rows move, they answer as those of a dynamic cache."""
+    """There is one tensor per block; after rows are reordered, results equal those with a dynamic cache."""
     from transformers import DynamicCache, StaticCache
 
     model = canonized("llama", "ABCD", dtype=torch.float32)
@@ -245,8 +245,8 @@ def test_states_of_a_static_cache_lie_together_and_stay_where_they_are():
 
 @pytest.mark.slow
 def test_a_compiled_step_is_not_much_more_than_the_hosts():
-    """Operations in the graph of a token's step, per Canon layer; and tensors that go into it: weights apart, a state
-    for each block."""
+    """Counts operations per Canon layer in the graph of a token's step, and its input tensors: apart from weights, one
+    state per block."""
     from transformers import StaticCache
 
     sizes = []

@@ -1,4 +1,4 @@
-"""Canon-D, SiLU and product of a host's MLP in one kernel: the numbers are those of hooks."""
+"""Canon-D, SiLU and product of a host's MLP in one kernel give the same numbers as hooks."""
 
 import copy
 import pickle
@@ -17,7 +17,7 @@ PACKED = {"position_ids": torch.cat([torch.arange(4), torch.arange(6)])[None].ex
 
 
 def step(model, **call):
-    """Logits, gradients and states of a training step, and how often the kernel ran."""
+    """Logits, gradients and states of a training step, and the number of kernel calls."""
     calls, model = [], model.train()
     with pytest.MonkeyPatch.context() as patch:
         run = gated.convolve_gated
@@ -59,7 +59,7 @@ def test_padding_and_a_past_take_the_other_form():
 
 
 class Doubled(nn.Module):
-    """A forward of its own."""
+    """An MLP with another forward."""
 
     def __init__(self, mlp):
         super().__init__()

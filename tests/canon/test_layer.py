@@ -1,4 +1,4 @@
-"""CanonLayer: y = x + conv(x), and its promises on padding, documents, states, dtypes, compilers and host models."""
+"""CanonLayer: y = x + conv(x), and its guarantees for padding, documents, states, dtypes, compilers and host models."""
 
 import itertools
 
@@ -78,11 +78,11 @@ def test_gradcheck_with_padding_documents_and_state(options):
     docs=st.booleans(),
 )
 def test_padded_packed_rows_in_chunks_equal_each_document_alone(seed, kernel, options, lengths, side, cuts, docs):
-    """Every row's documents, found again in a padded batch that is read chunk by chunk through states."""
+    """The results of every row's documents are those in a padded batch that is read chunk by chunk through states."""
     layer = make(kernel, seed=seed, **options)
     time = max(1, *lengths)
     mask, alone = torch.zeros(len(lengths), time, dtype=torch.long), []
-    doc_ids = torch.randint(0, 9, (len(lengths), time))  # at padding: whatever
+    doc_ids = torch.randint(0, 9, (len(lengths), time))  # arbitrary at padding
     x = torch.randn(len(lengths), time, 3, dtype=torch.float64)
     for row, length in enumerate(lengths):
         real = slice(time - length, time) if side == "left" else slice(0, length)
@@ -96,7 +96,7 @@ def test_padded_packed_rows_in_chunks_equal_each_document_alone(seed, kernel, op
     for first, last in itertools.pairwise(bounds):
         new = slice(first, last)
         ids = doc_ids[:, new] if docs else None
-        if docs and state is not None:  # the caller's part: a state belongs to the document of the next token
+        if docs and state is not None:  # the caller must ensure that a state belongs to the document of the next token
             same = [_continues(doc_ids[row], mask[row], first) for row in range(len(lengths))]
             state = state * torch.tensor(same)[:, None, None]
         y, state = layer(x[:, new], attention_mask=mask[:, new], doc_ids=ids, state=state, return_state=True)
@@ -157,7 +157,7 @@ def test_bfloat16_is_rounded_once(options, weight_dtype):
     layer = make(channels=64, dtype=weight_dtype, **options)
     x = torch.randn(4, 50, 64, dtype=torch.bfloat16)
     got, exact = layer(x), layer.double()(x.double()).bfloat16()
-    assert (got != exact).float().mean() < 0.002  # next to the middle of two numbers, float32 may go the other way
+    assert (got != exact).float().mean() < 0.002  # close to halfway, float32 may round the other way
     assert_close(got, exact)
 
 

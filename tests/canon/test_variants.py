@@ -20,7 +20,7 @@ TEXTS = [
 
 
 def make(text, seed=0):
-    """The layer with random parameters, so that what starts at zero does not hide anything."""
+    """The layer with random parameters, because parameters that are zero would hide errors."""
     [variant] = parse(text).values()
     layer = make_canon(variant, CHANNELS, head_dim=HEAD_DIM, input_size=WIDTH, dtype=torch.float64)
     torch.manual_seed(seed)
@@ -31,7 +31,7 @@ def make(text, seed=0):
 
 
 def taps_of(layer, variant, u):
-    """`[K, C]`: what multiplies x_{t-i}, for i = 0, 1, ...; u is the mixer's input at t."""
+    """`[K, C]`: the factors of x_{t-i}, for i = 0, 1, ...; u is the mixer's input at t."""
     kernel = variant.kernel
     if variant.form == "avg":
         return torch.full((kernel, CHANNELS), 1 / kernel, dtype=torch.float64)
@@ -105,7 +105,7 @@ def test_padded_packed_rows_in_pieces_equal_each_document_alone(text, documents,
         if first == end:
             continue
         if last is not None and doc_ids[0, first] != last:
-            state = torch.zeros_like(state)  # as the owner of the state does: it belongs to another document
+            state = torch.zeros_like(state)  # as the caller does if the state belongs to another document
         call = {"attention_mask": mask[:, piece], "doc_ids": doc_ids[:, piece], "mixer_input": u[:, piece]}
         y, state = layer(x[:, piece], state=state, return_state=True, **call)
         parts.append(y)

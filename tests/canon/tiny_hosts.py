@@ -34,11 +34,11 @@ KINDS = {
 
 DOUBLE = torch.float64
 SINGLE = ("mixtral", "qwen2_moe", "deepseek_v3", "jamba")
-"""Hosts with routed experts, which the library computes in single precision only."""
+"""Hosts with routed experts, which the library supports in single precision only."""
 
 
 def host(kind: str, dtype: torch.dtype = DOUBLE, **fields: Any) -> PreTrainedModel:
-    """Small, with weights with which a wrong token shows."""
+    """A small host, with weights large enough that a wrong token shows."""
     layers = {"jamba": 4, "lfm2": 4}.get(kind, 2)
     sizes = Sizes(layers, SIZES.hidden_size, SIZES.num_attention_heads, SIZES.vocab_size, SIZES.seq_len, fields)
     model_class, config = causal_config(f"hf:{kind}", sizes)
@@ -54,7 +54,7 @@ def host(kind: str, dtype: torch.dtype = DOUBLE, **fields: Any) -> PreTrainedMod
 
 
 def with_taps(model: PreTrainedModel) -> PreTrainedModel:
-    """The same model; its Canon layers do something."""
+    """The same model with Canon layers that are not zero."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""A model that answers well passes; one whose cache, mask or documents are wrong is found out; a refusal is neither."""
+"""A correct model passes; one with a wrong cache, mask or document isolation is detected; a refusal is neither."""
 
 import json
 
@@ -68,7 +68,7 @@ class Sees(LlamaForCausalLM):
 
 
 class Leaks(LlamaForCausalLM):
-    """Documents in one row see each other."""
+    """Lets documents in one row see each other."""
 
     def forward(self, input_ids=None, position_ids=None, attention_mask=None, **kwargs):
         mask = (
@@ -94,7 +94,7 @@ class LostBeams(LlamaForCausalLM):
 
 
 class Mixes(LlamaForCausalLM):
-    """The rows of a batch see each other."""
+    """Lets the rows of a batch see each other."""
 
     def forward(self, input_ids=None, **kwargs):
         output = super().forward(input_ids, **kwargs)
@@ -103,7 +103,7 @@ class Mixes(LlamaForCausalLM):
 
 
 class Recomputes(LlamaForCausalLM):
-    """Scales what it computes again."""
+    """Scales activations that it recomputes."""
 
     def forward(self, input_ids=None, **kwargs):
         output = super().forward(input_ids, **kwargs)

@@ -1,5 +1,5 @@
-"""What only a GPU can show. Without one these tests are skipped; CANONLM_REHEARSE=1 runs them at small sizes on the CPU
-(with the kernels where TRITON_INTERPRET=1 is set), to try the tests themselves."""
+"""Tests that need a GPU. Without one they are skipped; CANONLM_REHEARSE=1 runs them at small sizes on the CPU (with the
+kernels if TRITON_INTERPRET=1 is set), to try the tests themselves."""
 
 import importlib.util
 import os
@@ -27,7 +27,7 @@ def device():
 
 @pytest.fixture(scope="session")
 def kernels(device):
-    """The device, where Triton's kernels run on it."""
+    """The device, if Triton's kernels run on it."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("needs Triton")
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -37,7 +37,7 @@ def kernels(device):
 
 @pytest.fixture
 def captured(device):
-    """captured(call, times): a function that does the call so many times; on a GPU, one CUDA graph."""
+    """captured(call, times): a function that repeats the call `times` times; on a GPU, one CUDA graph."""
 
     def capture(call, times):
         def repeated():

@@ -1,4 +1,4 @@
-"""The kernels with the launches that a card uses, at several tiles each, against plain loops in float64."""
+"""The kernels with the launches of the card, over several tiles each, against plain loops in float64."""
 
 import definition
 import pytest
@@ -38,7 +38,7 @@ def wide(tensors):
 
 
 def compare(got, exact, dtype):
-    """Gradients of weights are sums over all tokens, so errors count against the largest number."""
+    """Gradients of weights are sums over all tokens, so errors are relative to the largest number."""
     limit = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     for index, (one, other) in enumerate(zip(got, exact, strict=True)):
         error = (one.detach().cpu().double() - other.detach()).abs().max() / other.detach().abs().max().clamp(min=1e-6)
@@ -113,14 +113,14 @@ def test_gradients_are_the_same_in_every_run(kernels):
 @torch.no_grad()
 @pytest.mark.parametrize("batch", [1, 64])
 def test_steps_in_a_graph_equal_one_prefill(kernels, captured, batch):
-    """The barrier between reading and moving a state on cannot be seen in the interpreter; a graph repeats it often."""
+    """The interpreter cannot test the barrier between reading and updating a state; a graph repeats it often."""
     case = case_of(kernels, batch=batch if kernels.type == "cuda" else 2, time=12, state=True)
     xs, taps, past = leaves(case.xs, kernels), leaves(case.taps, kernels), case.past.to(kernels)
     whole, after = door.canon_with_state(xs, taps, state=past)
     token, state = [x[:, :1].clone() for x in xs], past.clone()
     made = []
     step = captured(lambda: made.append(door.step(token, taps, state)), 1)
-    state.copy_(past)  # the capture has moved it on
+    state.copy_(past)  # the capture has updated it
     for t in range(case.time):
         for one, x in zip(token, xs, strict=True):
             one.copy_(x[:, t : t + 1])

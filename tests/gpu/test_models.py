@@ -1,4 +1,4 @@
-"""Decoders on a GPU where the host must not wait: decoding steps in a graph, training batches, equal runs."""
+"""Decoders on a GPU for which the host must not wait: decoding steps in a graph, training batches, equal runs."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`benchmarks/gpu.py` on the CPU: rows are written as they come, and what fails takes nothing else with it."""
+"""`benchmarks/gpu.py` on the CPU: rows are written as they come, and a group that fails does not affect others."""
 
 import importlib.util
 import json
@@ -22,28 +22,26 @@ def results(out, group):
 
 
 @pytest.fixture
-def door(monkeypatch):
+def gpu(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import gpu
-
-    return gpu
+    return importlib.import_module("gpu")
 
 
 @pytest.fixture
-def started(door, tmp_path):
+def started(gpu, tmp_path):
     def start(code):
         process = subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )
         log = tmp_path / "log"
         log.write_text("Traceback\nValueError: what went wrong\n")
-        return door.Worker("conv", process, log)
+        return gpu.Worker("conv", process, log)
 
     return start
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="a group that fails is one without Triton")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="needs a group that fails without Triton")
 def test_a_failing_group_is_one_line_and_the_others_run(tmp_path):
     ended = rehearse(tmp_path, "--only", "fused,tune,conv")  # tuning needs Triton, which is not here
     assert ended.returncode == 1
@@ -65,10 +63,10 @@ def test_a_failing_group_is_one_line_and_the_others_run(tmp_path):
     assert (tmp_path / "conv.json").read_bytes() == before
 
 
-def test_what_there_is_no_time_for_is_not_run(door, tmp_path):
+def test_what_there_is_no_time_for_is_not_run(gpu, tmp_path):
     ended = rehearse(tmp_path, "--minutes", "0.01")
     assert ended.returncode == 0
-    assert ended.stdout.count("not run: no time left") == len(door.GROUPS)
+    assert ended.stdout.count("not run: no time left") == len(gpu.GROUPS)
     assert "go on with: --only doctor,tests,conv," in ended.stdout
 
 
@@ -96,7 +94,7 @@ time.sleep(60)
     assert gone
 
 
-def test_without_the_door_nothing_is_run(tmp_path):
+def test_without_the_parent_process_nothing_is_run(tmp_path):
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--out", str(tmp_path), "--group", "tune"]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, timeout=60, check=False)
     assert ended.returncode == 1
@@ -114,7 +112,7 @@ def test_a_group_that_dies(started, code, state):
     assert started(code).wait(20).startswith(state)
 
 
-def test_rows_of_a_group_that_died_stay(door, tmp_path):
+def test_rows_of_a_group_that_died_stay(gpu, tmp_path):
     from gpu_parts.rows import Results, Row
 
     results = Results(tmp_path, "conv")
@@ -130,7 +128,7 @@ def test_rows_of_a_group_that_died_stay(door, tmp_path):
 @pytest.mark.parametrize(
     ("value", "target", "met"), [(3.0, "<= 4", True), (5.0, "<= 4", False), (4.0, ">= 4", True), (None, ">= 4", None)]
 )
-def test_targets(door, value, target, met):
+def test_targets(gpu, value, target, met):
     from gpu_parts.rows import Row
 
     assert Row("", {}, value, "", target=target).met is met
@@ -138,7 +136,7 @@ def test_targets(door, value, target, met):
 
 @pytest.mark.slow
 def test_every_group(tmp_path):
-    """Without Triton, whose kernels other tests try."""
+    """Without Triton; other tests try its kernels."""
     groups = "doctor,conv,fused,train,generate,loss,attention,loop,memory,repeat,play"
     ended = subprocess.run(
         [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--out", str(tmp_path), "--only", groups],

@@ -1,6 +1,6 @@
-"""The kernels in Triton's interpreter, on CPU tensors; `make test-kernels` runs them in an environment of their own.
+"""The kernels in Triton's interpreter, on CPU tensors; `make test-kernels` runs them in a separate environment.
 
-Nothing here may touch a session without the interpreter: pytest reads this file in every session.
+pytest reads this file in every session, so nothing here may affect a session without the interpreter.
 """
 
 import os
@@ -16,8 +16,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     from interpreter import correct_the_interpreter
 
     correct_the_interpreter()
-    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="canonlm-kernels-")  # no tuned launches of this user's
-    # A smaller failing case is not worth minutes of the interpreter.
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="canonlm-kernels-")  # not the user's tuned launches
+    # Shrinking a failing case is not worth minutes in the interpreter.
     settings.register_profile("kernels", phases=[Phase.explicit, Phase.reuse, Phase.generate])
     settings.load_profile("kernels")
 else:

@@ -1,4 +1,4 @@
-"""What the kernels must compute, in plain loops over rows and tokens, in float64."""
+"""The definition of the kernels, in plain loops over rows and tokens, in float64."""
 
 import torch
 from torch.nn import functional
@@ -11,7 +11,7 @@ ACTS = {
 
 
 def conv(x, taps, bias=None, state=None, docs=None, mask=None, residual=True, activation="none", scale=1.0):
-    """`[B, T, C]`; before the row there is the state, of the first token's document, or zeros."""
+    """`[B, T, C]`; the state, which belongs to the first token's document, or zeros precede each row."""
     kernel, taps = taps.shape[-1], taps.reshape(x.shape[-1], -1)
     rows = []
     for b in range(x.shape[0]):
@@ -36,7 +36,7 @@ def input_at(x, state, mask, b, t):
 
 
 def final_state(x, kernel, state=None, docs=None, mask=None):
-    """`[B, C, K]`, the last K inputs at each row's last real token, zero where of another document."""
+    """`[B, C, K]`, the last K inputs up to each row's last real token, zero for other documents."""
     rows = []
     for b in range(x.shape[0]):
         real = [t for t in range(x.shape[1]) if mask is None or mask[b, t]]

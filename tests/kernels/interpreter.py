@@ -13,8 +13,8 @@ def _to_bfloat16(bits):
 
 
 def correct_the_interpreter():
-    """Its cast from float32 to bfloat16 cuts digits off. And for most of its time it patches `triton.language`, again
-    for every call of a function: here, once."""
+    """Its cast from float32 to bfloat16 truncates. And it spends most of its time on patching `triton.language` for
+    every call of a function; here this is done once."""
     import triton.language as tl
     from triton.runtime import interpreter
 

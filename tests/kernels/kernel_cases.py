@@ -1,4 +1,4 @@
-"""Random inputs for the kernels, small tiles for the interpreter, and how near a result must be."""
+"""Random inputs for the kernels, small tiles for the interpreter, and tolerances of results."""
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ class Case:
         self.last = None if self.mask is None else last_real(self.mask)
 
     def laid_out(self, normal, size):
-        if self.strides == "slice":  # of a wider projection
+        if self.strides == "slice":  # a slice of a wider projection
             return normal(self.batch, self.time, size + 6)[..., 3 : 3 + size]
         if self.strides == "time first":
             return normal(self.time, self.batch, size).transpose(0, 1)
@@ -72,14 +72,14 @@ class Case:
         return {"residual": self.residual, "activation": self.activation, "scale": self.scale}
 
     def of(self, index):
-        """Keyword arguments of the definition, for one of the tensors, but x and taps."""
+        """Keyword arguments of the definition for one of the tensors, without x and taps."""
         bias = self.biases[index].double() if self.biases else None
         past = None if self.past is None else self.pasts[index].double()
         return {"bias": bias, "state": past, "docs": self.doc_ids, "mask": self.mask, **self.how()}
 
 
 def cases(**fixed):
-    """Cases that hypothesis draws; what is fixed is not drawn."""
+    """Cases that hypothesis draws; fixed values are not drawn."""
     drawn = {
         "seed": st.integers(0, 10**6),
         "batch": st.integers(1, 2),
@@ -102,7 +102,7 @@ def cases(**fixed):
 
 @contextmanager
 def small_tiles(case, channels=16):
-    """Launches of the interpreter's size: tiles of 8 tokens and 16 channels."""
+    """Launches small enough for the interpreter: tiles of 8 tokens and 16 channels."""
     launch = launches.Launch(channels=channels, warps=1, rows=case.rows, stages=1, tokens=case.tokens)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launches, "launch_at", lambda *args: launch)
@@ -110,8 +110,8 @@ def small_tiles(case, channels=16):
 
 
 def near(value, exact, dtype, sums=None):
-    """Within 1e-5 in float32 (relative to `sums`, of the absolute terms of a long sum, where that is larger), and in
-    half precision within the rounding of one number, too."""
+    """Assert that errors are within 1e-5 in float32 (relative to `sums`, the sum of a long sum's absolute terms, if
+    that is larger); in half precision the rounding of one number is added."""
     exact, value = exact.double(), value.double()
     bound = 1e-5 * (exact.abs() if sums is None else sums.double()).clamp(min=1.0)
     if dtype != torch.float32:

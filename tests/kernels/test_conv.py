@@ -78,7 +78,7 @@ def test_a_plain_case_of_every_kernel_size():
 @FEW
 @given(cases(bias=False, dtype=torch.float32, scale=1.0, residual=False))
 def test_the_same_as_the_form_for_cpus(case):
-    """Layers may take the one or the other."""
+    """Layers may use either form."""
     [x], [taps] = case.xs, case.taps
     if case.mask is not None:
         x = x.masked_fill((case.mask == 0)[..., None], 0)

@@ -1,4 +1,4 @@
-"""One byte per token says how far a tap may reach."""
+"""One byte per token encodes how far a tap may reach."""
 
 import pytest
 import torch

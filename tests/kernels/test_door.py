@@ -1,4 +1,4 @@
-"""The kernels as operators: what torch requires of them, under its compiler, and with activations computed again."""
+"""The kernels as operators: torch's requirements, its compiler, and activation checkpointing."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def leaves(tensors):
 
 
 def samples():
-    """An operator and arguments for it, each."""
+    """Pairs of an operator and its arguments."""
     case = Case(time=9, sizes=[12, 12], state=True, docs=True, bias=True, batch=2)
     xs, taps, biases, past = leaves(case.xs), leaves(case.taps), leaves(case.biases), case.past.clone().requires_grad_()
     weight, one = leaves([case.biases[0]])[0], [x[:, :1].detach() for x in case.xs]
@@ -47,7 +47,7 @@ def test_opcheck(index):
 
 
 def block(x, branch, weight, taps, gate_taps, up_taps, reach):
-    """A little of a decoder: every differentiable operator."""
+    """A part of a decoder with every differentiable operator."""
     assert door.runs_on(x)
     s, h = door.normed(x, branch, weight, 1e-5, taps, reach=reach)
     q, k = door.canon([h, h[..., :4]], [taps, taps[:4]], reach=reach)

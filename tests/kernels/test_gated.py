@@ -19,7 +19,7 @@ def by_definition(case, leaves, activation, absolute=False):
 
 
 def check(case, activation):
-    """Values, every gradient and the final state. (`sizes` are twice the same.)"""
+    """Values, every gradient and the final state. (Both `sizes` are equal.)"""
     leaves = [*case.xs, *case.taps, *([] if case.past is None else [case.past])]
     leaves = [leaf.detach().requires_grad_() for leaf in leaves]
     gate, up, *taps = leaves[:4]

@@ -1,4 +1,4 @@
-"""Few launches per architecture, and what a measurement of others would keep."""
+"""The default launches of each architecture, and the launches that tuning stores."""
 
 import json
 
@@ -70,7 +70,7 @@ def test_keeping_leaves_other_kernels_alone(cache):
 
 
 def test_the_calls_that_would_be_measured_run():
-    """One for each kernel that is launched with tuned sizes, and each gives numbers of its inputs' shape."""
+    """There is one for each kernel with tuned sizes, and each returns results of its inputs' shape."""
     calls = tune.calls(CPU, 1, 5, 16, 16, 4)
     assert calls.keys() == tune.CANDIDATES.keys()
     for name, call in calls.items():

@@ -12,7 +12,7 @@ EPS = 1e-5
 
 
 class Rounded(torch.autograd.Function):
-    """To the nearest number of a dtype; the gradient passes."""
+    """Rounds to the nearest number of a dtype; gradients pass unchanged."""
 
     @staticmethod
     def forward(ctx, x, dtype):
@@ -46,7 +46,7 @@ def check(case, branched):
             (_, again), after = door.normed_with_state(*args, last=case.last, **call)
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
     true_s, h, true_y = by_definition(case, exact, branched)
-    # h in float32 may round the other way, next to the middle between two numbers: a rounding of h more.
+    # h in float32 may round the other way if it is close to halfway between two numbers: one more rounding of h.
     size = definition.conv(
         h.detach().abs(), taps.detach().double().abs(), **case.of(0) | {"state": None, "scale": 1.0, "residual": True}
     )
@@ -69,7 +69,7 @@ def check(case, branched):
 
 
 def near_share(value, exact, dtype):
-    """How many results are the exact one, rounded."""
+    """The share of results that equal the rounded exact one."""
     return (value == exact.to(dtype)).double().mean() if dtype != torch.float32 else 1.0
 
 

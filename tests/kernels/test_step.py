@@ -1,4 +1,4 @@
-"""Decoding step by step equals one prefill, and moves the state on in place."""
+"""Decoding step by step equals one prefill, and updates the state in place."""
 
 import definition
 import torch
@@ -70,7 +70,7 @@ def test_normed_step_equals_norm_then_step(case):
         )
         kept = case.past.clone()
         [same] = door.step([h.to(x.dtype)], case.taps, kept, mask=case.mask, residual=case.residual, scale=case.scale)
-    # The norm in float32 may round the other way where the exact one is next to the middle of two numbers.
+    # The norm in float32 may round the other way if the exact one is close to halfway between two numbers.
     assert ((state - kept).abs() <= (2 * EPSILON[case.dtype] + 1e-6) * kept.abs()).all()
     if torch.equal(state, kept):
         near(y, same, case.dtype)

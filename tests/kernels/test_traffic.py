@@ -1,4 +1,4 @@
-"""Each kernel reads its inputs once and writes its results once, but for the edges of tiles and the weights."""
+"""Each kernel reads its inputs once and writes its results once, except at the edges of tiles and for weights."""
 
 import importlib.util
 from pathlib import Path
@@ -18,7 +18,7 @@ def test_traffic_is_near_the_least(monkeypatch):
 
 
 def test_tiles_of_eight_tokens_issue_much_more(monkeypatch):
-    """What is counted can be wrong."""
+    """The counts can detect a problem."""
     monkeypatch.setattr(traffic, "TOKENS", 8)
     monkeypatch.setattr(traffic, "TIME", 64)
     kernels = traffic.kernels

@@ -1,4 +1,4 @@
-"""Decoding through the kernels: with a cache it gives what one uncached call without kernels gives."""
+"""Decoding with kernels and a cache equals one uncached call without kernels."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def uncached(model, ids, **call):
 
 
 def in_parts(model, ids, sizes, cache, **call):
-    """Logits of chunks, read one after the other; `call` covers all tokens."""
+    """Logits of chunks, one after the other; the arguments in `call` cover all tokens."""
     end, parts = 0, []
     with torch.no_grad():
         for chunk in ids.split(sizes, dim=1):
@@ -48,7 +48,7 @@ def test_a_prefill_in_chunks_then_steps_in_place(name):
 
 
 def test_right_padding_then_decoding():
-    """A state is that of a row's last real token, also in a row without any, and one shorter than the kernel."""
+    """A state is that of a row's last real token, even in a row without any or with fewer than the kernel's width."""
     model, ids = tiny_model("llama+canon"), tokens(3, 9)
     lengths = torch.tensor([[7], [2], [5]])
     mask = (torch.arange(7) < lengths).long()
@@ -121,7 +121,7 @@ def test_a_static_cache_is_used_again_after_a_reset():
 
 
 class NoPeeking(torch.utils._python_dispatch.TorchDispatchMode):
-    """What would make a GPU wait, or break a CUDA graph: a tensor whose value Python wants."""
+    """Fails where Python reads a tensor's value, which makes the CPU wait for a GPU and breaks a CUDA graph."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default), func

@@ -1,4 +1,4 @@
-"""Where kernels take the place of modules' calls, and where they must not; compilers, checkpointing, folders."""
+"""Where kernels replace calls of modules, and where they must not; compilers, checkpointing, folders."""
 
 import copy
 import subprocess
@@ -25,7 +25,7 @@ def logits(model, on=True, **call):
 
 
 class Wrapped(torch.nn.Module):
-    """As training adapters put around a layer."""
+    """A wrapper such as training adapters put around a layer."""
 
     def __init__(self, layer):
         super().__init__()
@@ -117,7 +117,7 @@ def test_a_compiled_step_moves_static_states_in_place():
 
 
 def kept_for_the_backward(name):
-    """Bytes, of all tensors but parameters; each once."""
+    """The bytes of all saved tensors but parameters, each counted once."""
     model, ids, kept = tiny_model(name), tokens(), {}
 
     def pack(x):
@@ -131,8 +131,8 @@ def kept_for_the_backward(name):
 
 
 def test_memory_for_the_backward():
-    """A norm keeps its input and a number per token, not its output; Canon nothing of its own; act(gate) is computed
-    again. That saves more than Canon-B adds: q, k and v before it, where attention keeps them after it."""
+    """A norm keeps its input and a number per token, not its output; Canon keeps nothing; act(gate) is recomputed. That
+    saves more than Canon-B adds, which keeps q, k and v before it, as attention keeps them after it."""
     assert kept_for_the_backward("llama+canon") < kept_for_the_backward("")
 
 
@@ -153,11 +153,11 @@ def test_double_precision_is_left_to_pytorch():
 
 
 def test_a_wrong_kernel_is_left_alone_and_named(monkeypatch, tmp_path):
-    """Its gradients are off by a tenth: it decodes, and does not train."""
+    """Its gradients are off by a tenth, so it is used for decoding and not for training."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(judged, "SHAPE", (2, 12, 2))
     monkeypatch.setattr(trials, "SHAPE", (2, 12, 2))
-    monkeypatch.setattr(canon_gated, "usable_gated", lambda *tensors, **how: False)  # as where there is no numba
+    monkeypatch.setattr(canon_gated, "usable_gated", lambda *tensors, **how: False)  # as if numba were missing
     real = gated.run_backward
     monkeypatch.setattr(gated, "run_backward", lambda *a, **k: [1.1 * x for x in real(*a, **k)])
     is_right = judge(judged.KERNELS["gated"])
@@ -214,7 +214,7 @@ def test_a_model_of_transformers_with_canon_layers():
 
 
 def test_a_folder_that_brings_its_code_needs_no_kernels(tmp_path):
-    """With Triton there, and told to use it."""
+    """Triton is installed, and its use is requested."""
     model = tiny_model("llama+canon")
     model.save_pretrained(tmp_path / "model", self_contained=True)
     torch.save(logits(model, on=False)[0], tmp_path / "logits.pt")

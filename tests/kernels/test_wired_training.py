@@ -10,7 +10,7 @@ LAYOUTS = {
     "documents": {"doc_ids": documents()},
     "left padding": {"attention_mask": left_padded()},
 }
-LAUNCHES = {  # of a forward
+LAUNCHES = {  # in a forward pass
     "llama+canon": {"normed": 2, "conv": 1, "gated": 1},
     "llama+canon=KVOM:scaled": {"conv": 3},
     "gdn.llama": {"normed": 4, "conv": 3, "gated": 2},
@@ -44,13 +44,13 @@ def compare(model, tolerance=5e-6, **call):
     ("llama+canon", "plain"), ("llama+canon", "left padding"),
 ])  # fmt: skip
 def test_loss_logits_and_gradients(name, layout):
-    # Of the delta rule's queries, roundings before it are 5e-5 of the gradient; elsewhere they are at most 1.3e-6.
+    # Roundings before the delta rule's queries are 5e-5 of the gradient; elsewhere they are at most 1.3e-6.
     count = compare(tiny_model(name), 1e-4 if "gdn" in name else 5e-6, **LAYOUTS[layout])
     backward = {f"{kernel}_backward": n for kernel, n in LAUNCHES[name].items()}
     assert count == LAUNCHES[name] | backward
 
 
 def test_places_whose_layers_differ_take_a_kernel_each_or_none():
-    """Q has another K, V is averaged, D's MLP has an activation that no kernel has, and at M K > 8."""
+    """Q has another K, V is averaged, D's MLP has an activation without a kernel, and M has K > 8."""
     count = compare(tiny_model("Q:k3,K,V:avg,D,M:k9", hidden_act="relu2"), **LAYOUTS["documents"])
     assert count == {"conv": 3, "conv_backward": 3}  # q; k; gate and up

@@ -1,4 +1,4 @@
-"""Tiny decoders, with the kernels in them and without, and a count of the kernels that ran."""
+"""Tiny decoders, with and without kernels, and a counter of the kernels that ran."""
 
 from collections import Counter
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ def tiny_model(name, **config):
 
 
 class Count(TorchDispatchMode):
-    """How often each kernel runs."""
+    """Counts the runs of each kernel."""
 
     def __init__(self):
         super().__init__()
@@ -62,7 +62,7 @@ KERNELS = {f"{form}{end}" for form in FORMS for end in ("", "_backward", "_with_
 
 @contextmanager
 def kernels(on=True):
-    """Small tiles, and no trials, which take the interpreter minutes."""
+    """Use small tiles, and no trials, which take minutes in the interpreter."""
     with small_tiles(Case()), pytest.MonkeyPatch.context() as patch, Count() as count:
         patch.setattr(judged, "_JUDGES", {name: lambda *_: True for name in judged.KERNELS})
         if not on:

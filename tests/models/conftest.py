@@ -1,4 +1,4 @@
-"""A small decoder with weights large enough that greedy choices have margins."""
+"""A small decoder with weights large enough that greedy choices are clear."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def small_model():
                 if "norm" in name:
                     parameter.copy_(1 + 0.2 * noise)
                 elif "canon" in name and set(parameter.unique().tolist()) <= {0.0, 1.0}:
-                    parameter.copy_(0.5 * noise)  # what starts as the identity would show nothing
+                    parameter.copy_(0.5 * noise)  # layers that start as the identity would test nothing
                 elif parameter.ndim == 2 or "bias" in name:
                     parameter.copy_(noise * (1.0 if "embed" in name else parameter.shape[-1] ** -0.5))
         return model

@@ -1,4 +1,4 @@
-"""One small model of every kind, for tests that no kind may be missing from."""
+"""One small model of every kind, for tests that must cover all kinds."""
 
 from canonlm.models.mixers import MIXERS
 

@@ -169,7 +169,7 @@ def configs(draw):
 @given(config=configs())
 @settings(deadline=None, max_examples=25)
 def test_a_name_says_all_that_is_no_size(config):
-    """Two configurations of one name and equal sizes are one, field by field."""
+    """Two configurations with one name and equal sizes are equal, field by field."""
     name = name_of(config)
     fields = resolve(name, hidden_size=64, num_heads=4, head_dim=config.head_dim)
     again = CanonLMConfig(hidden_size=64, num_hidden_layers=config.num_hidden_layers, num_attention_heads=4, **fields)

@@ -1,4 +1,4 @@
-"""The loss without all the logits: against autograd through the formula, and by the tensors that it makes."""
+"""The chunked loss: against autograd through the formula, and the sizes of the tensors that it makes."""
 
 import pytest
 import torch
@@ -111,7 +111,7 @@ def test_large_logits(z_loss):
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_bfloat16_products_and_float32_sums(monkeypatch, z_loss, weight_dtype, autocast):
-    """What is rounded is what enters a product, never the loss or the sum over chunks."""
+    """Only inputs of products are rounded, never the loss or the sum over chunks."""
     monkeypatch.setattr(loss_module, "CHUNK_BYTES", 3 * 50 * 4)
     h, weight, targets = drawn(50, 8, 64, dtype=torch.float32)
     h_type = torch.float32 if autocast else torch.bfloat16
@@ -121,7 +121,7 @@ def test_bfloat16_products_and_float32_sums(monkeypatch, z_loss, weight_dtype, a
     loss.backward()
     assert (loss.dtype, h.grad.dtype, weight.grad.dtype) == (torch.float32, h_type, weight_dtype)
     exact = [x.detach().bfloat16().double().requires_grad_() for x in (h, weight)]
-    # The logits are rounded, as those of a linear layer in bfloat16: so is the truth that they are compared with.
+    # Logits are rounded like those of a linear layer in bfloat16, and so is the reference.
     logits = exact[0] @ exact[1].T
     logits = logits + (logits.bfloat16().double() - logits).detach()
     case = config(z_loss)
@@ -136,7 +136,7 @@ def test_bfloat16_products_and_float32_sums(monkeypatch, z_loss, weight_dtype, a
 
 
 def test_the_gradient_of_the_head_is_summed_up_in_float32(monkeypatch):
-    """1024 tokens, one by one, that pull alike: a bfloat16 sum would stop at 256 times the first."""
+    """1024 chunks of one token with equal gradients: a bfloat16 sum would stop at 256 times the first."""
     monkeypatch.setattr(loss_module, "CHUNK_BYTES", 1)
     h = torch.ones(1, 1024, 4, dtype=torch.bfloat16)
     weight = torch.zeros(2, 4, dtype=torch.bfloat16, requires_grad=True)
@@ -178,7 +178,7 @@ def test_a_target_outside_the_vocabulary_is_an_error():
 
 
 class Allocations(TorchDispatchMode):
-    """The operators that ran and the bytes of the largest tensor that one of them returned."""
+    """Records the operators that ran, and the bytes of the largest tensor that any of them returned."""
 
     def __init__(self):
         super().__init__()
@@ -258,7 +258,7 @@ def test_a_loss_without_targets_is_refused(small_model):
         small_model()(torch.tensor([[1, 2]]), loss_only=True)
 
 
-# A head in parts
+# A sharded head
 
 
 def on_a_rank(rank, folder):

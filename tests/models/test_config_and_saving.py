@@ -1,4 +1,4 @@
-"""What a configuration accepts, what initial weights depend on, what a saved model gives back."""
+"""What a configuration accepts, what initial weights depend on, what a saved model restores."""
 
 import pytest
 import torch
@@ -127,7 +127,7 @@ def test_initial_weights_depend_on_seed_and_name_alone():
     model = fresh()
     torch.manual_seed(2)
     assert_same(state(fresh()), state(model))
-    # Another depth, other sites: what both have starts the same.
+    # With another depth or other sites, common parameters start the same.
     other = state(fresh(num_hidden_layers=3, canon_set="AD", canon_bias=False))
     shared = other.keys() & state(model).keys()
     assert len(shared) > 20

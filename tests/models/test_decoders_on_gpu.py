@@ -1,4 +1,4 @@
-"""Whole decoders on a GPU: the numbers of the CPU, with every kernel that is used there."""
+"""Whole decoders on a GPU give the numbers of the CPU, with every kernel that is used there."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def test_loss_and_gradients(model, packed):
 
 
 def test_isolated_documents_without_a_mask(small_model, monkeypatch):
-    """Where torch's kernel is right here; the numbers are those of the mask."""
+    """If torch's kernel is right on this GPU; the numbers are those with a mask."""
     model, input_ids = small_model(torch.bfloat16, **SIZES, canon_set="ABCD").cuda(), ids(2, 150).cuda()
     masks, make_mask = [], modeling.create_causal_mask
     monkeypatch.setattr(modeling, "create_causal_mask", lambda **how: masks.append(how) or make_mask(**how))
@@ -75,7 +75,7 @@ def test_isolated_documents_without_a_mask(small_model, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_decoding(model, dtype):
-    """Chunks through the kernels, then one token at a time, against one uncached call."""
+    """Chunks with kernels, then one token at a time, against one uncached call."""
     model.to("cuda", dtype)
     tokens, sizes = ids(3, 100).cuda(), [64, 3, 20, *[1] * 13]
     mask = (torch.arange(100) >= torch.tensor([[0], [9], [60]])).long().cuda()

@@ -1,4 +1,4 @@
-"""Decoding with a cache, however it is done, gives what one uncached call on the whole gives.
+"""Decoding with a cache, in any way, equals one uncached call on the whole.
 
 A case is a test with its arguments. Not every model runs every case: `pairwise.py` chooses runs in which every feature
 of a model meets every feature of a case.
@@ -62,12 +62,12 @@ MODELS |= {
     },
 }
 EXACT = {"atol": 1e-10, "rtol": 0}
-ROUNDED = {"atol": 1e-4, "rtol": 0, "check_dtype": False}  # `generate` hands out logits in float32
+ROUNDED = {"atol": 1e-4, "rtol": 0, "check_dtype": False}  # `generate` returns logits in float32
 NEW = 12
 
 
 def features_of_model(options):
-    """Mixers and their mix, which layers have each Canon site, and every other option as it is written."""
+    """Mixers and their mix, the layers that have each Canon site, and every other option as written."""
     mixers, sets = set(options.get("mixers", ["attention"])), options.get("canon_sets", [options.get("canon_set", "")])
     mix = "attention only" if mixers == {"attention"} else "hybrid" if "attention" in mixers else "recurrent only"
     letters = [parse(sites) for sites in sets]
@@ -93,10 +93,10 @@ def is_recurrent(name):
 
 
 def cases(*features, only=None, **arguments):
-    """Declare a test's cases: features that all of them have, and the values of each argument of the test.
+    """Declare a test's cases: the features that all of them have, and the values of each argument of the test.
 
-    `only`: "attention" or "recurrent" if no other models can run them. Values are a list or, by label, a dictionary.
-    A label is the feature's value (`cache=["static"]`), or the whole feature (`how={"cache=static": {…}}`).
+    `only`: "attention" or "recurrent" if no other models can run them. Values are a list or a dictionary by label. A
+    label is the feature's value (`cache=["static"]`), or the whole feature (`how={"cache=static": {…}}`).
     """
     by_label = {name: each if isinstance(each, dict) else {str(v): v for v in each} for name, each in arguments.items()}
 
@@ -151,7 +151,7 @@ def whole(model, input_ids, **kwargs):
 
 
 def greedy(model, prompt):
-    """The truth: run everything again for every token. Also checks that the choices are no coin flips."""
+    """The reference: a full forward pass for every token. Also checks that the choices are clear."""
     tokens, logits = prompt, []
     for _ in range(NEW):
         logits.append(whole(model, tokens)[:, -1])
@@ -169,7 +169,7 @@ def generate(model, prompt, **kwargs):
 
 
 def in_chunks(model, input_ids, sizes, cache, mask=None, doc_ids=None):
-    """Logits of all tokens, read in chunks through the cache, which may hold tokens already."""
+    """Logits of all tokens, read in chunks through the cache, which may already have tokens."""
     logits, end = [], input_ids.shape[1] - sum(sizes)
     for chunk in input_ids[:, end:].split(sizes, dim=1):
         end += chunk.shape[1]
@@ -297,7 +297,7 @@ def test_generation_continues_the_last_document(model, how):
 
 @cases("documents=packed", "chunks=uneven", pads=["left", "middle", "right"], cache=CACHES)
 def test_packed_and_padded(model, pads, cache):
-    """Padding counts with what precedes it, whatever id it carries, and takes no position."""
+    """Padding counts with the document before it, whatever its id, and takes no position."""
     tokens, doc_ids = ids(1, 12), torch.tensor([[0, 0, 0, 5, 5, 5, 5, 5, 5, 5, 5, 5]])
     at, pad = {"left": 0, "middle": 4, "right": 8}[pads], torch.full((1, 3), 7)
     mask = torch.cat([torch.ones(1, at), torch.zeros(1, 3), torch.ones(1, 12 - at)], dim=1)
@@ -310,7 +310,7 @@ def test_packed_and_padded(model, pads, cache):
 
 @cases("call=generate", "documents=packed", "choice=lookup", only="attention")
 def test_prompt_lookup_equals_greedy(model):
-    prompt = ids(1, 6).repeat(1, 3)  # repeats itself: there is something to look up
+    prompt = ids(1, 6).repeat(1, 3)  # repeats itself, so that lookups succeed
     assert torch.equal(generate(model, prompt, prompt_lookup_num_tokens=4)[0], greedy(model, prompt)[0])
     doc_ids = torch.tensor([[0] * 16 + [1] * 2])
     result = generate(model, prompt, prompt_lookup_num_tokens=4, doc_ids=doc_ids)[0]
@@ -341,7 +341,7 @@ def test_cropping_is_exact(model, removed, packed, recorded_from):
 
 @cases("choice=lookup", only="recurrent")
 def test_a_recurrent_state_refuses_to_rewind(model):
-    """The library alone would crop the convolutions, keep the recurrent state, and go on with wrong tokens."""
+    """The library alone would crop the convolutions, keep the recurrent state, and generate wrong tokens."""
     tokens = ids(2, 14)
     filled = dynamic(model)
     in_chunks(model, tokens[:, :8], [8], filled)

@@ -1,4 +1,4 @@
-"""A decoding step with a static cache, as a GPU sees it: one graph, whatever the position, and nothing to wait for."""
+"""A decoding step with a static cache on a GPU: one graph for all positions, and no waiting of the host."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ MODELS = {
 
 
 def steps(model, forward):
-    """The logits of tokens 9 … 17, one at a time, after a prompt of 9; `forward` makes the steps."""
+    """The logits of tokens 9 … 17, one at a time by `forward`, after a prompt of 9."""
     cache = StaticCache(config=model.config, max_cache_len=24)
     ones = torch.ones_like(IDS)
     model(IDS[:, :9], past_key_values=cache)

@@ -1,4 +1,4 @@
-"""Isolated documents by their borders: with stand-ins for a GPU's kernels, each document is as if it were alone."""
+"""Isolated documents by their borders: with stand-ins for GPU kernels, results are those of each document alone."""
 
 import sys
 from itertools import pairwise
@@ -54,8 +54,8 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *, s
 
 
 def put_in_place(monkeypatch, attend):
-    """Of torch's kernel, for CPU tensors."""
-    packed_attention._takes_windows()  # of the installed one: the answer is kept
+    """Replace torch's kernel, for CPU tensors."""
+    packed_attention._takes_windows()  # caches the answer about the installed one
     packed_attention._takes_groups()
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend)
     monkeypatch.setattr(attention, "takes", lambda *_: True)
@@ -63,7 +63,7 @@ def put_in_place(monkeypatch, attend):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """torch's kernel takes CPU tensors; a list of the borders that it was called with."""
+    """A stand-in for torch's kernel takes CPU tensors; the fixture lists the borders of its calls."""
     calls = []
 
     def attend(q, k, v, limits, *others, **_):
@@ -126,7 +126,7 @@ def test_what_else_needs_a_mask(small_model, calls, config):
 
 
 def delta_rule(q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens):
-    """As fla's kernel."""
+    """A stand-in for fla's kernel."""
     parts, states = [], []
     for start, end in pairwise(cu_seqlens.tolist()):
         tokens = [x[:, start:end] for x in (q, k, v, g, beta)]
@@ -139,7 +139,7 @@ def delta_rule(q, k, v, g, beta, scale, initial_state, output_final_state, cu_se
 
 @pytest.fixture
 def fla_calls(monkeypatch):
-    """fla's kernel takes CPU tensors; a list of the borders that it was called with."""
+    """A stand-in for fla's kernel takes CPU tensors; the fixture lists the borders of its calls."""
     module = ModuleType("fla.ops.gated_delta_rule")
     module.chunk_gated_delta_rule = delta_rule
     delta_rule.calls = []
@@ -204,7 +204,7 @@ def _with_lists(q, k, v, limits, same, longest, also):
 
 @pytest.fixture
 def flash_calls(monkeypatch):
-    """flash-attn takes CPU tensors; a list of the borders that it was called with."""
+    """A stand-in for flash-attn takes CPU tensors; the fixture lists the borders of its calls."""
     calls = []
 
     def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
@@ -221,7 +221,7 @@ def flash_calls(monkeypatch):
 
 
 def with_flash(model):
-    model.config._attn_implementation_internal = "flash_attention_2"  # as where the package is installed
+    model.config._attn_implementation_internal = "flash_attention_2"  # as if the package were installed
     return model
 
 

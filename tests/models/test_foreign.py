@@ -1,4 +1,4 @@
-"""Models from outside: transformers' by their type, modules of a user's file, flash-linear-attention by a stand-in."""
+"""Foreign models: transformers' by type, modules of a user's file, flash-linear-attention with a stand-in."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def test_a_model_of_the_library(model_type):
     expected = nn.functional.cross_entropy(model.logits(ids).flatten(0, 1), targets.flatten())
     assert_close(total, expected)
     total.backward()
-    # One layer of nemotron_h is a mixer or an MLP: two of them are a layer of a preset.
+    # One layer of nemotron_h is a mixer or an MLP, so two of them are one layer of a preset.
     assert len(model.blocks) == (8 if model_type == "nemotron_h" else 4)
     assert model.logits(ids).shape == (2, 32, 40)
     flops = model.forward_flops(32)
@@ -57,7 +57,7 @@ def test_a_model_of_the_library(model_type):
 
 @pytest.mark.parametrize("model_type", [*TYPES, "apertus", "openai-gpt"])  # two whose constructors draw weights
 def test_initial_weights_are_a_function_of_seed_and_name(model_type):
-    """The same whether drawn at once or part by part, in another order, after the meta device; buffers too."""
+    """They are the same if drawn at once or part by part, in another order, after the meta device; buffers too."""
     at_once = library_model(f"hf:{model_type}", SIZES, seed=3).module
     with torch.device("meta"):
         model = library_model(f"hf:{model_type}", SIZES, seed=3)
@@ -78,7 +78,7 @@ def test_initial_weights_are_a_function_of_seed_and_name(model_type):
     "arch", ["hf:qwen3+canon", "hf:gpt2+canon=AC:bias", "hf:lfm2+canon=A:avg,M:k3", "hf:mixtral+canon=ABC"]
 )
 def test_canon_in_a_model_of_the_library(arch):
-    """Its host starts as without; Canon layers start as in our decoder, whatever else is drawn, in any order."""
+    """The host starts as without Canon; Canon layers start as in our decoder, in any order of drawing."""
     model, plain = (library_model(name, SIZES, seed=3) for name in (arch, arch.partition("+")[0]))
     check(model)
     mine = model.module.state_dict()
@@ -203,7 +203,7 @@ def test_models_that_are_not_causal_are_caught(model_type):
 
 
 class Peeks(nn.Module):
-    """A branch that mixes all tokens behind a projection of zeros; in training only."""
+    """In training only, a branch mixes all tokens before a projection that is zero."""
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -279,12 +279,12 @@ def written(model, rows: list[list[int]], **options) -> list[list[int]]:
     [("llama", (True, True)), ("mamba2", (True, True)), ("recurrent_gemma", (True, False)), ("rwkv", (False, False))],
 )
 def test_generation_is_right(model_type, works):
-    """RWKV's state is not handed on and Griffin reads its padding: neither changes what is written."""
+    """RWKV's state is not passed on and Griffin reads padding, but neither changes the generated tokens."""
     model = library_model(f"hf:{model_type}", SIZES)
     model.module.eval()
     with torch.no_grad():
         for p in model.module.parameters():
-            p.mul_(2 if p.ndim > 1 else 1)  # weights so small write one token again and again
+            p.mul_(2 if p.ndim > 1 else 1)  # models with smaller weights repeat one token
         rows = [[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5], [2, 7, 1]]
         answers = []
         for row in rows:
@@ -316,7 +316,7 @@ REQUIRED = [
 
 
 def test_recorded_coverage():
-    """Of `benchmarks/hf_coverage.py`, which takes minutes; the page shows it."""
+    """The results of `benchmarks/hf_coverage.py`, which takes minutes, are those on the page."""
     data = json.loads((ROOT / "benchmarks/results/hf-coverage.json").read_text())
     types, page = data["types"], (ROOT / "docs/foreign-models.md").read_text()
     assert data["counts"]["works"] >= 110

@@ -1,4 +1,4 @@
-"""Losses, checkpointing, autocast, compilers and attention kernels: one forward call, seen from all sides."""
+"""The forward call: losses, checkpointing, autocast, compilers and attention kernels."""
 
 import pytest
 import torch
@@ -140,7 +140,7 @@ def test_under_autocast_canon_never_widens_the_stream(small_model, canon):
 
 
 def test_double_stays_double(small_model):
-    """Nothing on the way is float32: the float32 result differs, the double one does not move by more than 1e-12."""
+    """No intermediate is float32: the float32 result differs, and the double one is exact to 1e-12."""
     model = small_model(canon_set="ABCD", qk_norm=True)
     expected = model(IDS, doc_ids=DOC_IDS).logits
     shuffled = model(IDS.flip(0), doc_ids=DOC_IDS.flip(0)).logits.flip(0)

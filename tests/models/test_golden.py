@@ -1,8 +1,8 @@
 """Numbers of the original release, reproduced: logits, loss, gradients, generation, padding, packing.
 
-`tests/golden` holds small cases recorded from the published classes: their configuration and weights, then
-what they computed. A larger set beside the repository runs too, where there is one. Double precision is held to 1e-7
-although the tables allow for more: nothing of ours is in float32 there.
+`tests/golden` has small cases recorded from the published classes: their configuration, weights and results. If there
+is a larger set beside the repository, it runs too. The tolerance in double precision is 1e-7, although the tables allow
+more, because nothing of ours is in float32 there.
 """
 
 import json
@@ -23,7 +23,7 @@ FORMATS = ("config", "lingua_args", "hf_equivalent_config")
 
 
 def recorded_cases(section: str = "", formats: int = 1):
-    """Run a test on every case that records this section, and its configuration in so many formats."""
+    """Run a test on every case with this section, and with its configuration in this number of formats or more."""
     collected = []
     for folder, marks in ((CARRIED, ()), (BESIDE, pytest.mark.slow)):
         for path in sorted(folder.glob("*.safetensors")):
@@ -39,7 +39,7 @@ in_float32 = pytest.mark.parametrize("dtype", [torch.float32], indirect=True)
 
 
 class Case:
-    """One recorded case, and how close we must come in the precision `dtype`."""
+    """One recorded case, and the tolerance in the precision `dtype`."""
 
     def __init__(self, path: Path, dtype: torch.dtype):
         self.info = json.loads(path.with_suffix(".json").read_text())
@@ -51,7 +51,7 @@ class Case:
         self.model.generation_config.eos_token_id = None
         tolerance, double = self.info["tolerance"], dtype == torch.float64
         self.double = double
-        # The generation, padding and packing truths are float32 in every case.
+        # The generation, padding and packing references are float32 in every case.
         self.atol32 = tolerance["suggested_fp32_logits_atol"]
         self.atol = 1e-7 if double and "logits64" in self.tensors else self.atol32
         self.loss_atol = 1e-7 if double and "loss64" in self.tensors else tolerance["suggested_loss_atol"]
@@ -62,7 +62,7 @@ class Case:
         return {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
 
     def best(self, name: str) -> torch.Tensor:
-        """In double precision, or else the recording nearest to it."""
+        """The recording in double precision, or else the nearest to it."""
         names = [f"{name}64", name] if self.double or name not in self.tensors else [name]
         return next(self.tensors[key] for key in names if key in self.tensors)
 
@@ -101,7 +101,7 @@ def test_loss_and_gradients(case):
     names, parameters = zip(*case.model.named_parameters(remove_duplicate=False), strict=True)
     gradients = torch.autograd.grad(loss, parameters)
     _, theirs = case.export(dict(zip(names, gradients, strict=True)))
-    without = {name for name in case.state if not theirs[name].any()}  # what nothing reads
+    without = {name for name in case.state if not theirs[name].any()}  # parameters that nothing reads
     if case.model.config.tie_word_embeddings:
         without.add("output.tied_module.weight" if case.lingua else "lm_head.weight")
     assert case.info["grad_norms"].keys() == case.state.keys() - without
@@ -189,7 +189,7 @@ def test_export_is_the_inverse(case):
 @recorded_cases(formats=2)
 @in_float32
 def test_the_arguments_of_the_training_run_say_the_same(case):
-    """The release's own translation between its two formats, recorded with the linear families and some Llamas."""
+    """Checked with the release's own conversion between its two formats, for the linear families and some Llamas."""
     ours = parse(case.info["lingua_args"]).release().dump()
     theirs = parse(case.info["hf_equivalent_config" if case.lingua else "config"]).dump()
     of_the_case = {"time_step_rank", *case.info.get("config_overrides_after_build", {})}
@@ -201,7 +201,7 @@ def test_the_arguments_of_the_training_run_say_the_same(case):
 @recorded_cases("logits")
 @in_float32
 def test_bfloat16_is_as_good_as_the_release(case):
-    """Our own rounding points, so no equality; but no further from the truth than the release's, within a factor."""
+    """We round at other points, so results differ; but errors are those of the release, within a factor."""
     logits = case.model.to(torch.bfloat16)(case.tensors["input_ids"]).logits
     error = (logits - case.best("logits")).abs().max().item()
     measured = next(value for key, value in case.info["tolerance"].items() if key.startswith("measured_bf16"))

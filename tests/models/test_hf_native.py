@@ -1,4 +1,4 @@
-"""Every kind of model with what people do to models of transformers: save, load, generate, train, adapt, compile."""
+"""Every kind of model in the usual workflows of transformers: save, load, generate, train, adapt, compile."""
 
 import copy
 import pickle
@@ -184,7 +184,7 @@ def test_gradient_checkpointing_changes_nothing(double_model, reentrant):
 
 
 class Cycles(torch.utils.data.Dataset):
-    """Rows of a cycle of five tokens, from different starts: what comes next is certain."""
+    """Rows of a cycle of five tokens, from different starts, so that the next token is certain."""
 
     def __len__(self):
         return 32
@@ -238,7 +238,7 @@ def test_lora(double_model, family, tmp_path):
     adapted = peft.get_peft_model(copy.deepcopy(double_model), lora)
     assert_close(adapted(IDS).logits, plain, **CLOSE)
     optimizer = torch.optim.Adam(adapted.parameters(), lr=0.01)
-    for _ in range(2):  # one of the two factors starts at zero: only the second step moves the other
+    for _ in range(2):  # one of the two factors starts at zero, so the other only changes in the second step
         adapted(IDS, labels=IDS).loss.backward()
         optimizer.step()
     trained = {name for name, parameter in adapted.named_parameters() if parameter.grad is not None}
@@ -288,11 +288,11 @@ def test_compiles_whole_forwards_and_backwards(small_model, family, layers, back
     assert_close(got, expected, atol=1e-9, rtol=1e-9)
 
 
-# What transformers' own tests of models ask for
+# Requirements of transformers' own model tests
 
 
 def test_trainer_evaluates(tmp_path):
-    """The library takes every argument of `forward` with "label" in its name for a column of the data."""
+    """The library treats every argument of `forward` with "label" in its name as a column of the data."""
     pytest.importorskip("accelerate")
     model = CanonLMForCausalLM(CanonLMConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
     evaluator = trainer(model, tmp_path, eval_dataset=Cycles(), eval_strategy="steps", eval_steps=4)
@@ -319,7 +319,7 @@ def test_generation_from_embeddings(double_model):
     "family", ["gdn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "hybrid"))]
 )
 def test_a_static_cache_compiles_once(small_model, family):
-    """As often as the library's Llama: once for the prompt, once for all tokens after it."""
+    """As with the library's Llama: once for the prompt, once for all tokens after it."""
     model = small_model(**FAMILIES[family]).eval()
     counter = CompileCounter()
     options = {"max_new_tokens": 24, "do_sample": False, "cache_implementation": "static"}
@@ -335,7 +335,7 @@ def test_a_static_cache_compiles_once(small_model, family):
 
 
 def test_hooks_and_adapters_of_the_router_are_not_passed_by(small_model, tmp_path):
-    """Offloaded weights come back in a hook around the module, and LoRA is put around it."""
+    """Offloaded weights return in a hook on the module, and LoRA wraps it."""
     accelerate, peft = pytest.importorskip("accelerate"), pytest.importorskip("peft")
     model = small_model(torch.float32, **FAMILIES["moe"])
     with torch.no_grad():
@@ -356,7 +356,7 @@ def test_hooks_and_adapters_of_the_router_are_not_passed_by(small_model, tmp_pat
 @pytest.mark.slow
 def test_exported_steps_with_a_static_cache(small_model):
     """`make test-peers` does not run the library's tests of export, one of which failed here: the length of a filled
-    static cache is a tensor, which an exported graph cannot look at."""
+    static cache is a tensor, whose value an exported graph cannot read."""
     model = small_model(torch.float32, canon_set="A", num_hidden_layers=1)
     static = GenerationConfig(cache_implementation="static", max_length=24, max_new_tokens=None)
     given = {"input_ids": IDS[:, :6]}

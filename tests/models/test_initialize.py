@@ -30,7 +30,7 @@ FAMILIES = {
     "gdn GDN2 bb (mlp without canon D)": {**LINEAR, "mixers": ["gdn"], "canon_set": "b"},
     "mamba2 AbbCD ssm128 mlp10": {**LINEAR, "mixers": ["mamba2"]},
 }
-FEW = ("A_log", "dt_bias")  # sixteen numbers: their laws are tested below
+FEW = ("A_log", "dt_bias")  # sixteen numbers, whose distributions are tested below
 
 
 def fresh(**fields):

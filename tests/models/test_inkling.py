@@ -1,6 +1,6 @@
-"""Our decoder with the sites of Inkling and Inkling2 computes at each what transformers' own classes compute.
+"""At the sites of Inkling and Inkling2 our decoder computes the same as transformers' classes.
 
-What our Canon layers read in a forward is handed to the library's modules, with the same weights and the library's own
+The inputs of our Canon layers in a forward are passed to the library's modules, with the same weights and the library's
 cache, and the outputs are compared: whole rows, padded ones, and decoding.
 """
 
@@ -19,7 +19,7 @@ inkling2 = pytest.importorskip("transformers.models.inkling2.modeling_inkling2",
 
 SETS = {"inkling": "KVOM", "inkling2": "KV:dynamic:scaled,OM:scaled"}
 ORDER = ["canonB_k", "canonB_v", "canonO", "canonM"]
-"""Of the library's convolution states."""
+"""The order of the library's convolution states."""
 
 
 def reference(kind, canon, layer_idx, conv_idx):
@@ -30,7 +30,7 @@ def reference(kind, canon, layer_idx, conv_idx):
         sizes = (canon.hidden_size, canon.input_size, heads, canon.kernel_size)
         module = library.Inkling2DynamicShortConvolution(*sizes, layer_idx, conv_idx)
         taps = canon.taps_weight.data.unflatten(0, (heads, canon.kernel_size))
-        module.weight_proj.weight.data.copy_(taps.flip(1).flatten(0, 1))  # there the first tap is the current token's
+        module.weight_proj.weight.data.copy_(taps.flip(1).flatten(0, 1))  # its first tap is that of the current token
         module.static_weight.data.copy_(canon.weight.data[:, 0].flip(1).t())
         return module
     name = "InklingShortConvolution" if kind == "inkling" else "Inkling2ShortConvolution"

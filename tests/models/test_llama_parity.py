@@ -16,7 +16,7 @@ VARIANTS = {
     "wide-heads": {"head_dim": 24, "rope_theta": 500.0, "rms_norm_eps": 1e-3, "hidden_act": "gelu"},
 }
 DTYPES = [torch.float32, torch.float64]
-CLOSE = 1e-5  # of the largest number; in float64 too, as transformers' rotary tables stay float32
+CLOSE = 1e-5  # relative to the largest number; in float64 too, as transformers' rotary tables stay float32
 
 
 @pytest.fixture(params=VARIANTS)
@@ -48,7 +48,7 @@ def logits_loss_gradients(model, **inputs):
 
 def assert_near(got, expected):
     assert got.keys() == expected.keys()
-    for name, value in expected.items():  # transformers' loss is float32 always
+    for name, value in expected.items():  # transformers' loss is always float32
         close = CLOSE * max(1.0, value.abs().max().item())
         assert_close(
             got[name], value, atol=close, rtol=0, check_dtype=name != "loss", msg=lambda m, n=name: f"{n}: {m}"

@@ -9,7 +9,7 @@ SPLIT = ("z", "x", "B", "C", "dt")
 
 
 def their_state(ours):
-    """Our weights under their names: there z, x, B, C and dt are one projection, and x, B, C one convolution."""
+    """Our weights under their names; they have z, x, B, C and dt in one projection, and x, B, C in one convolution."""
     state = {
         "backbone.embeddings.weight": ours["model.embed_tokens.weight"],
         "backbone.norm_f.weight": ours["model.norm.weight"],

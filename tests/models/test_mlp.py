@@ -1,4 +1,4 @@
-"""Standard MLPs and experts, against themselves worked out token by token."""
+"""Standard MLPs and experts, against token-by-token definitions."""
 
 import math
 
@@ -123,7 +123,7 @@ def test_tokens_over_capacity_are_dropped_in_order():
     moe = experts(2, capacity=0.5).train()
     with torch.no_grad():
         moe.router.weight[0] = -moe.router.weight[1]
-    x = moe.router.weight[0].repeat(2, 4, 1)  # all eight choose the first expert, which takes ceil(0.5 * 8 / 2) = 2
+    x = moe.router.weight[0].repeat(2, 4, 1)  # all eight choose the first expert; its capacity is ceil(0.5 * 8 / 2) = 2
     y, _ = moe(x, Layout())
     assert (y.flatten(0, 1).abs().sum(-1) > 0).tolist() == [True] * 2 + [False] * 6
     assert (moe.eval()(x, Layout())[0].abs().sum(-1) > 0).all()
@@ -148,7 +148,7 @@ def test_the_router_loss_makes_experts_equally_busy():
 
 
 def test_routing_is_not_rounded_under_autocast():
-    """256 and 257 are the same number in bfloat16: the first expert would get what belongs to the second."""
+    """256 and 257 are the same number in bfloat16: the first expert would get a token of the second."""
     moe = experts(2, dtype=torch.float32).eval()
     x = torch.zeros(1, 1, 6)
     x[..., 0] = 1

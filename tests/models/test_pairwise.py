@@ -1,4 +1,4 @@
-"""The chosen runs: every combination that is promised occurs, counted another way than they are chosen."""
+"""The chosen runs contain every promised combination, counted independently of the choice."""
 
 from itertools import product
 

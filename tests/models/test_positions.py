@@ -1,4 +1,4 @@
-"""ALiBi, hard ALiBi and rotations in some heads, against attention worked out key by key."""
+"""ALiBi, hard ALiBi and rotations in some heads, against attention computed key by key."""
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def document_by_definition(attention, x_TD):
 
 
 def documents(time, attention_mask=None, doc_ids=None):
-    """Where the tokens of each document are: (row, columns of its real tokens)."""
+    """The position of each document: (row, columns of its real tokens)."""
     for row in range(2):
         real = range(time) if attention_mask is None else attention_mask[row].nonzero()[:, 0].tolist()
         collected, last = [], None
@@ -144,7 +144,7 @@ def test_a_mask_of_four_dimensions_is_kept(small_model, kind):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_tells_neighbours_apart(dtype):
-    """As 2000 and 2001 cannot in bfloat16. And nothing is infinite: a row of padding would be nothing but."""
+    """In bfloat16, 2000 and 2001 are equal. And nothing is infinite, or a row of padding would be entirely infinite."""
     cache = StaticCache(config=CanonLMConfig(num_hidden_layers=1), max_cache_len=3000)
     cache.update(*torch.zeros(2, 1, 1, 2000, 1), 0)
     columns = torch.arange(3000)
@@ -181,7 +181,7 @@ def test_kernels_without_a_bias_per_head_are_refused(small_model, kind, kernel):
     model = small_model(alibi=kind)
     with pytest.raises(ValueError, match=message):
         model.set_attn_implementation(kernel)
-    assert not model._supports_flash_attn  # what continuous batching asks before it changes the kernel by itself
+    assert not model._supports_flash_attn  # continuous batching reads this before it changes the kernel
     assert not model._supports_flex_attn
     assert small_model()._supports_flash_attn
 

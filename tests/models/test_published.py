@@ -1,5 +1,5 @@
-"""Published formats without numbers (those are in test_golden.py): names and shapes of all 64 checkpoints, round trips,
-what is refused and how."""
+"""Published formats without weights (those are in test_golden.py): names and shapes of all 64 checkpoints, round trips,
+and refusals."""
 
 import gzip
 import hashlib
@@ -77,7 +77,7 @@ EITHER, SMALL = st.booleans(), st.integers(1, 9)
 
 
 def family(mixer, sites, **fields):
-    """Configurations of ours, as odd as a format allows."""
+    """Our configurations, as unusual as a format allows."""
     common = {
         "mixers": st.just([mixer]),
         "canon_set": st.sets(st.sampled_from(sites)).map("".join),
@@ -134,7 +134,7 @@ def test_there_and_back_is_the_same_model(drawn):
 
 
 def test_expansion_factors_survive_the_release_rounding_down():
-    """It reads 49 * (1 / 49) as 0."""
+    """The release reads 49 * (1 / 49) as 0."""
     sizes = [(width, base) for base in range(1, 200) for width in range(1, 2 * base)]
     assert int(49 * (1 / 49)) == 0
     assert all(int(base * ratio(width, base)) == width for width, base in sizes)
@@ -197,7 +197,7 @@ def published(kind):
 )
 def test_what_we_cannot_compute_is_refused_by_name(kind, changes, message):
     params = {key: value for key, value in {**published(kind), **changes}.items() if value is not ...}
-    parse(published(kind)).config()  # but for the changes all is well
+    parse(published(kind)).config()  # valid without the changes
     with pytest.raises(ValueError, match=message):
         parse(params).config()
 
@@ -282,7 +282,7 @@ def test_dtype_and_independence(tied):
 
 
 def test_the_zero_taps_of_mamba2_without_convolution(small_model):
-    """Stored, never read: whatever they are, the model is the same, and they go out as zeros."""
+    """They are stored but never read: with any values the model is the same, and they are exported as zeros."""
     model = small_model(torch.float32, mixers=["mamba2"], canon_set="A", num_key_value_heads=None)
     params, state = export(model)
     taps = [name for name in state if "conv1d" in name]

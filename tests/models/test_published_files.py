@@ -22,7 +22,7 @@ def model(small_model):
 
 @pytest.fixture
 def folder(model, tmp_path):
-    """`folder(name, to)`: that model in another format."""
+    """`folder(name, to)`: the model in another format."""
 
     def make(name="published", to="hf"):
         place = tmp_path / name
@@ -104,7 +104,7 @@ def test_variants(model, folder, tmp_path):
 
 
 class Hub:
-    """A stand-in for the Hub: hands out what matches, and remembers what was asked for."""
+    """A stand-in for the Hub: returns the files that match, and records the requests."""
 
     def __init__(self, repository: Path, cache: Path):
         self.repository, self.cache, self.calls = repository, cache, []

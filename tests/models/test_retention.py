@@ -1,4 +1,4 @@
-"""Retention against the paper's other form: (Q K^T * D) V, all pairs of tokens at once."""
+"""Retention against the paper's parallel form: (Q K^T * D) V, all pairs of tokens at once."""
 
 import torch
 from torch.testing import assert_close

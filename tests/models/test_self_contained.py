@@ -117,7 +117,7 @@ def test_code_that_is_installed_goes_before_code_in_the_folder(small_model, tmp_
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "with", trust_remote_code=trust).eval()
         assert type(loaded) is CanonLMForCausalLM
         assert_close(loaded(IDS).logits, model(IDS).logits, atol=0, rtol=0)
-    # Without its code, a folder must not claim to have it.
+    # A folder without code must not claim to have it.
     loaded.save_pretrained(tmp_path / "without")
     assert "auto_map" not in json.loads((tmp_path / "without" / "config.json").read_text())
     assert not list((tmp_path / "without").glob("*.py"))
@@ -260,7 +260,7 @@ def backward(ctx, dy):
 op.register_autograd(backward)
 """
     assert flattened(source, "op") == ([], source.replace("canonlm::", "canonlm_copy::"))
-    # The code of two folders is not the same: their operators must not be, either.
+    # The code of two folders differs, so their operators must differ, too.
     gdn, hybrid = (modules_of(family)["gated_delta_rule"] for family in ("gdn", "hybrid"))
     assert re.findall('"canonlm.*::', gdn) != re.findall('"canonlm.*::', hybrid)
     assert '"canonlm::' not in gdn

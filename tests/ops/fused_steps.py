@@ -1,4 +1,4 @@
-"""A training step of a model, and how often it took a fused operation."""
+"""A training step of a model, and the number of calls of a fused operation."""
 
 import pytest
 

@@ -50,7 +50,7 @@ def ours(x, weight, docs, state):
 
 
 def by_slices(x, weight, docs, state):
-    """The form that compilers get, called directly."""
+    """The form for compilers, called directly."""
     history, kernel = 0, weight.shape[-1]
     if state is not None and kernel > 1:
         history, x = kernel - 1, torch.cat([state[..., 1:].transpose(1, 2), x], dim=1)
@@ -109,7 +109,7 @@ def test_bfloat16_is_rounded_once(docs):
     with torch.no_grad():
         exact = ours(x.double(), weight.double(), doc_ids, state.double())
         got = ours(x, weight, doc_ids, state)
-    # Summed in float32, a result next to the middle of two bfloat16 numbers may go the other way: one in thousands.
+    # Summed in float32, a result halfway between two bfloat16 numbers may round the other way: one in thousands.
     assert got.dtype == torch.bfloat16
     assert (got != exact.bfloat16()).float().mean() < 0.002
 
@@ -133,7 +133,7 @@ def test_result_has_the_dtype_of_the_input_and_gradients_their_own(dtype, weight
     docs=st.booleans(),
 )
 def test_state_is_the_last_real_inputs_of_the_last_document(seed, lengths, kernel, pad_left, docs):
-    """Also for rows that are empty, or shorter than the kernel."""
+    """This includes rows that are empty, or shorter than the kernel."""
     torch.manual_seed(seed)
     time = max(1, *lengths)
     x = torch.randn(len(lengths), time, 2, dtype=torch.float64)
@@ -182,7 +182,7 @@ def test_leaves_its_inputs_alone():
 @pytest.mark.parametrize("kernel", [1, 2, 4])
 @pytest.mark.parametrize("masked", [False, True])
 def test_one_token_after_a_state_is_the_next_of_the_row(kernel, masked):
-    """Decoding has a shorter way. A row whose token is padding keeps its state."""
+    """Decoding uses a shorter form. A row whose token is padding keeps its state."""
     x_BTC, weight = torch.randn(3, 7, 5, dtype=torch.double), torch.randn(5, 1, kernel, dtype=torch.double)
     state = conv_state(x_BTC[:, :6], kernel)
     whole = causal_conv(x_BTC, weight)

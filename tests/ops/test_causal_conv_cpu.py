@@ -40,7 +40,7 @@ def case(seed, batch, time, channels, kernel, dtype, *, docs=False, state=False)
 
 
 def results(form, x, weight, docs, state):
-    """The values and the gradients of a sum of them."""
+    """The values, and the gradients of a weighted sum of them."""
     y = form(x, weight, docs, state)
     dy = torch.arange(y.numel(), dtype=torch.float64).cos().reshape(y.shape).to(y.dtype)
     wanted = [tensor for tensor in (x, weight, state) if tensor is not None]
@@ -77,7 +77,7 @@ def test_value_and_gradients_equal_the_definition(seed, batch, time, channels, k
 @pytest.mark.parametrize("state", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_equals_the_pytorch_form(dtype, docs, state):
-    """Bit by bit, but for the gradient of the taps: a sum over all tokens, in another order."""
+    """Bit by bit, except for the gradient of the taps, a sum over all tokens in another order."""
     inputs = case(1, 3, 133, 37, 4, dtype, docs=docs, state=state)
     (y, dx, dweight, *rest), (y_, dx_, dweight_, *rest_) = results(ours, *inputs), results(in_pytorch, *inputs)
     assert_close([y, dx, *rest], [y_, dx_, *rest_], atol=0, rtol=0)
@@ -92,7 +92,7 @@ def test_gradcheck(docs):
 
 
 def test_any_strides():
-    """Inputs that are a part of wider ones, or transposed; gradients of a sum, which have no strides."""
+    """Inputs that are slices of wider ones, or transposed; gradients of a sum, which have no strides."""
     whole = torch.randn(2, 20, 12, dtype=torch.float64)
     for x in (whole[..., 3:8], whole[:, ::2, :5], whole.transpose(1, 2)[..., :5], whole[:1, :, :5].expand(3, -1, -1)):
         x = x.detach().requires_grad_()
@@ -145,7 +145,7 @@ def test_python_threads_at_once_and_a_fork_afterwards():
         torch.set_num_threads(2)
         results(ours, *inputs)
         child = os.fork()
-        if child == 0:  # whose other threads are gone: torch's own operators would wait for them
+        if child == 0:  # its other threads are gone, and torch's own operators would wait for them
             y = ours(*inputs).detach().numpy()
             os._exit(0 if (y == expected[0].detach().numpy()).all() else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,4 +1,4 @@
-"""What the kernels of flash-linear-attention are given, and what is made of their results: with stand-ins for them."""
+"""The arguments of flash-linear-attention's kernels, and the use of their results, with stand-ins for the kernels."""
 
 import sys
 from itertools import pairwise
@@ -21,7 +21,7 @@ ON_A_GPU = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, numel=lambda: 1)
 
 
 def documents():
-    """Rows of three documents, of one, and of many; the rows' ids overlap."""
+    """Rows with three documents, with one, and with many; the rows' ids overlap."""
     ids = torch.zeros(BATCH, TIME, dtype=torch.long)
     ids[0, 5:], ids[0, 11:] = 1, 2
     ids[2] = torch.arange(TIME) // 2
@@ -69,7 +69,7 @@ def stand_in(calls, *, scalar):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Stand-ins take the kernels' place and CPU tensors go to them; a list of what they were called with."""
+    """Stand-ins replace the kernels and get CPU tensors; a list of the arguments of their calls."""
     calls = []
     for family, name, scalar in (("gla", "chunk_gla", False), ("simple_gla", "chunk_simple_gla", True)):
         module = ModuleType(f"fla.ops.{family}")

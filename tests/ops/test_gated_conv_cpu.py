@@ -1,4 +1,4 @@
-"""silu(conv(gate)) * conv(up) in one pass on a CPU, against a loop over tokens in float64 and the form in steps."""
+"""silu(conv(gate)) * conv(up) in one pass on a CPU, against a loop over tokens in float64 and separate steps."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def case(seed, batch, time, channels, kernel, docs=False):
 
 
 def by_token(gate, up, gate_taps, up_taps, doc_ids):
-    """The definition: every output is a sum over the tokens of its document that it sees."""
+    """The definition: every output is a sum over the tokens of its document within the kernel's reach."""
     rows = []
     for b in range(gate.shape[0]):
         for t in range(gate.shape[1]):
@@ -72,7 +72,7 @@ def test_value_and_gradients_equal_the_definition(seed, batch, time, channels, k
 
 
 def test_wide_rows_are_as_their_parts():
-    """The backward takes some channels at a time."""
+    """The backward processes a strip of channels at a time."""
     inputs, doc_ids = case(2, 2, 140, STRIP + 88, 4, docs=True)
     dy = torch.randn(2, 140, STRIP + 88)
 
@@ -98,7 +98,7 @@ def test_is_as_precise_as_the_form_in_steps(docs):
 
 
 def test_sigmoid_is_precise_everywhere():
-    """One tap of one: the result is silu(gate), as torch has it. Relative errors, also where the sigmoid is 1e-37."""
+    """With a single tap of 1 the result is torch's silu(gate), by relative error, even where the sigmoid is 1e-37."""
     gate = torch.cat([torch.linspace(-85, 85, 100_001), torch.tensor([0.0, 1e-30, -1e-30, 300.0, 3e38])])
     one = torch.ones(1, 1)
     y = convolve_gated(gate[None, :, None], torch.ones(1, len(gate), 1), one, one, None)[0, :, 0]
@@ -190,7 +190,7 @@ def test_a_compiled_model_has_it_in_one_graph():
     _, eager = step(model, ids, gated, "convolve_gated")
     forward = torch.compile(model, fullgraph=True)
     model.zero_grad()
-    # A graph that the compiler finds in its own cache brings the code of its backward along.
+    # A graph from the compiler's cache includes the code of its backward.
     loss, codes = run_and_get_code(lambda: forward(input_ids=ids, labels=ids, use_cache=False).loss)
     loss.backward()
     compiled = [loss.detach(), *(p.grad for p in model.parameters())]

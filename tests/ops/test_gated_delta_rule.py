@@ -1,4 +1,4 @@
-"""The chunked gated delta rule and its backward against the recurrence, step by step, and against transformers'."""
+"""The chunked gated delta rule and its backward against the step-by-step recurrence, and against transformers'."""
 
 import sys
 from types import ModuleType
@@ -28,11 +28,11 @@ def inputs(
 
     tokens = batch, time, heads
     q, k = (torch.nn.functional.normalize(normal(*tokens, keys), dim=-1) for _ in range(2))
-    if same_keys:  # one direction and its opposite, written at full strength: the system to solve is at its fullest
+    if same_keys:  # one direction and its opposite at full strength: the system to solve is densest
         k = k[:, :1].expand_as(k) * normal(*tokens, 1).sign() if time else k
     g = EXTREME.double()[torch.randint(5, tokens)] if extreme else -normal(*tokens).exp() / 10
     beta = (3 * normal(*tokens)).sigmoid()
-    beta = torch.where(torch.rand(tokens) < 0.2, (beta > 0.5).double(), beta)  # also exactly 0 and 1
+    beta = torch.where(torch.rand(tokens) < 0.2, (beta > 0.5).double(), beta)  # including exactly 0 and 1
     tensors = [q, k, normal(*tokens, values), g, torch.ones_like(beta) if same_keys else beta]
     if state:
         tensors.append(normal(batch, heads, keys, values))
@@ -45,7 +45,7 @@ def results(form, tensors, doc_ids=None, **options):
     q, k, v, g, beta, *state = tensors
     outputs = form(q, k, v, g, beta, state_BHKV=state[0] if state else None, doc_ids_BT=doc_ids, **options)
     loss = sum((y * torch.arange(y.numel()).view(y.shape).cos()).sum() for y in outputs)
-    loss = loss + sum(0 * x.sum() for x in tensors)  # no tokens, no dependence on them
+    loss = loss + sum(0 * x.sum() for x in tensors)  # so that all inputs have gradients, even without tokens
     return [*outputs, *torch.autograd.grad(loss, tensors)]
 
 
@@ -84,7 +84,7 @@ def test_gradcheck(docs):
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), time=st.integers(1, 150), chunk=st.sampled_from([32, 64]), kind=st.integers(0, 2))
 def test_float32_is_accurate(seed, time, chunk, kind):
-    """Also after decays so strong that a running sum in float32 loses the digits of the next, and for equal keys."""
+    """Even after decays so strong that a running sum in float32 loses the next one's digits, and for equal keys."""
     tensors, doc_ids = inputs(seed, time=time, keys=16, extreme=kind == 1, same_keys=kind == 2, docs=True)
     tensors = [x.detach().float().requires_grad_() for x in tensors]
     got = results(gated_delta_rule_chunked, tensors, doc_ids, chunk=chunk)
@@ -142,7 +142,7 @@ def test_token_by_token_equals_the_whole():
 @pytest.mark.parametrize("form", [gated_delta_rule_chunked, gated_delta_rule_recurrent])
 @pytest.mark.parametrize("pads", [1, 70])
 def test_padding_leaves_the_state(form, pads):
-    """A token with beta = 0 and g = 0, whatever its key; then also when it follows others in their chunk."""
+    """A token with beta = 0 and g = 0 and any key, even if it follows others in their chunk."""
     (q, k, v, g, beta, state), _ = inputs(5, time=40 + pads)
     at_end = torch.arange(40 + pads)[:, None] >= 40
     g, beta = g.masked_fill(at_end, 0), beta.masked_fill(at_end, 0)
@@ -162,7 +162,7 @@ def test_bfloat16_is_rounded_once(form):
     narrow = [q, k, v, g, beta, state]
     got = results(form, narrow)
     exact = results(gated_delta_rule_recurrent, [x.detach().double().requires_grad_() for x in narrow])
-    # Summed in float32, a result next to the middle of two bfloat16 numbers may go the other way: one in thousands.
+    # Summed in float32, a result halfway between two bfloat16 numbers may round the other way: one in thousands.
     assert got[0].dtype == torch.bfloat16
     assert (got[0] != exact[0].bfloat16()).float().mean() < 0.003
     assert got[1].dtype == torch.float32
@@ -212,7 +212,7 @@ def test_second_derivative_is_refused():
 
 @pytest.mark.parametrize("docs", [False, True])
 def test_operator_keeps_the_rules_of_compilers(docs):
-    """Shapes, strides and gradients under fake tensors equal the real ones; nothing is changed in place."""
+    """Shapes, strides and gradients of fake tensors equal the real ones; nothing is changed in place."""
     tensors, _ = inputs(11, time=8)
     *tokens, state = [x.detach().float().requires_grad_() for x in tensors]
     tokens = [x if x.ndim == 4 else x[..., None] for x in tokens]
@@ -227,7 +227,7 @@ def test_operator_keeps_the_rules_of_compilers(docs):
 def test_compiles_whole_and_gives_the_same(docs, backend):
     torch._dynamo.reset()
     compiled = torch.compile(gated_delta_rule, fullgraph=True, backend=backend)
-    for time in (70, 33):  # the second with its length left open
+    for time in (70, 33):  # the second with a dynamic length
         tensors, doc_ids = inputs(12, time=time, docs=docs)
         expected = results(gated_delta_rule, tensors, doc_ids)
         assert_close(results(compiled, tensors, doc_ids), expected, atol=1e-12, rtol=0)
@@ -253,7 +253,7 @@ def test_memory_for_the_backward_is_linear_in_time():
 
 
 def fake_kernel(q, k, v, g, beta, *, scale, initial_state, output_final_state, cu_seqlens=None):
-    """What fla promises, by the definition: `cu_seqlens` cut one long row, each part with its own state."""
+    """fla's documented behaviour, by the definition: `cu_seqlens` cut one long row; each part has its own state."""
     assert output_final_state
     assert q.dtype == k.dtype == v.dtype == torch.bfloat16
     assert g.dtype == beta.dtype == torch.float32

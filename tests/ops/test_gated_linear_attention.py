@@ -1,4 +1,4 @@
-"""Gated linear attention: its definition against a double sum, its chunked form against its definition."""
+"""Gated linear attention: the definition against a double sum, the chunked form against the definition."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def value_and_gradients(form, tensors, doc_ids, **options):
 
 
 def test_the_definition_is_a_double_sum():
-    """o_t = S_0 decayed by all decays up to t, plus k_j v_j decayed by those after j, of the same document; q_t."""
+    """o_t is q_t times S_0 after all decays up to t, plus the k_j v_j of the same document after the decays since j."""
     (q, k, v, g, past), doc_ids = inputs(0, 2, 9, 4, 2, docs=0.2, state=True, extreme=False)
     assert len(doc_ids.unique()) > 2
     expected = torch.zeros(2, 9, 4, 3, dtype=torch.float64)
@@ -112,7 +112,7 @@ def test_a_state_continues_the_sequence(seed, time, at, docs):
     whole = gated_linear_attention(q, k, v, g, state_BJKV=past, doc_ids_BT=doc_ids)
     outputs = []
     for part in (slice(0, cut), slice(cut, time)):
-        if part.start and doc_ids is not None:  # the state that comes in belongs to the document of the first token
+        if part.start and doc_ids is not None:  # the initial state belongs to the document of the first token
             past = past * (doc_ids[:, cut - 1] == doc_ids[:, min(cut, time - 1)])[:, None, None, None]
         ids = None if doc_ids is None else doc_ids[:, part]
         o, past = gated_linear_attention(*(x[:, part] for x in (q, k, v, g)), state_BJKV=past, doc_ids_BT=ids)

@@ -1,4 +1,4 @@
-"""Documents as kernels take them, against counting by hand; attention by them, against a loop over documents."""
+"""The document borders that kernels take, against counting by hand; attention with them, against a loop."""
 
 from itertools import groupby, pairwise
 from types import SimpleNamespace
@@ -94,7 +94,7 @@ def test_borders_are_where_ids_change(rows):
 def test_what_the_kernel_of_each_torch_is_called_with(kernel, monkeypatch):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     for name in ("_takes_windows", "_takes_groups"):
-        monkeypatch.setattr(op, name, getattr(op, name).__wrapped__)  # which does not remember the installed kernel
+        monkeypatch.setattr(op, name, getattr(op, name).__wrapped__)  # without the answer cached for the installed one
     got = packed_attention(*inputs(), documents_of(document_ids()))
     expected = [
         by_document(*(x[row] for x in inputs()), limits, HEAD_DIM**-0.5)
@@ -123,7 +123,7 @@ def test_the_installed_kernel_takes_these_arguments():
 
 
 def test_autocast_decides_the_precision(monkeypatch):
-    op._takes_windows()  # of the installed kernel: the answer is kept
+    op._takes_windows()  # caches the answer about the installed kernel
     op._takes_groups()
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda q, *_, **__: seen.append(q.dtype) or q)
     seen = []

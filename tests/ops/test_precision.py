@@ -1,4 +1,4 @@
-"""Autocast is for projections: the recurrences compute in what their inputs say."""
+"""Autocast is for projections: the dtypes of the inputs decide the precision of recurrences."""
 
 import pytest
 import torch

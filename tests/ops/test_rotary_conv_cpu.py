@@ -1,4 +1,4 @@
-"""Canon-B and the rotary embedding in one pass on a CPU: against a loop over tokens in float64, and the two steps."""
+"""Canon-B and the rotary embedding in one pass on a CPU, against a loop over tokens in float64 and the two steps."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def fused(inputs, doc_ids, table, heads, rotated):
 
 
 def results(form, inputs, *rest):
-    """The value and both gradients. dy is laid out as attention's: heads before time."""
+    """The value and both gradients. dy has attention's layout: heads before time."""
     y = form(inputs, *rest)
     dy = torch.arange(y.numel(), dtype=torch.float64).cos().reshape(y.transpose(1, 2).shape).to(y.dtype).transpose(1, 2)
     return [y.detach(), *torch.autograd.grad(y, inputs, dy)]

@@ -1,4 +1,4 @@
-"""SSD: its definition against the paper's matrix form, its chunked form against its definition."""
+"""SSD: the definition against the paper's matrix form, the chunked form against the definition."""
 
 import pytest
 import torch
@@ -36,8 +36,8 @@ def value_and_gradients(form, tensors, doc_ids, **options):
 
 
 def test_the_definition_is_a_lower_triangular_matrix():
-    """y = M x with M_ij = C_i . B_j exp(A (dt_{j+1} + … + dt_i)) dt_j where i and j share a document, and the first
-    state, decayed, on top."""
+    """y = M x plus the decayed initial state, with M_ij = C_i . B_j exp(A (dt_{j+1} + … + dt_i)) dt_j where i and j
+    share a document."""
     (x, dt, A, B, C, past), doc_ids = inputs(0, 2, 9, 4, 2, docs=0.2, state=True, extreme=False)
     assert len(doc_ids.unique()) > 2
     expected = torch.zeros_like(x)
@@ -106,7 +106,7 @@ def test_a_state_continues_the_sequence(seed, time, at, docs):
     whole = ssd(x, dt, A, B, C, state_BHPN=past, doc_ids_BT=doc_ids)
     outputs = []
     for part in (slice(0, cut), slice(cut, time)):
-        if part.start and doc_ids is not None:  # the state that comes in belongs to the document of the first token
+        if part.start and doc_ids is not None:  # the initial state belongs to the document of the first token
             past = past * (doc_ids[:, cut - 1] == doc_ids[:, min(cut, time - 1)])[:, None, None, None]
         ids = None if doc_ids is None else doc_ids[:, part]
         y, past = ssd(x[:, part], dt[:, part], A, B[:, part], C[:, part], state_BHPN=past, doc_ids_BT=ids)

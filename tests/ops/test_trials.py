@@ -1,5 +1,5 @@
-"""Trials find kernels that are wrong: in their values, in their gradients alone, for packed documents, and those that
-raise. The kernels here are ours on a CPU, damaged on purpose."""
+"""Trials find kernels that raise, or that are wrong: in their values, in their gradients alone, for packed documents.
+The kernels here are ours on a CPU, damaged on purpose."""
 
 import json
 import warnings
@@ -115,14 +115,14 @@ def test_only_a_wrong_kernel_falls_back_and_says_so_once(monkeypatch, how, value
     assert [str(each.message).partition(" (")[0] for each in caught] == ["a gla is wrong on this machine"] * (
         2 - values
     )
-    torch._dynamo.reset()  # what a compiler takes for a constant, it keeps
+    torch._dynamo.reset()  # compiled code keeps what it took for a constant
     assert torch.compile(lambda x: x if is_right(False) else 2 * x, fullgraph=True, backend="eager")(
         torch.ones(1)
     ).tolist() == [1.0 if values else 2.0]
 
 
 def test_a_trial_is_out_of_the_callers_reach(monkeypatch):
-    """Of its inference mode, of hooks on tensors saved for the backward, of tensors without contents."""
+    """It ignores the caller's inference mode, hooks on saved tensors, and fake tensors."""
     real, saved = known, []
     monkeypatch.setattr(trials, "known", lambda kernel, device, dtype: real(kernel, CPU, dtype))
     is_right = judge(kernel("ssd"))

@@ -1,10 +1,10 @@
-"""transformers' own model tests, out of its source distribution, and what we expect of each (`make test-peers`).
+"""transformers' own model tests, from its source distribution, and the outcomes that we expect (`make test-peers`).
 
 The library's tests are fetched into `.venv/peers` and imported as the package `transformers_tests`. They are collected
-with `-m peers` only: nobody else needs them to be there.
+with `-m peers` only, so other sessions do not need them.
 
-`expected.yaml` lists what is skipped and what fails, and why. Whatever is not in it must pass. What is in it must end
-as it says: a listed failure that passes is a failure, and so is a listed skip that runs.
+`expected.yaml` lists the tests that are skipped or fail, and why. All other tests must pass. A listed failure that
+passes is a failure, and so is a listed skip that runs.
 """
 
 import os
@@ -27,8 +27,8 @@ ABSENT = {
                                  "chunk_size_feed_forward": 5, "id2label": {0: "label"}, "problem_type": "regression"},
     },
 }  # fmt: skip
-"""What the library's test modules import of folders that its source distribution does not have. The mixins are empty,
-so their tests do not run here; the arguments of a configuration are some that every configuration takes."""
+"""Imports of the library's test modules from folders that its source distribution lacks. The mixins are empty, so their
+tests do not run here; the arguments of a configuration are some that every configuration takes."""
 
 
 EXPECTED = pytest.StashKey[list]()
@@ -36,8 +36,8 @@ EXPECTED = pytest.StashKey[list]()
 
 @dataclass(frozen=True)
 class Entry:
-    """One of `expected.yaml`: tests (names with * and ?) that end as `outcome` for these models, with a message that
-    contains `message`."""
+    """An entry of `expected.yaml`: tests (names with * and ?) that end as `outcome` for these models, with a message
+    that contains `message`."""
 
     tests: tuple[str, ...]
     models: tuple[str, ...]
@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _register() -> None:
-    """Make the library's tests importable, without the name `tests`."""
+    """Make the library's tests importable under a name other than `tests`."""
     if not (FETCHED / "tests").is_dir():
         raise pytest.UsageError(f"{FETCHED} is missing: use `make test-peers`, which fetches it")
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "RUN_SLOW": "1"}
@@ -95,8 +95,8 @@ SEEN = pytest.StashKey[set]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
-    """Turn outcomes that are expected into expected ones, and all others but success into failures. Called for every
-    part of a test (`subTest`) too; a part may pass, but not all of them, where a failure or a skip is expected."""
+    """Report expected failures and skips as such, and all others as failures. It is also called for every part of a
+    test (`subTest`): where a failure or a skip is expected, some parts may pass, but not all."""
     report = yield
     model = getattr(getattr(item, "cls", None), "peer", None)
     if model is None:
@@ -121,7 +121,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
 
 
 def _problem(outcome: str, message: str, entry: Entry | None) -> str:
-    """What is wrong with a failure or a skip; "" if it is the expected one."""
+    """Why a failure or a skip is not the expected one; "" if it is."""
     if entry is None:
         return "" if outcome == "failed" else f"expected.yaml does not list it, and it was skipped: {message}"
     if outcome != entry.outcome:

@@ -17,7 +17,7 @@ from canonlm.models.modeling import CanonLMPreTrainedModel
 
 pytestmark = pytest.mark.peers
 
-# By these names the library's tests know which class has a loss, and which inputs it takes for it.
+# The library's tests use these names to decide which class has a loss, and which inputs it needs.
 MODEL_MAPPING_NAMES["canonlm"] = CanonLMModel.__name__
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["canonlm"] = CanonLMForCausalLM.__name__
 
@@ -34,7 +34,7 @@ MODELS = {
 
 
 class Sizes:
-    """What the library's tests ask of a model: sizes, a configuration, inputs."""
+    """The interface that the library's tests need of a model: sizes, a configuration, inputs."""
 
     batch_size, seq_length, is_training = 13, 7, True
     causal_lm_class, base_model_class = CanonLMForCausalLM, CanonLMModel

@@ -1,4 +1,4 @@
-"""What the task tests share: many documents quickly, and one chi-square threshold."""
+"""Shared by the task tests: many documents quickly, and one chi-square threshold."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def documents():
 @pytest.fixture(scope="session")
 def fits():
     def check(observed, distribution=None):
-        """Chi-square: do these counts come from this law (default: uniform)? Seeds are fixed, so is the answer."""
+        """Chi-square test of counts against a distribution (default: uniform). Fixed seeds make it deterministic."""
         observed = np.asarray(observed, float)
         distribution = (
             np.full(len(observed), 1 / len(observed)) if distribution is None else np.asarray(distribution, float)

@@ -1,4 +1,4 @@
-"""Brevo: the released grammar by an independent reader (in original ids), every law of the sampler, and the grader.
+"""Brevo: the released format by an independent reader (in original ids), every distribution of the sampler, the grader.
 
 Reference numbers: measured on 20 000 training and 5 000 test samples of the original generator.
 """
@@ -34,7 +34,7 @@ REFERENCE = {  # (mean, standard error) of the length, the edges and the answer'
 
 
 def parse(ids, m=None):
-    """(edges, query, answer) of a sample in original ids; m: tokens of a kind, if names have several tokens."""
+    """(edges, query, answer) of a sample in original ids; m: non-final tokens, if names have several tokens."""
 
     def name(at):
         stop = at
@@ -71,7 +71,7 @@ def parents_of(edges):
 
 
 def closure(parents, query):
-    """The query and its ancestors, by doing it until nothing changes."""
+    """The query and its ancestors, by adding parents until nothing changes."""
     known = {query}
     while (more := known.union(*(parents[name] for name in known))) != known:
         known = more
@@ -79,7 +79,7 @@ def closure(parents, query):
 
 
 def valid(edges, query, answer):
-    """The rule, read off the edges: everything needed, once, no edge backwards."""
+    """The rule, checked by the edges: every needed node once, and no edge backwards."""
     wanted = closure(parents_of(edges), query)
     at = {name: i for i, name in enumerate(answer)}
     if sorted(answer) != sorted(wanted):
@@ -150,7 +150,7 @@ def test_every_sample_parses_back(spec, split, seed):
 
 
 def test_by_hand():
-    """2 → 9, 2 → 4, 9 → 4, 7 → 4, and 4 → 1 which nobody asks for."""
+    """2 → 9, 2 → 4, 9 → 4, 7 → 4, and 4 → 1, which the question does not need."""
     task = tasks.get("brevo")
     ids = [9999, 9, 4, 4, 1, 2, 9, 7, 4, 2, 4, 9997, 4, 9998, 7, 2, 9, 4, 9998]
     sample = task.from_original(ids)
@@ -240,11 +240,11 @@ def test_bad_settings(settings, line):
     assert line in str(error.value)
 
 
-# -- laws -------------------------------------------------------------------------------------------------------------
+# -- distributions ----------------------------------------------------------------------------------------------------
 
 
 def graphs(N, quarter=False, test=False):
-    """[(probability, n, parents of node i as sets, query)]: the law of n and of the graph, enumerated."""
+    """[(probability, n, parents of node i as sets, query)]: the distribution of n and of the graph, enumerated."""
     sizes = [N] if test else range(3, N + 1)
     weights = [Fraction(1) if test else Fraction(1 / (n + N**0.5)) for n in sizes]
     for n, weight in zip(sizes, weights, strict=True):
@@ -264,8 +264,8 @@ def graphs(N, quarter=False, test=False):
 
 
 def signature(parents, query):
-    """What a graph looks like without its names: every node that has an edge, as (parents, children, asked for?), and
-    the depth and size of the answer. parents: {node: set}."""
+    """A graph without its names: every node that has an edge, as (parents, children, whether it is the query), and the
+    depth and size of the answer. parents: {node: set}."""
     children = Counter(parent for group in parents.values() for parent in group)
     nodes = sorted((len(g), children[v], v == query) for v, g in parents.items() if g or children[v])
     return tuple(nodes), len(closure(parents, query))
@@ -275,7 +275,7 @@ def signature(parents, query):
 @pytest.mark.parametrize("quarter", [False, True])
 @pytest.mark.parametrize("test", [False, True])
 def test_graph_law_by_enumeration(quarter, test, documents, fits):
-    """N = 6: the smallest in which a node can have had its four children before the last one chooses."""
+    """N = 6 is the smallest with a node that can have its four children before the last node chooses parents."""
     task = tasks.get("brevo", N=6, query="last_quarter" if quarter else "last")
     distribution = Counter()
     for p, _, parents, query in graphs(6, quarter, test):
@@ -293,7 +293,7 @@ def test_graph_law_by_enumeration(quarter, test, documents, fits):
 
 
 def test_size_law(documents, fits):
-    """Where no node can be without edges, the sample shows its n: N = 4."""
+    """With N = 4 every node has an edge, so the sample shows its n."""
     docs = documents(tasks.get("brevo", N=4), "train", 20_000)
     sizes = Counter(len({*doc[1 : doc.index(1)]}) for doc in docs)  # token 1 is `query`
     distribution = np.array([1 / (3 + 2), 1 / (4 + 2)])
@@ -313,8 +313,8 @@ def test_edges_are_shuffled_and_names_are_random(documents, fits):
     fits([names[three] for three in permutations([(i,) for i in range(1, 6)], 3)])
 
 
-def order_law(parents, query):
-    """The law of the answer, by following every path of the process that builds it from its end."""
+def order_distribution(parents, query):
+    """The distribution of the answer, by following every path of the process that builds it from its end."""
     nodes, distribution = closure(parents, query), Counter()
 
     def go(p, taken):
@@ -336,8 +336,8 @@ def order_law(parents, query):
     ],
 )
 def test_answer_order_law(shape, documents, fits):
-    """Exact, and not uniform over the right orders."""
-    distribution = order_law(shape, "q")
+    """The distribution is exact, and not uniform over the right orders."""
+    distribution = order_distribution(shape, "q")
     assert sum(distribution.values()) == 1
     assert len({*distribution.values()}) > 1
     seen, key = Counter(), sorted((len(group), sum(v in g for g in shape.values())) for v, group in shape.items())
@@ -366,7 +366,7 @@ def test_answer_order_law(shape, documents, fits):
 def test_reference_means(difficulty, documents):
     task = tasks.get("brevo", difficulty=difficulty)
     for split, count, size in (("train", 5000, 20_000), ("test", 1000, 5000)):
-        length, edge_count, nodes, depth_law = REFERENCE[difficulty, split]
+        length, edge_count, nodes, depth_shares = REFERENCE[difficulty, split]
         docs = documents(task, split, count)
         samples = parsed(task, docs)
         measured = {
@@ -378,7 +378,7 @@ def test_reference_means(difficulty, documents):
             ours = np.std(values) / np.sqrt(count)
             assert abs(np.mean(values) - mean) < 4 * np.hypot(ours, error), (split, what, np.mean(values))
         depths = Counter(depth_of(edges, query) for edges, query, _ in samples)
-        for depth, p in enumerate(depth_law, 1):
+        for depth, p in enumerate(depth_shares, 1):
             error = np.sqrt(p * (1 - p) * (1 / count + 1 / size))
             assert abs(depths[depth] / count - p) < 4 * error + 0.0005, (split, depth)  # p has three digits
 
@@ -484,7 +484,7 @@ def test_why():
     sample = task.read([task.vocab.ids[name] for name in text.split()])
     for answer, why in {
         "w2. w4. w3 w1. w1. end": "",
-        "w2. w4. w3 w1. w1. end w1. end": "",  # nobody reads on
+        "w2. w4. w3 w1. w1. end w1. end": "",  # the grader stops at `end`
         "w4. w3 w1. w2. w1. end": "w3 w1. comes before its parent w2.",
         "w2. w3 w1. w1. end": "misses w4.",
         "w1. end": "misses w3 w1., w4., w2.",
@@ -508,7 +508,7 @@ def test_why():
 
 
 def test_chance_is_what_guessing_scores():
-    """The guess: another node of the sample, then the one asked for."""
+    """The guess is another node of the sample, then the one asked about."""
     rng, task = np.random.default_rng(0), tasks.get("brevo", N=7)
     scored = {str(where): [] for where in task.slices()}
     for i in range(4000):

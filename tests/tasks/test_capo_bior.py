@@ -1,4 +1,4 @@
-"""bioR: prompts say everything in every wording and order; texts come back with spans, and nothing is lost silently."""
+"""bioR: prompts state everything in every wording and order; texts are read with spans, and all losses are reported."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Capo's metric against models whose probabilities are known, and against what one can know at most."""
+"""Capo's metric against models whose probabilities are known, and against its upper bound."""
 
 import math
 from collections import Counter
@@ -23,7 +23,7 @@ def test_the_published_constants():
 
 
 def test_the_formula():
-    """Names of 1/1024 and values of 1/2**40: 2**-10 and 2**-40 of what there is."""
+    """Probabilities of 2**-10 for names and 2**-40 for values."""
     result = bits(10 * math.log(2), 40 * math.log(2), 2000, SIZES)
     exact_names, exact_values = math.log2(160_000_000) - 10, math.log2(2 * 12 * 28 * 200 * 200 * 300 * 100 * 263) - 40
     assert result.names == pytest.approx(exact_names, abs=1e-9)
@@ -35,12 +35,12 @@ def test_the_formula():
 
 def test_nobody_knows_less_than_nothing():
     assert bits(1e4, 1e4, 2000, SIZES).total == 0
-    assert bits(1e4, 0.0, 2000, SIZES).per_person == pytest.approx(LOG2_S0, abs=1e-4)  # each counts for itself
+    assert bits(1e4, 0.0, 2000, SIZES).per_person == pytest.approx(LOG2_S0, abs=1e-4)  # each counts separately
     assert bits(math.log(2000), 1e4, 2000, SIZES).per_person == pytest.approx(LOG2_N0 - math.log2(2000), abs=1e-4)
 
 
 def nats(task, probability):
-    """(p1, p2) as an evaluation adds them up; probability(ids, position, role) is the model's, of the true token."""
+    """(p1, p2) as an evaluation sums them; probability(ids, position, role): the model's for the true token."""
     ids, roles = task.test_batch(0, 0, task.spec.N)
     sums = np.zeros(4)
     for row, role_row in zip(ids.tolist(), roles.tolist(), strict=True):
@@ -52,7 +52,7 @@ def nats(task, probability):
 
 @pytest.mark.parametrize("fullname", [False, True])
 def test_a_model_that_knows_everything_holds_all_there_is(fullname):
-    """It guesses a name as often as it comes (exactly: by the tokens so far), and is sure of the rest."""
+    """It gives names their true frequencies (given the tokens so far), and is certain of the rest."""
     task = tasks.get("capo", N=300, fullname=fullname)
     ids, roles = task.test_batch(0, 0, 300)
     names = [tuple(row[(of == 1)].tolist()) for row, of in zip(ids, roles, strict=True)]
@@ -72,7 +72,7 @@ def test_a_model_that_knows_everything_holds_all_there_is(fullname):
 
 
 def test_a_model_that_knows_nobody_holds_nothing():
-    """It knows every pool and every company's city, and guesses: whatever is told first, it has S0 to choose from."""
+    """It knows every pool and every company's city, and guesses: in any order it has S0 possible values."""
     task = tasks.get("capo", N=300)
     cities = task.text.pools.company_city
     ids, roles = task.test_batch(0, 0, 300)
@@ -98,7 +98,7 @@ def test_a_model_that_knows_nobody_holds_nothing():
 
 
 def test_a_model_of_known_probabilities():
-    """Every probability depends on the token alone; what a person costs is added up from the words, not from roles."""
+    """Every probability depends on the token alone; a person's loss is summed over words, not by roles."""
     task = tasks.get("capo", N=200)
     distribution = {token: 2.0 ** -(1 + token % 7) for token in range(len(task.vocab))}
     p1, p2 = nats(task, lambda row, at, role: distribution[row[at]])

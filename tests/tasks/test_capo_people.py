@@ -1,4 +1,4 @@
-"""Capo's people: no two share a name, everything else is uniform and independent, and none of it needs a table."""
+"""Capo's people: no two share a name, everything else is uniform and independent, and nothing needs a table."""
 
 from calendar import month_name
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_a_million_people_of_our_pools_have_a_million_names(fits):
     assert both.min() >= 0
     assert both.max() < 160_000_000
     assert len(np.unique(both)) == 2_000_000
-    # … which are spread over the pools as if drawn: every part, and pairs of neighbours.
+    # Names are spread over the pools as if drawn at random: every part, and pairs of neighbours.
     for indexes in (near, far):
         fits(np.bincount(indexes // 400_000, minlength=400))
         fits(np.bincount(indexes // 1000 % 400, minlength=400))
@@ -106,7 +106,7 @@ def test_attributes_are_uniform_and_independent_of_each_other_and_of_the_neighbo
     n = 400_000
     sizes = (12, 28, 200, *OURS[3:])
     drawn = all_attributes(7, 0, n, OURS)
-    groups = []  # each attribute in 20 or so groups of as equal size as can be, and how large they are
+    groups = []  # each attribute in about 20 groups of nearly equal size, and their sizes
     for column, size in zip(drawn.T, sizes, strict=True):
         fits(np.bincount(column, minlength=size))
         parts = min(size, 20)

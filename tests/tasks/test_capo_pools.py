@@ -1,4 +1,4 @@
-"""Capo's pools and templates: what we ship, and what a user's folder may hold."""
+"""Capo's pools and templates: those that we ship, and those of a user's folder."""
 
 import re
 from itertools import chain
@@ -26,7 +26,7 @@ def test_our_entries_are_distinct_plain_and_unambiguous_in_a_text():
     for pool in [pools.first, pools.middle, pools.last, *values]:
         assert len(set(pool)) == len(pool)
     names = [*pools.first, *pools.middle, *pools.last]
-    assert len(set(names)) == len(names)  # a name part says which part it is
+    assert len(set(names)) == len(names)  # no name is in two of the three pools
     for entry in chain(names, *values, pools.company_city):
         # Letters at both ends, so that a tokenizer cuts an entry from the blank, comma or period around it; no period
         # inside, so that sentences can be told apart.
@@ -101,7 +101,7 @@ def test_enough_distinct_templates_and_a_question_for_every_attribute():
     assert list(TEMPLATES) == list(ATTRIBUTES) == list(QUESTIONS)
     for attribute, templates in TEMPLATES.items():
         assert len(templates) >= 45, attribute
-    # Distinct across the attributes too: a sentence says by itself what it tells.
+    # Distinct across the attributes too: a sentence alone shows its attribute.
     assert len({template for _, template in EVERY_TEMPLATE}) == len(EVERY_TEMPLATE)
     for question in QUESTIONS.values():
         assert question.count("{name}") == 1
@@ -114,7 +114,7 @@ def test_the_form_of_a_template():
         assert not re.search(r" [ ,.]", template), template
 
 
-# What agrees with no full name, with only one of "He" and "She", or not with every place in the text.
+# Words that do not fit a full name, both "He" and "She", or every place in the text.
 BANNED = re.compile(
     r"\b(he|she|him|her|hers|his|himself|herself|they|them|their|theirs|themselves|it|its|itself|who|whose|also|then|there"
     r"|too|later|earlier|before|afterwards|next|again|former|latter|likewise|moreover|however|meanwhile|man|woman|boy"

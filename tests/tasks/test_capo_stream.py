@@ -1,4 +1,4 @@
-"""Capo's stream: everybody exactly `exposures` times, every pass in an order of its own, the same however asked."""
+"""Capo's stream: every person exactly `exposures` times, every pass in its own order, the same for any request."""
 
 import re
 from collections import Counter, defaultdict
@@ -26,7 +26,7 @@ def capo(**spec):
 
 
 def documents(task, seed, seq_len):
-    """The documents of the training stream, in order, as they come out of its windows."""
+    """The documents of the training stream, in order, read from its windows."""
     windows = task.windows("train", seed, 0, task.training_windows(seed, seq_len), seq_len=seq_len)
     stream = windows.input_ids[windows.labels != -100]
     return [part.tobytes() for part in np.split(stream, np.flatnonzero(stream == 0)[1:])]
@@ -69,7 +69,7 @@ def test_padding_and_document_ids(spec, seed, seq_len, split):
         pads = padding[:, 1:] & ~padding[:, :-1]
         np.testing.assert_array_equal(np.diff(docs), begins | pads)
         assert not (padding[:, :-1] & ~padding[:, 1:]).any()
-    if split == "train":  # else the texts, and so the lengths, are others
+    if split == "train":  # otherwise texts and lengths differ
         assert padding[-3:].all()
         assert not padding[-4].all()
 
@@ -140,8 +140,8 @@ def test_variants():
     assert len(others | set(first)) == 24  # valid and test have texts of their own, fresh in every pass
 
 
-def told(text, who, fullname):
-    """(order, templates) of a biography: found sentence by sentence, checked by writing it again."""
+def order_and_templates(text, who, fullname):
+    """(order, templates) of a biography, found sentence by sentence and checked by writing it again."""
     at, order, templates = 0, [], [0] * 6
     while at < len(text):
         subject = who.name if fullname or not order else who.pronoun
@@ -167,7 +167,7 @@ def test_the_law_of_the_texts(permute, fullname, fits):
     counts, places, n = defaultdict(Counter), Counter(), 1500
     for i in range(n):
         text = " " + task.vocab.text(task.sample("train", 9, i, 7).tokens[1:].tolist())
-        order, templates = told(text, person(9, i, task.text.pools), fullname)
+        order, templates = order_and_templates(text, person(9, i, task.text.pools), fullname)
         places[tuple(order)] += 1
         for a, t in enumerate(templates):
             counts[a][t] += 1
@@ -194,7 +194,7 @@ def test_the_people_do_not_depend_on_the_variant():
 
 
 def test_words_are_words():
-    """Nothing of the templates' notation is left, and no blank is doubled."""
+    """None of the templates' notation is left, and no space is doubled."""
     task = capo(N=3000)
     for i in range(200):
         text = task.vocab.text(task.sample("test", 1, i).tokens[1:].tolist())

@@ -1,4 +1,4 @@
-"""Capo as a task: samples read back, batches for an evaluation, held-out questions, settings that cannot be."""
+"""Capo as a task: samples read back, batches for an evaluation, held-out questions, impossible settings."""
 
 import pickle
 from itertools import pairwise
@@ -77,7 +77,7 @@ def test_batches(seed, first, count, fullname):
 
 
 def test_questions_are_held_out():
-    """People 0 … 19 of 41 are asked about in training; the test asks about the 21 others."""
+    """Of 41 people, training has questions about 0 … 19, and the test about the 21 others."""
     task = capo(N=41, questions=True)
     windows = task.windows("train", 2, 0, task.training_windows(2, 100), seq_len=100)
     stream = windows.input_ids[windows.labels != -100]
@@ -121,13 +121,13 @@ def test_no_questions_without_asking():
 @FIXED
 @given(SEED, st.integers(0, 130), st.integers(1, 200), st.booleans(), st.sampled_from(["answer", "all"]))
 def test_labels_and_instances(seed, w, seq_len, questions, loss_on):
-    """The windows' labels are those of the documents that lie in them, also of the parts of documents."""
+    """The windows' labels are those of the documents in them, including those of cut documents."""
     task = capo(questions=questions)
     start = max(0, w - 200 // seq_len)
     rows = task.windows("train", seed, start, w - start + 200 // seq_len + 2, seq_len=seq_len, loss_on=loss_on)
     real = task.windows("train", seed, start, len(rows.labels), seq_len=seq_len).labels.reshape(-1) != -100
     ids, labels = rows.input_ids.reshape(-1), rows.labels.reshape(-1)
-    bounds = [i for i in range(len(ids)) if ids[i] == 0 and (real[i] or real[i - 1])]  # documents, and pads behind them
+    bounds = [i for i in range(len(ids)) if ids[i] == 0 and (real[i] or real[i - 1])]  # documents, then padding
     whole = {}
     for begin, end in pairwise(bounds):
         if real[begin]:
@@ -189,7 +189,7 @@ def test_what_is_no_document():
 
 
 def test_a_company_is_in_its_city():
-    """Two people's company sentences exchanged: every sentence is good, but no such person can be."""
+    """With two people's company sentences exchanged, every sentence is valid, but no such person can exist."""
     task = capo(permute=False)
     a, b = (task.sample("test", 0, i) for i in (1, 3))
     assert a.meta["company city"] != b.meta["company city"]
@@ -218,7 +218,7 @@ def test_difficulties():
 
 
 def test_tokens_that_never_occur_change_the_models_size_alone():
-    """One table of tokens for input and output: 987 more rows of 128."""
+    """One embedding table for input and output has 987 more rows of 128."""
     plain, padded = capo(questions=True), capo(questions=True, vocab_size=3275)
     assert (len(plain.vocab), len(padded.vocab)) == (2288, 3275)
     for split in ("train", "test"):
@@ -235,7 +235,7 @@ def test_tokens_that_never_occur_change_the_models_size_alone():
 
 
 def test_people_beyond_the_last():
-    """Samples go on with the next pass over the people; a batch of the test has each of them once at most."""
+    """Samples continue with the next pass over the people; a test batch has each person at most once."""
     task = capo()
     assert task.sample("train", 0, 40 + 3).tokens.tolist() == task.sample("train", 0, 3, 1).tokens.tolist()
     texts = {tuple(task.sample("train", 0, i).tokens) for i in range(200)}

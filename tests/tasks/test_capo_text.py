@@ -16,7 +16,7 @@ people = st.integers(0, 10**8).map(lambda i: person(0, i, POOLS))
 choices = st.tuples(*[st.integers(0, len(TEMPLATES[attribute]) - 1) for attribute in ATTRIBUTES])
 orders = st.permutations(range(6))
 
-# Every template with a slot for anything: what a reader who does not know the person would match.
+# Every template with a slot for any value, as a reader who does not know the person would match it.
 READERS = [
     (a, t, re.compile(re.escape(template).replace(r"\{subject\}", "(.+?)").replace(r"\{value\}", "(.+)")))
     for a, attribute in enumerate(ATTRIBUTES)
@@ -75,7 +75,7 @@ def test_the_pieces_say_what_they_are(who, templates, order, fullname):
 
 
 def test_a_byte_level_tokenizer_cuts_at_every_piece():
-    """GPT-2's pattern splits the text nowhere else than it splits the pieces: so pieces can be tokenised alone."""
+    """GPT-2's pattern splits the text only where it splits the pieces, so pieces can be tokenised alone."""
     cut = ByteLevel(add_prefix_space=False, use_regex=True).pre_tokenize_str
     longest = max(map(len, TEMPLATES.values()))
     for i in range(3 * longest):  # every template, three times

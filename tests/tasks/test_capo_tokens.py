@@ -1,4 +1,4 @@
-"""Capo's pieces: they are what the tokenizer makes of whole sentences, for ours and for other people's tokenizers."""
+"""Capo's pieces: they are what the tokenizer makes of whole sentences, for our tokenizer and for others."""
 
 import logging
 
@@ -21,7 +21,7 @@ def piece(kind, i):
 
 
 def assert_joins(sentences, pieces):
-    """The tokenizer makes of every sentence what its pieces are, one after the other."""
+    """The tokens of every sentence are those of its pieces, one after the other."""
     encodings = TEXT.vocab.tokenizer.encode_batch(sentences, add_special_tokens=False)
     for sentence, encoding, parts in zip(sentences, encodings, pieces, strict=True):
         joined = [int(TEXT.vocab.ids_of[token]) for part in parts for token in part]
@@ -107,7 +107,7 @@ def test_text_and_back():
             vocab.encode(foreign)
 
 
-# -- other people's ---------------------------------------------------------------------------------------------------
+# -- other tokenizers -------------------------------------------------------------------------------------------------
 
 
 def trained(tmp_path, extra=(), model=None, pre=None, normalizer=None, decoder=None):
@@ -140,7 +140,7 @@ def documents(task):
 
 
 def test_a_sentencepiece_like_tokenizer(tmp_path):
-    """A blank becomes a letter, and one is put before the text: only in running text are pieces what they are."""
+    """A space becomes a letter, and one is put before the text, so pieces are right only in running text."""
     metaspace = pre_tokenizers.Metaspace(prepend_scheme="first")
     file = trained(tmp_path, pre=metaspace, decoder=decoders.Metaspace(prepend_scheme="first"))
     pools = few_pools(tmp_path / "pools", "Bolt; Rome\nAmber; Oslo\n")
@@ -155,7 +155,7 @@ def test_a_sentencepiece_like_tokenizer(tmp_path):
 
 
 def test_joined_sentences_are_tokenised_whole(tmp_path, caplog):
-    """Byte-level BPE takes "Inc.." as Inc and one token for both periods; every other sentence has its own pieces."""
+    """Byte-level BPE splits "Inc.." into Inc and one token for both periods; other sentences split into pieces."""
     file = trained(tmp_path, extra=["Inc.."] * 50, pre=pre_tokenizers.ByteLevel(add_prefix_space=False))
     capo_tokens.tokenise.cache_clear()
     with caplog.at_level(logging.WARNING):
@@ -185,7 +185,7 @@ def test_joined_sentences_are_tokenised_whole(tmp_path, caplog):
 
 
 def test_names_that_a_tokenizer_joins(tmp_path):
-    """Without a cut at blanks, "Foe was" can become one token."""
+    """Without a cut at spaces, "Foe was" can become one token."""
     file = trained(tmp_path, extra=["Foe was born"] * 50, normalizer=normalizers.NFC(), decoder=decoders.Fuse())
     line = r"^capo.tokenizer: expected a tokenizer that keeps names, dates and questions apart from the words around"
     with pytest.raises(ValueError, match=line) as error:

@@ -1,4 +1,4 @@
-"""The compiled samplers on disk are those of the sources as they are."""
+"""The compiled samplers on disk are those of the current sources."""
 
 import shutil
 import subprocess
@@ -27,7 +27,7 @@ print(tasks.get("copying", N=5).windows("train", 0, 0, 4, seq_len=24).doc_ids.su
 
 
 def test_another_process_compiles_nothing():
-    for _ in range(2):  # the first one may have to
+    for _ in range(2):  # the first process may have to
         done = subprocess.run([sys.executable, "-c", LOOPS], check=True, capture_output=True, text=True)
     assert {line.split()[1] for line in done.stdout.splitlines()} == {"0"}
 

@@ -1,4 +1,4 @@
-"""Copying: the grammar by an independent reader, and the law."""
+"""Copying: the format by an independent reader, and the distribution."""
 
 from collections import Counter
 

@@ -56,7 +56,7 @@ def test_labels_are_the_inputs_and_the_model_shifts(loss_on):
 
 
 def test_position_ids_isolate():
-    """The model that reads the items gives what it gives for the numbers of the documents."""
+    """With the items' position ids the model computes the same as with document ids."""
     dataset = COPYING.dataset("train", 0, 64, 2, isolate_documents=True)
     item = dataset[1]
     window = COPYING.windows("train", 0, 1, 1, seq_len=64)

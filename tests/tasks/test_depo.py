@@ -1,4 +1,4 @@
-"""Depo: the released grammar by an independent reader (in original ids), and every law of the sampler.
+"""Depo: the released format by an independent reader (in original ids), and every distribution of the sampler.
 
 Reference means: measured on 20 000 training and 5 000 test samples of the original generator (mean, standard error).
 """
@@ -209,7 +209,7 @@ def test_mean_lengths(difficulty, documents):
 
 @pytest.mark.parametrize("n", [3, 4, 5, 6])
 def test_chance_is_the_likeliest_answer_over_all_rings(n):
-    """Given the name that the question is about, over the (n - 1)! rings."""
+    """Given the name in the question, over the (n - 1)! rings."""
     task = tasks.get("depo", N=n, K=n - 1)
     for where in task.slices():
         answers = Counter()
@@ -227,7 +227,7 @@ def test_short_names_saturate(documents):
 
 
 def test_names_are_drawn_one_by_one_without_duplicates(documents):
-    """Against the process itself: draw a name (length, then tokens) until there are enough different ones."""
+    """Against a simulation: draw a name (length, then tokens) until there are enough different ones."""
     task = tasks.get("depo", N=4, K=3, name_vocab=2, min_name_len=1, max_name_len=3, M=1)
     rng = random.Random(0)
 

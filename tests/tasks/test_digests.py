@@ -1,4 +1,4 @@
-"""Samples are forever: runs of years ago can be repeated, and reports compared. A digest that changes is a defect."""
+"""Samples never change, so old runs can be repeated and reports compared. A digest that changes is a defect."""
 
 import hashlib
 
@@ -31,7 +31,7 @@ def digest(name, spec):
                     result.update(part.astype("<i4").tobytes())
             sample = task.sample(split, seed, start + 1)
             content = repr((sample.tokens.tolist(), sample.labels.tolist(), sample.meta))
-            result.update(content.replace("question_start=", "asked=").encode())  # the name when digests were recorded
+            result.update(content.replace("question_start=", "asked=").encode())  # its name when digests were recorded
     return result.hexdigest()[:16]
 
 

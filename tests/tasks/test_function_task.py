@@ -1,4 +1,4 @@
-"""A task that is one function: the one in the docs plays and is the class beside it; mistakes are one line."""
+"""A task as one function: the one in the docs trains and equals the class beside it; mistakes are one line."""
 
 import json
 import re

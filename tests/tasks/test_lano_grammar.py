@@ -1,4 +1,4 @@
-"""Grammars: the released nine by their published numbers, exact laws by enumeration, files, and random ones."""
+"""Grammars: the released nine by their published numbers, exact distributions by enumeration, files, random ones."""
 
 from collections import Counter
 from fractions import Fraction
@@ -24,7 +24,7 @@ TABLE = {
     "cfg3h": ((1, 3, 3, 3, 3, 3, 3), 39, {2, 3}, 236.38, 41.50, 97, 459, 204.78),
     "cfg3g": ((1, 3, 3, 3, 3, 3, 3), 48, {3}, 252.43, 53.01, 80, 729, 269.92),
     "cfg3f": ((1, 3, 3, 3, 3, 3, 3), 54, {3, 4}, 249.86, 69.38, 64, 729, 268.66),
-    # the longest of cfg3j by its rules; a law in doubles is 0 beyond 2000 tokens
+    # the longest of cfg3j by its rules; a distribution in doubles is 0 beyond 2000 tokens
     "cfg3j": ((1, 3, 3, 3, 3, 3, 3, 3), 57, {3}, 543.93, 133.60, 128, 2052, 618.59),
     "cfg3k": ((1, 3, 3, 3, 3, 3, 3, 3), 68, {3, 4}, 516.31, 91.06, 132, 1458, 608.33),
     "cfg3e1": ((1, 3, 9, 27, 81, 27, 9), 444, {3}, 198.58, 46.81, 66, 557, 215.99),
@@ -101,7 +101,7 @@ def test_the_shipped_files_are_files_like_yours():
             assert Grammar.read(FOLDER / f"{name}.txt") == Grammar.load(name)
 
 
-# -- exact laws, against every tree of small grammars -----------------------------------------------------------------
+# -- exact distributions, against every tree of small grammars --------------------------------------------------------
 
 
 @st.composite
@@ -116,7 +116,7 @@ def small(draw):
 
 
 def trees(grammar, level=0, symbol=0):
-    """Every (string of terminals, probability) below a symbol: one per tree, so a string can come up again."""
+    """Every (string of terminals, probability) below a symbol, one per tree, so a string can occur twice."""
     if level == len(grammar.rules):
         return [((symbol + 1,), Fraction(1))]
     rows = grammar.rules[level][symbol]

@@ -1,4 +1,4 @@
-"""Lano's exact answers against all sentences of tiny grammars, written out, and against closed forms of large ones."""
+"""Lano's exact answers against all sentences of tiny grammars, enumerated, and against closed forms of large ones."""
 
 import math
 from collections import defaultdict
@@ -41,7 +41,7 @@ def grammars(draw):
 
 
 def sentences(grammar):
-    """{sentence: (number of derivations, probability)}, by writing out every derivation."""
+    """{sentence: (number of derivations, probability)}, by enumerating every derivation."""
     below = [{(t,): (1, Fraction(1))} for t in range(1, grammar.sizes[-1] + 1)]
     for level in reversed(grammar.rules):
         folder = []
@@ -113,7 +113,7 @@ def test_substitutions_are_the_hamming_distance_to_the_nearest_sentence(grammar,
 @given(grammars(), st.data())
 def test_next_token_laws_and_dead_prefixes(grammar, data):
     truth = sentences(grammar)
-    weight = defaultdict(Fraction)  # of all sentences with this beginning
+    weight = defaultdict(Fraction)  # of all sentences with this prefix
     for text, (_, share) in truth.items():
         for i in range(len(text) + 1):
             weight[text[:i]] += share
@@ -143,7 +143,7 @@ def test_next_token_laws_and_dead_prefixes(grammar, data):
 
 
 def interchangeable(depth, symbols, lengths):
-    """One terminal; on every level between, so many symbols that are alike: all rows of these lengths."""
+    """One terminal; on each level in between, `symbols` equal symbols with all rows of these lengths."""
     sizes = (1, *[symbols] * (depth - 1), 1)
     rows = [tuple(row for n in lengths for row in product(range(size), repeat=n)) for size in sizes[1:]]
     return Grammar("many", sizes, tuple((rows[level],) * sizes[level] for level in range(depth)))
@@ -158,7 +158,7 @@ def test_more_than_2_to_the_64_parses(depth):
 
 
 def test_counts_around_2_to_the_53_and_far_above():
-    """The number of trees with n leaves is the coefficient of x^n in a polynomial that is composed with itself."""
+    """The number of trees with n leaves is the coefficient of x^n in a polynomial composed with itself."""
     grammar = interchangeable(4, 3, (2, 3))
     trees = np.array([0, 1], object)  # by number of leaves
     for symbols in (1, 3, 3, 3):  # that a child can be
@@ -220,7 +220,7 @@ def test_laws_survive_where_doubles_would_not(alternatives, token):
 
 
 def test_memory_stays_small():
-    """The arrays of the longest of some sentences of the longest grammars; the original's took 1.3 to 3.9 GB."""
+    """The arrays for long sentences of the grammars with the longest ones; the original's took 1.3 to 3.9 GB."""
     for name in ("cfg3j", "cfg3k"):
         grammar = Grammar.load(name)
         tokens = max((grammar.sample("test", 0, i).tokens for i in range(50)), key=len).astype(np.int32) - np.int32(1)
@@ -327,7 +327,7 @@ def test_sequences_of_every_kind():
         assert contains(grammar, same)
 
 
-# -- the distance of two laws -----------------------------------------------------------------------------------------
+# -- the divergence of two distributions ------------------------------------------------------------------------------
 
 
 def test_kl_by_hand():

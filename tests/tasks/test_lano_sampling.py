@@ -1,4 +1,4 @@
-"""The sampler: trees put together again by hand, every choice by chi-square, whole sentences by their exact law."""
+"""The sampler: trees rebuilt by hand, every choice by chi-square, whole sentences by their exact distribution."""
 
 import pickle
 from collections import Counter
@@ -132,7 +132,7 @@ def test_windows_hold_these_sentences(name, split, seed, w, seq_len):
         docs += [j] * (1 + len(sentence))
         j += 1
     assert window.input_ids[0].tolist() == wanted[:seq_len]
-    assert window.labels[0].tolist() == wanted[:seq_len]  # bos, too: it is how a sentence ends
+    assert window.labels[0].tolist() == wanted[:seq_len]  # bos, too: it ends a sentence
     assert window.doc_ids[0].tolist() == docs[:seq_len]
 
 

@@ -1,4 +1,4 @@
-"""The task: what counts as a sentence, what a grader says, and what is refused."""
+"""The task: what counts as a sentence, what the grader returns, and what is refused."""
 
 from itertools import product
 
@@ -180,7 +180,7 @@ def test_chance_bounds_random_strings(tiny):
 
 
 def test_chance_from_the_cut(tmp_path):
-    """49 to 54 fixed tokens and one of 1 … 4 choices: what is left after token 50 can be guessed now and then."""
+    """49 to 54 fixed tokens and one of 1 … 4 choices: the tokens after token 50 can sometimes be guessed."""
     (tmp_path / "long.txt").write_text(f"root = a b | a a b\na = {' '.join(['1'] * 26)}\nb = 1 2 | 2 1 2\n")
     task = tasks.get("lano", grammar=str(tmp_path / "long.txt"))
     assert task.slices() == [{"from": "start"}, {"from": "cut"}]  # 28, 29, 54 or 55 tokens

@@ -1,4 +1,4 @@
-"""Mano: the released grammar by an independent reader (in original ids), and every law of the sampler."""
+"""Mano: the released format by an independent reader (in original ids), and every distribution of the sampler."""
 
 from collections import Counter
 from fractions import Fraction
@@ -220,7 +220,7 @@ def test_several_test_lengths(documents, fits):
     lengths = Counter((len(doc) - 5) // 2 for doc in documents(task, "test", 5000))
     assert set(lengths) == {1, 3, 8}
     fits([lengths[length] for length in (1, 3, 8)])
-    assert {task.sample("valid", 0, i).meta["l"] for i in range(200)} == {*range(1, 9)}  # training keeps its law
+    assert {task.sample("valid", 0, i).meta["l"] for i in range(200)} == {*range(1, 9)}  # as in training
     assert task.chance({"l": 1}) == task.answer_distribution(1).max() < task.chance({"l": 3})
 
 
@@ -234,7 +234,7 @@ def test_bad_test_lengths(lengths):
 @FIXED
 @given(specs(), st.integers(0, 2**40))
 def test_the_explanation_is_true(spec, seed):
-    """Python itself computes the formula, where it has no division."""
+    """Python evaluates the formula, if it has no division."""
     spec["ops"] = spec["ops"].replace("d", "") or "asm"
     task = tasks.get("mano", **spec)
     sample = task.sample("train", seed, 0)

@@ -1,4 +1,4 @@
-"""MQAR: the grammar by an independent reader, and the law."""
+"""MQAR: the format by an independent reader, and the distribution."""
 
 from collections import Counter
 from itertools import permutations

@@ -1,4 +1,4 @@
-"""Tasks from files of the user's: the one in the docs plays; mistakes are one line."""
+"""Tasks from users' files: the one in the docs trains; mistakes are one line."""
 
 import json
 import re
@@ -198,7 +198,7 @@ def test_its_samples_are_shown_and_written(capsys, tmp_path):
 
 
 def test_a_run_brings_its_file(tmp_path, mine, monkeypatch):
-    """Nothing runs without trust. With it: your file where it is still the same, else the run's copy."""
+    """Nothing runs without trust. With it, your file runs if it is unchanged, else the run's copy."""
     run, sha256 = tmp_path / "run", outside.load("mine.py:Parity").sha256
     (run / "code").mkdir(parents=True)
     (run / "code" / "mine.py").write_bytes(mine.read_bytes())

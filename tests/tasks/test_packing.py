@@ -1,4 +1,4 @@
-"""Windows are pure functions of (seed, split, w), and what they are made of is `sample`."""
+"""Windows are pure functions of (seed, split, w), and consist of the results of `sample`."""
 
 import pickle
 

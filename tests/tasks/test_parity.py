@@ -38,7 +38,7 @@ def test_all_rows_of_a_length_are_equally_likely(documents, fits):
 
 
 def test_bits_beyond_a_word_are_fair_and_independent(documents, fits):
-    """Bits come 32 to a draw: look at the places where one draw ends."""
+    """One draw gives 32 bits: test the positions where a draw ends."""
     docs = np.array(documents(tasks.get("parity", N=70, test_lengths=[70]), "test", 4000))
     bits = docs[:, 1:71] - 1
     for at in (0, 31, 32, 63, 64, 69):

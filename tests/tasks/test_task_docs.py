@@ -1,4 +1,4 @@
-"""The examples on each task's page are what the code prints, and its numbers are what the code computes."""
+"""The examples on each task's page are what the code prints, and the numbers are what it computes."""
 
 import re
 from pathlib import Path

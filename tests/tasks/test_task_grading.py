@@ -1,4 +1,4 @@
-"""Graders: the truth passes, anything else does not, and nothing makes them raise."""
+"""Graders: right answers pass, others fail, and no answer makes them raise."""
 
 import numpy as np
 import pytest

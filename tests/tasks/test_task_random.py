@@ -83,7 +83,7 @@ def test_two_draws_out_of_one_half_have_no_multiply_bias():
     _shuffles(n, 4, len(out), out)
     first, second = out[:, 0], np.where(out[:, 1] == 0, out[:, 0], out[:, 1]) - 1  # undo the first swap
     pair, pairs = first * (n - 1) + second, n * (n - 1)
-    images = ((pair + 1) * 2**32 - 1) // pairs - (pair * 2**32 - 1) // pairs  # how many 32-bit words lead here
+    images = ((pair + 1) * 2**32 - 1) // pairs - (pair * 2**32 - 1) // pairs  # number of 32-bit words for this pair
     assert set(images) == {1, 2}
     assert stats.binomtest(int((images == 2).sum()), len(pair), 2**32 / pairs - 1).pvalue > 1e-4
 
@@ -117,7 +117,7 @@ def test_neighbouring_streams_are_unrelated(fits):
         fits(np.bincount(first[1:] // 2 * 8 + first[:-1] // 2, minlength=64))
 
 
-def test_keys_do_not_collide():  # they once did: seed 1 of split 2 was seed 2 of split 1
+def test_keys_do_not_collide():  # they once did: seed 1 of split 2 equalled seed 2 of split 1
     keys = {
         int(stream(seed, split, w, j)[0])
         for seed in range(4)
