@@ -1,4 +1,4 @@
-"""A shuffle by formula: a bijection for every size and key, and no order more likely than another."""
+"""A shuffle by formula: a bijection for every size and key, with all orders equally likely."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ def test_every_number_comes_up_once():
 
 @given(n=st.integers(2, 2**62 - 1), seed=st.integers(0, 2**63 - 1), data=st.data())
 @example(n=2**62 - 1, seed=0, data=None)
-@example(n=(2**31 - 1) ** 2, seed=0, data=None)  # a square, and one more: where a rounded root would be one off
+@example(n=(2**31 - 1) ** 2, seed=0, data=None)  # a square, and one more: a rounded root is off by one
 @example(n=(2**31 - 1) ** 2 + 1, seed=0, data=None)
 @settings(derandomize=True, deadline=None)
 def test_large_sizes_stay_in_range_and_apart(n, seed, data):
@@ -31,7 +31,7 @@ def test_large_sizes_stay_in_range_and_apart(n, seed, data):
 
 
 def chi_square(counts, expected):
-    """In standard deviations from what chance gives."""
+    """The chi-square statistic, in standard deviations from its expected value."""
     freedom = len(counts) - 1
     return (sum((count - expected) ** 2 / expected for count in counts) - freedom) / math.sqrt(2 * freedom)
 
@@ -45,7 +45,7 @@ def test_all_orders_are_as_likely(n):
 
 
 def test_neighbours_are_thrown_apart():
-    """Where i and i + 1 go, by tenths: all hundred pairs as often. And no number stays near its place."""
+    """The places of i and i + 1, in tenths: all hundred pairs are equally frequent. And numbers move far."""
     n, key = 100_003, key_of("neighbours")
     places = np.array([permuted(i, n, key) for i in range(n)])
     tenths = places * 10 // n
@@ -61,6 +61,6 @@ def test_a_key_is_of_all_its_parts():
 
 
 def test_the_order_is_the_same_everywhere():
-    """What a run that is continued elsewhere, or years later, relies on. (Computed in Python's integers.)"""
+    """A run that is continued elsewhere, or years later, depends on it. (Computed with Python's integers.)"""
     assert [permuted(i, 10, key_of(0, "web", 0)) for i in range(10)] == [9, 8, 5, 3, 4, 0, 6, 7, 1, 2]
     assert permuted(123_456_789, 10**12, key_of(7, "code", 3)) == 852_817_862_583

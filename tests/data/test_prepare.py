@@ -1,4 +1,4 @@
-"""From text files to shards: every format, nothing lost, and the same bytes whatever happens on the way."""
+"""From text files to shards: every format, nothing lost, and the same bytes after any interruption."""
 
 import gzip
 import json
@@ -37,7 +37,7 @@ def jsonl(documents, **more):
 
 
 def documents(folder, split, bos=256, eos=257):
-    """What the shards say, read without any code of ours: bytes between bos and eos."""
+    """The contents of the shards, read without our code: bytes between bos and eos."""
     collected = []
     described = json.loads((folder / "index.json").read_text())
     for shard in described["splits"][split]:
@@ -62,7 +62,7 @@ def run(out, *inputs, **changes):
 
 
 def cut(monkeypatch, task_size):
-    """Small inputs become many tasks."""
+    """Divide small inputs into many tasks."""
     monkeypatch.setattr(preparing, "TASK_SIZE", task_size)
 
 
@@ -82,7 +82,7 @@ def test_any_documents_come_back_in_order(tmp_path_factory, found, tasks, escape
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(lines=st.lists(st.integers(0, 30), max_size=40), tasks=st.integers(1, 12), empty=st.integers(0, 2))
 def test_every_line_starts_in_one_share(tmp_path_factory, lines, tasks, empty):
-    """Also those that are longer than a share, of several files, some of them empty."""
+    """This includes lines longer than a share, and several files, some of them empty."""
     folder = tmp_path_factory.mktemp("shares")
     result = ["x" * length for length in lines]
     parts = [result[: len(result) // 2], [], result[len(result) // 2 :]][empty:]
@@ -234,7 +234,7 @@ def test_a_table_without_such_a_column(tmp_path):
 
 
 def test_processes_and_tasks_change_nothing(tmp_path, monkeypatch):
-    """Processes: not a byte. Tasks: not a token, only where shards end."""
+    """The number of processes changes no byte. The number of tasks changes no token, only where shards end."""
     cut(monkeypatch, 6000)
     (tmp_path / "a.jsonl").write_bytes(jsonl(texts(200)))
     table(tmp_path / "b.parquet", texts(100, seed=1))
@@ -264,7 +264,7 @@ def test_what_is_held_out_follows_from_seed_and_text(tmp_path):
         run(tmp_path / f"{name}{seed}", tmp_path / f"{name}.jsonl", validation=0.1, seed=seed)
         held[name, seed] = set(documents(tmp_path / f"{name}{seed}", "valid"))
     assert held["a", 0] == held["b", 0] & set(result)
-    # 4000 coins of 0.1 have a standard deviation of 19; two independent sets share 40 of them, give or take 6.
+    # 4000 coins of 0.1 have a standard deviation of 19; two independent sets share about 40 ± 6 of them.
     assert abs(len(held["a", 0]) - 400) < 80
     assert len(held["a", 0] & held["a", 1]) < 70
 
@@ -297,7 +297,7 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path):
 def test_finished_is_finished(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(jsonl(texts(5)))
     first = run(tmp_path / "out", tmp_path / "a.jsonl", validation=0.5)
-    (tmp_path / "out" / "work" / "logs").mkdir(parents=True)  # as a kill in the very last moment leaves it
+    (tmp_path / "out" / "work" / "logs").mkdir(parents=True)  # as a kill at the very end leaves it
     (tmp_path / "out" / ".train-00000.ds.tmp-here-1").touch()
     run(tmp_path / "out", tmp_path / "a.jsonl", validation=0.5)
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith((".", "work"))]
@@ -406,7 +406,7 @@ def test_a_process_that_is_killed_is_an_error_and_no_wait_for_ever(tmp_path, mon
 def test_progress_ends_at_the_whole(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl").write_bytes(jsonl(texts(50)))
     seen = []
-    monkeypatch.setattr(preparing, "remove_folder", lambda folder: time.sleep(0.0))  # let the last report be read
+    monkeypatch.setattr(preparing, "remove_folder", lambda folder: time.sleep(0.0))  # so that the last report is read
     monkeypatch.setattr(preparing, "finish", lambda out, max_bad: time.sleep(1.2))
     run(tmp_path / "out", tmp_path / "a.jsonl", tasks=3, on_progress=seen.append)
     tokens = sum(len(text.encode()) + 2 for text in texts(50))
@@ -445,16 +445,16 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(tmp_path, workers):
             time.sleep(0.01)
         time.sleep(rng.uniform(0, 0.2))
         kept = {path.name: path.stat().st_mtime_ns for path in marks.iterdir()}
-        process.kill()  # only the command itself: the processes that it started have to notice
+        process.kill()  # only the command itself; its child processes must notice
         process.wait(10)
-        assert len(kept) < tasks  # there was something left to do
+        assert len(kept) < tasks  # some work was left
     assert kept.items() <= {path.name: path.stat().st_mtime_ns for path in marks.iterdir()}.items()
     assert start(tmp_path / "out").wait(100) == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_the_standard_library(tmp_path, monkeypatch):
-    """A library of three files: the real one takes seconds, and `canonlm train debug` prepares it."""
+    """A library of three files, as the real one takes seconds; `canonlm train debug` prepares it."""
     for name in ("b.py", "a.py", "test/c.py", "pkg/site-packages/d.py", "pkg/e.py", "notes.txt"):
         (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "lib" / name).write_text(f"name = {name!r}\n")

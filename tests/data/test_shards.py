@@ -1,4 +1,4 @@
-"""Prepared folders as tokens, against the documents as Python lists; and folders that are not whole."""
+"""Prepared folders as tokens, against the documents as Python lists; and incomplete folders."""
 
 import resource
 import tempfile
@@ -62,7 +62,7 @@ def test_the_fingerprint_is_of_the_tokens(prepared, tmp_path):
 
 
 def test_more_shards_than_a_process_may_open(prepared, tmp_path):
-    """A process of its own limit on open files would disturb others: this one's, for a while."""
+    """The test lowers this process's limit on open files for a while."""
     count = shards.OPEN_FILES + 200
     row = Dataset(prepared(tmp_path, {"train": [[[number, 5]] for number in range(count)]})).tokens("train")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

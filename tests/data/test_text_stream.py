@@ -1,4 +1,4 @@
-"""Windows of text: against lists of documents, and against what the order promises."""
+"""Windows of text, against lists of documents, and the guarantees of their order."""
 
 import subprocess
 import sys
@@ -89,7 +89,7 @@ def test_a_window_is_the_one_described(prepared, mix, seed, seq_len, isolate, fi
         source, epoch, position = stream.describe(window)
         inputs, targets, docs = brute[source][position]
         assert row == (inputs, targets, docs if isolate else None)
-    # Every epoch of a source is all of its windows once, one epoch after the other.
+    # Every epoch of a source has all of its windows once, one epoch after the other.
     seen = defaultdict(list)
     for window in range(first + 40):
         source, epoch, position = stream.describe(window)
@@ -155,7 +155,7 @@ def test_the_mix_counts_without_gaps_and_keeps_its_shares(values, first):
     mix, counts = Mix(values), {}
     for window in range(first, first + 300):
         source, before = mix.pick(window)
-        assert before == counts.get(source, before)  # the first seen of a source may stand anywhere, then one by one
+        assert before == counts.get(source, before)  # the first one seen may be at any position, then one by one
         counts[source] = before + 1
         assert abs(before + 1 - (window + 1) * Fraction(values[source]) / total) <= bound[source]
         assert abs(before - window * Fraction(values[source]) / total) <= bound[source]
@@ -194,9 +194,9 @@ def test_far_ahead_is_as_near_as_the_start(two):
 
 @pytest.mark.slow
 def test_no_memory_is_held_of_two_gigabytes(tmp_path):
-    """32 files without content, but of full length, and windows from all over them, in a process of their own.
+    """32 sparse files of full length, and windows from all over them, in a separate process.
 
-    The files' own pages are the system's to keep or drop; what the process holds besides must not grow with the corpus.
+    The system may keep or drop the files' pages; other memory of the process must not grow with the corpus.
     """
     count = 2**25  # tokens a file
     shards = tuple(index.Shard(f"train-{i:05}.ds", count, 2**16, count, "0" * 64, "0" * 64) for i in range(32))
@@ -233,7 +233,7 @@ print(len(shards), most - before)
 
 
 def test_the_stream_is_the_same_in_every_process_and_release(two):
-    """A change here would change what continued runs read: it needs a reason, and a line in the changelog. (Computed
+    """A change here would change the data of continued runs: it needs a reason, and a line in the changelog. (Computed
     with Python's integers and fractions.)"""
     first = [tuple(stream(two, seed=5).describe(window)) for window in range(6)]
     web, code = [149, 154, 191, 114, 180], [18]

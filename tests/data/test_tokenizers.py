@@ -23,7 +23,7 @@ CORPUS = [
         ["the cats", "All dogs", "a  bird", "we"], ["see", "saw", "are seeing"], ["sea", "seed", "house"], [1, 27, 1984]
     )
 ]
-# Pieces that have been trouble: names of special and of byte tokens, spaces at both ends, what no piece covers.
+# Pieces that caused bugs: names of special and byte tokens, spaces at both ends, characters that no piece covers.
 TEXTS = st.lists(
     st.sampled_from(["<s>", "</s>", "<0x0A>", "<unk>", "<|end_of_text|>", " ", "  ", "\n", "\t", "▁", "é", "漢", "😀",
                      "the", " see", "ing", "'t", "12345", "\x00", "\u0301"]) | st.text(max_size=5), max_size=12,
@@ -33,7 +33,7 @@ EXACTLY = settings(derandomize=True, deadline=None, max_examples=200)
 
 @pytest.fixture(scope="module")
 def spm(tmp_path_factory):
-    """A model as Llama 2's, only small: the settings are those that Llama 2's own file holds."""
+    """A small model like Llama 2's, with the settings of Llama 2's file."""
     folder = tmp_path_factory.mktemp("sentencepiece")
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS), model_prefix=str(folder / "tokenizer"), vocab_size=340, model_type="bpe",
@@ -50,7 +50,7 @@ def ranks_file(path, tokens):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """Byte pairs that a naive trainer finds, with the ranks of the order in which it found them."""
+    """Byte pairs from a naive trainer, ranked in the order in which it found them."""
     tokens = [bytes([byte]) for byte in range(256)]
     words = [[bytes([byte]) for byte in text.encode()] for text in CORPUS]
     for _ in range(60):
@@ -177,7 +177,7 @@ def _loaded(path):
 
 @cache
 def _tiktoken(path):
-    """The library's own reading of the file, with the pattern that Llama 3 splits words by."""
+    """The file as the library reads it, with Llama 3's pattern for splitting words."""
     pattern = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -1,4 +1,4 @@
-"""Windows as tensors: a pure function of their number, whoever draws them."""
+"""Windows as tensors: a pure function of their number, in any thread."""
 
 import threading
 import time
@@ -92,7 +92,7 @@ def test_the_first_token_of_an_isolated_document_is_no_target(loss_on):
     starts = torch.zeros_like(apart.input_ids, dtype=torch.bool)
     for row in range(8):
         begin = 0
-        while begin < 60:  # an independent walk: mano says its length in its second token
+        while begin < 60:  # an independent walk: mano's second token encodes its length
             starts[row, begin] = True
             if begin + 1 == 60:
                 break

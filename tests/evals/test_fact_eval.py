@@ -1,4 +1,4 @@
-"""What a model knows about people, measured on models that say every token with a known probability."""
+"""What a model knows about people, measured on models with known probabilities of every token."""
 
 import math
 
@@ -23,8 +23,8 @@ def evaluate(model, task, size=N, batch_size=7):
 
 
 def gives(task, probability):
-    """Scores of a model that gives the true next token of every test document `probability(role)`, and the rest of the
-    vocabulary an equal share. What it has never seen it finds uniform."""
+    """Scores of a model that gives the true next token of every test document `probability(role)`, and all other tokens
+    equal probabilities. For other documents it is uniform."""
     batches = [task.test_batch(0, 0, task.spec.N)]
     if task.spec.questions:
         batches.append(task.question_batch(0, 0, 6 * (task.spec.N - task.asked_in_training)))
@@ -95,7 +95,7 @@ def test_some_of_the_people(knows):
 
 
 def test_one_guess_for_everybody_scores_chance(knows, tmp_path):
-    """A model that tells of everybody what is true of person 0, through the evaluation."""
+    """The evaluation of a model that gives the facts about person 0 for everybody."""
     pools = {
         "first_name": "Ana Bela Cora Dina Ena Fia", "middle_name": "Gil Hal Ian Jon Kit",
         "last_name": "Ash Bay Cole Dale Elm",

@@ -22,7 +22,7 @@ def evaluate(model, task=TASK, size=40, batch_size=16):
 
 
 def another_order(task, prompt):
-    """The answer in the order of graphlib, from the prompt alone: ancestors of the asked node, parents first."""
+    """The answer in graphlib's order, from the prompt alone: ancestors of the node, parents first."""
     names = task.vocab.text(prompt).split(" ")
     edges, questions = names[1 : names.index("query")], names[names.index("query") + 1 : -1]
     if task is WORDS:  # a dot ends a name
@@ -44,7 +44,7 @@ def another_order(task, prompt):
 
 
 def says(task, answer_to):
-    """The law of a model that writes `answer_to(prompt)` after each `ans`."""
+    """The distribution of a model that writes `answer_to(prompt)` after each `ans`."""
     ans = task.vocab.ids["ans"]
 
     def distribution(tokens):
@@ -87,7 +87,7 @@ def test_what_is_not_an_answer_scores_nothing(knows):
 
 
 def test_a_random_writer_scores_chance(knows):
-    """Some other node, then the one asked for: what `chance` is about, through the evaluation."""
+    """The evaluation of the guess behind `chance`: some other node, then the one asked about."""
     task = tasks.get("brevo", N=4)
 
     def answer_to(prompt):

@@ -1,4 +1,4 @@
-"""Sentences that models make up, and the distance of their next-token laws from the truth."""
+"""Sentences that models generate, and the divergence of their next-token distributions from the true ones."""
 
 from collections import Counter
 
@@ -27,7 +27,7 @@ def grammars(tmp_path_factory):
 
 
 def truth(task):
-    """The grammar itself as a model: rows of ln P(end, 1 … T), the end being bos."""
+    """The grammar itself as a model: rows of ln P(end, 1 … T), where the end is bos."""
 
     def probabilities(tokens):
         starts = [i for i, token in enumerate(tokens) if token == 0]  # a window holds several sentences
@@ -56,7 +56,7 @@ def test_the_grammar_itself_is_always_right(knows, grammars):
 
 
 def test_sampling_is_exact(knows, grammars):
-    """At temperature 1 the model's own law comes out: sentences of the grammar, as often as they should be."""
+    """At temperature 1, sentences of the grammar occur with their true frequencies."""
     task = grammars["small"]
     model = knows(len(task.vocab), truth(task))
     evaluation_ = evaluation(task, 600, batch_size=600)
@@ -75,7 +75,7 @@ def test_sampling_is_exact(knows, grammars):
 
 
 def test_guessing_scores_what_it_must(knows, grammars):
-    """A model that finds every token equally likely, the end too: each sentence of n tokens comes with 3^-(n + 1)."""
+    """A uniform model, over the end too: each sentence of n tokens has probability 3^-(n + 1)."""
     task = grammars["small"]
     a, b = ("12", "211"), ("11", "221", "12")
     sentences = {x + y for x in a for y in b} | {y + x + z for y in b for x in a for z in b}
@@ -103,7 +103,7 @@ def test_batches_change_nothing(grammars):
 
 
 def test_divergence_by_hand(knows, grammars):
-    """A model that finds everything equally likely: sum p ln p + ln(T + 1), smoothed as in the release."""
+    """The divergence of a uniform model is sum p ln p + ln(T + 1), smoothed as in the release."""
     task = grammars["small"]
     columns = len(task.vocab)
     row = evaluation(task, 20).run(wrap(knows(columns, lambda tokens: np.zeros((len(tokens), columns)))), CPU)

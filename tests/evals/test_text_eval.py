@@ -1,4 +1,4 @@
-"""Validation on text, against every document read alone in float64; and shared over processes."""
+"""Validation on text, against every document read alone in float64, and distributed over processes."""
 
 import math
 from itertools import chain
@@ -20,7 +20,7 @@ BYTES = 300
 
 
 class Share(World):
-    """One of several data-parallel processes, which here run one after the other: its sums are its own."""
+    """One of several data-parallel processes, which run one after the other here; sums are not reduced."""
 
     @property
     def dp_size(self):
@@ -31,7 +31,7 @@ class Share(World):
 
 
 class Counting:
-    """Passes calls on, and notes their shapes."""
+    """Forwards calls, and records their shapes."""
 
     def __init__(self, model):
         self.model, self.shapes = wrap(model), []
@@ -65,13 +65,13 @@ def model(**settings):
         vocab_size=VOCAB_SIZE, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, canon_set="ABCD", **settings
     )
     made = CanonLMForCausalLM(config).double().eval()
-    with torch.no_grad():  # far from uniform, so that every token has a loss of its own
+    with torch.no_grad():  # far from uniform, so that tokens have different losses
         made.lm_head.weight.mul_(30)
     return made
 
 
 def nats(made, text):
-    """Cross-entropy of all but the first token of one text that nothing stands before, and their number."""
+    """The cross-entropy of all but the first token of one text alone, and the number of these tokens."""
     if len(text) < 2:
         return 0.0, 0
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_equals_documents_read_alone(documents, dataset, isolate, z_loss, size):
 
 @pytest.mark.parametrize("skip", [0, 2])
 def test_tokens_beyond_the_trained_length_and_windows_that_are_skipped(documents, dataset, skip):
-    """Causal models: what is beyond costs what the longer window does, less what its beginning does."""
+    """In causal models, the loss beyond is that of the longer window minus that of its beginning."""
     made, row, beyond = model(), [*chain(*documents)], 5
     sets = {"books": (dataset, "valid")}
     result = TextEval(

@@ -42,7 +42,7 @@ def evaluate(name, says, windows=64, batch_size=24, isolate=False):
 
 
 def instances_by_hand(name, windows):
-    """All complete instances of the test windows, found without the task's own packing code."""
+    """All complete instances of the test windows, without the task's packing code."""
     task, seq_len, _ = TASKS[name]
     for window in range(windows):
         at = j = 0
@@ -89,7 +89,7 @@ def test_a_random_model_is_right_by_chance(name):
 
 
 def test_token_accuracy_and_verdicts_by_hand():
-    """Right, except that it never says item x3 (it says x4)."""
+    """A model that is right, except that it gives x4 instead of x3."""
     task = TASKS["copying"][0]
     x3, x4 = task.vocab.ids["x3"], task.vocab.ids["x4"]
 
@@ -130,8 +130,8 @@ _SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 def test_a_verdict_is_that_of_greedy_generation():
-    """One instance per window; a model that is often right: what it generates after `ans` decides, and the grading of
-    windows says the same for every query."""
+    """One instance per window, and a model that is often right: the grading of windows agrees with the grading of what
+    it generates after `ans`, for every query."""
     task = tasks.get("depo", N=3, K=2, M=3, name_vocab=2, min_name_len=1, max_name_len=2)
     torch.manual_seed(0)
     model = CanonLMForCausalLM(CanonLMConfig(**_SIZES, vocab_size=len(task.vocab), canon_set="ABCD"))

@@ -1,7 +1,7 @@
-"""A SLURM of one node on this machine, for tests: the real daemons, in a folder of their own, gone when the block ends.
+"""A SLURM cluster of one node on this machine, for tests: the real daemons, in a folder that is removed at the end.
 
-Needs root and Debian's slurm-wlm and munge. Two partitions over the same two CPUs: a job in `high` preempts one in
-`low`, which goes back into the queue. `python tests/launch/slurm_cluster.py` starts one to look at.
+Needs root and Debian's slurm-wlm and munge. Two partitions share the same two CPUs: a job in `high` preempts one in
+`low`, which returns to the queue. `python tests/launch/slurm_cluster.py` starts a cluster to look at.
 """
 
 import os
@@ -54,13 +54,13 @@ PartitionName=high Nodes={host} MaxTime=60 PriorityTier=2 PreemptMode=OFF State=
 
 
 def missing() -> list[str]:
-    """What has to be installed first."""
+    """The programs that must be installed first."""
     return [program for program in PROGRAMS if shutil.which(program) is None]
 
 
 @contextmanager
 def cluster(folder: Path, kill_wait: int = 60) -> Iterator[Path]:
-    """Start it in `folder` (an empty one, with a short path); yields the `slurm.conf` to export as SLURM_CONF.
+    """Start a cluster in `folder` (empty, with a short path); yields the `slurm.conf` to export as SLURM_CONF.
 
     `kill_wait`: seconds from SIGTERM to SIGKILL.
     """

@@ -1,4 +1,4 @@
-"""Laying out a grid and running it: who runs when, what is reported, and that nothing goes on behind our back."""
+"""Planning a grid and running it: when each run starts, what is reported, and that no process is left behind."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_a_sweep_over_any_settings(tmp_path):
     result = {(r.config.train.batch_size, r.config.model.hidden_size, r.config.train.optim.lr) for r in runs}
     assert result == {(batch, width, lr) for batch in (4, 8) for width in (16, 32) for lr in (1e-3, 3e-3)}
     assert len({run.name for run in runs}) == len(runs) == 8
-    for run in runs:  # all settings would be too long, so what is swept stands apart
+    for run in runs:  # all settings would be too long, so swept ones are separate
         width, batch = run.config.model.hidden_size, run.config.train.batch_size
         shape = "" if width == 32 else f"-1L{width}d"  # 32 is the preset's
         rest = f"-seq_len40-N8-eval_size8-steps5-batch_size{batch}-lr{run.config.train.optim.lr:g}-seed0"
@@ -141,7 +141,7 @@ def test_sections_of_other_tasks_stay(tmp_path):
 
 
 def test_a_second_play_adds_architectures_sizes_and_settings(tmp_path):
-    """What differs from the preset is in the name, so nothing collides and nothing is refused."""
+    """Differences from the preset are in the name, so nothing collides and nothing is refused."""
     preset, depo = load_preset("copying", "tiny"), load_preset("depo", "tiny")
     names = []
     for changed in ([], ["model.hidden_size=64"], ["model.num_hidden_layers=2"], ["model.num_attention_heads=4"],
@@ -160,7 +160,7 @@ def test_a_second_play_adds_architectures_sizes_and_settings(tmp_path):
 
 
 def test_a_run_of_an_earlier_version_goes_on_under_its_name(tmp_path):
-    """Earlier versions did not write into the name what differs from the preset."""
+    """Earlier versions did not include differences from the preset in the name."""
     (run,) = copying(tmp_path, archs=["llama"])
     write_plan([run], load_preset("copying", "tiny"), tmp_path, "")
     run.folder.rename(run.folder.parent / "copying-llama-lr0.003-seed0")
@@ -179,7 +179,7 @@ def test_tasks_of_one_name_with_other_chances_have_sections_of_their_own(tmp_pat
 
 
 def test_a_section_of_another_version_goes_on(tmp_path):
-    """It had another line for guessing."""
+    """That version had another line for guessing."""
     preset = load_preset("copying", "tiny")
     runs = copying(tmp_path)
     write_plan(runs[:1], preset, tmp_path, "earlier")
@@ -225,7 +225,7 @@ sys.exit(plan.get("code", 0))
 
 @pytest.fixture
 def grid(tmp_path, monkeypatch):
-    """`grid({"name": {"seconds": …, "code": …}})`: runs whose processes do only that."""
+    """`grid({"name": {"seconds": …, "code": …}})`: runs whose processes only wait and exit with a code."""
 
     def make(plans):
         (tmp_path / "plan.json").write_text(json.dumps(plans))
@@ -331,7 +331,7 @@ def test_progress_follows_a_file_that_a_resume_cuts(tmp_path):
     assert progress.read()
     assert progress.step == 40
     assert progress.time_left == (1000 - 40) * 4 * 18 / 36
-    (tmp_path / "cut").write_text(row(10) + row(20) + row(200) * 20)  # longer already than what was read before
+    (tmp_path / "cut").write_text(row(10) + row(20) + row(200) * 20)  # already longer than what was read before
     (tmp_path / "cut").replace(path)
     assert progress.read()
     assert progress.step == 200

@@ -1,4 +1,4 @@
-"""Grids of runs on text: what `canonlm play text` plans, and that it ends with answers about birth years."""
+"""Grids of runs on text: the plan of `canonlm play text`, and its final answers about birth years."""
 
 import json
 

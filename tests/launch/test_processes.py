@@ -1,6 +1,6 @@
-"""Several processes of one run: what they are told, what is shown of them, and that none is left behind.
+"""Several processes of one run: their environment, their output, and that none is left behind.
 
-Most of it with a stand-in for the training, which does only what it is asked to; at the end the real one.
+Most tests use a stand-in for the training; those at the end use the real one.
 """
 
 import json
@@ -56,7 +56,7 @@ def _quick(monkeypatch):
 
 @pytest.fixture
 def child(tmp_path):
-    """`child({"1": {"seconds": …, "code": …}})`: the command of a run whose rank 1 does only that."""
+    """`child({"1": {"seconds": …, "code": …}})`: the command of a run whose rank 1 only waits and exits with a code."""
 
     def make(plan):
         (tmp_path / "plan.json").write_text(json.dumps(plan))
@@ -68,7 +68,7 @@ def child(tmp_path):
 
 
 def when_begun(folder, count, *numbers):
-    """Once all of them have begun, this process gets the signals, one after the other."""
+    """When all processes have begun, send this process the signals, one after the other."""
 
     def act():
         while len(list(folder.glob("began-*"))) < count:
@@ -138,7 +138,7 @@ def test_the_first_process_speaks_for_itself(child, tmp_path):
 
 @pytest.mark.parametrize(("code", "says"), [(2, "a warning"), (1, "")])
 def test_what_all_refuse_is_told_by_the_first_alone(child, tmp_path, code, says):
-    """It may be the last to end; it has the time to say why."""
+    """It may be the last to end; it has time to print the reason."""
     plan = {"0": {"seconds": 0.2, "code": code}, "1": {"code": code, "says": says}}
     assert run(child(plan), 2, tmp_path / "logs") == Outcome(code)
 
@@ -155,12 +155,12 @@ BOOM, LOST = ["RuntimeError: boom\nand more", False], ["RuntimeError: Connection
 @pytest.mark.parametrize(
     ("plan", "code", "words"),
     [
-        # The one whose partner is lost is the first to end, and says most.
+        # The process that lost its partner is the first to end, and prints the most.
         ({"0": {"seconds": 0.1, "code": 1, "why": LOST}, "1": {"code": 3, "why": BOOM, "dies": 0.2}}, 3, "rank 1"),
         ({"0": {"code": 3, "why": BOOM, "dies": 0.2}, "1": {"seconds": 0.1, "code": 1, "why": LOST}}, 3, "rank 0"),
         ({"0": {"seconds": 60}, "1": {"code": 3, "why": BOOM}}, 3, "rank 1"),
         ({"0": {"seconds": 0.1, "code": 3, "why": BOOM}, "1": {"code": 3, "why": BOOM}}, 3, "rank 0"),
-        # What the first process has said in one line is not said again.
+        # A line from the first process is not repeated.
         ({"0": {"code": 2, "why": ["no", True]}, "1": {"seconds": 0.1, "code": 2, "why": ["no", True]}}, 2, None),
         ({"0": {"code": 2, "why": ["no", True]}, "1": {"seconds": 0.1, "code": 1, "why": LOST}}, 2, None),
         ({"0": {"seconds": 0.1, "code": 1, "why": LOST}, "1": {"code": 2, "why": ["boom", True]}}, 2, "rank 1"),
@@ -190,7 +190,7 @@ def test_who_failed_first_is_named(child, tmp_path, plan, code, words):
     ],
 )
 def test_a_signal_is_passed_on_once_and_the_saving_is_waited_for(child, tmp_path, number, passed):
-    """Though the others are quicker, and though it comes again."""
+    """Even if the others are quicker, and if the signal comes again."""
     before = signal.getsignal(number)
     plan = {"0": {"seconds": 60, "saves": 0.8}, "1": {"seconds": 60}}
     when_begun(tmp_path, 2, number, *([number] if number != signal.SIGINT else []))
@@ -209,7 +209,7 @@ def test_a_second_ctrl_c_does_not_wait(child, tmp_path):
 
 
 def test_stopped_before_the_training_began(child, tmp_path):
-    """The default action of the signal ends one; another hangs waiting for it."""
+    """The default action of the signal ends one process; another hangs waiting for it."""
     plan = {"0": {"seconds": 60, "handles": []}, "1": {"seconds": 60, "deaf": True}}
     when_begun(tmp_path, 2, signal.SIGTERM)
     assert run(child(plan), 2, tmp_path / "logs") == Outcome(130)
@@ -218,7 +218,7 @@ def test_stopped_before_the_training_began(child, tmp_path):
 
 @pytest.mark.parametrize("seconds", [0, 0.3])
 def test_one_that_is_killed_while_it_saves_has_failed(child, tmp_path, seconds):
-    """Also if another has saved its part and is gone."""
+    """Even if another has saved its part and ended."""
     plan = {"0": {"seconds": 60, "saves": seconds}, "1": {"seconds": 60, "saves": 0.15, "kill": signal.SIGKILL}}
     when_begun(tmp_path, 2, signal.SIGUSR1)
     outcome = run(child(plan), 2, tmp_path / "logs")
@@ -302,7 +302,7 @@ def start(*command):
 
 
 def rows(folder):
-    """Of `metrics.jsonl`, what does not depend on the clock."""
+    """The rows of `metrics.jsonl` without values that depend on the clock."""
     result = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: row.get(key) for key in ("kind", "step", "loss", "grad_norm", "windows", "slices")} for row in result]
 
@@ -323,7 +323,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def broken(recipe, tmp_path):
-    """`broken(rank)`: the command of a training, but that this rank fails in its fourth step."""
+    """`broken(rank)`: the command of a training in which this rank fails at its fourth step."""
 
     def make(rank):
         (tmp_path / "broken.py").write_text(BROKEN.replace("WHO", repr(str(rank))))

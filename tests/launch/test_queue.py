@@ -1,4 +1,4 @@
-"""Runs that several workers share: each is completed once, whoever is killed, and as if nobody had been."""
+"""Runs that several workers share: each is completed once, as if no worker had been killed."""
 
 import json
 import multiprocessing
@@ -20,14 +20,14 @@ from canonlm.train.signals import Superseded
 
 
 def append(path, line):
-    """One write, so that lines of several processes do not mix."""
+    """Append a line in one write, so that lines of several processes do not mix."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(descriptor, f"{line}\n".encode())
     os.close(descriptor)
 
 
 class StandIn:
-    """In place of a training, and within the worker's own process: a row and a result, after some milliseconds."""
+    """Stands in for a training, in the worker's process: writes a row and a result after some milliseconds."""
 
     def __init__(self, run, slot, devices, environment):
         id, _, path = environment["CANONLM_LEASE"].partition(":")
@@ -66,7 +66,7 @@ def workers_with_kills(root, number, workers, kills, interval):
 
     living = [begin() for _ in range(workers)]
     for target in sorted(rng.sample(range(number // 2), kills)):
-        # By what is done, not by the clock: a fast machine would have finished before the last kill.
+        # Kill by progress, not by time: a fast machine would finish before the last kill.
         while (root / "log").read_text().count("begins") < target:
             time.sleep(0.01)
         time.sleep(rng.uniform(0, 0.05))
@@ -91,7 +91,7 @@ def test_every_run_is_completed_once(tmp_path, number, workers, kills, interval)
     lines = [line.split() for line in log]
     ends = [("ends", name, (tmp_path / name / "result.json").read_text()) for name in names]
     assert not [line for line in lines if line[0] == "repeats"]
-    # What began and did not come to an end was killed.
+    # Runs that began and did not end were killed.
     begun = Counter((name, pid) for what, name, pid in lines if what == "begins")
     begun.subtract((name, pid) for what, name, pid in (*lines, *ends) if what != "begins")
     assert {int(pid) for (_, pid), count in begun.items() if count} <= killed
@@ -100,11 +100,11 @@ def test_every_run_is_completed_once(tmp_path, number, workers, kills, interval)
     assert list((tmp_path / "leases").iterdir()) == []
 
 
-# -- what one worker does with what happens to its runs ---------------------------------------------------------------
+# -- one worker and the outcomes of its runs --------------------------------------------------------------------------
 
 
 class Scripted:
-    """A run that does, at each start, the next thing of its script: an exit code, or None to go on until it is ended.
+    """A run that at each start follows the next item of its script: an exit code, or None to run until it is ended.
     `saves`: it leaves a checkpoint first."""
 
     def __init__(self, run, lease, what, saves):
@@ -177,7 +177,7 @@ def test_a_run_that_fails_three_times_is_left_and_the_others_go_on(play, tiny, t
     assert [row.message for row in rows] == [f"exit 1 (whole log: {log})", "", "", ""]
     assert 0 <= rows[-1].silent < 60
     lease.release()
-    # It stays so for whoever comes next, until somebody removes the file.
+    # It stays so for later workers, until somebody removes the file.
     assert play({"bad": []}).failed.keys() == {"bad"}
     (tmp_path / "leases" / "bad.failures.json").unlink()
     assert play({"bad": [0]}) == queue.Summary(["bad"], {}, 1)
@@ -190,7 +190,7 @@ def test_a_run_that_is_killed_goes_on_unless_it_gets_no_further(play):
 
 
 def test_runs_that_become_possible_when_others_are_finished(play, tmp_path):
-    """And a plan is not asked for again before something has been finished."""
+    """And the plan is not computed again before a run has finished."""
     questions = []
 
     def plan():
@@ -231,7 +231,7 @@ def test_a_worker_that_lost_a_lease_ends_the_run_and_leaves_it_to_the_other(play
             lease.unlink()
             taken.append(Leases(tmp_path / "leases", 0.02).claim("a"))
         if event.kind == "lost":
-            (tmp_path / "runs" / "a" / "result.json").write_text("{}")  # by the other
+            (tmp_path / "runs" / "a" / "result.json").write_text("{}")  # written by the other worker
             taken[0].release()
 
     assert play({"a": [None]}, on_event=take) == queue.Summary([], {}, 1)
@@ -249,7 +249,7 @@ def test_two_runs_of_one_name(play, tmp_path):
 
 
 def test_a_training_that_lost_its_lease_writes_nothing_more(tiny, tmp_path, monkeypatch):
-    """As after a long pause: rows, checkpoints and the result are another worker's now."""
+    """As after a long pause, when rows, checkpoints and the result belong to another worker."""
     lease = Leases(tmp_path, 1.0).claim("run")
     monkeypatch.setenv(*next(iter(lease.environment.items())))
     folder = tmp_path / "run"

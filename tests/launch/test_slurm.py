@@ -1,6 +1,6 @@
-"""Runs as SLURM jobs: what is submitted, and, with a real SLURM on this machine, that a run survives being sent away.
+"""Runs as SLURM jobs: what is submitted, and, with a real SLURM on this machine, that a run survives preemption.
 
-The second part is run by `make test-slurm`.
+`make test-slurm` runs the second part.
 """
 
 import json
@@ -26,7 +26,7 @@ from canonlm.train.config import resolve
 from canonlm.train.loop import train
 from canonlm.train.recipe import create_folder
 
-# Saved only because somebody asked.
+# A checkpoint that is saved only on a signal.
 TRAIN = {"device": "cpu", "log_every": 1, "eval_every": 500, "checkpoint_every": 1_000_000}
 
 
@@ -108,13 +108,13 @@ def test_settings_that_cannot_be(pairs, message):
 
 
 def options(script):
-    """Of an sbatch script: {"nodes": "2", "requeue": None}."""
+    """The options of an sbatch script: {"nodes": "2", "requeue": None}."""
     lines = [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH --")]
     return {key: value if equals else None for key, equals, value in (line.partition("=") for line in lines)}
 
 
 def test_the_script(config, tmp_path):
-    """In sbatch's words, and submitit's own defaults where nothing was said."""
+    """The options are sbatch's, with submitit's defaults for the others."""
     given = ["nodes=16", "gpus=8", "cpus_per_task=12", "account=7", "qos=long", "time=24:00:00", "reservation=r"]
     script = Job(config, tmp_path / "a run", parse(given), main).script
     launch = tmp_path / "a run" / "launch" / "1"
@@ -134,7 +134,7 @@ def test_the_script(config, tmp_path):
 
 
 def test_the_script_of_workers(tmp_path):
-    """An array of jobs; a worker that ends does not end the others of its job."""
+    """The script is an array of jobs; a worker that ends does not end the others of its job."""
     script = Workers(tmp_path, ["work", "."], 16, parse(["gpus=2", "time=60", "qos=long"]), main).script
     expected = {"array": "0-15%16", "gpus-per-node": "2", "ntasks-per-node": "2", "qos": "long", "time": "60"}
     assert options(script).items() >= expected.items()
@@ -163,7 +163,7 @@ def test_cores_for_the_training_and_for_those_who_read_ahead(tiny, tmp_path, wor
 
 @pytest.fixture
 def sbatch(tmp_path, monkeypatch):
-    """`sbatch(says, code)`: an sbatch that only says that."""
+    """`sbatch(says, code)`: an sbatch that only prints `says` and exits with `code`."""
 
     def make(says, code=0):
         (tmp_path / "bin").mkdir()
@@ -179,7 +179,7 @@ def sbatch(tmp_path, monkeypatch):
 
 
 def test_what_a_launch_leaves(config, tmp_path, sbatch):
-    """A task started from it runs the copied code with the whole recipe, wherever the installed code has gone."""
+    """A task started from it runs the copied code with the full recipe, even if the installed code has moved."""
     sbatch("Submitted batch job 12")
     run = tmp_path / "run"
     job = Job(config, run, parse(["tasks=2", "time=5"]), main)
@@ -208,7 +208,7 @@ def test_what_a_launch_leaves(config, tmp_path, sbatch):
     )
     arguments = ["train", str(launch / "recipe.yaml"), "--out", str(run), "--trust"]
     assert f"the copy {arguments} 1 2" in done.stdout.splitlines(), done.stderr
-    assert "canonlm: no such text" in done.stdout.splitlines()  # the first task says so, but not in this log
+    assert "canonlm: no such text" in done.stdout.splitlines()  # the first task prints this, in another log
     assert done.returncode == 130
 
 
@@ -229,7 +229,7 @@ def test_without_slurm(config, tmp_path, monkeypatch):
 
 # -- a real SLURM -----------------------------------------------------------------------------------------------------
 
-STEPS = 1000  # enough to be sent away four times
+STEPS = 1000  # enough to be interrupted four times
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ def task_pids(job):
 
 @pytest.mark.slurm
 def test_a_run_that_is_sent_away_ends_as_if_nothing_had_happened(tiny, tmp_path, real_slurm):
-    """Preempted, preempted with a grace time, at its time limit, cancelled; then to the end."""
+    """Preempted, preempted with a grace time, stopped at its time limit, cancelled; then continued to the end."""
     settings = [tiny.yaml(tmp_path / "tiny.yaml", train=TRAIN), f"train.steps={STEPS}"]
     launch(*settings, "--local", "2", "--out", tmp_path / "undisturbed")
     run, stopped_at = tmp_path / "run", []
@@ -296,7 +296,7 @@ def test_a_run_that_is_sent_away_ends_as_if_nothing_had_happened(tiny, tmp_path,
         return re.findall(r"^canonlm: stopped after step (\d+) of \d+; (.*)$", told(), re.MULTILINE)
 
     def send_away(act, times, then):
-        """Wait until it has got further, act, wait until it has saved."""
+        """Wait for progress, act, wait until it has saved."""
         until(lambda: len(rows(run)) > sum(stopped_at[-1:]) + 20, told)
         act()
         until(lambda: len(stopped()) == times, told)
@@ -310,13 +310,13 @@ def test_a_run_that_is_sent_away_ends_as_if_nothing_had_happened(tiny, tmp_path,
 
     number, log = begin()
     send_away(preempt, 1, f"SLURM starts job {number} again if it preempted it")
-    # Whoever saves within the grace time and leaves counts as completed: SLURM would not start it again.
+    # A job that saves and exits within the grace time counts as completed: SLURM would not start it again.
     command("scontrol", "update", "PartitionName=low", "GraceTime=120")
     send_away(preempt, 2, f"job {number} is requeued and will continue")
     command("scontrol", "update", "PartitionName=low", "GraceTime=0")
 
     def come_to_the_limit():
-        """The signal is due 10 s after the start; SLURM looks every 30 s, and its signal wakes those that sleep."""
+        """The signal is due 10 s after the start; SLURM checks every 30 s, and its signal wakes sleeping processes."""
         for pid in task_pids(number):
             os.kill(pid, signal.SIGSTOP)
         command("scontrol", "update", f"JobId={number}", "TimeLimit=5")
@@ -342,7 +342,7 @@ def test_a_run_that_is_sent_away_ends_as_if_nothing_had_happened(tiny, tmp_path,
 
 @pytest.mark.slurm
 def test_an_array_of_workers_shares_a_folder(tiny, tmp_path, real_slurm):
-    """One job of two is preempted: its run is saved and released, and goes on; all end as if nothing had happened."""
+    """One job of two is preempted: its run is saved, released and continued; all end as if nothing had happened."""
     root, steps = tmp_path / "many", 300
     for seed in range(4):
         create_folder(root / f"seed{seed}", tiny(train={**TRAIN, "seed": seed, "steps": steps, "num_threads": 1}))

@@ -11,7 +11,7 @@ from canonlm.train.build import build_model
 from canonlm.train.config import resolve
 from canonlm.train.recipe import merge, read_yaml
 
-# (context, batch, learning rates, seeds, weight decay, loss on), for lines of the paper's table that share them.
+# (context, batch, learning rates, seeds, weight decay, loss on), for lines of the paper's table with equal values.
 DEPO = (2048, 128, (3e-4, 5e-4, 1e-3, 2e-3), 1, 0.03, "answer")
 DEPO1 = {"K": 8, "train_k": None, "M": 10, "name_vocab": 50, "min_name_len": 1, "max_name_len": 2}
 DEPO2 = {
@@ -39,7 +39,7 @@ def capo(batch, *lrs):
     return 512, batch, lrs, 1, 0.01, "all"
 
 
-# One line of the paper's table each: steps (None: all exposures), the above, settings of the task.
+# Each entry is a line of the paper's table: steps (None: all exposures), the above, settings of the task.
 PAPER = {
     "copying": {
         "copying-500": (50_000, (1024, 32, (5e-4, 1e-3, 2e-3, 5e-3), 1, 0.03, "answer"), {"N": 500, "min_items": 500})
@@ -125,7 +125,7 @@ def test_the_paper_presets_are_the_papers(task, difficulty):
 
 
 def test_paper_steps_of_capo():
-    """All exposures, and not a window more: a tenth of the people of the smallest line, 100 times each."""
+    """All exposures, and no more windows: a tenth of the people of the smallest line, 100 times each."""
     preset = load_preset("capo", "paper", "capo-50k")
     run = resolve(merge(preset.run, {"arch": "llama", "task": {"N": 5000}}))
     mean = 77  # tokens of a biography, about
@@ -142,8 +142,8 @@ def every_preset():
         for name in presets():
             difficulties = list(PAPER.get(task, [None])) if name == "paper" else [None]
             for difficulty in difficulties:
-                # Of the lines of capo, which differ in N and batch size alone, the smallest two stand for all; of those
-                # of depo with K = 4 the first.
+                # Capo's lines differ only in N and batch size, so the smallest two stand for all; of Depo's lines with
+                # K = 4, the first one does.
                 long = task == "capo" and difficulty not in (None, "capo-50k", "capo-50k-moe")
                 long = long or (task == "depo" and str(difficulty).endswith("-k4") and difficulty != "depo1-225-k4")
                 yield pytest.param(task, name, difficulty, marks=pytest.mark.slow if long else ())
@@ -162,7 +162,7 @@ def test_every_task_has_every_preset():
 @pytest.mark.usefixtures("short_capo")
 @pytest.mark.parametrize(("task", "name", "difficulty"), EVERY)
 def test_every_preset_plans_and_builds(tmp_path, task, name, difficulty):
-    """With a third of the architectures each, in turns."""
+    """Each preset is tested with a third of the architectures, in turn."""
     preset = load_preset(task, name, difficulty)
     first = [param.values for param in EVERY].index((task, name, difficulty)) % 3
     canon = "canon=AC" if (difficulty or "").endswith("moe") else "canon"  # experts have no site D

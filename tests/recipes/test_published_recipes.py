@@ -1,4 +1,4 @@
-"""The 64 recipes are the release's runs: every setting, every parameter, and the loss they start from."""
+"""The 64 recipes are the release's runs: every setting, every parameter, and the initial loss."""
 
 import csv
 import json
@@ -112,7 +112,7 @@ def test_model(name):
 @pytest.mark.every(5)
 @pytest.mark.parametrize("name", {row["parameters"]: name for name, row in ROWS.items()}.values())
 def test_parameters(name):
-    """One recipe of each size; that the others of it have the same layers is tested above."""
+    """One recipe of each size; the test above shows that others of the size have the same layers."""
     with torch.device("meta"):
         model = build_model(load(find(name)), "meta").module
     assert model.num_parameters() == int(ROWS[name]["parameters"])
@@ -174,5 +174,5 @@ def test_a_path_is_a_path(tmp_path, monkeypatch):
         find("zzz")
     Path("zzz").touch()
     assert find("zzz") == Path("zzz")
-    Path("debug").mkdir()  # a recipe's name means the recipe
+    Path("debug").mkdir()  # a recipe's name refers to the recipe
     assert find("debug").name == "debug.yaml"

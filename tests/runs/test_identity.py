@@ -1,4 +1,4 @@
-"""Which run a configuration is, which runs repeat each other, what their folders are called."""
+"""The identity of a run by its configuration, runs that repeat each other, and the names of their folders."""
 
 import copy
 import json

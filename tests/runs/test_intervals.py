@@ -1,4 +1,4 @@
-"""Intervals against scipy, and against what they promise: to hold the truth in 95 of 100 cases."""
+"""Intervals against scipy, and their coverage: they contain the true value in 95 of 100 cases."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""One owner at a time, however the file operations of several workers interleave, whoever dies, and whoever sleeps."""
+"""One owner at a time, for any interleaving of several workers' file operations, even if workers die or sleep."""
 
 import os
 import random
@@ -16,11 +16,11 @@ SCHEDULES, STRETCHES = 150, 50
 
 
 class Dead(BaseException):
-    """Raised in a worker that is killed, at the file operation that it would do next."""
+    """Raised in a worker that is killed, at its next file operation."""
 
 
 class Workers:
-    """Threads of which one runs at a time, and only up to its next file operation."""
+    """Threads that run one at a time, each up to its next file operation."""
 
     def __init__(self):
         self.waiting, self.scheduler = {}, threading.Semaphore(0)
@@ -59,7 +59,7 @@ class Workers:
 
 
 class Shared:
-    """A run that three workers want: each claims it, gives signs of life, and finishes or releases it."""
+    """A run that three workers want: each claims it, sends heartbeats, and finishes or releases it."""
 
     def __init__(self, folder, rng, monkeypatch):
         self.folder, self.rng, self.now, self.ticks = folder, rng, 0.0, 0
@@ -108,7 +108,7 @@ class Shared:
             self.start(name)
 
     def _finish(self, lease):
-        """Looks and writes at once: what no lease can exclude is a pause between the two."""
+        """Checks and writes at once, because no lease can exclude a pause between the two."""
         if self._holds(lease):
             self.finished.append(lease.id)
 
@@ -126,8 +126,8 @@ class Shared:
 
 
 def test_one_owner_at_a_time(tmp_path):
-    """Any order of file operations; workers are killed and started again; time passes, so that who sleeps for a moment
-    is taken for dead. In the end the one that is left finishes."""
+    """Any order of file operations; workers are killed and started again; time passes, so that a worker that sleeps for
+    a moment is taken for dead. In the end the remaining worker finishes."""
     takeovers = 0
     for seed in range(SCHEDULES):
         rng = random.Random(seed)
@@ -157,7 +157,7 @@ def test_one_owner_at_a_time(tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """`clock.now`, in seconds; and signs of life that differ however quickly they follow one another."""
+    """`clock.now`, in seconds, and heartbeats that differ even if they follow one another quickly."""
     state, utime = SimpleNamespace(now=0.0, ticks=0), os.utime
 
     def touch(file, times=None):
@@ -175,7 +175,7 @@ def claims(folder, clock):
 def test_an_owner_is_taken_for_dead_after_five_intervals_without_a_sign_of_life(tmp_path, clock):
     lease, other = claims(tmp_path, clock).claim("run"), claims(tmp_path, clock)
     for beat in (True, True, False):
-        for _ in range(11):  # the first look begins the count
+        for _ in range(11):  # the first check starts the count
             assert other.claim("run") is None
             clock.now += INTERVAL / 2
         assert lease.held()
@@ -185,7 +185,7 @@ def test_an_owner_is_taken_for_dead_after_five_intervals_without_a_sign_of_life(
     assert taken.held()
     assert not lease.held()
     assert not lease.beat()
-    lease.release()  # not its own any more
+    lease.release()  # it does not own it any more
     assert taken.held()
     taken.release()
     assert list(tmp_path.iterdir()) == []
@@ -201,7 +201,7 @@ def test_a_machine_that_slept_does_not_take_others_for_dead(tmp_path, clock):
 
 
 def test_a_claim_whose_answer_is_lost(tmp_path, clock, monkeypatch):
-    """NFS repeats a request without an answer, and is told that the link is there: it is its own."""
+    """NFS repeats a request without a reply, and then finds that the link exists: its own."""
     link = os.link
 
     def twice(source, target):

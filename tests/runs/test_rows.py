@@ -1,4 +1,4 @@
-"""Rows of `metrics.jsonl`, on their own and of a run that was continued."""
+"""Rows of `metrics.jsonl`, alone and of a continued run."""
 
 import json
 import math
@@ -97,7 +97,7 @@ def test_the_time_of_a_run_survives_its_interruptions(tiny, tmp_path):
 
 
 def test_memory_is_the_most_that_a_process_has_had():
-    """In a process of its own: an earlier test may have had more."""
+    """In a separate process, because an earlier test may have used more."""
     script = (
         "import torch; from canonlm.train.machine import memory_gb as memory; cpu = torch.device('cpu')\n"
         "print(memory(cpu)); ballast = torch.ones(75_000_000); print(memory(cpu)); del ballast; print(memory(cpu))"

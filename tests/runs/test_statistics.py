@@ -1,4 +1,4 @@
-"""Intervals and tests from few seeds: exact values, and how often they are wrong on runs whose law is known."""
+"""Intervals and tests from few seeds: exact values, and error rates on runs with known distributions."""
 
 import importlib.util
 import itertools
@@ -49,7 +49,7 @@ def test_gaffkes_bound_is_an_interval_around_the_mean_and_mirrors(values):
 
 
 def by_brute_force(ours, theirs):
-    """Of all ways to choose which runs are ours, the share with means as far apart."""
+    """The share of all relabellings of the runs whose means are at least as far apart."""
     runs, count = [*ours, *theirs], len(ours)
     gap = abs(np.mean(ours) - np.mean(theirs))
     gaps = []
@@ -75,7 +75,7 @@ def test_the_smallest_p(seeds, smallest):
 
 
 def test_max_t_looks_at_all_slices_at_once():
-    """By brute force: of all labellings, the share whose largest T reaches the slice's."""
+    """By brute force: the share of all labellings whose largest T reaches the slice's."""
     rng = np.random.default_rng(3)
     ours, theirs = rng.random((3, 4)), rng.random((3, 4)) - np.array([[0.8], [0.3], [0.0]])
     together = np.concatenate([ours, theirs], axis=1)
@@ -130,7 +130,7 @@ def test_floored_variance_of_equal_seeds():
     "name", ["gaussian, sd 3", "bimodal 0.5, slices apart", "bimodal 0.5, slices together", "U-shaped", "tied at 1"]
 )
 def test_false_wins_are_rare(name, seeds):
-    """Of 150 pages: at a rate of 0.05 more than 14 come by luck once in 100 times."""
+    """Of 150 pages, more than 14 are false by chance once in 100 times at a rate of 0.05."""
     distribution = simulated.SAME[name]
     assert simulated.false_wins(distribution, distribution, seeds, 1, 150, np.random.default_rng(1)) <= 14 / 150
 

@@ -1,6 +1,6 @@
-"""Reads Babilong's stories from their English and answers questions about them; shares no code with the simulator.
+"""Reads Babilong's stories in English and answers questions about them; shares no code with the simulator.
 
-Sentences that are not about the world are passed over, as a person would.
+Sentences that are not about the world are skipped, as a person would.
 """
 
 import re
@@ -16,7 +16,7 @@ PLAIN = {
 
 
 def parse(sentences):
-    """[(kind, words, …)] of those that are understood."""
+    """[(kind, words, …)] of the sentences that are understood."""
     collected = []
     for sentence in sentences:
         matches = [(kind, *match.groups()) for kind, form in PLAIN.items() if (match := form.fullmatch(sentence))]
@@ -30,7 +30,7 @@ def split(text):
 
 
 def answers(sentences, question):
-    """The set of right answers; what cannot be known is not in it."""
+    """The set of right answers, empty if the answer cannot be known."""
     events = parse(sentences)
     for form, rule in QUESTIONS.items():
         if match := re.fullmatch(form, question):
@@ -39,12 +39,12 @@ def answers(sentences, question):
 
 
 def _person(events, who, time):
-    """Where somebody is after `time` events."""
+    """The place of a person after `time` events."""
     return next((event[2] for event in reversed(events[:time]) if event[:2] == ("move", who)), None)
 
 
 def _thing(events, thing, time):
-    """Where something is after `time` events: with whom it is, or where it was put down."""
+    """The place of a thing after `time` events: where its carrier is, or where it was put down."""
     for when in range(time - 1, -1, -1):
         kind, *words = events[when]
         if kind in ("take", "give") and words[1] == thing:
@@ -64,7 +64,7 @@ def _thing_before(events, thing, place):
 
 
 def _beyond(events, side, place):
-    """All that lies on that side of a place, step by step."""
+    """All places on that side of a place, step by step."""
     opposite = {"north": "south", "south": "north", "east": "west", "west": "east"}
     steps = defaultdict(set)
     for _, one, location, other in events:
@@ -110,7 +110,7 @@ FORMS = {
 
 
 def could_have_happened(sentences):
-    """Does everybody do only what is possible where he or she is? Asserts that every sentence is understood."""
+    """Whether every action is possible at its place. Asserts that every sentence is understood."""
     events = parse(sentences)
     assert len(events) == len(sentences)
     at, holder, lies = {}, {}, {}

@@ -1,4 +1,4 @@
-"""Prompts: what is asked, how long they are, where facts come from, and what a reader and a guesser score."""
+"""Prompts: their questions, their length, the source of their facts, and the scores of a reader and of guessing."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from canonlm.suites.babilong.prompts import EXAMPLES, INSTRUCTIONS, question_of
 from canonlm.suites.babilong.world import LABELS, OBJECTS, PEOPLE, PLACES, TASKS
 from canonlm.suites.questions import scores
 
-# What the public dataset's answers and people are.
+# The answers and people of the public dataset.
 THEIR_PLACES = {"bathroom", "bedroom", "garden", "hallway", "kitchen", "office"}
 THEIRS = THEIR_PLACES | {"john", "mary", "sandra", "daniel", "fred", "bill", "jeff", "apple", "milk", "football"}
 
@@ -34,13 +34,13 @@ def in_bytes(text):
 
 
 def with_beginning(text):
-    """As a tokenizer that takes some tokens more for the first word of a text than for that word inside one."""
+    """Like a tokenizer that needs more tokens for a word at the start of a text than inside one."""
     return len(text.split()) + 3
 
 
 @pytest.fixture(scope="module")
 def in_pieces():
-    """Byte-level BPE as GPT-2's: a blank is part of the word after it."""
+    """Byte-level BPE like GPT-2's: a space is part of the word after it."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -59,7 +59,7 @@ def prompt_of(task, length):
 
 
 def read(prompt):
-    """(instruction, examples, sentences, question): a prompt taken apart."""
+    """(instruction, examples, sentences, question) of a prompt."""
     instruction, *blocks = prompt.split("\n\n")
     form = re.compile(r"<context>\n(.*)\n</context>\nQuestion: (.*)\nAnswer:(?: (.*))?")
     *examples, (text, question, nothing) = [form.fullmatch(block).groups() for block in blocks]
@@ -73,7 +73,7 @@ def told(prompt):
 
 
 def reader(prompts):
-    """Knows the world and reads everything."""
+    """A reader that knows the rules of the world and reads everything."""
     for index, prompt in enumerate(prompts):
         _, examples, sentences, question = read(prompt)
         (answer,) = answers(sentences, question)
@@ -202,7 +202,7 @@ def test_a_text_that_is_too_short_is_refused(tmp_path):
         ask("qa1", 1000, text=str(tmp_path / "none"))
 
 
-# -- what is the same -------------------------------------------------------------------------------------------------
+# -- what does not change ---------------------------------------------------------------------------------------------
 
 
 @every_task
@@ -260,7 +260,7 @@ def test_slices_say_where_the_last_needed_fact_is():
         sentences = read(questions[index].prompt)[2]
         after = len(story.facts) - 1 - story.support[-1]
         assert row["slice"]["later"] == min(after, 4)
-        # counted from the end, where one sentence may be told twice: so many facts are not yet passed
+        # by its number among the facts, as the same sentence may occur twice
         where = [place for place, sentence in enumerate(sentences) if parse([sentence])][story.support[-1]]
         assert row["slice"]["quarter"] == 1 + (where * 2 + 1) * 4 // (len(sentences) * 2)
     assert {row["slice"]["quarter"] for row in rows} == {1, 2, 3, 4}
@@ -363,7 +363,7 @@ def test_a_local_copy(name, tmp_path):
     assert questions[0].slice == {}
     assert questions.grade(questions[1], " in the office")["correct"]
     assert not questions.grade(questions[1], " in the office or the kitchen")["correct"]
-    assert questions.grade(questions[1], " in the office or the bathroom")["correct"]  # that is no label of these rows
+    assert questions.grade(questions[1], " in the office or the bathroom")["correct"]  # not a label of these rows
 
 
 def test_shards_of_a_local_copy_follow_each_other(tmp_path):
@@ -438,7 +438,7 @@ def test_what_cannot_be_read_is_said(write, message, tmp_path):
 def test_a_hub_out_of_reach(monkeypatch):
     datasets = pytest.importorskip("datasets")
 
-    def fail(*args, **more):  # word for word what it does without a network
+    def fail(*args, **more):  # its exact behaviour without a network
         raise ConnectionError(f"Couldn't reach '{HUB}' on the Hub (LocalEntryNotFoundError)")
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
@@ -453,7 +453,7 @@ def test_a_hub_out_of_reach(monkeypatch):
 
 
 def test_what_the_message_says_to_do_helps(monkeypatch, tmp_path):
-    """The file that it makes is one that is read."""
+    """The command in the message makes a file that can be read."""
     datasets = pytest.importorskip("datasets")
     there = datasets.Dataset.from_list(ROWS)
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: there)

@@ -1,4 +1,4 @@
-"""When an answer in free words counts as right."""
+"""When a free-form answer counts as right."""
 
 import re
 
@@ -90,7 +90,7 @@ def test_labels_of_several_words_and_of_signs():
     question_words=st.lists(labels, max_size=2),
 )
 def test_it_is_the_rule(words, answer, question_words):
-    """Written again, word by word."""
+    """Against a second implementation, word by word."""
     left = words[: next((i for i, word in enumerate(words) if word in (".", "<context>")), len(words))]
     named = {word.lower() for word in left if word.lower() in PLACES} - set(question_words)
     question = f"Where was it before the {' or the '.join(question_words)}?"

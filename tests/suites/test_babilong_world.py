@@ -1,4 +1,4 @@
-"""The simulator's stories, read again from their English by somebody else."""
+"""The simulator's stories, read in English by an independent reader."""
 
 import hashlib
 import re
@@ -115,7 +115,7 @@ def test_stories_of_other_keys_are_others():
 
 
 def test_stories_stay_what_they_are():
-    """On another machine, in another year: published scores depend on it."""
+    """Published scores depend on it, on any machine, in any year."""
     first = [story("test", 0, task, index) for task in TASKS for index in range(100)]
     text = "\n".join(" ".join([*each.facts, each.question, each.answer, str(each.support)]) for each in first)
     assert (

@@ -1,4 +1,4 @@
-"""Backgrounds: what the generator never says, where a text file starts and ends, how far either is read."""
+"""Backgrounds: words that the generator never uses, the start and end of a text file, the length of both."""
 
 import re
 from collections import Counter
@@ -147,7 +147,7 @@ def test_without_a_name_it_is_the_generator(text):
     assert isinstance(open_background(str(text("Hm."))), TextFile)
 
 
-# -- how far ----------------------------------------------------------------------------------------------------------
+# -- length -----------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)

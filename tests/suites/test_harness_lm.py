@@ -1,5 +1,5 @@
-"""A model of ours in the lm-evaluation-harness scores and writes as the harness's own class does with a Llama of
-transformers; and what that class computes is what the definition says."""
+"""A model of ours in the lm-evaluation-harness scores and generates as the harness's own class does with a Llama of
+transformers, and that class computes what the definition says."""
 
 import json
 import math
@@ -74,7 +74,7 @@ def llama(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(llama):
-    """What the harness's own class says, a request at a time: by whether there is a BOS token."""
+    """The results of the harness's own class, a request at a time, with and without a BOS token."""
 
     def said(bos):
         lm = HFLM(llama, device="cpu", dtype="float32", add_bos_token=bos, batch_size=1)
@@ -85,8 +85,8 @@ def reference(llama):
 
 @pytest.fixture(scope="module")
 def converted(llama, tmp_path_factory):
-    """The saved Llama's files, read as our decoder and saved as such: its tensors under the published format's names,
-    which are the same, and its configuration in that format."""
+    """The saved Llama's files, loaded as our decoder and saved as such: tensors under the published format's names,
+    which are the same, and the configuration in that format."""
     config = json.loads(Path(llama, "config.json").read_text())
     assert (config["model_type"], config["architectures"]) == ("llama", ["LlamaForCausalLM"])
     published, ours = (tmp_path_factory.mktemp(name) for name in ("published", "ours"))
@@ -118,13 +118,13 @@ def test_scores_and_writes_as_the_harness_does_with_a_llama_of_transformers(open
     for pair, (mine, greedy), (theirs, theirs_greedy) in zip(PAIRS, scores(lm), reference[bos]["scores"], strict=True):
         assert mine == pytest.approx(theirs, abs=1e-4), pair
         assert greedy == theirs_greedy, pair
-    # Their BOS token comes twice in a text whose perplexity is asked, and is scored: see the next test but one.
+    # In a text for perplexity, their BOS token occurs twice and is scored: see the test after the next.
     assert rolling(lm) == pytest.approx(reference[False]["rolling"], abs=1e-4)
     assert written(lm) == reference[bos]["written"]
 
 
 def test_requests_tell_settings_apart(reference):
-    """Otherwise the comparison above would prove less."""
+    """Otherwise the comparison above would show less."""
     without, with_bos = ([score for score, _ in reference[bos]["scores"]] for bos in (False, True))
     cut = [pair for pair in PAIRS if len(make_tokenizer().encode("".join(pair))) > CONTEXT + 1]
     assert len(cut) == 3
@@ -135,7 +135,7 @@ def test_requests_tell_settings_apart(reference):
 
 
 def by_hand(model, ids, first):
-    """In float64: the log-likelihood of ids[first:] after those before, which the model reads all of."""
+    """The log-likelihood of ids[first:] given all tokens before, in float64."""
     with torch.no_grad():
         laws = model.double()(torch.tensor([ids])).logits[0].log_softmax(-1)
     return sum(laws[place - 1, ids[place]].item() for place in range(first, len(ids)))
@@ -168,7 +168,7 @@ def test_a_text_is_scored_token_by_token_after_one_bos(bos):
 
 
 def test_the_harness_itself_scores_a_second_bos(llama):
-    """Why, with BOS, perplexities differ from the harness's own class: it predicts one BOS token from another."""
+    """With BOS, perplexities differ from the harness's own class because it predicts one BOS token from another."""
     theirs = HFLM(llama, device="cpu", dtype="float32", add_bos_token=True, batch_size=1)
     [score] = rolling(theirs, [SENTENCES[1]])
     ids = make_tokenizer().encode(SENTENCES[1])
@@ -181,7 +181,7 @@ def test_a_long_text_is_scored_in_windows_that_share_one_token():
     total, start = 0.0, 1
     while start < len(ids):
         end = min(start + CONTEXT, len(ids))
-        begin = max(0, end - 1 - CONTEXT)  # the last window reads as much as any, and scores what is left
+        begin = max(0, end - 1 - CONTEXT)  # the last window reads as much as others, and scores the rest
         total += by_hand(model, ids[begin:end], start - begin)
         start = end
     [score] = rolling(CanonLM(subject("llama"), batch_size=7), [text])
@@ -191,7 +191,7 @@ def test_a_long_text_is_scored_in_windows_that_share_one_token():
 
 @pytest.mark.parametrize("arch", ["gla5", "gdn2", "mamba2", "llama+canon", "mamba2+canon"])
 def test_batches_change_nothing(arch):
-    """Padding on the right of texts that are scored, on the left of those that are continued."""
+    """Scored texts are padded on the right, continued ones on the left."""
     opened = subject(arch, torch.float64)
     one, seven = (CanonLM(opened, bos=True, batch_size=size) for size in (1, 7))
     for (alone, greedy), (together, greedy_together) in zip(scores(one), scores(seven), strict=True):
@@ -205,7 +205,7 @@ def test_batches_change_nothing(arch):
 
 @pytest.mark.parametrize("batch_size", [1, "auto"])
 def test_answers_that_end_alike_and_begin_apart(llama, batch_size):
-    """The harness's own class reads the scores of one off the positions of the other."""
+    """The harness's own class takes the scores of one from the positions of the other."""
     context, words = "The ferry leaves the", [" harbour", " before", " seven"]
     pairs = [(context + "".join(words[:cut]), "".join(words[cut:])) for cut in range(3)]
     requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
@@ -275,7 +275,7 @@ def test_texts_that_lost_their_beginning_are_counted():
 
 
 def greedily(model, ids, most):
-    """Token by token, without a cache: the whole text is read each time."""
+    """Generate token by token without a cache, reading the whole text each time."""
     ids, written = list(ids), []
     for _ in range(most):
         with torch.no_grad():
@@ -306,7 +306,7 @@ def test_prompts_are_read_whole_beyond_the_context(arch, beyond, whole, bos, bat
     assert [a == b for a, b in zip(cut, uncut, strict=True)] == [False, True, False]
     assert texts == (uncut if whole else cut)
     assert lm.cut == (0 if whole else 2)
-    # What is scored is cut all the same, as the answer would be a different one in windows of another length.
+    # Scored texts are still cut, as the answer would depend on the length of the windows.
     assert lm.max_length == CONTEXT
     assert scores(lm) == scores(CanonLM(opened, bos=bos, batch_size=batch_size))
     assert lm.cut == (0 if whole else 2) + 3
@@ -336,7 +336,7 @@ def test_half_precision_is_scored_in_full():
     exact = [score for score, _ in scores(CanonLM(subject("llama", torch.float64)))]
     rough = [score for score, _ in scores(lm)]
     assert lm.softmax_dtype == torch.float32
-    # A score that was rounded to bfloat16 has eight significant bits; sums of such are seen by their trailing zeros.
+    # A score rounded to bfloat16 has eight significant bits, so sums of such scores have trailing zeros.
     assert any(math.frexp(score)[0] * 2**16 % 1 for score in rough)
     assert rough == pytest.approx(exact, rel=0.1)
 

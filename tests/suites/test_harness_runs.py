@@ -1,5 +1,5 @@
-"""Tasks of the lm-evaluation-harness from beginning to end, without a network: real tasks' definitions on small local
-data; our groups, our suites and our command line in it."""
+"""Tasks of the lm-evaluation-harness end to end, without a network: definitions of real tasks on small local data; our
+groups, suites and command line in it."""
 
 import json
 import math
@@ -91,7 +91,7 @@ def subjects(llama):
 
 
 def first_words(subject):
-    """What a model answers to the first two questions, in the harness's format of TriviaQA."""
+    """A model's answers to the first two questions, in the harness's format of TriviaQA."""
     stop = {"until": ["\n", ".", ","], "max_gen_toks": 20}
     prompts = [f"Question: {question}?\nAnswer:" for question in QUESTIONS[:2]]
     requests = [Instance("generate_until", {}, (prompt, stop), i) for i, prompt in enumerate(prompts)]
@@ -129,7 +129,7 @@ def include(tmp_path_factory, subjects):
 
 @pytest.fixture
 def _local_tasks_only(monkeypatch):
-    """Reading the harness's thousands of files takes seconds; once in this module is enough."""
+    """Reading the harness's thousands of files takes seconds, so it is done once in this module."""
     TaskManager = lm_eval.tasks.TaskManager
     monkeypatch.setattr(
         lm_eval.tasks, "TaskManager", lambda **settings: TaskManager(include_defaults=False, **settings)
@@ -192,7 +192,7 @@ def wikitext_by_hand(lm):
 
 
 def jackknife(texts):
-    """The standard error of a perplexity over texts, in another way."""
+    """The standard error of a perplexity over texts, computed in another way."""
     n = len(texts)
     left_out = [texts[:i] + texts[i + 1 :] for i in range(n)]
     values = [math.exp(-sum(x for x, _ in some) / sum(w for _, w in some)) for some in left_out]
@@ -200,7 +200,7 @@ def jackknife(texts):
 
 
 def test_a_standard_error_of_perplexity_covers_what_it_should():
-    """Of texts whose log-likelihoods are drawn: the spread over draws is what the formula says of one."""
+    """For random log-likelihoods, the spread over draws is the standard error that the formula gives for one."""
     generator = torch.Generator().manual_seed(0)
     words = torch.randint(20, 200, (60,), generator=generator).double()
 
@@ -253,7 +253,7 @@ def test_what_is_too_long_for_the_model_is_said_once(subjects, include, caplog):
         "local_piqa: 10 texts of more than 48 tokens lost their beginning",
         "local_trivia: 4 texts of more than 48 tokens lost their beginning",
     ]
-    # Prompts that are continued are read whole where that is asked for, or nothing limits the model.
+    # Prompts are read whole if that is requested, or if the model has no limit.
     for which, beyond in (("a Llama of transformers", True), ("a random model of ours", False)):
         result = run_harness(subjects[which], settings, beyond=beyond)
         assert ["cut" in by_measure(scores) for scores in result.values()] == [True, False]
@@ -417,7 +417,7 @@ def test_the_unit_of_a_measure_is_told_by_its_name():
 
     assert told("a", acc=0.0, mcc=0.5, bleu=0.9, word_perplexity=0.7, **{"512": 1.0, "2048": -1}) == {
         **{"acc": True, "mcc": False, "bleu": False, "word_perplexity": False},
-        "512": True,  # and of a length that was not asked nothing
+        "512": True,  # a length without questions has no score
     }
     assert told("squadv2", exact=0.8, f1=61.0) == {"exact": False, "f1": False}
 
@@ -548,7 +548,7 @@ def test_a_self_contained_folder_runs_in_the_stock_harness(arch, include, tmp_pa
     )
     assert done.returncode == 0, done.stderr
     theirs = saved_results(tmp_path / "out")
-    # There the tokenizer decides: ours adds a BOS token. And prompts of recurrent models are cut as others are.
+    # In the stock harness the tokenizer adds the BOS token, and prompts of recurrent models are cut like others.
     subject = Subject(model, make_tokenizer(), {"source": arch})
     settings = HarnessSettings(tasks=["local_piqa", "local_trivia"], include=include, max_length=CONTEXT)
     for name, scores in run_harness(subject, settings, bos=True).items():

@@ -50,7 +50,7 @@ def manager():
 
 @pytest.fixture
 def _local_tasks_only(monkeypatch):
-    """Reading the harness's thousands of files takes seconds; once in this module is enough."""
+    """Reading the harness's thousands of files takes seconds, so it is done once in this module."""
     TaskManager = lm_eval.tasks.TaskManager
     monkeypatch.setattr(
         lm_eval.tasks, "TaskManager", lambda **settings: TaskManager(include_defaults=False, **settings)
@@ -94,7 +94,7 @@ def test_our_suites_have_a_task_for_each_published_setting(manager):
     for name, settings in names.items():
         config = manager.task_index[name].cfg["metadata"]
         assert {key: getattr(settings, key) for key in config} == config
-        # What a task's YAML leaves unsaid is the suite's default, not what was published.
+        # A setting that a task's YAML omits is the suite's default, not the published value.
         mine = type(settings)(**config)
         unsaid = {"published": False} if "hop" in name else {"facts": "simulator", "text": None, "n": 500}
         assert mine.model_dump() == {**settings.model_dump(), **unsaid}
@@ -105,7 +105,7 @@ def test_every_yaml_of_ours_is_found(manager):
 
 
 class Oracle(LM):
-    """Knows the answers to some prompts, and says nothing to others."""
+    """Knows the answers to some prompts, and gives empty answers to others."""
 
     tokenizer_name = "oracle"
 

@@ -1,4 +1,4 @@
-"""Birth-year multi-hop: what is told and asked, checked by readers who see nothing but the prompt."""
+"""Birth-year multi-hop: facts and questions, checked by readers who see only the prompt."""
 
 import random
 import re
@@ -33,7 +33,7 @@ def suite(tokens=word_count, split="test", **settings):
 
 
 def oracle(prompt):
-    """Reads the text, follows the names."""
+    """Reads the text and follows the names."""
     stated = {name: year or other for name, year, other in TOLD.findall(prompt)}
     answer = ASKED.search(prompt)[1]
     while not answer.isdigit():
@@ -50,7 +50,7 @@ def facts(prompt):
 
 
 def sentences(prompt):
-    """Of the text: between the tags, or before the blank line."""
+    """The sentences of the text, which is between the tags, or before the blank line."""
     matches = re.search(r"<context>\n(.*)\n</context>", prompt)
     text = matches[1] if matches else prompt.partition("\n\n")[0]
     assert "\n" not in text
@@ -79,7 +79,7 @@ def name_of(settings):
 every_setting = pytest.mark.parametrize("settings", SETTINGS, ids=name_of)
 
 
-# -- what is told and asked -------------------------------------------------------------------------------------------
+# -- facts and questions ----------------------------------------------------------------------------------------------
 
 
 @every_setting
@@ -275,7 +275,7 @@ def test_questions_are_functions_of_seed_split_and_index():
 
 
 def test_a_question_stays_what_it_was():
-    """Numbers that were published with a seed can be made again, also with another Python."""
+    """Numbers published with a seed can be reproduced, even with another Python."""
     question = suite(k=2, people=2, background=8)[0]
     assert sentences(question.prompt) == PINNED
     assert ASKED.search(question.prompt)[1] == "Milivan Wyneny Vanaker"
@@ -333,7 +333,7 @@ def test_grades_agree_with_reading_letter_by_letter(answer_text, answer):
 
 
 def test_scores_are_told_by_measure_and_position():
-    """Of a reader who remembers the last year only."""
+    """The scores of a reader who remembers only the last year."""
     questions = suite(k=1, people=4, n=400)
     rows = [{"slice": q.slice, "right": questions.grade(q, f" {years(q.prompt)[-1]}")} for q in questions]
     result = {(score.measure, *score.slice.items()): score for score in scores(rows, questions.measures)}

@@ -1,4 +1,4 @@
-"""`open_model`: a model from wherever it is, computing what it computed there; one line where there is none."""
+"""`open_model`: a model from any source computes the same as there; a one-line error if there is none."""
 
 import json
 import shutil
@@ -51,7 +51,7 @@ def logits_of(model):
 
 
 def save_run(folder, raw, steps):
-    """A run with checkpoints; their logits by step."""
+    """Save a run with checkpoints; returns their logits by step."""
     folder.mkdir(parents=True)
     run = resolve(raw)
     write_text(folder / "config.yaml", run.to_yaml())
@@ -69,7 +69,7 @@ def save_run(folder, raw, steps):
 
 
 def note_text(run, folder):
-    """As a run on the text in `folder` notes it."""
+    """Write the files in which a run on the text in `folder` records it."""
     write_json(folder / "index.json", {})
     sha256 = Stamp.of(folder / "index.json").sha256
     write_json(run / "data.json", {"text.sources.plain.path": {"folder": str(folder), "sha256": sha256}})
@@ -77,7 +77,7 @@ def note_text(run, folder):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Models of every kind in one folder; the logits that each should give."""
+    """Models of every kind in one folder, and the expected logits of each."""
     folder = tmp_path_factory.mktemp("models")
     (folder / "text").mkdir()
     load("bytes").tokenizer.save(str(folder / "text" / "tokenizer.json"))
@@ -241,7 +241,7 @@ def test_a_tokenizer_that_is_asked_for(place, requested):
 
 
 def test_a_published_checkpoint_with_a_tokenizer(place, tmp_path):
-    """The library knows nothing of the release's model type, and asks it before it reads a tokenizer.json."""
+    """The library does not know the release's model type, but checks it before it reads a tokenizer.json."""
     shutil.copytree(place[0] / "hf" / "GDN2-tiny", tmp_path / "release")
     shutil.copy(place[0] / "text" / "tokenizer.json", tmp_path / "release")
     subject = open_model(str(tmp_path / "release"))
@@ -274,7 +274,7 @@ def test_a_fingerprint_tells_models_apart(place):
 
 @pytest.fixture
 def hub(place, monkeypatch, tmp_path):
-    """The Hub, as far as it was downloaded; nothing else can be reached."""
+    """The downloaded part of the Hub; nothing else can be reached."""
     cache = tmp_path / "cache"
     for name in ("llama", "hf", "lingua"):
         repository = cache / f"models--someone--{name}"
@@ -304,7 +304,7 @@ NO_MODEL = (
 
 
 def mistakes(directory):
-    """What is asked for, and how the answer begins."""
+    """Arguments, and the beginning of the error."""
     (directory / "empty").mkdir()
     (directory / "notes").mkdir()
     (directory / "notes" / "todo.txt").write_text("")

@@ -1,4 +1,4 @@
-"""A saved model and its task: as trained, at another difficulty, beyond the length of training."""
+"""A saved model on its task: as trained, at another difficulty, beyond the length of training."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ RUN = {
 
 
 def oracle(knows, task, right):
-    """A model that follows the ring of the instance it is in; `right(position)` says whether it tells what it found."""
+    """A model that follows the ring of its instance; `right(position)`: whether it gives the right answer there."""
     vocab = task.vocab
 
     def distribution(row):
@@ -47,7 +47,7 @@ def oracle(knows, task, right):
 
 
 def _walk(task, tokens):
-    """The answer, read off the edges and the last question: names are tokens up to one with a dot."""
+    """The answer, from the edges and the last question: names are tokens up to one with a dot."""
     names, current, hops = [], [], 0
     for token in task.vocab.text(tokens).split()[1:]:
         if token.startswith("q"):
@@ -108,7 +108,7 @@ def test_more_windows_hold_more_answers(run, knows):
     whole = WindowEval(WindowStream(task, "test", 0, 80, "answer", False), 8, 4).run(wrap(model), torch.device("cpu"))
     inside = sum(row["total"] for row in whole["slices"])
     assert 0 < counts[160, 80] < counts[160, 0] < counts[240, 0]
-    assert counts[160, 0] - counts[160, 80] >= inside  # those cut by the end of the short window are complete here
+    assert counts[160, 0] - counts[160, 80] >= inside  # those that the short window's end cuts are complete here
 
 
 def test_another_difficulty_with_the_same_tokens(run, knows):
@@ -122,7 +122,7 @@ def test_another_difficulty_with_the_same_tokens(run, knows):
 
 
 def test_as_in_training(run):
-    """The run's own last evaluation, made again by the command."""
+    """The run's last evaluation, repeated by the command."""
     import json
 
     assert main(["eval", str(run), "--suite", "playground", "n=8"]) == 0
@@ -169,7 +169,7 @@ def test_tasks_without_windows_have_one_length(tmp_path, knows):
 
 
 def test_the_headline_of_sentences_is_what_is_written_from_the_start(tmp_path, knows):
-    """A model that knows one sentence by heart writes it, and goes on with it after the beginning of any other."""
+    """A model that has memorized one sentence writes it, and continues any other sentence with it."""
     lano = tasks.get("lano", grammar="small")
     by_heart = [*lano.sample("train", 0, 0).tokens[1:].tolist(), 0]
 

@@ -1,4 +1,4 @@
-"""The probe finds what is there, and nothing where nothing is."""
+"""The probe finds information that is in the states, and none in noise."""
 
 import zlib
 from types import SimpleNamespace
@@ -40,7 +40,7 @@ class States(nn.Module):
 
 
 def everything(tree):
-    """Which symbol stands above the token on every level, and whether it ends, mixed by a fixed rotation."""
+    """The symbol above the token on every level, and whether it ends there, mixed by a fixed rotation."""
     columns = [nn.functional.one_hot(torch.from_numpy(tree.labels[:, level]).long(), 4) for level in range(3)]
     known = torch.cat([*columns, torch.from_numpy(tree.boundaries)], 1).float()
     return known @ torch.linalg.qr(torch.randn(15, 15, generator=torch.Generator().manual_seed(0)))[0]

@@ -1,4 +1,4 @@
-"""What `canonlm eval` keeps: answers one by one, entries whole, nothing asked twice, nothing of another model."""
+"""What `canonlm eval` stores: single answers, complete entries, no question twice, nothing of another model."""
 
 import json
 
@@ -29,7 +29,7 @@ class Sums:
 
 
 class Calculator:
-    """Right on even questions, silent on odd ones; longest prompts first, as a batch writer does."""
+    """Right on even questions, empty answers to odd ones; longest prompts first, as a batch writer does."""
 
     def __init__(self, dies_after=None):
         self.questions, self.dies_after = [], dies_after
@@ -103,7 +103,7 @@ def test_entries(tmp_path):
 
 @pytest.mark.parametrize("other", [{"fingerprint": "f2"}, {"tokenizer": "t2"}])
 def test_answers_of_another_model_are_never_taken(tmp_path, other):
-    """Not even of one that was stopped before it had a result."""
+    """Not even of a model whose evaluation was stopped before it had a result."""
     with pytest.raises(KeyboardInterrupt):
         Results(tmp_path, ABOUT).ask("sums", Sums(), {}, Calculator(dies_after=4))
     calculator = Calculator()
@@ -133,7 +133,7 @@ def test_what_a_model_writes_may_be_anything(tmp_path):
 
 
 def test_two_at_once(tmp_path):
-    """They do not ask the same, and neither loses what the other found."""
+    """They ask different questions, and neither loses the other's answers."""
     first, second = Results(tmp_path, ABOUT), Results(tmp_path, ABOUT)
 
     def write(prompts, max_new_tokens, stop):

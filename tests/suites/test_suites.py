@@ -1,4 +1,4 @@
-"""From `key=value` to settings; what a suite keeps when it is stopped, and when it is asked again."""
+"""From `key=value` to settings; what a suite stores when it is stopped, and when it runs again."""
 
 import json
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_one_file_of_results(subject, tmp_path):
 
 
 def test_what_was_asked_before_a_mistake_is_kept(subject, tmp_path):
-    planned = plan("multihop", ["background=[0,2000]", "people=2", "n=2"])  # of 1,024 tokens that fit
+    planned = plan("multihop", ["background=[0,2000]", "people=2", "n=2"])  # the context is 1,024 tokens
     with pytest.raises(ValueError, match=r"1hop-2k: prompt 0: .* tokens.* context of 1,024"):
         run("multihop", planned, subject, PromptOptions(), tmp_path, Log())
     assert [entry["name"] for entry in json.loads((tmp_path / "results.json").read_text())["results"]] == ["1hop-0k"]
@@ -106,7 +106,7 @@ def test_what_was_asked_before_a_mistake_is_kept(subject, tmp_path):
 
 
 def test_an_oracle_is_right(subject, tmp_path, monkeypatch):
-    """The scores in the file are those of the answers that were written."""
+    """The scores in the file are those of the stored answers."""
 
     class Oracle:
         tokens, not_finite = staticmethod(len), ()

@@ -1,4 +1,4 @@
-"""What models write, in batches: equal to the plain loop that runs everything again for every token."""
+"""Generation in batches equals a plain loop with a full forward pass for every token."""
 
 import random
 from string import ascii_lowercase
@@ -39,7 +39,7 @@ MOST = 10
 
 
 def lively(model):
-    """Weights large enough that no choice is a coin flip, in double precision."""
+    """Weights large enough that every choice is clear, in double precision."""
     model = model.double().eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -70,7 +70,7 @@ def plain():
 
 @pytest.fixture(scope="module")
 def letters():
-    """A letter is a token."""
+    """A tokenizer with one token per letter."""
     inner = Tokenizer(models.WordLevel({**{x: i for i, x in enumerate(LETTERS)}, "<eos>": EOS, "<bos>": BOS}))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     inner.decoder = decoders.Fuse()
@@ -88,7 +88,7 @@ def ids_of(text):
 
 
 def loop(model, ids, most=MOST):
-    """The truth: what is written after `ids`, one prompt, nothing cached, nothing padded."""
+    """The reference: the continuation of `ids` as a single prompt, without a cache or padding."""
     written = []
     while len(written) < most:
         with torch.no_grad():
@@ -118,7 +118,7 @@ def test_batches_write_what_the_loop_writes(model, letters):
 
 @pytest.mark.every(4)
 def test_rows_that_end_early_disturb_no_others(model, letters):
-    """Rows stop at different places: at a stop string, which lies across tokens, or at the end token."""
+    """Rows stop at different places: at a stop string, which spans tokens, or at the end token."""
     requested = prompts(8)
     texts = [as_text(loop(model, ids_of(prompt))) for prompt in requested]
     stop = [texts[index][index + 1 : index + 3] for index in (0, 3, 6)] + [""]  # an empty one means nothing
@@ -130,7 +130,7 @@ def test_rows_that_end_early_disturb_no_others(model, letters):
 
 
 def ending(model, at):
-    """The model with the weights of another letter on the end token, so that it says that one sooner."""
+    """The model with another letter's weights on the end token, so that it ends sooner."""
     model = build("llama+canon")
     text = loop(model, ids_of("abc"), 8)
     with torch.no_grad():
@@ -193,7 +193,7 @@ def test_the_models_own_settings_are_not_ours(plain, letters):
 
 
 def writes(text, prompt="?"):
-    """The law of a model of bytes that writes `text` and then the end token, once the prompt is over."""
+    """The distribution of a byte model that writes `text` and then the end token after the prompt."""
     data = [*text.encode(), 257]
 
     def probabilities(tokens):
@@ -233,7 +233,7 @@ def test_stop_strings(knows, bytes_tokenizer, stop, expected):
     pieces = []
     writer.stream("?", 60, pieces.append, stop)
     assert "".join(pieces) == expected
-    assert not any("\ufffd" in piece for piece in pieces)  # a letter is shown once it is whole
+    assert not any("\ufffd" in piece for piece in pieces)  # a letter is shown once it is complete
     if expected == SAID:
         assert len(pieces) > 10
 
@@ -247,7 +247,7 @@ def test_a_stop_string_saves_steps(knows, bytes_tokenizer, monkeypatch):
 
 
 def test_a_special_token_as_stop_string(knows, bytes_tokenizer):
-    """Tokens that are left out of the text end it all the same when they are named."""
+    """Tokens that are left out of the text still end it if they are stop strings."""
 
     def probabilities(tokens):
         scores = torch.zeros(len(tokens), 258)
@@ -267,7 +267,7 @@ def test_what_cut_characters_are_shown_as(knows, bytes_tokenizer):
 
 
 def test_a_space_that_begins_the_text_is_kept(plain):
-    """Sentencepiece tokenizers drop it from what they decode alone."""
+    """Sentencepiece tokenizers drop it when they decode a part alone."""
     inner = Tokenizer(models.WordLevel({"▁a": 0, "▁b": 1, "c": 2}))
     inner.decoder = decoders.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
@@ -278,7 +278,7 @@ def test_a_space_that_begins_the_text_is_kept(plain):
 
 
 def limited(monkeypatch, most):
-    """Memory that holds `most` tokens; the sizes of the batches that were tried."""
+    """Limit memory to `most` tokens; returns the sizes of the batches that were tried."""
     tried, real = [], writing.generate
 
     def generate(model, prompts, new, *args, **options):
@@ -299,7 +299,7 @@ def test_batches_shrink_until_they_fit(plain, letters, monkeypatch):
     result = list(Writer(plain, letters).write(texts, 6))
     assert len(result) == 40  # each once
     assert dict(result) == expected
-    assert tried[:4] == [16, 8, 4, 4]  # 36 tokens each: the longest come first, and later ones begin with what fitted
+    assert tried[:4] == [16, 8, 4, 4]  # 36 tokens each: the longest first; later ones start at a size that fitted
     assert tried.count(16) == 1
     assert max(tried[3:]) > 4  # shorter ones in larger batches
     lengths = [len(texts[index]) for index, _ in result]
@@ -340,7 +340,7 @@ def test_sampling_is_the_same_in_any_batch(plain, letters):
     texts = prompts(9)
     written = {}
     for batch_size in (1, 4, None):
-        torch.manual_seed(batch_size or 0)  # nobody's business
+        torch.manual_seed(batch_size or 0)  # must not matter
         sampling = Sampling(0.9, top_k=20, seed=3)
         written[batch_size] = dict(Writer(plain, letters, batch_size=batch_size, sampling=sampling).write(texts, MOST))
     assert written[1] == written[4] == written[None]
@@ -349,11 +349,11 @@ def test_sampling_is_the_same_in_any_batch(plain, letters):
     assert written[1] != greedy
     assert written[1] != other
     same = dict(Writer(plain, letters, sampling=Sampling(0.9, seed=3)).write(["abc", "abc"], MOST))
-    assert same[0] != same[1]  # prompts draw on their own
+    assert same[0] != same[1]  # prompts are sampled independently
 
 
 def test_samples_follow_the_probabilities():
-    """Chi-square against softmax, its tokens cut as --top-k and --top-p say."""
+    """Chi-square against softmax, truncated by --top-k and --top-p."""
     logits, draws = torch.tensor([2.0, 1.5, 0.3, -0.4, -2.0]), 4000
     for settings, kept in (((1.0, None, None), 5), ((2.0, 3, None), 3), ((1.0, None, 0.8), 2)):
         distribution = torch.softmax(logits[:kept].double() / settings[0], 0)
@@ -395,7 +395,7 @@ def test_a_model_without_a_tokenizer(plain, letters):
 
 @pytest.mark.parametrize("name", ["copying", "mano", "capo"])
 def test_a_tasks_own_words(name):
-    """Samples are read as they are printed."""
+    """Samples are read in the form in which they are printed."""
     task = tasks.get(name)
     words = TaskWords(task)
     sample = task.sample("train", 0, 0)

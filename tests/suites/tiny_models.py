@@ -1,5 +1,4 @@
-"""A small tokenizer that puts a BOS token before texts by itself, and decoders for it whose greedy choices have
-margins."""
+"""A small tokenizer that adds a BOS token to texts, and decoders for it whose greedy choices are clear."""
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -55,6 +54,6 @@ def make_decoder(arch, dtype=torch.float32):
 
 
 def save_llama(folder):
-    """As transformers saves its own Llama: the weights of `make_decoder("llama")`, and the tokenizer."""
+    """Save the weights of `make_decoder("llama")` as transformers' Llama, with the tokenizer."""
     to_llama(make_decoder("llama")).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)

@@ -17,7 +17,7 @@ def reference(tiny, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def start():
-    """`start(target, *args)`: a process that has torch loaded already, so that many can be killed."""
+    """`start(target, *args)`: a process with torch already loaded, so that many can be killed quickly."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["canonlm.train.loop", "canonlm.cli", "pytest"])
 

@@ -1,8 +1,8 @@
-"""What must hold on several processes: run by `test_parallel.py`, once per process, all checks in one process group.
+"""Checks on several processes: `test_parallel.py` runs this file once per process, all checks in one process group.
 
     RANK=0 WORLD_SIZE=2 … python parallel_checks.py results.json two 29500,29501
 
-Every check compares with a single process, which is computed here as well, in every process.
+Every check compares with a single process, whose results every process computes as well.
 """
 
 import json
@@ -81,7 +81,7 @@ def run_config(train=None, **layout):
 
 
 def batch(step, vocab=SIZES["vocab_size"]):
-    """Rows whose numbers of targets differ, some of them packed documents."""
+    """Rows with different numbers of targets, some with packed documents."""
     generator = torch.Generator().manual_seed(step)
     ids = torch.randint(vocab, (ROWS, TIME), generator=generator)
     targets = torch.where(
@@ -104,7 +104,7 @@ def foreign(arch, device):
 
 
 class Trained:
-    """A model of one configuration, or of an architecture's name, in training; all numbers are those of the global
+    """A model in training, from a configuration or the name of an architecture; all numbers are for the global
     batch."""
 
     def __init__(self, fields, config, world, dtype=torch.float32):
@@ -157,14 +157,14 @@ def whole(tensor):
 
 
 def same(found, wanted):
-    """Names, and every bit."""
+    """Assert equal names and equal bits."""
     assert list(found) == list(wanted)
     for name in wanted:
         assert torch.equal(found[name], wanted[name]), name
 
 
 def close(found, wanted, tolerance):
-    """Every gradient, relative to its largest entry."""
+    """Assert that every gradient is close, relative to its largest entry."""
     assert list(found) == list(wanted)
     for name, gradient in wanted.items():
         if gradient is None:
@@ -176,12 +176,12 @@ def close(found, wanted, tolerance):
 
 @cache
 def alone(family, fields_of="FAMILIES", micro=None):
-    """Losses of a single process, 30 steps."""
+    """The losses of a single process in 30 steps."""
     return Trained(globals()[fields_of][family], run_config(micro_batch_size=micro), ALONE).losses()
 
 
 def micro_of(family, world):
-    """Experts see what shares a call with them: there the single process reads what one of several would."""
+    """Experts depend on the tokens of a call, so for them the single process uses the batches of one of several."""
     return ROWS // world.dp_size if family == "moe" else None
 
 
@@ -194,7 +194,7 @@ def follows(world, family, fields_of="FAMILIES", **layout):
 
 
 def starts_alike(world, family, fields_of="FAMILIES", **layout):
-    """Weights, names and gradients, in float64, and what clipping makes of them."""
+    """Weights, names, gradients and clipped gradients, in float64."""
     fields = globals()[fields_of][family]
     ours = Trained(fields, run_config(**layout), world, torch.float64)
     single = Trained(fields, run_config(micro_batch_size=micro_of(family, world)), ALONE, torch.float64)
@@ -216,7 +216,7 @@ def starts_alike(world, family, fields_of="FAMILIES", **layout):
 
 
 def accumulates(world, **layout):
-    """Micro-batches, of which only the last makes gradients travel."""
+    """Micro-batches, of which only the last reduces gradients."""
     fields = FAMILIES["llama"]
     small = Trained(fields, run_config(micro_batch_size=1, **layout), world, torch.float64)
     big = Trained(fields, run_config(**layout), world, torch.float64)
@@ -226,14 +226,14 @@ def accumulates(world, **layout):
 
 
 def count_reductions(step):
-    """How many times gradients are sent."""
+    """The number of reductions of gradients."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         step()
     return sum(event.name == "c10d::_reduce_scatter_base_" for event in profile.events())
 
 
 def repeats(world, **layout):
-    """Same seed, same world: losses and weights to the bit."""
+    """With the same seed and world, losses and weights are equal to the bit."""
     first, second = (Trained(FAMILIES["llama"], run_config(**layout), world) for _ in range(2))
     assert first.losses(5) == second.losses(5)
     same(first.weights(), second.weights())
@@ -247,7 +247,7 @@ def recomputes(world, mode, **layout):
 
 
 def computes_in_bf16(world, family, **layout):
-    """Weights and gradients stay in float32; blocks compute in bfloat16, near enough to float32."""
+    """Weights and gradients stay in float32; blocks compute in bfloat16, close enough to float32."""
     ours = Trained(FAMILIES[family], run_config(train={"precision": "bf16"}, **layout), world)
     dtypes = set()
     for layer in ours.model.model.layers:
@@ -262,7 +262,7 @@ def computes_in_bf16(world, family, **layout):
 
 
 def compiles(world, **layout):
-    """With tensor parallelism all of the compiler but its code, which FSDP's check makes run."""
+    """With tensor parallelism, all of the compiler except its generated code, which FSDP's check runs."""
     backend = "aot_eager" if world.tp > 1 else "inductor"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", partial(torch.compile, backend=backend))
@@ -273,7 +273,7 @@ def compiles(world, **layout):
 
 
 def talks(world):
-    """Sums are over data-parallel processes, and what fails in one fails in all, with the same words."""
+    """Sums are over data-parallel processes, and an error in one is raised in all, with the same message."""
     assert world.sum([float(world.dp_rank), 1.0]) == [sum(range(world.dp_size)), world.dp_size]
     assert world.any(world.rank == world.size - 1)
     assert not world.any(False)
@@ -371,7 +371,7 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
 
 
 def threads_of_gloo():
-    """A thread that outlives its process group may drop tensors when the interpreter is gone: that crashed, rarely."""
+    """A thread that outlives its process group may free tensors after the interpreter has ended: a rare crash."""
     tasks = Path("/proc/self/task")
     names = [(task / "comm").read_text() for task in tasks.iterdir()] if tasks.is_dir() else []
     return [name for name in names if "gloo" in name]
@@ -396,7 +396,7 @@ def main(results: Path, group: str, ports: list[str]) -> None:
                 name = f"tp {tp}, dp_replicate {dp_replicate}: {' '.join([check.__name__, *args])}"
                 result[name] = {"seconds": time.perf_counter() - start, "errors": [e for e in errors if e]}
             assert threads_of_gloo() or sys.platform != "linux"
-        # What was compiled keeps its groups to the end of the process, and their threads: see docs/roadmap.md.
+        # Compiled code keeps its groups and their threads to the end of the process: see docs/roadmap.md.
         assert not threads_of_gloo() or any((compiles,) in each for each in GROUPS[group][1].values())
     if world.main:
         results.write_text(json.dumps(result, indent=1))

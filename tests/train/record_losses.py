@@ -1,8 +1,8 @@
-"""Losses, to the bit, of runs of every tiny preset, the demo and `debug`: what a change of structure must not change.
+"""Losses, to the bit, of runs of every tiny preset, the demo and `debug`, which refactoring must not change.
 
     python tests/train/record_losses.py     # writes recorded_losses.json beside this file
 
-Record with the code before the change; `test_recorded_losses.py` compares.
+Run it before the change; `test_recorded_losses.py` compares.
 """
 
 import json
@@ -39,7 +39,7 @@ TINY = {
 }
 DEMO = [("copying", "llama+canon=A"), ("depo", "llama"), ("depo", "llama+canon")]
 STEPS = {"tiny": 60, "demo": 100, "debug": 40}
-"""The steps that are compared, of runs that may be longer."""
+"""The number of steps that are compared; runs may be longer."""
 
 
 def runs():
@@ -71,7 +71,7 @@ def losses(name, config):
 
 
 def machine():
-    """What decides the last bits of a sum."""
+    """The properties of a machine that decide the last bits of a sum."""
     return {"cpu": cpu_name(), "vectors": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__}
 
 

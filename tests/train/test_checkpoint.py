@@ -1,4 +1,4 @@
-"""A checkpoint gives back every bit, on any number of processes, or is passed over; nothing harms the one before."""
+"""A checkpoint restores every bit, on any number of processes, or is skipped; nothing harms the one before."""
 
 import errno
 import multiprocessing
@@ -59,7 +59,7 @@ def optimize(model, optimizer, seed):
 
 
 def everything(model, optimizer):
-    """Every tensor that training goes on from, whole: by parameter, independent of torch's own state dictionaries."""
+    """Every tensor that training continues from, unsharded, by parameter, without torch's state dictionaries."""
     result = {}
     for name, parameter in model.named_parameters():
         state = optimizer.state.get(parameter, {})
@@ -71,7 +71,7 @@ def everything(model, optimizer):
 
 @pytest.fixture
 def warnings(caplog):
-    """`warnings()`: the lines that were said of checkpoints; torch logs a lot besides."""
+    """`warnings()`: the log lines about checkpoints, without torch's many others."""
     return lambda: [record.getMessage() for record in caplog.records if record.name.startswith("canonlm")]
 
 
@@ -81,7 +81,7 @@ def same(a, b):
 
 
 class Numbers:
-    """The smallest thing with a state: three numbers, and their moments."""
+    """The smallest object with a state: three numbers, and their moments."""
 
     def __init__(self):
         self.model = torch.nn.Linear(3, 1, bias=False)
@@ -109,7 +109,7 @@ class Numbers:
 
 
 def saved(folder, *at, keep=9):
-    """Checkpoints of these steps, written one after the other."""
+    """Write checkpoints of these steps, one after the other."""
     numbers, checkpoints = Numbers(), open_at(folder, keep)
     for step in at:
         numbers.save(checkpoints, step)
@@ -151,7 +151,7 @@ def test_what_is_written_is_the_state_when_save_was_called(tmp_path, monkeypatch
     monkeypatch.setattr(checkpoint.dcp, "save", lambda *args, **kwargs: go.wait(30) and write(*args, **kwargs))
     numbers, checkpoints = Numbers(), open_at(tmp_path)
     numbers.save(checkpoints, 1)
-    numbers.set(100)  # while the thread has not written a byte
+    numbers.set(100)  # before the thread has written a byte
     assert steps(tmp_path) == []
     go.set()
     checkpoints.wait()
@@ -228,7 +228,7 @@ def damage_by(kind, path):
     elif kind == "empty":
         os.truncate(shard, 0)
     elif kind == "grown":
-        os.truncate(shard, 2**35)  # 32 GB, of which the disk has next to nothing: reading them takes minutes
+        os.truncate(shard, 2**35)  # a sparse file of 32 GB, which takes minutes to read
     elif kind == "shard":
         shard.unlink()
     elif kind == "metadata":
@@ -265,10 +265,10 @@ def test_a_damaged_one_is_passed_over_and_stays(kind, tmp_path, caplog, warnings
     [line] = warnings()
     assert line.startswith(f"damaged checkpoint skipped, step 2 is used: {tmp_path}/step-00000003: {DAMAGES[kind]}")
     assert "\n" not in line
-    assert steps(tmp_path) == [2, 3]  # of the whole ones, one is kept; the damaged one does not count
+    assert steps(tmp_path) == [2, 3]  # one intact one is kept; the damaged one does not count
 
     checkpoints = open_at(tmp_path, keep=1)
-    before.save(checkpoints, 3)  # training comes by again
+    before.save(checkpoints, 3)  # training reaches this step again
     checkpoints.close()
     caplog.clear()
     assert numbers.load(tmp_path, keep=1) == 3
@@ -289,7 +289,7 @@ def test_none_is_whole(tmp_path):
 
 
 def test_one_flipped_bit_anywhere(tmp_path):
-    """Either the older checkpoint is used, or (a bit that says nothing about the state) the newer one is, unharmed."""
+    """Either the older checkpoint is used, or the newer one, intact (for a bit outside the state)."""
     original = tmp_path / "original"
     saved(original, 1, 2)
     files = sorted(path.name for path in (original / "step-00000002").iterdir())
@@ -344,7 +344,7 @@ def test_a_checkpoint_of_another_model(there, second, complaint, tmp_path):
 
 @pytest.fixture
 def disk(tmp_path):
-    """`disk("size=200k")`: a folder that is a disk of its own; again with "remount,ro" and its like."""
+    """`disk("size=200k")`: a folder that is a separate disk; call it again to remount it ("remount,ro")."""
     folder = tmp_path / "disk"
     folder.mkdir()
 
@@ -360,7 +360,7 @@ def disk(tmp_path):
 
 @pytest.mark.parametrize("room", range(12, 48, 4))
 def test_a_full_disk(disk, room):
-    """It fills up anywhere: in the tensors, where they lie, the manifest; after one checkpoint or more."""
+    """It fills up at any point: in the tensors, the metadata or the manifest; after one checkpoint or more."""
     folder = disk(f"size={room}k") / "checkpoints"
     numbers, checkpoints = Numbers(), open_at(folder)
     answer = None
@@ -398,7 +398,7 @@ def test_a_disk_that_may_only_be_read(disk):
 
 @pytest.fixture(scope="module")
 def start():
-    """`start(target, *args)`: a process that has torch loaded already."""
+    """`start(target, *args)`: a process with torch already loaded."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["canonlm.train.checkpoint", "pytest", "hypothesis", "torch.distributed.fsdp"])
 
@@ -411,7 +411,7 @@ def start():
 
 
 def _go_on_saving(folder, until, event=0):
-    """Save one step after the other, from the newest on; with `event`, die before the event-th change to files."""
+    """Save steps one after the other, from the newest on; with `event`, die before the event-th change to files."""
     left = [event]
 
     def deadly(act):
@@ -437,14 +437,14 @@ def _go_on_saving(folder, until, event=0):
 
 @pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_before_every_change_to_its_files(stride, tmp_path, start, warnings):
-    """While it makes the folder, flushes tensors, their places and the manifest, renames, removes the oldest."""
+    """It makes the folder, flushes tensors, metadata and manifest, renames the folder, and removes the oldest one."""
     deaths, newest = 0, 3
     for event in range(1, 60, stride):
         folder = tmp_path / f"{event}"
         saved(folder, 1, 2, 3)
         process = start(_go_on_saving, folder, 5, event)
         process.join(30)
-        for path in [folder / f"step-{step:08d}" for step in steps(folder)]:  # each alone is loaded without a warning
+        for path in [folder / f"step-{step:08d}" for step in steps(folder)]:  # each can be loaded without a warning
             one = tmp_path / f"{event}-{path.name}"
             shutil.copytree(path, one / path.name)
             numbers = Numbers()
@@ -501,7 +501,7 @@ def _process(rank, size, rendezvous, act, args):
 
 @pytest.fixture
 def together(start, tmp_path):
-    """`together(2, act, *args)`: act(world, *args) in so many processes."""
+    """`together(2, act, *args)`: act(world, *args) in that number of processes."""
 
     def run(size, act, *args):
         rendezvous = tmp_path / f"rendezvous-{time.monotonic_ns()}"
@@ -540,7 +540,7 @@ def _save(world, layout, folder, expected):
     for step in (1, 2):
         optimize(model, optimizer, step)
         checkpoints.save(step, model, optimizer)
-        now = everything(model, optimizer)  # collectives of the training thread while the other one writes
+        now = everything(model, optimizer)  # collectives of the training thread while the other thread writes
         if world.rank == 0:
             torch.save(now, f"{expected}-{step}.pt")
     checkpoints.close()
@@ -608,7 +608,7 @@ def _fail(world, folder):
     numbers, checkpoints = Numbers(), open_at(folder, world=world)
     numbers.save(checkpoints, 1)
     checkpoints.wait()
-    for place, name in ((os, "fsync"), (Stamp, "of")):  # while it writes its tensors; while it reads them again
+    for place, name in ((os, "fsync"), (Stamp, "of")):  # while it writes its tensors, and while it reads them again
         whole = getattr(place, name)
         if world.rank == 1:
             setattr(place, name, _no_room)

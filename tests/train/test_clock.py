@@ -1,4 +1,4 @@
-"""Where the time goes, told by a clock that only the test moves."""
+"""Measurements of time, with a clock that only the test moves."""
 
 import contextlib
 import math
@@ -97,7 +97,7 @@ def test_waiting_for_data():
     reading = clock.reading()
     assert reading["data_wait_s"] == 4.0
     assert reading["data_wait_share"] == 0.25
-    assert list(run) == []  # it ends where its source ends
+    assert list(run) == []  # it ends with its source
 
 
 def test_mfu():

@@ -1,4 +1,4 @@
-"""One run on several processes: the numbers of one, whoever is stopped or killed; and mistakes are told once."""
+"""One run on several processes: the numbers of a single one, even after stops and kills; one message per mistake."""
 
 import json
 import os
@@ -11,11 +11,11 @@ import pytest
 
 from canonlm.cli import main
 
-SECONDS = 120  # for a few processes on a busy machine; whoever takes longer hangs
+SECONDS = 120  # for a few processes on a busy machine; longer means a hang
 
 
 def _one_of(count, rank, port, folder, args):
-    """The life of one process, as `torchrun` would have begun it."""
+    """The main function of one process, as if `torchrun` had started it."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     log = os.open(folder / f"rank-{rank}.txt", os.O_WRONLY)
@@ -88,7 +88,7 @@ def test_several_processes_do_what_one_does_and_continue_each_other(tiny, refere
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_in_pairs_and_one_by_one(tiny, processes, tmp_path, seed):
-    """Bit for bit what two undisturbed processes do."""
+    """The results are those of two undisturbed processes, bit for bit."""
     changes = {"train": {"steps": 80, "checkpoint_every": 5, "log_every": 1, "eval_every": 40}}
     path, out = tiny.yaml(tmp_path / "run.yaml", **changes), tmp_path / "run"
     assert processes(2, "train", path, "--out", tmp_path / "undisturbed").join() == [0, 0]
@@ -108,7 +108,7 @@ def test_killed_in_pairs_and_one_by_one(tiny, processes, tmp_path, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize(("rank", "seconds"), [(0, 5), (1, 60)])
 def test_one_that_stands_still_for_a_while_is_waited_for(tiny, processes, tmp_path, rank, seconds):
-    """A machine that is suspended, or pages: the run goes on, bit for bit."""
+    """As if its machine is suspended or swaps: the run continues, bit for bit."""
     changes = {"train": {"steps": 60, "checkpoint_every": 20, "log_every": 1, "eval_every": 30}}
     path, out = tiny.yaml(tmp_path / "run.yaml", **changes), tmp_path / "run"
     assert processes(2, "train", path, "--out", tmp_path / "undisturbed").join() == [0, 0]
@@ -123,7 +123,7 @@ def test_one_that_stands_still_for_a_while_is_waited_for(tiny, processes, tmp_pa
 
 
 def _wait_for_steps(group, out):
-    """Until the run has noted some."""
+    """Wait until the run has written some rows."""
     metrics = out / "metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count('"train"') < 3:
         assert all(process.is_alive() for process in group.members)
@@ -170,7 +170,7 @@ def test_a_mistake_is_told_once_and_nobody_waits(tiny, processes, tmp_path, mist
 
 
 def test_what_only_one_process_finds_out_ends_both(tiny, processes, tmp_path):
-    """The first process alone looks at the folder, and the checkpoint of another model is found by both."""
+    """Only the first process checks the folder, but both find the checkpoint of another model."""
     path, out = tiny.yaml(tmp_path / "run.yaml"), tmp_path / "run"
     assert main(["train", str(path), "--out", str(out)]) == 0
     other = tiny.yaml(tmp_path / "other.yaml", arch="llama")

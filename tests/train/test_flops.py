@@ -1,5 +1,5 @@
-"""FLOPs against torch's own counter on real models and real chunked recurrences, and against sums made by hand; memory
-against what a graph really holds."""
+"""FLOPs against torch's counter on real models and chunked recurrences, and against sums by hand; memory against the
+tensors that a graph keeps."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def counted(run, mapping=None):
 
 @pytest.mark.parametrize("name", [*NAMES, "llama+mlp=standard", "llama+mlp=none"])
 def test_matrix_products_of_the_model(name):
-    """All but recurrences and convolutions, which torch's counter does not see; it counts attention's whole square."""
+    """All but recurrences and convolutions, which torch's counter misses; it counts attention's full square."""
     seq_len, config = 96, config_of(name)
     config._attn_implementation = "eager"
     model, tokens = CanonLMForCausalLM(config), torch.zeros(1, seq_len, dtype=torch.int64)
@@ -61,7 +61,7 @@ def test_matrix_products_of_the_model(name):
         return model(tokens, use_cache=False).logits.sum()
 
     assert counted(forward) == seq_len * whole
-    # Both directions: a product has two in the backward.
+    # Forward and backward: each product has two in the backward.
     assert counted(lambda: forward().backward()) == 3 * seq_len * whole
 
 
@@ -84,7 +84,7 @@ def test_a_token_has_one_expert():
 
 
 def in_place(x, a, b, *_, **__):
-    """torch's counter knows `baddbmm` but not its in-place form."""
+    """torch's counter supports `baddbmm` but not its in-place form."""
     return 2 * a[0] * a[1] * a[2] * b[2]
 
 
@@ -96,8 +96,8 @@ def random(*shape):
 
 
 def test_chunks_of_gated_linear_attention():
-    """The scores within eight tokens are no matrix products: nine multiply-adds per key channel and token, half of
-    which keeps to the causal half of 8 x 8."""
+    """The scores within eight tokens are not matrix products: nine multiply-adds per key channel and token, for the
+    causal half of 8 x 8."""
     inputs = random(1, T, H, K), random(1, T, H, K), random(1, T, H, V), -random(1, T, H, K).abs()
     near = T * H * 2 * 4.5 * K
     made = counted(lambda: gla._forward._init_fn(*inputs, None, random(1, H, K, V), CHUNK))
@@ -105,7 +105,7 @@ def test_chunks_of_gated_linear_attention():
 
 
 def test_chunks_of_the_gated_delta_rule():
-    """The counter does not see the triangular system: n^2 multiply-adds, halved, for each of n right-hand sides."""
+    """The counter misses the triangular system: n^2 multiply-adds, halved, for each of n right-hand sides."""
     inputs = random(1, T, H, K), random(1, T, H, K), random(1, T, H, V), -random(1, T, H, 1).abs()
     docs, beta = torch.zeros(1, T + 1, dtype=torch.int64), random(1, T, H, 1).sigmoid()
     system = T // CHUNK * H * CHUNK**3
@@ -160,7 +160,7 @@ def test_devices_that_are_not_known():
 
 
 class Alive(TorchDispatchMode):
-    """Storages made while it is on, of which it holds none; not the weights, of which views are made."""
+    """Records storages made while it is active, without keeping them alive; not weights, which only get views."""
 
     def __init__(self, block):
         super().__init__()
@@ -197,7 +197,7 @@ def run_of(config, seq_len, **parallel):
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize("name", ["llama+canon", "gla5+canon", "gdn2+canon", "mamba2+canon"])
 def test_activations_are_what_a_block_really_holds(name, checkpointing, monkeypatch):
-    """Measured another way: which of the tensors made in a real forward, in bfloat16, are alive after it."""
+    """Measured in another way: the tensors of a real bfloat16 forward that are alive after it."""
     seq_len, config = 512, config_of(name, hidden_size=128, num_hidden_layers=1)
     config._attn_implementation = "sdpa"
     block = DecoderLayer(config, 0).to(torch.bfloat16)
@@ -209,7 +209,7 @@ def test_activations_are_what_a_block_really_holds(name, checkpointing, monkeypa
         h = torch.randn(2, seq_len, 128, dtype=torch.bfloat16).requires_grad_()
         y, _ = forward(h, Layout(), None, rotary)
     held = alive.bytes() - y.nbytes
-    monkeypatch.setattr(mixers.gdn, "CPU_CHUNK", CHUNK)  # the real one has run on a CPU, too
+    monkeypatch.setattr(mixers.gdn, "CPU_CHUNK", CHUNK)  # this forward runs on a CPU
     device = memory.Device(model_of(config), run_of(config, seq_len, activation_checkpointing=checkpointing), devices=2)
     device.memory(1)
     [(estimate, everything)] = device.kept.values()

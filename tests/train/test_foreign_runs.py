@@ -52,7 +52,7 @@ def test_equal_numbers_of_parameters(tmp_path):
 
 
 def test_a_run_has_its_complete_name(tiny, tmp_path):
-    """What fields say of Canon is part of the name; what no modifier says stays a field."""
+    """Fields about Canon become part of the name; those without a modifier stay fields."""
     fields = {"canon_residual": False, "canon_kernel": 3, "rope_theta": 5e5}
     run = tiny(model={"fields": fields}, train={**SHORT, "steps": 4})
     named = with_complete_name(run)
@@ -61,7 +61,7 @@ def test_a_run_has_its_complete_name(tiny, tmp_path):
     assert with_complete_name(tiny(arch="llama+canon=DCBA")).arch == with_complete_name(tiny(arch="llama+canon")).arch
     train(run, tmp_path)
     assert load(tmp_path / "config.yaml") == named
-    # A run of an earlier version, which kept the name as it was typed, goes on.
+    # A run of an earlier version, which stored the name as typed, continues.
     earlier = yaml.safe_load((tmp_path / "config.yaml").read_text()) | {"arch": "llama+canon"}
     earlier["model"]["fields"] = fields
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(earlier))

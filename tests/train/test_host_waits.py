@@ -1,4 +1,4 @@
-"""A GPU works through its queue alone: between rows of the log, the loop asks for no value that is on the device."""
+"""The host does not wait for a GPU: between log rows, the loop reads no value from the device."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from canonlm.train.portion import prepare
 
 @pytest.fixture
 def waits(monkeypatch):
-    """What the steps 5 and 6 of a run waited for: filled in by `train`."""
+    """The waits in steps 5 and 6 of a run, which `train` adds."""
     result = Waits()
     calls = Calls(result.seen)
 
@@ -40,7 +40,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_waits_for_nothing(tiny, tmp_path, waits, name):
-    """Two whole turns of the loop: batch, micro-batches, clipping, optimizer, all that may be due and is not."""
+    """Two complete steps of the loop: batch, micro-batches, clipping, optimizer, and checks of what is due."""
     often = {"log_every": 100, "eval_every": 100, "checkpoint_every": 100}
     model = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, **MODELS[name].get("model", {})}
     config = tiny(

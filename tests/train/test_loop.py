@@ -1,4 +1,4 @@
-"""What a run produces: the same every time, loadable, and never a checkpoint of NaNs."""
+"""The results of a run: the same every time, loadable, and never a checkpoint of NaNs."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Freed memory stays with the process, so a step that allocates what the last one freed makes no page faults."""
+"""Freed memory stays with the process, so a step that reuses the last one's memory causes no page faults."""
 
 import os
 import platform
@@ -25,7 +25,7 @@ print(before, [faults() for _ in range(4)][-1])
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
 def test_the_second_step_makes_no_page_faults():
-    # Thresholds as glibc begins; it raises them in time, and then chance decides.
+    # glibc's initial thresholds; it raises them over time, and then chance decides.
     env = os.environ | dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(2**17))
     done = subprocess.run([sys.executable, "-c", ROUNDS], env=env, capture_output=True, text=True, check=True)
     usual, kept = map(int, done.stdout.split())

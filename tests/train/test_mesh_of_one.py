@@ -1,4 +1,4 @@
-"""One device as a mesh of one: what a single GPU does with text in bfloat16, tried here on the CPU."""
+"""One device as a mesh of one, as on a single GPU with text in bfloat16; tested here on the CPU."""
 
 from contextlib import contextmanager
 
@@ -29,7 +29,7 @@ def test_a_run_is_the_same_and_goes_on_without_the_mesh(tiny, reference, tmp_pat
     train(tiny(), tmp_path)
     rows, wanted = tiny.rows(tmp_path), tiny.rows(reference)
     assert [(row["kind"], row["step"]) for row in rows] == [(row["kind"], row["step"]) for row in wanted]
-    for row, other in zip(rows, wanted, strict=True):  # the norm of the gradient is summed otherwise
+    for row, other in zip(rows, wanted, strict=True):  # the gradient norm is summed in another order
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-5)
 
 

@@ -27,7 +27,7 @@ COSINE = {"lr": 2.0, "warmup_steps": 4, "schedule": "cosine", "final_lr_ratio": 
         (4, {}, 2.0),  # the schedule starts at its top
         (54, {}, 1.1),  # half way: the mean of 2 and 0.2
         (29, {}, 0.2 + 1.8 * 0.5 * (1 + math.sqrt(0.5))),  # a quarter
-        (104, {}, 0.2),  # the end, which the last step (103) is next to
+        (104, {}, 0.2),  # the end, just after the last step (103)
         (0, {"warmup_steps": 0}, 2.0),
         (54, {"schedule": "linear"}, 1.1),
         (29, {"schedule": "linear"}, 2 - 0.25 * 1.8),
@@ -38,7 +38,7 @@ COSINE = {"lr": 2.0, "warmup_steps": 4, "schedule": "cosine", "final_lr_ratio": 
         (1, {"schedule": "constant"}, 1.0),
         (1, WSD, 1.0),
         (4, WSD, 2.0),
-        (84, WSD, 2.0),  # the fall starts at its top
+        (84, WSD, 2.0),  # the decay starts at its top
         (94, WSD, 1.1),
         (103, WSD, 0.2 + 1.8 / 20),
         (103, {**WSD, "decay_steps": 1}, 2.0),
@@ -122,7 +122,7 @@ def test_norms_and_biases_do_not_decay(tiny):
 
 @pytest.mark.parametrize("mixer", ["attention", "gla"])
 def test_frozen_canon_layers_stay_as_they_were_drawn(tiny, tmp_path, mixer):
-    """Site b is trained; what is saved is frozen when it comes back."""
+    """Site b is trained; frozen parameters are still frozen after saving and loading."""
     sites = "ABCD" if mixer == "attention" else "AbBCD"
     fields = {"mixers": [mixer], "canon_set": sites, "canon_frozen": True}
     config = tiny(arch="llama", model={"fields": fields}, train={"steps": 3})

@@ -1,4 +1,4 @@
-"""One run on many devices: what a layout may be, and that none changes the numbers (`parallel_checks.py`)."""
+"""One run on many devices: the valid layouts, none of which changes the numbers (`parallel_checks.py`)."""
 
 import contextlib
 import functools
@@ -26,7 +26,7 @@ SCRIPT = Path(__file__).with_name("parallel_checks.py")
 
 
 def start(group, folder, seconds):
-    """Run a group of checks, each process as torchrun would start it; what each check found, by name."""
+    """Run a group of checks in processes as torchrun would start them; returns the result of each check by name."""
     processes, layouts = GROUPS[group]
     with contextlib.ExitStack() as sockets:
         free = [sockets.enter_context(socket.socket()) for _ in layouts]
@@ -160,7 +160,7 @@ def test_float8_needs_hardware_and_torchao(monkeypatch, installed, what):
 
 @pytest.mark.parametrize("family", ["llama", "gdn", "mamba2", "moe"])
 def test_activation_checkpointing_saves_what_it_says(family):
-    """Full: everything is computed twice. Selective: linear layers and attention are not, the rest is."""
+    """Full: everything is computed twice. Selective: all but linear layers and attention."""
     gradients, flops, norms = {}, {}, {}
     for mode in ("none", "selective", "full"):
         run = Trained(FAMILIES[family], run_config(activation_checkpointing=mode), ALONE, torch.float64)

@@ -1,4 +1,4 @@
-"""`profile: "10:13"`: the trace holds those steps and no others."""
+"""`profile: "10:13"`: the trace contains those steps and no others."""
 
 import gzip
 import json
@@ -35,7 +35,7 @@ def loop(folder, steps, done=0, last=20, raises_at=None, rank=0):
         ("10:13", 9, 20, "steps-10-13", [10, 11, 12]),
         ("10:13", 10, 20, "steps-11-13", [11, 12]),
         ("10:13", 0, 12, "steps-10-13", [10, 11, 12]),
-        ("10:13", 0, 10, "steps-10-12", [10, 11]),  # the 11th has begun, as far as the profiler can tell
+        ("10:13", 0, 10, "steps-10-12", [10, 11]),  # for the profiler, step 11 has begun
     ],
     ids=["inside", "at the start", "continued before", "continued inside", "ends with it", "ends inside"],
 )

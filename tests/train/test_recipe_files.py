@@ -1,4 +1,4 @@
-"""Files over bases: what they stand for, where their mistakes are, and how plain values are read."""
+"""Files with bases: the configuration they stand for, the places of mistakes, and how plain values are read."""
 
 import pytest
 import yaml
@@ -75,7 +75,7 @@ def test_a_chain_of_bases(write):
          "train.batch_size: expected an integer > 0, got 0  (in top.yaml, line 4)"),
         ({"top": TOP + "  optim: 3\n"}, [],
          "train.optim: expected a group of settings, got 3  (in top.yaml, line 5)"),
-        # What is missing is missed where its group was last written.
+        # A missing key is reported where its group was last written.
         ({"middle": MIDDLE.replace("  steps: 40\n", "")}, [],
          "train.steps: missing; expected an integer > 0  (in top.yaml, line 3)"),
         ({"ground": GROUND.replace("arch: llama\n", ""), "top": TOP.replace("arch: llama+canon\n", "")}, [],
@@ -171,7 +171,7 @@ def test_a_chain_is_a_merge(tmp_path_factory, below, between, above):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump({**group, **({"base": base} if base else {"d": 0})}))
     raw, places = read_yaml(folder / "z.yaml")
     assert raw == merge(merge({**below, "d": 0}, between), above)
-    for key, place in places.items():  # the last file that says so, and a line of it that does
+    for key, place in places.items():  # the last file that sets it, and the line
         written = [name for name, group in (("x", {**below, "d": 0}), ("y", between), ("z", above)) if _has(group, key)]
         assert place.file.stem == written[-1]
         assert place.file.read_text().splitlines()[place.line - 1].lstrip().startswith(key.rpartition(".")[2] + ":")
@@ -231,7 +231,7 @@ def test_profile_is_a_text(write):
 @given(st.text(max_size=8) | st.sampled_from(["10:13", "no", "010", "1_0", "0x1", ".5", "~", "2024-01-01", "08"]))
 @settings(derandomize=True, deadline=None)
 def test_texts_that_the_library_writes_are_read_as_texts(tmp_path_factory, text):
-    """It quotes what would be no text by its own rules; a run folder's configuration is written so."""
+    """It quotes texts that it would read as other types; it writes the configuration of run folders."""
     path = tmp_path_factory.getbasetemp() / "texts.yaml"
     path.write_text(yaml.safe_dump({"a": text}))
     assert read_yaml(path)[0] == {"a": text}

@@ -1,4 +1,4 @@
-"""Losses are those that were recorded before the trainer was rebuilt: to the bit on the machine that recorded them."""
+"""Losses are those recorded before the trainer was rebuilt, to the bit on the machine that recorded them."""
 
 import json
 
@@ -13,7 +13,7 @@ FAST = {"tiny copying llama+alibi=hard+mlp=standard+relu2", "demo copying llama+
 
 @pytest.fixture(autouse=True)
 def in_pytorch(monkeypatch):
-    """As recorded: numba's kernels for Canon round otherwise."""
+    """As recorded, without numba's kernels for Canon, which round differently."""
     for module in (causal_conv_cpu, gated_conv_cpu, rotary_conv_cpu):
         monkeypatch.setattr(module, "has_numba", lambda: False)
 
@@ -27,8 +27,8 @@ def test_the_same_losses(name, config):
     if machine() == RECORDED["machine"]:
         assert losses(name, config) == recorded
         return
-    # Elsewhere sums are rounded otherwise, and training carries that on. On an AMD EPYC losses were up to 0.53 % off
-    # in 50 steps; norms of gradients followed for 22 steps, and were 60 % off after 40.
+    # On other machines sums round differently, and training amplifies that. On an AMD EPYC, losses were up to 0.53 %
+    # off in 50 steps; gradient norms agreed for 22 steps, and were 60 % off after 40.
     early = {step: numbers for step, numbers in losses(name, config).items() if int(step) <= 50}
     assert early.keys() == {step for step in recorded if int(step) <= 50}
     for step, (loss, norm) in early.items():

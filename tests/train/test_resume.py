@@ -1,4 +1,4 @@
-"""Stop a run anywhere, by asking or by killing; run it again; it ends as if nothing had happened, to the bit."""
+"""Stop a run anywhere, by a signal or a kill, and run it again: it ends as if nothing had happened, to the bit."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from canonlm.train.signals import Interrupted
 
 
 def _train(path, out, output):
-    """What `canonlm train` does, with its output in a file."""
+    """Do what `canonlm train` does, with the output in a file."""
     file = os.open(output, os.O_WRONLY | os.O_CREAT)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -25,7 +25,7 @@ def _train(path, out, output):
 
 @pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_signals(tiny, tmp_path, start, workers):
-    """SIGINT, then SIGTERM, at whatever step they come; then to the end."""
+    """SIGINT, then SIGTERM, at any step; then to the end."""
     changes = {"train": {"steps": 300, "checkpoint_every": 1000, "eval_every": 70}, "data": {"workers": workers}}
     path, out = tiny.yaml(tmp_path / "run.yaml", **changes), tmp_path / "run"
     train(tiny(**changes), tmp_path / "reference")
@@ -48,11 +48,11 @@ def test_signals(tiny, tmp_path, start, workers):
     assert main(["train", str(path), "--out", str(out)]) == 0
     assert tiny.rows(out) == tiny.rows(tmp_path / "reference")
     assert tiny.weights(out) == tiny.weights(tmp_path / "reference")
-    assert not (out / "metrics.discarded.jsonl").exists()  # whoever saves first loses no rows
+    assert not (out / "metrics.discarded.jsonl").exists()  # a run that saves first loses no rows
 
 
 def _die_at(event, path, out):
-    """Train, and die as from kill -9 right before the event-th thing that the process does to its folder."""
+    """Train, and die as if by kill -9 right before the event-th change to the run folder."""
     left = [event]
 
     def deadly(act):
@@ -164,7 +164,7 @@ def test_a_lost_last_evaluation_is_made_again(tiny, reference, tmp_path):
 
 @pytest.mark.parametrize("which", [0, -1])
 def test_an_evaluation_stops_when_it_is_asked_to(tiny, reference, tmp_path, monkeypatch, which):
-    """It leaves no row, the step is saved, and whoever goes on evaluates it first."""
+    """It leaves no row, the step is saved, and the continued run evaluates it first."""
     steps = [row["step"] for row in tiny.rows(reference) if row["kind"] == "eval"]
     step, before = steps[which], steps[:which]
     run, signals, ask = tiny(), [], WindowEval.run
@@ -190,7 +190,7 @@ def test_an_evaluation_stops_when_it_is_asked_to(tiny, reference, tmp_path, monk
 
 
 def test_a_constant_rate_may_go_on_for_longer(tiny, tmp_path):
-    """As if it had been asked for at once; only the rows of what was the last step are there besides."""
+    """It ends as if started with more steps, except for additional rows of the former last step."""
     constant = {"optim": {"schedule": "constant"}}
     train(tiny(train=constant), tmp_path / "at once")
     out = tmp_path / "out"
@@ -215,7 +215,7 @@ def test_what_a_killed_write_left_is_no_checkpoint(tiny, reference, tmp_path):
 
 
 def test_resume_restores_the_optimizer(tiny, reference, tmp_path, monkeypatch):
-    """A run that forgets its moments would end elsewhere: the test above would otherwise prove nothing."""
+    """A run that loses its moments ends differently; otherwise the test above would prove nothing."""
     train(tiny(), tmp_path)
     tiny.back_to(tmp_path, 30)
     load = Checkpoints.load_latest
@@ -231,5 +231,5 @@ def test_resume_restores_the_optimizer(tiny, reference, tmp_path, monkeypatch):
 
 
 def _names(folder):
-    """Of all files; `os.walk` goes on where a folder is renamed meanwhile."""
+    """The names of all files; `os.walk` continues if a folder is renamed meanwhile."""
     return sorted(name for _, folders, files in os.walk(folder) for name in folders + files)

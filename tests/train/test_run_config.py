@@ -1,4 +1,4 @@
-"""A run's configuration: complete, strict, and exact about where a mistake is."""
+"""A run's configuration: complete, strict, with the exact places of mistakes."""
 
 import pytest
 import yaml
@@ -131,7 +131,7 @@ def test_what_is_no_configuration(tmp_path, monkeypatch, text, message):
 
 
 @pytest.mark.parametrize("text", ["3e-3", "3E-3", "3.0e-3", ".003", "0.003", "+3e-03"])
-def test_numbers_as_people_write_them(text):  # the library reads 3e-3 as a text
+def test_numbers_as_people_write_them(text):  # the library reads 3e-3 as a string
     raw = {}
     override(raw, [f"a.b={text}"])
     assert raw == {"a": {"b": 0.003}}

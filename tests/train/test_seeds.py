@@ -1,4 +1,4 @@
-"""Weights, training windows and test samples have a seed each; choosing has a split of its own."""
+"""Weights, training windows and test samples have separate seeds; settings are chosen on a separate split."""
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def test_validation_asks_what_the_test_asks_with_other_samples(task):
     assert all(a.tokens.tolist() != b.tokens.tolist() for a, b in zip(test[:20], validation[:20], strict=True))
     assert sizes(test)[0] == pytest.approx(sizes(validation)[0], rel=0.1)
     assert sizes(test)[1] == sizes(validation)[1]
-    if task not in ("mano", "parity"):  # whose samples are few: the same one is drawn twice by chance
+    if task not in ("mano", "parity"):  # these have few samples, so some are drawn twice
         sets = [{tuple(sample.tokens.tolist()) for sample in samples} for samples in (test, validation, train)]
         assert len(set.union(*sets)) == sum(map(len, sets))
 

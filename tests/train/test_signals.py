@@ -1,4 +1,4 @@
-"""Signals are noted and given back; on SLURM a job is requeued when, and only when, it would not be otherwise."""
+"""Signals are recorded and handlers restored; on SLURM we requeue a job if and only if SLURM would not."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 from canonlm.train import signals
 from canonlm.train.signals import Signals
 
-# What `scontrol show job` says of a job, by what is done to it (SLURM 22.05).
+# The output of `scontrol show job` after each action on a job (SLURM 22.05).
 RUNNING = """\
    JobState=RUNNING Reason=None Dependency=(null)
    Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
@@ -29,7 +29,7 @@ EVERY = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """`slurm(shown)`: we are job 12, of which `scontrol show job` says that; returns the calls of scontrol."""
+    """`slurm(shown)`: this process becomes job 12, for which `scontrol show job` prints `shown`; returns its calls."""
 
     def be_a_job(shown, fails=""):
         refuse = f"if sys.argv[1] == 'requeue': sys.exit({fails!r})" if fails else ""
@@ -84,7 +84,7 @@ def test_at_the_time_limit_the_main_process_requeues(slurm, number):
 
 @pytest.mark.parametrize("shown", [RUNNING, CANCELLED, CANCELLED_IN_GRACE_TIME, REQUEUED_BY_SLURM])
 def test_sigterm_is_left_to_slurm(slurm, shown):
-    """A cancelled job must not come back, and one that SLURM requeues needs no second one who does."""
+    """A cancelled job must not return, and a job that SLURM requeues must not be requeued twice."""
     scontrol_calls = slurm(shown)
     assert ask(signal.SIGTERM) == "SLURM starts job 12 again if it preempted it"
     assert scontrol_calls() == ["show job 12"]

@@ -1,4 +1,4 @@
-"""Runs on text: what is read, what is lost where, and what each mistake says."""
+"""Runs on text: the windows that are read, their losses, and the message of each mistake."""
 
 import json
 import math
@@ -26,7 +26,7 @@ SEQ_LEN, BATCH = 16, 4
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
-    """Two folders of documents: words of digits, words of letters."""
+    """Two folders of documents, with words of digits and with words of letters."""
     folder = tmp_path_factory.mktemp("text")
     for name, letters in (("digits", "0123456789"), ("letters", "abcdefgh")):
         draw = np.random.default_rng(7)
@@ -59,7 +59,7 @@ def rows(folder, kind="train"):
 
 
 def windows_of(text, run, first, last):
-    """The tokens of windows, read from the files as anybody could."""
+    """The tokens of windows, read from the files without our code."""
     for window in range(first, last + 1):
         source, _, position = reading.stream(run).describe(window)
         index = json.loads((text / source / "index.json").read_text())
@@ -203,11 +203,11 @@ def test_a_step_that_is_not_finite_is_skipped_and_told(settings, tmp_path, monke
 
 
 def test_a_command_starts_beside_each_checkpoint(settings, tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "0")  # the command is no part of a group of processes
+    monkeypatch.setenv("RANK", "0")  # the command is not part of a process group
     folder = tmp_path / "a run"
     train(settings(on_checkpoint="echo at {step} of {run} ${RANK:-alone}; ls {checkpoint}"), folder)
     logs = folder / "on_checkpoint"
-    for _ in range(100):  # nobody waits for it
+    for _ in range(100):  # the run does not wait for it
         if all("manifest.json" in path.read_text() for path in logs.iterdir()):
             break
         time.sleep(0.05)

@@ -1,5 +1,5 @@
-"""What the trackers hold is what `metrics.jsonl` holds: read back with TensorBoard's own reader, and from a stand-in
-for W&B, which needs an account."""
+"""The trackers contain the same as `metrics.jsonl`: read with TensorBoard's own reader, and from a stand-in for W&B,
+which needs an account."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ NUMBERS = [
 
 
 def scalars(folder):
-    """{name: {step: value}}, by TensorBoard."""
+    """{name: {step: value}}, read by TensorBoard."""
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = event_accumulator.EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
@@ -54,7 +54,7 @@ def write(names, folder, rows, step=0):
 
 @pytest.fixture
 def wandb(tmp_path, monkeypatch):
-    """A package of that name which notes what it is asked."""
+    """A package of that name that records its calls."""
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / "wandb.py").write_text(
         "runs = []\n"
