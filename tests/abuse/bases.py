@@ -1,4 +1,4 @@
-"""What is damaged: one small folder of each kind that a stranger may send. Our own commands make it, once."""
+"""The folders to damage: one small folder of each kind that a stranger may send, made once by our own commands."""
 
 import json
 import shutil
@@ -56,7 +56,7 @@ def recipe(folder: Path) -> None:
 
 @base
 def finished(folder: Path) -> None:
-    """A run on a task; what `canonlm eval` and `canonlm probe` keep lies in it, too."""
+    """A run on a task, with the results of `canonlm eval` and `canonlm probe`."""
     write(folder / "run.yaml", RUN)
     canonlm("train", "run.yaml", "--out", "run")
     canonlm("eval", "run", "--suite", "playground")
@@ -64,7 +64,7 @@ def finished(folder: Path) -> None:
 
 @base
 def stopped(folder: Path) -> None:
-    """The same before its last checkpoint."""
+    """The same run before its last checkpoint."""
     write(folder / "run.yaml", RUN)
     canonlm("train", "run.yaml", "--out", "run")
     (folder / "run" / "result.json").unlink()
@@ -134,7 +134,7 @@ def published_lingua(folder: Path) -> None:
 
 @base
 def answers(folder: Path) -> None:
-    """Right answers to samples of every task, as a stranger's model gives them, for a grader."""
+    """Right answers to samples of every task, in the form in which a stranger's model gives them to a grader."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -172,5 +172,5 @@ def inputs(folder: Path) -> None:
 
 
 def describe(folder: Path) -> list[str]:
-    """The names of the files in a base, for whoever wants to damage one."""
+    """The names of the files in a base, to choose which one to damage."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())

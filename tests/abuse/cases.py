@@ -1,4 +1,4 @@
-"""Which command reads which damaged file. A line is a command; the next command is one more line."""
+"""The commands that read each damaged file, one per line."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from abuse.bases import PLAY
 class Case:
     """`command` runs in a copy of the folder `base`, of which one file that matches `damaged` is damaged.
 
-    result: files with the results of the command. reported: its standard output is a part of that. sealed: files whose
-    damage a checksum tells: the result is the same, or the command says that it is not. children: it may start
-    processes. large: a number in the file may ask for any amount of work, which is done. written: standard output is
-    what a model wrote. streams: it reads a file from beginning to end, however long that takes.
+    result: files with the results of the command. reported: its standard output is a part of the result. sealed: files
+    whose damage a checksum detects: the result is the same, or the command reports the damage. children: it may start
+    processes. large: a number in the file may request any amount of work, which is done. written: standard output is
+    generated text. streams: it reads a file from beginning to end, even if that takes long.
     """
 
     name: str
@@ -99,4 +99,4 @@ SETTINGS = {
         "train.optim.betas", "parallel.tp", "track", "profile", "on_checkpoint", "text.sources",
     ),
 }  # fmt: skip
-"""Commands, and settings of theirs whose value is replaced by junk."""
+"""Commands, and those of their settings whose values are replaced by junk."""

@@ -1,7 +1,7 @@
-"""What happens to a file on its way from a stranger. Each table takes the next attempt as one more line.
+"""Damages to a file from a stranger. Each line of a table is one kind of damage.
 
-`JUNK` stands in place of a value in YAML, JSON, JSON lines or the header of safetensors. `CONTENTS` stands in place
-of a whole file. `PLACES` stands in place of a file and is none. `BYTES` changes some bytes.
+`JUNK` replaces a value in YAML, JSON, JSON lines or the header of safetensors. `CONTENTS` replaces a whole file.
+`PLACES` replaces a file by something that is not one. `BYTES` changes some bytes.
 """
 
 import gzip
@@ -29,7 +29,7 @@ class Pickled:
 
 
 def _zipped_pickle() -> bytes:
-    """As torch.save writes it."""
+    """A pickle in the format of torch.save."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         archive.writestr("archive/data.pkl", pickle.dumps(Pickled()))
@@ -57,7 +57,7 @@ JUNK = [
     "[1, 2]", '{"a": 1}', '[{"a": [1]}]', '[null]', '[""]', '{"name": "depo"}', "[" * DEEP + "]" * DEEP,
     '{"a":' * DEEP + "1" + "}" * DEEP, "[" + "1," * 50_000 + "1]",
 ]  # fmt: skip
-"""Raw text of JSON, which is YAML, too, or almost."""
+"""Raw text of JSON, which is also YAML, with few exceptions."""
 
 JUNK_YAML = [
     "!!python/object/apply:os.system ['touch pwned']", "!!python/name:os.system", "!!int x", "!!binary x",
@@ -163,13 +163,13 @@ CODE: dict[str, list[tuple[str, Any]]] = {
     "manifest.json": [("files", {"/etc/passwd": {"size": 1, "sha256": "0"}}), ("files", {"../../config.yaml": {}})],
     "play.json": [("sections", [{"id": "a", "runs": ["../../..", "/etc"]}]), ("command", "\x1b]0;pwned\x07")],
 }  # fmt: skip
-"""By the name of a file: keys that name code or another file, and what a stranger may write there. The code is in
-evil.py, in the folder and in its code/, where a run keeps copies."""
+"""By file name: keys that refer to code or to another file, and values that a stranger may write. The code is in
+evil.py, in the folder and in its code/, where a run has copies."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """What was done, to which files (paths in the folder)."""
+    """A description of the damage, and the damaged files (paths in the folder)."""
 
     kind: str = "none"
     words: str = ""
@@ -264,7 +264,7 @@ def _changed(tree: Any, draw: Draw, junk: list[str]) -> tuple[str, str]:
     elif isinstance(owner, list):
         owner.append(owner[key])
     dumped = json.dumps(tree).replace(json.dumps(mark), text)
-    if change == "doubled" and isinstance(owner, dict):  # which a dictionary cannot hold
+    if change == "doubled" and isinstance(owner, dict):  # a dictionary cannot have a key twice
         own = json.dumps(owner)
         twice = own[:-1] + f", {json.dumps(key)}: {draw(st.sampled_from(junk))}" + "}"
         dumped = dumped.replace(own, twice, 1)

@@ -1,9 +1,9 @@
-"""Commands while the machine fails them: no room, no permission, a second process, a clock that jumps.
+"""Commands on a machine with faults: a full disk, no permission, a second process, a clock that jumps.
 
-    python tests/abuse/faults.py [--only "full disk"]      every fault for every command; what went wrong, as JSON
+    python tests/abuse/faults.py [--only "full disk"]      every fault for every command; prints failures as JSON
 
-A line of `FAULTS` is a fault, a line of `COMMANDS` a command. Under the fault a command gives its result or refuses in
-one line; afterwards the same command gives the result that it gives undisturbed, to the bit, and nothing is left over.
+A line of `FAULTS` is a fault, a line of `COMMANDS` a command. Under the fault a command gives its result or a one-line
+error. Afterwards the same command gives its undisturbed result, to the bit, and nothing is left over.
 """
 
 import argparse
@@ -57,7 +57,7 @@ COMMANDS = [
 
 @dataclass(frozen=True)
 class Fault:
-    """around: what is done to the folder, and undone. inside: what is done in the process of the command, before it."""
+    """around: a context manager that changes the folder. inside: runs in the process of the command, before it."""
 
     around: Callable[[Path], Iterator[None]]
     inside: Callable[[], None] = lambda: None
@@ -73,7 +73,7 @@ def _modes(folders: int, files: int) -> Callable[[Path], Iterator[None]]:
         modes = {place: place.stat().st_mode for place in places}
         for place in reversed(places):
             place.chmod(folders if place.is_dir() else files)
-        folder.chmod(0o755 if folders == 0 else folders)  # the current folder stays one
+        folder.chmod(0o755 if folders == 0 else folders)  # the current folder stays usable
         yield
         for place in places:
             place.chmod(modes[place])
@@ -82,7 +82,7 @@ def _modes(folders: int, files: int) -> Callable[[Path], Iterator[None]]:
 
 
 def _full(room: int) -> Callable[[Path], Iterator[None]]:
-    """A disk of its own with little room beside what is there already, filled."""
+    """A separate disk with little free space, filled."""
 
     def around(folder: Path) -> Iterator[None]:
         size = sum(path.stat().st_blocks * 512 for path in folder.rglob("*")) + 2**20
@@ -108,7 +108,7 @@ def _full(room: int) -> Callable[[Path], Iterator[None]]:
 
 
 def _ordinary() -> None:
-    """Give up root's rights over files: what follows is an ordinary user's process."""
+    """Give up root's rights over files, as in an ordinary user's process."""
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3; this process
     if ctypes.CDLL(None, use_errno=True).capset(header, (ctypes.c_uint32 * 6)()) != 0:
         raise OSError(ctypes.get_errno(), "capset")
@@ -123,7 +123,7 @@ def _few_files() -> None:
 
 
 def _jumping_clock() -> None:
-    """The clock of the day jumps by years, back and forth. Clocks that only go forward (monotonic) do not."""
+    """The wall clock jumps by years, back and forth; monotonic clocks do not."""
     draw, real = random.Random(0), time.time
 
     def jumping() -> float:
@@ -146,7 +146,7 @@ FAULTS = {
 
 
 def meet(workshop: Workshop, case: Case, fault: Fault) -> list[str]:
-    """What goes wrong when a command meets a fault, and when it runs again without it."""
+    """Problems when a command runs with a fault, and when it runs again without."""
     folder, command = workshop.copy(case.base), shlex.split(case.command)
     done = Damage("fault", "", (folder.name,))
     with contextmanager(fault.around)(folder):
@@ -165,7 +165,7 @@ def meet(workshop: Workshop, case: Case, fault: Fault) -> list[str]:
 
 
 def _impossible(folder: Path) -> Iterator[str]:
-    """Rows whose time is none."""
+    """Rows with impossible times."""
     for path in folder.glob("run/metrics.jsonl"):
         if os.access(path, os.R_OK):
             elapsed = [
@@ -177,7 +177,7 @@ def _impossible(folder: Path) -> Iterator[str]:
 
 
 def twice(workshop: Workshop, case: Case) -> list[str]:
-    """What goes wrong when two processes run one command in one folder: one may say that the other is there."""
+    """Problems when two processes run one command in one folder; one may report that the other is running."""
     folder, command = workshop.copy(case.base), shlex.split(case.command)
     notes = [workshop.place / f"notes-{number}" for number in range(2)]
     for place in notes:
@@ -199,7 +199,7 @@ def twice(workshop: Workshop, case: Case) -> list[str]:
 
 
 def everything(only: str) -> dict[str, list[str]]:
-    """By fault and command: what went wrong."""
+    """Problems by fault and command."""
     result = {}
     with tempfile.TemporaryDirectory(prefix="canonlm-faults-") as place:
         workshop = Workshop(Path(place) / "faults", COMMANDS)

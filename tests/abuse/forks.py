@@ -61,13 +61,13 @@ CLASSES = (
 
 @dataclass
 class Outcome:
-    """What a command did. `code` is None where it was ended from outside, and `ended` says why."""
+    """What a command did. `code` is None if it was ended from outside; `ended` is then the reason."""
 
     code: int | None
     out: str
     err: str
     ended: str = ""
-    events: list[str] = field(default_factory=list)  # what the audit hook noted
+    events: list[str] = field(default_factory=list)  # recorded by the audit hook
     stack: str = ""  # of a command that hung
     seconds: float = 0.0
     leftovers: list[int] = field(default_factory=list)  # processes that outlived it
@@ -94,7 +94,7 @@ def run(work: Callable[[], int], folder: Path, notes: Path, limit: float = SECON
 
 
 def start(work: Callable[[], int], folder: Path, notes: Path, mark: str) -> int:
-    """The process in which `work()` runs. `mark` goes into its environment, by which `family` knows its processes."""
+    """Start a process that runs `work()`. `mark` is in its environment, by which `family` finds its processes."""
     for name in ("out", "err", "events", "stack"):
         (notes / name).write_bytes(b"")
     (notes / "tmp").mkdir(exist_ok=True)
@@ -104,7 +104,7 @@ def start(work: Callable[[], int], folder: Path, notes: Path, mark: str) -> int:
 
 
 def _watch(pid: int, began: float, limit: float) -> tuple[int, str]:
-    """Wait for a process; end it where it takes too long or too much. Returns its status, and why it was ended."""
+    """Wait for a process; end it if it takes too much time or memory. Returns its status, and why it was ended."""
     base = _resident(pid)
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -118,7 +118,7 @@ def _watch(pid: int, began: float, limit: float) -> tuple[int, str]:
         else:
             time.sleep(0.002 if clock < 0.5 else 0.02)
             continue
-        os.kill(pid, signal.SIGUSR1)  # its stack, before it goes
+        os.kill(pid, signal.SIGUSR1)  # prints its stack before it ends
         time.sleep(0.2)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
@@ -142,7 +142,7 @@ def _processor(pid: int) -> float:
 
 
 def family(leader: int, mark: str) -> list[int]:
-    """The processes of a command that are alive: those of its session, and those whose environment has its mark."""
+    """The live processes of a command: those in its session, and those whose environment has its mark."""
     collected = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -165,7 +165,7 @@ def command_of(process: int) -> str:
 
 
 def _live(work: Callable[[], int], folder: Path, notes: Path, mark: str) -> None:
-    """The life of the fork; it never returns."""
+    """The main function of the fork; it never returns."""
     code = 1
     try:
         os.setsid()
@@ -176,7 +176,7 @@ def _live(work: Callable[[], int], folder: Path, notes: Path, mark: str) -> None
         os.environ |= {"TMPDIR": str(notes / "tmp"), MARK: mark}
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_SIZE, FILE_SIZE))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # an OSError, as Python's own start has it
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # gives an OSError, as after Python's own start
         stack = (notes / "stack").open("w")
         faulthandler.enable(stack)
         faulthandler.register(signal.SIGUSR1, stack)
@@ -195,14 +195,14 @@ def _live(work: Callable[[], int], folder: Path, notes: Path, mark: str) -> None
 
 def _hook(events: int, folder: Path, notes: Path) -> Callable:
     own = (f"{folder}/", f"{notes}/")
-    near = (f"{notes.parent}/",)  # a run names the folder of its text, which is that of the base
+    near = (f"{notes.parent}/",)  # a run refers to the folder of its text in the base
 
     def note(event: str, what: object) -> None:
         os.write(events, f"{event} {' '.join(str(what).split())[:300]}\n".encode(errors="replace"))
 
     def outside(path: object, allowed: tuple[str, ...]) -> bool:
         if not isinstance(path, str | bytes | os.PathLike):
-            return False  # a descriptor that is open already
+            return False  # an open descriptor
         text = os.path.normpath(os.path.join(folder, os.fsdecode(path)))
         return not f"{text}/".startswith(allowed)
 

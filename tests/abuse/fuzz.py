@@ -1,4 +1,4 @@
-"""Damage folders and files, run our commands on them, and tell what went wrong (`make fuzz`).
+"""Damage folders and files, run our commands on them, and report what went wrong (`make fuzz`).
 
     python tests/abuse/fuzz.py --seconds 600 --failures runs/fuzz              all commands
     python tests/abuse/fuzz.py --seconds 60 --only "export*;plan" --seed 7     some of them, other damages
@@ -35,7 +35,7 @@ ROUND = 12  # damages that hypothesis draws from one seed, for one command
 
 
 class Fuzzer:
-    """What was tried and what failed."""
+    """Runs cases; counts attempts and collects failures."""
 
     def __init__(self, place: Path, failures: Path | None, only: list[str]) -> None:
         self.cases = [case for case in CASES if not only or any(fnmatch(case.name, name) for name in only)]
@@ -53,8 +53,8 @@ class Fuzzer:
                 raise RuntimeError(f"{case.name}: no file is {case.damaged}")
 
     def attempt(self, case: Case | None, draw: damage.Draw, end: float) -> None:
-        """One command on one damage, or (None) on junk in its settings. After `end` it only draws, since
-        hypothesis wants the same draws every time."""
+        """Run one command on one damage, or (None) with junk in its settings. After `end` it only draws, since
+        hypothesis requires the same draws every time."""
         self.workshop.copy("recipe" if case is None else case.base)
         if case is None:
             junk = draw(st.sampled_from(damage.JUNK + damage.JUNK_YAML))
@@ -79,7 +79,7 @@ class Fuzzer:
         shutil.rmtree(kept, ignore_errors=True)
 
     def _keep(self, command: list[str]) -> Path:
-        """A copy of what the command is about to get; links and FIFOs are made again by their names."""
+        """Copy the command's input; links and FIFOs are recreated by name."""
         kept = self.kept
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(self.folder, kept, symlinks=True, ignore=lambda folder, names: [
@@ -107,13 +107,13 @@ def _ordinary(path: Path) -> bool:
 
 
 def _where(outcome: Outcome) -> str:
-    """The innermost line of ours in a traceback or in the stack of what hung."""
+    """The innermost line of our code in a traceback, or in the stack of a process that hung."""
     lines = [line.strip() for line in (outcome.err + outcome.stack).splitlines() if "/src/canonlm/" in line]
     return (lines[0] if outcome.stack else lines[-1]).replace(str(Path.cwd()), "")[:160] if lines else ""
 
 
 def fuzz(seconds: float, first: int, failures: Path | None, only: list[str]) -> dict:
-    """Try cases for `seconds`; the counts and the failures."""
+    """Try cases for `seconds`; returns the counts and the failures."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="canonlm-fuzz-", dir=shared if shared.is_dir() else None) as place:
         fuzzer = Fuzzer(Path(place) / "fuzz", failures, only)
@@ -139,7 +139,7 @@ def _round(fuzzer: Fuzzer, case: Case | None, number: int, end: float) -> Callab
 
 
 def jobs(count: int, options: argparse.Namespace) -> dict:
-    """Several fuzzers at once, each from a seed of its own; what they counted and found, together."""
+    """Run several fuzzers at once, each with its own seed; returns their combined counts and failures."""
     with tempfile.TemporaryDirectory() as place:
         running = []
         for job in range(count):

@@ -3,9 +3,9 @@
     python tests/abuse/kills.py --kills 200 --out benchmarks/results/kills-cpu.json     the whole matrix (`make kills`)
     python tests/abuse/kills.py --kills 10 --only train --seed 3
 
-Of 200 kills 100 meet `train`, 50 `play` and 50 `data prepare --workers 2`. Each is SIGKILL at a moment drawn from the
-seed: to the command or, where it has started processes, to one of these as often. Compared are, bit for bit, the rows
-without their timings, the last checkpoint and the shards; and nothing temporary and no process may be left.
+Of 200 kills, 100 hit `train`, 50 `play` and 50 `data prepare --workers 2`. Each is SIGKILL at a moment drawn from the
+seed, to the command or, equally often, to one of the processes that it has started. The rows without timings, the last
+checkpoint and the shards must be equal, bit for bit; and no temporary file and no process may be left.
 """
 
 import argparse
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from abuse import bases, forks
 from abuse.oracle import untimed
 
-PATIENCE = 120.0  # seconds that a command may take which nobody kills
+PATIENCE = 120.0  # seconds that an undisturbed command may take
 SETTLE = 10.0  # seconds for the processes of a killed command to end
 
 STEPS = {"train.steps": 40, "train.checkpoint_every": 5, "train.eval_every": 10, "train.eval_size": 8}
@@ -41,21 +41,21 @@ OFTEN = {"train": 0.5, "play": 0.25, "prepare": 0.25}
 
 @dataclass
 class Row:
-    """What became of the kills of one command."""
+    """The outcomes of the kills of one command."""
 
     command: str
     kills: int = 0
-    of_its_processes: int = 0  # of these kills, those that met a process that the command had started
-    finished: int = 0  # times that it came to its end, and was compared
+    of_its_processes: int = 0  # kills of processes that the command had started
+    finished: int = 0  # times that it finished and was compared
     differences: list[str] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)  # messages of a command that was run again and did not go on
+    refused: list[str] = field(default_factory=list)  # messages of repeated commands that did not continue
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A command, what it begins with, and what it makes."""
+    """A command, its input, and its results."""
 
     args: list[str]
     begin: Callable[[Path], None]
@@ -90,9 +90,9 @@ def digests(folder: Path) -> dict[str, object]:
 
 
 def run_result(run: Path) -> dict[str, object]:
-    """What training made, without what a kill may leave on purpose: the rows it discarded, and its lock."""
+    """The results of training, without what a kill may leave on purpose: discarded rows, and the lock."""
     rows = [untimed(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    last = max((run / "checkpoints").glob("step-*"))  # which are kept besides: a run that was stopped has saved more
+    last = max((run / "checkpoints").glob("step-*"))  # not the others: a stopped run has saved more
     tensors = {key: value for key, value in digests(last).items() if key.endswith(".distcp")}
     return {"rows": rows, "result": untimed(json.loads((run / "result.json").read_text())), **tensors}
 
@@ -104,7 +104,7 @@ class Killer:
         self.notes.mkdir()
 
     def kill(self, wanted: int) -> None:
-        """Kill until `wanted` kills are done and the last run is finished, too."""
+        """Kill until `wanted` kills are done and the last run has finished."""
         whole = self.place / "whole"
         self._begin(whole)
         began = time.monotonic()
@@ -117,7 +117,7 @@ class Killer:
             self._begin(folder)
             tries = 0
             while True:
-                again = self.row.kills < wanted and tries < 25  # every folder comes to its end
+                again = self.row.kills < wanted and tries < 25  # every folder gets finished
                 code = self._run(folder, self.draw.uniform(0, usual) if again else None)
                 tries += 1
                 if code == 0:
@@ -138,7 +138,7 @@ class Killer:
         self.subject.begin(folder)
 
     def _run(self, folder: Path, after: float | None) -> int | None:
-        """The exit code of the command; None where it was killed, `after` that many seconds."""
+        """Run the command; returns its exit code, or None if it was killed `after` that number of seconds."""
         from canonlm.cli import main
 
         mark = f"{time.monotonic_ns()}"
@@ -158,7 +158,7 @@ class Killer:
         self.row.of_its_processes += victim != pid
         os.kill(victim, signal.SIGKILL)
         code = None
-        if victim != pid:  # the command notices, says so and ends, or it does the work again
+        if victim != pid:  # the command reports it and ends, or repeats the work
             limit = time.monotonic() + PATIENCE
             while not (done := os.waitpid(pid, os.WNOHANG))[0]:
                 if time.monotonic() > limit:
@@ -174,7 +174,7 @@ class Killer:
         return code
 
     def _settled(self, pid: int, mark: str) -> None:
-        """Wait for the processes that a command has started; those that stay are leftovers, and killed."""
+        """Wait for the processes that a command has started; those that remain are leftovers, and are killed."""
         end = time.monotonic() + SETTLE
         while (left := forks.family(pid, mark)) and time.monotonic() < end:
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What a command may do with a damaged folder: give its result, or refuse the folder in one line. Nothing else."""
+"""A command may either give its result for a damaged folder or refuse the folder in one line, and nothing else."""
 
 import hashlib
 import json
@@ -22,8 +22,7 @@ _NAMES = re.compile(r"canonlm: (\S.*?: \S|unknown |.*\S+\.\w{2,})")
 
 
 def complaints(case: Case, outcome: Outcome, folder: Path, done: Damage, before: object) -> Iterator[str]:
-    """All that is wrong with an outcome, each in words that begin with its kind. `before` is the
-    undamaged result."""
+    """All problems of an outcome, as texts that begin with their kind. `before` is the undamaged result."""
     if outcome.ended:
         questions = case.large and done.kind in {"value", "bytes"} and outcome.ended.startswith("took")
         long = case.streams and done.words == SPARSE and "GB" not in outcome.ended
@@ -62,7 +61,7 @@ def complaints(case: Case, outcome: Outcome, folder: Path, done: Damage, before:
 
 
 def result(case: Case, outcome: Outcome, folder: Path) -> dict[str, str]:
-    """What a command found out, as texts or digests by name, without timings."""
+    """The result of a command, as texts or digests by name, without timings."""
     outcomes = {"stdout": outcome.out} if case.reported else {}
     for pattern in case.result:
         for path in sorted(folder.glob(pattern)):
@@ -73,7 +72,7 @@ def result(case: Case, outcome: Outcome, folder: Path) -> dict[str, str]:
 
 def _content(path: Path) -> str:
     content = path.read_bytes()
-    with suppress(ValueError):  # damaged, and no longer JSON
+    with suppress(ValueError):  # damaged, no longer JSON
         if path.suffix == ".json":
             return json.dumps(untimed(json.loads(content)))
         if path.suffix == ".jsonl":

@@ -1,4 +1,4 @@
-"""A checkpoint of a stranger: nothing in it runs, and nothing of it is made up."""
+"""A stranger's checkpoint: no code in it runs, and no missing tensor is invented."""
 
 import copy
 import json
@@ -57,7 +57,7 @@ def checkpoint_of(run):
 
 
 def stamp_again(run):
-    """Whoever changes the files can write a manifest that fits them."""
+    """Write a manifest that fits the changed files, as an attacker can."""
     folder = checkpoint_of(run)
     names = [path.name for path in folder.iterdir() if path.name != "manifest.json"]
     files = {name: Stamp.of(folder / name).model_dump() for name in names}
@@ -78,7 +78,7 @@ class Runs:
 
 
 class Builds:
-    """Calls a class that the file may name, with what makes it print."""
+    """Calls a class that the file may use, with arguments that make it print."""
 
     def __reduce__(self):
         return eval, ("print('ran')",)
@@ -167,7 +167,7 @@ def test_hostile_metadata(change, message, command, run, monkeypatch, capsys):
 
 
 def rewrite(run, entry):
-    """Put another stored tensor where the head's weight was."""
+    """Replace the head's weight by another stored tensor."""
     path = checkpoint_of(run) / "__0_0.distcp"
     with path.open("ab") as file:
         offset = file.tell()
@@ -249,7 +249,7 @@ def test_links_and_fifos_for_files(run, tmp_path, capsys):
 
 
 def test_the_same_checkpoint_split_over_files_still_opens(run):
-    """What is refused above is not refused where nothing is wrong: a grid of chunks in two files."""
+    """The checks above accept valid checkpoints: a grid of chunks in two files."""
     before = load_model(run).module.state_dict()
     folder = checkpoint_of(run)
     weight = before[WEIGHT.removeprefix("model.")].clone()

@@ -1,4 +1,4 @@
-"""CSV that we write is data in a spreadsheet, too: no cell of text is a formula, and every text is read back."""
+"""Our CSV files are plain data in spreadsheets: no cell of text is a formula, and every text is read back."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Shards that are not what was prepared: a run that reads one never finishes, whoever reads it and whenever."""
+"""Shards that differ from what was prepared: a run that reads one never finishes, in any process, at any time."""
 
 import json
 import os
@@ -36,7 +36,7 @@ SEQ_LEN, BATCH, STEPS = 16, 4, 20
 
 @pytest.fixture(scope="session")
 def prepared_text(tmp_path_factory):
-    """Six shards to train on, and some held out."""
+    """Six shards to train on, and held-out ones."""
     folder = tmp_path_factory.mktemp("whole")
     draw = np.random.default_rng(7)
     documents = ["".join(draw.choice(list("abcdefgh"), draw.integers(20, 60))) for _ in range(300)]
@@ -67,7 +67,7 @@ def run(web, **changes):
 
 
 def flip(path, every=50, bit=0, start=0):
-    """One bit in every 50th token, as of a bad disk."""
+    """Flip one bit in every 50th token, as a bad disk does."""
     content = np.fromfile(path, np.uint8)
     content[start * 2 :: every * 2] ^= 1 << bit
     content.tofile(path)
@@ -89,7 +89,7 @@ def shards(web, split="train"):
 @pytest.mark.parametrize("name", ["train-00003.ds", "train-00003.ds.index", "valid-00000.ds"])
 def test_a_run_that_reads_a_damaged_shard_does_not_finish(web, tmp_path, name, workers):
     flip(web / name, every=4 if name.endswith("index") else 50, start=0)
-    for _ in range(2):  # nor does it when it is run again
+    for _ in range(2):  # nor does it when run again
         with pytest.raises(ValueError) as error:
             train(run(web, data={"workers": workers}), tmp_path / "run")
         said(error, web / name)
@@ -126,7 +126,7 @@ def test_a_run_of_before_the_setting_goes_on_and_is_the_same_run(web, tmp_path):
 
 
 class Slow(Verifier):
-    """Verifies nothing before it is let."""
+    """Verifies nothing until the test allows it."""
 
     let = False
 
@@ -159,9 +159,9 @@ def test_the_end_waits_says_so_and_can_be_interrupted(web, tmp_path, slow, monke
     assert note.startswith("the run ends once its text is verified: ")
     assert note.endswith(" to go (data.verify=false skips this)")
     [listed] = json.loads((tmp_path / "run" / verification.NAME).read_text()).values()
-    assert listed == sorted([*shards(web), "valid-00000.ds"])  # of the held-out ones only the first is read
+    assert listed == sorted([*shards(web), "valid-00000.ds"])  # only the first held-out one is read
     assert not (tmp_path / "run" / "result.json").exists()
-    # All steps are done, so the next process reads nothing; it still verifies what the first one read.
+    # All steps are done, so the next process reads nothing, but it still verifies the shards that the first one read.
     flip(web / "train-00003.ds")
     monkeypatch.setattr(Slow, "let", True)
     with pytest.raises(ValueError) as error:
@@ -246,7 +246,7 @@ def test_whole_shards_are_read_once_in_order_and_blocks_add_up(web, monkeypatch)
 
 
 class Sleeps:
-    """In place of `time.sleep`: remembers for how long, and sleeps until `go` is set."""
+    """Replaces `time.sleep`: records the durations, and sleeps until `go` is set."""
 
     def __init__(self):
         self.seconds, self.began, self.go = [], threading.Event(), threading.Event()
@@ -293,7 +293,7 @@ def test_it_does_not_sleep_any_more_once_the_run_waits(web, sleeps):
     sleeps.go.set()
     assert verifier.wait(60)
     assert verifier.error is None
-    assert sleeps.seconds == [2.0]  # the one it was in
+    assert sleeps.seconds == [2.0]  # the current sleep
     verifier.close()
 
 
@@ -330,7 +330,7 @@ def test_what_is_no_file_any_more(web, kind):
 
 
 class Ranks:
-    """Threads that take themselves for processes: `of(rank)` is one's world, with no more than verifying asks for."""
+    """Threads that act as processes: `of(rank)` is the world of one, with only the methods that verifying needs."""
 
     def __init__(self, machines):
         self.machines, self.size = machines, len(machines)
@@ -344,7 +344,7 @@ class Ranks:
         return values
 
     def run(self, work):
-        """`work(world)` of every rank, at the same time; what it returns or raises."""
+        """Run `work(world)` on all ranks at the same time; returns what each returns or raises."""
 
         def begin(rank):
             try:
@@ -386,7 +386,7 @@ def ranks(monkeypatch):
 def test_each_machine_verifies_each_shard_once_whoever_reads_it(web, tmp_path, ranks):
     def work(world):
         made = verification.Verification({"web": Dataset(web)}, tmp_path, world)
-        if world.rank != 1:  # who owns some, and learns of them by `note`
+        if world.rank != 1:  # rank 1 owns some, and learns of them by `note`
             for one in opened(web):
                 made.opened(*one)
         made.note()
@@ -417,7 +417,7 @@ def test_what_one_process_reads_and_another_verifies_ends_all(web, tmp_path, ran
 
 
 class Asked:
-    """Signals: none came."""
+    """Signals, none of which has come."""
 
     questions = None
 
@@ -504,7 +504,7 @@ def test_empty_documents_are_no_damage(prepared, tmp_path):
 
 
 def test_a_file_that_was_cut_after_it_was_looked_at(prepared, tmp_path):
-    """Read beyond its end, the memory would end the process."""
+    """Reading the mapped memory beyond its end would kill the process."""
     dataset = Dataset(prepared(tmp_path, {"train": [[list(range(5000))]]}, vocab_size=5000))
     os.truncate(tmp_path / "train-00000.ds", 100)
     with pytest.raises(ValueError, match=r"train-00000\.ds: damaged: 100 bytes, where index\.json says 10,000$"):

@@ -1,4 +1,4 @@
-"""Inputs of `canonlm data` by somebody else: no file hangs it, fills the memory, runs code or ends in a traceback."""
+"""Inputs of `canonlm data` from strangers: no file hangs it, fills the memory, runs code or causes a traceback."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ from canonlm.data.answers import grade_file
 from canonlm.data.dump import dump
 from canonlm.data.encode import PATTERNS, Encoder
 
-MEGABYTES = 300  # that reading a bomb may take, with all that is imported
+MEGABYTES = 300  # that reading a bomb may take, including imports
 
 
 def run(out, *inputs, **changes):
@@ -50,7 +50,7 @@ def jsonl(*texts):
     return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
 
 
-# -- what is no file --------------------------------------------------------------------------------------------------
+# -- paths that are not files -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device"])
@@ -135,12 +135,12 @@ def test_a_bomb_is_a_bad_line(tmp_path, name):
     code, size, output = measured("data", "prepare", out, "--input", tmp_path / name, "--tokenizer", "bytes")
     assert code == 2
     assert f"{name}, line 1: longer than 67,108,864 bytes." in output
-    # What a whole text takes before it is known to be too long: its 64 MB, as it grows.
+    # The memory of a text until it is known to be too long: 64 MB, and copies as it grows.
     assert size < MEGABYTES + 200 * name.startswith("a.txt")
 
 
 def bomb_of_parquet(path, **options):
-    """300 MB of one letter in a cell."""
+    """A table with a cell of 300 MB of one letter."""
     cell = pa.array(["0" * (300 * 2**20)], pa.large_string())
     pq.write_table(pa.table({"text": cell, "index": [0], "answers": cell}), path, compression="zstd", **options)
     assert path.stat().st_size < 2**18
@@ -158,7 +158,7 @@ def test_a_bomb_of_parquet(tmp_path, use_dictionary):
     code, size, output = measured("data", "dump", "copying", "--verify", path)
     assert code == 2
     assert f"{path}: cannot be read (a page of " in output
-    assert size < MEGABYTES + 100  # numba is there, too
+    assert size < MEGABYTES + 100  # with numba
 
 
 def test_a_long_text_in_many_rows_is_held_once(tmp_path, monkeypatch):
@@ -545,7 +545,7 @@ def test_a_half_done_folder_with_a_fifo(half_done, name):
 
 @pytest.mark.parametrize("kind", ["bad", "progress"])
 def test_a_task_that_was_stopped_and_a_fifo(half_done, kind):
-    """Opening a FIFO to write waits until somebody reads it; a task removes what lies where it writes."""
+    """Opening a FIFO for writing blocks until it has a reader, so a task first removes what is at its output path."""
     work = half_done / "out" / "work"
     for path in (work / kind / "00000.json", work / "done" / "00000.json", *(work / "completions").iterdir()):
         path.unlink()
@@ -564,7 +564,7 @@ def test_progress_by_somebody_else(tmp_path):
 
 
 def test_another_tokenizer_in_a_half_done_folder(half_done):
-    """It is the one of the command that counts."""
+    """The command's own tokenizer counts."""
     for path in (half_done / "out" / "work").rglob("00000*"):
         path.unlink()
     (half_done / "out" / "tokenizer.json").write_text("{}")

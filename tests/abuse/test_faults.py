@@ -14,7 +14,7 @@ ABUSE = Path(__file__).parent
 
 
 def outcome(name, *arguments):
-    """What a program of this folder prints; it runs apart from pytest, whose threads its forks would not survive."""
+    """The output of a program of this folder. It runs outside pytest, whose threads would break its forks."""
     command = [sys.executable, str(ABUSE / name), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=1200)
 
@@ -38,7 +38,7 @@ def faults():
 
 @pytest.mark.slow
 def test_every_fault_in_every_command(faults):
-    """Refused in one line, and afterwards the same to the bit as undisturbed."""
+    """Each is refused in one line, and the result afterwards is the undisturbed one, to the bit."""
     wrong = {name: lines for name, lines in faults.items() if lines and not lines[0].startswith("skipped")}
     assert wrong == {}
     assert len(faults) > 80

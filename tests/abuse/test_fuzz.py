@@ -1,4 +1,4 @@
-"""Damaged folders through every command: a minute of them in `make test-all`, any time with `make fuzz`."""
+"""Every command on damaged folders: for a minute in `make test-all`, for any time with `make fuzz`."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ FUZZ = Path(__file__).parent / "fuzz.py"
 
 
 def fuzz(folder, seconds, *more):
-    """What a fuzzer found that ran in a process of its own, whose forks know nothing of pytest's threads."""
+    """The failures that a fuzzer finds in a separate process, whose forks do not have pytest's threads."""
     command = [sys.executable, FUZZ, "--seconds", str(seconds), "--out", folder / "found.json", *more]
     ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=900)
     assert (folder / "found.json").exists(), ended.stdout + ended.stderr
@@ -48,7 +48,7 @@ PLANTED = {
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """What the oracle says of each. They run as the fuzzer's forks do, in a process without pytest's threads."""
+    """The oracle's complaints about each program. They run like the fuzzer's forks, without pytest's threads."""
     place = tmp_path_factory.mktemp("planted")
     (place / "program.py").write_text(PROGRAM.format(tests=str(Path(__file__).parents[1]), planted=PLANTED))
     done = subprocess.run([sys.executable, "program.py"], cwd=place, capture_output=True, text=True, timeout=300)
@@ -58,7 +58,7 @@ def seen(tmp_path_factory):
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_oracle_sees_what_is_wrong(seen, name):
-    """Otherwise it would prove nothing that the fuzzer finds nothing."""
+    """Otherwise a fuzzer that finds nothing would prove nothing."""
     assert any(complaint.startswith(PLANTED[name][1]) for complaint in seen[name]), seen[name]
 
 

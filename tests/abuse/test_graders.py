@@ -1,4 +1,4 @@
-"""Graders read what models write, which may be anything: a malformed answer is a wrong one, and never an exception."""
+"""Graders read the output of models, which may be anything: a malformed answer is wrong, and never an exception."""
 
 import math
 import time

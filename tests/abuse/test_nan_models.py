@@ -47,7 +47,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def partly(tmp_path_factory):
-    """NaN after a Q alone."""
+    """NaN only after a Q."""
     return save(tmp_path_factory.mktemp("nan") / "partly", broken=[ord("Q")])
 
 

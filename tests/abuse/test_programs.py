@@ -1,4 +1,4 @@
-"""A recipe or a run folder of a stranger's runs no program, unless the user says so; what the user typed runs."""
+"""A stranger's recipe or run folder runs no program without --trust; programs that the user typed run."""
 
 import json
 import subprocess
@@ -77,7 +77,7 @@ def test_a_foreign_recipe_is_shown_and_not_run(name, stranger, capsys):
         assert "expected --trust, as this recipe is a program" in error
         assert name.partition(":")[0] in error
         assert str(stranger / "run.yaml") in error
-    if name != "on_checkpoint":  # which these do not run
+    if name != "on_checkpoint":  # these commands do not run it
         for command in (["plan"], ["recipes", "show"], ["recipes", "diff", "debug"]):
             assert "--trust" in refused(capsys, [*command, stranger / "run.yaml"])
 
@@ -86,7 +86,7 @@ def test_a_foreign_recipe_is_shown_and_not_run(name, stranger, capsys):
 def test_a_foreign_run_folder_is_opened_without_its_programs(name, stranger, capsys):
     (stranger / "config.yaml").write_text(PROGRAMS[name])
     (stranger / "checkpoints" / "step-00000001").mkdir(parents=True)
-    # It says that it began with this very file, which lies where its reference leads.
+    # The run folder claims that it started with this file, which is where its reference points.
     sha256 = subprocess.run(["sha256sum", stranger / "evil.py"], capture_output=True, text=True).stdout.split()[0]
     references = {f"stranger/evil.py:{thing}": sha256 for thing in ("Block", "Parity")}
     (stranger / "code.json").write_text(json.dumps({"outside": references}))
@@ -99,7 +99,7 @@ def test_a_foreign_run_folder_is_opened_without_its_programs(name, stranger, cap
 
 
 def test_a_foreign_play_folder_runs_nothing_when_it_is_taken_up(stranger, capsys):
-    run = stranger / "runs" / "copying-llama-steps1-lr0.001-seed0"  # the name that this play gives its run
+    run = stranger / "runs" / "copying-llama-steps1-lr0.001-seed0"  # the name of this play's run
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(PROGRAMS["arch: evil.py:Block"])
     command = ["play", "copying", "--out", stranger, "--arch", "llama", "--lr", "1e-3", "train.steps=1"]
@@ -153,7 +153,7 @@ NASTY = "r; touch ran; {step} {checkpoint} '\"$(touch ran)`touch ran` é"
 
 
 def test_values_of_the_command_are_words_whatever_they_hold(tmp_path):
-    """A folder's name that holds another value's place, quotes and commands stays one word."""
+    """A folder name with a placeholder, quotes and commands stays one word."""
     Path("mine.yaml").write_text(RECIPE)
     command = (
         f'{sys.executable} -c \'import json, os, sys; print(json.dumps([sys.argv[1:], os.environ["CANONLM_RUN"], '

@@ -1,4 +1,4 @@
-"""Results and answers of `canonlm eval` that somebody else may have written or changed, and the files that it reads."""
+"""Results and answers of `canonlm eval` that strangers may have written or changed, and the files that it reads."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Run folders of strangers: whatever a file holds, a report is made and says what was wrong."""
+"""Run folders of strangers: any contents of a file give a report that names the problem."""
 
 import io
 import json
@@ -62,7 +62,7 @@ def load_runs_quietly(folder):
 
 
 def shown(folder):
-    """Everything that is made of a folder: (what the terminal gets, the page)."""
+    """Everything that a report makes of a folder: (the terminal output, the page)."""
     console = Console(file=io.StringIO(), width=400, color_system=None)
     for part in tables(load_play(folder)):
         console.print(part)
@@ -102,7 +102,7 @@ FILES = ["config.yaml", "metrics.jsonl", "result.json", "env.json", "data.json",
 
 
 def damaged_files():
-    """Every file with every damage. Without `slow`: every file and every damage, and those with more to assert."""
+    """Every file with every damage. Without `slow`: every file and every damage once, and cases with more checks."""
     for row, name in enumerate(FILES):
         for column, damage in enumerate(DAMAGE):
             asserted = name in ("metrics.jsonl", "result.json") and damage in ("fifo", "device")
@@ -212,7 +212,7 @@ def test_a_large_file_is_read_line_by_line_and_not_without_end(play, monkeypatch
     monkeypatch.setattr(rows, "MAX_BYTES", 2**14)
     path = play / "runs" / "hurt" / "metrics.jsonl"
     with path.open("a") as file:
-        file.truncate(2**40)  # a terabyte of zeros, which take no room
+        file.truncate(2**40)  # a terabyte of zeros, in a sparse file
     notes = []
     evals, _, _ = rows.read(path, rows.evaluation, notes)
     assert [row.step for row in evals] == [0, 50]
@@ -277,7 +277,7 @@ def test_commands_print_names_in_one_line(play, name, capsys, monkeypatch):
 
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "metrics.discarded.jsonl"])
 def test_a_run_that_is_taken_up_writes_through_no_link(name, tmp_path, monkeypatch, capsys):
-    """A stranger's folder may hold links to files of yours, which a lock empties, and rows are added to."""
+    """A stranger's folder may have links to your files, which a lock would empty, and rows would be added to."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(
         "arch: llama\ntask: {name: copying, N: 8, min_items: 2}\ndata: {seq_len: 18, loss_on: answer}\n"

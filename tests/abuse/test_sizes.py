@@ -1,4 +1,4 @@
-"""Sizes that nobody means, and files that have no end: one line within seconds, before anything is allocated."""
+"""Absurd sizes and endless files: a one-line error within seconds, before anything is allocated."""
 
 import json
 import os
@@ -149,8 +149,8 @@ values = st.recursive(
 
 @given(values)
 def test_what_is_written_is_read(value):
-    """JSON is YAML, too, but for characters beyond 0xFFFF, which it writes as two halves, and keys of more than 1,024
-    characters, of which an escaped one takes six."""
+    """JSON is also YAML, except for characters beyond 0xFFFF, which it writes as two halves, and for keys of more than
+    1,024 characters, where an escaped one counts as six."""
     text = json.dumps(value)
     assert parse_json(text, "f") == value
     assert parse_yaml(text, "f")[0] == value

@@ -1,4 +1,4 @@
-"""Weights of a stranger's are those of the model, all of them, or they are refused by name; from every entry."""
+"""A stranger's weights are all of the model's weights, or they are refused by name, at every entry point."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def flatten(state, name):
 
 
 def entries(kind, path):
-    """Every way in that a folder of this kind has."""
+    """Every entry point for a folder of this kind."""
     yield "eval", lambda: fails(["eval", str(path), "--suite", "playground", "task={name: copying}"])
     yield "generate", lambda: fails(["generate", str(path), "1 2", "--tokenizer", "bytes"])
     if kind != "llama":
@@ -244,9 +244,9 @@ def test_configurations_that_cannot_be(kind, key, folder):
             continue
         (path / "config.json").write_text(json.dumps({**config, key: value}))
         for entry, refuse in entries(kind, path):
-            if not (entry == "AutoModelForCausalLM" and key == "model_type"):  # by which the library finds our class
+            if not (entry == "AutoModelForCausalLM" and key == "model_type"):  # the library finds our class by it
                 assert len(refuse()) < 1500, (entry, value)
     (path / "config.json").write_text("[" * 100_000)
     for entry, refuse in entries(kind, path):
-        if entry != "AutoModelForCausalLM":  # the library reads it before it knows whose it is
+        if entry != "AutoModelForCausalLM":  # the library reads it before it knows the class
             assert "config.json" in refuse()

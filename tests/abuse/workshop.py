@@ -1,4 +1,4 @@
-"""Undamaged folders, the results of commands on them, and a process that has imported whatever these commands need."""
+"""Undamaged folders, the results of commands on them, and a process with all imports that these commands need."""
 
 import importlib
 import os
@@ -19,7 +19,7 @@ FIRST = ["canonlm.cli", "canonlm.train.loop", "canonlm.suites.opening", "canonlm
 
 
 class Workshop:
-    """`place` gets a folder for each base; `folder` is the copy that commands work in, `notes` what they print."""
+    """`place` gets a folder for each base; `folder` is the copy in which commands work, `notes` has their output."""
 
     def __init__(self, place: Path, cases: Sequence[Case]) -> None:
         import torch
@@ -74,7 +74,7 @@ def command_in_fork(command: Sequence[str]) -> int:
 
 
 def _and_tell(work: Callable[[], int]) -> Callable[[], int]:
-    """The same work; then it notes which modules it has imported."""
+    """The same work, after which it records the modules that it has imported."""
 
     def working() -> int:
         code = work()
@@ -85,10 +85,10 @@ def _and_tell(work: Callable[[], int]) -> Callable[[], int]:
 
 
 def _load(names: Iterable[str]) -> None:
-    """Import, so that forks need not; only rooms of ours and what they stand on."""
+    """Import modules, so that forks need not: our subpackages and their dependencies only."""
     for name in names:
         if name.split(".")[0] in ROOMS:
             try:
                 importlib.import_module(name)
-            except Exception:  # a module that was made, not found
+            except Exception:  # a module created at run time
                 continue

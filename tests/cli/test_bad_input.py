@@ -1,4 +1,4 @@
-"""Every mistake of a user's: exit code 2, one line on standard error that begins "canonlm: ", nothing written."""
+"""Every mistake of a user: exit code 2, one line on standard error that begins "canonlm: ", nothing written."""
 
 import subprocess
 import sys
@@ -208,6 +208,6 @@ def test_simple_mistakes_are_reported_before_torch_is_loaded(arguments):
 
 
 def test_no_sentence_of_a_help_text_becomes_a_list(capsys):
-    """Markdown takes a line that begins with "1." for one."""
+    """Markdown reads a line that begins with "1." as a list."""
     assert main(["check", "--help"]) == 0
     assert "ends with exit code 1; refused means" in " ".join(capsys.readouterr().out.split())

@@ -1,4 +1,4 @@
-"""TAB: the words that a shell is given, by the protocol of the script that `--install-completion` writes."""
+"""TAB: the words that a shell gets, by the protocol of the script that `--install-completion` writes."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from canonlm.models.archs import bases
 
 
 def completed(line):
-    """What bash is offered behind the line, and the libraries that finding it out has imported."""
+    """The completions of a line in bash, and the libraries that were imported to find them."""
     place = len(line.split(" ")) - 1
     code = (
         "import sys; from canonlm.cli import main\n"

@@ -1,4 +1,4 @@
-"""`canonlm convert`: one line of what it wrote, or one line of why not and nothing written."""
+"""`canonlm convert`: one line about the result, or a one-line error and nothing written."""
 
 import json
 import re
@@ -123,7 +123,7 @@ def test_one_line_and_nothing_written(workdir, capsys, arguments, start):
     assert output.err.startswith("canonlm: " + start)
     assert output.err.count("\n") == 1
     assert output.out == ""
-    shutil.rmtree(workdir / "new", ignore_errors=True)  # a parent of OUT may have been made, but nothing in it
+    shutil.rmtree(workdir / "new", ignore_errors=True)  # a parent of OUT may exist, but nothing in it
     assert files(workdir) == before
 
 

@@ -1,4 +1,4 @@
-"""`canonlm data`: samples for people, samples in a file, and a file of answers graded."""
+"""`canonlm data`: samples for people, samples in a file, and grades for a file of answers."""
 
 import json
 import random
@@ -228,7 +228,7 @@ def test_a_half_done_dump_of_other_settings(depo, workdir, monkeypatch, capsys):
 
 @pytest.fixture
 def small_files():
-    """No file may grow past 20 kB: what a full disk does, without one."""
+    """No file may grow past 20 kB, which simulates a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -341,7 +341,7 @@ def test_every_form_of_answers(form, depo, workdir, capsys):
 def test_an_oracle_is_right_and_silence_is_wrong_for_every_task(name, workdir, capsys):
     assert main(["data", "dump", name, "--n", "20", "--split", "test", "--out", "x.parquet"]) == 0
     rows = pq.read_table("x.parquet").to_pylist()
-    for row in rows:  # as somebody does it who has nothing but the file
+    for row in rows:  # as a user does who has only the file
         row["answers"] = [row["tokens"][span["start"] : span["stop"]] for span in row["answers"]]
     write_lines(workdir / "right.jsonl", rows)
     write_lines(workdir / "silent.jsonl", [{**row, "answers": [None] * len(row["answers"])} for row in rows])

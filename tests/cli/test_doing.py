@@ -1,4 +1,4 @@
-"""A line that is there while a command has nothing to show, and gone afterwards."""
+"""A line that is shown while a command has no output yet, and cleared afterwards."""
 
 import io
 import time
@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 
 
 def replaced(monkeypatch, stderr, patience):
-    """In the test itself: pytest puts its own stream back after the fixtures."""
+    """Called in the test itself, because pytest restores its own stream after the fixtures."""
     monkeypatch.setattr("sys.stderr", stderr)
     monkeypatch.setattr(module, "PATIENCE", patience)
     return stderr

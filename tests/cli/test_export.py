@@ -1,4 +1,4 @@
-"""`canonlm export`: what transformers loads is the model that was trained; one line of what it wrote, or of why not."""
+"""`canonlm export`: transformers loads the trained model; one line about the result, or a one-line error."""
 
 import json
 import os

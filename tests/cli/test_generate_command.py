@@ -1,4 +1,4 @@
-"""`canonlm generate`: what the model writes, on the terminal or into a file; one line where it cannot."""
+"""`canonlm generate`: generated text on the terminal or in a file; a one-line error if that is impossible."""
 
 import json
 
@@ -20,7 +20,7 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def saved(folder, **fields):
-    """Weights that make no two prompts go on alike; bytes below 128 only, so that all is text."""
+    """Weights with which all prompts continue differently, with bytes below 128 only, so that all output is text."""
     config = CanonLMConfig(**SIZES, vocab_size=258, bos_token_id=256, eos_token_id=257, initializer_range=0.6, **fields)
     model = CanonLMForCausalLM(config)
     with torch.no_grad():
@@ -88,7 +88,7 @@ def test_a_prompt_is_continued(workdir, capsys):
     text = written("words", ["Once upon"], 20)[0]
     assert said(capsys, "words", "Once upon", "--max-tokens", "20") == f"Once upon{text}\n"
     without = written("words", ["Once upon"], 20, bos=False)[0]
-    assert without != text  # the tokenizer begins texts with BOS by itself
+    assert without != text  # the tokenizer adds BOS to texts
     assert said(capsys, "words", "Once upon", "--max-tokens", "20", "--no-bos") == f"Once upon{without}\n"
     stop = text[7:9]
     cut = said(capsys, "words", "Once upon", "--max-tokens", "20", "--stop", "never there", "--stop", stop)

@@ -1,4 +1,4 @@
-"""The page is written at the start, when a run ends, and else not too often."""
+"""The page is written at the start, when a run ends, and otherwise not too often."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from canonlm.cli.live_page import SECONDS, LivePage
 
 @pytest.fixture
 def written(monkeypatch):
-    """The calls that would have written a page: whether it was live, and at which time."""
+    """The calls that would write a page: whether it was live, and the time."""
     calls = []
     monkeypatch.setattr("canonlm.cli.live_page.load_play", lambda folder: folder)
     monkeypatch.setattr("canonlm.cli.live_page.write_page", lambda play, out, live: calls.append(live))

@@ -48,7 +48,7 @@ def test_training_texts_are_not_the_test(workdir):
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_everybody_of_the_last_group_is_asked_about_once(workdir, k):
-    """Read off the text alone: whose year is told, who shares it with whom, and what is said at the end."""
+    """Checked by the text alone: whose year is stated, who shares it with whom, and the sentence at the end."""
     assert multihop("hops.jsonl", f"k={k}", "people=4", "background=30", "--n", "40") == 0
     for text in texts(workdir / "hops.jsonl"):
         facts, _, answer = text.rpartition("\n\n")

@@ -1,4 +1,4 @@
-"""`canonlm new`: each file runs by the commands that are printed with it, and no file is overwritten."""
+"""`canonlm new`: each file runs with the printed commands, and no file is overwritten."""
 
 import shlex
 from pathlib import Path
@@ -16,7 +16,7 @@ SHORT = ["train.steps=2", "train.eval_every=2", "train.eval_size=8", "train.batc
 
 @pytest.fixture
 def commands(tmp_path, monkeypatch, capsys):
-    """The commands that `canonlm new` prints, run in a folder of the test's own."""
+    """`commands(kind, name)`: the commands that `canonlm new` prints, run in a temporary folder."""
     monkeypatch.chdir(tmp_path)
 
     def written(kind, name):
@@ -30,7 +30,7 @@ def commands(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def trained(monkeypatch):
-    """The runs of `canonlm play`, which are trained in this process."""
+    """The runs of `canonlm play`, trained in this process."""
     results = {}
 
     def follow(runs, *_):

@@ -1,4 +1,4 @@
-"""`canonlm plan`: numbers checked by hand, and one line for what cannot be."""
+"""`canonlm plan`: numbers checked by hand, and one line for impossible settings."""
 
 import pytest
 
@@ -12,7 +12,7 @@ QUICK = "train.compile=false"  # the compiler's partition takes seconds
 
 
 def numbers(output):
-    """The rows that are no part of another."""
+    """The rows that are not part of another row."""
     return dict(line.split(maxsplit=1) for line in output.splitlines()[1:] if not line.startswith("    "))
 
 
@@ -29,7 +29,7 @@ def test_a_published_run(capsys):
     rows = numbers(output)
     assert rows["parameters"] == "1,364,396,032"
     assert rows["tokens"] == "1,006,632,960,000  (240,000 steps of 1,024 windows of 4,096)"
-    # 6 per weight but the embedding's, and attention: 12 * layers * width * T / 2.
+    # 6 per weight outside the embedding, and attention: 12 * layers * width * T / 2.
     per_token = 6 * (1_364_396_032 - 32000 * 2048 - 2048 * (4 * 24 + 1)) + 12 * 24 * 2048 * 4096 / 2
     assert f"{per_token:.3e} per token" in rows["FLOPs"]
     assert f"{per_token * 1_006_632_960_000:.3e} " in rows["FLOPs"]
@@ -58,7 +58,7 @@ def test_a_task(capsys):
 
 
 def test_the_cost_of_many_runs(tiny, monkeypatch):
-    """The sum of the plans of each; and each architecture and size is built once."""
+    """The sum of the plans of all runs; each architecture and size is built once."""
     built = []
     monkeypatch.setattr("canonlm.launch.plan.build_model", lambda run, device: built.append(run) or build(run, device))
     runs = [tiny(arch=arch, train={"seed": seed}) for arch in ("llama", "gdn2") for seed in range(50)]

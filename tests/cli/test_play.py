@@ -31,7 +31,7 @@ SMALL = [
 
 
 def names(*overrides, archs=("llama", "llama+canon=A"), lrs=(3e-3,)):
-    """Of the runs of `command`."""
+    """The names of the runs of `command`."""
     runs = plan(load_preset("copying", "tiny"), Path(), archs=archs, lrs=lrs, overrides=[*SMALL, *overrides])
     return [run.name for run in runs]
 
@@ -61,14 +61,14 @@ def rows(folder):
 
 
 def test_from_nothing_to_a_report_and_again(tmp_path, capsys, monkeypatch):
-    """One after the other, because each start of a process costs seconds."""
+    """One test for several commands, because each start of a process takes seconds."""
     with canonlm(*command(tmp_path, "train.steps=30")) as process:
         stdout, stderr = process.communicate()
     assert (process.returncode, stderr) == (0, "")
     _is_reported(tmp_path, stdout)
 
-    # The same once more and one run that fails. The finished one is not started again; the other is named, with exit
-    # code 1, and the report is written. (What a training that diverges says: tests/train/test_loop.py.)
+    # The same command with one more run, which fails. The finished run is not started again; the other is named, with
+    # exit code 1, and the report is written. (The message of a training that diverges: tests/train/test_loop.py.)
     before = results(tmp_path)
     (tmp_path / "report.html").unlink()
     (tmp_path / "fail.sh").write_text("#!/bin/sh\necho 'canonlm: stopped at step 5' >&2\nexit 1\n")
@@ -116,7 +116,7 @@ def test_two_tasks_in_one_folder(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_interrupted_and_taken_up_again(tmp_path):
-    """Ctrl-C to the parent only: both runs save, none is left behind; then the same command, as if nothing had been."""
+    """Ctrl-C to the parent only: both runs save, and no process is left; then the same command completes both."""
     arguments = command(tmp_path, "train.steps=300", "--jobs", "2")
     folders = [tmp_path / "runs" / name for name in names("train.steps=300")]
     with canonlm(*arguments) as process:
@@ -129,7 +129,7 @@ def test_interrupted_and_taken_up_again(tmp_path):
     assert stderr == f"\ncanonlm: interrupted; every run is saved in {tmp_path}. The same command continues.\n"
     assert training_in(tmp_path) == []
     stopped = [int(next(iter((folder / "checkpoints").iterdir())).name[-8:]) for folder in folders]
-    # On a busy machine the first run may be through before the second has begun.
+    # On a busy machine the first run may end before the second has begun.
     cut = [folder for folder, step in zip(folders, stopped, strict=True) if step < 300]
     assert cut
     assert all(step > 0 for step in stopped)

@@ -1,4 +1,4 @@
-"""`canonlm data prepare` and `canonlm data check`: what is printed, where, and with which exit code."""
+"""`canonlm data prepare` and `canonlm data check`: their output, its stream, and the exit code."""
 
 import json
 import subprocess
@@ -27,14 +27,14 @@ def prepare(*args, out="out", tokenizer="bytes"):
 
 
 def test_it_says_what_it_made_and_nothing_else(capfd):
-    for _ in range(2):  # the second time it is there already
+    for _ in range(2):  # the second time it is already there
         assert prepare() == 0
         printed = capfd.readouterr()
         assert printed.out.splitlines() == [
             "out: train: 9 documents, 27 bytes of text, 45 tokens",
             "out: vocabulary of 258, uint16",
         ]
-        assert printed.err == ""  # nothing of datatrove's log either
+        assert printed.err == ""  # nor datatrove's log
 
 
 def test_check_reads_everything_again(capsys, workdir):

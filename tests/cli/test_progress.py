@@ -1,4 +1,4 @@
-"""A grid of runs on a terminal and in a log, and one line for an evaluation, whatever the task."""
+"""A grid of runs on a terminal and in a log, and one line for an evaluation of any task."""
 
 import io
 import re
@@ -34,7 +34,7 @@ def progress(arch, lr, seed, state="waiting", step=0, speed=None):
 
 
 def simulated(seconds, jobs):
-    """Until the last of several runs ends, if each free worker takes the next."""
+    """The time until the last of several runs ends, if each free worker takes the next."""
     workers = [0.0] * jobs
     for one in seconds:
         workers.sort()
@@ -51,11 +51,11 @@ def test_time_left_is_that_of_the_schedule():
         one.train = TrainRow(50, 1.5, 1000.0 if one is grid[0] else 500.0)
     waiting = [START_SECONDS + seconds for seconds in (100, 200) for _ in range(5)]
     assert seconds_left(grid, 2) == pytest.approx(simulated([100, 50, *waiting], 2), rel=0.1)
-    # Runs that took twice as long as their reported speed says: so will the others.
+    # Runs took twice as long as their reported speed implies, so the others will, too.
     ended = progress("llama", 3e-3, 0, "finished", 100, 1000.0)
     ended.seconds = 2 * (START_SECONDS + 100)
     assert seconds_left([*grid, ended], 2) == pytest.approx(2 * seconds_left(grid, 2))
-    # One that was continued at step 90 took 20 s: as predicted.
+    # A run that was continued at step 90 took 20 s, as predicted.
     ended.first_step, ended.seconds = 90, START_SECONDS + 10
     assert seconds_left([*grid, ended], 2) == pytest.approx(seconds_left(grid, 2))
     assert seconds_left(grid[:1], 4) == 50

@@ -1,4 +1,4 @@
-"""`canonlm recipes`: all listed, shown so that they load again, compared key by key."""
+"""`canonlm recipes`: all are listed, printed so that they load again, and compared key by key."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`canonlm report`: what it writes where, and how it follows runs that are going on."""
+"""`canonlm report`: its output files, and how it follows running runs."""
 
 import io
 import json
@@ -162,7 +162,7 @@ def test_a_table_that_does_not_fit_says_so_and_alike_runs_have_names(tmp_path):
     following.read(time.time())
     text = shown(following.runs, width=200, height=14)
     assert "29 of 30 finished, 20 more not shown." in text
-    assert text.splitlines()[1].split()[0] == "run29"  # what goes on comes first
+    assert text.splitlines()[1].split()[0] == "run29"  # running runs come first
     assert text.count("\n") <= 13
     assert NASTY in text
 

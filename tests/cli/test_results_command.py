@@ -1,4 +1,4 @@
-"""`canonlm results`: tables, files and pairs of the published numbers, with one's own beside them."""
+"""`canonlm results`: tables, files and pairs of the published numbers, with the user's beside them."""
 
 import csv
 import io
@@ -48,7 +48,7 @@ def evaluated(folder, source="some/model"):
 
 
 def cells(text):
-    """The lines of a table, cut at runs of blanks."""
+    """The lines of a table, split at runs of spaces."""
     return [re.split(r" {2,}", line.strip()) for line in text.splitlines() if line.strip()]
 
 
@@ -75,7 +75,7 @@ def test_filters_stand_anywhere(arguments, capsys):
 def test_groups_show_every_number(group, columns, capsys):
     assert main(["results", "--group", group, "model=GDN2Canon-3B-Nemo-1T-lr0.003"]) == 0
     rows = [row for row in cells(capsys.readouterr().out) if row[0].startswith("GDN2")]
-    assert sum(len(row) - 1 for row in rows) == columns  # in as many tables as the width takes
+    assert sum(len(row) - 1 for row in rows) == columns  # in several tables, by width
 
 
 def test_other_sources(capsys):
@@ -83,7 +83,7 @@ def test_other_sources(capsys):
     assert len(cells(capsys.readouterr().out)) == 2 + 18
     assert main(["results", "source=best"]) == 0
     assert len(cells(capsys.readouterr().out)) == 2 + 26
-    assert main(["results", "model=Qwen/Qwen2-7B"]) == 0  # nothing else is meant
+    assert main(["results", "model=Qwen/Qwen2-7B"]) == 0  # it matches nothing else
     assert "Qwen/Qwen2-7B" in capsys.readouterr().out
     assert main(["results", "--group", "mano", "arch=GLA", "size=8L512D"]) == 0
     out = capsys.readouterr().out
@@ -152,7 +152,7 @@ def test_pairs(capsys):
     assert gla5[4:] == ["b → AbCD", "+3.0", "+2.5", "+2.2", "−0.6", "+6.7", "−0.66", "+1.2", "+9.9", "−1.3", "+3.5"]
     better = dict(zip(header[5:], next(row for row in rows if row[0] == "better")[1:], strict=True))
     worse = dict(zip(header[5:], next(row for row in rows if row[0] == "worse")[1:], strict=True))
-    assert (better["Wiki_ppl"], worse["Wiki_ppl"]) == ("32/32", "0/32")  # less is better
+    assert (better["Wiki_ppl"], worse["Wiki_ppl"]) == ("32/32", "0/32")  # lower is better
     assert better["lm_eval_avg13"] == "28/32"
     marked = {row[0] for row in rows if row[0][-1] in "¹²"}
     assert marked == {"Llama¹", "GLA5²"}
@@ -194,7 +194,7 @@ def test_ones_own_beside_the_published_ones(tmp_path, capsys):
     assert rows[0][0].startswith("multihop")
     assert rows[1] == ["model", "size", "1hop-2k"]
     assert len(rows) == 2 + 64 + 1
-    assert rows[-1] == ["mine/step-00000010", "–", "91.2 ±1.3"]  # one's own come last
+    assert rows[-1] == ["mine/step-00000010", "–", "91.2 ±1.3"]  # the user's come last
     assert rows[-2][0].endswith("lr0.005") or rows[-2][0].endswith("lr0.003")
     assert [row[0] for row in cells(depo) if row[0] == "mine"] == ["mine"]
     assert "75.0 ±4.4" in depo
@@ -214,7 +214,7 @@ def test_pairs_of_ones_own(tmp_path, capsys):
     assert main(["results", str(tmp_path), "--paired"]) == 0
     rows = cells(capsys.readouterr().out)
     better = [row[1:] for row in rows if row[0] == "better"]
-    assert better == [["23/32"], ["0/1"], ["1/1", "1/1", "1/1", "0/1"]]  # those of one source alone count together
+    assert better == [["23/32"], ["0/1"], ["1/1", "1/1", "1/1", "0/1"]]  # pairs are only counted within a source
 
 
 @pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>", "[red]x", "[link=http:a]b[", "a\x1b[31mb"])
@@ -246,7 +246,7 @@ def test_damaged_runs_are_said_and_leave_the_csv_whole(tmp_path, capsys):
 
 
 def test_starts_quickly():
-    """Without the libraries that take seconds to load."""
+    """It does not import the libraries that take seconds to load."""
     code = (
         "from canonlm.cli import main; main(['results', 'size=8B'])\n"
         "import sys; assert 'torch' not in sys.modules and 'numba' not in sys.modules"

@@ -1,4 +1,4 @@
-"""`canonlm work`: a folder of runs, from what is left to do to all finished."""
+"""`canonlm work`: a folder of runs, from unfinished to finished."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def test_a_run_of_a_stranger_is_not_started(tiny, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_all_are_finished(runs, tiny, tmp_path):
-    """One command, with runs that fail; and again, which has nothing to do."""
+    """One command, with a run that fails; then again, with nothing left to do."""
     shutil.copytree(runs / "seed1", runs / "damaged")
     (runs / "damaged" / "checkpoints").write_text("not a folder")
     command = [sys.executable, "-m", "canonlm", "work", str(runs), "--jobs", "2"]

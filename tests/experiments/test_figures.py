@@ -40,7 +40,7 @@ def shown_in(figure):
 
 
 def trainings(rows):
-    """How many runs the paper's numbers come from: four rates, and two seeds of Mano."""
+    """The number of runs behind the paper's numbers: four rates, and two seeds for Mano."""
     return sum(4 * (2 if task == "Mano" else 1) for task, *_ in {run_of(row) for row in rows})
 
 
@@ -59,12 +59,12 @@ def test_a_figure_has_the_cells_and_the_runs_that_the_paper_prints(figure):
 def test_all_figures_together_are_the_papers_grids():
     of_grids = [each for each in EXPERIMENTS.values() if each.figure]
     assert len(set().union(*map(grid.cells, of_grids))) == len({cell(row) for row in GRIDS}) == len(GRIDS) == 2913
-    runs = {run.name for each in of_grids for run in grid.first_look_runs(each, "paper")}  # what figures share, too
+    runs = {run.name for each in of_grids for run in grid.first_look_runs(each, "paper")}  # including shared ones
     assert len(runs) == trainings(GRIDS) == 9492
 
 
 def test_the_points_of_one_claim():
-    """Exactly those that its verdict looks at, and the panels of its experiment train them all."""
+    """They are exactly those that its verdict uses, and the panels of its experiment train them all."""
     for experiment in EXPERIMENTS.values():
         for number, claim in experiment.claims.items():
             for scale in claim.at:
@@ -87,7 +87,7 @@ def test_every_claim_is_tested_or_says_why_not():
 
 
 def test_names_of_architectures_are_complete():
-    """Or a run would have another identity than the one that it is planned under. And all fit the number of heads."""
+    """Otherwise a run's identity would differ from the planned one. And all fit the number of heads."""
     done, kinds = set(), set()
     for experiment in EXPERIMENTS.values():
         for scale in experiment.scales:
@@ -105,7 +105,7 @@ def test_names_of_architectures_are_complete():
 
 @pytest.mark.parametrize("scale", ["micro", "small"])
 def test_states_of_three_sizes_at_equal_parameters(scale):
-    """Numbers of a state: what heads remember, head_dim x state_size each."""
+    """The size of a state is head_dim x state_size for each head."""
     experiment = EXPERIMENTS["hops"]
     arms = {arm for pair in experiment.claims["C41"].pairs for arm in pair.arms}
     counted = {}

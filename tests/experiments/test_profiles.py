@@ -1,4 +1,4 @@
-"""The command's experiment: what it trains, what it shares with registered ones, how long it says that takes."""
+"""The command's experiment: its runs, those that it shares with registered ones, and its estimate of the time."""
 
 import json
 import re
@@ -21,7 +21,7 @@ ARCHS = ["llama", "llama+canon"]
 
 
 def finished(run, accuracy=0.5):
-    """A made-up outcome of a run on Depo."""
+    """A synthetic outcome of a run on Depo."""
     right = round(1000 * accuracy)
     row = Evaluation(run.config.train.steps, {"k=1": Count(right, 1000), "k=2": Count(right, 1000)}, 1.0)
     return Outcome(row.step, (row,))
@@ -65,7 +65,7 @@ def test_quick_is_one_rate_one_seed_and_a_third_of_the_training():
         assert (run.config.train.seed, run.config.train.eval_split) == (0, "test")
         assert run.config.train.steps == pytest.approx(full[task].config.train.steps / 3, rel=0.02)
     assert quick["depo"].config.train.optim.lr == 1e-3
-    assert quick["capo"].config.task["exposures"] == 33  # its steps follow from what is told
+    assert quick["capo"].config.task["exposures"] == 33  # its steps follow from the exposures
 
 
 def test_parameters_are_matched_to_the_first():
@@ -88,7 +88,7 @@ def test_a_changed_file_of_a_block_is_another_run(tmp_path):
     for text in (source, source + "# again\n", source):
         path.write_text(text)
         [run] = runs_of(profile([f"{path}:Wave"], ["copying"], quick=True), {})
-        create_folder(tmp_path / run.name, run.config)  # the folder of one is not that of the other
+        create_folder(tmp_path / run.name, run.config)  # the two runs do not share a folder
         names.append(run.name)
     assert names[0] == names[2] != names[1]
 
@@ -103,10 +103,10 @@ def test_time_left_follows_from_timed_steps_and_then_from_finished_runs():
     pace.started(runs[0].name)
     now[0] = 50.0
     assert pace.left(runs) == pytest.approx((50 + 100 + 200 + 200) / 2)
-    now[0] = 150.0  # half as fast again
+    now[0] = 150.0  # 1.5 times the estimate
     pace.ended(runs[0].name, runs[0].config, True)
     assert pace.left(runs, {runs[0].name}) == pytest.approx(1.5 * (100 + 200 + 200) / 2)
-    assert pace.left(runs, {run.name for run in runs[:3]}) == pytest.approx(1.5 * 200)  # one job has nothing left
+    assert pace.left(runs, {run.name for run in runs[:3]}) == pytest.approx(1.5 * 200)  # one job is idle
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_profile_from_nothing_to_its_page(tmp_path, monkeypatch, capsys):
     assert cli.main(command) == 0
     first = capsys.readouterr().out
     assert first.count("finished") == 6
-    counts = re.findall(r"\(([1-6]) of 6 runs", first)  # two that end together are counted together
+    counts = re.findall(r"\(([1-6]) of 6 runs", first)  # runs that end together are counted together
     assert (len(counts), counts[-1]) == (6, "6")
     assert counts == sorted(counts)
     assert "One seed proves nothing" in first

@@ -1,4 +1,4 @@
-"""The command: foretelling, and one small experiment from nothing to its verdict."""
+"""The command: its forecast, and one small experiment from nothing to its verdict."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Plans are functions of what is finished, and verdicts of what the seeds say: on made-up outcomes."""
+"""Plans are functions of the finished runs, and verdicts of the seeds' results, on synthetic outcomes."""
 
 import json
 import random
@@ -47,7 +47,7 @@ def outcome(accuracy, steps=600, halfway=None):
 
 
 def finish(experiment, accuracies, outcomes=None):
-    """Every run that is planned, until nothing new is. accuracies(arch, rate, seed)"""
+    """Finish all planned runs until the plan has no new ones. accuracies(arch, rate, seed): their results."""
     outcomes = dict(outcomes or {})
     while new := [run for run in plan([experiment], "micro", OUT, outcomes) if run.name not in outcomes]:
         for run in new:
@@ -170,7 +170,7 @@ def test_steps_to_a_score_are_compared_where_a_claim_is_about_speed(mine):
     experiment = mine("lower", 0.1, more="    steps_to: 0.5\n")
     outcomes = finish(experiment, around(0.9, 0.2))
     for run in plan([experiment], "micro", OUT, outcomes):
-        if run.config.arch == "llama":  # gets there at the end, the other one halfway
+        if run.config.arch == "llama":  # reaches it at the end, the other one halfway
             outcomes[run.name] = outcome(0.9, halfway=0.1)
     [verdict] = judge(experiment, "micro", outcomes)
     assert verdict.state == "supported"
@@ -276,7 +276,7 @@ def test_text_is_judged_by_its_loss_its_spread_and_what_lies_beyond(tmp_path, sp
     ],
 )
 def test_a_run_without_a_finite_loss_counts_as_diverged(tmp_path, is_out, rate, state, seeds, note):
-    """The rate 3e-3 is the best one; at others the loss is higher by how far they are from it."""
+    """The rate 3e-3 is the best one; at others the loss grows with their distance from it."""
     (tmp_path / "mine.yaml").write_text(TEXT)
     experiment, outcomes = schema.load(str(tmp_path / "mine.yaml")), {}
     while new := [run for run in plan([experiment], "micro", OUT, outcomes) if run.name not in outcomes]:
@@ -318,7 +318,7 @@ def test_variants_of_a_training_are_compared(tmp_path):
     (tmp_path / "mine.yaml").write_text(HOPS)
     experiment, outcomes = schema.load(str(tmp_path / "mine.yaml")), {}
     while new := [run for run in plan([experiment], "micro", OUT, outcomes) if run.name not in outcomes]:
-        for run in new:  # one hop is no part of the claim
+        for run in new:  # one hop is not part of the claim
             right = 200 if run.config.task["train_k"] == 2 else 900
             slices = {"k=1": Count(1000 - right, 1000), "k=2": Count(right + run.config.train.seed % 5, 1000)}
             outcomes[run.name] = Outcome(600, (Evaluation(600, slices, 1.0),))

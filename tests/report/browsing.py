@@ -1,4 +1,4 @@
-"""Headless Chromium, and what tests ask of a page in it."""
+"""Headless Chromium, and queries of a page in it."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def errors(browser):
 
 
 def requested(browser):
-    """Addresses the page asked for, except itself and what it carries inside."""
+    """The addresses that the page requested, except its own and embedded data."""
     sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     urls = [m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"]
     return [url for url in urls if not url.startswith(("file:", "data:", "blob:"))]

@@ -1,4 +1,4 @@
-"""Synthetic play folders: the same files a real run writes, with numbers that are known."""
+"""Synthetic play folders: the same files as those of real runs, with known numbers."""
 
 import itertools
 import json
@@ -99,7 +99,7 @@ EVERY_TASK = {
 
 
 def capo_bits(share, params, people=1000):
-    """What a model stores that knows this share of everything about its people."""
+    """The bits of a model that knows this share of everything about its people."""
     bits = 65.0 * share
     return {"bits_per_parameter": bits * people / params, "bits_per_person": bits, "bits_per_person_at_most": 65.0}
 
@@ -108,7 +108,7 @@ def write_every_task(
     folder: Path, archs=("llama", "llama+canon"), rates=(0.001, 0.003), seeds=(0, 1), sizes=(40_000, 160_000),
     measures=True,
 ):  # fmt: skip
-    """One section per task; Capo at several sizes. Deterministic. Without `measures`: rows as they were before."""
+    """One section per task; Capo at several sizes. Deterministic. Without `measures`: rows of earlier versions."""
     draw = random.Random(11)
     sections = []
     for task, (spec, slices) in EVERY_TASK.items():
@@ -147,7 +147,7 @@ def text_evaluation(step, sets):
 
 
 def write_text_run(folder: Path, *, sources=None, contents=None, evals=(), config=None, **kwargs):
-    """`sources`: {name: (path, weight)}; `contents`: {name: sha256}, as `data.json` notes them."""
+    """`sources`: {name: (path, weight)}; `contents`: {name: sha256}, as in `data.json`."""
     sources = sources or {"web": ("data/web", 1.0)}
     text = {"sources": {name: {"path": path, "weight": weight} for name, (path, weight) in sources.items()}}
     model = {"num_hidden_layers": 2, "hidden_size": 64}

@@ -1,4 +1,4 @@
-"""Reads a page back: what it holds, its charts, and everything that it says."""
+"""Reads a page back: its embedded data, its charts, and its visible text."""
 
 import csv
 import io
@@ -7,7 +7,7 @@ import re
 
 
 def held(page):
-    """The JSON inside a page, as browsers read it: NaN is an error."""
+    """The JSON embedded in a page, as browsers read it: NaN is an error."""
     text = re.search(r'<script type="application/json" id="page-data">(.*?)</script>', page, re.DOTALL)[1]
     return json.loads(text, parse_constant=_refuse)
 
@@ -17,7 +17,7 @@ def _refuse(text):
 
 
 def blocks(page, kind):
-    """All blocks of a kind, wherever they are on the page."""
+    """All blocks of a kind on the page."""
     return [of for block in _walk(held(page)["blocks"]) for key, of in block.items() if key == kind]
 
 
@@ -26,7 +26,7 @@ def charts(page):
 
 
 def tables(page):
-    """Rows of texts, with small print after a line break."""
+    """The tables as rows of texts, with small print after a line break."""
     return [[[_text(cell) for cell in row] for row in (each["head"], *each["rows"])] for each in blocks(page, "table")]
 
 
@@ -41,7 +41,7 @@ def row_heads(page):
 
 
 def said(page):
-    """All texts that a reader can see, but for those of charts; a line each."""
+    """All visible texts outside charts, a line each."""
     data = held(page)
     lines = [data["title"], " · ".join(data["facts"])]
     for block in _walk(data["blocks"]):

@@ -55,7 +55,7 @@ def test_a_click_on_a_name_acts_on_every_panel(browser, demo):
     before = browser.execute_script(lines)
     browser.execute_script("document.querySelector('#curves-1').parentElement.querySelector('.legend button').click()")
     assert until(lambda: browser.execute_script(lines) == before - 4 * (3 + 1))
-    # what was hidden stays hidden when the page is laid out anew
+    # hidden traces stay hidden after a new layout
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
                             {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True})  # fmt: skip
     assert until(lambda: browser.execute_script("return document.querySelector('#curves-1').layout.width < 400"))
@@ -103,7 +103,7 @@ def test_hostile_names_stay_text(browser, tmp_path):
     assert until(lambda: browser.execute_script("return document.querySelectorAll('#curves-0 .hovertext').length") > 0)
     said = browser.execute_script("return document.querySelector('#curves-0 .hovertext').textContent")
     assert nasty in said
-    assert "30.0% (6 of 20; 95% interval 11.1% to 59.6%)" in said  # questions count for fewer than they are
+    assert "30.0% (6 of 20; 95% interval 11.1% to 59.6%)" in said  # 20 questions count for fewer
     assert browser.execute_script("return document.querySelectorAll('img').length") == 0
     assert errors(browser) == []
 
@@ -117,7 +117,7 @@ def test_a_page_of_four_runs_answers_on_two_screens(browser, tmp_path):
     assert browser.execute_script("return document.documentElement.scrollHeight") <= 2500
     assert browser.execute_script("return document.querySelectorAll('.chart .main-svg').length") > 0
     folded = "return [...document.querySelectorAll('details .chart')].filter(box => box.children.length).length"
-    assert browser.execute_script(folded) == 0  # drawn when it is opened
+    assert browser.execute_script(folded) == 0  # drawn when opened
     browser.execute_script(OPEN)
     assert until(lambda: browser.execute_script(folded) == 1)
 
@@ -127,7 +127,7 @@ def test_a_page_of_running_runs_follows_them_and_stays_where_it_is(browser, tmp_
     for seed in (0, 1):
         write_run(tmp_path / "runs" / f"going{seed}", seed=seed, evals=rows[:5], steps=36, finished=False)
     path = write_page(load_play(tmp_path), tmp_path / "report.html", live=True)
-    show(browser, path)  # the curves of runs of which none has finished
+    show(browser, path)  # curves of unfinished runs
     state = "return [...document.querySelectorAll('details')].map(part => [part.firstChild.textContent, part.open])"
     assert ["Every learning rate, every run (2 runs)", True] in browser.execute_script(state)
     browser.execute_script(OPEN)

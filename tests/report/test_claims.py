@@ -1,4 +1,4 @@
-"""The ledger of claims: rows of kept runs to verdicts, estimates and pages."""
+"""The ledger of claims: from rows of kept runs to verdicts, estimates and pages."""
 
 import csv
 import re

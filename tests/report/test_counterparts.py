@@ -1,4 +1,4 @@
-"""Each of the 2,913 cells of the paper's grids: a run of ours that stands beside it, or the reason why none can."""
+"""Each of the 2,913 cells of the paper's grids has a run of ours beside it, or a reason why that is impossible."""
 
 import shlex
 from collections import Counter
@@ -24,7 +24,7 @@ UNREAD = "how much rotary embedding this column of the figure has could not be r
 
 @cache
 def typed(task, setting, arguments):
-    """The configuration of a run that a command starts, read as its user would type it."""
+    """The configuration of a run that a command starts, with arguments as a user types them."""
     option, name, *overrides = shlex.split(arguments)
     assert option == "--arch"
     raw = merge(load_preset(task, "paper", setting).run, {"arch": name})
@@ -34,14 +34,14 @@ def typed(task, setting, arguments):
 
 @cache
 def model_of(arch):
-    """(architecture, sites) that a report reads off a run of that name, which has the complete name."""
+    """(architecture, sites) in a report of a run of that architecture, which stores its complete name."""
     name, fields = complete_name(arch, Sizes(1, 512, 8, vocab_size=50, seq_len=64))
     return split_arch(name, fields)
 
 
 @cache
 def fits(task, setting, size):
-    """Whether runs of a difficulty and size are those of the paper's cells, and its slices, and its measures."""
+    """Whether runs of a difficulty and size have the settings, slices and measures of the paper's cells."""
     run = typed(task, setting, counterpart({"arch": "Llama", "canon": "none", "size": size}).arguments)
     config = run.model_dump(mode="json")
     assert (shape_of(config), setting_of(config["task"])) == (size, setting)

@@ -1,4 +1,4 @@
-"""The report reads what `canonlm eval` kept: beside runs, alone, damaged."""
+"""The report reads the results of `canonlm eval`: beside runs, alone, damaged."""
 
 import io
 import json
@@ -32,7 +32,7 @@ def write_results(folder, source, entries):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two runs on a task, of which one has been asked two suites, and a model that is no run."""
+    """Two runs on a task, one of them with results of two suites, and a model that is not a run."""
     run = write_run(tmp_path / "runs" / "depo-llama", evals=[evaluation(10, {("k", 1): (30, 40)})])
     write_run(tmp_path / "runs" / "depo-canon", arch="llama+canon", evals=[evaluation(10, {("k", 1): (39, 40)})])
     write_results(
@@ -40,7 +40,7 @@ def folder(tmp_path):
         "runs/depo-llama",
         [
             ("multihop", "1hop-0k", [("exact", 0.3, 0.02, True)]),
-            ("multihop", "1hop-0k", [("exact", 0.912, 0.0127, True), ("year", 0.92, 0.01, True)]),  # asked again
+            ("multihop", "1hop-0k", [("exact", 0.912, 0.0127, True), ("year", 0.92, 0.01, True)]),  # evaluated again
             ("harness", "wikitext", [("word_perplexity", 23.456, None, False)]),
         ],
     )
@@ -64,13 +64,13 @@ def test_tables(folder):
     assert "–" in row
     assert "92.0% ± 1.0" in row
     assert "23.5" in text
-    assert "12.3" not in text  # slices are in the file alone
+    assert "12.3" not in text  # slices are only in the file
     assert "depo-llama/step-00000010" in text
     assert "llama+canon" in text
 
 
 def test_other_settings_are_other_rows(tmp_path):
-    """Of one model, or of two: numbers that were asked differently never share a row."""
+    """Numbers with different settings never share a row, for one model or for two."""
     for name, entries in {"a": [(3, 0.5), (5, 0.25)], "b": [(5, 0.75)]}.items():
         write_results(tmp_path / name, name, [("multihop", "1hop-0k", [("exact", v, None, True)]) for _, v in entries])
         raw = json.loads((tmp_path / name / "results.json").read_text())

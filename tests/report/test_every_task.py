@@ -1,4 +1,4 @@
-"""One page for all tasks: its charts, tables and data are the rows of the runs, whatever the task reports."""
+"""One page for all tasks: its charts, tables and data are the rows of the runs, for all measures."""
 
 import csv
 import io
@@ -30,7 +30,7 @@ def rows_of(folder, run):
 
 
 def value_in(row, key):
-    """Of a row as it stands in the file."""
+    """A value of a row in the file."""
     found = {f"{k}={v}": part["correct"] / part["total"] for part in row["slices"] for k, v in part["slice"].items()}
     return (found | row.get("measures", {})).get(key)
 
@@ -160,7 +160,7 @@ def test_the_hover_of_a_run_shows_its_answers(run_folder):
     trace = learning_curves(archs, ["from=start"], {})["series"][0]
     low, high = wilson(Count(31, 40))
     assert f"31 of 40; 95% interval {100 * low:.1f}% to {100 * high:.1f}%" in trace["hover"][1]
-    assert "low" not in trace  # which says nothing of another run
+    assert "low" not in trace  # one run says nothing about others
 
 
 def test_the_headline_of_lano_is_what_is_written_from_the_start(tmp_path):
@@ -281,7 +281,7 @@ def test_a_long_interval_does_not_flatten_the_size_chart(tmp_path):
 
 
 def test_every_number_says_how_many_runs_are_behind_it(tmp_path):
-    """Where one of three runs has no bits, and in the tables by scale, which have no column for it."""
+    """One of three runs has no bits, and the tables by scale have no column for the number of runs."""
     for arch, right in (("llama", 10), ("llama+canon", 60)):
         for seed in range(3):
             slices = {("attribute", "field"): (right + seed, 100), ("question", "field"): (right, 100)}

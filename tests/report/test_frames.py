@@ -1,4 +1,4 @@
-"""One's own runs as rows of the same frame as the published results: complete, in its units, with what was left out."""
+"""The user's runs as rows of the frame of the published results: complete, in its units, with a list of omissions."""
 
 import json
 import math
@@ -137,7 +137,7 @@ def test_impossible_numbers_break_nothing(tmp_path):
 
 @pytest.fixture
 def evaluated(tmp_path):
-    """A run on text and a published checkpoint, both asked."""
+    """A run on text and a published checkpoint, both evaluated."""
     run = tmp_path / "runs" / "mine"
     run.mkdir(parents=True)
     config = {"arch": "gla5+canon", "text": {"train": "x"}, "model": {"num_hidden_layers": 2, "hidden_size": 64},
@@ -173,7 +173,7 @@ def evaluated(tmp_path):
 
 def test_evaluations_line_up_with_the_published_tables(evaluated):
     numbers, left_out = runs_frame([evaluated])
-    assert left_out == []  # the run on text is there by what it was asked
+    assert left_out == []  # the run on text has rows by its evaluation
     mine = numbers.filter(pl.col("model") == "mine/step-00000010")
     assert rows(mine, "arch", "canon", "size", "tokens", "lr", "seed")[0] == (
         "GLA5", "AbCD", "2L64D", 10 * 4 * 128, 0.01, 3)  # fmt: skip
@@ -185,7 +185,7 @@ def test_evaluations_line_up_with_the_published_tables(evaluated):
         ("multihop", "1hop-2k"): 50.0, ("babilong", "qa1-4k"): 75.0, ("hellaswag", "all"): 50.0,
         ("wikitext", "all"): 13.5, ("niah_single_2", "0.5k"): 100.0, ("niah_single_2", "4k"): 50.0,
         ("fda", "once"): 50.0, ("fda", "twice"): 75.0}  # fmt: skip
-    assert found["multihop", "fair", "2hop-2k", "exact", "%"] == 50.0  # another law than the published one
+    assert found["multihop", "fair", "2hop-2k", "exact", "%"] == 50.0  # not the published setting
     assert found["multihop", None, "1hop-2k, position=3", "exact", "%"] == 25.0
     assert found["depo", "depo1-225", "k=4", "accuracy", "%"] == 50.0
     asked = set(curves().select(question).iter_rows())
@@ -209,7 +209,7 @@ def test_a_run_by_itself_and_nothing(evaluated, tmp_path):
 
 
 def test_a_run_that_was_asked_again_is_no_second_one(tmp_path):
-    """Other questions, of another evaluation: a column of its own, and no pair with what training found."""
+    """The questions of another evaluation have a separate column, and no pair with the result of training."""
     for name, arch in (("a", "llama"), ("b", "llama+canon")):
         depo_run(tmp_path / "runs" / name, arch=arch)
     scores = [("accuracy", 0.5, 0.1, 8, {}, True), ("accuracy", 0.5, 0.1, 8, {"k": 4}, True)]
@@ -363,7 +363,7 @@ def test_500_runs(tmp_path):
 
 @pytest.mark.parametrize("cell", ["B", "B(no-res)", "ABCD", "ABCD(frozen)"])
 def test_canon_meets_cells_of_its_own_kind_and_only_those(tmp_path, cell):
-    """Runs of earlier versions say so in fields; names say so now."""
+    """Runs of earlier versions have this in fields; now it is in the name."""
     sites, _, flag = cell.rstrip(")").partition("(")
     fields = {"no-res": {"canon_residual": False}, "frozen": {"canon_frozen": True}, "": {}}[flag]
     config = {"model": {**SHAPE["model"], "fields": fields}}

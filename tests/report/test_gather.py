@@ -1,5 +1,5 @@
-"""Several folders at once: each run once, under a name of its own, beside those that were asked the same. And whatever
-lies in a folder, there is a report."""
+"""Several folders at once: each run once, with a unique name, beside runs with the same questions. And any contents of
+a folder give a report."""
 
 import io
 import json
@@ -190,12 +190,11 @@ def test_names_cannot_command_the_terminal(tmp_path):
 
 @pytest.mark.slow
 def test_500_runs(tmp_path):
-    """Ten seconds is what it may take on a small machine that does other things besides; here the time of the process
-    alone is measured."""
+    """It may take ten seconds on a small machine that also does other work, so the test measures CPU time."""
     rows = [evaluation(step, {("k", k): (step // 10 + k, 100) for k in (1, 2, 3, 4)}) for step in range(0, 601, 100)]
     first = write_run(tmp_path / "runs" / "0", arch="llama", evals=rows, losses=[(10, 3.0), (600, 2.0)])
     config = (first / "config.yaml").read_text()
-    for place in range(1, 500):  # YAML takes its time to be written
+    for place in range(1, 500):  # writing YAML is slow
         folder = shutil.copytree(first, tmp_path / "runs" / str(place))
         arch = ("llama", "llama+canon", "gla5", "gdn2")[place % 4]
         text = config.replace("arch: llama", f"arch: {arch}").replace("seed: 0", f"seed: {place}")

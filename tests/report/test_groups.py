@@ -1,4 +1,4 @@
-"""One page for several plays into one folder: what repeats is pooled, what differs stands apart and says in what."""
+"""One page for several plays into one folder: repeats are pooled, and other runs are separate, named by difference."""
 
 import json
 
@@ -29,7 +29,7 @@ def names(tmp_path):
 
 
 def test_residual_and_no_residual_are_two_groups(tmp_path):
-    """They were pooled as "2 runs" once."""
+    """They were once pooled as "2 runs"."""
     run(tmp_path / "runs" / "a", "llama+canon", fields={})
     run(tmp_path / "runs" / "b", "llama+canon", fields={"canon_residual": False})
     run(tmp_path / "runs" / "c", "llama+canon", seed=1, fields={"canon_residual": False})
@@ -84,7 +84,7 @@ def test_files_from_outside_tell_runs_apart(tmp_path):
 
 
 def test_two_plays_one_page(tmp_path, capsys):
-    """Different architectures, residual and no residual, four sizes, matched parameters: everything is there."""
+    """The page has different architectures, residual and no residual, four sizes, and matched parameters."""
     listed = []
     for place, (layers, width) in enumerate(SIZES):
         run(tmp_path / "runs" / f"llama{place}", layers=layers, width=width, params=layers * width**2, share=20)

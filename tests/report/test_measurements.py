@@ -1,4 +1,4 @@
-"""`canonlm.load_runs`: every number that runs have written is a row, once, and what is missing is named."""
+"""`canonlm.load_runs`: every number in the files of runs is one row, and missing ones are named."""
 
 import json
 import re

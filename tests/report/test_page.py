@@ -1,4 +1,4 @@
-"""The page says what the files say, and nothing in a file can become code on the page."""
+"""The page shows the contents of the files, and nothing in a file can become code on the page."""
 
 import io
 import json
@@ -182,7 +182,7 @@ def test_the_terminal_tables(demo):
 
 @pytest.mark.parametrize("hops", [3, 6])
 def test_the_tables_say_what_guessing_scores(tmp_path, hops):
-    """Of six slices the best table has the mean, and a table of their own has each."""
+    """For six slices the table of best rates has the mean, and a separate table has each slice."""
     chance = {f"k={k}": k / 10 for k in range(1, hops + 1)}
     for arch, right in (("llama", 15), ("gla5", 60)):
         last = evaluation(100, {("k", k): (right, 100) for k in range(1, hops + 1)})

@@ -1,4 +1,4 @@
-"""A profile of made-up outcomes: sentences, tables, charts."""
+"""A profile of synthetic outcomes: sentences, tables, charts."""
 
 import re
 
@@ -19,7 +19,7 @@ SLICES = {"depo": ("k=1", "k=2"), "copying": ("first=1", "first=2", "first=4", "
 
 
 def made_up(archs, tasks, seeds, score, **options):
-    """Every run that is planned, with four evaluations that rise evenly. score(task, arch, seed): at last."""
+    """Outcomes of all planned runs, with four evaluations that rise evenly to score(task, arch, seed)."""
     experiment = profile(archs, tasks, seeds=seeds, **options)
     outcomes = {}
     for point in grid.points(experiment, "micro"):

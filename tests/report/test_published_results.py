@@ -1,4 +1,4 @@
-"""The packaged numbers are those of the release and of the paper: check values were taken from their tables once."""
+"""The packaged numbers are those of the release and of the paper, by check values from their tables."""
 
 import hashlib
 import subprocess
@@ -74,7 +74,7 @@ DELTAS = {
 
 
 def digest(rows):
-    """Of a set of rows, whatever their order."""
+    """The digest of a set of rows in any order."""
     text = "\n".join(sorted("|".join(repr(float(x)) if isinstance(x, int | float) else x for x in row) for row in rows))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -148,7 +148,7 @@ def test_what_the_notes_say_of_contexts_and_batches():
 @pytest.mark.parametrize(("average", "count"), [("lm_eval_avg13", 13), ("JRT_avg12", 12), ("babilong_avg20", 20),
                                                 ("avg10", 10)])  # fmt: skip
 def test_averages_are_those_of_their_columns(name, average, count):
-    """Each column is rounded to 0.1 and so is the average, of unrounded ones: at most 0.1 apart."""
+    """Columns are rounded to 0.1, and so is the average of unrounded ones, so both are at most 0.1 apart."""
     assert len(AVERAGES[average]) == count
     values = {(model, column): value for model, column, value in by_column(getattr(package, name)())}
     told = {model: value for (model, column), value in values.items() if column == average}
@@ -221,7 +221,7 @@ def test_a_curve_ends_near_the_final_score_and_at_the_last_token(finals):
     last = package.curves().filter(pl.col("metric") != "loss").group_by("model", "task", "metric").last()
     final = finals.select("model", "task", "metric", "slice", final="value", length="tokens")
     both = last.join(final, on=["model", "task", "metric", "slice"])
-    assert len(both) == 64 * 13  # triviaqa is asked in another way there
+    assert len(both) == 64 * 13  # triviaqa has another format there
     assert (both["tokens"] - both["length"]).abs().max() <= 5_000_000
     gaps = both.with_columns(gap=(pl.col("value") - pl.col("final")).abs())
     assert gaps.filter(pl.col("task") == "copa")["gap"].max() == pytest.approx(3.0)

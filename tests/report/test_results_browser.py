@@ -1,4 +1,4 @@
-"""The page of results in a real browser: what a reader does, and what then stands there."""
+"""The page of results in a real browser: actions of a reader, and what the page then shows."""
 
 import csv
 import io
@@ -48,7 +48,7 @@ def tick(browser, name, value):
 
 
 def saved(browser, section):
-    """What the section's button saves: the download itself goes to a folder of the browser's."""
+    """The data that the section's button saves; the download itself goes to the browser's folder."""
     text = browser.execute_script("return csvOf(document.getElementById(arguments[0]).rows())", f"{section}-csv")
     return list(csv.DictReader(io.StringIO(text)))
 
@@ -153,7 +153,7 @@ def test_best_rates_smoothing_and_a_hover(browser, page):
     before, saved_before = browser.execute_script(lines), saved(browser, "curves")
     choose(browser, "curves-smooth", "9")
     assert browser.execute_script(lines) != before
-    assert saved(browser, "curves") == saved_before  # smoothing is for the eye
+    assert saved(browser, "curves") == saved_before  # smoothing is only visual
     browser.execute_script(
         "Plotly.Fx.hover(document.querySelector('#curves-chart'), [{curveNumber: 0, pointNumber: 20}])"
     )

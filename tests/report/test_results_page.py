@@ -1,4 +1,4 @@
-"""The page of results: what it holds is what the files say."""
+"""The page of results has the contents of the files."""
 
 import csv
 import datetime
@@ -86,7 +86,7 @@ def test_averages_recompute_from_the_page(data):
         benchmark = published.BENCHMARKS[average]
         about = [published.BENCHMARKS[column] for column in columns]
         having = [key[:4] for key in found if key[4:] == (benchmark.task, None, benchmark.slice, benchmark.metric)]
-        models = [model for model in having if model[0] != "best"]  # whose averages are bests of averages
+        models = [model for model in having if model[0] != "best"]  # its averages are bests of averages
         assert len(models) >= (18 if average == "avg10" else 64)
         for model in models:
             parts = [found[*model, b.task, None, b.slice, b.metric] for b in about]

@@ -1,4 +1,4 @@
-"""The claims about the published models, against sums made by hand from the file of final scores."""
+"""The claims about the published models, against sums by hand from the file of final scores."""
 
 import csv
 import re

@@ -1,4 +1,4 @@
-"""Run folders are read as they are found: running, crashed, empty, damaged, hostile."""
+"""Run folders are read in any state: running, crashed, empty, damaged, hostile."""
 
 import json
 
@@ -63,7 +63,7 @@ def test_accuracy_is_that_of_the_primary_scale_however_the_answers_are_sliced_be
 def test_the_primary_scale_is_the_first_in_the_file_not_in_the_alphabet(run_folder):
     slices = {("k", 2): (10, 100), ("a", 1): (100, 100), ("k", 1): (50, 100)}
     assert load_run(run_folder(evals=[evaluation(50, slices)])).result.final.accuracy == pytest.approx(0.3)
-    unasked = {("b", 1): (0, 0)} | slices  # what nobody was asked has no accuracy to go by
+    unasked = {("b", 1): (0, 0)} | slices  # a slice without questions has no accuracy
     assert load_run(run_folder("b", evals=[evaluation(50, unasked)])).result.final.accuracy == pytest.approx(0.3)
 
 

@@ -159,7 +159,7 @@ def test_a_rate_does_not_win_by_running_one_seed_twice(tmp_path):
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_one_or_two_runs_have_no_interval(tmp_path, seeds):
-    """However many questions they answered, and also where they score alike."""
+    """Even with many questions, and even if they score alike."""
     (only,) = summarise(grid(tmp_path, [("llama", 0.1, seed, 50, 10 * seed) for seed in range(seeds)]))
     equal, other = only.best.slices.values()
     assert (equal.low, equal.high, equal.kind) == (0.5, 0.5, "one run" if seeds == 1 else "2 runs")
@@ -183,7 +183,7 @@ def test_one_pair_has_no_interval(tmp_path):
 
 @given(values=st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=3, max_size=12))
 def test_intervals_of_accuracies_of_tasks_with_one_state(values):
-    """Student's t, with a variance of no less than what 1,000 questions in clusters make, and than one point."""
+    """Student's t, with a variance of at least that of 1,000 questions in clusters, and at least one point."""
     found = spread_of(values, 1000, two_state=False)
     mean = statistics.fmean(values)
     near = (1000 * mean + 2) / 1004
@@ -282,7 +282,7 @@ def test_the_most_bits_per_parameter_are_all_bits_over_all_parameters(run_folder
     assert at_most(run, "bits_per_parameter") == pytest.approx(65.0 * 250 / params)
     assert at_most(run, "bits_per_person") == 65.0
     assert at_most(run, "kl") is None
-    nothing = run_folder("nothing", task=CAPO, evals=rows[:1], params=params)  # nothing stored yet: not known
+    nothing = run_folder("nothing", task=CAPO, evals=rows[:1], params=params)  # nothing stored yet: unknown
     assert at_most(read_runs([nothing])[0][0], "bits_per_parameter") is None
 
 

@@ -1,4 +1,4 @@
-"""Runs on text: what they wrote, which of them are compared, and that nothing is said of them but losses."""
+"""Runs on text: their rows, which of them are compared, and that the report only has their losses."""
 
 import csv
 import io
@@ -190,7 +190,7 @@ def test_settings_under_the_names_of_the_frames(tmp_path):
     folders = [tmp_path / "one", tmp_path / "two"]
     found = settings(gather(folders))
     assert set(found) == {f"{tmp_path}/one/a", f"{tmp_path}/two/a", "b"} == set(runs_curves(folders)[0]["model"])
-    assert set(runs_frame(folders)[0]["model"]) == {f"{tmp_path}/one/a"}  # the same name, though it alone is finished
+    assert set(runs_frame(folders)[0]["model"]) == {f"{tmp_path}/one/a"}  # the same name, though only one has finished
     a, b = found[f"{tmp_path}/one/a"], found["b"]
     assert (a["parameters"], a["text.sources.web.path"], a["model.hidden_size"]) == (77, "data/web", 64)
     assert (b["train.optim.lr"], b["task.max_n"], "parameters" in b) == (0.5, 30, False)

@@ -38,7 +38,7 @@ def played(tmp_path):
 
 
 def test_each_architecture_at_its_best_rate(played):
-    """Of llama+canon the rate with a run that has not finished does not win by the two that have."""
+    """A rate of llama+canon with an unfinished run does not win by its two finished ones."""
     [section] = load_play(played).texts
     assert list(columns(section)) == ["loss (web)", "bits per byte (web)", "1hop-0k"]
     llama, canon = scores(section)

@@ -1,4 +1,4 @@
-"""Means over seeds against numpy and scipy: which rows belong together, and what their interval is."""
+"""Means over seeds against numpy and scipy: the rows that belong together, and their interval."""
 
 import math
 from collections import defaultdict
@@ -36,7 +36,7 @@ rows = st.one_of(st.lists(st.fixed_dictionaries(few), max_size=40), st.lists(st.
 
 
 def interval(by_seed, unit, least):
-    """Of the mean of one number per seed, cut to what percentages can be."""
+    """The interval of the mean of one number per seed, clipped to valid percentages."""
     values = [np.mean(found) for found in by_seed.values()]
     half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
     if max(values) == min(values):
@@ -96,7 +96,7 @@ def test_mean_differences_over_seeds(drawn):
 
 
 def test_the_difference_is_taken_seed_by_seed():
-    """Seeds 50 points apart and Canon always 2 to 4 points above: sure by pairs, and lost among the seeds."""
+    """Seeds are 50 points apart and Canon is 2 to 4 points better: clear in pairs, but not in unpaired means."""
     asked = {"arch": "Llama", "task": "depo", "unit": "%"}
     both = [asked | {"canon": canon, "seed": seed, "value": 20.0 + 25 * seed + gain}
             for seed, gains in enumerate(((0, 2), (0, 3), (0, 4)))
@@ -138,5 +138,5 @@ def test_the_eight_seeds_of_the_paper():
     (row,) = found.filter((pl.col("task") == "lambada_openai") & (pl.col("metric") == "acc")).iter_rows(named=True)
     truth = stats.t.interval(0.95, 7, np.mean(lambada), stats.sem(lambada))
     assert (row["value"], row["low"], row["high"]) == pytest.approx((np.mean(lambada), *truth))
-    assert found["low"].min() == 0.0  # two hops after 6,000 tokens: 0.0 to 1.2 %, and no less than none
+    assert found["low"].min() == 0.0  # two hops after 6,000 tokens: 0.0 to 1.2 %, not below 0
     assert tidy.paired_over_seeds(numbers).is_empty()  # those with Canon layers have one run

@@ -1,4 +1,4 @@
-"""Runs that others write: what is new is told once, a file that has not changed is not opened, half a row waits."""
+"""Runs of other processes: news is reported once, an unchanged file is not opened, and half a row waits."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_a_file_that_has_not_changed_is_not_opened(tmp_path, going, monkeypatch)
     rows = []
     monkeypatch.setattr("canonlm.runs.follow.parse", lambda row, _: rows.append(row) or parse(row, _))
     watch.read(now(going))
-    assert [row["step"] for row in rows] == [2000]  # the new end alone
+    assert [row["step"] for row in rows] == [2000]  # only the new end
 
 
 def test_half_a_row_waits_for_the_other_half(tmp_path, going):
@@ -131,7 +131,7 @@ def test_runs_that_come_later_and_what_is_no_run(tmp_path, going):
     assert [run.name for run in watch.runs] == ["a"]
     later = write_run(tmp_path / "runs" / "b", finished=False)
     (later / "metrics.jsonl").unlink()
-    assert watch.read(now(going)) == []  # there is nothing to tell of it yet
+    assert watch.read(now(going)) == []  # it has no news yet
     assert (watch.runs[1].name, watch.runs[1].state, watch.done) == ("b", "waiting", False)
     (later / "config.yaml").write_text("{")
     watch.read(0.0)

@@ -1,4 +1,4 @@
-"""What is said must be true of the numbers."""
+"""Sentences must be true of the numbers."""
 
 import json
 
@@ -96,7 +96,7 @@ HIGH = [(90, 80), (93, 82), (92, 84), (91, 83), (90, 81)]
                     "(5 seeds each); b scores higher on average, too; so on every question type."),
         (HIGH, LOW, "the runs of a score higher than those of b: 86.6% against 17.0% averaged over question types "
                     "(5 seeds each); a scores higher on average, too; so on every question type."),
-        # as many runs of each as the other has
+        # the same number of runs of each
         ([*LOW, (100, 100)], HIGH, "the runs of b score higher than those of a: 86.6% against 17.0% averaged over "
                                    "question types (5 seeds each); b scores higher on average, too; so on every "
                                    "question type."),
@@ -106,7 +106,7 @@ HIGH = [(90, 80), (93, 82), (92, 84), (91, 83), (90, 81)]
         ([(10, 92), (11, 91), (12, 93), (10, 90), (11, 92)], [(98, 40), (99, 41), (97, 42), (98, 40), (99, 41)],
          "the runs of b score higher than those of a: 69.5% against 51.2% averaged over question types (5 seeds each); "
          "so on 1 hop, and the other way round on 2 hops."),
-        # three of five runs have solved it: luck does that
+        # three of five runs have solved it, which can be luck
         ([(10, 10)] * 5, [(10, 10), (10, 10), (99, 99), (99, 99), (99, 99)],
          "no difference is seen between a and b: 10.0% and 63.4% averaged over question types (5 seeds each)."),
         ([(100, 100)] * 5, [(100, 100)] * 5,
@@ -128,7 +128,7 @@ def test_the_verdict_says_what_the_seeds_bear_out(tmp_path, plain, canon, text):
 
 
 def test_three_architectures_are_compared_two_by_two(tmp_path):
-    """Three pairs on a page need more seeds than one: two against one in 252 labellings is too often then."""
+    """Three pairs on a page need more seeds than one pair: 2 of 252 labellings is then too large a share."""
     archs = architectures(tmp_path, {"a": [(0, 0)] * 5, "b": HIGH, "c": [(0, 0)] * 5})
     first, nothing, last = verdict(archs).removesuffix(".").split(". ")
     assert first.startswith("At the best learning rates, the runs of b score higher than those of a: 86.6% against 0%")
@@ -229,7 +229,7 @@ def of_mine(folder, words):
 
 
 def test_a_task_from_outside_brings_its_words(tmp_path):
-    """As text in the run's folder: a report never runs the file of a task."""
+    """They are text in the run's folder: a report never runs the file of a task."""
     page = render(load_play(of_mine(tmp_path, json.dumps(WORDS).encode())))
     for words in ("Count <b>the bits</b>.", "4 <i>bits</i>"):
         assert words in said(page)
