@@ -7,8 +7,8 @@ from canonlm import CanonLMConfig, CanonLMForCausalLM
 
 
 class Knows(CanonLMForCausalLM):
-    """`law(tokens) -> [len(tokens), vocab]`: the scores of what follows each token of a row. Generates without a cache,
-    so that it sees the whole row every time; padding on the left is taken off first."""
+    """`distribution(tokens) -> [len(tokens), vocab]`: the scores of the token after each token of a row. It generates
+    without a cache, so that it sees the whole row every time; padding on the left is removed first."""
 
     def __init__(self, vocab_size, distribution):
         super().__init__(

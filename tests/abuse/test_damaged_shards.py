@@ -73,7 +73,7 @@ def flip(path, every=50, bit=0, start=0):
     content.tofile(path)
 
 
-def said(error, path):
+def assert_damaged(error, path):
     assert str(error.value) == f"{path}: damaged: its sha256 is not the one in index.json"
 
 
@@ -92,7 +92,7 @@ def test_a_run_that_reads_a_damaged_shard_does_not_finish(web, tmp_path, name, w
     for _ in range(2):  # nor does it when run again
         with pytest.raises(ValueError) as error:
             train(run(web, data={"workers": workers}), tmp_path / "run")
-        said(error, web / name)
+        assert_damaged(error, web / name)
         assert not (tmp_path / "run" / "result.json").exists()
 
 
@@ -166,7 +166,7 @@ def test_the_end_waits_says_so_and_can_be_interrupted(web, tmp_path, slow, monke
     monkeypatch.setattr(Slow, "let", True)
     with pytest.raises(ValueError) as error:
         train(run(web), tmp_path / "run")
-    said(error, web / "train-00003.ds")
+    assert_damaged(error, web / "train-00003.ds")
     flip(web / "train-00003.ds")  # back
     assert train(run(web), tmp_path / "run")["steps"] == STEPS
     assert not (tmp_path / "run" / verification.NAME).exists()

@@ -61,7 +61,7 @@ def not_finite(out):
     return entry, (score["value"], score["n"])
 
 
-def said(capsys):
+def error_line(capsys):
     """The one line on standard error."""
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("canonlm: ")
@@ -74,12 +74,12 @@ def said(capsys):
 def test_questions_in_words(model, tmp_path, capsys, suite):
     command = (model, tmp_path, "--suite", *suite, *BYTES)
     assert evaluate(*command) == 1
-    assert said(capsys).endswith(": the model's logits are not finite (NaN) in 3 of 3 questions")
+    assert error_line(capsys).endswith(": the model's logits are not finite (NaN) in 3 of 3 questions")
     entry, counts = not_finite(tmp_path)
     assert counts == (3, 3)
     assert [row["finite"] for row in read_answers(tmp_path, entry)] == [False] * 3
     assert evaluate(*command) == 1  # as before
-    said(capsys)
+    error_line(capsys)
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -88,7 +88,7 @@ def test_the_playground(tmp_path, capsys, kind):
     folder = save(tmp_path / "model", len(task.vocab), max_position_embeddings=2048)
     settings = [f"task.{key}={value}" for key, value in TASKS[kind].items()]
     assert evaluate(folder, tmp_path, "--suite", "playground", *settings, "n=4", "--batch-size", "2") == 1
-    assert "the model's logits are not finite (NaN) in " in said(capsys)
+    assert "the model's logits are not finite (NaN) in " in error_line(capsys)
     entry, (bad, total) = not_finite(tmp_path)
     assert bad == total == len(read_answers(tmp_path, entry))
     assert main(["report", str(tmp_path), "--table"]) == 0
@@ -100,7 +100,7 @@ def test_some_questions_are_a_warning(partly, tmp_path, capsys):
     prompts.write_text("All is well\nQuestions\nand so on\n")
     generate = ("generate", str(partly), "--prompts", str(prompts), *BYTES, "--max-tokens", "4")
     assert main([*generate, "--out", str(tmp_path / "answers.jsonl")]) == 0
-    assert said(capsys) == "canonlm: the model's logits are not finite (NaN) in 1 of 3 prompts"
+    assert error_line(capsys) == "canonlm: the model's logits are not finite (NaN) in 1 of 3 prompts"
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 3
 
 
@@ -111,7 +111,7 @@ def test_some_questions_of_a_suite_are_a_warning(tmp_path, capsys):
     bad = sum(letter in prompt for prompt in prompts)
     partly = save(tmp_path / "model", broken=[ord(letter)])
     assert evaluate(partly, tmp_path / "out", "--suite", "multihop", "people=2", "n=6", *BYTES) == 0
-    assert said(capsys).endswith(f"1hop-0k: the model's logits are not finite (NaN) in {bad} of 6 questions")
+    assert error_line(capsys).endswith(f"1hop-0k: the model's logits are not finite (NaN) in {bad} of 6 questions")
     entry, counts = not_finite(tmp_path / "out")
     assert counts == (bad, 6)
     finite = [row.get("finite", True) for row in read_answers(tmp_path / "out", entry)]
@@ -120,18 +120,20 @@ def test_some_questions_of_a_suite_are_a_warning(tmp_path, capsys):
 
 def test_generation(model, tmp_path, capsys):
     assert main(["generate", str(model), "Hello", "--tokenizer", "bytes"]) == 1
-    assert said(capsys) == "canonlm: the model's logits are not finite (NaN): it cannot write"
+    assert error_line(capsys) == "canonlm: the model's logits are not finite (NaN): it cannot write"
     (tmp_path / "prompts.txt").write_text("one\ntwo\n")
     out = tmp_path / "answers.jsonl"
     assert main(["generate", str(model), "--prompts", str(tmp_path / "prompts.txt"), "--out", str(out), *BYTES]) == 1
-    assert said(capsys) == "canonlm: the model's logits are not finite (NaN) in 2 of 2 prompts: nothing is written"
+    assert (
+        error_line(capsys) == "canonlm: the model's logits are not finite (NaN) in 2 of 2 prompts: nothing is written"
+    )
     assert not out.exists()
 
 
 @pytest.mark.parametrize("sampling", [(), ("--temperature", "1", "--top-k", "4", "--top-p", "0.9")])
 def test_sampling(model, capsys, sampling):
     assert main(["generate", str(model), "Hello", "--tokenizer", "bytes", *sampling]) == 1
-    said(capsys)
+    error_line(capsys)
 
 
 @pytest.mark.slow
@@ -206,4 +208,4 @@ def test_a_probe(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(checkpoint, "load_model", broken)
     capsys.readouterr()
     assert main(["probe", str(tmp_path / "run"), "--fit", "3", "--test", "2"]) == 1
-    assert "the model's hidden states are not finite (NaN) at " in said(capsys)
+    assert "the model's hidden states are not finite (NaN) at " in error_line(capsys)

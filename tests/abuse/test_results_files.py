@@ -169,7 +169,7 @@ class Sums:
         return {"exact": said == question.answer}
 
 
-def asked(folder):
+def evaluated(folder):
     results = Results(folder, ABOUT)
     scores = results.ask("sums", Sums(), {"n": 6}, lambda prompts, max_new_tokens, stop: enumerate("024680"))
     return results.add("sums", "sums", {"n": 6}, scores, 1.0)
@@ -189,7 +189,7 @@ TAMPERED = {
 
 @pytest.mark.parametrize("how", TAMPERED)
 def test_answers_that_were_changed_are_noticed(tmp_path, how):
-    entry = asked(tmp_path)
+    entry = evaluated(tmp_path)
     assert [row["said"] for row in read_answers(tmp_path, entry)] == list("024680")
     path = tmp_path / entry["answers"]["file"]
     path.write_text(TAMPERED[how](path.read_text()))
@@ -202,7 +202,7 @@ def test_answers_that_were_changed_are_noticed(tmp_path, how):
 
 
 def test_answers_may_be_removed_and_more_may_follow(tmp_path):
-    entry = asked(tmp_path)
+    entry = evaluated(tmp_path)
     path = tmp_path / entry["answers"]["file"]
     with path.open("a") as file:
         file.write(json.dumps({"index": 6, "slice": {}, "answer": "12", "said": "12", "right": {"exact": True}}) + "\n")

@@ -77,7 +77,7 @@ def written(model, prompts, most, stop=(), bos=True):
     return [result[index] for index in range(len(prompts))]
 
 
-def said(capsys, *arguments):
+def output_of(capsys, *arguments):
     assert main(["generate", *arguments]) == 0
     output = capsys.readouterr()
     assert output.err == ""
@@ -86,19 +86,19 @@ def said(capsys, *arguments):
 
 def test_a_prompt_is_continued(workdir, capsys):
     text = written("words", ["Once upon"], 20)[0]
-    assert said(capsys, "words", "Once upon", "--max-tokens", "20") == f"Once upon{text}\n"
+    assert output_of(capsys, "words", "Once upon", "--max-tokens", "20") == f"Once upon{text}\n"
     without = written("words", ["Once upon"], 20, bos=False)[0]
     assert without != text  # the tokenizer adds BOS to texts
-    assert said(capsys, "words", "Once upon", "--max-tokens", "20", "--no-bos") == f"Once upon{without}\n"
+    assert output_of(capsys, "words", "Once upon", "--max-tokens", "20", "--no-bos") == f"Once upon{without}\n"
     stop = text[7:9]
-    cut = said(capsys, "words", "Once upon", "--max-tokens", "20", "--stop", "never there", "--stop", stop)
+    cut = output_of(capsys, "words", "Once upon", "--max-tokens", "20", "--stop", "never there", "--stop", stop)
     assert cut == f"Once upon{text[: text.index(stop)]}\n"
 
 
 def test_as_much_as_fits(workdir, capsys):
     text = written("short", ["aaaaaaaaaa"], 5)[0]
     assert len(text) == 5  # with bos: 16 tokens
-    assert said(capsys, "short", "aaaaaaaaaa") == f"aaaaaaaaaa{text}\n"
+    assert output_of(capsys, "short", "aaaaaaaaaa") == f"aaaaaaaaaa{text}\n"
 
 
 def test_the_text_comes_bit_by_bit(workdir, monkeypatch):
@@ -114,10 +114,10 @@ def test_draws_are_a_function_of_the_seed(workdir, capsys):
     texts = []
     for seed in ("1", "1", "2"):
         torch.manual_seed(len(texts))
-        texts.append(said(capsys, *draw, "--seed", seed))
+        texts.append(output_of(capsys, *draw, "--seed", seed))
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]
-    assert said(capsys, "words", "Once", "--max-tokens", "20") not in texts
+    assert output_of(capsys, "words", "Once", "--max-tokens", "20") not in texts
 
 
 @pytest.mark.parametrize("kind", ["text", "jsonl"])
@@ -130,7 +130,7 @@ def test_a_file_of_prompts(workdir, capsys, kind):
         (workdir / "file.jsonl").write_text("\n".join(map(json.dumps, rows)))
     file = "file.txt" if kind == "text" else "file.jsonl"
     arguments = ("words", "--prompts", file, "--out", "made/answers.jsonl", "--max-tokens", "9", "--stop", "e")
-    assert said(capsys, *arguments) == "4 prompts answered: made/answers.jsonl\n"
+    assert output_of(capsys, *arguments) == "4 prompts answered: made/answers.jsonl\n"
     answers = [json.loads(line) for line in (workdir / "made" / "answers.jsonl").read_text("utf-8").splitlines()]
     assert [answer["prompt"] for answer in answers] == prompts
     assert [answer["text"] for answer in answers] == written("words", prompts, 9, ["e"])
@@ -143,13 +143,13 @@ def test_draws_for_a_file_do_not_depend_on_its_batches(workdir, capsys):
     collected = []
     for size in ("1", "3"):
         arguments = ("words", "--prompts", "file.txt", "--out", size, "--temperature", "1", "--max-tokens", "9")
-        said(capsys, *arguments, "--batch-size", size)
+        output_of(capsys, *arguments, "--batch-size", size)
         collected.append((workdir / size).read_text())
     assert collected[0] == collected[1]
 
 
 def test_a_playground_run_speaks_the_words_of_its_task(workdir, capsys):
-    text = said(capsys, "played", "bos x3 x1 x4 ans", "--max-tokens", "5")
+    text = output_of(capsys, "played", "bos x3 x1 x4 ans", "--max-tokens", "5")
     assert text.startswith("bos x3 x1 x4 ans ")
     words = text.split()
     assert 5 < len(words) <= 10
@@ -157,7 +157,7 @@ def test_a_playground_run_speaks_the_words_of_its_task(workdir, capsys):
 
 
 def test_another_tokenizer(workdir, capsys):
-    assert said(capsys, "bare", "ab", "--tokenizer", "bytes", "--max-tokens", "3").startswith("ab")
+    assert output_of(capsys, "bare", "ab", "--tokenizer", "bytes", "--max-tokens", "3").startswith("ab")
 
 
 MISTAKES = [

@@ -63,11 +63,11 @@ def test_sampling_is_exact(knows, grammars):
     with torch.no_grad():
         answer = evaluation_._write(wrap(model), list(range(600)), 1, CPU)
     counts = Counter(tuple(sentence) for sentence in answer)
-    laws = {s: np.exp(task.grammar.log_probability(s[:-1])) for s in counts}
-    assert all(distribution > 0 and s[-1] == 0 for s, distribution in laws.items())
-    common = [s for s, distribution in laws.items() if 600 * distribution > 8]
+    probabilities = {s: np.exp(task.grammar.log_probability(s[:-1])) for s in counts}
+    assert all(probability > 0 and s[-1] == 0 for s, probability in probabilities.items())
+    common = [s for s, probability in probabilities.items() if 600 * probability > 8]
     observed = [counts[s] for s in common]
-    expected = [600 * laws[s] for s in common]
+    expected = [600 * probabilities[s] for s in common]
     rest = 600 - sum(expected)
     result = stats.chisquare([*observed, 600 - sum(observed)], [*expected, rest])
     assert len(common) > 10

@@ -289,17 +289,17 @@ def test_a_run_that_is_sent_away_ends_as_if_nothing_had_happened(tiny, tmp_path,
         number, log = re.fullmatch(r"job (\d+) is in the queue; its log: (.*)\n", output).groups()
         return number, Path(log)
 
-    def told():
+    def log_text():
         return log.read_text() if log.exists() else "nothing"
 
     def stopped():
-        return re.findall(r"^canonlm: stopped after step (\d+) of \d+; (.*)$", told(), re.MULTILINE)
+        return re.findall(r"^canonlm: stopped after step (\d+) of \d+; (.*)$", log_text(), re.MULTILINE)
 
     def send_away(act, times, then):
         """Wait for progress, act, wait until it has saved."""
-        until(lambda: len(rows(run)) > sum(stopped_at[-1:]) + 20, told)
+        until(lambda: len(rows(run)) > sum(stopped_at[-1:]) + 20, log_text)
         act()
-        until(lambda: len(stopped()) == times, told)
+        until(lambda: len(stopped()) == times, log_text)
         step, output = stopped()[-1]
         assert output == then
         stopped_at.append(int(step))
@@ -324,12 +324,12 @@ def test_a_run_that_is_sent_away_ends_as_if_nothing_had_happened(tiny, tmp_path,
     send_away(come_to_the_limit, 3, f"job {number} is requeued and will continue")
     command("scontrol", "update", f"JobId={number}", "TimeLimit=30")
     send_away(lambda: command("scancel", number), 4, f"SLURM starts job {number} again if it preempted it")
-    until(lambda: not command("squeue", "--noheader"), told)
+    until(lambda: not command("squeue", "--noheader"), log_text)
     assert "JobState=CANCELLED" in command("scontrol", "show", "job", number)
     assert "Restarts=3" in command("scontrol", "show", "job", number)
 
     number, log = begin()
-    until(lambda: not command("squeue", "--noheader"), told)
+    until(lambda: not command("squeue", "--noheader"), log_text)
     assert "JobState=COMPLETED" in command("scontrol", "show", "job", number)
     assert 0 < stopped_at[0] < stopped_at[1] < stopped_at[2] < stopped_at[3] < STEPS
     assert rows(run) == rows(tmp_path / "undisturbed")
@@ -350,15 +350,15 @@ def test_an_array_of_workers_shares_a_folder(tiny, tmp_path, real_slurm):
     output = command(sys.executable, "-m", "canonlm", "work", root, "--slurm", *settings)
     assert re.match(r"2 jobs are in the queue, (\d+)_0 to \1_1; the log of the first: ", output)
 
-    def told():
+    def log_text():
         return "\n".join(path.read_text() for path in (root / "launch" / "1").glob("*.out"))
 
-    until(lambda: len(list(root.glob("seed*/metrics.jsonl"))) == 2, told)
+    until(lambda: len(list(root.glob("seed*/metrics.jsonl"))) == 2, log_text)
     command("sbatch", "--partition=high", "--ntasks=1", "--output=/dev/null", "--wrap=sleep 1")
-    until(lambda: "interrupted; " in told(), told)
-    until(lambda: not command("squeue", "--noheader"), told)
-    assert told().count("started") == 5
-    assert "all 4 runs are settled" in told()
+    until(lambda: "interrupted; " in log_text(), log_text)
+    until(lambda: not command("squeue", "--noheader"), log_text)
+    assert log_text().count("started") == 5
+    assert "all 4 runs are settled" in log_text()
     for seed in range(4):
         reference = tmp_path / f"reference{seed}"
         train(tiny(train={**TRAIN, "seed": seed, "steps": steps, "num_threads": 1}), reference)

@@ -6,7 +6,7 @@ import json
 import re
 
 
-def held(page):
+def embedded_json(page):
     """The JSON embedded in a page, as browsers read it: NaN is an error."""
     text = re.search(r'<script type="application/json" id="page-data">(.*?)</script>', page, re.DOTALL)[1]
     return json.loads(text, parse_constant=_refuse)
@@ -18,7 +18,7 @@ def _refuse(text):
 
 def blocks(page, kind):
     """All blocks of a kind on the page."""
-    return [of for block in _walk(held(page)["blocks"]) for key, of in block.items() if key == kind]
+    return [of for block in _walk(embedded_json(page)["blocks"]) for key, of in block.items() if key == kind]
 
 
 def charts(page):
@@ -40,9 +40,9 @@ def row_heads(page):
     return [row[0] for each in tables(page) for row in each[1:]]
 
 
-def said(page):
+def visible_text(page):
     """All visible texts outside charts, a line each."""
-    data = held(page)
+    data = embedded_json(page)
     lines = [data["title"], " · ".join(data["facts"])]
     for block in _walk(data["blocks"]):
         for kind, of in block.items():

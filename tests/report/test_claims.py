@@ -4,7 +4,7 @@ import csv
 import re
 
 import pytest
-from reading import row_heads, said
+from reading import row_heads, visible_text
 
 from canonlm.cli import main
 from canonlm.experiments import grid, ledger, schema
@@ -79,7 +79,7 @@ def test_both_pages_have_every_claim_and_no_markup_of_others(kept):
     for entry in entries:
         assert entry.id in heads
         assert re.search(rf"^\| {entry.id} \|", text, re.MULTILINE)
-    assert "a <b>machine" in said(page)
+    assert "a <b>machine" in visible_text(page)
     assert "<b>machine" not in page
     assert summary(entries) in text
     assert sum(map(int, re.findall(r"\d+", summary(entries))[1:])) == len(entries) == 51

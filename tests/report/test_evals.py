@@ -5,7 +5,7 @@ import json
 
 import pytest
 from folders import evaluation, write_run
-from reading import said
+from reading import visible_text
 from rich.console import Console
 
 from canonlm.report import load_play, render, tables, write_report
@@ -86,7 +86,7 @@ def test_other_settings_are_other_rows(tmp_path):
 
 def test_page(folder):
     page = render(load_play(folder))
-    words = said(page)
+    words = visible_text(page)
     assert "Birth years in a text" in words
     assert "91.2% ± 1.3" in words
     assert "<b>" in words
@@ -98,7 +98,7 @@ def test_results_alone_are_a_report(tmp_path):
     write_results(tmp_path / "evals" / "m", "some/model", [("babilong", "babilong-qa1-0k", [("correct", 1, 0, True)])])
     play = load_play(tmp_path / "evals")
     assert (play.sections, play.left_out) == ((), ())
-    assert "Stories in a longer text" in said(write_report(tmp_path / "evals").read_text())
+    assert "Stories in a longer text" in visible_text(write_report(tmp_path / "evals").read_text())
     assert "100%" in printed(tmp_path / "evals")
 
 

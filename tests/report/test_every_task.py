@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 from folders import EVERY_TASK, evaluation, write_every_task, write_run
-from reading import blocks, charts, numbers, said
+from reading import blocks, charts, numbers, visible_text
 from reading import tables as tables_of
 from rich.console import Console
 from scipy import stats
@@ -182,7 +182,7 @@ def test_the_headline_of_lano_is_what_is_written_from_the_start(tmp_path):
             of_run = (shares[lr, seed, where] for where in ("all", "from=start", "from=cut"))
             assert [*of_run] == pytest.approx([5 * start, 5 * start, 5 * cut])
     text = write_report(tmp_path).read_text(encoding="utf-8")
-    assert "with the highest accuracy (from the start), averaged over seeds" in said(text)
+    assert "with the highest accuracy (from the start), averaged over seeds" in visible_text(text)
 
 
 def test_results_of_earlier_versions_had_the_mean_of_both_ways_to_write(tmp_path):
@@ -239,7 +239,7 @@ def test_old_and_new_rows_and_damaged_measures_side_by_side(tmp_path):
     measures = [(line["run"], line["measure"], float(line["value"])) for line in lines if line["measure"]]
     assert measures == [("run2", "bits_per_parameter", 1.5), ("run4", "odd <b>", 3.0)]
     assert "<b>" not in page.partition('id="plotly"')[0].replace("<b>${", "").replace("<b>%{", "")
-    assert "run1: bits_per_parameter of the final evaluation is not a finite number" in said(page)
+    assert "run1: bits_per_parameter of the final evaluation is not a finite number" in visible_text(page)
     console = Console(file=io.StringIO(), width=160)
     console.print(*tables(load_play(tmp_path)))
     assert "1.5" in console.file.getvalue()
@@ -291,11 +291,11 @@ def test_every_number_says_how_many_runs_are_behind_it(tmp_path):
     page = write_report(tmp_path).read_text(encoding="utf-8")
     cells = {cell for each in tables_of(page) for row in each for cell in row}
     assert "10.5\n10, 11, 2 runs" in cells
-    assert "2 runs; single runs: 10–11" in said(page)
+    assert "2 runs; single runs: 10–11" in visible_text(page)
     assert "11.0%\n0–22.3%" in cells  # t(2) = 4.303 of sqrt(1.9 * 0.125 * 0.875 / 100 / 3)
     assert "+50\nno interval, 2 pairs" in cells
     assert {"llama, 3 runs", "llama+canon − llama, 3 pairs"} <= cells
-    assert "95% interval over 3 runs: 0–20.9%" in said(page)
+    assert "95% interval over 3 runs: 0–20.9%" in visible_text(page)
     console = Console(file=io.StringIO(), width=160)
     console.print(*tables(load_play(tmp_path)))
     for words in ("10, 11, 2 runs", "3 runs", "Small: 95% interval"):

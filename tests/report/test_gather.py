@@ -9,7 +9,7 @@ import time
 
 import pytest
 from folders import evaluation, text_evaluation, write_run, write_text_run
-from reading import numbers, said
+from reading import numbers, visible_text
 from rich.console import Console
 
 from canonlm.report import load_play, tables, write_report
@@ -148,7 +148,7 @@ def test_a_damaged_file_leaves_a_page_that_says_so(tmp_path, name, damage):
     page = write_report(tmp_path).read_text()
     assert "whole" in {row["run"] for row in numbers(page)}
     if name == "config.yaml":
-        assert {"hurt", "text"} <= {line.partition(":")[0] for line in said(page).splitlines()}
+        assert {"hurt", "text"} <= {line.partition(":")[0] for line in visible_text(page).splitlines()}
     list(tables(load_play(tmp_path)))
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from folders import evaluation, write_run, write_text_run
 from folders import text_evaluation as text_row
-from reading import row_heads, said
+from reading import row_heads, visible_text
 
 from canonlm.report import load_play, read_runs, summarise, write_report
 from canonlm.report.settings import settings
@@ -100,9 +100,9 @@ def test_two_plays_one_page(tmp_path, capsys):
     shown = {f"llama ({layers}L {width}d)" for layers, width in SIZES} | {
         "gdn2", "llama+canon", "llama+canon (canon_residual=false)"}  # fmt: skip
     assert shown <= set(row_heads(page))
-    assert "Adjusted to match parameters: gdn2 intermediate_size 341 → 352." in said(page)
-    assert "66 k" in said(page)
-    assert "canonlm play a\ncanonlm play b" in said(page)
+    assert "Adjusted to match parameters: gdn2 intermediate_size 341 → 352." in visible_text(page)
+    assert "66 k" in visible_text(page)
+    assert "canonlm play a\ncanonlm play b" in visible_text(page)
     text = [part.caption or "" for part in tables(load_play(tmp_path)) if hasattr(part, "caption")]
     assert any("gdn2 intermediate_size 341 → 352" in caption for caption in text)
 

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 from folders import evaluation, write_run
-from reading import charts, held, numbers, said
+from reading import charts, embedded_json, numbers, visible_text
 from rich.console import Console
 
 from canonlm.report import best_table, load_play, rate_table, summarise, tables, write_report
@@ -96,7 +96,7 @@ def test_the_page_names_what_it_should(written):
     for text in ("Do Canon layers help a small Llama?", "Copying a list", "1 hop", "documents in a window isolated",
                  "window length (tokens)", "a laptop", "canonlm play demo --arch", "1.06 M",
                  "undecided, a verdict needs", "best learning rate"):  # fmt: skip
-        assert text in said(written)
+        assert text in visible_text(written)
 
 
 @pytest.mark.parametrize("text", [NASTY, ENDING, '"><b>', "'&lt;", "{{title}} %{y} $HOME {0}"])
@@ -116,8 +116,8 @@ def test_text_from_runs_stays_text(tmp_path, text, written):
     assert not [tag for tag, _ in page.tags if tag in ("img", "b", "i")]
     assert not [key for _, attrs in page.tags for key in attrs if key.startswith("on")]
     assert page.scripts.keys() == harmless.scripts.keys()
-    assert held(written)["title"] == text
-    assert text in said(written)
+    assert embedded_json(written)["title"] == text
+    assert text in visible_text(written)
     console = Console(file=io.StringIO(), width=200)
     for part in tables(load_play(tmp_path)):
         console.print(part)
@@ -129,7 +129,7 @@ def test_an_unfinished_run_is_named_and_not_averaged(tmp_path):
     write_run(tmp_path / "runs" / "going", evals=rows, seed=1, steps=40, finished=False, tail="{")
     (tmp_path / "runs" / "nothing").mkdir()
     text = write_report(tmp_path, tmp_path / "out.html").read_text(encoding="utf-8")
-    words = said(text)
+    words = visible_text(text)
     assert "going: unfinished at step 10 of 40, not in the averages; 1 damaged row of metrics.jsonl skipped" in words
     assert "nothing: empty folder" in words
     assert "1 of 2" in words
@@ -141,14 +141,14 @@ def test_settings_that_differ_by_accident_are_held_against_the_comparison(tmp_pa
     write_run(tmp_path / "runs" / "a", evals=rows, steps=10)
     write_run(tmp_path / "runs" / "b", evals=rows, steps=20, arch="llama+canon", lr=0.01, seed=3)
     text = write_report(tmp_path).read_text(encoding="utf-8")
-    assert "the runs also differ in training steps: see the settings below." in said(text)
+    assert "the runs also differ in training steps: see the settings below." in visible_text(text)
 
 
 def test_before_anything_has_finished(tmp_path):
     write_run(tmp_path / "runs" / "a", evals=[evaluation(10, {("k", 1): (5, 10)})], finished=False)
-    assert "No run has finished yet." in said(write_report(tmp_path).read_text(encoding="utf-8"))
+    assert "No run has finished yet." in visible_text(write_report(tmp_path).read_text(encoding="utf-8"))
     (tmp_path / "empty" / "runs" / "a").mkdir(parents=True)
-    assert "There is nothing to show yet" in said(write_report(tmp_path / "empty").read_text(encoding="utf-8"))
+    assert "There is nothing to show yet" in visible_text(write_report(tmp_path / "empty").read_text(encoding="utf-8"))
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from browsing import MARKS, errors, load, requested, until
-from reading import charts, said
+from reading import charts, visible_text
 
 from canonlm.experiments import grid
 from canonlm.experiments.outcomes import Outcome
@@ -135,7 +135,7 @@ def test_a_page_before_the_first_run_and_after_failures():
     experiment, outcomes, _ = made_up(["llama", "llama+canon"], ["depo"], 3, apart)
     empty = profiled(experiment, {}, {})
     assert verdicts(empty) == ["Depo: not trained yet."]
-    assert "0 of 12 runs done" in said(html(empty, ""))
+    assert "0 of 12 runs done" in visible_text(html(empty, ""))
     broken = {name: None if "canon" in name else outcome for name, outcome in outcomes.items()}
     shown = profiled(experiment, broken, {})
     assert verdicts(shown) == ["Depo: every run of llama+canon failed."]
@@ -159,7 +159,7 @@ def test_names_cannot_break_the_page(tmp_path):
         "from canonlm.models.mixers.attention import Attention\nclass Wave(Attention):\n    pass\n"
     )
     page = html(made_up([f"{folder / 'mine.py'}:Wave"], ["copying"], 1, apart, quick=True)[2], "a <b> command")
-    assert any("a&b" in head for head in said(page).splitlines())
+    assert any("a&b" in head for head in visible_text(page).splitlines())
     assert "a&b" not in page
     assert "<b> command" not in page
 

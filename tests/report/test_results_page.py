@@ -10,7 +10,7 @@ from importlib.resources import files
 import polars as pl
 import pytest
 from folders import evaluation, write_run
-from reading import held, said
+from reading import embedded_json, visible_text
 
 from canonlm.report import published, results_page, results_payload, tidy
 from canonlm.report.gather import gather
@@ -34,10 +34,10 @@ def shown(numbers, **others):
 
 
 def read_back(page):
-    return held(page)["results"]
+    return embedded_json(page)["results"]
 
 
-def told(data):
+def values_by_key(data):
     """(source, model, size, seed, task, setting, slice, metric) → value, of single runs."""
     scores, found = data["scores"], {}
     for m, q, value, runs in zip(*(scores[key] for key in ("model", "question", "value", "runs")), strict=True):
@@ -51,7 +51,7 @@ def told(data):
 
 
 def test_every_final_score_of_the_release_is_there_digit_by_digit(data):
-    found, compared = told(data), 0
+    found, compared = values_by_key(data), 0
     size = dict(published.settings().select("model", "size").iter_rows())
     lines = (line for line in (RELEASE / "finals.csv").read_text().splitlines() if not line.startswith("#"))
     for row in csv.DictReader(lines):
@@ -76,12 +76,12 @@ def test_every_number_of_all_sources_is_there_once(data):
     numbers = published.everything()
     keys = ("source", "model", "size", "seed", "task", "setting", "slice", "metric")
     theirs = {tuple(row[key] for key in keys): row["value"] for row in numbers.iter_rows(named=True)}
-    assert told(data) == theirs
+    assert values_by_key(data) == theirs
     assert len(theirs) == len(numbers)
 
 
 def test_averages_recompute_from_the_page(data):
-    found = told(data)
+    found = values_by_key(data)
     for average, columns in published.AVERAGES.items():
         benchmark = published.BENCHMARKS[average]
         about = [published.BENCHMARKS[column] for column in columns]
@@ -142,7 +142,7 @@ def test_a_hostile_name_is_text_and_what_was_left_out_is_said():
     page = results_page.render(shown(tidy.frame([row]), left_out=[LeftOut(nasty, "no config.yaml")]))
     assert "<img" not in page.replace("<img src=x onerror=alert(1)>'", "")
     assert read_back(page)["models"][0]["model"] == nasty
-    assert f"{nasty}: no config.yaml" in said(page)
+    assert f"{nasty}: no config.yaml" in visible_text(page)
 
 
 def test_a_page_of_nothing_is_still_a_page():

@@ -8,7 +8,7 @@ import math
 import polars as pl
 import pytest
 from folders import evaluation, text_evaluation, write_run, write_text_run
-from reading import charts, said
+from reading import charts, visible_text
 from rich.console import Console
 from test_page import NASTY, Page
 
@@ -48,7 +48,7 @@ def test_a_run_with_nothing_held_out(tmp_path):
     assert "2.500" in printed(tmp_path)
     numbers, left_out = runs_frame([tmp_path])
     assert (len(numbers), left_out) == (0, [])
-    assert "Training loss" in said(write_report(tmp_path).read_text())
+    assert "Training loss" in visible_text(write_report(tmp_path).read_text())
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_the_tables(tmp_path):
         "unfinished at step 250 of 900"]  # fmt: skip
     assert text.count("at step 200") == 2  # below them
     page = write_report(tmp_path).read_text()
-    words = said(page)
+    words = visible_text(page)
     assert "Pretraining on text: web" in words
     assert "accuracy" not in words
     assert "going: unfinished at step 250 of 900" in words
@@ -203,7 +203,7 @@ def test_text_from_runs_stays_text(tmp_path):
                        sources={NASTY: (f"{NASTY}{place}", 1.0)}, finished=place == 0)  # fmt: skip
     written = write_report(tmp_path).read_text()
     assert not [tag for tag, _ in Page(written).tags if tag == "img"]
-    assert NASTY in said(written)
+    assert NASTY in visible_text(written)
     text = printed(tmp_path)
     assert "<img" in text
     assert "[red]x" in text.replace("\n", "")

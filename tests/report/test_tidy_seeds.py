@@ -45,7 +45,7 @@ def interval(by_seed, unit, least):
     return np.mean(values), *((max(least, low), min(100.0, high)) if unit == "%" else (low, high)), len(values)
 
 
-def told(frame, keys, column):
+def numbers_by_key(frame, keys, column):
     rows = frame.iter_rows(named=True)
     found = {tuple(row[key] for key in keys): (row[column], row["low"], row["high"], row["runs"]) for row in rows}
     assert len(found) == len(frame)
@@ -71,7 +71,7 @@ def test_means_over_seeds(drawn):
     want = {key: interval(seeds, key[-1], 0.0) for key, seeds in groups.items() if len(seeds) > 1}
     found = tidy.over_seeds(tidy.frame(drawn))
     assert found.columns == [*keys, "value", "low", "high", "runs"]
-    same(told(found, keys, "value"), want)
+    same(numbers_by_key(found, keys, "value"), want)
 
 
 @settings(max_examples=40, deadline=None)
@@ -92,7 +92,7 @@ def test_mean_differences_over_seeds(drawn):
     want = {key: interval(seeds, key[-1], -100.0) for key, seeds in groups.items() if len(seeds) > 1}
     found = tidy.paired_over_seeds(tidy.frame(drawn))
     assert found.columns == [*keys, "delta", "low", "high", "runs"]
-    same(told(found, keys, "delta"), want)
+    same(numbers_by_key(found, keys, "delta"), want)
 
 
 def test_the_difference_is_taken_seed_by_seed():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from folders import evaluation, write_run
-from reading import said
+from reading import visible_text
 
 from canonlm.report import load_play, read_runs, render, summarise
 from canonlm.report.charts import learning_curves
@@ -232,7 +232,7 @@ def test_a_task_from_outside_brings_its_words(tmp_path):
     """They are text in the run's folder: a report never runs the file of a task."""
     page = render(load_play(of_mine(tmp_path, json.dumps(WORDS).encode())))
     for words in ("Count <b>the bits</b>.", "4 <i>bits</i>"):
-        assert words in said(page)
+        assert words in visible_text(page)
         assert words not in page
     [run] = load_play(tmp_path).runs
     assert (slice_label(run.task, "bits=9"), slice_label(run.task, "bits=3")) == ("9", "bits = 3")

@@ -67,7 +67,7 @@ def read(prompt):
     return instruction, examples, split(text), question
 
 
-def told(prompt):
+def facts_of(prompt):
     """The facts in the text of a prompt."""
     return [sentence for sentence in read(prompt)[2] if parse([sentence])]
 
@@ -82,9 +82,9 @@ def reader(prompts):
         yield index, " " + example.replace(*old, answer)
 
 
-def asked(questions, said):
+def graded(questions, answered):
     collected = []
-    for index, text in said:
+    for index, text in answered:
         collected.append({"slice": questions[index].slice, "right": questions.grade(questions[index], text)})
     return collected
 
@@ -96,7 +96,7 @@ def asked(questions, said):
 @pytest.mark.parametrize("length", [0, 1500])
 def test_a_reader_is_always_right(task, length):
     questions = ask(task, length, n=100)
-    rows = asked(questions, reader(question.prompt for question in questions))
+    rows = graded(questions, reader(question.prompt for question in questions))
     assert len(rows) == 100
     assert all(row["right"] == {"correct": True} for row in rows)
     assert scores(rows, questions.measures)[0].value == 1
@@ -150,7 +150,7 @@ def test_form(task):
         assert [tuple(example) for example in examples] == list(EXAMPLES[task])
         assert question.prompt.endswith(f"{asking}\nAnswer:")
         assert question_of(question.prompt) == asking
-        assert len(sentences) > len(told(question.prompt))
+        assert len(sentences) > len(facts_of(question.prompt))
 
 
 def test_the_word_before_the_cue_in_a_text_does_not_confuse(tmp_path):
@@ -215,7 +215,7 @@ def test_other_tokenizers_and_lengths_are_asked_the_same(task, in_pieces):
         for other in others:
             _, _, more, same = read(other[index].prompt)
             assert same == question
-            assert told(other[index].prompt) == told(first[index].prompt)
+            assert facts_of(other[index].prompt) == facts_of(first[index].prompt)
             assert other[index].answer == first[index].answer
             rest = [sentence for sentence in more if not parse([sentence])]
             shared = min(len(filling), len(rest))
@@ -226,12 +226,12 @@ def test_facts_stand_anywhere_in_their_order():
     places, first, last = [], 0, 0
     for question in (questions := ask("qa1", 700, n=400)):
         sentences = read(question.prompt)[2]
-        facts = told(question.prompt)
+        facts = facts_of(question.prompt)
         first += sentences[0] in facts
         last += sentences[-1] in facts
         where = [sentences.index(fact) for fact in dict.fromkeys(facts)]
         places += [place / (len(sentences) - 1) for place in where]
-    assert [told(questions[i].prompt) for i in range(9)] == [list(questions.story(i).facts) for i in range(9)]
+    assert [facts_of(questions[i].prompt) for i in range(9)] == [list(questions.story(i).facts) for i in range(9)]
     assert 0.7 < first / last < 1.4
     tenths = Counter(min(9, int(10 * place)) for place in places)
     assert max(tenths.values()) < 1.4 * min(tenths.values())
@@ -254,7 +254,7 @@ def test_seeds_splits_and_indices_ask_other_things():
 
 def test_slices_say_where_the_last_needed_fact_is():
     questions = ask("qa2", 700, n=200)
-    rows = asked(questions, reader(question.prompt for question in questions))
+    rows = graded(questions, reader(question.prompt for question in questions))
     for index, row in enumerate(rows):
         story = questions.story(index)
         sentences = read(questions[index].prompt)[2]

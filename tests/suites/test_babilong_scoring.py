@@ -21,14 +21,14 @@ def any_case(text):
     return st.sampled_from([text, text.upper(), text.capitalize()])
 
 
-def said(text, answer="museum", question=QUESTION, of=PLACES):
+def counts_as_right(text, answer="museum", question=QUESTION, of=PLACES):
     return right(text, answer, question, of)
 
 
 @FIXED
 @given(before=fillers, after=fillers, answer=labels, data=st.data())
 def test_the_right_label_in_any_sentence_is_right(before, after, answer, data):
-    assert said(f"{before} {data.draw(any_case(answer))} {after}", answer)
+    assert counts_as_right(f"{before} {data.draw(any_case(answer))} {after}", answer)
 
 
 @FIXED
@@ -36,9 +36,9 @@ def test_the_right_label_in_any_sentence_is_right(before, after, answer, data):
 def test_another_label_makes_it_wrong(before, between, answer, other, data):
     assume(answer != other)
     both = data.draw(st.permutations([answer, other]))
-    assert not said(f"{before} {both[0]} {between} {both[1]}", answer)
-    assert not said(f"{before} {other}", answer)
-    assert not said(before, answer)
+    assert not counts_as_right(f"{before} {both[0]} {between} {both[1]}", answer)
+    assert not counts_as_right(f"{before} {other}", answer)
+    assert not counts_as_right(before, answer)
 
 
 @FIXED
@@ -47,40 +47,40 @@ def test_a_label_of_the_question_is_passed_over(before, between, answer, questio
     assume(answer != question_words)
     question = f"Where was the violin before the {question_words}?"
     both = data.draw(st.permutations([answer, question_words]))
-    assert said(f"{before} {both[0]} {between} {both[1]}", answer, question)
-    assert not said(f"{before} {question_words}", answer, question)
-    assert not said(f"{before} {question_words}", question_words, question)  # it is never an answer
+    assert counts_as_right(f"{before} {both[0]} {between} {both[1]}", answer, question)
+    assert not counts_as_right(f"{before} {question_words}", answer, question)
+    assert not counts_as_right(f"{before} {question_words}", question_words, question)  # it is never an answer
 
 
 @FIXED
 @given(before=fillers, answer=labels, after=anything, end=st.sampled_from([".", "<context>", "<example>", "<CONTEXT>"]))
 def test_what_comes_after_the_end_does_not_count(before, answer, after, end):
-    assert said(f"{before} {answer}{end}{after} cinema museum", answer)
-    assert not said(f"{before}{end} {answer}", answer)
+    assert counts_as_right(f"{before} {answer}{end}{after} cinema museum", answer)
+    assert not counts_as_right(f"{before}{end} {answer}", answer)
 
 
 @FIXED
 @given(text=anything, answer=labels)
 def test_line_breaks_do_not_end_an_answer(text, answer):
     assume("." not in text and "<" not in text and not any(place in text.lower() for place in PLACES))
-    assert said(f"{text}\n\n{answer}", answer)
-    assert said(f"{answer}\n{text}", answer)
+    assert counts_as_right(f"{text}\n\n{answer}", answer)
+    assert counts_as_right(f"{answer}\n{text}", answer)
 
 
 @pytest.mark.parametrize("text", ["museums", "a museumlike room", "themuseum", "muse um", "", "museum_2"])
 def test_a_label_is_a_whole_word(text):
-    assert not said(text)
+    assert not counts_as_right(text)
 
 
 @pytest.mark.parametrize("text", ["museum", "(museum)", "The MUSEUM!", "museum, museum", "'museum'", "museum-ish"])
 def test_what_stands_beside_it_matters_not(text):
-    assert said(text)
+    assert counts_as_right(text)
 
 
 def test_labels_of_several_words_and_of_signs():
-    assert said("in the town hall", "Town hall", of=("town hall", "c++ lab"))
-    assert said("in the C++ lab", "c++ lab", of=("town hall", "c++ lab"))
-    assert not said("in the town, hall", "town hall", of=("town hall", "c++ lab"))
+    assert counts_as_right("in the town hall", "Town hall", of=("town hall", "c++ lab"))
+    assert counts_as_right("in the C++ lab", "c++ lab", of=("town hall", "c++ lab"))
+    assert not counts_as_right("in the town, hall", "town hall", of=("town hall", "c++ lab"))
 
 
 @FIXED
@@ -94,5 +94,5 @@ def test_it_is_the_rule(words, answer, question_words):
     left = words[: next((i for i, word in enumerate(words) if word in (".", "<context>")), len(words))]
     named = {word.lower() for word in left if word.lower() in PLACES} - set(question_words)
     question = f"Where was it before the {' or the '.join(question_words)}?"
-    assert said(" ".join(words), answer, question) == (named == {answer})
-    assert said(re.sub(" ", "  ", " ".join(words)), answer, question) == (named == {answer})
+    assert counts_as_right(" ".join(words), answer, question) == (named == {answer})
+    assert counts_as_right(re.sub(" ", "  ", " ".join(words)), answer, question) == (named == {answer})

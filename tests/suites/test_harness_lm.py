@@ -76,11 +76,11 @@ def llama(tmp_path_factory):
 def reference(llama):
     """The results of the harness's own class, a request at a time, with and without a BOS token."""
 
-    def said(bos):
+    def results_with(bos):
         lm = HFLM(llama, device="cpu", dtype="float32", add_bos_token=bos, batch_size=1)
         return {"scores": scores(lm), "rolling": rolling(lm), "written": written(lm)}
 
-    return {bos: said(bos) for bos in (False, True)}
+    return {bos: results_with(bos) for bos in (False, True)}
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +137,8 @@ def test_requests_tell_settings_apart(reference):
 def by_hand(model, ids, first):
     """The log-likelihood of ids[first:] given all tokens before, in float64."""
     with torch.no_grad():
-        laws = model.double()(torch.tensor([ids])).logits[0].log_softmax(-1)
-    return sum(laws[place - 1, ids[place]].item() for place in range(first, len(ids)))
+        log_probs = model.double()(torch.tensor([ids])).logits[0].log_softmax(-1)
+    return sum(log_probs[place - 1, ids[place]].item() for place in range(first, len(ids)))
 
 
 @pytest.mark.parametrize("bos", [False, True])

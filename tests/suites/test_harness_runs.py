@@ -263,15 +263,15 @@ def test_what_is_too_long_for_the_model_is_said_once(subjects, include, caplog):
 def test_names_patterns_and_files_of_tasks(include):
     manager = run.open_tasks(include)
 
-    def found(*tasks):
+    def resolved(*tasks):
         return run.find(manager, tasks)
 
-    assert found("local_piqa", "local_w*") == ["local_piqa", "local_wikitext"]
-    assert found("local_wikitext", "local_all") == ["local_wikitext", "local_choice", "local_trivia"]
-    assert found("local_tag") == ["local_arc", "local_wikitext"]
-    assert found("local_more", "local_fewer") == ["local_more", "local_fewer"]  # they change their tasks' settings
+    assert resolved("local_piqa", "local_w*") == ["local_piqa", "local_wikitext"]
+    assert resolved("local_wikitext", "local_all") == ["local_wikitext", "local_choice", "local_trivia"]
+    assert resolved("local_tag") == ["local_arc", "local_wikitext"]
+    assert resolved("local_more", "local_fewer") == ["local_more", "local_fewer"]  # they change their tasks' settings
     file = f"{include}/local_arc.yaml"
-    assert found(file) == [file]
+    assert resolved(file) == [file]
     units = {
         name: [[run.name_of(unit) for unit in run.load(manager, part)] for part in run.parts(manager, name)]
         for name in (file, "local_choice", "local_more")
@@ -411,15 +411,15 @@ def test_of_a_group_only_what_is_left_is_opened_one_at_a_time(subjects, include,
 
 
 def test_the_unit_of_a_measure_is_told_by_its_name():
-    def told(task, **numbers):
+    def shares(task, **numbers):
         results = {task: {f"{measure},none": value for measure, value in numbers.items()}}
         return {score.measure: score.share for score in run._scores({"results": results, "higher_is_better": {}}, task)}
 
-    assert told("a", acc=0.0, mcc=0.5, bleu=0.9, word_perplexity=0.7, **{"512": 1.0, "2048": -1}) == {
+    assert shares("a", acc=0.0, mcc=0.5, bleu=0.9, word_perplexity=0.7, **{"512": 1.0, "2048": -1}) == {
         **{"acc": True, "mcc": False, "bleu": False, "word_perplexity": False},
         "512": True,  # a length without questions has no score
     }
-    assert told("squadv2", exact=0.8, f1=61.0) == {"exact": False, "f1": False}
+    assert shares("squadv2", exact=0.8, f1=61.0) == {"exact": False, "f1": False}
 
 
 def test_without_the_harness_the_way_to_get_it_is_said(subjects, monkeypatch):

@@ -34,7 +34,7 @@ def processes(start, tmp_path):
             with socket.socket() as free:
                 free.bind(("localhost", 0))
                 port = free.getsockname()[1]
-            self.folder = tmp_path / f"said-{len(groups)}"
+            self.folder = tmp_path / f"output-{len(groups)}"
             self.folder.mkdir()
             for rank in range(count):
                 (self.folder / f"rank-{rank}.txt").touch()
@@ -48,7 +48,7 @@ def processes(start, tmp_path):
             assert not any(process.is_alive() for process in self.members), "some process hangs"
             return [process.exitcode for process in self.members]
 
-        def said(self):
+        def output(self):
             return [(self.folder / f"rank-{rank}.txt").read_text() for rank in range(len(self.members))]
 
         def kill(self):
@@ -141,7 +141,7 @@ def test_a_signal_to_any_process_stops_all(tiny, processes, tmp_path):
     _wait_for_steps(group, out)
     os.kill(group.members[1].pid, signal.SIGTERM)
     assert group.join() == [130, 130]
-    first, second = group.said()
+    first, second = group.output()
     assert "canonlm: stopped after step " in first
     assert second == ""
     assert len(_checkpoints(out)) == 1
@@ -163,7 +163,7 @@ def test_a_mistake_is_told_once_and_nobody_waits(tiny, processes, tmp_path, mist
     changes, message = MISTAKES[mistake]
     group = processes(2, "train", tiny.yaml(tmp_path / "run.yaml", **changes), "--out", tmp_path / "run")
     assert group.join() == [2, 2]
-    first, second = group.said()
+    first, second = group.output()
     assert first.startswith(f"canonlm: {message}")
     assert first.count("\n") == 1
     assert second == ""
@@ -176,12 +176,12 @@ def test_what_only_one_process_finds_out_ends_both(tiny, processes, tmp_path):
     other = tiny.yaml(tmp_path / "other.yaml", arch="llama")
     group = processes(2, "train", other, "--out", out)
     assert group.join() == [2, 2]
-    assert group.said()[0].startswith("canonlm: arch: expected 'llama+canon', as in the run that is already in")
+    assert group.output()[0].startswith("canonlm: arch: expected 'llama+canon', as in the run that is already in")
     tiny.back_to(out, 30)
     (out / "config.yaml").unlink()
     group = processes(2, "train", other, "--out", out)
     assert group.join() == [2, 2]
-    first, second = group.said()
+    first, second = group.output()
     assert "a checkpoint of another model: " in first
     assert first.startswith("canonlm: ")
     assert second == ""

@@ -27,7 +27,7 @@ def windows(run):
     return reading.stream(run).rows(0, 4).input_ids
 
 
-def asked(run):
+def samples(run):
     stream = reading.evaluation(run, World(torch.device("cpu"))).stream
     return [stream.task.sample(stream.split, stream.seed, i).tokens.tolist() for i in range(20)]
 
@@ -39,10 +39,10 @@ def same(left, right):
 @pytest.mark.parametrize(
     ("changes", "changed"),
     [
-        ({"train": {"seed": 7}}, {"weights", "windows", "asked"}),
+        ({"train": {"seed": 7}}, {"weights", "windows", "samples"}),
         ({"data": {"seed": 7}}, {"windows"}),
-        ({"train": {"eval_seed": 7}}, {"asked"}),
-        ({"train": {"eval_split": "validation"}}, {"asked"}),
+        ({"train": {"eval_seed": 7}}, {"samples"}),
+        ({"train": {"eval_split": "validation"}}, {"samples"}),
         ({"train": {"seed": 7, "eval_seed": 0}, "data": {"seed": 0}}, {"weights"}),
     ],
 )
@@ -50,7 +50,7 @@ def test_each_seed_changes_what_it_is_of(changes, changed):
     plain, other = run_of(), run_of(**changes)
     assert ("weights" in changed) == (not same(weights(plain), weights(other)))
     assert ("windows" in changed) == (not torch.equal(windows(plain), windows(other)))
-    assert ("asked" in changed) == (asked(plain) != asked(other))
+    assert ("samples" in changed) == (samples(plain) != samples(other))
     assert identity(plain.model_dump()) != identity(other.model_dump())
 
 
