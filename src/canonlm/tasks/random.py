@@ -73,7 +73,7 @@ def below(state, gamma, n):
     bound = _U(n)
     state = state + gamma
     product = (mix(state) >> _S32) * bound
-    if product & _LOW < bound:  # only here can it be one of the few to reject, which would be too frequent
+    if product & _LOW < bound:  # only such a value may have to be rejected, for equal probabilities
         floor = (_LOW + _ONE) % bound
         while product & _LOW < floor:
             state = state + gamma
