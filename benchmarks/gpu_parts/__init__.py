@@ -1,1 +1,1 @@
-"""The groups of `benchmarks/gpu.py`, a file for each kind. A group yields rows; the door writes them down."""
+"""The groups of `benchmarks/gpu.py`, a file for each kind. A group yields rows, which `gpu.py` writes to a file."""
