@@ -1,6 +1,7 @@
 """Canon's convolution alone: forward, backward and a decoding step, against every other form at hand and a copy.
 
-Bytes are the fewest that a form must move: x and y forward; x, dy and dx backward. The copy moves the same number as forward.
+Bytes are the minimum that a form must move: x and y forward; x, dy and dx backward. The copy moves as many as the
+forward.
 """
 
 import importlib

@@ -179,7 +179,7 @@ def test_the_end_waits_says_so_and_can_be_interrupted(web, tmp_path, slow, monke
         ('{"text.sources.news.path": []}', 'expected keys such as text.sources.web.path, got "text.sources.news.path"'),
         ('{"text.sources.web.path": ["../x"]}', 'text.sources.web.path: expected names of shards in .*, got "../x"'),
         ('{"text.sources.web.path": 7}', "text.sources.web.path: expected names of shards in .*, got 7"),
-        ("[" * 100_000, "unverified.json: not JSON"),
+        ("[" * 100_000, "unverified.json: expected JSON with at most 100 levels of nesting"),
     ],
 )
 def test_a_list_of_the_unverified_by_somebody_else(web, tmp_path, content, message):
@@ -575,8 +575,8 @@ def test_index_bombs(prepared, tmp_path):
     path = prepared(tmp_path, {"train": [[[1, 2, 3]]]}) / "index.json"
     whole = path.read_text()
     for content, message in {
-        "[" * 10**5: "not JSON",
-        '{"command": ' + '{"a":' * 5000 + "1" + "}" * 5001: "not JSON",
+        "[" * 10**5: "expected JSON with at most 100 levels",
+        '{"command": ' + '{"a":' * 5000 + "1" + "}" * 5001: "expected JSON with at most 100 levels",
         whole.replace('"bad_lines": 0', f'"bad_lines": {"9" * 5000}'): "not JSON",
         whole.replace('"bad_lines": 0', '"bad_lines": NaN'): "bad_lines: expected an integer",
         "\udcff": "not JSON",

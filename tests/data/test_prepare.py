@@ -229,7 +229,7 @@ def test_a_damaged_file_is_no_bad_line(tmp_path, name):
 def test_a_table_without_such_a_column(tmp_path):
     table(tmp_path / "a.parquet", texts(3))
     for key in ("body", "id"):
-        with pytest.raises(ValueError, match=rf"no column of strings named {key}; --text-key says"):
+        with pytest.raises(ValueError, match=rf"no column of strings named {key}; --text-key names"):
             run(tmp_path / key, tmp_path / "a.parquet", text_key=key)
 
 

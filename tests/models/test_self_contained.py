@@ -183,8 +183,8 @@ def test_only_what_is_used_is_there():
     assert {"gdn", "gated_delta_rule"} <= gdn.keys()
     assert "pydantic" not in llama["errors"]
     # Comments and the strings below constants come with what they explain.
-    assert '"""The max of any integer' in llama["config"]
-    assert "# One token can neither restart nor tell" in llama["layout"]
+    assert '"""Max of any integer' in llama["config"]
+    assert "# A single token shows no restart" in llama["layout"]
 
 
 def flattened(source, *names):

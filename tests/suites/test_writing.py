@@ -321,7 +321,9 @@ def test_memory_that_holds_nothing(plain, letters, monkeypatch):
     limited(monkeypatch, 20)
     with pytest.raises(ValueError, match="prompt 1: its 36 tokens do not fit into memory"):
         list(Writer(plain, letters).write(["a", "b" * 30], 6))
-    with pytest.raises(ValueError, match=r"--batch-size: expected fewer than 2: .*36 tokens, got 8"):
+    with pytest.raises(
+        ValueError, match=r"--batch-size: expected fewer than 2: .*36 tokens do not fit into memory, got 8"
+    ):
         list(Writer(plain, letters, batch_size=8).write(["a", "b" * 30], 6))
     with pytest.raises(ValueError, match=r"^36 tokens do not fit into memory"):
         Writer(plain, letters).stream("b" * 30, 6, print)

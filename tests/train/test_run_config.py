@@ -203,7 +203,7 @@ def test_windows_suit_the_task(tiny):
     assert resolve(lano).data.seq_len == 140
     for data, line in (
         ({"seq_len": 139}, "data.seq_len: expected at least 140, for the test samples of lano"),
-        ({"isolate_documents": True}, "data.isolate_documents: expected false: in lano the start of the next"),
+        ({"isolate_documents": True}, "data.isolate_documents: expected false: in lano an instance ends where"),
     ):
         with pytest.raises(InvalidSetting) as error:
             resolve(merge(lano, {"data": data}))
