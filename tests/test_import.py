@@ -68,20 +68,18 @@ print(model(torch.arange(9)[None]).logits.double().sum().item())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     [
         "import canonlm" + LIGHT,
-        pytest.param(
-            "import transformers; transformers.AutoModelForCausalLM; import sys, canonlm; "
-            "assert 'canonlm.models' not in sys.modules",
-            marks=pytest.mark.slow,
-        ),
+        "import transformers; transformers.AutoModelForCausalLM; import sys, canonlm; "
+        "assert 'canonlm.models' not in sys.modules",
         # These import the auto classes while half of transformers is still being imported.
-        pytest.param("import canonlm, transformers.modeling_layers", marks=pytest.mark.slow),
-        pytest.param("import canonlm; from transformers import pipeline, Trainer", marks=pytest.mark.slow),
-        pytest.param("import transformers, canonlm", marks=pytest.mark.slow),
-        pytest.param("import canonlm.models", marks=pytest.mark.slow),
+        "import canonlm, transformers.modeling_layers",
+        "import canonlm; from transformers import pipeline, Trainer",
+        "import transformers, canonlm",
+        "import canonlm.models",
     ],
 )
 def test_from_pretrained(saved, first):

@@ -56,6 +56,7 @@ def seen(tmp_path_factory):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_oracle_sees_what_is_wrong(seen, name):
     """Otherwise a fuzzer that finds nothing would prove nothing."""

@@ -83,7 +83,7 @@ def test_every_task_is_here():
 
 
 @pytest.mark.parametrize("name", SMALL)
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=12)
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=6)
 @given(output=OUTPUTS | ARRAYS, data=st.data())
 def test_junk_is_wrong(name, output, data):
     task, samples = sampled(name)

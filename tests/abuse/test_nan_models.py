@@ -82,6 +82,7 @@ def test_questions_in_words(model, tmp_path, capsys, suite):
     error_line(capsys)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", TASKS)
 def test_the_playground(tmp_path, capsys, kind):
     task = get(**TASKS[kind])

@@ -60,6 +60,7 @@ def test_it_answers_the_same_however_it_is_asked(kind, case):
     assert close or order.index(after.state) <= order.index(before.state), (before, after)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_tap_is_trained(kind):
     model = canonized(kind, dtype=torch.float32).train()

@@ -43,6 +43,7 @@ def files(place):
 # -- show -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", tasks.names())
 def test_show_says_each_question_with_its_answer_and_why(name, capsys):
     task = tiny(name)

@@ -188,7 +188,8 @@ def read_until(source, wanted, seconds=60):
     return text
 
 
-@pytest.mark.parametrize("terminal", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("terminal", [False, True])
 def test_ctrl_c_ends_it_with_the_report_so_far(tmp_path, terminal):
     write(tmp_path / "runs" / "going", steps=10)
     leader, follower = os.openpty()

@@ -387,6 +387,7 @@ def test_a_flipped_byte_is_found(tmp_path):
         index.read(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_an_error_and_no_wait_for_ever(tmp_path, monkeypatch):
     cut(monkeypatch, 20_000)
     (tmp_path / "a.jsonl").write_bytes(jsonl(texts(5000)))

@@ -167,7 +167,7 @@ def configs(draw):
 
 
 @given(config=configs())
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 def test_a_name_says_all_that_is_no_size(config):
     """Two configurations with one name and equal sizes are equal, field by field."""
     name = name_of(config)

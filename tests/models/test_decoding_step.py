@@ -27,10 +27,9 @@ def steps(model, forward):
         yield forward(token, attention_mask=mask, position_ids=positions, past_key_values=cache).logits
 
 
+@pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "name", ["hybrid", *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name != "hybrid")]
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_one_graph_without_a_break(small_model, name):
     model = small_model(**MODELS[name])
     torch.compiler.reset()

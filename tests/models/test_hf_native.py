@@ -315,9 +315,8 @@ def test_generation_from_embeddings(double_model):
         assert torch.equal(model.generate(inputs_embeds=embeds, **options), model.generate(prompt, **options)[:, 5:])
 
 
-@pytest.mark.parametrize(
-    "family", ["gdn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "hybrid"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gdn", "llama", "hybrid"])
 def test_a_static_cache_compiles_once(small_model, family):
     """As with the library's Llama: once for the prompt, once for all tokens after it."""
     model = small_model(**FAMILIES[family]).eval()

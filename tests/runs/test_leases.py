@@ -12,7 +12,7 @@ from canonlm.runs import leases
 from canonlm.runs.leases import Leases
 
 INTERVAL = 10.0
-SCHEDULES, STRETCHES = 150, 50
+SCHEDULES, STRETCHES = 60, 50
 
 
 class Dead(BaseException):

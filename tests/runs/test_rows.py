@@ -96,6 +96,7 @@ def test_the_time_of_a_run_survives_its_interruptions(tiny, tmp_path):
     assert load_run(tmp_path).result.train_seconds == result["train_seconds"]
 
 
+@pytest.mark.slow
 def test_memory_is_the_most_that_a_process_has_had():
     """In a separate process, because an earlier test may have used more."""
     script = (

@@ -22,7 +22,7 @@ ANN = replace(
 
 
 def test_a_prompt_names_everything_once_and_is_a_function_of_its_arguments():
-    for i in range(500):
+    for i in range(100):
         who = person(4, i, POOLS)
         answer = prompt(who, 9, draw=3)
         assert answer == prompt(who, 9, draw=3)

@@ -435,7 +435,8 @@ def _go_on_saving(folder, until, event=0):
     checkpoints.close()
 
 
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stride", [5, 1])
 def test_killed_before_every_change_to_its_files(stride, tmp_path, start, warnings):
     """It makes the folder, flushes tensors, metadata and manifest, renames the folder, and removes the oldest one."""
     deaths, newest = 0, 3
@@ -576,6 +577,7 @@ def test_written_by_two_read_by_any(together, tmp_path, warnings):
     together(2, _load, "fsdp", fsdp, old, 1)
 
 
+@pytest.mark.slow
 def test_written_by_one_read_by_two(together, tmp_path):
     model = CanonLMForCausalLM(CanonLMConfig(**SIZES, canon_set="AC"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -134,6 +134,7 @@ def _checkpoints(out):
     return sorted(path.name for path in (out / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.slow
 def test_a_signal_to_any_process_stops_all(tiny, processes, tmp_path):
     changes = {"train": {"steps": 2000, "checkpoint_every": 2000, "eval_every": 2000}}
     path, out = tiny.yaml(tmp_path / "run.yaml", **changes), tmp_path / "run"
@@ -169,6 +170,7 @@ def test_a_mistake_is_told_once_and_nobody_waits(tiny, processes, tmp_path, mist
     assert second == ""
 
 
+@pytest.mark.slow
 def test_what_only_one_process_finds_out_ends_both(tiny, processes, tmp_path):
     """Only the first process checks the folder, but both find the checkpoint of another model."""
     path, out = tiny.yaml(tmp_path / "run.yaml"), tmp_path / "run"

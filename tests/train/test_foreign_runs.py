@@ -51,6 +51,7 @@ def test_equal_numbers_of_parameters(tmp_path):
         plan(load_preset("depo", "tiny"), tmp_path, archs=["llama"], match="flops")
 
 
+@pytest.mark.slow
 def test_a_run_has_its_complete_name(tiny, tmp_path):
     """Fields about Canon become part of the name; those without a modifier stay fields."""
     fields = {"canon_residual": False, "canon_kernel": 3, "rope_theta": 5e5}

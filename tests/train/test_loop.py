@@ -33,6 +33,7 @@ def test_another_seed_is_another_run(tiny, reference, tmp_path):
     assert tiny.rows(tmp_path)[0]["loss"] != tiny.rows(reference)[0]["loss"]
 
 
+@pytest.mark.slow
 def test_dropout_follows_the_seed_and_survives_a_resume(tiny, tmp_path):  # it draws from torch's global generator
     config = tiny(model={"fields": {"attention_dropout": 0.2}})
     train(config, tmp_path / "a")

@@ -23,6 +23,7 @@ print(before, [faults() for _ in range(4)][-1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
 def test_the_second_step_makes_no_page_faults():
     # glibc's initial thresholds; it raises them over time, and then chance decides.

@@ -52,9 +52,8 @@ def start(group, folder, seconds):
     return json.loads((folder / "results.json").read_text())
 
 
-@pytest.mark.parametrize(
-    "group", [pytest.param(group, marks=[] if group == "two" else pytest.mark.slow) for group in GROUPS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS)
 def test_several_processes_do_what_one_does(group, tmp_path):
     results = start(group, tmp_path, seconds=900)  # a quarter of it on two idle cores
     assert len(results) == sum(map(len, GROUPS[group][1].values()))

@@ -69,6 +69,7 @@ def _die_at(event, path, out):
     main(["train", str(path), "--out", str(out)])
 
 
+@pytest.mark.slow
 def test_killed_at_the_worst_moments(tiny, reference, tmp_path, start):
     """Each process dies before its n-th change to the folder, n = 1, 4, 7, …: while it writes checkpoints, renames
     them, removes old ones, cuts the metrics, or cleans up after the one before."""
