@@ -72,7 +72,7 @@ MISTAKES = [
     (play("copying", "--lr", "1e-3,-1"), "train.optim.lr: expected a number > 0, got -1.0"),
     (play("copying", "--lr", "inf"), "train.optim.lr: expected a number > 0, got inf"),
     (play("copying", "--seeds", "0"), "--seeds: expected an integer >= 1, got 0"),
-    (play("copying", "--seeds", "two"), "--seeds: expected a valid integer"),
+    (play("copying", "--seeds", "two"), '--seeds: expected an integer, got "two"'),
     (play("copying", "--jobs", "0"), "--jobs: expected an integer >= 1, got 0"),
     (play("copying", "--stepz", "3"), "No such option: --stepz. Settings are written without dashes: KEY=VALUE"),
     (play("copying", "--arch", "qwen3+canon"), 'unknown architecture "qwen3". Did you mean "hf:qwen3"?'),

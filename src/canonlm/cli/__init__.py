@@ -134,8 +134,11 @@ def _usage(error: Any) -> str:
             context, words = context.parent, [context.info_name, *words]
         return f"{name} is missing: `canonlm {' '.join(words)}` explains it"
     if kind == "BadParameter" and name and error.message.startswith(SHOULD_BE):
-        what = error.message.removeprefix(SHOULD_BE).partition(", unable to")[0]
-        return f"{name}: expected {what.replace('greater than or equal to', 'a number >=')}"
+        from canonlm.errors import expected
+
+        what = error.message.removeprefix(SHOULD_BE).partition(", unable to")[0].replace(" valid ", " ")
+        what = what.replace("a integer", "an integer").replace("greater than or equal to", "a number >=")
+        return str(expected(name, what, error.__cause__.errors()[0]["input"]))
     if kind == "NoSuchOption" and any(each.metavar == "KEY=VALUE" for each in error.ctx.command.params):
         return f"{text}. Settings are written without dashes: KEY=VALUE"
     return text
