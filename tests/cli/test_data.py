@@ -228,8 +228,9 @@ def test_a_half_done_dump_of_other_settings(depo, workdir, monkeypatch, capsys):
 
 
 @pytest.fixture
-def small_files():
+def small_files(depo):
     """No file may grow past 20 kB, which simulates a full disk."""
+    depo.sample("train", 0, 0)  # numba writes what it compiles to its cache
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -112,7 +112,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return _say(str(error), 2)
     except OSError as error:  # a folder without permission, a disk that goes away
-        return _say(f"{error.filename}: {error.strerror}" if error.filename else str(error), 2)
+        name = error.filename or "a file could not be read or written"
+        return _say(f"{name}: {error.strerror}" if error.strerror else str(error), 2)
     except MemoryError:
         return _say("this machine does not have enough memory for this", 2)
     except FloatingPointError as error:
