@@ -205,7 +205,7 @@ def test_your_runs_stand_beside_the_paper_cell_by_cell(browser, tmp_path):
         & (pl.col("setting") == "depo1-225") & (pl.col("slice") == "k=8")
     )["value"][0]  # fmt: skip
     assert any(
-        cell.split() == ["90.0", f"{90 - theirs:+.1f}".replace("-", "−"), "to", "the", "paper's"] for cell in cells
+        cell.split() == ["90.0", f"{90 - theirs:+.1f}".replace("-", "−"), "from", "the", "paper's"] for cell in cells
     )
     short = browser.execute_script(CELLS, "grids")[1]
     assert short[0].startswith("short")
