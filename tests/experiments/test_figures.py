@@ -152,7 +152,7 @@ claims:
         (
             "against: llama, expect: higher",
             "expect: alike",
-            "expect: expected higher or lower, as there is no against, got",
+            'expect: expected higher or lower, as the pair has no "against", got',
         ),
         (
             "arm: llama+canon,",

@@ -119,7 +119,7 @@ class Pair(Settings):
     @model_validator(mode="after")
     def _a_spread_is_large_or_small(self) -> "Pair":
         if self.against is None and self.expect not in ("higher", "lower"):
-            raise expected("expect", "higher or lower, as there is no against", self.expect)
+            raise expected("expect", 'higher or lower, as the pair has no "against"', self.expect)
         return self
 
 
