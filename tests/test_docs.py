@@ -71,6 +71,7 @@ def long_commands() -> list[str]:
     return sorted({line for line in lines if line.startswith("canonlm ")})
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("line", long_commands())
 def test_commands_that_take_their_time_are_parsed(line):
     """Nothing is run: the options and arguments exist."""
@@ -80,6 +81,7 @@ def test_commands_that_take_their_time_are_parsed(line):
     command.make_context("canonlm", words)  # it must not raise
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("line", [*commands(), *long_commands()])
 def test_shells_leave_the_commands_as_they_are(line):
     """Without quotes, zsh refuses brackets, and bash expands braces with a comma."""

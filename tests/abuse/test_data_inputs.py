@@ -87,6 +87,7 @@ def test_no_regular_tokenizer(tmp_path, kind, name):
     assert name in one_line(tokenizers.load, tmp_path) or "--tokenizer" in one_line(tokenizers.load, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
 def test_no_regular_answers_and_no_regular_dump(tmp_path, kind, capsys):
     path = special(tmp_path / "a.parquet", kind)

@@ -229,6 +229,7 @@ def test_padding_on_the_left_changes_nothing():
     )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "mistral"])
 def test_padding_beside_static_caches(kind):
     """Their masks are prepared before the model gets them."""

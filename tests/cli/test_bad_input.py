@@ -196,6 +196,7 @@ def test_without_a_command_the_help_is_shown(capsys):
     assert output.err == ""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "arguments",
     [["depoo"], ["depo", "--preset", "tinny"], ["depo", "--lr", "fast"], ["depo", "--seeds", "0"], ["nowhere.py:Task"]],

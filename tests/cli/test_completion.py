@@ -26,6 +26,7 @@ def completed(line):
     return result.stdout.split(), result.stderr.strip()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("line", "words"),
     [

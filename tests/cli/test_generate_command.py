@@ -109,6 +109,7 @@ def test_the_text_comes_bit_by_bit(workdir, monkeypatch):
     assert len(bits) > 10
 
 
+@pytest.mark.slow
 def test_draws_are_a_function_of_the_seed(workdir, capsys):
     draw = ("words", "Once", "--max-tokens", "20", "--temperature", "0.9", "--top-k", "30", "--top-p", "0.9")
     texts = []

@@ -120,6 +120,7 @@ def test_what_cannot_be(capsys, arguments, start):
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_what_would_help(capsys):
     main(["plan", "Llama-8B-Nemo-1T-lr0.002", "--gpus", "1", QUICK])
     assert capsys.readouterr().err.endswith("of it optimizer. Try more --gpus, or a larger --gpu\n")

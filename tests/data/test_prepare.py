@@ -281,6 +281,7 @@ def test_bos_and_eos_as_asked(tmp_path, bos, eos):
     assert ends == np.cumsum([len(document) for document in expected]).tolist()
 
 
+@pytest.mark.slow
 def test_a_large_vocabulary_takes_four_bytes(tmp_path):
     for size, dtype in ((2**16, "uint16"), (2**16 + 1, "uint32")):
         tokenizer = bytes_tokenizer()

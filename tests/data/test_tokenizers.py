@@ -111,6 +111,7 @@ def test_a_tiktoken_file_encodes_as_tiktoken_does(ranks, text):
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 
+@pytest.mark.slow
 def test_a_tiktoken_file_of_the_size_of_llama_3(tmp_path):
     letters = [bytes([byte]) for byte in range(256)]
     pairs = [left + right for left in letters for right in letters]

@@ -94,6 +94,7 @@ def test_some_of_the_people(knows):
     assert row["measures"]["bits_per_person"] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_one_guess_for_everybody_scores_chance(knows, tmp_path):
     """The evaluation of a model that gives the facts about person 0 for everybody."""
     pools = {

@@ -86,6 +86,7 @@ def test_what_is_not_an_answer_scores_nothing(knows):
         assert row["slices"][0] == {"slice": {"n": 9}, "correct": 0, "total": 12}, name
 
 
+@pytest.mark.slow
 def test_a_random_writer_scores_chance(knows):
     """The evaluation of the guess behind `chance`: some other node, then the one asked about."""
     task = tasks.get("brevo", N=4)

@@ -55,6 +55,7 @@ def test_the_grammar_itself_is_always_right(knows, grammars):
     assert row["measures"]["kl"] == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_sampling_is_exact(knows, grammars):
     """At temperature 1, sentences of the grammar occur with their true frequencies."""
     task = grammars["small"]
@@ -74,6 +75,7 @@ def test_sampling_is_exact(knows, grammars):
     assert result.pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_guessing_scores_what_it_must(knows, grammars):
     """A uniform model, over the end too: each sentence of n tokens has probability 3^-(n + 1)."""
     task = grammars["small"]

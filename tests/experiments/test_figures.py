@@ -63,6 +63,7 @@ def test_all_figures_together_are_the_papers_grids():
     assert len(runs) == trainings(GRIDS) == 9492
 
 
+@pytest.mark.slow
 def test_the_points_of_one_claim():
     """They are exactly those that its verdict uses, and the panels of its experiment train them all."""
     for experiment in EXPERIMENTS.values():
@@ -86,6 +87,7 @@ def test_every_claim_is_tested_or_says_why_not():
     assert sum(len(each.claims) for each in EXPERIMENTS.values()) == len(tested)  # each in one place
 
 
+@pytest.mark.slow
 def test_names_of_architectures_are_complete():
     """Otherwise a run's identity would differ from the planned one. And all fit the number of heads."""
     done, kinds = set(), set()

@@ -247,6 +247,7 @@ def spans(runs):
     return max(sum(began <= other[0] < ended for other in times) for began, ended in times)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("jobs", [1, 2, 3])
 def test_jobs_run_at_a_time(grid, jobs):
     runs = grid({f"run{i}": {"seconds": 0.4} for i in range(jobs + 2)})

@@ -179,6 +179,7 @@ def test_who_failed_first_is_named(child, tmp_path, plan, code, words):
         assert ("(whole log: " in outcome.message) == (words == "rank 1")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("number", "passed"),
     [

@@ -248,6 +248,7 @@ def test_two_runs_of_one_name(play, tmp_path):
 # -- with real trainings ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_training_that_lost_its_lease_writes_nothing_more(tiny, tmp_path, monkeypatch):
     """As after a long pause, when rows, checkpoints and the result belong to another worker."""
     lease = Leases(tmp_path, 1.0).claim("run")

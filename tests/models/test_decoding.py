@@ -191,6 +191,7 @@ def static(model):
 CACHES = {"dynamic": dynamic, "static": static}
 
 
+@pytest.mark.every(3)
 @cases("call=generate", length=[1, 2, 9], cache=["dynamic", "static", None])
 def test_greedy(model, length, cache):
     prompt = ids(2, length)
@@ -208,6 +209,7 @@ def test_greedy_in_float32(model):
     assert_close(logits, expected_logits, **ROUNDED)
 
 
+@pytest.mark.every(3)
 @cases("call=generate", "choice=beams")
 def test_beams(model):
     prompt = ids(2, 3)
@@ -215,6 +217,7 @@ def test_beams(model):
     assert torch.equal(*result)
 
 
+@pytest.mark.every(3)
 @cases("call=generate", "pads=left", cache=["dynamic", "static"])
 def test_left_padded_batch(model, cache):
     lengths = [1, 2, 4, 9]  # shorter than the kernel, too
@@ -271,6 +274,7 @@ CHUNKS = {
 }
 
 
+@pytest.mark.every(3)
 @cases("documents=packed", cache=CACHES, chunks=CHUNKS)
 def test_packed_documents_then_decoding(model, cache, chunks):
     tokens = ids(2, 14)
@@ -286,6 +290,7 @@ HOW = {
 }
 
 
+@pytest.mark.every(4)
 @cases("call=generate", "documents=packed", how=HOW)
 def test_generation_continues_the_last_document(model, how):
     prompt, doc_ids = ids(2, 11), DOCUMENTS[:, :11]  # two tokens each in the last document
@@ -308,6 +313,7 @@ def test_packed_and_padded(model, pads, cache):
     assert_close(logits[mask != 0], documents_alone(model, tokens, doc_ids)[0], **EXACT)
 
 
+@pytest.mark.every(3)
 @cases("call=generate", "documents=packed", "choice=lookup", only="attention")
 def test_prompt_lookup_equals_greedy(model):
     prompt = ids(1, 6).repeat(1, 3)  # repeats itself, so that lookups succeed

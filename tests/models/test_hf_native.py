@@ -212,6 +212,7 @@ def trainer(model, folder, eval_dataset=None, **options):
     return Trainer(model=model, args=arguments, train_dataset=Cycles(), eval_dataset=eval_dataset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", ["hybrid", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "moe"))]
 )

@@ -118,6 +118,7 @@ LINGUA = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.tuples(st.just(False), RELEASE) | st.tuples(st.just(True), LINGUA))
 @settings(max_examples=100, deadline=None)
 def test_there_and_back_is_the_same_model(drawn):

@@ -150,6 +150,7 @@ def test_modules_import_one_another_and_what_is_installed(family):
                 assert {alias.name.split(".")[0] for alias in node.names} <= INSTALLED
 
 
+@pytest.mark.slow
 def test_no_name_is_missing_and_no_import_unused(tmp_path):
     pytest.importorskip("ruff")
     for family in FAMILIES:

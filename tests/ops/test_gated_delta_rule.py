@@ -49,7 +49,7 @@ def results(form, tensors, doc_ids=None, **options):
     return [*outputs, *torch.autograd.grad(loss, tensors)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     batch=st.integers(0, 3),
@@ -222,6 +222,7 @@ def test_operator_keeps_the_rules_of_compilers(docs):
     torch.library.opcheck(module._forward, (*tokens, doc_ids, state, 0.5, 4))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("docs", [False, True])
 def test_compiles_whole_and_gives_the_same(docs, backend):

@@ -121,6 +121,7 @@ def model_with(**changes):
     return CanonLMForCausalLM(CanonLMConfig(**{**SIZES, **changes}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "fused_sites"),
     [

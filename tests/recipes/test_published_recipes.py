@@ -47,6 +47,7 @@ def test_there_are_64():
     assert set(recipes()) == {"debug", *ROWS}
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ROWS)
 def test_optimisation_data_and_batch(name):
     row, run = ROWS[name], load(find(name))

@@ -43,6 +43,7 @@ def kept(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_kept_runs_settle_a_claim(kept):
     entries = {each.id: each for each in claims(kept)}
     depth = entries["C06"]
@@ -72,6 +73,7 @@ def test_published_claims_keep_their_confounder(kept):
     assert "rotary" in entry.reason
 
 
+@pytest.mark.slow
 def test_both_pages_have_every_claim_and_no_markup_of_others(kept):
     entries = claims(kept)
     page, text = html(entries), markdown(entries)

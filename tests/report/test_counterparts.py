@@ -5,6 +5,7 @@ from collections import Counter
 from functools import cache
 
 import polars as pl
+import pytest
 
 from canonlm.experiments.published import counterpart, grids, table
 from canonlm.experiments.published.names import setting_of, split_arch
@@ -49,6 +50,7 @@ def fits(task, setting, size):
     return {"all", *map(slice_key, run.built_task.slices())}, {"accuracy", *run.built_task.measures}
 
 
+@pytest.mark.slow
 def test_every_cell_has_a_run_beside_it_or_a_reason():
     cells = grids().to_dicts()
     reasons, models = Counter(), set()

@@ -349,6 +349,7 @@ def test_frame_of_nothing_and_of_names_that_are_no_text():
     assert frame([{"model": "a\udcff", "value": 1}])["model"].to_list() == ["a?"]
 
 
+@pytest.mark.slow
 def test_500_runs(tmp_path):
     for seed in range(500):
         depo_run(tmp_path / "runs" / f"run-{seed}", seed=seed)

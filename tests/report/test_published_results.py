@@ -116,6 +116,7 @@ def test_all_64_models_with_their_settings(finals):
     assert len(runs.filter(pl.col("canon").is_in(["ABCD", "AbCD"]))) == 32
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("row", package.settings().to_dicts(), ids=lambda row: row["model"])
 def test_settings_are_those_of_the_recipes_of_this_package(row):
     run = load(find(row["model"]))

@@ -133,6 +133,7 @@ def test_the_tables(tmp_path):
     assert "not in the averages" not in words
 
 
+@pytest.mark.slow
 def test_every_curve_is_the_run_it_names(tmp_path):
     write_text_run(tmp_path / "runs" / "a", evals=ROWS, losses=[(10, 4.0), (20, math.nan), (30, 3.0)])
     write_text_run(

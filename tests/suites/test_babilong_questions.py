@@ -92,6 +92,7 @@ def graded(questions, answered):
 # -- the prompt -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every(3)
 @every_task
 @pytest.mark.parametrize("length", [0, 1500])
 def test_a_reader_is_always_right(task, length):

@@ -22,6 +22,7 @@ def stories(task):
     return [story("test", 0, task, index) for index in range(COUNT)]
 
 
+@pytest.mark.every(4)
 @every_task
 def test_a_reader_finds_the_same_answer_and_no_other(task):
     assert all(answers(each.facts, each.question) == {each.answer} for each in stories(task))
@@ -35,6 +36,7 @@ def test_the_needed_facts_suffice(task):
         assert answers([each.facts[number] for number in each.support], each.question) == {each.answer}
 
 
+@pytest.mark.every(4)
 @every_task
 def test_each_needed_fact_is_indispensable(task):
     for each in stories(task):

@@ -189,6 +189,7 @@ def test_a_long_text_is_scored_in_windows_that_share_one_token():
     assert score == pytest.approx(total, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["gla5", "gdn2", "mamba2", "llama+canon", "mamba2+canon"])
 def test_batches_change_nothing(arch):
     """Scored texts are padded on the right, continued ones on the left."""

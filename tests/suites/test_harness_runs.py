@@ -466,6 +466,7 @@ def saved_results(folder):
     return json.loads(file.read_text())["results"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_local_tasks_only")
 def test_the_harness_s_command_line_has_our_models_and_tasks(llama, include, subjects, tmp_path, canonlm_lm_eval):
     arguments = ["--tasks", "local_piqa,local_wikitext,local_trivia,canonlm_1hop_0k", "--include_path", include]

@@ -95,6 +95,7 @@ def test_who_guesses_among_the_years_is_at_chance(settings):
     assert binomtest(right, 500, 1 / settings["people"]).pvalue > 1e-4
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("place", [0, -1], ids=["first", "last"])
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_no_year_stands_where_the_answer_does(k, place):
@@ -139,6 +140,7 @@ def test_groups_are_matched_one_to_one(settings):
             assert ASKED.search(question.prompt)[1] == order[(k - 1) * n]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("k", "people", "n"), [(1, 5, 20_000), (2, 3, 8000)], ids=["one-hop", "two-hops"])
 def test_the_needed_fact_is_anywhere_and_any_year_is_the_answer(k, people, n):
     questions = suite(k=k, people=people, n=n)

@@ -291,6 +291,7 @@ def limited(monkeypatch, most):
     return tried
 
 
+@pytest.mark.slow
 def test_batches_shrink_until_they_fit(plain, letters, monkeypatch):
     texts = prompts(40, 30)
     expected = dict(Writer(plain, letters, batch_size=1).write(texts, 6))
@@ -306,6 +307,7 @@ def test_batches_shrink_until_they_fit(plain, letters, monkeypatch):
     assert lengths == sorted(lengths, reverse=True)
 
 
+@pytest.mark.slow
 def test_what_was_written_before_memory_ran_out_is_kept(plain, letters, monkeypatch):
     monkeypatch.setattr(writing, "CPU_TOKENS", 100)
     writer, seen = Writer(plain, letters), []

@@ -328,6 +328,7 @@ def order_distribution(parents, query):
     return distribution
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [
@@ -355,6 +356,7 @@ def test_answer_order_law(shape, documents, fits):
     fits([seen[order] for order in orders], [float(distribution[order]) for order in orders])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "difficulty",
     [
@@ -429,6 +431,7 @@ def test_simulated_graphs_follow_the_law(query, fits):
     fits(counts[distribution > 0], distribution[distribution > 0])
 
 
+@pytest.mark.slow
 def test_slices_are_what_test_samples_have():
     for N in (3, 4, 5, 40):
         task = tasks.get("brevo", N=N, query="last_quarter")
@@ -507,6 +510,7 @@ def test_why():
     assert f"and {len(big.meta['answer']) - 4} more" in tasks.get("brevo").grade(big, [last])[0].why
 
 
+@pytest.mark.slow
 def test_chance_is_what_guessing_scores():
     """The guess is another node of the sample, then the one asked about."""
     rng, task = np.random.default_rng(0), tasks.get("brevo", N=7)

@@ -21,6 +21,7 @@ ANN = replace(
 # -- prompts ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_prompt_names_everything_once_and_is_a_function_of_its_arguments():
     for i in range(100):
         who = person(4, i, POOLS)
@@ -36,6 +37,7 @@ def test_a_prompt_names_everything_once_and_is_a_function_of_its_arguments():
     assert len(drawn) > 395  # 400 out of 28 x 6 x 14 x 2 wordings, 24 orders and 150 lengths
 
 
+@pytest.mark.slow
 def test_lengths_wordings_and_orders_are_uniform_and_independent(fits):
     lengths, wordings, orders = [], [], []
     values = {"university": "Uni", "city": "Elmring, AZ", "company": "Corp", "date": "May 5, 2005"}

@@ -56,6 +56,7 @@ def test_every_size_up_to_300_is_permuted():
         assert np.bincount(name_indexes(3, 0, n, (1, 1, n, 1, 1, 1, 1))).tolist() == [1] * n
 
 
+@pytest.mark.slow
 def test_a_million_people_of_our_pools_have_a_million_names(fits):
     near = name_indexes(0, 0, 1_000_000, OURS)
     far = name_indexes(0, 159_000_000, 1_000_000, OURS)

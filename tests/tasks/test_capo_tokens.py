@@ -206,6 +206,7 @@ def test_no_tokenizer(tmp_path, content):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_folder_in_an_older_format(tmp_path):
     """vocab.json and merges.txt, as GPT-2's: transformers converts them."""
     Tokenizer.from_file(str(capo_tokens.SHIPPED)).model.save(str(tmp_path))

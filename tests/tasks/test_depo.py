@@ -149,6 +149,7 @@ def test_malformed_originals(ids, line):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("difficulty", "mean"), [("depo1-225", 70.10), ("depo2-75", 27.48)])
 def test_cycle_length_law(difficulty, mean, documents, fits):
     task = tasks.get("depo", difficulty=difficulty)
@@ -197,6 +198,7 @@ def test_training_on_one_number_of_hops(documents):
         tasks.get("depo", N=12, K=8, train_k=9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("difficulty", sorted(REFERENCE))
 def test_mean_lengths(difficulty, documents):
     task = tasks.get("depo", difficulty=difficulty)
@@ -226,6 +228,7 @@ def test_short_names_saturate(documents):
     assert np.mean(shares) == pytest.approx(0.21626, abs=4 * np.std(shares) * np.sqrt(1 / 1500 + 1 / 5000))
 
 
+@pytest.mark.slow
 def test_names_are_drawn_one_by_one_without_duplicates(documents):
     """Against a simulation: draw a name (length, then tokens) until there are enough different ones."""
     task = tasks.get("depo", N=4, K=3, name_vocab=2, min_name_len=1, max_name_len=3, M=1)

@@ -96,6 +96,7 @@ def test_membership_counts_and_trees_of_every_string(grammar):
             check_tree(grammar, tokens, tree)
 
 
+@pytest.mark.slow
 @FIXED
 @given(grammars(), st.integers(0, 2**32))
 def test_substitutions_are_the_hamming_distance_to_the_nearest_sentence(grammar, seed):

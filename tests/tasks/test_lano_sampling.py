@@ -76,6 +76,7 @@ def test_by_hand():
     assert tree.nodes(1) == [(0, 0, 2), (1, 2, 6)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cfg3f", "cfg3h", "cfg3e2"])
 def test_every_alternative_is_equally_likely(name, fits):
     grammar = Grammar.load(name)

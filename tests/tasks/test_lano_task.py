@@ -179,6 +179,7 @@ def test_chance_bounds_random_strings(tiny):
     assert np.mean(draws) == pytest.approx(exact, abs=4 * np.sqrt(exact * (1 - exact) / 3000))
 
 
+@pytest.mark.slow
 def test_chance_from_the_cut(tmp_path):
     """49 to 54 fixed tokens and one of 1 … 4 choices: the tokens after token 50 can sometimes be guessed."""
     (tmp_path / "long.txt").write_text(f"root = a b | a a b\na = {' '.join(['1'] * 26)}\nb = 1 2 | 2 1 2\n")

@@ -124,6 +124,7 @@ def test_division_by_zero_is_malformed():
         tasks.get("mano", ops="d", modulus=7, L=1).from_original([9999, 10, 4, 5003, 5000, 14, 5002])
 
 
+@pytest.mark.slow
 def test_training_laws(documents, fits):
     task = tasks.get("mano")
     samples = parsed(task, documents(task, "train", 20_000))

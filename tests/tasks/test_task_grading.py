@@ -138,6 +138,7 @@ def test_why_is_readable():
     assert task.grade(sample, [float(task.vocab.ids["w3."])])[0].correct is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guess", ["constant", "random"])
 def test_guessing_scores_about_chance(guess):
     rng = np.random.default_rng(0)

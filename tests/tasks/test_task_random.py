@@ -59,6 +59,7 @@ def _shuffles(n, first, count, out):
         out[i] = items[:first]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("n", "first"), [(3, 3), (4, 4), (5, 5), (6, 2), (7, 4)])
 def test_shuffle_is_uniform(n, first, fits):
     out = np.empty((60_000, first), np.int64)

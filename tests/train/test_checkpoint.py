@@ -117,6 +117,7 @@ def saved(folder, *at, keep=9):
     return numbers
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_bit_comes_back(form, tmp_path):
     model = build(form)
@@ -561,6 +562,7 @@ def load_alone(folder, expected, step):
     same(everything(model, optimizer), torch.load(expected))
 
 
+@pytest.mark.slow
 def test_written_by_two_read_by_any(together, tmp_path, warnings):
     fsdp, tp, old = tmp_path / "fsdp", tmp_path / "tp", tmp_path / "fsdp-expected-1.pt"
     together(2, _save, "fsdp", fsdp, tmp_path / "fsdp-expected")

@@ -159,6 +159,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_told_once_and_nobody_waits(tiny, processes, tmp_path, mistake):
     changes, message = MISTAKES[mistake]

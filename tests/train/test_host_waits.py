@@ -38,6 +38,7 @@ MODELS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_waits_for_nothing(tiny, tmp_path, waits, name):
     """Two complete steps of the loop: batch, micro-batches, clipping, optimizer, and checks of what is due."""

@@ -77,6 +77,7 @@ def test_compile_is_close_to_eager(tiny, reference, tmp_path):
         assert compiled["loss"] == pytest.approx(eager["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_tied_embeddings_resume(tiny, tmp_path):
     config = tiny(model={"fields": {"tie_word_embeddings": True}})
     train(config, tmp_path / "a")

@@ -20,6 +20,7 @@ def alone(config=None):
         yield World(CPU, mesh=mesh)
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_and_goes_on_without_the_mesh(tiny, reference, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(loop, "world_of", alone)

@@ -23,6 +23,7 @@ def _train(path, out, output):
     raise SystemExit(main(["train", str(path), "--out", str(out)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_signals(tiny, tmp_path, start, workers):
     """SIGINT, then SIGTERM, at any step; then to the end."""
@@ -163,6 +164,7 @@ def test_a_lost_last_evaluation_is_made_again(tiny, reference, tmp_path):
     tiny.same(tmp_path, reference)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("which", [0, -1])
 def test_an_evaluation_stops_when_it_is_asked_to(tiny, reference, tmp_path, monkeypatch, which):
     """It leaves no row, the step is saved, and the continued run evaluates it first."""
@@ -190,6 +192,7 @@ def test_an_evaluation_stops_when_it_is_asked_to(tiny, reference, tmp_path, monk
     tiny.same(tmp_path, reference)
 
 
+@pytest.mark.slow
 def test_a_constant_rate_may_go_on_for_longer(tiny, tmp_path):
     """It ends as if started with more steps, except for additional rows of the former last step."""
     constant = {"optim": {"schedule": "constant"}}

@@ -126,6 +126,7 @@ def test_isolated_documents_see_nothing_of_each_other(text, settings, tmp_path):
     assert alone != together
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("micro", [1, 2])
 def test_micro_batches_are_one_batch(settings, tmp_path, micro):
     train(settings(), tmp_path / "whole")

@@ -121,6 +121,7 @@ def test_wandb_says_in_one_line_why_it_cannot_start(tmp_path, monkeypatch, wandb
         trackers.start(["wandb"], tmp_path, {}, 0)
 
 
+@pytest.mark.slow
 def test_a_run_is_tracked_and_stays_the_same_run(tiny, reference, tmp_path):
     pytest.importorskip("tensorboard")
     config = tiny(track=["tensorboard"])
