@@ -32,10 +32,10 @@ def test_runs_are_those_of_the_registered_experiments():
     registered = {run.name for run in grid.first_look_runs(fig7, "micro", ["depo-micro", "mano-micro"])}
     mine = {run.name for run in runs_of(profile(ARCHS, ["depo", "mano"]), {})}
     assert mine < registered
-    assert len(mine) == 2 * 2 * (3 + 3)
+    assert len(mine) == 2 * 2 * (3 + 5)
 
 
-def test_three_fresh_seeds_come_at_the_rate_that_one_tuning_seed_chose():
+def test_five_fresh_seeds_come_at_the_rate_that_one_tuning_seed_chose():
     experiment = profile(ARCHS, ["depo"])
     best = {"llama": 3e-3, "llama+canon": 3e-4}
     outcomes = {}
@@ -47,7 +47,7 @@ def test_three_fresh_seeds_come_at_the_rate_that_one_tuning_seed_chose():
         for run in runs_of(experiment, outcomes)
         if run.config.train.eval_split == "test"
     }
-    assert fresh == {(arch, rate, seed) for arch, rate in best.items() for seed in range(3)}
+    assert fresh == {(arch, rate, seed) for arch, rate in best.items() for seed in range(5)}
     assert {run.name for run in runs_of(experiment, outcomes)} == outcomes.keys()  # nothing is left
 
 
@@ -116,6 +116,7 @@ def test_time_left_follows_from_timed_steps_and_then_from_finished_runs():
         (["lama"], 'unknown architecture "lama"'),
         (["llama", "--seeds", "0"], "--seeds: expected an integer >= 1, got 0"),
         (["llama", "--jobs", "0"], "--jobs: expected an integer >= 1, got 0"),
+        (["llama", "train.steps=10"], 'canonlm profile takes no settings, got "train.steps=10"; `canonlm play` does'),
         (["llama", "--match", "flops"], '--match: expected parameters, got "flops"'),
     ],
 )

@@ -329,7 +329,7 @@ def test_choose():
     [
         ("arhc=GLA5", 'unknown filter "arhc". Did you mean "arch"?'),
         ("value=3", 'unknown filter "value".'),
-        ("arch", "--filter: expected key=value"),
+        ("arch", "filter: expected key=value"),
         ("arch=Mamba3", 'unknown arch "Mamba3". Did you mean "Mamba2"? Values of arch: '),
         ("arch=GLA5,x", 'unknown arch "x".'),
         ("lr=0.2", 'unknown lr "0.2".'),

@@ -1,5 +1,6 @@
-"""`canonlm profile`: compare architectures on all tasks, with verdicts, on one page."""
+"""`canonlm profile`: compare architectures on six tasks, with verdicts, on one page."""
 
+import re
 import shlex
 import sys
 from collections import Counter
@@ -24,9 +25,14 @@ ARCHS = typer.Argument(
     autocompletion=completion.architectures,
     metavar="ARCHS",
 )
-TASKS = typer.Option(help="Tasks, separated by commas. Default: all six.", show_default=False)
-SEEDS = typer.Option(help="Seeds for each architecture. Default: 3; with --quick 1. A verdict needs 5.",
-                     show_default=False)  # fmt: skip
+TASKS = typer.Option(
+    help="Tasks, separated by commas. Default: depo, copying, brevo, mano, lano and capo.", show_default=False
+)
+SEEDS = typer.Option(
+    help="Seeds for each architecture. Default: as many as verdicts need, which is 5 for up to six comparisons; "
+    "with --quick 1.",
+    show_default=False,
+)
 QUICK = typer.Option(
     "--quick", help="One learning rate, one seed, a third of the training: takes minutes, proves nothing."
 )
@@ -49,7 +55,7 @@ def profile(
     jobs: Annotated[int, JOBS] = 2,
     dry_run: Annotated[bool, DRY_RUN] = False,
 ) -> int:
-    """Is my block better, at what, and how sure is that? Trains small models on all tasks and writes one page.
+    """Is my architecture better, at what, and how sure is that? Trains small models on six tasks and writes one page.
 
     All architectures see the same data at the same learning rates. One seed chooses the rate of each on a validation
     split; fresh seeds are judged on the test split. The page is OUT/profile.html. Ctrl-C saves every run; the same
@@ -57,6 +63,9 @@ def profile(
     """
     from canonlm.errors import expected
 
+    for text in archs:
+        if re.match(r"[a-z]\w*(\.\w+)+=", text):
+            raise ValueError(f'canonlm profile takes no settings, got "{text}"; `canonlm play` does')
     if jobs < 1:
         raise expected("--jobs", "an integer >= 1", jobs)
     load_torch()

@@ -17,13 +17,9 @@ if TYPE_CHECKING:
     from canonlm.runs.load import LeftOut
 
 GIVEN = typer.Argument(
-    help="Folders of runs, or of results of `canonlm eval`, to put beside the published ones; also filters.",
+    help="Folders of runs, or of results of `canonlm eval`, to put beside the published ones. Filters: arch=GLA5,GDN2, "
+    "size=1B, tokens=1T, lr=0.002, canon=yes, source=reference, model=…, task=…",
     metavar="RUN | KEY=VALUE",
-    show_default=False,
-)
-FILTER = typer.Option(
-    help="Show only arch=GLA5,GDN2, size=1B, tokens=1T, lr=0.002, canon=yes, source=reference, model=…, task=…",
-    metavar="KEY=VALUE",
     show_default=False,
 )
 GROUP = typer.Option(
@@ -44,7 +40,6 @@ JSON = typer.Option("--json", help="Write the same as JSON.", metavar="FILE")
 
 def results(
     given: Annotated[list[str] | None, GIVEN] = None,
-    filter: Annotated[list[str] | None, FILTER] = None,
     group: Annotated[str | None, GROUP] = None,
     paired: Annotated[bool, PAIRED] = False,
     curves: Annotated[bool, CURVES] = False,
@@ -63,7 +58,6 @@ def results(
     from canonlm.report.sheet import write_frame
 
     folders, filters = _split(given or [])
-    filters = [*(filter or []), *filters]
     if curves and not (csv or json):
         raise ValueError("--curves only works with --csv or --json")
     if curves and paired:
@@ -94,7 +88,6 @@ def results(
 
 
 def _split(given: Iterable[str]) -> tuple[list[Path], list[str]]:
-    """Folders and filters: in `--filter arch=GLA5 size=1B` the second filter is an argument by itself."""
     folders, filters = [], []
     for text in given:
         if "=" in text and not Path(text).exists():

@@ -14,12 +14,12 @@ from canonlm.errors import expected, unknown
 from canonlm.experiments import grid
 from canonlm.experiments.schema import Experiment, Panel, Setting, named, setting, setting_names
 from canonlm.recipes import TEXT, load_preset
+from canonlm.runs.statistics import seeds_needed
 from canonlm.train.build import check, with_complete_name
 from canonlm.train.config import RunConfig, resolve
 from canonlm.train.recipe import merge
 
 SCALE = "micro"
-SEEDS = 3
 QUICK_SHARE = 3
 """A quick profile trains for the steps of a full one divided by this."""
 
@@ -41,7 +41,8 @@ def profile(
 ) -> Experiment:
     """Every architecture on every task. The others are compared with the first architecture.
 
-    task_names: empty: all. seeds: fresh seeds of each architecture; default: 3, or one if quick.
+    task_names: empty: all. seeds: fresh seeds of each architecture; default: as many as verdicts need, or one
+    if quick.
     quick: the middle rate, and a third of the training. match: "parameters", as in `canonlm play`.
     ValueError: no such task or architecture, fewer seeds than one, a model that cannot be built or matched.
     """
@@ -53,9 +54,10 @@ def profile(
         raise expected("--seeds", "an integer >= 1", seeds)
     if match not in (None, "parameters"):
         raise expected("--match", "parameters", match)
-    count = seeds or (1 if quick else SEEDS)
+    chosen_tasks = list(dict.fromkeys(task_names or settings_of_tasks))
+    count = seeds or (1 if quick else seeds_needed(len(chosen_tasks) * (len(set(archs)) - 1)))
     settings, panels = {}, []
-    for task in dict.fromkeys(task_names or settings_of_tasks):
+    for task in chosen_tasks:
         registered = setting(settings_of_tasks[task])
         settings[settings_of_tasks[task]] = _quick(registered, count) if quick else _tuned(registered, count)
         names = dict.fromkeys(with_complete_name(_config(registered, arch)).arch for arch in archs)

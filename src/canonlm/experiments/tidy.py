@@ -82,7 +82,7 @@ def choose(numbers: "pl.DataFrame", filters: Sequence[str]) -> "pl.DataFrame":
     for text in filters:
         key, equals, values = text.partition("=")
         if not equals:
-            raise expected("--filter", "key=value, such as arch=GLA5", text)
+            raise expected("filter", "key=value, such as arch=GLA5", text)
         if key not in FILTERS:
             raise unknown("filter", key, FILTERS)
         texts_by_key.setdefault(key, []).append(values)
