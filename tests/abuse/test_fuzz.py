@@ -19,10 +19,10 @@ def fuzz(folder, seconds, *more):
 
 
 @pytest.mark.slow
-def test_a_minute_of_damage(tmp_path):
-    result = fuzz(tmp_path, 60, "--failures", tmp_path / "failures")
+def test_twenty_seconds_of_damage(tmp_path):
+    result = fuzz(tmp_path, 20, "--failures", tmp_path / "failures")
     assert result["failures"] == []
-    assert result["cases"] > 50
+    assert result["cases"] > 10
 
 
 PLANTED = {

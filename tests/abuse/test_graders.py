@@ -110,7 +110,7 @@ def test_a_right_answer_with_junk_in_it(name, changes):
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize(
     "token",
-    [1, *(pytest.param(token, marks=pytest.mark.slow) for token in (None, 0, -1, 10**30, "x"))],
+    [1, *(pytest.param(token, marks=pytest.mark.slow) for token in (None, 10**30))],
 )
 def test_a_million_tokens(name, token):
     task, samples = sampled(name)

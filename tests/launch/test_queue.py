@@ -84,7 +84,7 @@ def workers_with_kills(root, number, workers, kills, interval):
 
 @pytest.mark.parametrize(
     ("number", "workers", "kills", "interval"),
-    [(200, 3, 3, 0.1), pytest.param(10_000, 8, 60, 0.4, marks=pytest.mark.slow)],
+    [(200, 3, 3, 0.1), pytest.param(2_000, 8, 20, 0.4, marks=pytest.mark.slow)],
 )
 def test_every_run_is_completed_once(tmp_path, number, workers, kills, interval):
     names, log, killed = workers_with_kills(tmp_path, number, workers, kills, interval)
@@ -294,13 +294,13 @@ def _work(root, configs):
 @pytest.mark.slow
 def test_a_worker_that_is_killed_changes_nothing(tiny, tmp_path):
     """Two workers, four trainings, kill -9 of one in the middle of two of them; losses and weights to the bit."""
-    settings = {"steps": 400, "checkpoint_every": 50, "eval_every": 100}
+    settings = {"steps": 150, "checkpoint_every": 25, "eval_every": 50}
     configs = {f"seed{seed}": tiny(train={**settings, "seed": seed}) for seed in range(4)}
     root, context = tmp_path / "many", multiprocessing.get_context("spawn")
     first, second = (context.Process(target=_work, args=(root, configs)) for _ in range(2))
     first.start()
     metrics = [root / name / "metrics.jsonl" for name in ("seed0", "seed1")]
-    while not all(path.exists() and path.read_text().count("\n") > 25 for path in metrics):
+    while not all(path.exists() and path.read_text().count("\n") > 12 for path in metrics):
         time.sleep(0.01)
         assert first.exitcode is None
     second.start()

@@ -95,14 +95,13 @@ def test_tied_weights_stay_tied(small_model, family, tmp_path):
     assert_close(loaded(IDS).logits, model(IDS).logits, **SAME)
 
 
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
 @every_family
-def test_a_missing_key_starts_as_ever_and_the_others_are_loaded(model, tmp_path, every):
+def test_a_missing_key_starts_as_ever_and_the_others_are_loaded(model, tmp_path):
     fresh = state(CanonLMForCausalLM(model.config))
     model.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     saved = load_file(file)
-    for key in sorted(saved)[::every]:
+    for key in sorted(saved)[::7]:
         save_file({k: v for k, v in saved.items() if k != key}, file, metadata={"format": "pt"})
         torch.manual_seed(99)
         loaded, info = CanonLMForCausalLM.from_pretrained(tmp_path, output_loading_info=True, strict=False)
@@ -213,9 +212,7 @@ def trainer(model, folder, eval_dataset=None, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "family", ["hybrid", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "moe"))]
-)
+@pytest.mark.parametrize("family", ["hybrid", "moe"])
 def test_trainer(model, tmp_path):
     pytest.importorskip("accelerate")
     before = copy.deepcopy(model)
@@ -278,7 +275,7 @@ def test_under_autocast_a_bfloat16_stream_stays_so(model):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "layers", "backend"),
-    [("hybrid", len(MIXERS), "aot_eager"), ("sites", 2, "aot_eager"), ("moe", 2, "aot_eager"), ("gdn", 1, "inductor")],
+    [("hybrid", len(MIXERS), "aot_eager"), ("sites", 1, "aot_eager"), ("moe", 1, "inductor")],
 )
 def test_compiles_whole_forwards_and_backwards(small_model, family, layers, backend):
     model = small_model(**{**FAMILIES[family], "num_hidden_layers": layers}).train()
@@ -317,7 +314,7 @@ def test_generation_from_embeddings(double_model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gdn", "llama", "hybrid"])
+@pytest.mark.parametrize("family", ["llama", "hybrid"])
 def test_a_static_cache_compiles_once(small_model, family):
     """As with the library's Llama: once for the prompt, once for all tokens after it."""
     model = small_model(**FAMILIES[family]).eval()

@@ -136,17 +136,17 @@ def test_false_wins_are_rare(name, seeds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", [5, 8])
 @pytest.mark.parametrize("name", simulated.SAME)
-def test_false_wins_of_two_thousand_pages(name, seeds):
+def test_false_wins_of_a_thousand_pages(name):
+    """Of 1,000 pages, more than 67 are false by chance once in 100 times at a rate of 0.05."""
     distribution = simulated.SAME[name]
-    assert simulated.false_wins(distribution, distribution, seeds, 1, 2_000, np.random.default_rng(2)) <= 0.065
+    assert simulated.false_wins(distribution, distribution, 5, 1, 1_000, np.random.default_rng(2)) <= 0.067
 
 
 @pytest.mark.slow
 def test_false_wins_with_unequal_spread():
     narrow, wide = simulated.gaussian(0.5, 0.01), simulated.gaussian(0.5, 0.05)
-    assert simulated.false_wins(narrow, wide, 5, 1, 2_000, np.random.default_rng(2)) <= 0.07
+    assert simulated.false_wins(narrow, wide, 5, 1, 1_000, np.random.default_rng(2)) <= 0.07
 
 
 def test_a_large_difference_is_seen():

@@ -56,7 +56,7 @@ TENSOR_PARALLEL = {
     "tied": {**FAMILIES["tied"], "qk_norm": True, "canon_frozen": True, "rope_dim": 4},
     "sites": {"canon_set": "E:smear,Q:bias,K:offset,V:dynamic:k3,OM:scaled,D:avg", "num_key_value_heads": 2},
 }
-ROWS, TIME, STEPS = 8, 12, 30
+ROWS, TIME, STEPS = 8, 12, 12
 RUN = {
     "arch": "llama",
     "task": {"name": "copying", "N": 8},
@@ -176,7 +176,7 @@ def close(found, wanted, tolerance):
 
 @cache
 def alone(family, fields_of="FAMILIES", micro=None):
-    """The losses of a single process in 30 steps."""
+    """The losses of a single process."""
     return Trained(globals()[fields_of][family], run_config(micro_batch_size=micro), ALONE).losses()
 
 
@@ -319,18 +319,16 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
         {
             (1, 1): [
                 *((starts_alike, family) for family in ("llama", "gla", "gdn", "mamba2", "tied", "sites")),
-                *((follows, family) for family in FAMILIES if family != "llama"),
+                *((follows, family) for family in ("hybrid", "moe", "tied")),
                 (follows, "mamba2", "FOREIGN"),
-                (computes_in_bf16, "llama"),
                 (accumulates,),
                 (repeats,),
                 (recomputes, "full"),
-                *((computes_in_bf16, family) for family in FOUR_FAMILIES[1:]),
+                *((computes_in_bf16, family) for family in ("llama", "mamba2")),
                 (compiles,),
             ],
-            (1, 2): [(starts_alike, "llama"), (follows, "llama")],
             (2, 1): [
-                *tensor_parallel(follows),
+                *((follows, family, "TENSOR_PARALLEL") for family in ("biases", "sites")),
                 (repeats,),
                 (recomputes, "full"),
                 (compiles,),
@@ -341,13 +339,12 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
     "four": (
         4,
         {
-            (1, 1): [*((starts_alike, family) for family in FOUR_FAMILIES), (follows, "llama")],
+            (1, 1): [(starts_alike, "llama")],
             (1, 2): [
-                *((starts_alike, family) for family in ("llama", "gdn", "hybrid", "moe", "tied")),
+                *((starts_alike, family) for family in ("gdn", "hybrid", "moe", "tied")),
                 (follows, "gdn"),
                 (accumulates,),
                 (repeats,),
-                (computes_in_bf16, "llama"),
                 (talks,),
             ],
             (1, 4): [(starts_alike, "llama")],
@@ -357,11 +354,8 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
         4,
         {
             (2, 1): [
-                *tensor_parallel(starts_alike),
+                *((starts_alike, family, "TENSOR_PARALLEL") for family in ("biases", "tied")),
                 (follows, "llama", "TENSOR_PARALLEL"),
-                (repeats,),
-                (recomputes, "selective"),
-                (computes_in_bf16, "llama"),
                 (talks,),
             ],
             (2, 2): [(starts_alike, "llama", "TENSOR_PARALLEL")],

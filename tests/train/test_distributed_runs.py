@@ -86,13 +86,12 @@ def test_several_processes_do_what_one_does_and_continue_each_other(tiny, refere
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_killed_in_pairs_and_one_by_one(tiny, processes, tmp_path, seed):
+def test_killed_in_pairs_and_one_by_one(tiny, processes, tmp_path):
     """The results are those of two undisturbed processes, bit for bit."""
     changes = {"train": {"steps": 80, "checkpoint_every": 5, "log_every": 1, "eval_every": 40}}
     path, out = tiny.yaml(tmp_path / "run.yaml", **changes), tmp_path / "run"
     assert processes(2, "train", path, "--out", tmp_path / "undisturbed").join() == [0, 0]
-    draw = random.Random(seed)
+    draw = random.Random(0)
     for _ in range(3):
         group, before = processes(2, "train", path, "--out", out), _checkpoints(out)
         while all(process.is_alive() for process in group.members) and _checkpoints(out) == before:
@@ -106,18 +105,17 @@ def test_killed_in_pairs_and_one_by_one(tiny, processes, tmp_path, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rank", "seconds"), [(0, 5), (1, 60)])
-def test_one_that_stands_still_for_a_while_is_waited_for(tiny, processes, tmp_path, rank, seconds):
+def test_one_that_stands_still_for_a_while_is_waited_for(tiny, processes, tmp_path):
     """As if its machine is suspended or swaps: the run continues, bit for bit."""
     changes = {"train": {"steps": 60, "checkpoint_every": 20, "log_every": 1, "eval_every": 30}}
     path, out = tiny.yaml(tmp_path / "run.yaml", **changes), tmp_path / "run"
     assert processes(2, "train", path, "--out", tmp_path / "undisturbed").join() == [0, 0]
     group = processes(2, "train", path, "--out", out)
     _wait_for_steps(group, out)
-    os.kill(group.members[rank].pid, signal.SIGSTOP)
-    time.sleep(seconds)
+    os.kill(group.members[1].pid, signal.SIGSTOP)
+    time.sleep(20)
     assert not (out / "result.json").exists()
-    os.kill(group.members[rank].pid, signal.SIGCONT)
+    os.kill(group.members[1].pid, signal.SIGCONT)
     assert group.join() == [0, 0]
     tiny.same(out, tmp_path / "undisturbed")
 
