@@ -117,8 +117,8 @@ def test_two_tasks_in_one_folder(tmp_path, capsys):
 @pytest.mark.slow
 def test_interrupted_and_taken_up_again(tmp_path):
     """Ctrl-C to the parent only: both runs save, and no process is left; then the same command completes both."""
-    arguments = command(tmp_path, "train.steps=300", "--jobs", "2")
-    folders = [tmp_path / "runs" / name for name in names("train.steps=300")]
+    arguments = command(tmp_path, "train.steps=150", "--jobs", "2")
+    folders = [tmp_path / "runs" / name for name in names("train.steps=150")]
     with canonlm(*arguments) as process:
         while not all((folder / "metrics.jsonl").exists() and rows_so_far(folder) for folder in folders):
             assert process.poll() is None, process.communicate()
@@ -130,7 +130,7 @@ def test_interrupted_and_taken_up_again(tmp_path):
     assert training_in(tmp_path) == []
     stopped = [int(next(iter((folder / "checkpoints").iterdir())).name[-8:]) for folder in folders]
     # On a busy machine the first run may end before the second has begun.
-    cut = [folder for folder, step in zip(folders, stopped, strict=True) if step < 300]
+    cut = [folder for folder, step in zip(folders, stopped, strict=True) if step < 150]
     assert cut
     assert all(step > 0 for step in stopped)
     assert not any((folder / "result.json").exists() for folder in cut)
@@ -141,7 +141,7 @@ def test_interrupted_and_taken_up_again(tmp_path):
         train(load(folder / "config.yaml"), reference)
         assert rows(folder) == rows(reference)
         if folder in cut:
-            assert f"stopped after step {stopped[folders.index(folder)]} of 300" in (folder / "log.txt").read_text()
+            assert f"stopped after step {stopped[folders.index(folder)]} of 150" in (folder / "log.txt").read_text()
 
 
 def rows_so_far(folder):

@@ -287,12 +287,7 @@ def talks(world):
         pass
 
 
-FOUR_FAMILIES = ("llama", "gla", "gdn", "mamba2")
 Checks = list[tuple]
-
-
-def tensor_parallel(check) -> Checks:
-    return [(check, family, "TENSOR_PARALLEL") for family in TENSOR_PARALLEL]
 
 
 GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
@@ -301,45 +296,30 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
         2,
         {
             (1, 1): [
-                *((starts_alike, family) for family in ("hybrid", "moe")),
-                (follows, "llama"),
-                (follows, "qwen3", "FOREIGN"),
-                (recomputes, "selective"),
-                (talks,),
-            ],
-            (2, 1): [
-                *tensor_parallel(starts_alike),
-                (recomputes, "selective"),
-                (talks,),
-            ],
-        },
-    ),
-    "two, longer": (
-        2,
-        {
-            (1, 1): [
-                *((starts_alike, family) for family in ("llama", "gla", "gdn", "mamba2", "tied", "sites")),
-                *((follows, family) for family in ("hybrid", "moe", "tied")),
-                (follows, "mamba2", "FOREIGN"),
+                *((starts_alike, family) for family in FAMILIES),
+                *((follows, family) for family in ("llama", "hybrid", "moe", "tied")),
+                *((follows, arch, "FOREIGN") for arch in FOREIGN),
+                *((computes_in_bf16, family) for family in ("llama", "mamba2")),
+                *((recomputes, mode) for mode in ("selective", "full")),
                 (accumulates,),
                 (repeats,),
-                (recomputes, "full"),
-                *((computes_in_bf16, family) for family in ("llama", "mamba2")),
+                (talks,),
                 (compiles,),
             ],
             (2, 1): [
+                *((starts_alike, family, "TENSOR_PARALLEL") for family in TENSOR_PARALLEL),
                 *((follows, family, "TENSOR_PARALLEL") for family in ("biases", "sites")),
-                (repeats,),
-                (recomputes, "full"),
-                (compiles,),
+                *((recomputes, mode) for mode in ("selective", "full")),
                 (computes_in_bf16, "llama"),
+                (repeats,),
+                (talks,),
+                (compiles,),
             ],
         },
     ),
     "four": (
         4,
         {
-            (1, 1): [(starts_alike, "llama")],
             (1, 2): [
                 *((starts_alike, family) for family in ("gdn", "hybrid", "moe", "tied")),
                 (follows, "gdn"),
@@ -348,11 +328,6 @@ GROUPS: dict[str, tuple[int, dict[tuple[int, int], Checks]]] = {
                 (talks,),
             ],
             (1, 4): [(starts_alike, "llama")],
-        },
-    ),
-    "four, tensor parallel": (
-        4,
-        {
             (2, 1): [
                 *((starts_alike, family, "TENSOR_PARALLEL") for family in ("biases", "tied")),
                 (follows, "llama", "TENSOR_PARALLEL"),

@@ -55,9 +55,9 @@ class Enough(Exception):
     pass
 
 
-def losses(name, config):
-    """`{step: [loss, grad_norm]}` of the first steps."""
-    rows, last = {}, STEPS[name.split()[0]]
+def losses(name, config, steps=None):
+    """`{step: [loss, grad_norm]}` of the first steps; of all that are recorded by default."""
+    rows, last = {}, steps or STEPS[name.split()[0]]
 
     def note(row):
         if row["kind"] == "train":

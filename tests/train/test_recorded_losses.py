@@ -27,11 +27,7 @@ def test_the_same_losses(name, config):
     if machine() == RECORDED["machine"]:
         assert losses(name, config) == recorded
         return
-    # On other machines sums round differently, and training amplifies that. On an AMD EPYC, losses were up to 0.53 %
-    # off in 50 steps; gradient norms agreed for 22 steps, and were 60 % off after 40.
-    early = {step: numbers for step, numbers in losses(name, config).items() if int(step) <= 50}
-    assert early.keys() == {step for step in recorded if int(step) <= 50}
-    for step, (loss, norm) in early.items():
-        if int(step) <= 20:
-            assert [loss, norm] == pytest.approx(recorded[step], rel=5e-3), step
-        assert loss == pytest.approx(recorded[step][0], rel=1e-2), step
+    # On other machines sums round differently, and training amplifies that: on an AMD EPYC, gradient norms agreed for
+    # 22 steps, and were 60 % off after 40.
+    for step, numbers in losses(name, config, 20).items():
+        assert numbers == pytest.approx(recorded[step], rel=5e-3), step
