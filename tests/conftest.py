@@ -33,9 +33,10 @@ SETTINGS = {
 
 
 def pytest_configure():
-    """A shell starts `make test &` with Ctrl-C ignored, and tests of Ctrl-C would inherit that."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """`make test &` ignores Ctrl-C and `nohup` ignores SIGHUP; tests of signals would inherit that."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.hookimpl(tryfirst=True)
