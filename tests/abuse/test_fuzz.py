@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FUZZ = Path(__file__).parent / "fuzz.py"
 
 
@@ -18,7 +20,6 @@ def fuzz(folder, seconds, *more):
     return json.loads((folder / "found.json").read_text())
 
 
-@pytest.mark.slow
 def test_twenty_seconds_of_damage(tmp_path):
     result = fuzz(tmp_path, 20, "--failures", tmp_path / "failures")
     assert result["failures"] == []
@@ -56,7 +57,6 @@ def seen(tmp_path_factory):
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_oracle_sees_what_is_wrong(seen, name):
     """Otherwise a fuzzer that finds nothing would prove nothing."""

@@ -56,6 +56,7 @@ def test_a_figure_has_the_cells_and_the_runs_that_the_paper_prints(figure):
     assert len(runs) == trainings(shown_in(figure))
 
 
+@pytest.mark.slow
 def test_all_figures_together_are_the_papers_grids():
     of_grids = [each for each in EXPERIMENTS.values() if each.figure]
     assert len(set().union(*map(grid.cells, of_grids))) == len({cell(row) for row in GRIDS}) == len(GRIDS) == 2913

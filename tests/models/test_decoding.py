@@ -199,6 +199,7 @@ def test_greedy(model, length, cache):
     assert_close(generate(model, prompt, **how), greedy(model, prompt), **ROUNDED)
 
 
+@pytest.mark.every(2)
 @cases("call=generate", "dtype=float32")
 def test_greedy_in_float32(model):
     model.float()
@@ -326,6 +327,7 @@ def test_prompt_lookup_equals_greedy(model):
 PACKED = {"documents=one": False, "documents=packed": True}
 
 
+@pytest.mark.every(2)
 @cases("chunks=uneven", only="attention", removed=[1, 3, 6], packed=PACKED, recorded_from=[0, 8])
 def test_cropping_is_exact(model, removed, packed, recorded_from):
     tokens, doc_ids = ids(2, 14), DOCUMENTS if packed else None

@@ -158,7 +158,7 @@ def test_every_task_has_every_preset():
         assert load_preset(task, "paper").difficulty == next(iter(PAPER[task]))
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.usefixtures("short_capo")
 @pytest.mark.parametrize(("task", "name", "difficulty"), EVERY)
 def test_every_preset_plans_and_builds(tmp_path, task, name, difficulty):

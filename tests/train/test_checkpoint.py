@@ -474,7 +474,7 @@ def start_again(start, folder):
 
 def test_kill_9_at_random_moments(tmp_path, start, warnings):
     draw, newest = random.Random(0), 0
-    for _ in range(10):
+    for _ in range(5):
         process = start(_go_on_saving, tmp_path, 10**6)
         while process.is_alive() and max(steps(tmp_path), default=0) == newest:  # until it has saved something
             time.sleep(0.002)
