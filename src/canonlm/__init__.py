@@ -1,4 +1,4 @@
-"""canonlm: compare language-model architectures on synthetic pretraining tasks; Canon layers for any model.
+"""canonlm: compare language-model architectures on synthetic pretraining tasks; Canon layers for your models.
 
     tasks             the synthetic tasks: tasks.get("depo", N=8).sample("test", seed=0, index=0)
     models            our decoder for all architectures, and the interface to any other model

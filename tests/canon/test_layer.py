@@ -227,6 +227,11 @@ def test_bad_sizes_are_named(arguments, message):
         CanonLayer(*arguments)
 
 
+def test_an_unknown_start_is_an_error():
+    with pytest.raises(ValueError, match='start: expected uniform, zero or id, got "identity"'):
+        CanonLayer(8, start="identity")
+
+
 @pytest.mark.parametrize("shape", [(5, 3), (2, 5, 4), (2, 1, 5, 3)])
 def test_bad_inputs_are_named(shape):
     with pytest.raises(ValueError, match=r"x: expected a tensor \[batch, time, 3\], got"):

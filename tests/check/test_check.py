@@ -172,6 +172,8 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert main(["check", "llama+canon=AC", "--cases", "greedy, beams", "--json", "found.json"]) == 0
     assert "llama+canon=AC: no wrong answer" in capsys.readouterr().out
     assert [row["case"] for row in json.loads((tmp_path / "found.json").read_text())] == ["greedy", "beams"]
+    assert main(["check", "llama", "--cases", "greedy", "--dtype", "fp16", "--json", "-"]) == 0
+    assert "limit 0.05" in capsys.readouterr().out
     assert main(["check", "hf:mamba2", "--cases", "right padding"]) == 1
     assert "hf:mamba2: wrong answers without an error: right padding" in capsys.readouterr().out
     llama().save_pretrained("saved")
@@ -180,6 +182,9 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         (["saved", "--cases", "gredy"], 'unknown case "gredy". Did you mean "greedy"?'),
         (["hf:lama"], 'unknown model_type "lama". Did you mean "llama"?'),
         (["llama+cannon"], 'unknown architecture modifier "+cannon". Did you mean "+canon"?'),
+        (["llama", "--step", "3"], "--step only works with a saved model, and llama is an architecture"),
+        (["llama", "--dtype", "fp23"], 'unknown dtype "fp23"'),
+        (["llama-canonized"], 'MODEL: "llama-canonized" is neither a folder nor a model'),
         (["nowhere/there"], 'MODEL: "nowhere/there" is neither a folder nor a model'),
     ):
         assert main(["check", *arguments]) == 2

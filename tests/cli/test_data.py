@@ -467,7 +467,7 @@ MISTAKES = [
     ([*DUMP, "depo"], "--out is missing: the file to write (or --verify with a file of answers)"),
     (
         [*DUMP, "depo", "--out", "x.parquet", "--verify", "file"],
-        "--out and --verify do not go together",
+        "--out cannot be used with --verify",
     ),
     ([*DUMP, "depo", "--verify", "nowhere"], "--verify: expected a readable file (No such file or directory)"),
     ([*DUMP, "depo", "--verify", "."], "--verify: expected a readable file (a folder)"),

@@ -163,7 +163,7 @@ def test_another_tokenizer(workdir, capsys):
 
 MISTAKES = [
     (["words"], "PROMPT is missing: a text (or --prompts with a file of them)"),
-    (["words", "a", "--prompts", "file"], "PROMPT and --prompts do not go together"),
+    (["words", "a", "--prompts", "file"], "PROMPT cannot be used with --prompts"),
     (["words", "a", "--out", "b"], "--out only works with --prompts"),
     (["words", "--prompts", "file"], "--prompts needs --out"),
     (["words", "--prompts", "file", "--out", "file"], '--out: expected a file that does not exist yet, got "file"'),
@@ -174,12 +174,12 @@ MISTAKES = [
     (["words", "a", "--top-k", "5"], "--top-k only works with a --temperature above 0"),
     (["words", "a", "--temperature", "1", "--top-p", "2"], "--top-p: expected a number > 0 and <= 1, got 2.0"),
     (["none", "a"], 'MODEL: "none" is neither a folder nor a model on the Hub that can be reached'),
-    (["bare", "a"], "--tokenizer: expected a file, a folder or a name on the Hub, as the model has none, got None"),
+    (["bare", "a"], "--tokenizer is missing: the model has none"),
     (["short", "a" * 16], "the prompt: 17 tokens, and 1 to write, are more than the model's context of 16"),
     (["short", "a", "--max-tokens", "20"], "the prompt: 2 tokens, and 20 to write, are more than the model's context"),
     (["short", "--prompts", "two", "--out", "b"], "prompt 0: 2 tokens, and 128 to write, are more than the model's"),
     (["played", "bos x3 y4 ans"], 'unknown word "y4" of copying. Did you mean "x4"? Words: bos, ans, x1, '),
-    (["words", "a", "--step", "3"], "--step: expected the folder of a run (with a config.yaml) as the model, got 3"),
+    (["words", "a", "--step", "3"], "--step only works with the folder of a run"),
 ]
 
 

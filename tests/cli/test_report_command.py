@@ -85,7 +85,7 @@ def test_tables_alone_write_nothing(tmp_path, capsys):
             ["nowhere", "--watch"],
             'folder: expected a folder with runs or results of `canonlm eval` in it, got "nowhere"',
         ),
-        (["nowhere", "--table", "--out", "x"], "--out does not go with --table, which writes no page"),
+        (["nowhere", "--table", "--out", "x"], "--out cannot be used with --table, which writes no page"),
     ],
 )
 def test_refused(arguments, message, capsys, tmp_path, monkeypatch):

@@ -100,7 +100,7 @@ def test_other_sources(capsys):
         (["--group", "standrad"], 'unknown group "standrad". Did you mean "standard"? Groups: babilong, brevo, depo'),
         (["nowhere"], "folder: expected a folder with runs"),
         (["--curves"], "--curves only works with --csv or --json"),
-        (["--curves", "--paired", "--csv", "-"], "--paired does not go with --curves"),
+        (["--curves", "--paired", "--csv", "-"], "--paired cannot be used with --curves"),
         (["--csv", "-", "--json", "-"], "--csv and --json cannot both write to the terminal"),
         (["--csv", "nowhere/x.csv"], "--csv: expected a file that can be written (No such file or directory)"),
     ],

@@ -515,7 +515,7 @@ def test_options_of_an_executor():
         ("slurm", given | {"mem": "4"}, 'unknown option of --executor slurm "mem"'),
         ("slurm", given | {"mem_per_cpu_gb": "much"}, 'mem_per_cpu_gb: expected a number, got "much"'),
         ("slurm", given | {"tasks": "4"}, 'unknown option of --executor slurm "tasks"'),
-        ("local", {"partition": "cpu"}, 'partition: expected nothing: --executor local has no options, got "cpu"'),
+        ("local", {"partition": "cpu"}, 'partition: expected no options for --executor local, got "cpu"'),
     ):
         with pytest.raises(ValueError, match=message):
             executors.checked(kind, options)

@@ -260,7 +260,7 @@ def recipe(tiny, tmp_path):
     ("arguments", "message"),
     [
         ([], "canonlm launch needs --local N or --slurm"),
-        (["--local", "2", "--slurm"], "--local and --slurm do not go together"),
+        (["--local", "2", "--slurm"], "--local cannot be used with --slurm"),
         (["--local", "0"], "--local: expected an integer >= 1, got 0"),
         (["--local", "2", "--dry-run"], "--dry-run only works with --slurm"),
         (["--local", "2", "nodes=2"], 'unknown setting "nodes"'),
@@ -268,7 +268,7 @@ def recipe(tiny, tmp_path):
         (["--local", "3"], "train.batch_size: expected a multiple of 3, the number of processes"),
         (["--slurm", "tasks=3", "time=5"], "train.batch_size: expected a multiple of 3, the number of processes"),
         (["--slurm", "tasks=2", "time=5", "train.step=5"], 'unknown setting "train.step"'),
-        (["--slurm", "gpus=2", "time=5"], "train.device: cpu does not go with gpus=2"),
+        (["--slurm", "gpus=2", "time=5"], "train.device: cpu cannot be used with gpus=2"),
         (["--slurm", "tasks=2", "time=1", "--dry-run"], "signal_delay_s: expected less than the job's time,"),
         (["--slurm", "tasks=2", "time=5", "train_steps=5"], 'unknown SLURM setting "train_steps"'),
     ],

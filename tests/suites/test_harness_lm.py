@@ -367,7 +367,7 @@ def test_what_a_tokenizer_must_have_is_said():
     opened.tokenizer.bos_token = None
     with pytest.raises(ValueError, match="bos: expected false, as the tokenizer of llama has no BOS token"):
         CanonLM(opened, bos=True)
-    with pytest.raises(ValueError, match="tokenizer: expected a file, a folder or a name on the Hub"):
+    with pytest.raises(ValueError, match="tokenizer is missing: the model has none"):
         CanonLM(Subject(opened.model, None, {}))
 
 

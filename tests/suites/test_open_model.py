@@ -352,11 +352,11 @@ def mistakes(directory):
         "step": (("run", {"step": 3}), "--step: expected a step that has a checkpoint (1, 2), got 3"),
         "no steps": (
             ("ours", {"step": 3}),
-            "--step: expected the folder of a run (with a config.yaml) as the model, got",
+            "--step only works with the folder of a run",
         ),
         "run variant": (
             ("run", {"variant": "x"}),
-            "--variant: expected a published checkpoint, and this is the folder",
+            "--variant only works with a published checkpoint",
         ),
         "dtype": (("ours", {"dtype": "fp8"}), 'unknown dtype "fp8".'),
         "device": (("ours", {"device": "gpu"}), "--device: expected auto, cpu or a device that torch sees here, got"),

@@ -391,9 +391,9 @@ def test_settings_that_sample_nothing(settings, start):
 
 
 def test_a_model_without_a_tokenizer(plain, letters):
-    with pytest.raises(ValueError, match="--tokenizer: expected a file, a folder or a name on the Hub"):
+    with pytest.raises(ValueError, match="--tokenizer is missing: the model has none"):
         Writer(plain, None)
-    with pytest.raises(ValueError, match="--bos: expected a tokenizer with a BOS token"):
+    with pytest.raises(ValueError, match="--bos needs a tokenizer with a BOS token"):
         Writer(plain, PreTrainedTokenizerFast(tokenizer_object=letters.backend_tokenizer), bos=True)
 
 

@@ -1,6 +1,11 @@
 """Runs of models that are not our decoder, equal numbers of parameters, complete names in run folders."""
 
+import os
+import subprocess
+import sys
+
 import pytest
+import torch
 import yaml
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
@@ -82,4 +87,23 @@ def test_a_model_of_transformers_through_every_command(tiny, tmp_path, capsys):
     assert_close(exported.state_dict(), load_model(run).module.state_dict(), atol=0, rtol=0)
     capsys.readouterr()
     assert main(["export", str(run), str(tmp_path / "code"), "--self-contained"]) == 2
-    assert capsys.readouterr().err == "canonlm: --self-contained only works with our decoder, not with qwen3\n"
+    what = "--self-contained only works with our decoder and with Canon layers, not with a plain qwen3"
+    assert capsys.readouterr().err == f"canonlm: {what}\n"
+
+
+@pytest.mark.slow
+def test_a_canonized_run_is_exported_with_its_code(tiny, tmp_path):
+    """The folder loads in a process that cannot import canonlm, and gives the run's logits."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    train(tiny(arch="hf:qwen3+canon=AC", train=SHORT), run)
+    assert main(["export", str(run), str(out), "--self-contained"]) == 0
+    code = f"""
+import sys; sys.modules["canonlm"] = None
+import torch; from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained({str(out)!r}, trust_remote_code=True)
+print(model(torch.tensor([[1, 2, 3]])).logits.double().sum().item())
+"""
+    home = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=home, check=True).stdout
+    logits = load_model(run).module.eval()(torch.tensor([[1, 2, 3]])).logits
+    assert float(printed) == pytest.approx(logits.double().sum().item(), rel=1e-5)

@@ -78,7 +78,7 @@ def test_a_rate_rises_stays_and_falls(schedule, parts, low):
     ("changes", "complaint"),
     [
         ({"schedule": "wsd"}, "missing; expected an integer > 0 with schedule wsd"),
-        ({"decay_steps": 2}, "expected nothing: only schedule wsd has it, got 2"),
+        ({"decay_steps": 2}, "expected no value, as only schedule wsd uses it, got 2"),
         (
             {"schedule": "wsd", "decay_steps": 4, "warmup_steps": 3},
             "expected at most train.steps - train.optim.warmup_steps = 3, got 4",

@@ -225,7 +225,7 @@ def test_what_is_written_is_read_back(tmp_path):
         ({"text": {"sources": {"web": {"path": "x"}}}}, "expected either task .* or text .*, got both"),
         (
             {"model": {"vocab_size": 9}},
-            "model.vocab_size: expected nothing: copying has a vocabulary of its own, got 9",
+            "model.vocab_size: expected no value, as copying has its own vocabulary, got 9",
         ),
         ({"data": {"seq_len": 18, "loss_on": None}}, "data.loss_on: expected 'answer' or 'all', got None"),
         ({"profile": "5:5"}, 'profile: expected start:stop with 1 <= start < stop, such as "10:13"'),

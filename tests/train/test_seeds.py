@@ -89,7 +89,7 @@ def test_validation_asks_what_the_test_asks_with_other_samples(task):
 def test_capo_is_asked_about_the_people_it_trained_on():
     run = run_of("capo", data={"seed": 5}, train={"seed": 1, "steps": 10})
     assert reading.evaluation(run, World(torch.device("cpu"))).stream.seed == 5
-    with pytest.raises(ValueError, match=r"train.eval_seed: expected nothing: capo tests what it trained on"):
+    with pytest.raises(ValueError, match=r"train.eval_seed: expected no value, as capo tests what it trained on"):
         run_of("capo", train={"eval_seed": 3})
 
 
@@ -100,5 +100,7 @@ def test_text_has_no_test_samples_to_choose():
         "text": {"sources": {"a": {"path": "python-stdlib"}}},
     }
     raw["data"]["loss_on"], raw["train"]["eval_seed"] = "all", 3
-    with pytest.raises(ValueError, match=r"train.eval_seed: expected nothing: text is evaluated on its held-out part"):
+    with pytest.raises(
+        ValueError, match=r"train.eval_seed: expected no value, as text is evaluated on its held-out part"
+    ):
         resolve(raw)

@@ -1,7 +1,7 @@
 """Canon layers in a decoder that has none: `canonize(model, "ABCD")`.
 
     model = AutoModelForCausalLM.from_pretrained(…)
-    canonlm.canonize(model, "ABCD")          # the same model, the same outputs; its Canon layers start at zero
+    canonlm.canonize(model, "ABCD")          # the same model, the same outputs; its Canon layers start as the identity
     model.save_pretrained(…)                 # loads again by AutoModelForCausalLM once canonlm is imported
     canonlm.decanonize(model)
 
@@ -28,9 +28,10 @@ def canonize(model: PreTrainedModel, sites: str, *, init: str = "zero") -> PreTr
     """Put Canon layers into a causal decoder of transformers, in place; returns it.
 
     sites: as in `canonlm.canon.sites`: "ABCD", "KVOM:scaled". init: the start of layers whose variant does not set
-    one: "zero", the identity; "uniform", random taps as in the paper.
+    one: "zero", the identity, so that outputs stay the same, but for :scaled, :avg, :offset, :frozen and :nores:silu;
+    "uniform", random taps as in the paper.
 
-    One-line InvalidSetting if it is not such a model, already has Canon layers, or cannot have these sites.
+    InvalidSetting (a ValueError) if it is not such a model, already has Canon layers, or cannot have these sites.
     """
     places = describe(model, sites, init=init)
     text = _text(sites, init)
@@ -41,7 +42,8 @@ def canonize(model: PreTrainedModel, sites: str, *, init: str = "zero") -> PreTr
 
 
 def describe(model: PreTrainedModel, sites: str, *, init: str = "zero") -> list[Place]:
-    """The Canon layers that `canonize` would add. The model may be on the meta device."""
+    """The Canon layers that `canonize` would add, one `Place` each: `.block`, `.module` and `.side` say where,
+    `.channels` how many, `.name` is the layer's name in its block. The model may be on the meta device."""
     if not isinstance(model, PreTrainedModel):
         hint = "a model of transformers" + (" (canonize it before PEFT wraps it)" if _is_peft(model) else "")
         raise expected("model", hint, type(model).__name__)

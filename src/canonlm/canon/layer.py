@@ -18,6 +18,8 @@ from canonlm.ops.causal_conv import causal_conv, conv_state
 from canonlm.ops.kernels.door import canon, canon_with_state, last_real, reach_of, runs_on
 from canonlm.ops.kernels.judged import usable
 
+STARTS = ("uniform", "zero", "id")
+
 
 class CanonLayer(nn.Module):
     """A causal depthwise convolution over the last `kernel_size` tokens, added to its input.
@@ -28,9 +30,11 @@ class CanonLayer(nn.Module):
         residual: add the input (the paper's choice: more stable, faster to train).
         activation: apply SiLU to the convolution (never to the residual).
         bias: add a learned bias to the convolution.
-        scaled: divide x + conv(x) by sqrt(K + 1), so that its variance stays that of x.
-        start: initial taps: "uniform" in +-1/sqrt(K), as in `torch.nn.Conv1d`; "zero"; "id": 1 for the current
-            token, 0 for the others.
+        scaled: divide the output by sqrt(K + 1), so that with the residual its variance stays that of x.
+        start: initial taps: "uniform" in +-1/sqrt(K), as in `torch.nn.Conv1d`; "zero", with the residual the identity;
+            "id", 1 for the current token and 0 for the others, without the residual the identity.
+
+    InvalidSetting (a ValueError) for any other value.
 
     `weight` is `[C, 1, K]`; its last tap multiplies the current token. The layer is not a `Conv1d`, so that a host
     model's own weight initialisation skips it.
@@ -56,6 +60,8 @@ class CanonLayer(nn.Module):
         for key, value in (("hidden_size", hidden_size), ("kernel_size", kernel_size)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise expected(key, "an integer >= 1", value)
+        if start not in STARTS:
+            raise expected("start", ", ".join(STARTS[:-1]) + f" or {STARTS[-1]}", start)
         self.hidden_size, self.kernel_size = hidden_size, kernel_size
         self.residual, self.activation, self.scaled, self.start = residual, activation, scaled, start
         self.add_parameters(bias, device, dtype)
@@ -95,12 +101,14 @@ class CanonLayer(nn.Module):
         mixer_input: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Args:
-            x: `[batch, time, channels]`, any floating dtype; the result has the same.
-            attention_mask: `[batch, time]`, 1 at real tokens, 0 at padding, which counts as zeros. `x` is not modified.
+            x: `[batch, time, channels]`, any floating dtype; the result has the same shape and dtype.
+            attention_mask: `[batch, time]` for the tokens of `x` alone (a cache has its own), 1 at real tokens, 0 at
+                padding, which counts as zeros. `x` is not modified.
             doc_ids: `[batch, time]` integers, one value per document of a packed row; nothing crosses a boundary.
             state: `[batch, channels, kernel_size]`, as returned for the tokens before; it belongs to the document of
                 the first token.
-            return_state: also return the state after this input, taken at each row's last real token.
+            return_state: also return the state after this input, taken at each row's last real token, in the dtype of
+                `x`.
             mixer_input: `[batch, time, width]`, what x was projected from; only `DynamicCanon` reads it.
 
         Prefill in chunks and one-token decoding, each call with the state of the last one, equal one call on the whole.

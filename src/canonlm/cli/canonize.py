@@ -21,7 +21,10 @@ MODEL = typer.Argument(
 )
 OUT = typer.Argument(help="The folder to write.", show_default=False, metavar="OUT")
 SITES = typer.Option(help="Sites: letters such as ABCD, with variants such as KVOM:scaled.")
-INIT = typer.Option(help="zero: the model answers as before; uniform: random taps, as in the paper.")
+INIT = typer.Option(
+    help="zero: layers start as the identity where their variant allows it, so the model answers as before; uniform: "
+    "random taps, as in the paper."
+)
 SEED = typer.Option(help="Seed of random taps.", min=0)
 DRY_RUN = typer.Option("--dry-run", help="Only print which layers each block would get; no weights are read.")
 
@@ -51,9 +54,11 @@ def canonize(
         raise expected("MODEL", expectation, model)
     if dry_run:
         if out is not None:
-            raise ValueError("OUT does not go with --dry-run, which writes nothing")
+            raise ValueError("OUT cannot be used with --dry-run, which writes nothing")
         host = _on_meta(model, trust_remote_code)
         print(listing(describe(host, sites, init=init)))
+        if model.startswith("hf:"):
+            print(f"Sizes are made up: {model} names a type of transformers, built with 4 layers of width 64.")
         return 0
     if model.startswith("hf:"):
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +18,9 @@ MODEL = typer.Argument(
     show_default=False,
     metavar="MODEL",
 )
-CASES = typer.Option(help="Which cases, separated by commas. Default: all.", show_default=False)
+CASES = typer.Option(
+    help='Which cases, separated by commas, such as "greedy,left padding". Default: all.', show_default=False
+)
 SEED = typer.Option(help="Seed of the tokens that the model reads, and of random weights.", min=0)
 
 MARKS = {"passed": "green", "differs": "bold red", "refused": "yellow"}
@@ -48,7 +50,7 @@ def check(
 
     from canonlm.check import CASES as known
     from canonlm.check import decoding
-    from canonlm.errors import unknown
+    from canonlm.errors import brief, unknown
     from canonlm.suites.opening import quiet
 
     check_place(json, "--json")
@@ -57,7 +59,10 @@ def check(
         if name not in known:
             raise unknown("case", name, known)
     if _is_architecture(model):
-        subject = _random(model, seed)
+        for option, value in (("--step", step), ("--variant", variant)):
+            if value is not None:
+                raise ValueError(f"{option} only works with a saved model, and {brief(model)} is an architecture")
+        subject = _random(model, seed, dtype, device)
     else:
         subject = opened(
             model, step=step, variant=variant, dtype=dtype, device=device, trust_remote_code=trust_remote_code
@@ -87,15 +92,18 @@ def _is_architecture(name: str) -> bool:
     from canonlm.models.archs import bases
 
     signs = name.partition(":")[0] in ("hf", "fla") or ".py" in name or "+" in name or "{" in name
-    return signs or name.startswith(tuple(bases()))
+    return signs or name.partition(".")[0].removesuffix("-conv") in bases()
 
 
-def _random(arch: str, seed: int) -> "PreTrainedModel":
+def _random(arch: str, seed: int, dtype: str | None, device: str) -> "PreTrainedModel":
     from transformers.utils.logging import disable_progress_bar
 
     from canonlm.models.build import build
     from canonlm.models.interface import Sizes
+    from canonlm.suites.opening import dtype_and_device
 
     disable_progress_bar()
+    precision, place = dtype_and_device(dtype, device)
     sizes = Sizes(num_hidden_layers=4, hidden_size=64, num_attention_heads=4, vocab_size=97, seq_len=64)
-    return build(arch, sizes, seed).module.eval()
+    model: Any = build(arch, sizes, seed).module
+    return model.to(device=place, dtype=precision).eval()

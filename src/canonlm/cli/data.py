@@ -103,7 +103,7 @@ def dump(
     if out is None and verify is None:
         raise ValueError("--out is missing: the file to write (or --verify with a file of answers)")
     if out is not None and verify is not None:
-        raise ValueError("--out and --verify do not go together")
+        raise ValueError("--out cannot be used with --verify")
     if verify is not None:
         from canonlm.data.answers import grade_file
 

@@ -82,7 +82,7 @@ def _notes(machine: dict[str, Any], kind: str) -> list[str]:
     """What a user of this machine should know."""
     notes = []
     if kind != "cuda":
-        notes.append("No GPU: models train in their PyTorch forms, made for a CPU. bfloat16 products may be emulated.")
+        notes.append("No GPU: Canon layers use numba kernels, recurrences PyTorch. bfloat16 products may be emulated.")
         if "flash-linear-attention" in machine or "triton" in machine:
             what = "triton or flash-linear-attention is installed without a GPU"
             notes.append(f"{what}: linear models of transformers may fail. Remove them: pip uninstall triton fla-core")

@@ -14,13 +14,13 @@ OUT = typer.Argument(help="The folder to write.", show_default=False, metavar="O
 STEP = typer.Option(
     help="Which checkpoint of the run, by its step. Default: the newest complete one.", show_default=False
 )
-DTYPE = typer.Option(help="fp32 or bf16.")
+DTYPE = typer.Option(help="fp32, bf16 or fp16.")
 SELF_CONTAINED = typer.Option(
     "--self-contained",
     help="Include the code: the folder then loads where canonlm is not installed (trust_remote_code=True).",
 )
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def export(
@@ -47,6 +47,7 @@ def export(
         import torch
         from transformers.utils.logging import disable_progress_bar
 
+        from canonlm.canon.hosted import CanonizedModel
         from canonlm.files import write_folder
         from canonlm.suites.opening import as_in_training, open_tokenizer, tokenizer_of_run
         from canonlm.train.checkpoint import load_model
@@ -54,8 +55,9 @@ def export(
         disable_progress_bar()
         file, tokenizer = tokenizer_of_run(run), None
         model = load_model(run, step, trust_remote_code=trust_remote_code).module.to(getattr(torch, DTYPES[dtype]))
-    if self_contained and model.config.model_type != "canonlm":
-        raise ValueError(f"--self-contained only works with our decoder, not with {model.config.model_type}")
+    if self_contained and not (model.config.model_type == "canonlm" or isinstance(model, CanonizedModel)):
+        kind = model.config.model_type
+        raise ValueError(f"--self-contained only works with our decoder and with Canon layers, not with a plain {kind}")
     if file is not None:
         ids = model.config.bos_token_id, model.config.eos_token_id
         tokenizer = as_in_training(open_tokenizer(file), *ids)

@@ -79,7 +79,7 @@ def generate(
     if prompt is None and prompts is None:
         raise ValueError("PROMPT is missing: a text (or --prompts with a file of them)")
     if prompt is not None and prompts is not None:
-        raise ValueError("PROMPT and --prompts do not go together")
+        raise ValueError("PROMPT cannot be used with --prompts")
     if prompts is not None and out is None:
         raise ValueError("--prompts needs --out, the file to write")
     if prompts is None and out is not None:

@@ -40,7 +40,7 @@ def launch(
     if local is None and not slurm:
         raise ValueError("canonlm launch needs --local N or --slurm")
     if local is not None and slurm:
-        raise ValueError("--local and --slurm do not go together")
+        raise ValueError("--local cannot be used with --slurm")
     path = find(recipe)
     folder = out or Path("runs") / path.stem
     if local is not None:
@@ -101,7 +101,7 @@ def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool, trust: boo
     def check_all(run):
         build_model(reading.complete(run), "meta")  # the nodes choose their own devices
         if "gpus" in settings and run.train.device == "cpu":
-            raise InvalidSetting("train.device", f"train.device: cpu does not go with gpus={settings['gpus']}")
+            raise InvalidSetting("train.device", f"train.device: cpu cannot be used with gpus={settings['gpus']}")
         check_layout(run, settings["nodes"] * settings["tasks"])
 
     with doing("reading the text and building the model"):

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from canonlm.launch.queue import Event
 
 NAME = typer.Argument(
-    help="fig4, fig5, …, capacity, all, or a YAML file of yours.",
+    help="fig4, fig5, fig7, fig10, fig12, fig13, fig14, fig24 to fig29, capacity, hops, text; all; or a YAML file of "
+    "yours.",
     show_default=False,
     autocompletion=completion.experiments,
     metavar="EXPERIMENT",
@@ -32,7 +33,10 @@ SCALE = typer.Option(
 )
 OUT = typer.Option(help="Folder for the runs, which experiments share.")
 JOBS = typer.Option(help="How many runs at a time.")
-DRY_RUN = typer.Option("--dry-run", help="Only show what would be trained and what that takes.")
+DRY_RUN = typer.Option(
+    "--dry-run",
+    help="Only show what would be trained and what that takes; with --slurm, the job's script.",
+)
 ONLY = typer.Option(
     help="Settings or claims to train, separated by commas, such as depo-micro or C25.", show_default=False
 )

@@ -40,7 +40,7 @@ def report(
     from canonlm.errors import expected
 
     if table and out is not None:
-        raise ValueError("--out does not go with --table, which writes no page")
+        raise ValueError("--out cannot be used with --table, which writes no page")
     if out is not None and not out.parent.is_dir():
         raise expected("--out", "a file in a folder that exists", str(out))
     finished = True

@@ -61,11 +61,11 @@ def results(
     if curves and not (csv or json):
         raise ValueError("--curves only works with --csv or --json")
     if curves and paired:
-        raise ValueError("--paired does not go with --curves")
+        raise ValueError("--paired cannot be used with --curves")
     if csv == "-" and json == "-":
         raise ValueError("--csv and --json cannot both write to the terminal")
     if html and (curves or paired or group):
-        raise ValueError("--html does not go with --curves, --paired or --group: the page has all of them")
+        raise ValueError("--html cannot be used with --curves, --paired or --group: the page has all of them")
     if html:
         left_out = _page(folders, filters, html)
         if not (csv or json):

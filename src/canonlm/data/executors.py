@@ -62,7 +62,7 @@ def checked(kind: str, options: Mapping[str, str]) -> dict[str, Any]:
     known = {name: parameter for name, parameter in known.items() if name not in OURS}
     for name in options:
         if not known:
-            raise expected(name, f"nothing: --executor {kind} has no options", options[name])
+            raise expected(name, f"no options for --executor {kind}", options[name])
         if name not in known:
             raise unknown(f"option of --executor {kind}", name, known, "options")
     for name, parameter in known.items():

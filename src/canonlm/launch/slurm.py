@@ -253,14 +253,14 @@ def check_printable(key: str, value: str) -> None:
 def _check_combination(settings: dict[str, Any]) -> None:
     tasks, seconds = settings["tasks"], 60 * settings["time"]
     if (gpus := settings.get("gpus", tasks)) != tasks:
-        raise ValueError(f"tasks={tasks} does not go with gpus={gpus}: every GPU has one task")
+        raise ValueError(f"tasks={tasks} cannot be used with gpus={gpus}: every GPU has one task")
     if (gpus := _gpus_of(str(settings.get("gres")))) not in (0, tasks):
-        raise ValueError(f"gres={settings['gres']} does not go with {tasks} tasks on a node: every GPU has one task")
+        raise ValueError(f"gres={settings['gres']} cannot be used with {tasks} tasks on a node: every GPU has one task")
     if (delay := settings.get("signal_delay_s", SIGNAL_DELAY_S)) >= seconds:
         raise expected("signal_delay_s", f"less than the job's time, {seconds} seconds", delay)
     memory = [key for key in settings if key in ("mem", "mem_per_cpu", "mem_per_gpu")]
     if len(memory) > 1:
-        raise ValueError(f"{memory[0]} and {memory[1]} do not go together")
+        raise ValueError(f"{memory[0]} cannot be used with {memory[1]}")
 
 
 def _gpus_of(gres: str) -> int:

@@ -74,8 +74,9 @@ class CanonLMConfig(PreTrainedConfig):
         canon_set: Canon sites, such as "ABCD", "AbCD" or "KVOM:scaled": see `canonlm.canon.sites`.
             `canon_sets`: the same, one text per layer, or fewer that repeat; with E in all of them or in none.
         canon_kernel, canon_residual, canon_activation, canon_bias: options of every Canon layer, see `CanonLayer`.
+            Variants in `canon_set` set the same for single sites; if all sites agree, their values move to these
+            fields.
         canon_frozen: Canon weights keep their random initial values (site b is trained).
-            Variants in the texts set the same for single sites; if all sites agree, their values move to these fields.
 
         z_loss: "logsumexp" adds z_loss_weight * log(Z)^2 to each token's loss l, "squared_nll" z_loss_weight * l^2.
         init_seed: weights are a function of (init_seed, parameter name) alone.
@@ -84,6 +85,9 @@ class CanonLMConfig(PreTrainedConfig):
             or of `init_base_std` in the layers; what writes into the residual stream is divided by `init_std_factor`).
             Default: "fan_in" if all mixers are mamba2, else "normal". `initializer_range`: default 0.1 with "fan_in",
             else 0.02.
+        rope_theta, rms_norm_eps, attention_bias, mlp_bias, attention_dropout, max_position_embeddings,
+            tie_word_embeddings: as in `LlamaConfig`.
+
         zeyuan_layernorm: how norms of GLA and Gated DeltaNet round in the original release: kept for its checkpoints'
             key names, without effect on what is computed here.
     """

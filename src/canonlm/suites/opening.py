@@ -99,24 +99,21 @@ def open_model(
     ValueError in one line: no such model, a folder without a model, damaged weights or weights that do not fit the
     configuration, a tokenizer with more tokens than the model's vocabulary.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
-    try:
-        place = pick_device(device)
-    except ValueError:
-        raise expected("--device", "auto, cpu or a device that torch sees here", device) from None
+    precision, place = dtype_and_device(dtype, device)
     path = Path(source).expanduser()
     if (path / "config.yaml").is_file():
         if variant is not None:
-            raise expected("--variant", "a published checkpoint, and this is the folder of a run", variant)
+            what = f"--variant only works with a published checkpoint, and {brief(source)} is the folder of a run"
+            raise InvalidSetting("--variant", what)
         with outside.of_run(path, trust_remote_code):
             model, own, about = _of_run(path, step)
     else:
         if step is not None:
-            raise expected("--step", "the folder of a run (with a config.yaml) as the model", step)
-        model, own, about = _of_files(source, variant, DTYPES.get(dtype or ""), trust_remote_code)
-    if dtype is not None:
-        model = model.to(DTYPES[dtype])  # type: ignore[arg-type]  # the library's wrapper confuses the checker
+            what = f"--step only works with the folder of a run, and {brief(source)} has no config.yaml"
+            raise InvalidSetting("--step", what)
+        model, own, about = _of_files(source, variant, precision, trust_remote_code)
+    if precision is not None:
+        model = model.to(precision)  # type: ignore[arg-type]  # the library's wrapper confuses the checker
     words = own if tokenizer is None else _named_tokenizer(tokenizer, trust_remote_code)
     if words is not None and (tokens := max(words.get_vocab().values()) + 1) > (known := _vocab_size(model)):
         what = f"one of at most {known:,} tokens, the vocabulary size of {source}"
@@ -130,6 +127,16 @@ def open_model(
         "fingerprint": fingerprint(model),
     }
     return Subject(model.to(place).eval(), words, about, trust_remote_code)  # type: ignore[arg-type]
+
+
+def dtype_and_device(dtype: str | None, device: str) -> tuple[torch.dtype | None, str]:
+    """From the names that `open_model` takes. ValueError if there is no such dtype, or no such device here."""
+    if dtype is not None and dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+    try:
+        return None if dtype is None else DTYPES[dtype], pick_device(device)
+    except ValueError:
+        raise expected("--device", "auto, cpu or a device that torch sees here", device) from None
 
 
 def fingerprint(model: PreTrainedModel) -> str:

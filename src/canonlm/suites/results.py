@@ -217,7 +217,7 @@ def read_answers(folder: Path, entry: Mapping[str, Any]) -> list[Row]:
     rows = [by_index[index] for index in sorted(by_index) if index < count]
     if len(rows) != count or _digest(rows) != sha256:
         what = "the answers behind the scores in results.json, got others"
-        raise ValueError(f"{path}: expected {what} (remove both files to ask again)")
+        raise ValueError(f"{path}: expected {what} (to ask again, remove this file and its entry in results.json)")
     return rows
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from canonlm.errors import expected
+from canonlm.errors import InvalidSetting, expected
 from canonlm.evals.generate import NotFinite, generate
 from canonlm.models.build import wrap
 from canonlm.suites.opening import quiet
@@ -46,11 +46,12 @@ class Writer:
         sampling: Sampling | None = None,
     ) -> None:
         if tokenizer is None:
-            raise expected("--tokenizer", "a file, a folder or a name on the Hub, as the model has none", None)
+            what = "the model has none; expected a file, a folder or a name on the Hub"
+            raise InvalidSetting("--tokenizer", f"--tokenizer is missing: {what}")
         if batch_size is not None and batch_size < 1:
             raise expected("--batch-size", "an integer >= 1", batch_size)
         if bos and tokenizer.bos_token_id is None:
-            raise expected("--bos", "a tokenizer with a BOS token", True)
+            raise InvalidSetting("--bos", "--bos needs a tokenizer with a BOS token")
         self._model, self._bos, self._sampling = model, bos, sampling
         self._tokenizer: Any = tokenizer
         self._context = None if beyond and not learns_positions(model) else wrap(model).context_length

@@ -133,7 +133,7 @@ class Optim(Settings):
         if self.schedule == "wsd" and self.decay_steps is None:
             raise InvalidSetting(key, f"{key}: missing; expected an integer > 0 with schedule wsd")
         if self.schedule != "wsd" and self.decay_steps is not None:
-            raise expected(key, "nothing: only schedule wsd has it", self.decay_steps)
+            raise expected(key, "no value, as only schedule wsd uses it", self.decay_steps)
         return self
 
 
@@ -230,7 +230,7 @@ class RunConfig(Settings):
         if "loss_on" not in self.data.model_fields_set:
             raise InvalidSetting("data.loss_on", "data.loss_on: missing; expected 'answer' or 'all'")
         if self.model.vocab_size is not None:
-            what = f"nothing: {task.name} has a vocabulary of its own"
+            what = f"no value, as {task.name} has its own vocabulary"
             raise expected("model.vocab_size", what, self.model.vocab_size)
         if self.data.seq_len < task.min_seq_len:
             what = f"at least {task.min_seq_len}, for the test samples of {task}"
@@ -273,11 +273,11 @@ class RunConfig(Settings):
     def _eval_settings_suit_the_data(self) -> "RunConfig":
         train, task = self.train, self.built_task
         if task is None and train.eval_seed is not None:
-            raise expected("train.eval_seed", "nothing: text is evaluated on its held-out part", train.eval_seed)
+            raise expected("train.eval_seed", "no value, as text is evaluated on its held-out part", train.eval_seed)
         if task is not None and train.eval_beyond is not None:
-            raise expected("train.eval_beyond", "nothing: only text has it", train.eval_beyond)
+            raise expected("train.eval_beyond", "no value, as only text uses it", train.eval_beyond)
         if task is not None and task.tests_what_it_trained_on and train.eval_seed is not None:
-            what = f"nothing: {task.name} tests what it trained on, which data.seed decides"
+            what = f"no value, as {task.name} tests what it trained on, which data.seed decides"
             raise expected("train.eval_seed", what, train.eval_seed)
         return self
 

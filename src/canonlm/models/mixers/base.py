@@ -53,8 +53,8 @@ class Options:
 
 
 class Mixer(nn.Module):
-    """A way for a layer to mix tokens. `forward` is documented in `attention.py`; recurrent mixers start from
-    `recurrent.py`."""
+    """A way for a layer to mix tokens. A recurrent mixer extends `RecurrentMixer` and implements its `mix`; any other
+    implements `forward`, with the arguments and the result of `RecurrentMixer.forward`."""
 
     name: ClassVar[str]  # in `CanonLMConfig.mixers`; set by `register`
     attribute: ClassVar[str] = "mixer"  # the mixer's name in its layer: part of parameters' names

@@ -71,7 +71,14 @@ class RecurrentMixer(Mixer):
         past_key_values: Cache | None = None,
         **kwargs,
     ) -> tuple[Tensor, None]:
-        """As in `attention.py`; arguments that only attention needs are not used."""
+        """The output `[B, T, D]`, and None (in place of attention weights).
+
+        Args:
+            x_BTD: the layer's input, after its norm.
+            layout: documents and padding of the batch.
+            attention_mask, rotary: the mask of all pairs, and the tables of rotary positions; only attention uses them.
+            past_key_values: the cache, which is read and updated; None: there is none.
+        """
         state = read_recurrence(past_key_values, self.layer_idx, layout)
         y_BTD, state = self.mix(x_BTD, layout, past_key_values, state)
         write_recurrence(past_key_values, self.layer_idx, state)

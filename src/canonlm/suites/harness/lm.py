@@ -15,7 +15,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from canonlm.errors import expected, unknown
+from canonlm.errors import InvalidSetting, expected, unknown
 from canonlm.evals.generate import NotFinite
 from canonlm.models.build import wrap
 from canonlm.suites.opening import Subject, open_model
@@ -95,7 +95,8 @@ class CanonLM(HFLM):
         subject = pretrained
         source = subject.about.get("source", subject.model.name_or_path)
         if subject.tokenizer is None:
-            raise expected("tokenizer", "a file, a folder or a name on the Hub, as the model has none", None)
+            what = "the model has none; expected a file, a folder or a name on the Hub"
+            raise InvalidSetting("tokenizer", f"tokenizer is missing: {what}")
         if bos and subject.tokenizer.bos_token_id is None:
             raise expected("bos", f"false, as the tokenizer of {source} has no BOS token", bos)
         with _without_warnings():  # that an opened model takes no arguments for opening it
