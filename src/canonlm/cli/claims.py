@@ -26,7 +26,7 @@ def claims(
     seed_set: Annotated[int, SEED_SET] = 0,
     out: Annotated[Path | None, OUT] = None,
 ) -> int:
-    """Show 51 claims (C51 is not the paper's): supported, contradicted, undecided or untested, and the runs behind each.
+    """Show 51 claims (C51 is not the paper's): supported, contradicted, undecided or untested, and their runs.
 
     `canonlm replicate` trains the missing runs.
     """

@@ -9,9 +9,9 @@ from .theme import Look
 
 TITLE = "What the paper claims, and what runs say"
 LEAD = (
-    "Claims of Physics of Language Models, Part 4, in our words; C51 is about a test by others. Verdicts "
-    "come from at least five fresh seeds, at a learning rate that other seeds chose. Sizes are far below the paper's, so our number and the paper's do not "
-    "estimate the same thing. Claims about the published models come from their own tables."
+    "Claims of Physics of Language Models, Part 4, in our words; C51 is about a test by others. Verdicts come from at "
+    "least five fresh seeds, at a learning rate that other seeds chose. Sizes are far below the paper's, so our number "
+    "and the paper's do not estimate the same thing. Claims about the published models come from their own tables."
 )
 LOOKS = {state: Look(color, "solid", "circle", "") for state, color in
          (("supported", "#009e73"), ("contradicted", "#d55e00"), ("undecided", "#666666"))}  # fmt: skip
