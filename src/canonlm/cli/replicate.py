@@ -1,5 +1,6 @@
 """`canonlm replicate`: train the models of a figure of the paper again, and judge its claims."""
 
+import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
     from canonlm.experiments.replicate import Estimate
     from canonlm.experiments.verdicts import Compared, Verdict
-    from canonlm.launch.queue import Event
 
 NAME = typer.Argument(
     help="fig4, fig5, fig7, fig10, fig12, fig13, fig14, fig24 to fig29, capacity, hops, text; all; or a YAML file of "
@@ -93,7 +93,13 @@ def replicate(
         return 0
     try:
         outcomes = replicate.replicate(
-            experiments, scale, out, jobs=jobs, only=settings, finished=exported, on_event=_print_event
+            experiments,
+            scale,
+            out,
+            jobs=jobs,
+            only=settings,
+            finished=exported,
+            on_event=functools.partial(print, flush=True),
         )
     except KeyboardInterrupt as stop:
         print(f"canonlm: interrupted; {stop}", file=sys.stderr)
@@ -110,10 +116,6 @@ def replicate(
     for run in failed:
         print(f"failed: {run}; {out / 'leases' / f'{run}.failures.json'} says why")
     return 1 if failed else 0
-
-
-def _print_event(event: "Event") -> None:
-    print(f"{event.kind:<9} {event.run.name}{f': {event.message}' if event.message else ''}", flush=True)
 
 
 def _print_estimates(estimates: "Sequence[Estimate]", scale: str, gpu: str) -> None:

@@ -1,5 +1,6 @@
 """`canonlm work`: a worker for the runs in a folder; any number of workers may run at a time."""
 
+import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from canonlm.launch.play import PlannedRun
-    from canonlm.launch.queue import Event, Row
+    from canonlm.launch.queue import Row
 
 FOLDER = typer.Argument(help="A folder of runs, or a play folder.", metavar="DIR", show_default=False)
 SETTINGS = typer.Argument(
@@ -91,7 +92,7 @@ def _work(folder: Path, jobs: int, trust: bool) -> int:
         return list(known.values())
 
     try:
-        summary = queue.work(folder, plan, jobs=jobs, on_event=_print_event)
+        summary = queue.work(folder, plan, jobs=jobs, on_event=functools.partial(print, flush=True))
     except KeyboardInterrupt as stop:
         print(f"canonlm: interrupted; {stop}", file=sys.stderr)
         return 130
@@ -99,14 +100,6 @@ def _work(folder: Path, jobs: int, trust: bool) -> int:
     for name, message in summary.failed.items():
         print(f"canonlm: {name} failed: {message}", file=sys.stderr)
     return 1 if summary.failed else 0
-
-
-def _print_event(event: "Event") -> None:
-    words = {
-        "started": "started", "finished": "finished", "failed": "failed", "again": "will be tried again",
-        "stopped": "stopped", "lost": "was taken over by another worker",
-    }  # fmt: skip
-    print(f"{event.run.name}: {words[event.kind]}" + (f" ({event.message})" if event.message else ""), flush=True)
 
 
 def _status(folder: Path, trust: bool) -> int:

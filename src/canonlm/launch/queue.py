@@ -50,6 +50,10 @@ class Event(NamedTuple):
     run: PlannedRun
     message: str = ""  # the reason, for failed (for good) and again (it will be tried again)
 
+    def __str__(self) -> str:
+        words = {"again": "will be tried again", "lost": "was taken over by another worker"}
+        return f"{self.run.name}: {words.get(self.kind, self.kind)}" + (f" ({self.message})" if self.message else "")
+
 
 @dataclass(frozen=True)
 class Summary:
