@@ -59,8 +59,8 @@ def write_table(data: dict) -> None:
     right = sum(not cases for cases in wrong.values())
     lines = [
         f"transformers {data['transformers']}, {len(causal)} causal types with random weights (4 layers, width 64, "
-        f"float32; `benchmarks/check_library.py`): {right} give no wrong answer. {len(blind)} more look ahead as they "
-        f"are built by default: {', '.join(blind)}.",
+        f"float32; `benchmarks/check_library.py`): {right} give no wrong answer, {len(causal) - right} at least one. "
+        f"{len(blind)} other types are left out, because their tokens see later ones by default: {', '.join(blind)}.",
         "",
         "| case | wrong, no error | refused |",
         "|---|---|---|",

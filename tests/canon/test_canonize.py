@@ -364,7 +364,7 @@ def test_models_that_cannot_be_canonized():
     with pytest.raises(ValueError, match="canonize was called on"):
         canonlm.decanonize(host("llama"))
     ours = canonlm.CanonLMForCausalLM(canonlm.CanonLMConfig(vocab_size=11, hidden_size=8, num_attention_heads=2))
-    with pytest.raises(ValueError, match="of its own"):
+    with pytest.raises(ValueError, match="takes them from its configuration: set canon_set"):
         canonlm.canonize(ours, "A")
 
 

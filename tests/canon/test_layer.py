@@ -228,7 +228,7 @@ def test_bad_sizes_are_named(arguments, message):
 
 
 def test_an_unknown_start_is_an_error():
-    with pytest.raises(ValueError, match='start: expected uniform, zero or id, got "identity"'):
+    with pytest.raises(ValueError, match='start: expected "uniform", "zero" or "id", got "identity"'):
         CanonLayer(8, start="identity")
 
 

@@ -96,7 +96,7 @@ def word_tokenizer(size):
 
 @pytest.mark.slow
 def test_works_where_canonlm_is_not_installed(small_model, tmp_path):
-    families = ["hybrid", "moe", "sites"]
+    families = list(FAMILIES)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for name in families:

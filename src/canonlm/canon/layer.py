@@ -18,8 +18,6 @@ from canonlm.ops.causal_conv import causal_conv, conv_state
 from canonlm.ops.kernels.door import canon, canon_with_state, last_real, reach_of, runs_on
 from canonlm.ops.kernels.judged import usable
 
-STARTS = ("uniform", "zero", "id")
-
 
 class CanonLayer(nn.Module):
     """A causal depthwise convolution over the last `kernel_size` tokens, added to its input.
@@ -60,8 +58,8 @@ class CanonLayer(nn.Module):
         for key, value in (("hidden_size", hidden_size), ("kernel_size", kernel_size)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise expected(key, "an integer >= 1", value)
-        if start not in STARTS:
-            raise expected("start", ", ".join(STARTS[:-1]) + f" or {STARTS[-1]}", start)
+        if start not in ("uniform", "zero", "id"):
+            raise expected("start", '"uniform", "zero" or "id"', start)
         self.hidden_size, self.kernel_size = hidden_size, kernel_size
         self.residual, self.activation, self.scaled, self.start = residual, activation, scaled, start
         self.add_parameters(bias, device, dtype)
