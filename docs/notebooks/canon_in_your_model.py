@@ -104,7 +104,7 @@ canonlm.canonize(model, "AC")
 
 # %% [markdown]
 # Models of transformers shift labels by themselves, so without `shifted` the loss is `model(**batch).loss`. Here
-# `position_ids` that restart keep the instances of a window apart; transformers heeds them only without a cache, hence
+# `position_ids` that restart keep the instances of a window apart; transformers uses them only without a cache, hence
 # `use_cache=False` above.
 
 # %%

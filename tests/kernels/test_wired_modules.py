@@ -217,7 +217,8 @@ def test_a_folder_that_brings_its_code_needs_no_kernels(tmp_path):
     """Triton is installed, and its use is requested."""
     model = tiny_model("llama+canon")
     model.save_pretrained(tmp_path / "model", self_contained=True)
-    with kernels(on=False), torch.no_grad():  # with a cache: without one, numba computes Canon-B, not in the folder
+    # With a cache, PyTorch computes Canon-B here as in the folder; without one, numba would, which the folder lacks.
+    with kernels(on=False), torch.no_grad():
         torch.save(model(tokens(2, 5)).logits, tmp_path / "logits.pt")
     code = f"""
 import sys

@@ -47,6 +47,7 @@ def canonize(
     from canonlm.canon.canonize import canonize as put_into
     from canonlm.canon.canonize import describe
     from canonlm.errors import brief, expected
+    from canonlm.models.interface import SMALL
 
     path = Path(model).expanduser()
     if (path / "config.yaml").is_file():
@@ -58,7 +59,8 @@ def canonize(
         host = _on_meta(model, trust_remote_code)
         print(listing(describe(host, sites, init=init)))
         if model.startswith("hf:"):
-            print(f"Sizes are made up: {model} names a type of transformers, built with 4 layers of width 64.")
+            sizes = f"{SMALL.num_hidden_layers} layers of width {SMALL.hidden_size}"
+            print(f"Sizes are made up: {model} is a type of model, built here with {sizes}.")
         return 0
     if model.startswith("hf:"):
         raise ValueError(
@@ -116,11 +118,10 @@ def _on_meta(model: str, trust_remote_code: bool) -> "PreTrainedModel":
     from canonlm.suites.opening import hub_is_known
 
     if model.startswith("hf:"):
-        from canonlm.models.interface import Sizes
+        from canonlm.models.interface import SMALL
         from canonlm.models.sizes import causal_config
 
-        sizes = Sizes(num_hidden_layers=4, hidden_size=64, num_attention_heads=4, vocab_size=97, seq_len=64)
-        model_class, config = causal_config(model, sizes)
+        model_class, config = causal_config(model, SMALL)
         with torch.device("meta"):
             return model_class._from_config(config, dtype=torch.float32)
     try:

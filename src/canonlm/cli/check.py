@@ -99,11 +99,10 @@ def _random(arch: str, seed: int, dtype: str | None, device: str) -> "PreTrained
     from transformers.utils.logging import disable_progress_bar
 
     from canonlm.models.build import build
-    from canonlm.models.interface import Sizes
+    from canonlm.models.interface import SMALL
     from canonlm.suites.opening import dtype_and_device
 
     disable_progress_bar()
     precision, place = dtype_and_device(dtype, device)
-    sizes = Sizes(num_hidden_layers=4, hidden_size=64, num_attention_heads=4, vocab_size=97, seq_len=64)
-    model: Any = build(arch, sizes, seed).module
+    model: Any = build(arch, SMALL, seed).module
     return model.to(device=place, dtype=precision).eval()

@@ -34,6 +34,10 @@ class Sizes:
     fields: dict[str, Any] = field(default_factory=dict)  # of the model's own configuration
 
 
+SMALL = Sizes(num_hidden_layers=4, hidden_size=64, num_attention_heads=4, vocab_size=97, seq_len=64)
+"""The size of models with random weights that commands build to check or to describe an architecture."""
+
+
 class Loss(NamedTuple):
     """Scalars, in nats: the loss to differentiate, and the part that is z-loss (None if the model has none)."""
 

@@ -130,7 +130,8 @@ def open_model(
 
 
 def dtype_and_device(dtype: str | None, device: str) -> tuple[torch.dtype | None, str]:
-    """From the names that `open_model` takes. ValueError if there is no such dtype, or no such device here."""
+    """The torch dtype (None: as stored) and the device for these options of `open_model`. ValueError for an unknown
+    dtype, or a device that torch does not see."""
     if dtype is not None and dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     try:
