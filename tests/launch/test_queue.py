@@ -293,14 +293,17 @@ def _work(root, configs):
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_changes_nothing(tiny, tmp_path):
-    """Two workers, four trainings, kill -9 of one in the middle of two of them; losses and weights to the bit."""
-    settings = {"steps": 150, "checkpoint_every": 25, "eval_every": 50}
-    configs = {f"seed{seed}": tiny(train={**settings, "seed": seed}) for seed in range(4)}
+    """Two workers, four trainings, kill -9 of one while it has two of them; losses and weights to the bit."""
+    settings = {"checkpoint_every": 25, "eval_every": 50}
+    # seed0 is long enough that the kill finds it in the middle, however the machine divides its time.
+    configs = {
+        f"seed{seed}": tiny(train={**settings, "steps": 150 if seed else 600, "seed": seed}) for seed in range(4)
+    }
     root, context = tmp_path / "many", multiprocessing.get_context("spawn")
     first, second = (context.Process(target=_work, args=(root, configs)) for _ in range(2))
     first.start()
-    metrics = [root / name / "metrics.jsonl" for name in ("seed0", "seed1")]
-    while not all(path.exists() and path.read_text().count("\n") > 12 for path in metrics):
+    metrics = root / "seed0" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text().count("\n") > 12):
         time.sleep(0.01)
         assert first.exitcode is None
     second.start()
