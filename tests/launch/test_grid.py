@@ -233,6 +233,7 @@ def grid(tmp_path, monkeypatch):
         script.write_text(f"#!{sys.executable} -S\n" + CHILD.replace("PLAN", repr(str(tmp_path / "plan.json"))))
         script.chmod(0o755)
         monkeypatch.setattr(local.sys, "executable", str(script))
+        monkeypatch.setattr(local, "can_fork", lambda *_: False)
         monkeypatch.setattr(local, "POLL_SECONDS", 0.01)
         config = copying(tmp_path / "none")[0].config
         for name in plans:

@@ -7,9 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from canonlm.files import append
+from canonlm.launch import starter
 from canonlm.launch.play import PlannedRun
 from canonlm.runs.follow import Followed
 from canonlm.runs.rows import evaluation, text_evaluation
@@ -18,6 +19,15 @@ from canonlm.train.signals import PARENT
 State = Literal["waiting", "running", "finished", "failed"]
 POLL_SECONDS = 0.3
 _ENDS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+class Process(Protocol):
+    """The process of a run."""
+
+    def poll(self) -> int | None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+    def wait(self) -> int: ...
 
 
 class Progress(Followed):
@@ -32,7 +42,7 @@ class Progress(Followed):
         self.seconds: float | None = None  # its process's time; None while it runs, or if it was finished before
         self.slot = -1
         self.begin = 0.0  # of its process, by the monotonic clock
-        self.process: subprocess.Popen | None = None
+        self.process: Process | None = None
 
     @property
     def time_left(self) -> float | None:
@@ -110,20 +120,34 @@ def _start(progress: Progress, slot: int, devices: list[str]) -> None:
 
 def start_process(
     run: PlannedRun, slot: int, devices: Sequence[str], environment: Mapping[str, str] | None = None
-) -> subprocess.Popen:
+) -> Process:
     """Train a run with an existing folder in a new process, which ends when this one does. Its output goes to
     `log.txt`. environment: of the new process; default: this process's."""
+    threads = run.config.train.num_threads
     env = {**(os.environ if environment is None else environment), PARENT: str(os.getpid())}
-    env["OMP_NUM_THREADS"] = str(run.config.train.num_threads or os.cpu_count() or 1)
+    env["OMP_NUM_THREADS"] = str(threads or os.cpu_count() or 1)
     if devices:
         env["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
     recipe = str(run.folder / "config.yaml")  # trusted: it has just been written from what the user typed
-    command = [sys.executable, "-m", "canonlm", "train", recipe, "--trust", "--out", str(run.folder)]
+    arguments = ["train", recipe, "--trust", "--out", str(run.folder)]
+    if can_fork(devices, threads):
+        return starter.start(arguments, env, run.folder / "log.txt")
     with append(run.folder / "log.txt") as log:
         # A session of its own: Ctrl-C reaches the parent only, which then signals each child once.
         return subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            [sys.executable, "-m", "canonlm", *arguments],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
+
+
+def can_fork(devices: Sequence[str], threads: int | None) -> bool:
+    """Whether runs may be forks of a process with all imports: not with a GPU, whose state a fork loses, nor where
+    libraries start threads for their computations while they are imported, nor outside Linux."""
+    return sys.platform == "linux" and not devices and threads == 1
 
 
 def reason(folder: Path, code: int) -> str:

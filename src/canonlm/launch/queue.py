@@ -21,13 +21,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from filelock import Timeout
 
 from canonlm.errors import expected, writing
 from canonlm.files import lock, write_json
-from canonlm.launch.local import gpus, reason, start_process
+from canonlm.launch.local import Process, gpus, reason, start_process
 from canonlm.launch.play import PlannedRun
 from canonlm.launch.processes import STOPPED
 from canonlm.runs.folder import read_json
@@ -73,15 +73,6 @@ class Row(NamedTuple):
     pid: int = 0
     silent: float = 0.0  # seconds since the worker's last heartbeat
     message: str = ""  # the reason of its last failure, also while it waits to be tried again
-
-
-class Process(Protocol):
-    """The process of a run: a `subprocess.Popen`, or a test's stand-in."""
-
-    def poll(self) -> int | None: ...
-    def terminate(self) -> None: ...
-    def kill(self) -> None: ...
-    def wait(self) -> int: ...
 
 
 Start = Callable[[PlannedRun, int, Sequence[str], Mapping[str, str]], Process]
