@@ -13,8 +13,8 @@ demo: .venv/installed  ## two small comparisons, in minutes on two cores; ends w
 test: .venv/installed-dev  ## the tests, without the long matrices
 	$(BIN)/python -m pytest -q -n 2 -m "not slow and not browser and not slurm and not peers and not kernels and not gpu"
 
-test-all: .venv/installed-dev  ## the long matrices
-	$(BIN)/python -m pytest -q -n 2 -m "slow and not browser and not slurm and not peers and not kernels and not gpu"
+test-all: .venv/installed-dev  ## the long matrices, one more at a time than two cores, because some only wait
+	$(BIN)/python -m pytest -q -n 3 -m "slow and not browser and not slurm and not peers and not kernels and not gpu"
 
 test-browser: .venv/installed-dev  ## the report in headless Chromium (Debian's chromium and chromium-driver)
 	(command -v chromium && command -v chromedriver) >/dev/null || (apt-get update && apt-get install -y chromium chromium-driver)
@@ -93,16 +93,20 @@ pictures: .venv/installed-dev  ## the docs' pictures of pages, after make demo (
 	(command -v chromium && command -v chromedriver) >/dev/null || (apt-get update && apt-get install -y chromium chromium-driver)
 	$(BIN)/python docs/images/take_screenshots.py
 
-INSTALL := $(BIN)/pip install -q -c constraints.txt -e
+# pip compiles modules on one core; compileall uses all, and ignores templates that are not Python.
+INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt -e
+COMPILE := $(BIN)/python -m compileall -q -j 0 .venv/lib src >/dev/null || true
 
 .venv/installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) .
+	$(COMPILE)
 	touch $@
 
 .venv/installed-dev: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) '.[dev]'
+	$(COMPILE)
 	touch .venv/installed $@
 
 clean:  ## caches, and the samplers' compiled code

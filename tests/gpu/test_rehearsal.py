@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
@@ -140,6 +141,7 @@ def test_every_group(tmp_path):
     groups = "doctor,train,generate,loss,attention,loop,memory,repeat,play"
     ended = subprocess.run(
         [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--out", str(tmp_path), "--only", groups],
+        env=os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"},  # no pool of compilers for each of these processes
         capture_output=True,
         text=True,
         timeout=560,
