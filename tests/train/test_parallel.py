@@ -34,7 +34,12 @@ def start(group, folder, seconds):
             each.bind(("127.0.0.1", 0))
         ports = ",".join(str(each.getsockname()[1]) for each in free)
     command = [sys.executable, str(SCRIPT), str(folder / "results.json"), group, ports]
-    everywhere = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    everywhere = {
+        "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
     running = []
     try:
         for rank in range(processes):
