@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Plain English: phrases and names that readers stumble over, and what to write in their place.
 
-Reads the docs, the texts at the repository's root and the package's sources; exit code 1 if a line has one of them.
+Reads the docs, the texts at the repository's root, the package's sources and the tests; exit code 1 if a line has one
+of them.
 """
 
 import re
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FILES = ["*.md", "src/*.py", "src/*.js", "src/*.html", "src/*.yaml"]
+FILES = ["*.md", "src/*.py", "src/*.js", "src/*.html", "src/*.yaml", "tests/*.py"]
 LEFT_OUT = ("docs/claims.md",)
 PHRASES = {
     r"\b(Asked( for)?|Chosen|Compared|Counted|Drawn|Evaluated|Graded|Kept|Left out|Measured|Meant|Refused|Skipped)"
@@ -32,10 +33,15 @@ PHRASES = {
     r"\b(what|where (it|they)|which|that) (is|are) none\b(?! of)": "is not a",
     r"\bwhomever\b": "any",
 }
-LEFT_OUT_OF_CODE = ("src/canonlm/cli/",)
+LEFT_OUT_OF_CODE = ("src/canonlm/cli/", "tests/models/test_self_contained.py")
 CODE = {
     r"(?m)^ *(found|heard|here|laws?|least|most|said|asked|told|wanted|whole)\b(: .+)? = ": "what the variable holds",
     r'"""(Does|Is it|Of|What) ': "what the thing is or does: 'The answers of …', 'Whether …'",
+}
+TESTS = {
+    r"def test_\w*?_?(laws?|anew|as_asked|as_ever|for_ever|nobody|ones_own|said|says_so|told)(?=_|\()": "plain words",
+    r"def test_\w*_(is|are)_no_(?!longer)": "is_not_a",
+    r"def test_\w*(cannot_be|that_(is|are)_none)\(": "invalid_…, unknown_…",
 }
 
 
@@ -44,7 +50,9 @@ def main() -> int:
     hits = 0
     for name in names.splitlines():
         text = (ROOT / name).read_text()
-        for phrases, left_out in ((PHRASES, LEFT_OUT), (CODE if name.endswith(".py") else {}, LEFT_OUT_OF_CODE)):
+        code = CODE if name.endswith(".py") else {}
+        tests = TESTS if name.startswith("tests/") else {}
+        for phrases, left_out in ((PHRASES, LEFT_OUT), (code, LEFT_OUT_OF_CODE), (tests, ())):
             for phrase, better in phrases.items() if not name.startswith(left_out) else ():
                 for match in re.finditer(phrase, text):
                     print(f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {match[0].strip()!r}; write: {better}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.cli import app, main
 
 ROOT = Path(__file__).parents[1]
@@ -73,7 +74,7 @@ def long_commands() -> list[str]:
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("line", long_commands())
-def test_commands_that_take_their_time_are_parsed(line):
+def test_slow_commands_are_parsed(line):
     """Nothing is run: the options and arguments exist."""
     command, words = get_command(app), shlex.split(line, comments=True)[1:]
     while hasattr(command, "commands"):
@@ -81,9 +82,30 @@ def test_commands_that_take_their_time_are_parsed(line):
     command.make_context("canonlm", words)  # it must not raise
 
 
+SHORTER = {
+    "canonlm train debug": ["train.steps=2", "train.eval_size=2", "train.batch_size=2"],
+    "canonlm generate runs/debug": ["--max-tokens", "4"],
+    "canonlm eval org/model": ["n=2", "people=2", "--tokenizer", "bytes"],
+}
+
+
+@pytest.mark.slow
+def test_the_readmes_commands_for_text_run(tmp_path, monkeypatch, capsys):
+    """In their order. Training is shorter, and a small model in a folder replaces one of the Hub."""
+    monkeypatch.chdir(tmp_path)
+    sizes = {"vocab_size": 258, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    CanonLMForCausalLM(CanonLMConfig(**sizes, max_position_embeddings=8192)).save_pretrained("org/model")
+    [block] = [text for language, text in FENCE.findall((ROOT / "README.md").read_text()) if "canonlm train" in text]
+    for line in block.splitlines():
+        [shorter] = [more for start, more in SHORTER.items() if line.startswith(start)] or [[]]
+        assert main([*shlex.split(line, comments=True)[1:], *shorter]) == 0, line
+        assert capsys.readouterr().out.strip(), line
+    assert (tmp_path / "runs" / "debug" / "result.json").exists()
+
+
 @pytest.mark.every(4)
 @pytest.mark.parametrize("line", [*commands(), *long_commands()])
-def test_shells_leave_the_commands_as_they_are(line):
+def test_shells_do_not_change_the_commands(line):
     """Without quotes, zsh refuses brackets, and bash expands braces with a comma."""
     assert not re.search(r"\[|\{.*,", re.sub(r"'[^']*'|\"[^\"]*\"", "", line.partition(" #")[0]))
 
@@ -95,7 +117,7 @@ def test_links_lead_somewhere(page):
     assert not missing
 
 
-def test_make_knows_the_targets_that_we_name():
+def test_make_has_the_documented_targets():
     named = set(re.findall(r"^\$? ?make ([\w-]+)", "\n".join(page.read_text() for page in PAGES), re.MULTILINE))
     assert {"demo", "test"} <= named
     for target in named:
@@ -105,7 +127,7 @@ def test_make_knows_the_targets_that_we_name():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["add-a-mixer", "foreign-models"])
-def test_models_from_files_of_the_docs_train(page, tmp_path, monkeypatch):
+def test_models_in_the_docs_train(page, tmp_path, monkeypatch):
     """The model trains beside llama, on the same data, and is opened again in a folder without its file."""
     [code] = files_of(ROOT / f"docs/{page}.md")
     (tmp_path / "mine.py").write_text(code)
@@ -117,6 +139,6 @@ def test_models_from_files_of_the_docs_train(page, tmp_path, monkeypatch):
     [run] = (tmp_path / "out" / "runs").glob(f"*{name}*")
     assert (run / "code" / "mine.py").read_text() == code
     monkeypatch.chdir(run.parent)
-    ask = ["eval", str(run), "--suite", "playground", "n=8", "--out", str(tmp_path / "asked")]
-    assert main(ask) == 2  # a run folder is only data
-    assert main([*ask, "--trust-remote-code"]) == 0
+    eval_command = ["eval", str(run), "--suite", "playground", "n=8", "--out", str(tmp_path / "asked")]
+    assert main(eval_command) == 2  # a run folder is only data
+    assert main([*eval_command, "--trust-remote-code"]) == 0

@@ -16,7 +16,7 @@ def test_unknown():
     assert str(unknown("difficulty", 7, ["easy"], "difficulties")) == 'unknown difficulty "7". Difficulties: easy.'
 
 
-def test_the_beginning_of_a_name_is_understood():
+def test_unique_prefixes_of_names():
     difficulties = ["depo2-75", "depo1-225-k4", "depo1-225", "depo1-300"]
     assert 'Did you mean "depo1-225"?' in str(unknown("difficulty", "depo1", difficulties, "difficulties"))
     assert 'Did you mean "Llama-1B"?' in str(unknown("model", "llama", ["a-llama", "Llama-1B"]))

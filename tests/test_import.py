@@ -28,11 +28,11 @@ LIGHT = "; import sys; heavy = {'torch', 'transformers'} & set(sys.modules); ass
     ],
     ids=["canonlm", "help", "tasks and report"],
 )
-def test_light(code):
+def test_imports_are_light(code):
     python(code + LIGHT)
 
 
-def test_names_come_on_first_use():
+def test_names_are_loaded_on_first_use():
     assert canonlm.CanonLayer.__module__ == "canonlm.canon.layer"
     assert canonlm.models.CanonLMConfig is canonlm.CanonLMConfig
     assert set(canonlm.__all__) <= set(dir(canonlm))

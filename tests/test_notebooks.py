@@ -44,7 +44,7 @@ def test_runs_to_a_figure(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_they_show_what_they_say(tmp_path, monkeypatch, capsys):
+def test_printed_numbers_support_the_text(tmp_path, monkeypatch, capsys):
     run("canon_in_your_model.py", tmp_path, monkeypatch)
     printed = capsys.readouterr().out
     without, attention, llama = (float(number) for number in re.findall(r"([\d.]+)% of the answers right", printed))

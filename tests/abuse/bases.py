@@ -1,4 +1,4 @@
-"""The folders to damage: one small folder of each kind that a stranger may send, made once by our own commands."""
+"""The folders to damage: one small folder of each kind that may be untrusted, made once by our commands."""
 
 import json
 import shutil
@@ -134,7 +134,7 @@ def published_lingua(folder: Path) -> None:
 
 @base
 def answers(folder: Path) -> None:
-    """Right answers to samples of every task, in the form in which a stranger's model gives them to a grader."""
+    """Correct answers to samples of every task, in the format in which an untrusted model gives them to a grader."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

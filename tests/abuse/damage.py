@@ -1,4 +1,4 @@
-"""Damages to a file from a stranger. Each line of a table is one kind of damage.
+"""Damage to an untrusted file. Each line of a table is one kind of damage.
 
 `JUNK` replaces a value in YAML, JSON, JSON lines or the header of safetensors. `CONTENTS` replaces a whole file.
 `PLACES` replaces a file by something that is not one. `BYTES` changes some bytes.

@@ -61,7 +61,7 @@ CLASSES = (
 
 @dataclass
 class Outcome:
-    """What a command did. `code` is None if it was ended from outside; `ended` is then the reason."""
+    """The outcome of a command. `code` is None if it was killed from outside; `ended` is then the reason."""
 
     code: int | None
     out: str

@@ -105,12 +105,12 @@ class Killer:
 
     def kill(self, wanted: int) -> None:
         """Kill until `wanted` kills are done and the last run has finished."""
-        whole = self.place / "whole"
-        self._begin(whole)
+        full = self.place / "whole"
+        self._begin(full)
         began = time.monotonic()
-        if self._run(whole, None) != 0:
+        if self._run(full, None) != 0:
             raise RuntimeError((self.notes / "err").read_text())
-        usual, reference = time.monotonic() - began, self.subject.result(whole)
+        usual, reference = time.monotonic() - began, self.subject.result(full)
         while self.row.kills < wanted:
             folder = self.place / "killed"
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A stranger's checkpoint: no code in it runs, and no missing tensor is invented."""
+"""An untrusted checkpoint: no code in it runs, and no missing tensor is invented."""
 
 import copy
 import json
@@ -225,11 +225,11 @@ def test_hostile_tensors(entry, message, run, monkeypatch, capsys):
 def test_hostile_manifest(manifest, message, run, capsys):
     folder = checkpoint_of(run)
     os.mkfifo(folder / "fifo")
-    whole = json.loads((folder / "manifest.json").read_text())
-    stamp = next(iter(whole["files"].values()))
+    full = json.loads((folder / "manifest.json").read_text())
+    stamp = next(iter(full["files"].values()))
     if "files" in manifest:
-        manifest = {"files": {**whole["files"], **dict.fromkeys(manifest["files"], stamp)}}
-    (folder / "manifest.json").write_text(json.dumps({**whole, **manifest}))
+        manifest = {"files": {**full["files"], **dict.fromkeys(manifest["files"], stamp)}}
+    (folder / "manifest.json").write_text(json.dumps({**full, **manifest}))
     assert main(["export", str(run), str(run.parent / "out")]) == 2
     assert message in capsys.readouterr().err
 

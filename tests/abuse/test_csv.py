@@ -63,17 +63,17 @@ def safe(cell):
 
 
 @pytest.mark.parametrize("text", RUN)
-def test_what_a_spreadsheet_would_run_has_an_apostrophe(text):
+def test_spreadsheet_formulas_get_an_apostrophe(text):
     assert sheet.guarded(text) == "'" + text
 
 
 @pytest.mark.parametrize("text", AS_THEY_ARE)
-def test_other_texts_and_numbers_stay_as_they_are(text):
+def test_other_texts_and_numbers_are_unchanged(text):
     assert sheet.guarded(text) == text
 
 
 @given(st.lists(st.lists(TEXTS | NUMBERS, min_size=2), min_size=1))
-def test_rows_come_back(rows):
+def test_rows_round_trip(rows):
     result = list(csv.reader(io.StringIO(sheet.write_rows(rows), newline="")))
     assert all(map(safe, (cell for row in result for cell in row)))
     assert [[cell.removeprefix("'") for cell in row] for row in result] == [
@@ -82,7 +82,7 @@ def test_rows_come_back(rows):
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS.filter(bool) | st.none(), NUMBERS.filter(lambda x: abs(x) < 1e300)), min_size=1))
-def test_frames_come_back(rows):
+def test_frames_round_trip(rows):
     numbers = frame([{"model": a, "task": b, "value": float(c)} for a, b, c in rows])
     text = sheet.write_frame(numbers)
     result = list(csv.reader(io.StringIO(text, newline="")))
@@ -92,7 +92,7 @@ def test_frames_come_back(rows):
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_the_pages_do_the_same():
+def test_downloads_of_the_pages_do_the_same():
     script = (
         (Path(sheet.__file__).parent / "web" / "draw.js")
         .read_text()
@@ -107,7 +107,7 @@ def test_the_pages_do_the_same():
 
 
 @pytest.mark.parametrize("name", ["=1+1", "@x", "-x", "'x", "+1+1"])
-def test_runs_of_strangers(tmp_path, name, capsys):
+def test_runs_from_untrusted_sources(tmp_path, name, capsys):
     half = {("k", 1): (50, 100)}
     write_run(
         tmp_path / "runs" / name, arch=name, task={"name": name}, evals=[evaluation(50, half, measures={"kl": -0.5})]

@@ -96,7 +96,7 @@ def test_a_run_that_reads_a_damaged_shard_does_not_finish(web, tmp_path, name, w
         assert not (tmp_path / "run" / "result.json").exists()
 
 
-def test_it_goes_on_once_the_shard_is_whole_again(web, prepared_text, tmp_path):
+def test_resumes_once_the_shard_is_repaired(web, prepared_text, tmp_path):
     flip(web / "train-00003.ds")
     with pytest.raises(ValueError, match="damaged"):
         train(run(web), tmp_path / "run")
@@ -105,7 +105,7 @@ def test_it_goes_on_once_the_shard_is_whole_again(web, prepared_text, tmp_path):
     assert not (tmp_path / "run" / verification.NAME).exists()
 
 
-def test_verifying_changes_no_number_and_may_be_left_out(web, tmp_path, tiny):
+def test_verifying_changes_no_result_and_is_optional(web, tmp_path, tiny):
     train(run(web), tmp_path / "on")
     train(run(web, data={"verify": False}), tmp_path / "off")
     tiny.same(tmp_path / "on", tmp_path / "off")
@@ -113,7 +113,7 @@ def test_verifying_changes_no_number_and_may_be_left_out(web, tmp_path, tiny):
     assert train(run(web, data={"verify": False}), tmp_path / "damaged")["steps"] == STEPS
 
 
-def test_a_run_of_before_the_setting_goes_on_and_is_the_same_run(web, tmp_path):
+def test_a_run_without_the_setting_resumes_as_the_same_run(web, tmp_path):
     train(run(web), tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
     config = (tmp_path / "run" / "config.yaml").read_text()
@@ -145,7 +145,7 @@ def slow(monkeypatch):
     return Slow
 
 
-def test_the_end_waits_says_so_and_can_be_interrupted(web, tmp_path, slow, monkeypatch):
+def test_waiting_at_the_end_is_reported_and_can_be_interrupted(web, tmp_path, slow, monkeypatch):
     rows = []
 
     def on_row(row):
@@ -182,7 +182,7 @@ def test_the_end_waits_says_so_and_can_be_interrupted(web, tmp_path, slow, monke
         ("[" * 100_000, "unverified.json: expected JSON with at most 100 levels of nesting"),
     ],
 )
-def test_a_list_of_the_unverified_by_somebody_else(web, tmp_path, content, message):
+def test_an_untrusted_list_of_unverified_shards(web, tmp_path, content, message):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / verification.NAME).write_text(content)
     with pytest.raises(ValueError, match=message) as error:
@@ -191,7 +191,7 @@ def test_a_list_of_the_unverified_by_somebody_else(web, tmp_path, content, messa
 
 
 @pytest.mark.parametrize("noted", [3, {}, {"sha256": "0" * 64}, {"sha256": [], "folder": {}}, []])
-def test_what_a_run_noted_of_its_text_by_somebody_else(web, tmp_path, noted):
+def test_an_untrusted_record_of_the_text(web, tmp_path, noted):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "data.json").write_text(json.dumps({"text.sources.web.path": noted}))
     with pytest.raises(
@@ -200,7 +200,7 @@ def test_what_a_run_noted_of_its_text_by_somebody_else(web, tmp_path, noted):
         train(run(web), tmp_path / "run")
 
 
-def test_the_command_says_one_line(web, tmp_path, capsys, monkeypatch):
+def test_the_command_prints_one_line(web, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flip(web / "train-00001.ds")
     Path("run.yaml").write_text(yaml.safe_dump(raw("web")))
@@ -221,18 +221,18 @@ def test_every_single_bit_is_seen(web):
     draw = np.random.default_rng(0)
     for _ in range(30):
         one = opened(web)[draw.integers(6)]
-        whole = one.path.read_bytes()
-        where, bit = draw.integers(len(whole)), draw.integers(8)
-        one.path.write_bytes(whole[:where] + bytes([whole[where] ^ (1 << bit)]) + whole[where + 1 :])
+        full = one.path.read_bytes()
+        where, bit = draw.integers(len(full)), draw.integers(8)
+        one.path.write_bytes(full[:where] + bytes([full[where] ^ (1 << bit)]) + full[where + 1 :])
         verifier = Verifier()
         verifier.add(one)
         assert verifier.wait(10)
         assert str(verifier.error) == f"{one.path}: damaged: its sha256 is not the one in index.json"
         verifier.close()
-        one.path.write_bytes(whole)
+        one.path.write_bytes(full)
 
 
-def test_whole_shards_are_read_once_in_order_and_blocks_add_up(web, monkeypatch):
+def test_shards_are_read_once_in_order_and_blocks_add_up(web, monkeypatch):
     monkeypatch.setattr(verify, "BLOCK", 100)
     verifier = Verifier()
     for one in opened(web) * 3:
@@ -271,7 +271,7 @@ def blocks(web):
     return sum(-(-file.stat().st_size // 100) for file in files)
 
 
-def test_it_sleeps_two_thirds_of_the_time_while_training_goes_on(web, sleeps):
+def test_sleeps_two_thirds_of_the_time_during_training(web, sleeps):
     sleeps.go.set()
     verifier = Verifier(sleeps)
     for one in opened(web):
@@ -284,7 +284,7 @@ def test_it_sleeps_two_thirds_of_the_time_while_training_goes_on(web, sleeps):
     verifier.close()
 
 
-def test_it_does_not_sleep_any_more_once_the_run_waits(web, sleeps):
+def test_does_not_sleep_once_the_run_waits(web, sleeps):
     verifier = Verifier(sleeps)
     for one in opened(web):
         verifier.add(one)
@@ -310,7 +310,7 @@ def test_it_stops_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["gone", "fifo", "device", "folder"])
-def test_what_is_no_file_any_more(web, kind):
+def test_a_shard_that_is_no_longer_a_file(web, kind):
     one = opened(web)[0]
     one.path.unlink()
     {
@@ -383,7 +383,7 @@ def ranks(monkeypatch):
     return made
 
 
-def test_each_machine_verifies_each_shard_once_whoever_reads_it(web, tmp_path, ranks):
+def test_each_machine_verifies_each_shard_once(web, tmp_path, ranks):
     def work(world):
         made = verification.Verification({"web": Dataset(web)}, tmp_path, world)
         if world.rank != 1:  # rank 1 owns some, and learns of them by `note`
@@ -402,7 +402,7 @@ def test_each_machine_verifies_each_shard_once_whoever_reads_it(web, tmp_path, r
     assert not (tmp_path / verification.NAME).exists()
 
 
-def test_what_one_process_reads_and_another_verifies_ends_all(web, tmp_path, ranks):
+def test_damage_found_by_one_process_stops_all(web, tmp_path, ranks):
     flip(web / "train-00002.ds")
 
     def work(world):
@@ -423,7 +423,7 @@ class Asked:
 
 
 @pytest.mark.slow
-def test_two_processes_say_it_once(web, tmp_path):
+def test_two_processes_report_damage_once(web, tmp_path):
     flip(web / "train-00003.ds")
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw(web, train={"steps": 200})))
     with socket.socket() as free:
@@ -457,7 +457,7 @@ def window(folder, isolate=False, number=0):
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-def test_a_token_beyond_the_vocabulary_is_refused_with_its_place(prepared, tmp_path, dtype):
+def test_a_token_beyond_the_vocabulary_is_refused_with_its_position(prepared, tmp_path, dtype):
     documents = [[1, 2, 3], [4, 5, 6, 7]], [[8, 9, 12], [10]]
     prepared(tmp_path, {"train": documents}, dtype, vocab_size=12)
     for _ in range(2):
@@ -470,7 +470,7 @@ def test_a_token_beyond_the_vocabulary_is_refused_with_its_place(prepared, tmp_p
     TextStream({"a": (Dataset(tmp_path), "train", 1)}, 0, 5, False).rows(0, 2)
 
 
-def test_the_largest_token_of_the_vocabulary_is_one(prepared, tmp_path):
+def test_the_largest_token_of_the_vocabulary_is_accepted(prepared, tmp_path):
     prepared(tmp_path, {"train": [[[65_535] * 20]]}, vocab_size=65_536)
     assert int(window(tmp_path).input_ids.max()) == 65_535
 
@@ -486,7 +486,7 @@ ENDS = {
 
 @pytest.mark.parametrize("name", ENDS)
 @pytest.mark.parametrize("block", [2, 2**17])
-def test_document_ends_that_are_none(prepared, tmp_path, monkeypatch, name, block):
+def test_invalid_document_ends(prepared, tmp_path, monkeypatch, name, block):
     from canonlm.data import shards
 
     monkeypatch.setattr(shards, "BLOCK", block)
@@ -498,12 +498,12 @@ def test_document_ends_that_are_none(prepared, tmp_path, monkeypatch, name, bloc
         TextStream({"a": (Dataset(tmp_path), "train", 1)}, 0, 4, True).rows(0, 1)
 
 
-def test_empty_documents_are_no_damage(prepared, tmp_path):
+def test_empty_documents_are_accepted(prepared, tmp_path):
     prepared(tmp_path, {"train": [[[], [1, 2, 3], [], [], [4, 5]]]})
     assert TextStream({"a": (Dataset(tmp_path), "train", 1)}, 0, 4, True).rows(0, 1).doc_ids.tolist() == [[0, 0, 0, 1]]
 
 
-def test_a_file_that_was_cut_after_it_was_looked_at(prepared, tmp_path):
+def test_a_file_truncated_after_it_was_checked(prepared, tmp_path):
     """Reading the mapped memory beyond its end would kill the process."""
     dataset = Dataset(prepared(tmp_path, {"train": [[list(range(5000))]]}, vocab_size=5000))
     os.truncate(tmp_path / "train-00000.ds", 100)
@@ -562,7 +562,7 @@ INDEX = {
 
 
 @pytest.mark.parametrize("name", INDEX)
-def test_an_index_by_somebody_else(prepared, tmp_path, name):
+def test_an_untrusted_index(prepared, tmp_path, name):
     change, message = INDEX[name]
     with pytest.raises(ValueError) as error:
         Dataset(changed(prepared, tmp_path, change))
@@ -573,12 +573,12 @@ def test_an_index_by_somebody_else(prepared, tmp_path, name):
 
 def test_index_bombs(prepared, tmp_path):
     path = prepared(tmp_path, {"train": [[[1, 2, 3]]]}) / "index.json"
-    whole = path.read_text()
+    full = path.read_text()
     for content, message in {
         "[" * 10**5: "expected JSON with at most 100 levels",
         '{"command": ' + '{"a":' * 5000 + "1" + "}" * 5001: "expected JSON with at most 100 levels",
-        whole.replace('"bad_lines": 0', f'"bad_lines": {"9" * 5000}'): "not JSON",
-        whole.replace('"bad_lines": 0', '"bad_lines": NaN'): "bad_lines: expected an integer",
+        full.replace('"bad_lines": 0', f'"bad_lines": {"9" * 5000}'): "not JSON",
+        full.replace('"bad_lines": 0', '"bad_lines": NaN'): "bad_lines: expected an integer",
         "\udcff": "not JSON",
     }.items():
         path.write_text(content, errors="surrogateescape")
@@ -591,7 +591,7 @@ def test_index_bombs(prepared, tmp_path):
 
 @pytest.mark.parametrize("name", ["index.json", "train-00000.ds", "train-00000.ds.index"])
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
-def test_no_regular_file(prepared, tmp_path, name, kind, capsys):
+def test_files_that_are_not_regular(prepared, tmp_path, name, kind, capsys):
     path = prepared(tmp_path, {"train": [[[1, 2, 3]]]}) / name
     path.unlink()
     {
@@ -607,7 +607,7 @@ def test_no_regular_file(prepared, tmp_path, name, kind, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_texts_of_one_run_have_one_vocabulary(web, prepared_text, tmp_path):
+def test_all_texts_of_a_run_share_one_vocabulary(web, prepared_text, tmp_path):
     content = json.loads((web / "index.json").read_text())
     (web / "index.json").write_text(json.dumps({**content, "vocab_size": 300}))
     both = {"a": {"path": str(prepared_text)}, "b": {"path": str(web)}}

@@ -56,14 +56,14 @@ def jsonl(*texts):
 @pytest.mark.parametrize("kind", ["fifo", "device"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.txt", "a.jsonl.gz"])
 @pytest.mark.parametrize("how", ["file", "folder", "glob"])
-def test_no_regular_input(tmp_path, kind, name, how):
+def test_an_input_that_is_not_a_regular_file(tmp_path, kind, name, how):
     path = special(tmp_path / "in" / name, kind)
     (tmp_path / "in" / "fine.jsonl").write_bytes(jsonl("a"))
     given = {"file": path, "folder": path.parent, "glob": path.parent / "a.*"}[how]
     assert one_line(run, tmp_path / "out", given) == f'--input: expected regular files, got "{path}"'
 
 
-def test_no_regular_input_that_nobody_asked_for(tmp_path):
+def test_an_irregular_file_beside_the_input_is_ignored(tmp_path):
     special(tmp_path / "in" / "socket.log", "fifo")
     (tmp_path / "in" / "fine.jsonl").write_bytes(jsonl("a"))
     assert run(tmp_path / "out", tmp_path / "in").splits["train"][0].documents == 1
@@ -80,7 +80,7 @@ def test_an_input_that_becomes_a_fifo(tmp_path, name):
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"])
-def test_no_regular_tokenizer(tmp_path, kind, name):
+def test_a_tokenizer_that_is_not_a_regular_file(tmp_path, kind, name):
     if name == "tokenizer_config.json":
         tokenizers.bytes_tokenizer().save(str(tmp_path / "tokenizer.json"))
     special(tmp_path / name, kind)
@@ -89,7 +89,7 @@ def test_no_regular_tokenizer(tmp_path, kind, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
-def test_no_regular_answers_and_no_regular_dump(tmp_path, kind, capsys):
+def test_answers_and_dumps_that_are_not_regular_files(tmp_path, kind, capsys):
     path = special(tmp_path / "a.parquet", kind)
     for option in ("--verify", "--out"):
         assert main(["data", "dump", "copying", "--n", "2", option, str(path)]) == 2
@@ -110,7 +110,7 @@ print(code, next(int(line.split()[1]) for line in lines if line.startswith("VmHW
 
 
 def measured(*arguments):
-    """(exit code, megabytes, standard error) of a command in a process of its own. (Its ru_maxrss would count what this
+    """(exit code, megabytes, standard error) of a command in a separate process. (Its ru_maxrss would count what this
     process had when it was forked.)"""
     made = subprocess.run(
         [sys.executable, "-c", MEASURED, *map(str, arguments)], capture_output=True, text=True, timeout=100
@@ -129,7 +129,7 @@ def zeros(name, size=300 * 2**20):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.txt.gz", "a.txt.zst"])
-def test_a_bomb_is_a_bad_line(tmp_path, name):
+def test_a_decompression_bomb_is_a_bad_line(tmp_path, name):
     (tmp_path / name).write_bytes(zeros(name))
     assert (tmp_path / name).stat().st_size < 2**20
     out = tmp_path / "out"
@@ -149,7 +149,7 @@ def bomb_of_parquet(path, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("use_dictionary", [True, False])
-def test_a_bomb_of_parquet(tmp_path, use_dictionary):
+def test_a_parquet_decompression_bomb(tmp_path, use_dictionary):
     path = tmp_path / "a.parquet"
     bomb_of_parquet(path, use_dictionary=use_dictionary, write_statistics=False)
     code, size, output = measured("data", "prepare", tmp_path / "out", "--input", path, "--tokenizer", "bytes")
@@ -174,7 +174,7 @@ def test_a_long_text_in_many_rows_is_held_once(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "gzip"])
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
-def test_honest_pages_pass(tmp_path, compression, version):
+def test_ordinary_pages_are_accepted(tmp_path, compression, version):
     result = [f"text {number} " * 50 for number in range(3000)]
     pq.write_table(
         pa.table({"text": result, "n": [[{"a": 1}]] * 3000}), tmp_path / "a.parquet", compression=compression,
@@ -222,8 +222,8 @@ def test_lines_are_lines(size, end, monkeypatch):
     one = b"a" * (size - len(end)) + end
     content = b"first\n" + (one if end else b"") + b"\n" + one
     result = list(reading.lines(io.BytesIO(content)))
-    wanted = content.splitlines(keepends=True)
-    assert result == [(line if len(line) <= 1000 else None, len(line)) for line in wanted]
+    expected = content.splitlines(keepends=True)
+    assert result == [(line if len(line) <= 1000 else None, len(line)) for line in expected]
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ TOKENIZERS = {
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_a_tokenizer_by_somebody_else(tmp_path, name):
+def test_an_untrusted_tokenizer(tmp_path, name):
     content = TOKENIZERS[name]
     (tmp_path / "tokenizer.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     assert str(tmp_path) in one_line(tokenizers.load, tmp_path)
@@ -275,7 +275,7 @@ def test_a_tokenizer_of_a_gigabyte(tmp_path, start):
 
 
 @pytest.mark.parametrize("config", ["[]", "{", '{"bos_token": 3}', '{"bos_token": {"content": []}}', "[" * 10**5])
-def test_a_configuration_by_somebody_else(tmp_path, config):
+def test_an_untrusted_configuration(tmp_path, config):
     tokenizers.bytes_tokenizer().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(config)
     assert "tokenizer_config.json" in one_line(tokenizers.load, tmp_path)
@@ -345,7 +345,7 @@ WORDS = [
 def test_a_text_in_pieces_has_the_same_tokens(name, words, blank):
     text = blank.join(words).encode("utf-8", "ignore").decode()
     tokenizer = made(name)
-    whole = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    full = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encode, "LONG", 12)
         patch.setattr(encode, "PIECE", 3)
@@ -354,7 +354,7 @@ def test_a_text_in_pieces_has_the_same_tokens(name, words, blank):
         collected = [[], []]
         for number, ids in encoder.encode([text, "the hat"]):
             collected[number] += ids
-    assert collected == [whole, tokenizer.encode_batch_fast(["the hat"], add_special_tokens=False)[0].ids]
+    assert collected == [full, tokenizer.encode_batch_fast(["the hat"], add_special_tokens=False)[0].ids]
 
 
 def made(name, kept={}):  # noqa: B006
@@ -364,14 +364,14 @@ def made(name, kept={}):  # noqa: B006
 
 
 @pytest.mark.parametrize("name", [*CUT, *WHOLE])
-def test_what_is_cut(name, monkeypatch):
+def test_tokenizers_that_allow_cutting_long_texts(name, monkeypatch):
     monkeypatch.setattr(encode, "LONG", 12)
     monkeypatch.setattr(encode, "PIECE", 3)
     pieces = Encoder({**CUT, **WHOLE}[name]()).pieces("the cat and the hat of it")
     assert (len(pieces) > 3) == (name in CUT)
 
 
-def test_names_of_tokens_that_are_looked_for_in_a_text(monkeypatch):
+def test_special_token_names_in_a_text(monkeypatch):
     monkeypatch.setattr(encode, "LONG", 12)
     monkeypatch.setattr(encode, "PIECE", 3)
     tokenizer = CUT["gpt2"]()
@@ -404,7 +404,7 @@ Path("ran").touch()
         {"version": "9" * 10_000, "task": "copying", "settings": {"N": "8" * 10_000}},
     ],
 )
-def test_what_a_dump_says_of_itself_is_only_compared(copying, tmp_path, monkeypatch, about):
+def test_metadata_of_a_dump_is_only_compared(copying, tmp_path, monkeypatch, about):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(EVIL)
     schema = pa.schema([("index", pa.int64())], metadata={"canonlm": json.dumps(about)})
@@ -419,17 +419,17 @@ def test_what_a_dump_says_of_itself_is_only_compared(copying, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + b"\0" * 100 + b"PAR1", b"\0" * 100, b"[" * 10**5])
-def test_what_is_no_dump(copying, tmp_path, content):
+def test_files_that_are_not_dumps(copying, tmp_path, content):
     (tmp_path / "a.parquet").write_bytes(content)
     assert str(tmp_path) in one_line(dump, copying, tmp_path / "a.parquet", n=2)
     assert str(tmp_path) in one_line(grade_file, copying, tmp_path / "a.parquet", n=2)
 
 
-def test_every_cut_of_a_table_of_answers(copying, tmp_path):
+def test_truncated_tables_of_answers(copying, tmp_path):
     pq.write_table(pa.table({"index": [0, 1], "answers": [[[1, 2]], [[3]]]}), tmp_path / "whole.parquet")
-    whole = (tmp_path / "whole.parquet").read_bytes()
-    for size in range(4, len(whole) - 1, 97):
-        (tmp_path / "a.parquet").write_bytes(whole[:size])
+    full = (tmp_path / "whole.parquet").read_bytes()
+    for size in range(4, len(full) - 1, 97):
+        (tmp_path / "a.parquet").write_bytes(full[:size])
         error = one_line(grade_file, copying, tmp_path / "a.parquet", n=2)
         assert "--verify: expected a complete Parquet file" in error
 
@@ -467,10 +467,10 @@ def test_hostile_lines_of_answers(copying, tmp_path, line):
     assert "expected lines such as" in one_line(grade_file, copying, tmp_path / "a.jsonl", n=2)
 
 
-def test_parts_of_a_dump_by_somebody_else(copying, tmp_path):
+def test_untrusted_parts_of_a_dump(copying, tmp_path):
     out = tmp_path / "a.parquet"
     assert dump(copying, out, n=2)
-    whole = out.read_bytes()
+    full = out.read_bytes()
     out.unlink()
 
     def stop(phase, done):
@@ -484,7 +484,7 @@ def test_parts_of_a_dump_by_somebody_else(copying, tmp_path):
         writer.write_table(table)
     assert "was damaged and is removed" in one_line(dump, copying, out, n=2)
     assert dump(copying, out, n=2)
-    assert out.read_bytes() == whole
+    assert out.read_bytes() == full
 
 
 # -- half-done folders ------------------------------------------------------------------------------------------------
@@ -527,14 +527,14 @@ def at_most(seconds):
 
 
 @pytest.mark.parametrize(("name", "content"), [(name, content) for name, all in HALF_DONE.items() for content in all])
-def test_a_half_done_folder_by_somebody_else(half_done, name, content):
+def test_an_untrusted_unfinished_folder(half_done, name, content):
     path = half_done / "out" / "work" / name
     path.write_text(content)
     assert str(path) in one_line(run, half_done / "out", half_done / "a.jsonl")
 
 
 @pytest.mark.parametrize("name", [*HALF_DONE, "progress/00000.json"])
-def test_a_half_done_folder_with_a_fifo(half_done, name):
+def test_an_unfinished_folder_with_a_fifo(half_done, name):
     path = half_done / "out" / "work" / name
     path.unlink()
     special(path, "fifo")
@@ -557,14 +557,14 @@ def test_a_task_that_was_stopped_and_a_fifo(half_done, kind):
     assert prepared.splits == run(half_done / "undisturbed", half_done / "a.jsonl").splits
 
 
-def test_progress_by_somebody_else(tmp_path):
+def test_an_untrusted_progress_file(tmp_path):
     for number, content in enumerate(["1 2 3", "", "x y z", "9" * 10_000, "1 2", "4 5 6", "\udcff"]):
         (tmp_path / f"{number}.json").write_text(content, errors="surrogateescape")
     special(tmp_path / "7.json", "fifo")
     assert prepare._sums(tmp_path, 10) == (5, 10, 7, 9)
 
 
-def test_another_tokenizer_in_a_half_done_folder(half_done):
+def test_another_tokenizer_in_an_unfinished_folder(half_done):
     """The command's own tokenizer counts."""
     for path in (half_done / "out" / "work").rglob("00000*"):
         path.unlink()

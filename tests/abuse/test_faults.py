@@ -46,7 +46,7 @@ def test_every_fault_and_every_command(faults):
 
 @pytest.mark.slow
 def test_a_play_that_is_killed_leaves_no_process(tmp_path):
-    """Its training would hold the run's lock, so that the same command could not go on."""
+    """Its training would hold the run's lock, so that the same command could not resume."""
     settings = ["train.steps=100000", "train.batch_size=2", "model.hidden_size=16", "model.num_attention_heads=2"]
     command = [sys.executable, "-m", "canonlm", "play", "copying", *settings, "--arch", "llama", "--out", "play"]
     play = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -78,7 +78,7 @@ def check(task, sample, output):
     return verdicts
 
 
-def test_every_task_is_here():
+def test_every_task_is_covered():
     assert set(SMALL) == set(tasks.names())
 
 
@@ -154,7 +154,7 @@ ENDLESS.append(ENDLESS)
     [10**5000, nested(100_000), ENDLESS, [ENDLESS], Raises(), [Raises()]],
     ids=["digits", "deep", "endless", "endless within", "object", "objects"],
 )
-def test_values_that_are_no_tokens(name, output):
+def test_values_that_are_not_tokens(name, output):
     task, samples = sampled(name)
     check(task, samples[0], output)
     check(task, samples[0], [output] * len(samples[0].queries))

@@ -1,4 +1,4 @@
-"""Models whose logits are not finite: every command says so in one line."""
+"""Models whose logits are not finite: every command reports it in one line."""
 
 import json
 from contextlib import redirect_stderr

@@ -1,4 +1,4 @@
-"""A stranger's recipe or run folder runs no program without --trust; programs that the user typed run."""
+"""An untrusted recipe or run folder runs no program without --trust; programs that the user typed run."""
 
 import json
 import subprocess
@@ -98,7 +98,7 @@ def test_a_foreign_run_folder_is_opened_without_its_programs(name, stranger, cap
     assert "as it is a program" in refused(capsys, ["train", "mine.yaml", "--out", stranger])
 
 
-def test_a_foreign_play_folder_runs_nothing_when_it_is_taken_up(stranger, capsys):
+def test_resuming_a_foreign_play_folder_runs_no_program(stranger, capsys):
     run = stranger / "runs" / "copying-llama-steps1-lr0.001-seed0"  # the name of this play's run
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(PROGRAMS["arch: evil.py:Block"])
@@ -106,7 +106,7 @@ def test_a_foreign_play_folder_runs_nothing_when_it_is_taken_up(stranger, capsys
     assert "stranger/evil.py:Block: expected --trust, as it is a program" in refused(capsys, command)
 
 
-def test_what_the_user_typed_or_trusts_runs(stranger):
+def test_typed_or_trusted_programs_run(stranger):
     Path("net.py").write_text(MODULE)
     Path("mine.yaml").write_text(RECIPE)
     assert main(["train", "mine.yaml", "--out", "typed", "arch=net.py:Net", "on_checkpoint=touch typed/ran"]) == 0
@@ -125,13 +125,13 @@ def test_what_the_user_typed_or_trusts_runs(stranger):
     assert main(["export", "typed", "exported", "--trust-remote-code"]) == 0
 
 
-def test_a_link_into_your_folder_is_not_your_file(stranger, capsys):
+def test_a_link_into_your_folder_is_not_trusted(stranger, capsys):
     Path("own").mkdir()
     (stranger / "run.yaml").write_text(PROGRAMS["on_checkpoint"])
     assert "--trust" in refused(capsys, ["train", "own/../stranger/run.yaml"])
 
 
-def test_a_base_of_your_own_does_not_make_the_rest_yours(stranger, capsys):
+def test_a_trusted_base_does_not_make_the_recipe_trusted(stranger, capsys):
     Path("own").mkdir()
     Path("own/base.yaml").write_text(PROGRAMS["on_checkpoint"])
     (stranger / "run.yaml").write_text("base: ../own/base.yaml\narch: os:system\n")
@@ -152,7 +152,7 @@ def test_a_base_above_the_folder(base, stranger, capsys):
 NASTY = "r; touch ran; {step} {checkpoint} '\"$(touch ran)`touch ran` é"
 
 
-def test_values_of_the_command_are_words_whatever_they_hold(tmp_path):
+def test_values_in_the_command_stay_single_words(tmp_path):
     """A folder name with a placeholder, quotes and commands stays one word."""
     Path("mine.yaml").write_text(RECIPE)
     command = (

@@ -141,7 +141,7 @@ OUTSIDE = ("../answers.jsonl", "/etc/passwd", "answers/../../x", "a\0b", "", 3, 
 
 
 @pytest.mark.parametrize("file", OUTSIDE, ids=lambda file: repr(file)[:30])
-def test_answers_lie_in_the_folder(tmp_path, file):
+def test_answers_outside_the_folder_are_refused(tmp_path, file):
     (tmp_path / "answers.jsonl").write_text('{"index": 0, "slice": {}, "right": {}}\n')
     folder = write(tmp_path / "out", {**ENTRY, "answers": {"file": file, "count": 1, "sha256": "0" * 64}})
     (entry,) = json.loads((folder / "results.json").read_text())["results"]
@@ -153,7 +153,7 @@ def test_answers_lie_in_the_folder(tmp_path, file):
 
 
 class Sums:
-    """What is i + i?"""
+    """Questions for i + i."""
 
     name, measures, max_new_tokens, stop = "sums", ("exact",), 3, ("\n",)
 
@@ -165,8 +165,8 @@ class Sums:
 
         return Question(f"{index} + {index} =", str(2 * index), {"parity": index % 2})
 
-    def grade(self, question, said):
-        return {"exact": said == question.answer}
+    def grade(self, question, text):
+        return {"exact": text == question.answer}
 
 
 def evaluated(folder):

@@ -111,7 +111,7 @@ def damaged_files():
 
 
 @pytest.mark.parametrize(("name", "damage"), [*damaged_files()])
-def test_a_damaged_file_ends_no_report(play, name, damage):
+def test_a_damaged_file_does_not_stop_a_report(play, name, damage):
     hurt = [play] if name == "play.json" else [play / "runs" / "hurt", play / "runs" / "text"]
     for folder in hurt:
         DAMAGE[damage](folder / name)
@@ -156,7 +156,7 @@ def of_slice(**changed):
     ids=lambda row: row[:40],
 )
 @pytest.mark.parametrize("final", [True, pytest.param(False, marks=pytest.mark.slow)])  # True: in both files
-def test_numbers_and_names_without_end(play, row, final):
+def test_huge_numbers_and_long_names(play, row, final):
     for name in ("whole", "hurt"):
         with (play / "runs" / name / "metrics.jsonl").open("a") as file:
             file.write(row + "\n")
@@ -208,7 +208,7 @@ def test_names_are_data(play, name, key):
         assert max(map(len, text.splitlines())) < 1_000
 
 
-def test_a_large_file_is_read_line_by_line_and_not_without_end(play, monkeypatch):
+def test_a_large_file_is_read_by_lines_up_to_a_limit(play, monkeypatch):
     monkeypatch.setattr(rows, "MAX_BYTES", 2**14)
     path = play / "runs" / "hurt" / "metrics.jsonl"
     with path.open("a") as file:
@@ -219,7 +219,7 @@ def test_a_large_file_is_read_line_by_line_and_not_without_end(play, monkeypatch
     assert notes == ["metrics.jsonl is not read beyond 16,384 bytes"]
 
 
-def test_a_row_after_one_that_has_no_end_is_read(play, monkeypatch):
+def test_a_row_after_an_overlong_row_is_read(play, monkeypatch):
     path = play / "runs" / "hurt" / "metrics.jsonl"
     with path.open("a") as file:
         file.write("x" * (2 * rows.MAX_LINE + 7) + "\n" + of_row() + "\n")
@@ -232,7 +232,7 @@ def test_a_row_after_one_that_has_no_end_is_read(play, monkeypatch):
     assert not followed.read()
 
 
-def test_a_configuration_says_where_it_is_damaged(play):
+def test_the_damaged_line_of_a_configuration_is_named(play):
     path = play / "runs" / "hurt" / "config.yaml"
     path.write_text("a: b\nc:\n  " + "- " * 3_000)
     with pytest.raises(ValueError, match=r"^config.yaml is damaged, line 3: expected at most 100 levels of nesting$"):
@@ -240,7 +240,7 @@ def test_a_configuration_says_where_it_is_damaged(play):
 
 
 @pytest.mark.parametrize("damage", [*DAMAGE, "runs"])
-def test_a_play_folder_that_is_damaged_is_not_written_over(play, damage):
+def test_a_damaged_play_folder_is_not_overwritten(play, damage):
     path = play / "play.json"
     if damage == "runs":
         path.write_text('{"sections": [{"id": "", "command": "", "runs": [{}]}]}')
@@ -276,8 +276,8 @@ def test_commands_print_names_in_one_line(play, name, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "metrics.discarded.jsonl"])
-def test_a_run_that_is_taken_up_writes_through_no_link(name, tmp_path, monkeypatch, capsys):
-    """A stranger's folder may have links to your files, which a lock would empty, and rows would be added to."""
+def test_a_resumed_run_does_not_write_through_links(name, tmp_path, monkeypatch, capsys):
+    """An untrusted folder may have links to your files, which a lock would empty, and rows would be added to."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(
         "arch: llama\ntask: {name: copying, N: 8, min_items: 2}\ndata: {seq_len: 18, loss_on: answer}\n"

@@ -106,7 +106,7 @@ BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for 
         "",
     ],
 )
-def test_yaml_of_strangers(text, recipe, capsys):
+def test_untrusted_yaml(text, recipe, capsys):
     recipe.write_text(text)
     assert "run.yaml" in refused(capsys, ["train", "run.yaml", "--out", "out"])
     assert not os.path.exists("ran")
@@ -128,7 +128,7 @@ def test_what_is_not_a_file(kind, recipe, capsys):
         assert "run.yaml" in refused(capsys, command)
 
 
-def test_limits_are_no_narrower_than_they_say():
+def test_input_up_to_the_limits_is_accepted():
     assert parse_yaml("[" * MAX_DEPTH + "]" * MAX_DEPTH, "f")[0] is not None
     assert len(parse_yaml("[" + "1," * (MAX_NODES - 1) + "]", "f")[0]) == MAX_NODES - 1
     assert parse_json("[" * MAX_DEPTH + "]" * MAX_DEPTH, "f")
@@ -148,7 +148,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_what_is_written_is_read(value):
+def test_written_files_are_readable(value):
     """JSON is also YAML, except for characters beyond 0xFFFF, which it writes as two halves, and for keys of more than
     1,024 characters, where an escaped one counts as six."""
     text = json.dumps(value)
@@ -169,7 +169,7 @@ def test_any_text_is_read_or_refused(text):
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "", "a\0b", 3, None, ["x"], "out"])
-def test_names_that_lead_out_of_a_folder(name, tmp_path):
+def test_names_that_leave_a_folder(name, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "out").symlink_to(tmp_path)
     (tmp_path / "in" / "loop").symlink_to(tmp_path / "in" / "loop")
@@ -189,7 +189,7 @@ def test_reading_is_bounded(tmp_path):
         open_regular("/dev/zero")
 
 
-def test_memory_is_told_for_people():
+def test_memory_is_shown_in_readable_units():
     assert [readable(n) for n in (1, 999, 4e12, 24e9, 9.96e9, 1e18, 1e24)] == [
         *("1 bytes", "999 bytes", "4.0 TB", "24 GB", "10.0 GB", "1.0 EB", "1,000,000 EB"),
     ]

@@ -1,4 +1,4 @@
-"""A stranger's weights are all of the model's weights, or they are refused by name, at every entry point."""
+"""Untrusted weights must be all of the model's weights; others are refused by name, at every entry point."""
 
 import json
 import os
@@ -116,7 +116,7 @@ def raises(act):
 @pytest.mark.every(3)
 @pytest.mark.parametrize("change", [drop, add, integers, complex_numbers, cut, flatten])
 @pytest.mark.parametrize("kind", FILES)
-def test_what_is_not_the_model_is_refused_by_name(kind, change, folder):
+def test_weights_of_another_model_are_refused_by_name(kind, change, folder):
     path = folder(kind)
     state = read(path / FILES[kind])
     name = next(name for name in state if state[name].ndim == 2 and "layers.0" in name)
@@ -140,18 +140,18 @@ def test_a_head_that_is_missing(kind, folder):
         assert head in refuse()
 
 
-def test_leniency_that_is_asked_for(folder):
+def test_strict_false_accepts_missing_weights(folder):
     path = folder("canonlm")
     state = read(path / "model.safetensors")
     del state[WEIGHT]
     write(path / "model.safetensors", state)
     _, info = CanonLMForCausalLM.from_pretrained(path, strict=False, output_loading_info=True)
     assert set(info["missing_keys"]) == {WEIGHT}
-    whole = folder("hf").parent / "again"
-    CanonLMForCausalLM(CanonLMConfig(**SIZES)).save_pretrained(whole)
-    assert isinstance(CanonLMModel.from_pretrained(whole), CanonLMModel), "the decoder of a folder with a head"
+    full = folder("hf").parent / "again"
+    CanonLMForCausalLM(CanonLMConfig(**SIZES)).save_pretrained(full)
+    assert isinstance(CanonLMModel.from_pretrained(full), CanonLMModel), "the decoder of a folder with a head"
     bigger = CanonLMConfig(**{**SIZES, "vocab_size": 24})
-    resized = CanonLMForCausalLM.from_pretrained(whole, config=bigger, ignore_mismatched_sizes=True)
+    resized = CanonLMForCausalLM.from_pretrained(full, config=bigger, ignore_mismatched_sizes=True)
     assert resized.lm_head.weight.shape == (24, 16)
 
 
@@ -202,7 +202,7 @@ def test_torch_files(damage, folder, monkeypatch, tmp_path):
     ],
 )
 @pytest.mark.parametrize("kind", ["canonlm", "hf", "llama"])
-def test_an_index_stays_in_its_folder(kind, weight_map, message, folder):
+def test_an_index_cannot_leave_its_folder(kind, weight_map, message, folder):
     path = folder(kind)
     shutil.move(path / "model.safetensors", path / "part.safetensors")
     os.mkfifo(path / "fifo.safetensors")
@@ -212,7 +212,7 @@ def test_an_index_stays_in_its_folder(kind, weight_map, message, folder):
         assert message in refuse()
 
 
-def test_links_of_the_hubs_cache_are_followed(made, tmp_path):
+def test_links_in_the_hub_cache_are_followed(made, tmp_path):
     blobs, snapshot = tmp_path / "models--x" / "blobs", tmp_path / "models--x" / "snapshots" / "abc"
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
@@ -236,7 +236,7 @@ CONFIGS = {
 @pytest.mark.every(3)
 @pytest.mark.parametrize("key", CONFIGS)
 @pytest.mark.parametrize("kind", ["canonlm", "llama"])
-def test_configurations_that_cannot_be(kind, key, folder):
+def test_invalid_configurations(kind, key, folder):
     path = folder(kind)
     config = json.loads((path / "config.json").read_text())
     for value in CONFIGS[key]:

@@ -36,7 +36,7 @@ QUICK = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_starts_as_the_host_bit_for_bit(kind):
+def test_initially_equals_the_host_bit_for_bit(kind):
     model = host(kind, torch.float32)
     before = logits(model, ids())
     sites = KINDS[kind].replace(":scaled", "")
@@ -53,7 +53,7 @@ def test_it_starts_as_the_host_bit_for_bit(kind):
         for case in check.CASES
     ],
 )
-def test_it_answers_the_same_however_it_is_asked(kind, case):
+def test_decoding_in_any_way_gives_the_same_result(kind, case):
     before, after = (check.decoding(model, [case])[0] for model in (host(kind), canonized(kind)))
     order = ("passed", "refused", "differs")
     close = after.error is not None and after.error < 1e-6  # some hosts make their rotary tables in single precision
@@ -133,7 +133,7 @@ def test_channels_of_fused_projections_are_those_that_attention_gets(kind, lette
 # States, padding, documents.
 
 
-def test_a_token_is_taken_back_as_if_it_had_not_been():
+def test_a_cropped_token_leaves_no_trace():
     model, tokens = canonized("llama"), ids()
     cache = DynamicCache(config=model.config)
     cache.activate_past_recording()
@@ -142,7 +142,7 @@ def test_a_token_is_taken_back_as_if_it_had_not_been():
     assert differ(logits(model, tokens[:, -4:], past_key_values=cache), logits(model, tokens)[:, -4:]) < 1e-9
 
 
-def test_taking_tokens_back_without_a_recorded_past_is_refused():
+def test_cropping_without_a_recorded_past_is_refused():
     model = canonized("llama")
     cache = model(ids(), use_cache=True).past_key_values
     with pytest.raises(ValueError, match="activate_past_recording"):
@@ -156,8 +156,8 @@ def test_a_prefix_is_read_once_and_continued_several_times():
         cache = model(prefix, use_cache=True).past_key_values
     for seed in (5, 6):
         more = ids(1, 4, seed)
-        whole = logits(model, torch.cat([prefix, more], dim=1))[:, 6:]
-        assert differ(logits(model, more, past_key_values=copy.deepcopy(cache)), whole) < 1e-9
+        full = logits(model, torch.cat([prefix, more], dim=1))[:, 6:]
+        assert differ(logits(model, more, past_key_values=copy.deepcopy(cache)), full) < 1e-9
 
 
 def test_rows_of_a_cache_are_selected_and_repeated():
@@ -165,8 +165,8 @@ def test_rows_of_a_cache_are_selected_and_repeated():
     cache = model(tokens, use_cache=True).past_key_values
     cache.batch_select_indices(torch.tensor([1]))
     cache.batch_repeat_interleave(2)
-    whole = torch.cat([tokens[[1, 1]], more], dim=1)
-    assert differ(logits(model, more, past_key_values=cache)[:, 0], logits(model, whole)[:, -1]) < 1e-9
+    full = torch.cat([tokens[[1, 1]], more], dim=1)
+    assert differ(logits(model, more, past_key_values=cache)[:, 0], logits(model, full)[:, -1]) < 1e-9
 
 
 def test_a_cache_goes_through_pickle():
@@ -174,8 +174,8 @@ def test_a_cache_goes_through_pickle():
     with torch.no_grad():
         cache = pickle.loads(pickle.dumps(model(tokens, use_cache=True).past_key_values))
     more = ids(2, 1, 9)
-    whole = logits(model, torch.cat([tokens, more], dim=1))[:, -1]
-    assert differ(logits(model, more, past_key_values=cache)[:, 0], whole) < 1e-9
+    full = logits(model, torch.cat([tokens, more], dim=1))[:, -1]
+    assert differ(logits(model, more, past_key_values=cache)[:, 0], full) < 1e-9
 
 
 def test_a_static_cache_is_used_again():
@@ -249,7 +249,7 @@ def test_padding_beside_static_caches(kind):
             assert torch.equal(row[12:], alone[0, -30:])
 
 
-def test_prepared_masks_tell_of_documents_too():
+def test_documents_are_read_from_prepared_masks():
     model, tokens = canonized("llama"), ids(1, 10)
     document = torch.arange(10) >= 4
     mask = (document[:, None] == document) & torch.ones(10, 10, dtype=torch.bool).tril()
@@ -266,7 +266,7 @@ def test_caches_without_a_place_for_states_are_refused():
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral", "gemma2"])
-def test_inner_states_can_be_asked_for(kind):
+def test_hidden_states_can_be_requested(kind):
     model = host(kind)
     options = {"output_hidden_states": True, "use_cache": False}
     with torch.no_grad():
@@ -347,7 +347,7 @@ def test_uniform_taps_are_drawn_and_frozen_ones_stay():
         ("xlnet", "A", "time axis first"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(kind, sites, why):
+def test_invalid_arguments_are_refused_in_one_line(kind, sites, why):
     model = host(kind)
     before = set(model.state_dict())
     with pytest.raises(ValueError, match=why) as caught:
@@ -368,7 +368,7 @@ def test_models_that_cannot_be_canonized():
         canonlm.canonize(ours, "A")
 
 
-def test_the_description_tells_what_is_made():
+def test_the_description_lists_the_layers():
     model = host("gpt2")
     rows = canonlm.describe(model, "ABCD")
     assert [(row.letters, row.module, row.side, row.channels) for row in rows[:4]] == [
@@ -479,7 +479,7 @@ for place in (folder, f"{folder}/again"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_a_folder_with_its_code_loads_where_canonlm_is_not(kind, tmp_path):
+def test_a_self_contained_folder_loads_without_canonlm(kind, tmp_path):
     model = canonized(kind, dtype=torch.float32)
     model.save_pretrained(tmp_path, self_contained=True)
     torch.save(ids(), tmp_path / "ids.pt")
@@ -547,7 +547,7 @@ def test_decanonize_gives_the_host_back(kind):
         ({"host": [1]}, "host: expected an object"),
     ],
 )
-def test_a_folder_that_says_something_else_is_refused_in_one_line(changes, message, tmp_path):
+def test_a_contradictory_folder_is_refused_in_one_line(changes, message, tmp_path):
     canonlm.canonize(host("llama"), "ABCD").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | changes))

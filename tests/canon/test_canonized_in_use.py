@@ -57,7 +57,7 @@ class Around(nn.Module):
         return checkpoint(self.block, *args, use_reentrant=False, **kwargs)
 
 
-def test_blocks_inside_of_a_checkpoint_get_the_same_layout():
+def test_blocks_inside_a_checkpoint_get_the_same_layout():
     model = canonized("llama")
     truth = train(model, **PACKED)
     for index, block in enumerate(model.model.layers):
@@ -117,9 +117,9 @@ def test_lora_beside_canon_layers(tmp_path):
     tuned.save_pretrained(tmp_path)
     loaded = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path).eval()
     assert differ(logits(loaded, ids()), after) < 1e-9
-    whole = tuned.merge_and_unload()
-    assert type(whole) is type(model)
-    assert differ(logits(whole, ids()), after) < 1e-9
+    full = tuned.merge_and_unload()
+    assert type(full) is type(model)
+    assert differ(logits(full, ids()), after) < 1e-9
     with pytest.raises(ValueError, match="before PEFT"):
         canonlm.canonize(peft.get_peft_model(host("llama"), config), "A")
 
@@ -188,7 +188,7 @@ def test_a_block_with_another_forward_is_refused():
         canonlm.canonize(model, "A")
 
 
-def test_the_trainer_trains_saves_and_goes_on(tmp_path):
+def test_the_trainer_trains_saves_and_resumes(tmp_path):
     from transformers import Trainer, TrainingArguments
 
     torch.manual_seed(0)
@@ -213,16 +213,16 @@ def test_the_trainer_trains_saves_and_goes_on(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_compiling_breaks_no_graph(kind):
+def test_compiles_without_graph_breaks(kind):
     model = canonized(kind, "ABCD", dtype=torch.float32)
     for options in ({"use_cache": False}, {}, {"attention_mask": torch.ones(2, 10, dtype=torch.long)}):
         torch._dynamo.reset()
-        whole = torch.compile(model, backend="eager", fullgraph=True)
-        assert differ(logits(whole, ids(), **options), logits(model, ids(), **options)) < 1e-5
+        full = torch.compile(model, backend="eager", fullgraph=True)
+        assert differ(logits(full, ids(), **options), logits(model, ids(), **options)) < 1e-5
     torch._dynamo.reset()
 
 
-def test_states_of_a_static_cache_lie_together_and_stay_where_they_are():
+def test_states_of_a_static_cache_are_contiguous_and_never_move():
     """There is one tensor per block; after rows are reordered, results equal those with a dynamic cache."""
     from transformers import DynamicCache, StaticCache
 

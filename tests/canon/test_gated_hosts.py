@@ -48,7 +48,7 @@ def test_a_step_equals_that_with_hooks(call, monkeypatch):
     assert_close(fused[2], hooked[2], atol=0, rtol=0)
 
 
-def test_padding_and_a_past_take_the_other_form():
+def test_padding_and_a_past_use_the_unfused_form():
     model = canonized("llama", "ABCD", dtype=torch.float32)
     mask = torch.ones(2, 10)
     mask[0, :3] = 0
@@ -94,16 +94,16 @@ def test_only_the_usual_forward_is_replaced(kind, usual):
     assert [gated_hosts.is_usual(mlp) for mlp in mlps] == [usual] * len(mlps)
 
 
-def test_copies_and_decanonized_models_are_what_they_were():
+def test_copies_and_decanonized_models_behave_as_before():
     model = canonized("llama", "ABCD", dtype=torch.float32)
-    wanted = step(model)[1]
+    expected = step(model)[1]
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         with torch.no_grad():
             for name, parameter in other.named_parameters():
                 if "canon_D" in name:
                     parameter.zero_()
-        assert not torch.equal(step(other)[1], wanted)
-        assert torch.equal(step(model)[1], wanted)
+        assert not torch.equal(step(other)[1], expected)
+        assert torch.equal(step(model)[1], expected)
     plain = canonlm.decanonize(model)
     assert type(plain.model.layers[0].mlp) is type(host("llama").model.layers[0].mlp)
     assert torch.equal(step(plain)[1], step(host("llama", dtype=torch.float32))[1])

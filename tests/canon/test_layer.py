@@ -163,7 +163,7 @@ def test_bfloat16_is_rounded_once(options, weight_dtype):
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", [OPTIONS[0], {}], ids=["all", "default"])
-def test_compiles_whole_forwards_and_backwards(options, backend):
+def test_compiles_forward_and_backward_without_graph_breaks(options, backend):
     layer = make(**options)
     x = torch.randn(2, 6, 3, dtype=torch.float64, requires_grad=True)
     mask, doc_ids = torch.tensor([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]), torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)
@@ -179,7 +179,7 @@ def test_compiles_whole_forwards_and_backwards(options, backend):
 
 
 @pytest.mark.parametrize("kernel", [2, 3, 4])
-def test_starts_as_conv1d_does(kernel):
+def test_is_initialised_like_conv1d(kernel):
     layer = make(kernel, channels=20000, bias=True, dtype=torch.float32)
     bound = kernel**-0.5
     for parameter in layer.parameters():
@@ -191,7 +191,7 @@ def test_starts_as_conv1d_does(kernel):
     assert layer.weight.std().item() == pytest.approx(reference.weight.std().item(), rel=0.01)
 
 
-def test_a_host_models_initialisation_passes_it_by():
+def test_the_host_models_initialisation_does_not_change_it():
     class Host(LlamaForCausalLM):
         def __init__(self, config):
             super().__init__(config)
@@ -227,7 +227,7 @@ def test_bad_sizes_are_named(arguments, message):
         CanonLayer(*arguments)
 
 
-def test_an_unknown_start_is_an_error():
+def test_an_unknown_initialisation_is_an_error():
     with pytest.raises(ValueError, match='start: expected "uniform", "zero" or "id", got "identity"'):
         CanonLayer(8, start="identity")
 

@@ -27,7 +27,7 @@ BY_LETTER = {
 
 
 @given(sites=st.fixed_dictionaries({}, optional=BY_LETTER), order=st.randoms())
-def test_every_set_of_sites_has_one_text(sites, order):
+def test_every_set_of_sites_has_one_spelling(sites, order):
     text = write(sites)
     assert parse(text) == sites
     groups = text.split(",")
@@ -52,11 +52,11 @@ def test_every_set_of_sites_has_one_text(sites, order):
         ("", "", ""),
     ],
 )
-def test_texts(text, canonical, held):
+def test_spellings(text, canonical, held):
     assert (write(parse(text)), places(parse(text))) == (canonical, held)
 
 
-def test_groups_without_variants_are_as_the_default():
+def test_groups_without_variants_equal_the_default():
     sites = parse("A:k2,D", default=Variant(kernel=3, bias=True))
     assert sites == {"A": Variant(kernel=2, bias=True), "D": Variant(kernel=3, bias=True)}
     assert write(sites, default=Variant(kernel=3, bias=True)) == "A:k2,D"

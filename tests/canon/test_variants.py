@@ -116,7 +116,7 @@ def test_padded_packed_rows_in_pieces_equal_each_document_alone(text, documents,
 
 
 @pytest.mark.parametrize("text", ["A:zero", "A:id", "A:zero:silu", "A:zero:bias", "E:smear", "K:dynamic:zero"])
-def test_what_starts_as_the_identity_is_it_bit_for_bit(text):
+def test_identity_initialisation_is_exact(text):
     [variant] = parse(text).values()
     layer = make_canon(variant, CHANNELS, head_dim=HEAD_DIM, input_size=WIDTH)
     x, u = torch.randn(2, 9, CHANNELS), torch.randn(2, 9, WIDTH)
@@ -127,13 +127,13 @@ def test_what_starts_as_the_identity_is_it_bit_for_bit(text):
 
 
 @pytest.mark.parametrize("text", ["A:avg", "K:offset"])
-def test_fixed_taps_are_no_parameters(text):
+def test_fixed_taps_are_not_parameters(text):
     [variant] = parse(text).values()
     assert not list(make_canon(variant, CHANNELS, head_dim=HEAD_DIM).parameters())
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_half_precision_comes_out_as_it_went_in(text):
+def test_half_precision_input_gives_half_precision_output(text):
     layer, variant = make(text)
     x, u = torch.randn(1, 5, CHANNELS, dtype=torch.float64), torch.randn(1, 5, WIDTH, dtype=torch.float64)
     y = layer.to(torch.bfloat16)(x.bfloat16(), mixer_input=u.bfloat16())

@@ -113,7 +113,7 @@ class Recomputes(LlamaForCausalLM):
 
 
 class Forgets(LlamaForCausalLM):
-    """Does not save its head."""
+    """Saves no head."""
 
     def save_pretrained(self, folder, **kwargs):
         state = self.state_dict()
@@ -134,12 +134,12 @@ class Forgets(LlamaForCausalLM):
         (Forgets, {"save and load"}),
     ],
 )
-def test_what_is_wrong_is_found(kind, cases):
+def test_wrong_models_are_detected(kind, cases):
     result = {case for case, state in states(llama(kind), *check.CASES).items() if state == "differs"}
     assert cases <= result, result
 
 
-def test_a_refusal_is_no_wrong_answer():
+def test_a_refusal_is_not_a_wrong_answer():
     class Refuses(LlamaForCausalLM):
         def forward(self, input_ids=None, attention_mask=None, **kwargs):
             if attention_mask is not None and not attention_mask.all():
@@ -150,7 +150,7 @@ def test_a_refusal_is_no_wrong_answer():
     assert (outcome.state, outcome.error, outcome.detail) == ("refused", None, "NotImplementedError: no padding here")
 
 
-def test_the_model_is_left_as_it_was():
+def test_the_model_is_not_modified():
     model = llama().train()
     before, settings = {name: p.clone() for name, p in model.named_parameters()}, model.generation_config.to_dict()
     random = torch.get_rng_state()

@@ -38,7 +38,7 @@ def test_the_same_seed_draws_the_same_taps(saved, tmp_path):
 
 
 @pytest.mark.parametrize("model", ["hf:gpt2", "folder"])
-def test_a_dry_run_lists_blocks_that_are_alike_once(model, saved, capsys):
+def test_a_dry_run_lists_equal_blocks_once(model, saved, capsys):
     assert main(["canonize", str(saved) if model == "folder" else model, "--sites", "AD", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     if model == "folder":
@@ -67,7 +67,7 @@ def test_a_dry_run_lists_blocks_that_are_alike_once(model, saved, capsys):
         (["{run}", "{new}"], "canonlm export it first"),
     ],
 )
-def test_what_it_cannot_do_is_one_line(arguments, why, saved, tmp_path, capsys):
+def test_unsupported_models_are_one_line(arguments, why, saved, tmp_path, capsys):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("arch: llama\n")

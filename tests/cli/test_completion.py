@@ -38,7 +38,7 @@ def completed(line):
         ("canonlm replicate fig1", ["fig10", "fig12", "fig13", "fig14"]),
     ],
 )
-def test_words_behind_a_line(line, words):
+def test_completions_of_a_line(line, words):
     assert completed(line) == (words, "")
 
 

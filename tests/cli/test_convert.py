@@ -62,7 +62,7 @@ def test_into_our_format(gla, workdir, capsys):
 @pytest.mark.parametrize(
     ("to", "written"), [("hf", "config.json model.safetensors"), ("lingua", "params.json consolidated.pth")]
 )
-def test_through_ours_and_back(gla, workdir, capsys, to, written):
+def test_to_our_format_and_back(gla, workdir, capsys, to, written):
     assert main(["convert", "release", "ours", "--variant", "one"]) == 0
     assert main(["convert", "ours", "below/theirs", "--to", to]) == 0
     assert capsys.readouterr().out.endswith("float32: below/theirs\n")
@@ -139,7 +139,7 @@ def test_a_write_that_fails_leaves_nothing(workdir, monkeypatch, capsys):
     assert files(workdir) == before
 
 
-def test_the_page_from_top_to_bottom(tmp_path, monkeypatch):
+def test_all_commands_of_the_docs_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
     for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):

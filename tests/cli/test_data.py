@@ -45,7 +45,7 @@ def files(place):
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("name", tasks.names())
-def test_show_says_each_question_with_its_answer_and_why(name, capsys):
+def test_show_prints_each_question_with_its_answer_and_reason(name, capsys):
     task = tiny(name)
     assert main(["data", "show", name, "--n", "2", "--split", "test", "--seed", "5"]) == 0
     printed = capsys.readouterr().out
@@ -68,9 +68,9 @@ def test_show_prints_every_token_and_wraps(capsys):
     assert " ".join(wrapped).split() == task.vocab.show(sample).split()
     assert len(wrapped) > 5
     assert all(len(line) <= 80 for line in wrapped)
-    whole = next(line for line in printed if line.startswith("  whole list"))
-    assert len(whole) < 150
-    answer = whole.partition("→ ")[2].partition("  (")[0].split()
+    full = next(line for line in printed if line.startswith("  whole list"))
+    assert len(full) < 150
+    answer = full.partition("→ ")[2].partition("  (")[0].split()
     names = task.vocab.text(sample.tokens[202:].tolist()).split()
     cut = answer.index("…")
     assert answer[:cut] == names[:cut]
@@ -137,7 +137,7 @@ def test_types_and_metadata(depo):
     assert json.loads(schema.metadata[b"canonlm.vocab"]) == list(depo.vocab.names)
 
 
-def test_a_dump_that_is_there_is_left_alone(workdir, capsys):
+def test_an_existing_dump_is_not_overwritten(workdir, capsys):
     command = ["data", "dump", *DEPO, "--n", "5", "--out", "x.parquet"]
     assert main(command) == 0
     written = (workdir / "x.parquet").stat().st_mtime_ns
@@ -181,11 +181,11 @@ dumping.dump(task, Path("x.parquet"), n=900, on_progress=say)
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(depo, workdir, monkeypatch, kills):
+def test_killed_at_any_moment_it_resumes_to_the_same_bytes(depo, workdir, monkeypatch, kills):
     monkeypatch.setattr(dumping, "PART_TOKENS", 2000)
     events = []
     dumping.dump(depo, workdir / "whole" / "x.parquet", n=900, on_progress=lambda *event: events.append(event))
-    whole = (workdir / "whole" / "x.parquet").read_bytes()
+    full = (workdir / "whole" / "x.parquet").read_bytes()
     parts = len(events) // 2
     assert parts > 20
     rng = random.Random(1)
@@ -205,11 +205,11 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(depo, workdir, monkey
         assert {path: path.stat().st_mtime_ns for path in drawn} == drawn
 
     dumping.dump(depo, workdir / "x.parquet", n=900, on_progress=nothing_is_drawn_again)
-    assert (workdir / "x.parquet").read_bytes() == whole
+    assert (workdir / "x.parquet").read_bytes() == full
     assert files(workdir) == ["whole", "whole/x.parquet", "x.parquet"]
 
 
-def test_a_half_done_dump_of_other_settings(depo, workdir, monkeypatch, capsys):
+def test_an_unfinished_dump_of_other_settings(depo, workdir, monkeypatch, capsys):
     monkeypatch.setattr(dumping, "PART_TOKENS", 2000)
 
     def stop(phase, done):
@@ -237,7 +237,7 @@ def small_files(depo):
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_is_one_line_and_the_same_command_goes_on(depo, workdir, small_files, monkeypatch, capsys):
+def test_a_full_disk_is_one_line_and_the_same_command_resumes(depo, workdir, small_files, monkeypatch, capsys):
     monkeypatch.setattr(dumping, "PART_TOKENS", 2000)
     command = ["data", "dump", *DEPO, "--n", "900", "--out", "x.parquet"]
     assert main(command) == 2
@@ -260,7 +260,7 @@ def test_two_at_a_time(depo, workdir):
     assert dumping.dump(depo, workdir / "x.parquet", n=5, on_progress=also)
 
 
-def test_lines_tell_how_far_it_is(monkeypatch, capsys):
+def test_lines_show_the_progress(monkeypatch, capsys):
     monkeypatch.setattr(count, "EVERY", 0)
     monkeypatch.setattr(dumping, "PART_TOKENS", 2000)
     assert main(["data", "dump", *DEPO, "--n", "500", "--out", "x.parquet"]) == 0
@@ -272,7 +272,7 @@ def test_lines_tell_how_far_it_is(monkeypatch, capsys):
     assert output.out.count("\n") == 1
 
 
-def test_a_bar_tells_how_far_it_is_on_a_terminal(monkeypatch, capsys):
+def test_a_bar_shows_the_progress_on_a_terminal(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     assert main(["data", "dump", *DEPO, "--n", "500", "--out", "x.parquet"]) == 0
@@ -374,7 +374,7 @@ def test_answers_in_words_where_tokens_are_pieces_of_text(workdir, capsys):
     assert "☃ no such place" in printed
 
 
-def test_one_list_where_one_answer_is_asked(workdir, capsys):
+def test_a_single_answer_needs_no_nested_list(workdir, capsys):
     task = tasks.get("copying", N=5, min_items=1)
     sample = task.sample("test", 0, 0)
     copy = sample.tokens[7:].tolist()

@@ -37,7 +37,7 @@ def test_results_beside_the_command_and_in_the_report(model, tmp_path, monkeypat
     assert "2hop-0k" in (tmp_path / "evals" / "report.html").read_text()
 
 
-def test_ctrl_c_keeps_what_was_answered(model, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_keeps_the_answers(model, tmp_path, monkeypatch, capsys):
     from canonlm.suites.writing import Writer
 
     write = Writer.write

@@ -108,9 +108,9 @@ def test_bf16(trained, workdir, capsys):
     model = AutoModelForCausalLM.from_pretrained("half", dtype="auto")
     assert model.dtype == torch.bfloat16
     assert main(["export", "run", "whole"]) == 0
-    whole = AutoModelForCausalLM.from_pretrained("whole").state_dict()
+    full = AutoModelForCausalLM.from_pretrained("whole").state_dict()
     for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, whole[name].bfloat16())
+        assert torch.equal(tensor, full[name].bfloat16())
 
 
 @pytest.mark.slow  # a new process

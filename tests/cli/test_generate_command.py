@@ -95,13 +95,13 @@ def test_a_prompt_is_continued(workdir, capsys):
     assert cut == f"Once upon{text[: text.index(stop)]}\n"
 
 
-def test_as_much_as_fits(workdir, capsys):
+def test_generates_up_to_the_context_length(workdir, capsys):
     text = written("short", ["aaaaaaaaaa"], 5)[0]
     assert len(text) == 5  # with bos: 16 tokens
     assert output_of(capsys, "short", "aaaaaaaaaa") == f"aaaaaaaaaa{text}\n"
 
 
-def test_the_text_comes_bit_by_bit(workdir, monkeypatch):
+def test_the_text_is_streamed(workdir, monkeypatch):
     bits = []
     monkeypatch.setattr("builtins.print", lambda text="", **_: bits.append(text))
     assert main(["generate", "words", "Once upon", "--max-tokens", "20"]) == 0
@@ -149,7 +149,7 @@ def test_draws_for_a_file_do_not_depend_on_its_batches(workdir, capsys):
     assert collected[0] == collected[1]
 
 
-def test_a_playground_run_speaks_the_words_of_its_task(workdir, capsys):
+def test_a_playground_run_uses_the_vocabulary_of_its_task(workdir, capsys):
     text = output_of(capsys, "played", "bos x3 x1 x4 ans", "--max-tokens", "5")
     assert text.startswith("bos x3 x1 x4 ans ")
     words = text.split()
@@ -184,7 +184,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "start"), MISTAKES, ids=[" ".join(result[0])[:40] for result in MISTAKES])
-def test_mistakes_are_told_in_one_line(workdir, monkeypatch, capsys, arguments, start):
+def test_mistakes_are_reported_in_one_line(workdir, monkeypatch, capsys, arguments, start):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (workdir / "file").write_text("one\n")
     (workdir / "two").write_text("b\n\naaaaaaaaaaaaaa\n")

@@ -75,7 +75,7 @@ def view_of(*rows, settings=SETTINGS):
     return view
 
 
-def test_all_of_it_on_a_wide_terminal():
+def test_everything_is_shown_on_a_wide_terminal():
     earlier = [TRAIN | {"step": step, "loss": loss} for step, loss in ((100, 5.0), (200, 4.0), (300, 3.5))]
     output = shown(view_of(*earlier, EVAL, TRAIN, SKIP, CHECKPOINT), 200)
     for part in (
@@ -98,7 +98,7 @@ def test_all_of_it_on_a_wide_terminal():
         assert part in output
 
 
-def test_what_is_not_known_is_not_shown():
+def test_unknown_values_are_not_shown():
     output = shown(
         view_of(TRAIN | {"tokens_per_s": None, "mfu": None, "data_wait_share": None, "memory_gb": None}), 120
     )

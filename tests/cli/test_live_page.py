@@ -37,6 +37,6 @@ def test_when_it_is_written(tmp_path, written):
     assert written == [True, True, True, False]
 
 
-def test_a_page_that_cannot_be_written_stops_no_run(tmp_path):
+def test_an_unwritable_page_does_not_stop_a_run(tmp_path):
     LivePage(tmp_path / "nothing there")(grid("running"))
     assert list(tmp_path.iterdir()) == []

@@ -47,7 +47,7 @@ def test_training_texts_are_not_the_test(workdir):
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_everybody_of_the_last_group_is_asked_about_once(workdir, k):
+def test_every_person_of_the_last_group_is_asked_about_once(workdir, k):
     """Checked by the text alone: whose year is stated, who shares it with whom, and the sentence at the end."""
     assert multihop("hops.jsonl", f"k={k}", "people=4", "background=30", "--n", "40") == 0
     for text in texts(workdir / "hops.jsonl"):
@@ -91,7 +91,7 @@ def test_mistakes_are_one_line(capsys, workdir, args, error):
     assert [path.name for path in workdir.iterdir()] == ["there.jsonl"]
 
 
-def test_what_was_interrupted_leaves_nothing(monkeypatch, capsys, workdir):
+def test_an_interrupted_command_leaves_nothing(monkeypatch, capsys, workdir):
     def interrupt(*_):
         raise KeyboardInterrupt
 

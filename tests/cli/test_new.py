@@ -58,7 +58,7 @@ def test_a_mixer_is_checked_and_played(commands, trained, capsys):
     assert [*trained] == ["llama", "mine.py:Fading"]
 
 
-def test_an_experiment_says_what_it_takes(commands, tmp_path, capsys):
+def test_a_dry_run_of_an_experiment(commands, tmp_path, capsys):
     dry_run, _ = commands("experiment", "mine.yaml")
     assert main(dry_run) == 0
     assert "mine" in capsys.readouterr().out

@@ -113,7 +113,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "start"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
-def test_what_cannot_be(capsys, arguments, start):
+def test_invalid_arguments(capsys, arguments, start):
     assert main(["plan", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("canonlm: " + start)
@@ -121,7 +121,7 @@ def test_what_cannot_be(capsys, arguments, start):
 
 
 @pytest.mark.slow
-def test_what_would_help(capsys):
+def test_suggestions_when_it_does_not_fit(capsys):
     main(["plan", "Llama-8B-Nemo-1T-lr0.002", "--gpus", "1", QUICK])
     assert capsys.readouterr().err.endswith("of it optimizer. Try more --gpus, or a larger --gpu\n")
     main(["plan", "GLA5Canon-1B-Nemo-1T-lr0.002", "--gpus", "128", "--gpu", "l40s", QUICK])

@@ -117,7 +117,7 @@ def test_two_tasks_in_one_folder(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_interrupted_and_taken_up_again(tmp_path):
+def test_interrupted_and_resumed(tmp_path):
     """Ctrl-C to the parent only: both runs save, and no process is left; then the same command completes both."""
     arguments = command(tmp_path, "train.steps=150", "--jobs", "2")
     folders = [tmp_path / "runs" / name for name in names("train.steps=150")]

@@ -26,7 +26,7 @@ def prepare(*args, out="out", tokenizer="bytes"):
     return canonlm("prepare", out, "--input", "a.jsonl", "--tokenizer", tokenizer, "--workers", "1", *args)
 
 
-def test_it_says_what_it_made_and_nothing_else(capfd):
+def test_prints_only_what_it_made(capfd):
     for _ in range(2):  # the second time it is already there
         assert prepare() == 0
         printed = capfd.readouterr()
@@ -94,7 +94,7 @@ def test_a_log_gets_a_line_now_and_then(capsys, monkeypatch):
     assert capsys.readouterr().err == "5 of 20 MB, 1,200 documents, 3,000,000 tokens\n"
 
 
-def test_an_interrupted_command_goes_on(workdir, monkeypatch, capsys):
+def test_an_interrupted_command_resumes(workdir, monkeypatch, capsys):
     def interrupt(*args):
         raise KeyboardInterrupt
 

@@ -68,7 +68,7 @@ def rendered(grid, width, height=40):
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_names_can_be_told_apart_at_any_width(width):
+def test_shortened_names_differ_at_any_width(width):
     archs = ["llama+canon=ABCD:scaled", "llama+canon=AbCD:scaled", "llama-nope"]
     grid = [progress(arch, lr, 0, "running", 40, 1000.0) for arch in archs for lr in (1e-3, 3e-3)]
     for one in grid:
@@ -82,7 +82,7 @@ def test_names_can_be_told_apart_at_any_width(width):
         assert text.count("1:00") == 6
 
 
-def test_what_goes_on_is_shown_where_not_all_fits():
+def test_running_runs_are_shown_where_not_all_fit():
     grid = [progress("llama", 1e-3, seed, "finished", 100, 1000.0) for seed in range(30)]
     grid += [progress("llama", 3e-3, 0, "running", 20, 1000.0), progress("llama", 3e-3, 1)]
     text = rendered(grid, 80, height=12)

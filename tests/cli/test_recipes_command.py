@@ -26,7 +26,7 @@ def test_show_is_a_recipe(capsys, tmp_path):
     assert load(tmp_path / "mine.yaml") == load(find("Mamba2Canon-8B-Nemo-1T-lr0.003"), ["train.steps=7"])
 
 
-def test_diff_has_the_changed_keys_alone(capsys):
+def test_diff_has_only_the_changed_keys(capsys):
     assert main(["recipes", "diff", "Llama-1B-Nemo-1T-lr0.002", "LlamaCanon-1B-Nemo-1T-lr0.003"]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["arch", "llama", "->", "llama+canon+rope=0.25"],
@@ -35,7 +35,7 @@ def test_diff_has_the_changed_keys_alone(capsys):
     ]
 
 
-def test_diff_with_what_one_does_not_set(capsys):
+def test_diff_with_keys_that_only_one_recipe_sets(capsys):
     main(["recipes", "diff", "GLA5Canon-3B-Nemo-1T-lr0.005", "GLA5Canon-3B-Nemo-1T-lr0.003"])
     assert "model.fields.zeyuan_layernorm  True -> (not set)" in capsys.readouterr().out
 

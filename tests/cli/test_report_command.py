@@ -49,7 +49,7 @@ def finish(folder):
     (folder / "result.json").write_text(json.dumps({"steps": 20, "num_parameters": 1000, "final": row(20, 93)}))
 
 
-def test_where_the_page_goes(tmp_path, capsys, monkeypatch):
+def test_location_of_the_page(tmp_path, capsys, monkeypatch):
     one, two = write(tmp_path / "one" / "a"), write(tmp_path / "two" / "a", arch="llama+canon")
     assert main(["report", str(one.parent)]) == 0
     assert "report: " in capsys.readouterr().out
@@ -67,7 +67,7 @@ def test_where_the_page_goes(tmp_path, capsys, monkeypatch):
     assert not (one / "report.html").exists()
 
 
-def test_tables_alone_write_nothing(tmp_path, capsys):
+def test_table_only_writes_no_page(tmp_path, capsys):
     folder = write(tmp_path / "runs" / "a")
     assert main(["report", str(tmp_path), "--table"]) == 0
     output = capsys.readouterr().out
@@ -101,7 +101,7 @@ def test_a_page_that_cannot_be_written(tmp_path, capsys):
     assert error.startswith("canonlm: --out: expected a file in a folder that exists, got ")
 
 
-def test_a_log_of_runs_that_go_on(tmp_path, capsys, monkeypatch):
+def test_a_log_of_unfinished_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(watch, "POLL_SECONDS", 0.02)
     write(tmp_path / "runs" / "done")
     going = write(tmp_path / "runs" / "going", seed=1, steps=10)
@@ -129,7 +129,7 @@ def test_following_what_has_finished_ends_at_once(tmp_path, capsys, monkeypatch)
     assert "a: finished" in capsys.readouterr().out
 
 
-def test_a_line_says_when_the_evaluation_was(tmp_path):
+def test_a_line_names_the_step_of_the_evaluation(tmp_path):
     folder = write(tmp_path / "runs" / "a", steps=10)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "train", "step": 15, "loss": 2.0, "tokens_per_s": None}) + "\n")
@@ -155,7 +155,7 @@ def test_the_table(tmp_path):
     assert lines[3][:4] == ["1", "of", "2", "finished."]
 
 
-def test_a_table_that_does_not_fit_says_so_and_alike_runs_have_names(tmp_path):
+def test_a_truncated_table_counts_hidden_runs_and_names_equal_ones(tmp_path):
     for place in range(30):
         write(tmp_path / "runs" / f"run{place:02}", arch=NASTY, steps=10 if place == 29 else 20)
     following = Watch(tmp_path)
@@ -167,7 +167,7 @@ def test_a_table_that_does_not_fit_says_so_and_alike_runs_have_names(tmp_path):
     assert NASTY in text
 
 
-def test_names_cannot_command_the_terminal(tmp_path):
+def test_names_cannot_send_terminal_escapes(tmp_path):
     write(tmp_path / "runs" / "a\x1b[2Jb\n", arch="\\e[2J")
     following = Watch(tmp_path)
     (run,) = following.read(0.0)
@@ -190,7 +190,7 @@ def read_until(source, wanted, seconds=60):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("terminal", [False, True])
-def test_ctrl_c_ends_it_with_the_report_so_far(tmp_path, terminal):
+def test_ctrl_c_stops_watching_and_writes_the_report_so_far(tmp_path, terminal):
     write(tmp_path / "runs" / "going", steps=10)
     leader, follower = os.openpty()
     command = [sys.executable, "-m", "canonlm", "report", str(tmp_path), "--watch"]

@@ -183,7 +183,7 @@ def test_pairs_as_csv(capsys):
     assert read["canon_model"].equals(expected["canon_model"])
 
 
-def test_ones_own_beside_the_published_ones(tmp_path, capsys):
+def test_your_runs_beside_the_published_ones(tmp_path, capsys):
     run = run_folder(tmp_path / "runs" / "mine", correct=75)
     evaluated(run / "evals" / "step-00000010")
     assert main(["results", str(tmp_path)]) == 0
@@ -199,7 +199,7 @@ def test_ones_own_beside_the_published_ones(tmp_path, capsys):
     assert "75.0 ±4.4" in depo
 
 
-def test_pairs_of_ones_own(tmp_path, capsys):
+def test_pairs_of_your_runs(tmp_path, capsys):
     run_folder(tmp_path / "runs" / "a", "llama", 50)
     run_folder(tmp_path / "runs" / "b", "llama+canon", 80)
     assert main(["results", str(tmp_path), "--paired", "source=yours"]) == 0
@@ -229,7 +229,7 @@ def test_names_stay_text(name, tmp_path, capsys):
     assert "\x1b" not in output.out + output.err
 
 
-def test_damaged_runs_are_said_and_leave_the_csv_whole(tmp_path, capsys):
+def test_damaged_runs_are_reported_and_the_csv_stays_valid(tmp_path, capsys):
     run_folder(tmp_path / "runs" / "whole")
     (run_folder(tmp_path / "runs" / "broken") / "config.yaml").write_text("{")
     (tmp_path / "runs" / "half").mkdir()
@@ -253,7 +253,7 @@ def test_starts_quickly():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_folders_of_which_nothing_can_be_read(tmp_path, capsys):
+def test_unreadable_folders(tmp_path, capsys):
     (tmp_path / "results.json").write_text('{"model": ')
     assert main(["results", str(tmp_path)]) == 2
     output = capsys.readouterr()

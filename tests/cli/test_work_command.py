@@ -27,7 +27,7 @@ def runs(tiny, tmp_path):
     return root
 
 
-def test_what_is_left_and_how_far_the_runs_are(runs, capsys):
+def test_remaining_runs_and_their_progress(runs, capsys):
     lease = Leases(runs / "leases", 20.0)
     (runs / "leases").mkdir()
     held = lease.claim("seed1")
@@ -62,7 +62,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "start"), MISTAKES)
-def test_what_cannot_be(runs, capsys, arguments, start):
+def test_invalid_arguments(runs, capsys, arguments, start):
     assert main(["work", str(runs), *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"canonlm: {start}")
 
@@ -72,7 +72,7 @@ def test_a_folder_without_runs(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("canonlm: DIR: expected a folder of runs, each with its config.yaml, got")
 
 
-def test_a_run_of_a_stranger_is_not_started(tiny, tmp_path, capsys):
+def test_an_untrusted_run_is_not_started(tiny, tmp_path, capsys):
     create_folder(tmp_path / "run", tiny(on_checkpoint="touch /tmp/owned"))
     assert main(["work", str(tmp_path)]) == 2
     assert "expected --trust" in capsys.readouterr().err

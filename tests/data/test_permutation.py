@@ -22,7 +22,7 @@ def test_every_number_comes_up_once():
 @example(n=(2**31 - 1) ** 2, seed=0, data=None)  # a square, and one more: a rounded root is off by one
 @example(n=(2**31 - 1) ** 2 + 1, seed=0, data=None)
 @settings(derandomize=True, deadline=None)
-def test_large_sizes_stay_in_range_and_apart(n, seed, data):
+def test_large_permutations_are_in_range_and_distinct(n, seed, data):
     key = key_of(seed)
     some = [0, 1, n - 1] if data is None else data.draw(st.lists(st.integers(0, n - 1), unique=True, max_size=50))
     result = [permuted(i, n, key) for i in some]
@@ -44,7 +44,7 @@ def test_all_orders_are_as_likely(n):
     assert abs(chi_square(counts, keys / len(counts))) < 3
 
 
-def test_neighbours_are_thrown_apart():
+def test_neighbours_are_separated():
     """The places of i and i + 1, in tenths: all hundred pairs are equally frequent. And numbers move far."""
     n, key = 100_003, key_of("neighbours")
     places = np.array([permuted(i, n, key) for i in range(n)])
@@ -53,7 +53,7 @@ def test_neighbours_are_thrown_apart():
     assert abs(np.corrcoef(places, np.arange(n))[0, 1]) < 3 / math.sqrt(n)
 
 
-def test_a_key_is_of_all_its_parts():
+def test_a_key_depends_on_all_its_parts():
     keys = {key_of(*parts) for parts in [(0, "a", 1), (0, "b", 1), (1, "a", 1), (0, "a", 2), (0, "a"), (0, "a1")]}
     assert len(keys) == 6
     orders = {tuple(permuted(i, 20, key) for i in range(20)) for key in keys}

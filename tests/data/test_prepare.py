@@ -119,7 +119,7 @@ def test_every_format(tmp_path, name):
     assert (len(shards) > 1) == (not name.endswith(("gz", "zst")))  # these cannot be divided
 
 
-def test_a_text_file_is_a_document_and_names_choose(tmp_path):
+def test_a_text_file_is_a_document_and_patterns_select_files(tmp_path):
     files = {
         "b/2.txt": "two\r\n",
         "b/10.txt": "ten",
@@ -219,7 +219,7 @@ def test_where_every_line_is_bad_it_stops_early(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
-def test_a_damaged_file_is_no_bad_line(tmp_path, name):
+def test_a_damaged_file_is_not_a_bad_line(tmp_path, name):
     WRITERS[name](tmp_path / name, texts(50))
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-9])
     with pytest.raises(ValueError, match=rf"{name}: cannot be read \("):
@@ -255,7 +255,7 @@ def test_processes_and_tasks_change_nothing(tmp_path, monkeypatch):
     assert index.check(tmp_path / "one") == one
 
 
-def test_what_is_held_out_follows_from_seed_and_text(tmp_path):
+def test_seed_and_text_decide_the_held_out_documents(tmp_path):
     result = texts(4000, words=5)
     (tmp_path / "a.jsonl").write_bytes(jsonl(result))
     (tmp_path / "b.jsonl").write_bytes(jsonl([*texts(50, seed=9), *reversed(result)]))
@@ -270,7 +270,7 @@ def test_what_is_held_out_follows_from_seed_and_text(tmp_path):
 
 
 @pytest.mark.parametrize(("bos", "eos"), [(True, False), (False, True), (False, False)])
-def test_bos_and_eos_as_asked(tmp_path, bos, eos):
+def test_bos_and_eos_as_requested(tmp_path, bos, eos):
     (tmp_path / "a.jsonl").write_bytes(jsonl(["ab", "", "c"]))
     described = run(tmp_path / "out", tmp_path / "a.jsonl", bos=bos, eos=eos)
     assert (described.bos_id, described.eos_id) == (256 if bos else None, 257 if eos else None)
@@ -295,7 +295,7 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path):
         assert documents(tmp_path / dtype, "train", eos=described.eos_id) == ["é", "b"]
 
 
-def test_finished_is_finished(tmp_path):
+def test_a_finished_folder_is_not_prepared_again(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(jsonl(texts(5)))
     first = run(tmp_path / "out", tmp_path / "a.jsonl", validation=0.5)
     (tmp_path / "out" / "work" / "logs").mkdir(parents=True)  # as a kill at the very end leaves it
@@ -340,7 +340,7 @@ def test_another_command_is_refused(tmp_path, name, finished):
     assert contents(tmp_path / "out") == before
 
 
-def test_what_is_no_input_or_no_place(tmp_path):
+def test_invalid_inputs_and_outputs(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.jsonl").write_bytes(b"")
     for path, what in (
@@ -366,14 +366,14 @@ def test_a_flipped_byte_is_found(tmp_path):
     run(tmp_path / "out", tmp_path / "a.jsonl")
     for name in ("train-00000.ds", "train-00000.ds.index", "tokenizer.json"):
         path = tmp_path / "out" / name
-        whole = path.read_bytes()
-        path.write_bytes(whole[:9] + bytes([whole[9] ^ 1]) + whole[10:])
+        full = path.read_bytes()
+        path.write_bytes(full[:9] + bytes([full[9] ^ 1]) + full[10:])
         with pytest.raises(ValueError, match=rf"{name}: damaged: its sha256"):
             index.check(tmp_path / "out")
         path.unlink()
         with pytest.raises(ValueError, match=rf"{name}: missing"):
             index.check(tmp_path / "out")
-        path.write_bytes(whole)
+        path.write_bytes(full)
     index.check(tmp_path / "out")
     for content, message in {
         "": "not JSON",
@@ -389,7 +389,7 @@ def test_a_flipped_byte_is_found(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_is_an_error_and_no_wait_for_ever(tmp_path, monkeypatch):
+def test_a_killed_process_is_an_error_and_does_not_hang(tmp_path, monkeypatch):
     cut(monkeypatch, 20_000)
     (tmp_path / "a.jsonl").write_bytes(jsonl(texts(5000)))
 
@@ -397,15 +397,15 @@ def test_a_process_that_is_killed_is_an_error_and_no_wait_for_ever(tmp_path, mon
         for child in multiprocessing.active_children():
             os.kill(child.pid, signal.SIGKILL)
 
-    whole = run(tmp_path / "whole", tmp_path / "a.jsonl")
+    full = run(tmp_path / "whole", tmp_path / "a.jsonl")
     monkeypatch.setattr(steps, "EVERY", 0.0)
     with pytest.raises(ValueError, match="--workers: expected fewer: a process was killed"):
         run(tmp_path / "out", tmp_path / "a.jsonl", workers=2, on_progress=kill_one)
-    assert run(tmp_path / "out", tmp_path / "a.jsonl", workers=2) == whole
+    assert run(tmp_path / "out", tmp_path / "a.jsonl", workers=2) == full
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_progress_ends_at_the_whole(tmp_path, monkeypatch):
+def test_progress_ends_at_the_total(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl").write_bytes(jsonl(texts(50)))
     seen = []
     monkeypatch.setattr(preparing, "remove_folder", lambda folder: time.sleep(0.0))  # so that the last report is read
@@ -426,7 +426,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(tmp_path):
+def test_killed_at_any_moment_it_resumes_to_the_same_bytes(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(jsonl(texts(3000)))
     (tmp_path / "run.py").write_text(KILLED)
 

@@ -46,7 +46,7 @@ def test_large_tokens(prepared, tmp_path):
     assert out.tolist() == tokens
 
 
-def test_what_the_index_says(prepared, tmp_path):
+def test_contents_of_the_index(prepared, tmp_path):
     dataset = Dataset(str(prepared(tmp_path / "a", {"train": [[[1, 2]]], "valid": []}, vocab_size=77)))
     assert (dataset.vocab_size, dataset.bos_token_id, dataset.eos_token_id) == (77, 1, None)
     with pytest.raises(ValueError, match=r'unknown split "vaild"\. Did you mean "valid"'):
@@ -78,7 +78,7 @@ def test_more_shards_than_a_process_may_open(prepared, tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_folder_that_was_prepared_anew(prepared, tmp_path):
+def test_a_folder_that_was_prepared_again(prepared, tmp_path):
     out = np.empty(2, np.int64)
     for token in (3, 4):
         for path in tmp_path.iterdir():
@@ -91,16 +91,16 @@ def test_a_folder_that_was_prepared_anew(prepared, tmp_path):
 def test_missing_and_cut_files(prepared, tmp_path, name):
     prepared(tmp_path, {"train": [[[1, 2, 3]], [[4, 5, 6], [7]]], "valid": []})
     path = tmp_path / name
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-2])
-    with pytest.raises(ValueError, match=rf"^{path}: damaged: \d+ bytes, where index.json says {len(whole)}$"):
+    full = path.read_bytes()
+    path.write_bytes(full[:-2])
+    with pytest.raises(ValueError, match=rf"^{path}: damaged: \d+ bytes, where index.json says {len(full)}$"):
         Dataset(tmp_path)
     path.unlink()
     with pytest.raises(ValueError, match=f"^{path}: cannot be read: No such file or directory$"):
         Dataset(tmp_path)
 
 
-def test_a_shard_that_goes_while_it_is_used(prepared, tmp_path):
+def test_a_shard_that_disappears_while_in_use(prepared, tmp_path):
     row = Dataset(prepared(tmp_path, {"train": [[[1, 2, 3]]]})).tokens("train")
     (tmp_path / "train-00000.ds").unlink()
     with pytest.raises(ValueError, match=r"train-00000\.ds: cannot be read: No such file"):

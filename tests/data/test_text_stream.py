@@ -126,7 +126,7 @@ def orders(made, source, windows):
     return result
 
 
-def test_epochs_seeds_and_sources_have_orders_of_their_own(two):
+def test_epochs_seeds_and_sources_have_different_orders(two):
     epochs = orders(stream(two), "code", 800)
     other_seed = orders(stream(two, seed=1), "code", 200)
     other_name = orders(TextStream({"x": (two["code"], "train", 1)}, 0, 4, False), "x", 50)
@@ -138,7 +138,7 @@ def test_epochs_seeds_and_sources_have_orders_of_their_own(two):
             assert a is b or sum(x == y for x, y in zip(a, b, strict=True)) < 6
 
 
-def test_a_source_keeps_its_order_whatever_else_is_read(two):
+def test_the_order_of_a_source_does_not_depend_on_the_others(two):
     alone = TextStream({"code": (two["code"], "train", 0.2)}, 0, 4, False)
     assert orders(alone, "code", 100) == orders(stream(two), "code", 400) == orders(stream(two, web=1.0), "code", 200)
 
@@ -174,12 +174,12 @@ def test_shares_of_many_windows(weights):
 @pytest.mark.parametrize("isolate", [False, True])
 def test_the_ranks_parts_are_the_batch(two, ranks, workers, isolate):
     made = stream(two, isolate_documents=isolate)
-    whole = [as_lists(made.rows(step * 8, 8)) for step in range(5, 9)]
+    full = [as_lists(made.rows(step * 8, 8)) for step in range(5, 9)]
     parts = [batches(made, 5, 9, 8, workers, rank=rank, ranks=ranks) for rank in range(ranks)]
-    assert [[*chain(*map(as_lists, step))] for step in zip(*parts, strict=True)] == whole
+    assert [[*chain(*map(as_lists, step))] for step in zip(*parts, strict=True)] == full
 
 
-def test_far_ahead_is_as_near_as_the_start(two):
+def test_distant_rows_are_read_as_fast_as_the_first(two):
     made = stream(two)
     made.rows(0, 1)
     start = time.perf_counter()
@@ -193,7 +193,7 @@ def test_far_ahead_is_as_near_as_the_start(two):
 
 
 @pytest.mark.slow
-def test_no_memory_is_held_of_two_gigabytes(tmp_path):
+def test_two_gigabytes_are_not_held_in_memory(tmp_path):
     """32 sparse files of full length, and windows from all over them, in a separate process.
 
     The system may keep or drop the files' pages; other memory of the process must not grow with the corpus.
@@ -218,12 +218,12 @@ def held():
 
 stream = TextStream({"a": (Dataset(sys.argv[1]), "train", 1)}, 0, 4096, True)
 stream.rows(0, 64)
-before, most, shards = held(), 0, set()
+before, peak, shards = held(), 0, set()
 for batch in range(256):
     stream.rows(64 * batch, 64)
-    most = max(most, held())
+    peak = max(peak, held())
     shards |= {stream.describe(window).position // 2**13 for window in range(64 * batch, 64 * batch + 64)}
-print(len(shards), most - before)
+print(len(shards), peak - before)
 """
     made = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=100)
     assert made.returncode == 0, made.stderr

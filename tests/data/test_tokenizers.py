@@ -134,7 +134,7 @@ def test_a_file_may_not_cut_pad_or_end_a_document(tmp_path):
     assert from_file(tmp_path / "tokenizer.json").encode("a " * 6 + "</s>").ids == [0] * 6 + [1]
 
 
-def test_the_names_of_bos_and_eos_may_stand_beside_the_file(tmp_path):
+def test_names_of_bos_and_eos_may_be_in_a_file_beside_it(tmp_path):
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "<s>": 1, "</s>": 2, "<go>": 3, "<stop>": 4}, unk_token="a"))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert load(tmp_path)[1:] == (1, 2)
@@ -145,7 +145,7 @@ def test_the_names_of_bos_and_eos_may_stand_beside_the_file(tmp_path):
     assert load(tmp_path)[1:] == (None, 4)
 
 
-def test_what_is_no_tokenizer(tmp_path, spm):
+def test_files_that_are_not_tokenizers(tmp_path, spm):
     for name, content in {"a": b"", "b.json": b"{}", "c": b"\xff\x00\x12garbage", "d": b"IQ== 0\nIQ= x y\n"}.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=r"--tokenizer: expected .*") as refused:

@@ -63,7 +63,7 @@ def test_threads_end_when_the_consumer_fails():
     assert threading.active_count() == before
 
 
-def test_no_more_than_agreed_is_drawn_ahead(monkeypatch):
+def test_prefetching_is_bounded(monkeypatch):
     drawn = []
     monkeypatch.setattr(WindowStream, "rows", lambda self, first, count: drawn.append(first))
     made = batches(stream(), 0, 10_000, 4, workers=2)
@@ -73,7 +73,7 @@ def test_no_more_than_agreed_is_drawn_ahead(monkeypatch):
     made.close()
 
 
-def test_an_error_of_a_sampler_arrives(monkeypatch):
+def test_an_error_in_a_sampler_is_raised(monkeypatch):
     def fail(self, first, count):
         raise ValueError("no such window")
 
@@ -83,7 +83,7 @@ def test_an_error_of_a_sampler_arrives(monkeypatch):
 
 
 @pytest.mark.parametrize("loss_on", ["answer", "all"])
-def test_the_first_token_of_an_isolated_document_is_no_target(loss_on):
+def test_the_first_token_of_an_isolated_document_is_not_a_target(loss_on):
     mano = tasks.get("mano", L=2)
     together = stream(mano, 60, loss_on=loss_on).rows(0, 8)
     apart = stream(mano, 60, loss_on=loss_on, isolate_documents=True).rows(0, 8)

@@ -1,4 +1,4 @@
-"""What a model knows about people, measured on models with known probabilities of every token."""
+"""The knowledge of a model about people, measured on models with known probabilities of every token."""
 
 import math
 
@@ -95,7 +95,7 @@ def test_some_of_the_people(knows):
 
 
 @pytest.mark.slow
-def test_one_guess_for_everybody_scores_chance(knows, tmp_path):
+def test_one_guess_for_all_people_scores_chance(knows, tmp_path):
     """The evaluation of a model that gives the facts about person 0 for everybody."""
     pools = {
         "first_name": "Ana Bela Cora Dina Ena Fia", "middle_name": "Gil Hal Ian Jon Kit",

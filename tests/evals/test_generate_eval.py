@@ -34,12 +34,12 @@ def another_order(task, prompt):
     parents = {}
     for parent, child in zip(edges[::2], edges[1::2], strict=True):
         parents.setdefault(child, set()).add(parent)
-    wanted, todo = set(), [questions[0]]
+    expected, todo = set(), [questions[0]]
     while todo:
-        if (node := todo.pop()) not in wanted:
-            wanted.add(node)
+        if (node := todo.pop()) not in expected:
+            expected.add(node)
             todo += parents.get(node, ())
-    order = TopologicalSorter({node: sorted(parents.get(node, ())) for node in sorted(wanted)}).static_order()
+    order = TopologicalSorter({node: sorted(parents.get(node, ())) for node in sorted(expected)}).static_order()
     return [task.vocab.ids[token] for name in order for token in name.split(" ")] + [task.vocab.ids["end"]]
 
 
@@ -64,7 +64,7 @@ def test_any_valid_order_is_right(knows, task):
     model = knows(len(task.vocab), says(task, lambda prompt: another_order(task, prompt)))
     row = evaluate(model, task)
     totals = {key: sum(e["total"] for e in row["slices"] if key in e["slice"]) for key in ("n", "depth", "nodes")}
-    assert totals == {"n": 40, "depth": 40, "nodes": 40}  # every key of a slice is counted apart
+    assert totals == {"n": 40, "depth": 40, "nodes": 40}  # every key of a slice is counted separately
     assert all(entry["correct"] == entry["total"] for entry in row["slices"])
     assert row["slices"][0]["slice"] == {"n": 9}
     orders = [another_order(task, s.tokens[: s.queries[0].start].tolist()) == s.tokens[s.queries[0].start :].tolist()
@@ -72,7 +72,7 @@ def test_any_valid_order_is_right(knows, task):
     assert not all(orders), "the comparison needs answers that differ from the sample's own"
 
 
-def test_what_is_not_an_answer_scores_nothing(knows):
+def test_output_that_is_not_an_answer_scores_zero(knows):
     end = TASK.vocab.ids["end"]
     broken = {
         "no end": lambda prompt: another_order(TASK, prompt)[:-1],

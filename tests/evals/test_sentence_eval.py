@@ -76,7 +76,7 @@ def test_sampling_is_exact(knows, grammars):
 
 
 @pytest.mark.slow
-def test_guessing_scores_what_it_must(knows, grammars):
+def test_guessing_scores_the_exact_chance(knows, grammars):
     """A uniform model, over the end too: each sentence of n tokens has probability 3^-(n + 1)."""
     task = grammars["small"]
     a, b = ("12", "211"), ("11", "221", "12")
@@ -95,10 +95,10 @@ def test_batches_change_nothing(grammars):
     config = CanonLMConfig(vocab_size=len(task.vocab), hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
     model = CanonLMForCausalLM(config).eval()
     with torch.no_grad():
-        whole = evaluation(task, 12)._write(wrap(model), list(range(12)), 1, CPU)
+        full = evaluation(task, 12)._write(wrap(model), list(range(12)), 1, CPU)
         parts = evaluation(task, 12)._write(wrap(model), [7, 3], 1, CPU)
-    assert parts == [whole[7], whole[3]]
-    assert len({tuple(sentence) for sentence in whole}) > 6
+    assert parts == [full[7], full[3]]
+    assert len({tuple(sentence) for sentence in full}) > 6
     rows = [evaluation(task, 12, size).run(wrap(model), CPU) for size in (12, 5)]
     assert rows[0]["slices"] == rows[1]["slices"]
     assert rows[0]["measures"]["kl"] == pytest.approx(rows[1]["measures"]["kl"], rel=1e-6)
@@ -118,7 +118,7 @@ def test_divergence_by_hand(knows, grammars):
     assert row["measures"]["kl"] == pytest.approx(total / count, rel=1e-6)
 
 
-def test_long_sentences_count_as_far_as_the_window_goes(knows, grammars):
+def test_long_sentences_count_up_to_the_window(knows, grammars):
     task = grammars["small"]
     assert task.grammar.min_len == 4
     row = evaluation(task, 10, seq_len=4).run(wrap(knows(len(task.vocab), truth(task))), CPU)

@@ -143,15 +143,15 @@ def test_too_little_text_to_skip(dataset):
 @pytest.mark.parametrize("ranks", [2, 3, 4, 16])
 @pytest.mark.parametrize("isolate", [False, True])
 def test_processes_share_the_windows_and_call_equally_often(dataset, ranks, isolate):
-    whole = evaluation(dataset, isolate=isolate).run(wrap(made := model()), CPU)["sets"]["books"]
+    full = evaluation(dataset, isolate=isolate).run(wrap(made := model()), CPU)["sets"]["books"]
     shares = []
     for rank in range(ranks):
         counted = Counting(made)
         world = Share(CPU, rank=rank, size=ranks)
         result = evaluation(dataset, isolate=isolate, world=world).run(counted, CPU)["sets"]["books"]
         shares.append((result["loss"] * result["tokens"], result["tokens"], counted.shapes))
-    assert sum(tokens for _, tokens, _ in shares) == whole["tokens"]
-    assert sum(loss for loss, _, _ in shares) == pytest.approx(whole["loss"] * whole["tokens"], rel=1e-9)
+    assert sum(tokens for _, tokens, _ in shares) == full["tokens"]
+    assert sum(loss for loss, _, _ in shares) == pytest.approx(full["loss"] * full["tokens"], rel=1e-9)
     shapes = [shapes for _, _, shapes in shares]
     assert len(set(shapes[0])) == 1
     assert all(other == shapes[0] for other in shapes)

@@ -53,7 +53,7 @@ def instances_by_hand(name, windows):
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("isolate", [False, True])
-def test_the_oracle_is_right_everywhere(name, isolate):
+def test_the_oracle_scores_one_everywhere(name, isolate):
     row = evaluate(name, truth, isolate=isolate)
     assert row["token_accuracy"] == 1.0
     assert row["loss"] == pytest.approx(0, abs=1e-6)
@@ -73,7 +73,7 @@ def test_every_query_of_every_complete_instance_is_counted(name):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_random_model_is_right_by_chance(name):
+def test_a_random_model_scores_chance(name):
     task = TASKS[name][0]
     generator = torch.Generator().manual_seed(0)
     row = evaluate(name, lambda ids: torch.randint(len(task.vocab), ids.shape, generator=generator), windows=400)
@@ -120,8 +120,8 @@ def test_the_loss_is_the_mean_over_labels_and_batches_do_not_matter():
         stream = WindowStream(task, "test", 0, seq_len, "answer", isolate)
         rows = [WindowEval(stream, 10, size).run(wrap(model), torch.device("cpu")) for size in (10, 3)]
         batch = stream.rows(0, 10)
-        whole = model(batch.input_ids, shift_labels=batch.targets, doc_ids=batch.doc_ids)
-        assert rows[0]["loss"] == pytest.approx(whole.loss.item(), rel=1e-5)
+        full = model(batch.input_ids, shift_labels=batch.targets, doc_ids=batch.doc_ids)
+        assert rows[0]["loss"] == pytest.approx(full.loss.item(), rel=1e-5)
         assert rows[1]["loss"] == pytest.approx(rows[0]["loss"], rel=1e-5)
         assert rows[0]["slices"] == rows[1]["slices"]
 
@@ -129,7 +129,7 @@ def test_the_loss_is_the_mean_over_labels_and_batches_do_not_matter():
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
-def test_a_verdict_is_that_of_greedy_generation():
+def test_verdicts_equal_those_of_greedy_generation():
     """One instance per window, and a model that is often right: the grading of windows agrees with the grading of what
     it generates after `ans`, for every query."""
     task = tasks.get("depo", N=3, K=2, M=3, name_vocab=2, min_name_len=1, max_name_len=2)

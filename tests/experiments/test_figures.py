@@ -122,7 +122,7 @@ def test_states_of_three_sizes_at_equal_parameters(scale):
     assert len(set(counted.values())) == 1
 
 
-def test_runs_that_figures_share_are_the_same_runs():
+def test_figures_share_runs():
     names = [{run.name for run in grid.first_look_runs(EXPERIMENTS[name], "micro")} for name in ("fig7", "fig10")]
     point = grid.Point("depo-micro", "llama+canon", None, None)
     assert {run.name for run in grid.tuning_runs(EXPERIMENTS["fig7"], point)} <= names[0] & names[1]

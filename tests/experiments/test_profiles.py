@@ -51,13 +51,13 @@ def test_five_fresh_seeds_come_at_the_rate_that_one_tuning_seed_chose():
     assert {run.name for run in runs_of(experiment, outcomes)} == outcomes.keys()  # nothing is left
 
 
-def test_where_every_rate_fails_nothing_more_is_awaited():
+def test_no_more_runs_follow_when_every_rate_fails():
     experiment = profile(["llama"], ["depo"])
     outcomes = {run.name: None for run in plan([experiment], "micro", Path("out"), {})}
     assert {run.name for run in runs_of(experiment, outcomes)} == outcomes.keys()
 
 
-def test_quick_is_one_rate_one_seed_and_a_third_of_the_training():
+def test_quick_means_one_rate_one_seed_and_a_third_of_the_steps():
     full, quick = ({run.config.task["name"]: run for run in runs_of(profile(["llama"], quick=q), {})} for q in (0, 1))
     assert full.keys() == quick.keys() == {"depo", "copying", "brevo", "mano", "lano", "capo"}
     assert len(runs_of(profile(["llama"], quick=True), {})) == 6

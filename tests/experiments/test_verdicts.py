@@ -62,7 +62,7 @@ def around(canon, plain, spread=0.01):
 
 @given(order=st.randoms(use_true_random=False))
 @settings(max_examples=20, deadline=None)
-def test_any_order_of_finished_runs_gives_the_same_next_runs(order):
+def test_next_runs_do_not_depend_on_the_order_of_finished_runs(order):
     experiment = EXPERIMENT
     all_of_them = finish(experiment, around(0.9, 0.2))
     names = list(all_of_them)
@@ -192,7 +192,7 @@ def test_a_second_look_is_taken_only_where_the_first_does_not_decide(mine, tmp_p
     assert seeds(around(0.5, 0.45, 0.2)) == (10, 10)
 
 
-def test_the_ledger_gives_back_what_was_exported(mine, tmp_path, monkeypatch):
+def test_the_ledger_round_trips(mine, tmp_path, monkeypatch):
     experiment, out = mine(), tmp_path / "out"
     outcomes = finish(experiment, around(0.9, 0.2))
     monkeypatch.setattr(ledger, "read_outcome", lambda folder: outcomes.get(folder.name))
@@ -249,7 +249,7 @@ claims:
         (0.005, 0.001, {"C42": "undecided", "C45": "contradicted", "C51": "contradicted"}),
     ],
 )
-def test_text_is_judged_by_its_loss_its_spread_and_what_lies_beyond(tmp_path, spread, gain, states):
+def test_text_is_judged_by_loss_spread_and_loss_beyond_the_context(tmp_path, spread, gain, states):
     """The loss falls by `gain` and by seed; beyond the trained length both architectures have the same loss."""
     (tmp_path / "mine.yaml").write_text(TEXT)
     experiment, outcomes = schema.load(str(tmp_path / "mine.yaml")), {}
@@ -368,7 +368,7 @@ def test_a_frontier_is_the_best_size_of_each_seed(tmp_path):
     assert judge(experiment, "micro", unfinished)[0].seeds == 4
 
 
-def test_more_bits_choose_a_rate(tmp_path):
+def test_the_rate_with_more_bits_is_chosen(tmp_path):
     (tmp_path / "mine.yaml").write_text(SIZES)
     experiment, point = schema.load(str(tmp_path / "mine.yaml")), grid.Point("capo-micro-bits", "llama", None, "1L32D")
     outcomes = {

@@ -116,7 +116,7 @@ def test_steps_in_a_graph_equal_one_prefill(kernels, captured, batch):
     """The interpreter cannot test the barrier between reading and updating a state; a graph repeats it often."""
     case = case_of(kernels, batch=batch if kernels.type == "cuda" else 2, time=12, state=True)
     xs, taps, past = leaves(case.xs, kernels), leaves(case.taps, kernels), case.past.to(kernels)
-    whole, after = door.canon_with_state(xs, taps, state=past)
+    full, after = door.canon_with_state(xs, taps, state=past)
     token, state = [x[:, :1].clone() for x in xs], past.clone()
     made = []
     step = captured(lambda: made.append(door.step(token, taps, state)), 1)
@@ -125,6 +125,6 @@ def test_steps_in_a_graph_equal_one_prefill(kernels, captured, batch):
         for one, x in zip(token, xs, strict=True):
             one.copy_(x[:, t : t + 1])
         step()
-        for y, expected in zip(made[-1], whole, strict=True):
+        for y, expected in zip(made[-1], full, strict=True):
             torch.testing.assert_close(y, expected[:, t : t + 1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(state, after)

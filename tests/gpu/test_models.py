@@ -23,7 +23,7 @@ def test_decoding_steps_in_a_graph_equal_the_whole(device, captured, name):
     sizes = {"vocab_size": 61, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = CanonLMForCausalLM(CanonLMConfig(**sizes, **MODELS[name])).to(device).eval()
     ids = torch.randint(0, 61, (3, PROMPT + NEW), generator=torch.Generator().manual_seed(0)).to(device)
-    whole = model(ids, use_cache=False).logits
+    full = model(ids, use_cache=False).logits
     cache = StaticCache(config=model.config, max_cache_len=64)
     model(ids[:, :PROMPT], past_key_values=cache)
     token, made = ids[:, :1].clone(), []
@@ -33,11 +33,11 @@ def test_decoding_steps_in_a_graph_equal_the_whole(device, captured, name):
     for t in range(PROMPT, PROMPT + NEW):
         token.copy_(ids[:, t : t + 1])
         step()
-        torch.testing.assert_close(made[-1], whole[:, t : t + 1], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(made[-1], full[:, t : t + 1], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_same_steps_twice_have_the_same_bits(device, tiny, tmp_path, compiled):
+def test_repeated_steps_are_bitwise_equal(device, tiny, tmp_path, compiled):
     settings = {"steps": 20, "log_every": 1, "eval_every": 20, "checkpoint_every": 20}
     compiled = compiled and device.type == "cuda"
     run = tiny(train=settings | {"device": device.type, "precision": "bf16", "compile": compiled})

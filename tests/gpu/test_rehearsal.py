@@ -64,7 +64,7 @@ def test_a_failing_group_is_one_line_and_the_others_run(tmp_path):
     assert (tmp_path / "conv.json").read_bytes() == before
 
 
-def test_what_there_is_no_time_for_is_not_run(gpu, tmp_path):
+def test_groups_without_remaining_time_are_not_run(gpu, tmp_path):
     ended = rehearse(tmp_path, "--minutes", "0.01")
     assert ended.returncode == 0
     assert ended.stdout.count("not run: no time left") == len(gpu.GROUPS)
@@ -77,7 +77,7 @@ def test_an_unknown_group(tmp_path):
     assert 'unknown group "convolution"' in ended.stderr
 
 
-def test_a_group_that_hangs_is_stopped_with_all_it_started(started, tmp_path):
+def test_a_hanging_group_is_stopped_with_its_child_processes(started, tmp_path):
     pid = tmp_path / "pid"
     code = f"""
 import pathlib, subprocess, time
@@ -113,7 +113,7 @@ def test_a_group_that_dies(started, code, state):
     assert started(code).wait(20).startswith(state)
 
 
-def test_rows_of_a_group_that_died_stay(gpu, tmp_path):
+def test_rows_of_a_group_that_died_are_kept(gpu, tmp_path):
     from gpu_parts.rows import Results, Row
 
     results = Results(tmp_path, "conv")

@@ -21,12 +21,12 @@ def correct_the_interpreter():
     cast = interpreter.InterpreterBuilder.cast_impl
 
     def cast_impl(self, src, dst_type):
-        source, wanted = src.dtype.scalar, dst_type.scalar
-        if source == tl.float32 and wanted == tl.bfloat16:
-            return interpreter.TensorHandle(_to_bfloat16(src.data.view(np.uint32)), wanted)
-        if source == tl.bfloat16 and wanted == tl.float32:
+        source, expected = src.dtype.scalar, dst_type.scalar
+        if source == tl.float32 and expected == tl.bfloat16:
+            return interpreter.TensorHandle(_to_bfloat16(src.data.view(np.uint32)), expected)
+        if source == tl.bfloat16 and expected == tl.float32:
             wide = (src.data.astype(np.uint32) << 16).view(np.float32)
-            return interpreter.TensorHandle(wide, wanted)
+            return interpreter.TensorHandle(wide, expected)
         return cast(self, src, dst_type)
 
     def call(self, *args, **kwargs):

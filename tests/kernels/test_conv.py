@@ -77,7 +77,7 @@ def test_a_plain_case_of_every_kernel_size():
 
 @FEW
 @given(cases(bias=False, dtype=torch.float32, scale=1.0, residual=False))
-def test_the_same_as_the_form_for_cpus(case):
+def test_equals_the_cpu_implementation(case):
     """Layers may use either form."""
     [x], [taps] = case.xs, case.taps
     if case.mask is not None:

@@ -131,7 +131,7 @@ def test_empty_inputs():
     assert y.shape == (0, 5, 12)
 
 
-def test_what_the_kernels_take():
+def test_inputs_that_the_kernels_accept():
     x = torch.zeros(1, 2, 4)
     assert door.runs_on(x, x.bfloat16())
     assert not door.runs_on(x, x.double())

@@ -57,7 +57,7 @@ def test_the_fastest_is_kept_and_used(cache):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"sm_90": 3}', '{"sm_90": {"forward K=4": {"colour": 3}}}'])
-def test_a_damaged_file_is_passed_over(cache, text):
+def test_a_damaged_file_is_skipped(cache, text):
     cache.parent.mkdir()
     cache.write_text(text)
     assert launches.launch_at("sm_90", "forward", 4) == launches.LAUNCHES["sm_90"]["forward"][0]
@@ -69,7 +69,7 @@ def test_keeping_leaves_other_kernels_alone(cache):
     assert json.loads(cache.read_text()).keys() == {"sm_80", "sm_90"}
 
 
-def test_the_calls_that_would_be_measured_run():
+def test_the_tuned_calls_run():
     """There is one for each kernel with tuned sizes, and each returns results of its inputs' shape."""
     calls = tune.calls(CPU, 1, 5, 16, 16, 4)
     assert calls.keys() == tune.CANDIDATES.keys()

@@ -76,7 +76,7 @@ def test_normed_step_equals_norm_then_step(case):
         near(y, same, case.dtype)
 
 
-def test_states_of_three_tensors_in_a_cache_whose_rows_are_apart():
+def test_states_of_three_tensors_in_a_cache_with_strided_rows():
     case = Case(sizes=[20, 5, 7], state=True, time=1, batch=2)
     cache = torch.zeros(2, 40, 4)
     cache[:, 2:34] = case.past

@@ -9,7 +9,7 @@ traffic = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(traffic)
 
 
-def test_traffic_is_near_the_least(monkeypatch):
+def test_traffic_is_near_the_minimum(monkeypatch):
     monkeypatch.setattr(traffic, "TIME", 256)
     for row in traffic.table():
         assert 1 <= row["unique"] <= 1.03, row

@@ -32,7 +32,7 @@ def states(cache):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_prefill_in_chunks_then_steps_in_place(name):
     model, ids, mask = tiny_model(name), tokens(2, 8), left_padded(2, 8)
-    whole = uncached(model, ids, attention_mask=mask)
+    full = uncached(model, ids, attention_mask=mask)
     with kernels() as count, torch.no_grad():
         cache = DynamicCache(config=model.config)
         first = in_parts(model, ids[:, :7], [5, 2], cache, attention_mask=mask[:, :7])
@@ -40,7 +40,7 @@ def test_a_prefill_in_chunks_then_steps_in_place(name):
         count.clear()
         last = model(ids[:, 7:], attention_mask=mask, past_key_values=cache).logits
     logits = torch.cat([first, last], dim=1)
-    assert_close(logits[mask != 0], whole[mask != 0], **CLOSE)
+    assert_close(logits[mask != 0], full[mask != 0], **CLOSE)
     assert {kernel.partition("_with_state")[1] for kernel in prefill} == {"_with_state"}
     assert set(count) <= {"step", "gated_step", "normed_step"}
     assert 2 * sum(count.values()) == sum(prefill.values())
@@ -68,10 +68,10 @@ def test_right_padding_then_decoding():
 
 def test_documents_in_a_cache():
     model, ids, doc_ids = tiny_model("llama+canon"), tokens(), documents()
-    whole = uncached(model, ids, doc_ids=doc_ids)
+    full = uncached(model, ids, doc_ids=doc_ids)
     with kernels() as count:
         logits = in_parts(model, ids, [6, 1, 1, 3], DynamicCache(config=model.config), doc_ids=doc_ids)
-    assert_close(logits, whole, **CLOSE)
+    assert_close(logits, full, **CLOSE)
     assert count["conv_with_state"] == count["step"] == 2
 
 
@@ -110,13 +110,13 @@ def test_generates_the_same(way):
 
 def test_a_static_cache_is_used_again_after_a_reset():
     model, ids = tiny_model("llama+canon"), tokens(2, 8)
-    whole = uncached(model, ids)
+    full = uncached(model, ids)
     with kernels():
         cache = StaticCache(config=model.config, max_cache_len=16)
         in_parts(model, tokens(2, 5), [4, 1], cache)
         places = [state.data_ptr() for state in states(cache)]
         cache.reset()
-        assert_close(in_parts(model, ids, [1, 1, 4, 1, 1], cache), whole, **CLOSE)
+        assert_close(in_parts(model, ids, [1, 1, 4, 1, 1], cache), full, **CLOSE)
     assert [state.data_ptr() for state in states(cache)] == places
 
 
@@ -128,7 +128,7 @@ class NoPeeking(torch.utils._python_dispatch.TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_step_asks_no_tensor_for_its_value():
+def test_a_step_reads_no_tensor_value():
     model, ids = tiny_model("llama+canon"), tokens()
     with kernels(), torch.no_grad():
         cache = StaticCache(config=model.config, max_cache_len=16)

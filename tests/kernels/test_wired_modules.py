@@ -43,7 +43,7 @@ def test_hooks_run(path):
 
 
 @pytest.mark.parametrize("path", ["canonA", "mlp.canonD_gate", "self_attn.canonB_v", "post_attention_layernorm"])
-def test_modules_in_the_place_of_ours_are_called(path):
+def test_replaced_modules_are_called(path):
     model = tiny_model("llama+canon")
     block, canon = model.model.layers[0], model.model.layers[0].get_submodule(path)
     other = Wrapped(canon) if isinstance(canon, CanonLayer) else torch.nn.LayerNorm(16)
@@ -53,7 +53,7 @@ def test_modules_in_the_place_of_ours_are_called(path):
     assert count
 
 
-def test_a_forward_that_was_replaced_runs():
+def test_a_replaced_forward_runs():
     model = tiny_model("llama+canon")
     norm = model.model.layers[0].input_layernorm
     norm.forward = lambda x: 2 * type(norm).forward(norm, x)
@@ -152,7 +152,7 @@ def test_double_precision_is_left_to_pytorch():
     assert torch.equal(with_kernels, logits(model, on=False, attention_mask=left_padded(2, 5))[0])
 
 
-def test_a_wrong_kernel_is_left_alone_and_named(monkeypatch, tmp_path):
+def test_a_wrong_kernel_is_not_used_and_is_named(monkeypatch, tmp_path):
     """Its gradients are off by a tenth, so it is used for decoding and not for training."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(judged, "SHAPE", (2, 12, 2))
@@ -187,7 +187,7 @@ def test_a_trial_passes_for_right_kernels(monkeypatch):
             assert max(errors.values, errors.gradients) <= 0.1, (name, errors)
 
 
-def test_a_model_of_transformers_with_canon_layers():
+def test_a_transformers_model_with_canon_layers():
     config = LlamaConfig(
         vocab_size=23,
         hidden_size=16,
@@ -213,7 +213,7 @@ def test_a_model_of_transformers_with_canon_layers():
     assert count.keys() == {"conv", "conv_with_state", "conv_backward"}
 
 
-def test_a_folder_that_brings_its_code_needs_no_kernels(tmp_path):
+def test_a_self_contained_folder_needs_no_kernels(tmp_path):
     """Triton is installed, and its use is requested."""
     model = tiny_model("llama+canon")
     model.save_pretrained(tmp_path / "model", self_contained=True)

@@ -45,7 +45,7 @@ def test_every_architecture_at_every_rate_and_seed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_asked_for_twice_runs_once(tmp_path):
+def test_a_run_requested_twice_runs_once(tmp_path):
     assert len(copying(tmp_path, archs=["llama", "llama"], lrs=[1e-3, 0.001])) == 1
     assert len(copying(tmp_path, archs=["llama"], overrides=["train.optim.weight_decay=0.1,1e-1"])) == 1
 
@@ -64,7 +64,7 @@ def test_a_sweep_over_any_settings(tmp_path):
     assert len({group(run.config.model_dump()) for run in runs}) == 4  # the report pools rates and seeds alone
 
 
-def test_a_run_of_a_plain_command_takes_part_in_a_sweep_under_its_name(tmp_path):
+def test_a_run_of_a_plain_command_keeps_its_name_in_a_sweep(tmp_path):
     fixed = [*SMALL[:-1], "train.steps=5", "train.eval_size=8"]
     (run,) = copying(tmp_path, archs=["llama"], overrides=[*fixed, "train.batch_size=4"])
     write_plan([run], load_preset("copying", "tiny"), tmp_path, "")
@@ -73,7 +73,7 @@ def test_a_run_of_a_plain_command_takes_part_in_a_sweep_under_its_name(tmp_path)
     assert "-batch_size8-" in names[1]
 
 
-def test_a_sweep_over_the_task_has_a_section_for_each(tmp_path):
+def test_a_sweep_over_the_task_has_a_section_per_task(tmp_path):
     overrides = [*SMALL[2:], "task.N=8,9", "data.seq_len=20"]
     runs = copying(tmp_path, archs=["llama"], overrides=overrides)
     write_plan(runs, load_preset("copying", "tiny"), tmp_path, "")
@@ -159,7 +159,7 @@ def test_a_second_play_adds_architectures_sizes_and_settings(tmp_path):
     assert preset == load_preset("copying", "tiny")
 
 
-def test_a_run_of_an_earlier_version_goes_on_under_its_name(tmp_path):
+def test_a_run_of_an_earlier_version_resumes_under_its_name(tmp_path):
     """Earlier versions did not include differences from the preset in the name."""
     (run,) = copying(tmp_path, archs=["llama"])
     write_plan([run], load_preset("copying", "tiny"), tmp_path, "")
@@ -171,14 +171,14 @@ def test_a_run_of_an_earlier_version_goes_on_under_its_name(tmp_path):
     assert copying(tmp_path, archs=["llama"])[0].name == run.name
 
 
-def test_tasks_of_one_name_with_other_chances_have_sections_of_their_own(tmp_path):
+def test_tasks_of_one_name_with_different_chances_get_separate_sections(tmp_path):
     preset = load_preset("copying", "tiny")
     for size in (8, 9):
         write_plan(copying(tmp_path, overrides=[*SMALL, f"task.N={size}", "data.seq_len=20"]), preset, tmp_path, "")
     assert len(json.loads((tmp_path / "play.json").read_text())["sections"]) == 2
 
 
-def test_a_section_of_another_version_goes_on(tmp_path):
+def test_a_section_of_another_version_is_continued(tmp_path):
     """That version had another line for guessing."""
     preset = load_preset("copying", "tiny")
     runs = copying(tmp_path)
@@ -194,7 +194,7 @@ def test_a_section_of_another_version_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("text", ['{"sections": [', "{}", '{"sections": 5}', '{"sections": [1]}', '{"sections": [{}]}'])
-def test_a_damaged_play_json_is_told_and_kept(tmp_path, text):
+def test_a_damaged_play_json_is_reported_and_kept(tmp_path, text):
     (tmp_path / "play.json").write_text(text)
     with pytest.raises(ValueError, match=r"expected a folder whose play\.json can be read"):
         write_plan(copying(tmp_path), load_preset("copying", "tiny"), tmp_path, "")
@@ -259,7 +259,7 @@ def test_jobs_run_at_a_time(grid, jobs):
     assert json.loads((runs[0].folder / "env").read_text())[0] == "1"
 
 
-def test_a_failing_run_is_told_and_the_others_finish(grid, monkeypatch):
+def test_a_failing_run_is_reported_and_the_others_finish(grid, monkeypatch):
     monkeypatch.setattr(local, "gpus", lambda: ["5", "7"])
     runs = grid(
         {
@@ -301,7 +301,7 @@ def test_a_stop_reaches_every_process_and_waits(grid, number):
     assert signal.getsignal(number) is before
 
 
-def test_an_error_of_ours_leaves_no_process_behind(grid):
+def test_an_internal_error_leaves_no_process_behind(grid):
     runs = grid({"run": {"seconds": 60}})
 
     def show(grid):
@@ -315,7 +315,7 @@ def test_an_error_of_ours_leaves_no_process_behind(grid):
     assert (runs[0].folder / "saved").exists()
 
 
-def test_progress_follows_a_file_that_a_resume_cuts(tmp_path):
+def test_progress_follows_a_file_that_a_resume_truncates(tmp_path):
     def row(step, kind="train"):
         slices = [{"slice": {"first": 1}, "correct": 3, "total": 4}]
         row = {"kind": kind, "step": step, "loss": step / 10, "tokens_per_s": 36.0, "slices": slices}

@@ -26,7 +26,7 @@ def text(tmp_path_factory):
     return folder / "stories"
 
 
-def test_a_grid_of_a_text_of_ones_own(text, tmp_path):
+def test_a_grid_on_custom_text(text, tmp_path):
     runs = plan(load_preset("text", "tiny"), tmp_path, archs=["llama", "llama+canon"], seeds=2,
                 overrides=[*SMALL, f"data={text}"])  # fmt: skip
     assert [(run.config.arch, run.config.train.seed) for run in runs] == [
@@ -63,7 +63,7 @@ def test_a_trained_model_is_asked_for_birth_years(text, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be(tmp_path, capsys, words, message):
+def test_invalid_arguments(tmp_path, capsys, words, message):
     assert main(["play", "text", "--out", str(tmp_path / "out"), *words]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

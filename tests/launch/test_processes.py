@@ -86,7 +86,7 @@ def pids_of(folder):
     return [line for line in result.splitlines() if str(folder / "child.py") in line]
 
 
-def test_the_environment_is_torchruns(child, tmp_path, monkeypatch, capfd):
+def test_the_environment_equals_torchruns(child, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(processes.os, "cpu_count", lambda: 7)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert run(child({}), 3, tmp_path / "logs") == Outcome(0)
@@ -108,7 +108,7 @@ def test_the_environment_is_torchruns(child, tmp_path, monkeypatch, capfd):
     assert json.loads((tmp_path / "environment-2").read_text())["OMP_NUM_THREADS"] == "5"
 
 
-def test_when_one_dies_the_others_are_ended(child, tmp_path):
+def test_when_one_process_dies_the_others_are_stopped(child, tmp_path):
     log = tmp_path / "logs" / "rank-2.txt"
     log.parent.mkdir()
     log.write_text("of an earlier start\n")
@@ -122,7 +122,7 @@ def test_when_one_dies_the_others_are_ended(child, tmp_path):
     assert log.read_text() == "of an earlier start\nstep 3\nstep 4\n"
 
 
-def test_what_is_reported_is_the_last_line_of_this_start(child, tmp_path):
+def test_the_last_line_of_this_start_is_reported(child, tmp_path):
     log = tmp_path / "logs" / "rank-1.txt"
     log.parent.mkdir()
     log.write_text("of an earlier start\n")
@@ -137,13 +137,13 @@ def test_the_first_process_speaks_for_itself(child, tmp_path):
 
 
 @pytest.mark.parametrize(("code", "says"), [(2, "a warning"), (1, "")])
-def test_what_all_refuse_is_told_by_the_first_alone(child, tmp_path, code, says):
+def test_a_refusal_by_all_is_reported_only_by_the_first(child, tmp_path, code, says):
     """It may be the last to end; it has time to print the reason."""
     plan = {"0": {"seconds": 0.2, "code": code}, "1": {"code": code, "says": says}}
     assert run(child(plan), 2, tmp_path / "logs") == Outcome(code)
 
 
-def test_what_only_one_refuses_is_told(child, tmp_path):
+def test_a_refusal_by_one_is_reported(child, tmp_path):
     plan = {"0": {"seconds": 60}, "1": {"code": 2, "says": "canonlm: no such device"}}
     outcome = run(child(plan), 2, tmp_path / "logs")
     assert (outcome.code, outcome.message.split(": ")[1]) == (2, "no such device (whole log")
@@ -167,7 +167,7 @@ BOOM, LOST = ["RuntimeError: boom\nand more", False], ["RuntimeError: Connection
     ],
     ids=["second", "first", "second alone", "both", "both refuse", "first refuses", "second refuses"],
 )
-def test_who_failed_first_is_named(child, tmp_path, plan, code, words):
+def test_the_first_process_that_failed_is_named(child, tmp_path, plan, code, words):
     outcome = run(child(plan), 2, tmp_path / "logs")
     message = "" if words is None else f"{words} ended with exit code {code}, so the run was ended: "
     assert outcome.code == code
@@ -190,7 +190,7 @@ def test_who_failed_first_is_named(child, tmp_path, plan, code, words):
         (signal.SIGUSR2, "SIGUSR2"),
     ],
 )
-def test_a_signal_is_passed_on_once_and_the_saving_is_waited_for(child, tmp_path, number, passed):
+def test_a_signal_is_forwarded_once_and_saving_is_waited_for(child, tmp_path, number, passed):
     """Even if the others are quicker, and if the signal comes again."""
     before = signal.getsignal(number)
     plan = {"0": {"seconds": 60, "saves": 0.8}, "1": {"seconds": 60}}
@@ -218,7 +218,7 @@ def test_stopped_before_the_training_began(child, tmp_path):
 
 
 @pytest.mark.parametrize("seconds", [0, 0.3])
-def test_one_that_is_killed_while_it_saves_has_failed(child, tmp_path, seconds):
+def test_a_process_killed_while_saving_has_failed(child, tmp_path, seconds):
     """Even if another has saved its part and ended."""
     plan = {"0": {"seconds": 60, "saves": seconds}, "1": {"seconds": 60, "saves": 0.15, "kill": signal.SIGKILL}}
     when_begun(tmp_path, 2, signal.SIGUSR1)
@@ -227,7 +227,7 @@ def test_one_that_is_killed_while_it_saves_has_failed(child, tmp_path, seconds):
     assert outcome.message.startswith("rank 1 was killed by SIGKILL, so the run was ended: rank 1 speaking ")
 
 
-def test_an_error_of_ours_leaves_no_process_behind(child, tmp_path, monkeypatch):
+def test_an_internal_error_leaves_no_process_behind(child, tmp_path, monkeypatch):
     def fail(*_):
         while len(list(tmp_path.glob("began-*"))) < 2:
             time.sleep(0.01)
@@ -273,7 +273,7 @@ def recipe(tiny, tmp_path):
         (["--slurm", "tasks=2", "time=5", "train_steps=5"], 'unknown SLURM setting "train_steps"'),
     ],
 )
-def test_mistakes_are_told_before_anything_starts(recipe, tmp_path, monkeypatch, capfd, arguments, message):
+def test_mistakes_are_reported_before_anything_starts(recipe, tmp_path, monkeypatch, capfd, arguments, message):
     monkeypatch.setattr(processes, "run", lambda *_: pytest.fail("started"))
     assert main(["launch", recipe, *arguments, "--out", str(tmp_path / "run")]) == 2
     output = capfd.readouterr()
@@ -334,7 +334,7 @@ def broken(recipe, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_real_failure_is_the_last_thing_told(broken, tmp_path, monkeypatch):
+def test_a_real_failure_is_reported_last(broken, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "SETTLE_SECONDS", 30.0)
     log = tmp_path / "logs" / "rank-1.txt"
     message = f"rank 1 ended with exit code 1, so the run was ended: RuntimeError: no luck (whole log: {log})"
@@ -342,7 +342,7 @@ def test_a_real_failure_is_the_last_thing_told(broken, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_torchrun_tells_it_too(broken):
+def test_torchrun_reports_it_too(broken):
     with start("torch.distributed.run", "--nproc-per-node", "2", *broken(1)) as process:
         output, _ = process.communicate(timeout=200)
     assert process.returncode == 1
@@ -350,7 +350,7 @@ def test_torchrun_tells_it_too(broken):
 
 
 @pytest.mark.slow
-def test_a_real_run_is_torchruns_to_the_bit_and_survives_ctrl_c(recipe, tmp_path):
+def test_a_real_run_equals_torchruns_bit_for_bit_and_survives_ctrl_c(recipe, tmp_path):
     torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "-m", "canonlm", "train"]
     with start(*torchrun, recipe, "train.steps=60", "--out", str(tmp_path / "torchrun")) as process:
         output, _ = process.communicate(timeout=200)

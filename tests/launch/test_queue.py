@@ -159,7 +159,7 @@ def play(tmp_path):
     return work
 
 
-def test_a_run_that_fails_three_times_is_left_and_the_others_go_on(play, tiny, tmp_path):
+def test_a_run_that_fails_three_times_is_skipped_and_others_continue(play, tiny, tmp_path):
     summary = play({"bad": [2, 1, 1], "odd": [1, 0], "good": [0]})
     log = tmp_path / "runs" / "bad" / "log.txt"
     assert summary == queue.Summary(["good", "odd"], {"bad": f"exit 1 (whole log: {log})"}, 3)
@@ -177,13 +177,13 @@ def test_a_run_that_fails_three_times_is_left_and_the_others_go_on(play, tiny, t
     assert [row.message for row in rows] == [f"exit 1 (whole log: {log})", "", "", ""]
     assert 0 <= rows[-1].silent < 60
     lease.release()
-    # It stays so for later workers, until somebody removes the file.
+    # It stays failed for later workers, until the file is removed.
     assert play({"bad": []}).failed.keys() == {"bad"}
     (tmp_path / "leases" / "bad.failures.json").unlink()
     assert play({"bad": [0]}) == queue.Summary(["bad"], {}, 1)
 
 
-def test_a_run_that_is_killed_goes_on_unless_it_gets_no_further(play):
+def test_a_killed_run_resumes_unless_it_makes_no_progress(play):
     assert play({"a": [-9, 130, -9, -15, -9, 0]}, saves=True).failed == {}
     assert play.events.count("again a") == 5
     assert "killed by SIGKILL" in play({"b": [-9, -9, -9]}).failed["b"]
@@ -202,13 +202,13 @@ def test_runs_that_become_possible_when_others_are_finished(play, tmp_path):
     assert len(questions) == 3
 
 
-def test_jobs_have_slots_of_their_own(play):
+def test_jobs_have_separate_slots(play):
     play({name: [0] for name in "abcd"}, jobs=3, devices=["5", "7"])
     assert play.slots[:3] == [(slot, ("5", "7")) for slot in range(3)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_waits_for_the_saving_and_releases(play, tmp_path, number):
+def test_a_stop_waits_for_saving_and_releases_the_lease(play, tmp_path, number):
     def stop(event):
         if event == ("started", event.run, "") and event.run.name == "b":
             os.kill(os.getpid(), number)
@@ -222,7 +222,7 @@ def test_a_stop_waits_for_the_saving_and_releases(play, tmp_path, number):
     assert signal.getsignal(number) == before
 
 
-def test_a_worker_that_lost_a_lease_ends_the_run_and_leaves_it_to_the_other(play, tmp_path):
+def test_a_worker_that_lost_a_lease_stops_the_run(play, tmp_path):
     taken = []
 
     def take(event):
@@ -249,7 +249,7 @@ def test_two_runs_of_one_name(play, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_training_that_lost_its_lease_writes_nothing_more(tiny, tmp_path, monkeypatch):
+def test_a_training_run_that_lost_its_lease_stops_writing(tiny, tmp_path, monkeypatch):
     """As after a long pause, when rows, checkpoints and the result belong to another worker."""
     lease = Leases(tmp_path, 1.0).claim("run")
     monkeypatch.setenv(*next(iter(lease.environment.items())))
@@ -292,7 +292,7 @@ def _work(root, configs):
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_changes_nothing(tiny, tmp_path):
+def test_a_killed_worker_changes_no_result(tiny, tmp_path):
     """Two workers, four trainings, kill -9 of one while it has two of them; losses and weights to the bit."""
     settings = {"checkpoint_every": 25, "eval_every": 50}
     # seed0 is long enough that the kill finds it in the middle, however the machine divides its time.

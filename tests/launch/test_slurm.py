@@ -100,7 +100,7 @@ def test_counts_and_options():
         (["time=5", "tasks=2", "time=9"], "time is given twice"),
     ],
 )  # fmt: skip
-def test_settings_that_cannot_be(pairs, message):
+def test_invalid_settings(pairs, message):
     with pytest.raises(ValueError) as error:
         parse(pairs)
     assert str(error.value).startswith(message)
@@ -153,7 +153,7 @@ def test_workers_of_a_node_have_a_gpu_each(monkeypatch):
 
 
 @pytest.mark.parametrize(("workers", "threads", "cores"), [(1, None, 2), (0, None, 1), (3, None, 4), (2, 6, 8)])
-def test_cores_for_the_training_and_for_those_who_read_ahead(tiny, tmp_path, workers, threads, cores):
+def test_cores_for_training_and_data_workers(tiny, tmp_path, workers, threads, cores):
     config = tiny(data={"workers": workers}, train={"num_threads": threads})
     script = Job(config, tmp_path, parse(["tasks=2", "time=5"]), main).script
     assert options(script)["cpus-per-task"] == str(cores)
@@ -178,7 +178,7 @@ def sbatch(tmp_path, monkeypatch):
     return make
 
 
-def test_what_a_launch_leaves(config, tmp_path, sbatch):
+def test_files_of_a_launch(config, tmp_path, sbatch):
     """A task started from it runs the copied code with the full recipe, even if the installed code has moved."""
     sbatch("Submitted batch job 12")
     run = tmp_path / "run"
@@ -212,7 +212,7 @@ def test_what_a_launch_leaves(config, tmp_path, sbatch):
     assert done.returncode == 130
 
 
-def test_what_sbatch_refuses_leaves_nothing(config, tmp_path, sbatch, capfd):
+def test_a_refusal_by_sbatch_leaves_nothing(config, tmp_path, sbatch, capfd):
     sbatch("sbatch: error: invalid partition specified: nope", code=1)
     with pytest.raises(ValueError, match=r"^sbatch: error: invalid partition specified: nope$"):
         Job(config, tmp_path / "run", parse(["tasks=2", "time=5", "partition=nope"]), main).submit()
@@ -261,10 +261,8 @@ def until(ready, what, seconds=240):
 
 def rows(run):
     path = run / "metrics.jsonl"
-    whole = (
-        [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
-    )
-    return [{key: value for key, value in json.loads(line).items() if key not in TIMINGS} for line in whole]
+    full = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
+    return [{key: value for key, value in json.loads(line).items() if key not in TIMINGS} for line in full]
 
 
 def task_pids(job):
@@ -276,7 +274,7 @@ def task_pids(job):
 
 
 @pytest.mark.slurm
-def test_a_run_that_is_sent_away_ends_as_if_nothing_had_happened(tiny, tmp_path, real_slurm):
+def test_a_preempted_run_ends_as_if_undisturbed(tiny, tmp_path, real_slurm):
     """Preempted, preempted with a grace time, stopped at its time limit, cancelled; then continued to the end."""
     settings = [tiny.yaml(tmp_path / "tiny.yaml", train=TRAIN), f"train.steps={STEPS}"]
     launch(*settings, "--local", "2", "--out", tmp_path / "undisturbed")

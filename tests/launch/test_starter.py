@@ -37,7 +37,7 @@ def test_output_and_exit_code_are_those_of_each_command(server, tmp_path):
     assert logs[1].read_text().startswith('canonlm: unknown task "depoo". Did you mean "depo"?')
 
 
-def test_a_run_is_the_same_to_the_bit(tiny, tmp_path):
+def test_a_run_is_the_same_bit_for_bit(tiny, tmp_path):
     """Also one that begins while another is in the middle."""
     runs = []
     for seed in range(2):
@@ -88,7 +88,7 @@ def test_signals_reach_the_command(server, long_run, tmp_path, name, code):
 
 
 @pytest.mark.slow
-def test_its_commands_stop_when_it_is_killed(long_run, tmp_path):
+def test_commands_stop_when_the_starter_is_killed(long_run, tmp_path):
     """They save first."""
     server = starter.Starter(os.environ, tmp_path / "starter.txt")
     process, process_id = long_run(server)
@@ -125,5 +125,5 @@ def test_one_process_for_one_environment(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("devices", "threads"), [(["0"], 1), ([], 2), ([], None)])
-def test_runs_that_a_fork_could_change_have_a_process_of_their_own(devices, threads):
+def test_runs_that_a_fork_could_change_get_a_separate_process(devices, threads):
     assert not local.can_fork(devices, threads)

@@ -168,7 +168,7 @@ def configs(draw):
 
 @given(config=configs())
 @settings(deadline=None, max_examples=12)
-def test_a_name_says_all_that_is_no_size(config):
+def test_a_name_determines_everything_but_sizes(config):
     """Two configurations with one name and equal sizes are equal, field by field."""
     name = name_of(config)
     fields = resolve(name, hidden_size=64, num_heads=4, head_dim=config.head_dim)

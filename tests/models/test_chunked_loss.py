@@ -83,8 +83,8 @@ def test_loss_and_gradients_are_those_of_the_formula(z_loss, vocab, hidden, toke
 def test_compiled_terms_are_those_of_the_formula(monkeypatch, z_loss):
     """Three chunks, the last one shorter."""
     monkeypatch.setattr(loss_module, "CHUNK_BYTES", 8 * 13 * 8)
-    whole = torch.compile(loss_module._terms, fullgraph=True, dynamic=False, backend="aot_eager")
-    monkeypatch.setattr(loss_module, "_compiled", lambda: whole)
+    full = torch.compile(loss_module._terms, fullgraph=True, dynamic=False, backend="aot_eager")
+    monkeypatch.setattr(loss_module, "_compiled", lambda: full)
     h, weight, targets = drawn(13, 6, 23)
     loss, z = chunked(config(z_loss), h, weight, targets, compiled=True)
     expected, z_expected = by_the_formula(h, weight, targets, z_loss, int((targets != -100).sum()))
@@ -95,7 +95,7 @@ def test_compiled_terms_are_those_of_the_formula(monkeypatch, z_loss):
 
 @pytest.mark.parametrize("z_loss", Z_LOSSES)
 def test_large_logits(z_loss):
-    """exp(1000) is no number."""
+    """exp(1000) overflows."""
     h, weight, targets = drawn(11, 5, 8)
     case = config(z_loss)
     loss, z = chunked(case, 1000 * h, weight, targets)
@@ -144,7 +144,7 @@ def test_the_gradient_of_the_head_is_summed_up_in_float32(monkeypatch):
     assert_close(weight.grad, torch.tensor([[-0.5], [0.5]], dtype=torch.bfloat16).expand(2, 4), atol=0, rtol=0.01)
 
 
-def test_nothing_is_kept_where_nothing_learns():
+def test_nothing_is_saved_without_gradients():
     h, weight, targets = drawn(20, 6, 10)
     case = config()
     expected = chunked(case, h, weight, targets)[0].detach()
@@ -159,7 +159,7 @@ def test_nothing_is_kept_where_nothing_learns():
     assert torch.autograd.grad(loss, h)[0].shape == h.shape
 
 
-def test_going_back_twice_is_refused():
+def test_a_second_backward_is_refused():
     h, weight, targets = drawn(20, 6, 10)
     loss, _ = chunked(config(), h, weight, targets)
     loss.backward(retain_graph=True)
@@ -206,7 +206,7 @@ def test_no_tensor_is_larger_than_a_chunk_or_the_head(monkeypatch, dtype):
     assert sizes[0] <= 2**20 < sizes[1] == 4 * vocab * tokens
 
 
-def test_what_fits_is_one_chunk(monkeypatch):
+def test_logits_that_fit_are_one_chunk(monkeypatch):
     h, weight, targets = drawn(30, 4, 20)
     for chunk_bytes, products in ((30 * 8 * 20, 1), (30 * 8 * 20 - 1, 2), (30 * 8, 20), (1, 20)):
         monkeypatch.setattr(loss_module, "CHUNK_BYTES", chunk_bytes)

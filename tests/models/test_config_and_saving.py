@@ -1,4 +1,4 @@
-"""What a configuration accepts, what initial weights depend on, what a saved model restores."""
+"""The fields of a configuration, the inputs of initial weights, and the contents of a saved model."""
 
 import pytest
 import torch
@@ -96,7 +96,7 @@ def test_a_bad_field_is_named_in_one_line(small_model, fields, message):
     assert "\n" not in str(caught.value)
 
 
-def test_one_configuration_has_one_spelling():
+def test_equal_configurations_are_normalised():
     assert CanonLMConfig(canon_set="DCAQKV").canon_set == "ABCD"
     assert CanonLMConfig(num_hidden_layers=2, canon_sets=["DA", ""]).canon_sets == ["AD", ""]
     same = CanonLMConfig(canon_set="AC:k3:nores"), CanonLMConfig(canon_set="CA", canon_kernel=3, canon_residual=False)
@@ -190,7 +190,7 @@ def test_the_dtype_argument(small_model, tmp_path, dtype):
 
 
 @pytest.mark.parametrize("key", ["model.layers.1.mlp.canonD_up.weight", "model.layers.0.self_attn.k_proj.weight"])
-def test_a_missing_key_is_initialised_alone_and_as_ever(tmp_path, key):
+def test_only_a_missing_key_is_initialised_and_as_usual(tmp_path, key):
     model = fresh(init_seed=3)
     with torch.no_grad():
         for parameter in model.parameters():

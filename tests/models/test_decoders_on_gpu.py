@@ -80,12 +80,12 @@ def test_decoding(model, dtype):
     tokens, sizes = ids(3, 100).cuda(), [64, 3, 20, *[1] * 13]
     mask = (torch.arange(100) >= torch.tensor([[0], [9], [60]])).long().cuda()
     with torch.no_grad():
-        whole = model(tokens, attention_mask=mask, use_cache=False).logits
+        full = model(tokens, attention_mask=mask, use_cache=False).logits
         cache, end, parts = DynamicCache(config=model.config), 0, []
         for chunk in tokens.split(sizes, dim=1):
             end += chunk.shape[1]
             parts.append(model(chunk, attention_mask=mask[:, :end], past_key_values=cache).logits)
-    error = (torch.cat(parts, dim=1) - whole)[mask != 0].abs().max().item()
+    error = (torch.cat(parts, dim=1) - full)[mask != 0].abs().max().item()
     assert error < (1e-3 if dtype == torch.float32 else 0.5)
 
 

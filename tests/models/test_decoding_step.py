@@ -30,7 +30,7 @@ def steps(model, forward):
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
-def test_one_graph_without_a_break(small_model, name):
+def test_one_graph_without_graph_breaks(small_model, name):
     model = small_model(**MODELS[name])
     torch.compiler.reset()
     graphs = CompileCounter()
@@ -42,7 +42,7 @@ def test_one_graph_without_a_break(small_model, name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "experts"])
-def test_it_waits_for_nothing(small_model, name):
+def test_a_decoding_step_does_not_synchronize(small_model, name):
     model, result = small_model(**MODELS[name]), Waits()
 
     def watched(*args, **kwargs):

@@ -33,7 +33,7 @@ GIVEN = {
 
 
 def alone(model, ids=IDS):
-    """The logits of each document in a call of its own."""
+    """The logits of each document in a separate call."""
     with torch.no_grad():
         parts = [model(ids.flatten()[None, start:end]).logits[0] for start, end in pairwise(LIMITS)]
     return torch.cat(parts).view(*ids.shape, -1)
@@ -113,7 +113,7 @@ def test_padding_needs_a_mask(small_model, calls):
 
 
 @pytest.mark.parametrize("config", [{"alibi": "alibi"}, {"attention_dropout": 0.5}, {"eager": True}])
-def test_what_else_needs_a_mask(small_model, calls, config):
+def test_other_cases_that_need_a_mask(small_model, calls, config):
     eager = config.pop("eager", False)
     model = small_model(canon_set="A", **config)
     if eager:
@@ -148,7 +148,7 @@ def fla_calls(monkeypatch):
     return delta_rule.calls
 
 
-def test_a_step_waits_for_nothing_and_makes_borders_once(small_model, calls, fla_calls, monkeypatch):
+def test_a_step_does_not_synchronize_and_computes_borders_once(small_model, calls, fla_calls, monkeypatch):
     model = Decoder(small_model(torch.float32, mixers=["gdn", "attention"], num_hidden_layers=4, canon_set="ACD"))
     targets = IDS.roll(-1, 1)
 
@@ -172,7 +172,7 @@ def test_a_step_waits_for_nothing_and_makes_borders_once(small_model, calls, fla
 
 
 @pytest.mark.slow
-def test_compiled_blocks_meet_few_cases(small_model, monkeypatch):
+def test_compiled_blocks_are_rarely_recompiled(small_model, monkeypatch):
     model = Decoder(small_model(torch.float32, canon_set="", num_hidden_layers=1))
     attend = torch.library.custom_op("canonlm_test::varlen_attn", _with_lists, mutates_args=(), schema=SCHEMA)
     attend.register_fake(lambda q, *_, **__: torch.empty_like(q))
@@ -234,7 +234,7 @@ def test_flash_attention(small_model, flash_calls, given):
 
 
 @pytest.mark.usefixtures("flash_calls")
-def test_flash_attention_has_no_place_for_a_mask(small_model):
+def test_flash_attention_refuses_a_mask(small_model):
     model, cache = with_flash(small_model(canon_set="A")), DynamicCache()
     mask = torch.ones_like(IDS)
     mask[0, 0] = 0

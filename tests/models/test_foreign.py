@@ -112,7 +112,7 @@ def test_canon_in_a_model_of_the_library(arch):
         ("hf:qwen3", "hf:qwen3"),
     ],
 )
-def test_canon_has_one_name(arch, name):
+def test_canon_in_an_hf_model_has_one_spelling(arch, name):
     assert complete_name(arch, SIZES)[0] == name
 
 
@@ -134,28 +134,28 @@ def test_loss_is_the_librarys_own_in_float64():
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "mamba2", "gpt2"])
-def test_loss_in_chunks_equals_the_whole(model_type, monkeypatch):
+def test_loss_in_chunks_equals_the_loss_at_once(model_type, monkeypatch):
     model = library_model(f"hf:{model_type}", SIZES)
     model.module.double()
     sparse = torch.where(torch.arange(32) % 3 == 0, targets, -100)
-    whole = model.loss(ids, sparse, None, 22.0).total
-    whole.backward()
+    full = model.loss(ids, sparse, None, 22.0).total
+    full.backward()
     expected = {name: p.grad.clone() for name, p in model.module.named_parameters()}
     model.module.zero_grad()
     monkeypatch.setattr(losses, "CHUNK_BYTES", 8 * 40 * 10)
     monkeypatch.setattr(losses, "loss_of_logits", None)  # not called
     chunked = model.loss(ids, sparse, None, 22.0).total
     chunked.backward()
-    assert_close(chunked, whole)
+    assert_close(chunked, full)
     assert_close({name: p.grad for name, p in model.module.named_parameters()}, expected)
 
 
 @pytest.mark.parametrize("model_type", ["gemma2{final_logit_softcapping=1.0}", "granite{logits_scaling=4.0}"])
-def test_logits_that_are_changed_behind_the_head_are_held_whole(model_type, monkeypatch):
+def test_logits_changed_after_the_head_are_not_chunked(model_type, monkeypatch):
     model = library_model(f"hf:{model_type}", SIZES)
-    whole = model.loss(ids, targets, None, 64.0).total
+    full = model.loss(ids, targets, None, 64.0).total
     monkeypatch.setattr(losses, "CHUNK_BYTES", 1000)
-    assert_close(model.loss(ids, targets, None, 64.0).total, whole)
+    assert_close(model.loss(ids, targets, None, 64.0).total, full)
 
 
 def test_flops_of_heads_that_differ_from_layer_to_layer():
@@ -184,7 +184,7 @@ def test_isolated_documents(model_type):
 
 
 @pytest.mark.parametrize("model_type", ["lfm2", "gpt_oss", "mamba2", "bloom"])
-def test_documents_that_see_each_other_are_caught(model_type):
+def test_leaks_between_documents_are_detected(model_type):
     model = library_model(f"hf:{model_type}", SIZES)
     message = (
         f"^data.isolate_documents: expected false with hf:{model_type}, which lets packed documents see each other$"
@@ -194,7 +194,7 @@ def test_documents_that_see_each_other_are_caught(model_type):
 
 
 @pytest.mark.parametrize("model_type", ["bert", "xlnet"])
-def test_models_that_are_not_causal_are_caught(model_type):
+def test_models_that_are_not_causal_are_detected(model_type):
     model = library_model(f"hf:{model_type}", SIZES)
     with pytest.raises(ValueError, match=rf"^arch: hf:{model_type} is not causal \(a change of token \d+ changed the"):
         check(model)
@@ -216,7 +216,7 @@ class Peeks(nn.Module):
         return self.head(h + self.out(h.mean(1, keepdim=True).expand_as(h)) * self.training)
 
 
-def test_causality_is_tried_behind_zeros_and_in_training():
+def test_causality_is_checked_past_zero_weights_and_in_training():
     model = outside_model("mine.py:Peeks", Peeks, SIZES)
     with pytest.raises(ValueError, match="is not causal"):
         check(model)
@@ -339,23 +339,23 @@ def mine(tmp_path):
     return f"{tmp_path / 'mine.py'}:Net"
 
 
-def test_a_module_of_the_users(mine, tmp_path, monkeypatch):
+def test_a_user_defined_module(mine, tmp_path, monkeypatch):
     thing = load(mine).object
     model = outside_model("mine.py:Net", thing, SIZES, seed=3)
     check(model)
     assert list(model.blocks) == [f"model.blocks.{i}" for i in range(4)]
     assert equal(tensors(model.module), tensors(outside_model("mine.py:Net", thing, SIZES, seed=3).module))
     assert not equal(tensors(model.module), tensors(outside_model("mine.py:Net", thing, SIZES, seed=4).module))
-    whole = model.loss(ids, targets, None, 64.0).total
-    assert_close(whole, nn.functional.cross_entropy(model.logits(ids).flatten(0, 1), targets.flatten()))
+    full = model.loss(ids, targets, None, 64.0).total
+    assert_close(full, nn.functional.cross_entropy(model.logits(ids).flatten(0, 1), targets.flatten()))
     monkeypatch.setattr(losses, "CHUNK_BYTES", 1000)
-    assert_close(model.loss(ids, targets, None, 64.0).total, whole)
+    assert_close(model.loss(ids, targets, None, 64.0).total, full)
     optimizer = torch.optim.AdamW(model.module.parameters(), lr=1e-2)
     for _ in range(20):
         model.loss(ids, targets, None, 64.0).total.backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert float(model.loss(ids, targets, None, 64.0).total.detach()) < float(whole.detach()) - 0.5
+    assert float(model.loss(ids, targets, None, 64.0).total.detach()) < float(full.detach()) - 0.5
     assert len(written(model, [[1, 2, 3], [4]])[1]) == 5
     model.module.save_pretrained(tmp_path / "saved")
     assert json.loads((tmp_path / "saved/config.json").read_text())["arch"] == "mine.py:Net"
@@ -416,7 +416,7 @@ def test_a_module_that_takes_documents(tmp_path):
         (3, "mine.py:N", "arch: mine.py:N is not a class or a function"),
     ],
 )
-def test_what_modules_must_be(thing, arch, message):
+def test_invalid_modules(thing, arch, message):
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         check(outside_model(arch, thing, SIZES))
     assert "\n" not in str(error.value)
@@ -486,9 +486,9 @@ def test_flash_linear_attention(tmp_path, monkeypatch):
     doc_ids = (torch.arange(32) >= 11).long().expand(2, -1)
     logits = model.logits(ids, doc_ids)
     assert_close(logits[:, 11:], model.logits(ids[:, 11:]))
-    whole = model.loss(ids, targets, doc_ids, 64.0).total
+    full = model.loss(ids, targets, doc_ids, 64.0).total
     monkeypatch.setattr(losses, "CHUNK_BYTES", 1000)
-    assert_close(model.loss(ids, targets, doc_ids, 64.0).total, whole)
+    assert_close(model.loss(ids, targets, doc_ids, 64.0).total, full)
     with pytest.raises(ValueError, match=r'unknown model of flash-linear-attention "kdaa". Did you mean "kda"\?'):
         library_model("fla:kdaa", SIZES)
     with pytest.raises(ValueError, match=r'unknown field "fla:kda\{hidden_ration\}". Did you mean "hidden_ratio"'):

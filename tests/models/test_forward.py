@@ -83,7 +83,7 @@ def test_attention_kernels_agree_on_documents(small_model, kernel):
     assert_close(got, expected.to(dtype), atol=atol, rtol=0)
 
 
-def test_an_id_that_comes_back_is_another_document(small_model):
+def test_a_repeated_document_id_starts_another_document(small_model):
     model = small_model(canon_set="ABCD")
     logits = model(IDS, doc_ids=DOC_IDS).logits
     assert_close(logits[:1, 7:], model(IDS[:1, 7:]).logits, **CLOSE)
@@ -94,7 +94,7 @@ def documents(position_ids, mask):
     return None if result is None else result[0].tolist()
 
 
-def test_positions_that_padding_repeats_are_no_documents():
+def test_repeated_positions_of_padding_are_not_documents():
     assert documents([0, 0, 0, 1, 2], [0, 0, 1, 1, 1]) is None
     assert documents([1, 1, 0, 1, 2], [0, 0, 1, 1, 1]) is None
     assert documents([0, 1, 2, 0, 0], [1, 1, 1, 0, 0]) is None
@@ -154,7 +154,7 @@ def test_double_stays_double(small_model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("documents", "backend"), [({}, "aot_eager"), ({"doc_ids": DOC_IDS}, "inductor")])
-def test_compiles_whole_forwards_and_backwards(small_model, documents, backend, monkeypatch):
+def test_compiles_forward_and_backward_without_graph_breaks(small_model, documents, backend, monkeypatch):
     model = small_model(canon_set="ABCD").train()
     monkeypatch.setattr(torch._dynamo.utils, "warn_once", lambda text, *_, **__: pytest.fail(text), False)
     expected = loss_and_gradients(model, use_cache=False, **documents)

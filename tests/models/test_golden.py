@@ -188,7 +188,7 @@ def test_export_is_the_inverse(case):
 
 @recorded_cases(formats=2)
 @in_float32
-def test_the_arguments_of_the_training_run_say_the_same(case):
+def test_arguments_of_the_training_run_give_the_same_config(case):
     """Checked with the release's own conversion between its two formats, for the linear families and some Llamas."""
     ours = parse(case.info["lingua_args"]).release().dump()
     theirs = parse(case.info["hf_equivalent_config" if case.lingua else "config"]).dump()

@@ -96,7 +96,7 @@ def test_tied_weights_stay_tied(small_model, family, tmp_path):
 
 
 @every_family
-def test_a_missing_key_starts_as_ever_and_the_others_are_loaded(model, tmp_path):
+def test_a_missing_key_is_initialised_as_usual_and_others_are_loaded(model, tmp_path):
     fresh = state(CanonLMForCausalLM(model.config))
     model.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
@@ -110,7 +110,7 @@ def test_a_missing_key_starts_as_ever_and_the_others_are_loaded(model, tmp_path)
 
 
 @every_family
-def test_copies_are_equal_and_apart(model):
+def test_copies_are_equal_and_independent(model):
     expected = model(IDS).logits
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert_close(twin(IDS).logits, expected, **SAME)
@@ -216,15 +216,15 @@ def trainer(model, folder, eval_dataset=None, **options):
 def test_trainer(model, tmp_path):
     pytest.importorskip("accelerate")
     before = copy.deepcopy(model)
-    whole = trainer(model, tmp_path)
-    whole.train()
-    losses = [row["loss"] for row in whole.state.log_history if "loss" in row]
+    full = trainer(model, tmp_path)
+    full.train()
+    losses = [row["loss"] for row in full.state.log_history if "loss" in row]
     assert len(losses) == 8
     assert losses[-1] < losses[0] / 2
     again = trainer(before, tmp_path)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert again.state.global_step == 8
-    assert_close(state(again.model), state(whole.model), **SAME)
+    assert_close(state(again.model), state(full.model), **SAME)
 
 
 @every_family
@@ -254,7 +254,7 @@ def test_lora(double_model, family, tmp_path):
 
 
 @every_family
-def test_under_autocast_a_bfloat16_stream_stays_so(model):
+def test_under_autocast_a_bfloat16_stream_stays_bfloat16(model):
     seen = []
     for module in model.modules():
         if isinstance(module, CanonLayer) or type(module).__name__ == "DecoderLayer":
@@ -277,7 +277,7 @@ def test_under_autocast_a_bfloat16_stream_stays_so(model):
     ("family", "layers", "backend"),
     [("hybrid", len(MIXERS), "aot_eager"), ("sites", 1, "aot_eager"), ("moe", 1, "inductor")],
 )
-def test_compiles_whole_forwards_and_backwards(small_model, family, layers, backend):
+def test_compiles_forward_and_backward_without_graph_breaks(small_model, family, layers, backend):
     model = small_model(**{**FAMILIES[family], "num_hidden_layers": layers}).train()
     expected = loss_and_gradients(model)
     torch._dynamo.reset()
@@ -331,7 +331,7 @@ def test_a_static_cache_compiles_once(small_model, family):
     assert torch.equal(model.generate(IDS[:, :5], **padded, **options), model.generate(IDS[:, :5], **padded, **plain))
 
 
-def test_hooks_and_adapters_of_the_router_are_not_passed_by(small_model, tmp_path):
+def test_hooks_and_adapters_of_the_router_are_not_bypassed(small_model, tmp_path):
     """Offloaded weights return in a hook on the module, and LoRA wraps it."""
     accelerate, peft = pytest.importorskip("accelerate"), pytest.importorskip("peft")
     model = small_model(torch.float32, **FAMILIES["moe"])

@@ -93,7 +93,7 @@ def test_depth_factors(factor):
         ),
     ],
 )
-def test_laws_of_decays_and_steps(name, fill, through):
+def test_distributions_of_decays_and_steps(name, fill, through):
     recorded = RECORDED["special parameters, pooled over 40 seeds"][name]
     values = torch.empty(20000)
     fill(values, generator_for(0, name))
@@ -104,7 +104,7 @@ def test_laws_of_decays_and_steps(name, fill, through):
 
 
 @pytest.mark.parametrize("mixer", ["gdn", "mamba2"])
-def test_the_mixers_use_those_laws(mixer):
+def test_the_mixers_use_those_distributions(mixer):
     model = fresh(mixers=[mixer], hidden_size=64, linear_num_heads=256, linear_key_head_dim=1, linear_value_head_dim=1)
     for layer in model.model.layers:
         decays, steps = layer.mixer.A_log.exp(), torch.nn.functional.softplus(layer.mixer.dt_bias)

@@ -26,7 +26,7 @@ CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 
 @pytest.mark.parametrize("sites", ["", "D"])
 @pytest.mark.parametrize("act", ["silu", "relu2"])
-def test_standard_mlp_is_what_its_definition_says(small_model, sites, act):
+def test_standard_mlp_equals_its_definition(small_model, sites, act):
     mlp = small_model(mlp="standard", canon_set=sites, hidden_act=act, mlp_bias=True).model.layers[0].mlp
     x_BTD = torch.randn(2, 7, 32, dtype=torch.float64)
     up = x_BTD @ mlp.up_proj.weight.T + mlp.up_proj.bias
@@ -70,7 +70,7 @@ def token_by_token(moe, x_BTD, mask_BT):
     num_experts, e = moe.num_experts, moe.experts
     tokens = int(mask_BT.sum())
     limit = math.ceil(moe.capacity_factor * tokens / num_experts) if moe.training else tokens
-    taken, wanted, probabilities, rows = [0] * num_experts, [0] * num_experts, [], []
+    taken, expected, probabilities, rows = [0] * num_experts, [0] * num_experts, [], []
     for x_TD, mask_T in zip(x_BTD, mask_BT, strict=True):
         for x, real in zip(x_TD, mask_T, strict=True):
             y = torch.zeros_like(x)
@@ -78,15 +78,15 @@ def token_by_token(moe, x_BTD, mask_BT):
                 p = (moe.router.weight @ x).softmax(0)
                 probabilities.append(p)
                 i = int(p.argmax())
-                wanted[i] += 1
+                expected[i] += 1
                 if taken[i] < limit:
                     taken[i] += 1
                     gate, up = e.gate_proj[i] @ x, e.up_proj[i] @ x
                     y = p[i] * (e.down_proj[i] @ (torch.nn.functional.silu(gate) * up))
             rows.append(y)
     mean = torch.stack(probabilities).mean(0)
-    loss = num_experts * sum(wanted[i] / tokens * mean[i] for i in range(num_experts))
-    return torch.stack(rows).view_as(x_BTD), loss, sum(wanted) - sum(taken)
+    loss = num_experts * sum(expected[i] / tokens * mean[i] for i in range(num_experts))
+    return torch.stack(rows).view_as(x_BTD), loss, sum(expected) - sum(taken)
 
 
 @settings(max_examples=40, deadline=None)
@@ -98,7 +98,7 @@ def token_by_token(moe, x_BTD, mask_BT):
     left=st.booleans(),
     seed=st.integers(0, 999),
 )
-def test_experts_are_what_their_definition_says(lengths, num_experts, capacity, training, left, seed):
+def test_experts_equal_their_definition(lengths, num_experts, capacity, training, left, seed):
     torch.manual_seed(seed)
     moe = experts(num_experts, capacity).train(training)
     mask = (torch.arange(9) < torch.tensor(lengths)[:, None]).long()
@@ -181,7 +181,7 @@ def test_gradient_checkpointing_keeps_the_router_loss(small_model, reentrant):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
-def test_compiles_whole(small_model, training):
+def test_compiles_without_graph_breaks(small_model, training):
     model = small_model(**EXPERTS, num_hidden_layers=1, router_loss_weight=5.0).train(training)
     mask = (torch.arange(18) < torch.tensor([[18], [11]])).long()
     expected = loss_and_gradients(model, attention_mask=mask)

@@ -19,7 +19,7 @@ def all_runs():
     return [(model, case) for case, models in CASE_MODELS.items() for model in models]
 
 
-def test_fast_runs_hold_every_feature_of_a_model_with_every_feature_of_a_case():
+def test_fast_runs_cover_all_pairs_of_model_and_case_features():
     def two(runs):
         return {pair for run in runs for pair in product(*sets_in(run))}
 
@@ -28,7 +28,7 @@ def test_fast_runs_hold_every_feature_of_a_model_with_every_feature_of_a_case():
     assert {case for _, case in FAST} == set(CASE_FEATURES)
 
 
-def test_every_case_meets_every_mixer_and_every_extent_of_canon_layers():
+def test_every_case_runs_with_every_mixer_and_extent_of_canon():
     def met(runs):
         mixers = {(case, mixer) for model, case in runs for mixer in MODELS[model].get("mixers", ["attention"])}
         extents = {(case, f) for model, case in runs for f in MODEL_FEATURES[model] if f.startswith(("mix=", "canon="))}
@@ -37,7 +37,7 @@ def test_every_case_meets_every_mixer_and_every_extent_of_canon_layers():
     assert met([*FAST, *SLOW]) == met(all_runs())
 
 
-def test_no_run_is_chosen_twice_or_cannot_be():
+def test_chosen_runs_are_distinct_and_possible():
     runs = [*FAST, *SLOW]
     assert len(set(runs)) == len(runs)
     assert set(runs) <= set(all_runs())
@@ -49,14 +49,14 @@ def test_the_choice_is_always_the_same():
     assert again == (FAST, SLOW)
 
 
-def test_the_run_that_reaches_most_comes_first():
+def test_the_run_that_covers_the_most_features_comes_first():
     reached = {"a": [1, 2], "b": [2, 3, 4], "c": [4], "d": [1, 5]}
     assert cover(reached) == ["b", "d"]
     assert cover(reached, chosen=["c"]) == ["a", "b", "d"]
     assert cover(reached, chosen=["b", "d"]) == []
 
 
-def test_what_a_model_is_made_of():
+def test_features_of_a_model_and_a_case():
     assert MODEL_FEATURES["attention-last"] == {
         *("mixer=gla", "mixer=attention", "mixers=attention+gla", "mix=hybrid"),
         *("canon=some", "A=some", "b=some", "variant=conv-uniform"),

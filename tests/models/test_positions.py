@@ -80,7 +80,7 @@ def documents(time, attention_mask=None, doc_ids=None):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
-def test_attention_is_what_its_definition_says(small_model, kind, inputs, kernel):
+def test_attention_equals_its_definition(small_model, kind, inputs, kernel):
     # Eager attention has a float32 softmax, whatever comes in.
     dtype, close = (torch.float64, 1e-10) if kernel == "sdpa" else (torch.float32, 1e-4)
     model = small_model(dtype, num_hidden_layers=1, **KINDS[kind])
@@ -143,7 +143,7 @@ def test_a_mask_of_four_dimensions_is_kept(small_model, kind):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_tells_neighbours_apart(dtype):
+def test_half_precision_distinguishes_neighbouring_positions(dtype):
     """In bfloat16, 2000 and 2001 are equal. And nothing is infinite, or a row of padding would be entirely infinite."""
     cache = StaticCache(config=CanonLMConfig(num_hidden_layers=1), max_cache_len=3000)
     cache.update(*torch.zeros(2, 1, 1, 2000, 1), 0)
@@ -188,7 +188,7 @@ def test_kernels_without_a_bias_per_head_are_refused(small_model, kind, kernel):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["alibi", "hard"])
-def test_compiles_whole(small_model, kind):
+def test_compiles_without_graph_breaks(small_model, kind):
     model = small_model(alibi=kind, num_hidden_layers=1).train()
     inputs = {"input_ids": ids(2, 12), "labels": ids(2, 12), "use_cache": False, "doc_ids": DOC_IDS}
     collected = []

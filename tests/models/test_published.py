@@ -54,7 +54,7 @@ def test_keys_and_shapes_of_the_published_checkpoints(name):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not MANIFEST.exists(), reason="the full listing lies beside the repository")
-def test_the_carried_digests_are_those_of_the_full_listing():
+def test_recorded_digests_match_the_full_listing():
     manifest = json.loads(gzip.decompress(MANIFEST.read_bytes()))
     for key, group in manifest["groups"].items():
         hf = group["shapes_hf"]
@@ -121,7 +121,7 @@ LINGUA = st.one_of(
 @pytest.mark.slow
 @given(st.tuples(st.just(False), RELEASE) | st.tuples(st.just(True), LINGUA))
 @settings(max_examples=100, deadline=None)
-def test_there_and_back_is_the_same_model(drawn):
+def test_export_and_import_give_the_same_model(drawn):
     lingua, fields = drawn
     sizes = {"vocab_size": 7, "hidden_size": 49, "num_attention_heads": 7, "rope_dim": 0}
     config = CanonLMConfig(**{**sizes, **fields})
@@ -217,7 +217,7 @@ def test_width_of_the_mlp_in_training_arguments(args, width):
     assert parse({"vocab_size": 7, "n_layers": 1, "n_heads": 8, **args}).config().intermediate_size == width
 
 
-def test_training_arguments_may_lie_among_other_sections():
+def test_training_arguments_may_be_among_other_sections():
     args = {**published("lingua"), "z_loss": True, "init_std_factor": "current_depth"}
     config = parse({"name": "a run", "model": args, "data": {"batch_size": 8}}).config()
     assert (config.z_loss, config.z_loss_weight) == ("squared_nll", 1e-4)
@@ -320,19 +320,19 @@ CANNOT = [
         ({"mixers": ["mamba2"], "mamba_n_groups": 2, "mamba_state_size": 64}, r"n_groups: expected 1, got 2"),
     ],
 )
-def test_an_export_refuses_what_its_format_cannot_say(small_model, fields, message, lingua):
+def test_an_export_refuses_what_its_format_cannot_express(small_model, fields, message, lingua):
     with pytest.raises(ValueError, match=message):
         export(small_model(torch.float32, **fields), lingua=lingua)
 
 
-def test_an_export_refuses_choices_that_are_not_the_models(small_model):
+def test_an_export_refuses_options_that_contradict_the_model(small_model):
     model = small_model(torch.float32, canon_set="A")
     with pytest.raises(ValueError, match=r"^LlamaCanon: canon_kernel: expected 3, got 4; rms_norm_eps: expected 0\.1"):
         export(model, canon_kernel=3, rms_norm_eps=0.1)
 
 
 @pytest.mark.parametrize("tie", [False, True])
-def test_a_plain_model_is_a_llama_of_transformers(small_model, tie):
+def test_a_plain_model_is_a_transformers_llama(small_model, tie):
     model = small_model(
         torch.float32, tie_word_embeddings=tie, rope_theta=500.0, attention_bias=True, hidden_act="gelu"
     )
@@ -353,6 +353,6 @@ def test_a_plain_model_is_a_llama_of_transformers(small_model, tie):
         ({"alibi": "alibi"}, r'^plain Llama: alibi: expected None, got "alibi"'),
     ],
 )
-def test_what_keeps_a_model_from_being_a_plain_llama(small_model, fields, message):
+def test_reasons_why_a_model_is_not_a_plain_llama(small_model, fields, message):
     with pytest.raises(ValueError, match=message):
         to_llama(small_model(torch.float32, **fields))

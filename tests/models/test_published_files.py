@@ -52,7 +52,7 @@ def test_the_tensors_keep_their_precision(model, folder):
     assert load_published(place).dtype == torch.float16
 
 
-def test_a_plain_llama_of_transformers(small_model, tmp_path):
+def test_a_plain_transformers_llama(small_model, tmp_path):
     from transformers import AutoModelForCausalLM
 
     model = small_model(torch.float32)
@@ -80,7 +80,7 @@ def test_weights_in_shards_and_in_older_files(model, folder, kind, shards):
     same(load_published(place), model)
 
 
-def test_a_training_runs_file_may_hold_more(model, folder):
+def test_files_of_a_training_run_may_contain_more(model, folder):
     place = folder(to="lingua")
     params = json.loads((place / "params.json").read_text())
     state = torch.load(place / "consolidated.pth")["model"]
@@ -146,7 +146,7 @@ def test_from_the_hub_only_what_is_needed(model, hub, tmp_path):
     }
 
 
-def test_from_the_hub_without_saying_which(hub):
+def test_from_the_hub_without_a_variant(hub):
     with pytest.raises(ValueError, match=r"^variant: expected one of one, two"):
         load_published("org/name")
     assert hub.fetched() == {"one/config.json", "two/params.json"}
@@ -166,7 +166,7 @@ def test_a_repository_with_one_checkpoint_and_folders_beside(model, hub):
         ConnectionError("cannot be found"),
     ],
 )
-def test_neither_folder_nor_repository(monkeypatch, error):
+def test_a_name_that_is_neither_a_folder_nor_a_repository(monkeypatch, error):
     def fail(*args, **kwargs):
         raise error
 
@@ -225,7 +225,7 @@ TENSORS = "not a whole file of tensors and nothing else"
         ),
     ],
 )
-def test_damage_is_told_in_one_line_with_the_file(folder, to, name, damage, message):
+def test_damage_is_reported_in_one_line_with_the_file(folder, to, name, damage, message):
     place = folder(to=to)
     damage(place / name)
     with pytest.raises(ValueError, match=message) as error:

@@ -41,8 +41,8 @@ def inputs(seed, batch, time, channels, kernel, *, docs=False, state=False, dtyp
 def value_and_gradients(function, x, weight, docs, state):
     y = function(x, weight, docs, state)
     weights = torch.arange(y.numel(), dtype=y.dtype).reshape(y.shape).cos()
-    wanted = [tensor for tensor in (x, weight, state) if tensor is not None]
-    return [y, *torch.autograd.grad((y * weights).sum(), wanted, allow_unused=True, materialize_grads=True)]
+    expected = [tensor for tensor in (x, weight, state) if tensor is not None]
+    return [y, *torch.autograd.grad((y * weights).sum(), expected, allow_unused=True, materialize_grads=True)]
 
 
 def ours(x, weight, docs, state):
@@ -162,7 +162,7 @@ def test_state_of_a_plain_row_needs_no_mask():
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("docs", [False, True])
-def test_compiles_whole_and_gives_the_same(docs, backend):
+def test_compiles_without_graph_breaks_and_equals_eager(docs, backend):
     torch._dynamo.reset()
     x, weight, doc_ids, state = inputs(1, 2, 9, 5, 4, docs=docs, state=True)
     compiled = torch.compile(ours, fullgraph=True, backend=backend)
@@ -181,12 +181,12 @@ def test_leaves_its_inputs_alone():
 
 @pytest.mark.parametrize("kernel", [1, 2, 4])
 @pytest.mark.parametrize("masked", [False, True])
-def test_one_token_after_a_state_is_the_next_of_the_row(kernel, masked):
+def test_one_token_after_a_state_continues_the_row(kernel, masked):
     """Decoding uses a shorter form. A row whose token is padding keeps its state."""
     x_BTC, weight = torch.randn(3, 7, 5, dtype=torch.double), torch.randn(5, 1, kernel, dtype=torch.double)
     state = conv_state(x_BTC[:, :6], kernel)
-    whole = causal_conv(x_BTC, weight)
-    assert_close(causal_conv(x_BTC[:, 6:], weight, state_BCK=state)[:, 0], whole[:, 6])
+    full = causal_conv(x_BTC, weight)
+    assert_close(causal_conv(x_BTC[:, 6:], weight, state_BCK=state)[:, 0], full[:, 6])
     mask = torch.tensor([[1], [0], [1]]) if masked else None
     last = x_BTC[:, 6:] if mask is None else x_BTC[:, 6:] * mask[..., None]
     after = conv_state(last, kernel, mask_BT=mask, state_BCK=state)

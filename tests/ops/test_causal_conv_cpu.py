@@ -43,8 +43,8 @@ def results(form, x, weight, docs, state):
     """The values, and the gradients of a weighted sum of them."""
     y = form(x, weight, docs, state)
     dy = torch.arange(y.numel(), dtype=torch.float64).cos().reshape(y.shape).to(y.dtype)
-    wanted = [tensor for tensor in (x, weight, state) if tensor is not None]
-    return [y, *torch.autograd.grad(y, wanted, dy, allow_unused=True, materialize_grads=True)]
+    expected = [tensor for tensor in (x, weight, state) if tensor is not None]
+    return [y, *torch.autograd.grad(y, expected, dy, allow_unused=True, materialize_grads=True)]
 
 
 def ours(x, weight, docs, state):
@@ -93,8 +93,8 @@ def test_gradcheck(docs):
 
 def test_any_strides():
     """Inputs that are slices of wider ones, or transposed; gradients of a sum, which have no strides."""
-    whole = torch.randn(2, 20, 12, dtype=torch.float64)
-    for x in (whole[..., 3:8], whole[:, ::2, :5], whole.transpose(1, 2)[..., :5], whole[:1, :, :5].expand(3, -1, -1)):
+    full = torch.randn(2, 20, 12, dtype=torch.float64)
+    for x in (full[..., 3:8], full[:, ::2, :5], full.transpose(1, 2)[..., :5], full[:1, :, :5].expand(3, -1, -1)):
         x = x.detach().requires_grad_()
         weight = torch.randn(5, 1, 4, dtype=torch.float64, requires_grad=True)
         for sum_up in (torch.sum, lambda y: y[:, :, :1].sum() + y[1:].sum()):
@@ -102,7 +102,7 @@ def test_any_strides():
             assert_close(got, torch.autograd.grad(sum_up(by_matrix(x, weight)), (x, weight)), atol=1e-12, rtol=0)
 
 
-def test_what_is_not_a_number_stays_in_its_document():
+def test_nan_stays_in_its_document():
     x, weight, _, _ = case(0, 1, 12, 5, 4, torch.bfloat16)
     with torch.no_grad():
         x[0, 3, 2] = torch.nan
@@ -155,13 +155,13 @@ def test_python_threads_at_once_and_a_fork_afterwards():
 
 
 @pytest.mark.parametrize("docs", [False, True])
-def test_operator_keeps_the_rules_of_operators(docs):
+def test_operator_passes_opcheck(docs):
     x, weight, doc_ids, _ = case(0, 2, 9, 5, 4, torch.float32, docs=docs)
     taps = weight[:, 0].t().detach().requires_grad_()
     torch.library.opcheck(torch.ops.canonlm.cpu_conv.default, (x, taps, doc_ids, 0))
 
 
-def test_tensors_without_contents_take_the_pytorch_form():
+def test_fake_tensors_use_the_pytorch_form():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():

@@ -97,7 +97,7 @@ def of_ssd(dtype):
 @pytest.mark.parametrize("docs", [None, documents()], ids=["rows", "documents"])
 @pytest.mark.parametrize("with_state", [False, True])
 @pytest.mark.parametrize("case", [of_gla, of_ssd])
-def test_kernels_and_our_own_form_agree(calls, monkeypatch, case, with_state, docs, dtype):
+def test_kernels_and_our_implementation_agree(calls, monkeypatch, case, with_state, docs, dtype):
     torch.manual_seed(0)
     op, tensors, state = case(dtype)
     if not with_state:
@@ -127,7 +127,7 @@ def test_documents_become_one_long_row(calls):
     assert cu_seqlens.tolist() == [0, 5, 11, 12, 24, 26, 28, 30, 32, 34, *[36] * 7]
 
 
-def test_documents_that_are_given_are_not_looked_for(calls):
+def test_given_document_ids_are_not_searched(calls):
     given = documents_of(documents())
     for op, tensors, state in (of_gla(torch.float32), of_ssd(torch.float32)):
         expected = op(*tensors, **state, doc_ids_BT=documents())
@@ -153,7 +153,7 @@ def nothing_asked_yet(monkeypatch):
 
 
 @pytest.mark.usefixtures("nothing_asked_yet")
-def test_a_missing_package_is_said_once_and_only_on_a_gpu(recwarn):
+def test_a_missing_package_warns_once_and_only_on_a_gpu(recwarn):
     assert not fla.takes(torch.ones(1, dtype=torch.bfloat16))
     assert not recwarn
     assert not fla.takes(ON_A_GPU)
@@ -163,7 +163,7 @@ def test_a_missing_package_is_said_once_and_only_on_a_gpu(recwarn):
 
 
 @pytest.mark.usefixtures("nothing_asked_yet")
-def test_a_compiler_asks_once_and_does_not_look_inside():
+def test_the_compiler_treats_the_import_check_as_a_constant():
     def double_without_kernels(x):
         return x if fla.installed() else 2 * x
 

@@ -66,12 +66,12 @@ def doubles(inputs):
 )
 def test_value_and_gradients_equal_the_definition(seed, batch, time, channels, kernel, docs):
     inputs, doc_ids = case(seed, batch, time, channels, kernel, docs)
-    got, wanted = results(convolve_gated, inputs, doc_ids), results(by_token, doubles(inputs), doc_ids)
-    for ours, exact in zip(got, wanted, strict=True):
+    got, expected = results(convolve_gated, inputs, doc_ids), results(by_token, doubles(inputs), doc_ids)
+    for ours, exact in zip(got, expected, strict=True):
         assert_close(ours.double(), exact, atol=3e-6 * max(1, float(exact.abs().max())), rtol=0)
 
 
-def test_wide_rows_are_as_their_parts():
+def test_wide_rows_equal_their_parts():
     """The backward processes a strip of channels at a time."""
     inputs, doc_ids = case(2, 2, 140, STRIP + 88, 4, docs=True)
     dy = torch.randn(2, 140, STRIP + 88)
@@ -86,7 +86,7 @@ def test_wide_rows_are_as_their_parts():
 
 
 @pytest.mark.parametrize("docs", [False, True])
-def test_is_as_precise_as_the_form_in_steps(docs):
+def test_is_as_precise_as_the_unfused_form(docs):
     inputs, doc_ids = case(0, 3, 300, 65, 4, docs)
     exact = results(in_steps, doubles(inputs), doc_ids)
     errors = [
@@ -113,7 +113,7 @@ def test_sigmoid_is_precise_everywhere():
     assert undefined.isnan().all()
 
 
-def test_what_is_not_a_number_stays_in_its_document():
+def test_nan_stays_in_its_document():
     inputs, _ = case(0, 1, 12, 5, 4)
     with torch.no_grad():
         inputs[0][0, 3, 2] = torch.nan
@@ -130,8 +130,8 @@ def test_any_strides():
         own = [tap[:, 3:8] for tap in taps]
         for sum_up in (torch.sum, lambda y: y[:, :, :1].sum() + y[1:].sum()):
             got = torch.autograd.grad(sum_up(convolve_gated(part(gate), part(up), *own, None)), (gate, up, *taps))
-            wanted = torch.autograd.grad(sum_up(in_steps(part(gate), part(up), *own, None)), (gate, up, *taps))
-            assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+            expected = torch.autograd.grad(sum_up(in_steps(part(gate), part(up), *own, None)), (gate, up, *taps))
+            assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_results_do_not_depend_on_the_number_of_threads():
@@ -147,7 +147,7 @@ def test_results_do_not_depend_on_the_number_of_threads():
 
 
 @pytest.mark.parametrize("docs", [False, True])
-def test_operator_keeps_the_rules_of_operators(docs):
+def test_operator_passes_opcheck(docs):
     inputs, doc_ids = case(0, 2, 9, 5, 4, docs)
     torch.library.opcheck(torch.ops.canonlm.cpu_gated.default, (*inputs, doc_ids))
 
@@ -174,7 +174,7 @@ def tiny_model(**sizes):
 
 
 @pytest.mark.parametrize("docs", [False, True])
-def test_a_model_trains_alike_with_and_without_it(docs, monkeypatch):
+def test_a_model_trains_the_same_with_and_without_it(docs, monkeypatch):
     model, ids = tiny_model(), torch.randint(50, (2, 40))
     call = {"doc_ids": (torch.arange(40) // 7).expand(2, -1)} if docs else {}
     fused, with_it = step(model, ids, gated, "convolve_gated", **call)
@@ -199,7 +199,7 @@ def test_a_compiled_model_has_it_in_one_graph():
 
 
 @pytest.mark.parametrize("how", ["hook", "replaced", "other activation", "bias", "pads", "autocast", "double"])
-def test_what_it_does_not_know_takes_the_other_form(how):
+def test_unsupported_cases_use_the_unfused_form(how):
     sizes = {"hidden_act": "gelu"} if how == "other activation" else {}
     model, call, seen = tiny_model(num_hidden_layers=1, **sizes), {}, []
     mlp = model.model.layers[0].mlp

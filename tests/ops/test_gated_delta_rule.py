@@ -118,30 +118,30 @@ def test_two_parts_equal_the_whole(seed, cut, docs):
     (*tensors, state), doc_ids = inputs(seed, docs=docs)
     outputs = []
     with torch.no_grad():
-        whole = gated_delta_rule(*tensors, state_BHKV=state, doc_ids_BT=doc_ids)
+        full = gated_delta_rule(*tensors, state_BHKV=state, doc_ids_BT=doc_ids)
         for part in (slice(0, cut), slice(cut, 70)):
             if docs and part.start:
                 state = state * (doc_ids[:, cut - 1 : cut + 1].diff().sum(1) == 0)[:, None, None, None]
             ids = doc_ids[:, part] if docs else None
             o, state = gated_delta_rule(*(x[:, part] for x in tensors), state_BHKV=state, doc_ids_BT=ids)
             outputs.append(o)
-    assert_close((torch.cat(outputs, 1), state), whole, atol=1e-10, rtol=0)
+    assert_close((torch.cat(outputs, 1), state), full, atol=1e-10, rtol=0)
 
 
 def test_token_by_token_equals_the_whole():
     (*tensors, state), _ = inputs(4, time=20)
     with torch.no_grad():
-        whole = gated_delta_rule(*tensors, state_BHKV=state)
+        full = gated_delta_rule(*tensors, state_BHKV=state)
         outputs = []
         for t in range(20):
             o, state = gated_delta_rule(*(x[:, t : t + 1] for x in tensors), state_BHKV=state)
             outputs.append(o)
-    assert_close((torch.cat(outputs, 1), state), whole, atol=1e-10, rtol=0)
+    assert_close((torch.cat(outputs, 1), state), full, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("form", [gated_delta_rule_chunked, gated_delta_rule_recurrent])
 @pytest.mark.parametrize("pads", [1, 70])
-def test_padding_leaves_the_state(form, pads):
+def test_padding_does_not_change_the_state(form, pads):
     """A token with beta = 0 and g = 0 and any key, even if it follows others in their chunk."""
     (q, k, v, g, beta, state), _ = inputs(5, time=40 + pads)
     at_end = torch.arange(40 + pads)[:, None] >= 40
@@ -211,7 +211,7 @@ def test_second_derivative_is_refused():
 
 
 @pytest.mark.parametrize("docs", [False, True])
-def test_operator_keeps_the_rules_of_compilers(docs):
+def test_operator_passes_opcheck(docs):
     """Shapes, strides and gradients of fake tensors equal the real ones; nothing is changed in place."""
     tensors, _ = inputs(11, time=8)
     *tokens, state = [x.detach().float().requires_grad_() for x in tensors]
@@ -225,7 +225,7 @@ def test_operator_keeps_the_rules_of_compilers(docs):
 @pytest.mark.every(2)
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("docs", [False, True])
-def test_compiles_whole_and_gives_the_same(docs, backend):
+def test_compiles_without_graph_breaks_and_equals_eager(docs, backend):
     torch._dynamo.reset()
     compiled = torch.compile(gated_delta_rule, fullgraph=True, backend=backend)
     for time in (70, 33):  # the second with a dynamic length
@@ -274,7 +274,7 @@ def fake_kernel(q, k, v, g, beta, *, scale, initial_state, output_final_state, c
 @pytest.mark.parametrize("scale", [None, 0.2])
 @pytest.mark.parametrize("state", [False, True])
 @pytest.mark.parametrize("docs", [False, True])
-def test_kernel_is_called_as_it_wants(docs, state, scale, monkeypatch):
+def test_kernel_is_called_with_the_expected_arguments(docs, state, scale, monkeypatch):
     fake = ModuleType("fla.ops.gated_delta_rule")
     fake.chunk_gated_delta_rule = fake_kernel
     monkeypatch.setitem(sys.modules, "fla.ops.gated_delta_rule", fake)
@@ -293,7 +293,7 @@ def test_kernel_is_called_as_it_wants(docs, state, scale, monkeypatch):
     assert_close(last, expected_last, atol=1e-5, rtol=1e-5)
 
 
-def test_wide_keys_are_not_for_the_kernel(monkeypatch):
+def test_wide_keys_do_not_use_the_kernel(monkeypatch):
     monkeypatch.setattr(fla, "takes", lambda *_: True)
     monkeypatch.setattr(module, "_kernel_is_right", lambda with_gradients: True)
     monkeypatch.setattr(fla, "run", lambda *_, **__: pytest.fail("called the kernel"))

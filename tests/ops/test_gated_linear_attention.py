@@ -35,8 +35,8 @@ def value_and_gradients(form, tensors, doc_ids, **options):
     q, k, v, g, past = tensors
     results = form(q, k, v, g, state_BJKV=past, doc_ids_BT=doc_ids, **options)
     total = sum((x * torch.arange(x.numel()).view(x.shape).cos()).sum() for x in results) + 0 * q.sum()
-    wanted = [x for x in tensors if x is not None]
-    return [*results, *torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)]
+    expected = [x for x in tensors if x is not None]
+    return [*results, *torch.autograd.grad(total, expected, allow_unused=True, materialize_grads=True)]
 
 
 def test_the_definition_is_a_double_sum():
@@ -109,7 +109,7 @@ def test_float32_keeps_its_digits(extreme):
 def test_a_state_continues_the_sequence(seed, time, at, docs):
     (q, k, v, g, past), doc_ids = inputs(seed, 2, time, 2, 1, docs=docs, state=True)
     cut = round(at * time)
-    whole = gated_linear_attention(q, k, v, g, state_BJKV=past, doc_ids_BT=doc_ids)
+    full = gated_linear_attention(q, k, v, g, state_BJKV=past, doc_ids_BT=doc_ids)
     outputs = []
     for part in (slice(0, cut), slice(cut, time)):
         if part.start and doc_ids is not None:  # the initial state belongs to the document of the first token
@@ -117,23 +117,23 @@ def test_a_state_continues_the_sequence(seed, time, at, docs):
         ids = None if doc_ids is None else doc_ids[:, part]
         o, past = gated_linear_attention(*(x[:, part] for x in (q, k, v, g)), state_BJKV=past, doc_ids_BT=ids)
         outputs.append(o)
-    assert_close((torch.cat(outputs, dim=1), past), whole, atol=1e-10, rtol=0)
+    assert_close((torch.cat(outputs, dim=1), past), full, atol=1e-10, rtol=0)
 
 
 def test_decoding_continues_a_prefill():
     (q, k, v, g, _), _ = inputs(3, 2, 40, 4, 2, extreme=False)
     with torch.no_grad():
-        whole, last = gated_linear_attention(q, k, v, g)
+        full, last = gated_linear_attention(q, k, v, g)
         _, state = gated_linear_attention(*(x[:, :30] for x in (q, k, v, g)))
         for t in range(30, 40):
             o, state = gated_linear_attention(*(x[:, t : t + 1] for x in (q, k, v, g)), state_BJKV=state)
-            assert_close(o[:, 0], whole[:, t], atol=1e-12, rtol=0)
+            assert_close(o[:, 0], full[:, t], atol=1e-12, rtol=0)
     assert_close(state, last, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("form", [gated_linear_attention_recurrent, gated_linear_attention_chunked])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_padding_leaves_the_state_as_it_is(form, dtype):
+def test_padding_does_not_change_the_state(form, dtype):
     (q, k, v, g, past), _ = inputs(4, 2, 70, 2, 2, state=True)
     q, v, past = q.to(dtype), v.to(dtype), past.float()
     _, state = form(q, torch.zeros_like(k, dtype=dtype), v, torch.zeros_like(g, dtype=dtype), state_BJKV=past)

@@ -91,7 +91,7 @@ def test_borders_are_where_ids_change(rows):
 
 
 @pytest.mark.parametrize("kernel", [varlen_of_2_13, varlen_of_2_11, varlen_of_2_10])
-def test_what_the_kernel_of_each_torch_is_called_with(kernel, monkeypatch):
+def test_arguments_of_the_kernel_for_each_torch_version(kernel, monkeypatch):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     for name in ("_takes_windows", "_takes_groups"):
         monkeypatch.setattr(op, name, getattr(op, name).__wrapped__)  # without the answer cached for the installed one

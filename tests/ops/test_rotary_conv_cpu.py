@@ -82,26 +82,26 @@ def test_values_and_gradients(seed, batch, time, heads, half, rest, rotated, ker
     assert_close(got, results(in_steps, inputs, doc_ids, table, heads, rotated), atol=0, rtol=0)
     doubles = [x.detach().double().requires_grad_() for x in inputs]
     angles = [each.double() for each in table]
-    wanted = results(by_token, doubles, doc_ids, angles, heads, rotated)
-    assert_close(got, [x.float() for x in wanted], atol=1e-5 * time**0.5, rtol=1e-5)
+    expected = results(by_token, doubles, doc_ids, angles, heads, rotated)
+    assert_close(got, [x.float() for x in expected], atol=1e-5 * time**0.5, rtol=1e-5)
 
 
 def test_any_strides_and_any_number_of_threads():
     (x, weight), doc_ids, table = case(1, 4, 300, 6, 40, 16, 4, docs=True)
     before = torch.get_num_threads()
     for part in (lambda x: x[..., 40:200], lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)[..., 40:200]):
-        wanted = results(in_steps, (part(x), weight[:, 40:200]), doc_ids, table, 4, 3)
+        expected = results(in_steps, (part(x), weight[:, 40:200]), doc_ids, table, 4, 3)
         try:
             for threads in (1, 2, 3):
                 torch.set_num_threads(threads)
                 got = results(fused, (part(x), weight[:, 40:200]), doc_ids, table, 4, 3)
-                assert_close(got, wanted, atol=0, rtol=0)
+                assert_close(got, expected, atol=0, rtol=0)
         finally:
             torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("docs", [False, True])
-def test_operator_keeps_the_rules_of_operators(docs):
+def test_operator_passes_opcheck(docs):
     inputs, doc_ids, table = case(0, 2, 9, 2, 12, 4, 4, docs)
     torch.library.opcheck(torch.ops.canonlm.cpu_rotary_conv.default, (*inputs, doc_ids, *table, 2, 1))
 
@@ -134,7 +134,7 @@ def model_with(**changes):
     ],
     ids=["all", "some heads, part of each", "variants", "no positions", "bias", "keys alone"],
 )
-def test_a_model_trains_alike_with_and_without_it(changes, fused_sites, monkeypatch):
+def test_a_model_trains_the_same_with_and_without_it(changes, fused_sites, monkeypatch):
     """To the bit, in packed documents."""
     model, ids = model_with(**changes), torch.randint(50, (2, 40))
     doc_ids = (torch.arange(40) // 7).expand(2, -1)

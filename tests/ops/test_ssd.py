@@ -31,8 +31,8 @@ def value_and_gradients(form, tensors, doc_ids, **options):
     *tokens, past = tensors
     results = form(*tokens, state_BHPN=past, doc_ids_BT=doc_ids, **options)
     total = sum((t * torch.arange(t.numel()).view(t.shape).cos()).sum() for t in results) + 0 * tokens[0].sum()
-    wanted = [t for t in tensors if t is not None]
-    return [*results, *torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)]
+    expected = [t for t in tensors if t is not None]
+    return [*results, *torch.autograd.grad(total, expected, allow_unused=True, materialize_grads=True)]
 
 
 def test_the_definition_is_a_lower_triangular_matrix():
@@ -103,7 +103,7 @@ def test_float32_keeps_its_digits(extreme):
 def test_a_state_continues_the_sequence(seed, time, at, docs):
     (x, dt, A, B, C, past), doc_ids = inputs(seed, 2, time, 2, 1, docs=docs, state=True)
     cut = round(at * time)
-    whole = ssd(x, dt, A, B, C, state_BHPN=past, doc_ids_BT=doc_ids)
+    full = ssd(x, dt, A, B, C, state_BHPN=past, doc_ids_BT=doc_ids)
     outputs = []
     for part in (slice(0, cut), slice(cut, time)):
         if part.start and doc_ids is not None:  # the initial state belongs to the document of the first token
@@ -111,24 +111,24 @@ def test_a_state_continues_the_sequence(seed, time, at, docs):
         ids = None if doc_ids is None else doc_ids[:, part]
         y, past = ssd(x[:, part], dt[:, part], A, B[:, part], C[:, part], state_BHPN=past, doc_ids_BT=ids)
         outputs.append(y)
-    assert_close((torch.cat(outputs, dim=1), past), whole, atol=1e-10, rtol=1e-10)
+    assert_close((torch.cat(outputs, dim=1), past), full, atol=1e-10, rtol=1e-10)
 
 
 def test_decoding_continues_a_prefill():
     (x, dt, A, B, C, _), _ = inputs(3, 2, 40, 4, 2, extreme=False)
     with torch.no_grad():
-        whole, last = ssd(x, dt, A, B, C)
+        full, last = ssd(x, dt, A, B, C)
         _, state = ssd(x[:, :30], dt[:, :30], A, B[:, :30], C[:, :30])
         for t in range(30, 40):
             now = slice(t, t + 1)
             y, state = ssd(x[:, now], dt[:, now], A, B[:, now], C[:, now], state_BHPN=state)
-            assert_close(y[:, 0], whole[:, t], atol=1e-12, rtol=0)
+            assert_close(y[:, 0], full[:, t], atol=1e-12, rtol=0)
     assert_close(state, last, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("form", [ssd_recurrent, ssd_chunked])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_padding_leaves_the_state_as_it_is(form, dtype):
+def test_padding_does_not_change_the_state(form, dtype):
     (x, dt, A, B, C, past), _ = inputs(4, 2, 70, 2, 2, state=True)
     x, A, B, C, past = x.to(dtype), A.float(), B.to(dtype), C.to(dtype), past.float()
     _, state = form(x, torch.zeros_like(dt, dtype=torch.float32), A, B, C, state_BHPN=past)

@@ -37,7 +37,7 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MODULES)
-def test_our_chunked_forms_pass(name, dtype):
+def test_our_chunked_implementations_pass(name, dtype):
     errors = attempt(kernel(name), CPU, dtype)
     assert max(errors.values, errors.gradients) <= 1, errors
 
@@ -78,14 +78,14 @@ def damaged(name, how):
 @pytest.mark.parametrize(
     "how", ["values", "gradients", "documents ignored", "state ignored", "raises with documents", "NaN"]
 )
-def test_what_is_wrong_is_caught(name, how):
+def test_wrong_kernels_are_caught(name, how):
     errors = attempt(kernel(name, damaged(name, how)), CPU, torch.bfloat16)
     assert errors.gradients > 1
     assert (errors.values > 1) == (how != "gradients")
     assert errors.detail == ("RuntimeError: no kernel image" if "raises" in how else "")
 
 
-def test_a_trial_is_made_once_and_noted(own_cache, monkeypatch):
+def test_a_trial_runs_once_and_is_recorded(own_cache, monkeypatch):
     tried = []
     counted = kernel("ssd", lambda **inputs: tried.append(1) or CHUNKED["ssd"](**inputs))
     first = known(counted, CPU, torch.float32)
@@ -104,7 +104,7 @@ def test_a_trial_is_made_once_and_noted(own_cache, monkeypatch):
 
 
 @pytest.mark.parametrize(("how", "values", "gradients"), [("gradients", True, False), ("values", False, False)])
-def test_only_a_wrong_kernel_falls_back_and_says_so_once(monkeypatch, how, values, gradients):
+def test_only_a_wrong_kernel_falls_back_and_warns_once(monkeypatch, how, values, gradients):
     one = kernel("gla", damaged("gla", how))
     real = known
     monkeypatch.setattr(trials, "known", lambda kernel, device, dtype: real(kernel, CPU, dtype))
@@ -121,7 +121,7 @@ def test_only_a_wrong_kernel_falls_back_and_says_so_once(monkeypatch, how, value
     ).tolist() == [1.0 if values else 2.0]
 
 
-def test_a_trial_is_out_of_the_callers_reach(monkeypatch):
+def test_a_trial_ignores_the_callers_modes(monkeypatch):
     """It ignores the caller's inference mode, hooks on saved tensors, and fake tensors."""
     real, saved = known, []
     monkeypatch.setattr(trials, "known", lambda kernel, device, dtype: real(kernel, CPU, dtype))

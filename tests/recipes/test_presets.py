@@ -102,7 +102,7 @@ def short_capo(monkeypatch):
 
 @pytest.mark.usefixtures("short_capo")
 @pytest.mark.parametrize(("task", "difficulty"), LINES)
-def test_the_paper_presets_are_the_papers(task, difficulty):
+def test_paper_presets_equal_the_paper(task, difficulty):
     steps, (context, batch, lrs, seeds, decay, loss_on), spec = PAPER[task][difficulty]
     preset = load_preset(task, "paper", difficulty)
     run = resolve(merge(preset.run, {"arch": "llama"}))

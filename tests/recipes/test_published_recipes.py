@@ -162,12 +162,12 @@ def test_the_loss_at_the_start(name, above):
         ("debugg", "debug"),
     ],
 )
-def test_a_name_that_is_none(name, guess):
+def test_an_unknown_name(name, guess):
     with pytest.raises(ValueError, match=rf'^unknown recipe "{name}"\. Did you mean "{guess}"\? All 65: canonlm'):
         find(name)
 
 
-def test_a_path_is_a_path(tmp_path, monkeypatch):
+def test_paths_and_recipe_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in ("my.yaml", "sub/my", "sub/my.yml"):
         assert find(path) == Path(path)

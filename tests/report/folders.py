@@ -63,14 +63,14 @@ def write_demo(folder: Path, archs=("llama", "llama+canon"), rates=(0.001, 0.003
             pace = {0.001: 0.8, 0.003: 1.0, 0.01: 0.6}.get(lr, 0.7)
             evals, losses = [], []
             for step in range(0, steps + 1, steps // 12):
-                found = {}
+                result = {}
                 for rank, key in enumerate(slices):
                     middle = (0.25 + 0.2 * rank) * steps / pace + jitter
                     floor = 0.0 if task == "copying" else 0.125
                     top = 0.99 if canon else 0.06 if task == "copying" else 0.2 - 0.03 * rank
                     share = floor + max(0.0, top - floor) / (1 + math.exp(-(step - middle) / (steps / 30)))
-                    found[key] = (sum(draw.random() < share for _ in range(512)), 512)
-                evals.append(evaluation(step, found))
+                    result[key] = (sum(draw.random() < share for _ in range(512)), 512)
+                evals.append(evaluation(step, result))
                 losses.append((step, 3.2 - 2.6 * step / steps * (1 if canon else 0.35) + draw.random() / 8))
             write_run(folder / "runs" / name, arch=arch, lr=lr, seed=seed, task=spec, evals=evals, losses=losses,
                       params=1_064_448 if canon else 1_052_160, speed=draw.uniform(52e3, 61e3))  # fmt: skip
@@ -120,13 +120,13 @@ def write_every_task(
             evals = []
             for step in range(0, 1001, 100):
                 learned = ease * (1 - math.exp(-step / 350)) * draw.uniform(0.95, 1.0)
-                found = {}
+                result = {}
                 for rank, key in enumerate(slices):
                     total = 1000 if key[0] in ("n", "l") else 250
                     share = learned * 0.93**rank
-                    found[key] = (sum(draw.random() < share for _ in range(total)), total)
+                    result[key] = (sum(draw.random() < share for _ in range(total)), total)
                 numbers = {"capo": capo_bits(learned, params), "lano": {"kl": 1.2 * math.exp(-6 * learned)}}.get(task)
-                evals.append(evaluation(step, found, measures=numbers if measures else None))
+                evals.append(evaluation(step, result, measures=numbers if measures else None))
             name = f"{task}-{arch}-{size}-lr{lr:g}-seed{seed}"
             model = {"hidden_size": 64 if size < 100_000 else 128, "num_hidden_layers": 4}
             write_run(folder / "runs" / name, arch=arch, lr=lr, seed=seed, task=spec, evals=evals, params=params,
@@ -142,8 +142,8 @@ def text_evaluation(step, sets):
     """`sets`: {name: (loss, bits per byte, tokens)} → one eval row of a run on text."""
     total = sum(tokens for _, _, tokens in sets.values())
     loss = sum(loss * tokens for loss, _, tokens in sets.values()) / max(1, total)
-    found = {name: {"loss": loss, "bits_per_byte": bits, "tokens": n} for name, (loss, bits, n) in sets.items()}
-    return {"kind": "eval", "step": step, "loss": loss, "sets": found}
+    result = {name: {"loss": loss, "bits_per_byte": bits, "tokens": n} for name, (loss, bits, n) in sets.items()}
+    return {"kind": "eval", "step": step, "loss": loss, "sets": result}
 
 
 def write_text_run(folder: Path, *, sources=None, contents=None, evals=(), config=None, **kwargs):

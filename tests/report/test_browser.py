@@ -27,7 +27,7 @@ def paths(browser):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 390])
-def test_it_renders_quietly_and_alone(browser, demo, width, scheme):
+def test_renders_without_errors_or_requests(browser, demo, width, scheme):
     show(browser, write_report(demo), width, scheme)
     browser.execute_script(OPEN)
     assert browser.execute_script("return document.querySelectorAll('.chart').length") == 4
@@ -72,10 +72,10 @@ def test_a_chart_saves_its_points(browser, demo):
     mine = [point for point in points if point["run"] == name]
     assert {point["series"] for point in mine} == {"llama"}
     counts = [(row["step"], entry) for row in evals for entry in row["slices"] if entry["slice"] == {"k": 2}]
-    asked = {(step, entry["correct"] / entry["total"]) for step, entry in counts}
+    requested_points = {(step, entry["correct"] / entry["total"]) for step, entry in counts}
     panel = [(point["x"], point["y"]) for point in mine if "2" in point["panel"]]
-    assert set(panel) == asked
-    assert len(panel) == len(asked)
+    assert set(panel) == requested_points
+    assert len(panel) == len(requested_points)
 
 
 def test_the_page_follows_when_the_scheme_changes(browser, demo):
@@ -101,9 +101,9 @@ def test_hostile_names_stay_text(browser, tmp_path):
     hover = "Plotly.Fx.hover('curves-0', [{curveNumber: 0, pointNumber: 3}]);"
     browser.execute_script(hover)
     assert until(lambda: browser.execute_script("return document.querySelectorAll('#curves-0 .hovertext').length") > 0)
-    said = browser.execute_script("return document.querySelector('#curves-0 .hovertext').textContent")
-    assert nasty in said
-    assert "30.0% (6 of 20; 95% interval 11.1% to 59.6%)" in said  # 20 questions count for fewer
+    hover_text = browser.execute_script("return document.querySelector('#curves-0 .hovertext').textContent")
+    assert nasty in hover_text
+    assert "30.0% (6 of 20; 95% interval 11.1% to 59.6%)" in hover_text  # 20 questions count for fewer
     assert browser.execute_script("return document.querySelectorAll('img').length") == 0
     assert errors(browser) == []
 
@@ -122,7 +122,7 @@ def test_a_page_of_four_runs_answers_on_two_screens(browser, tmp_path):
     assert until(lambda: browser.execute_script(folded) == 1)
 
 
-def test_a_page_of_running_runs_follows_them_and_stays_where_it_is(browser, tmp_path):
+def test_a_page_of_unfinished_runs_updates_without_scrolling(browser, tmp_path):
     rows = [evaluation(step, {("k", k): (step, 40) for k in (1, 2)}) for step in range(0, 40, 4)]
     for seed in (0, 1):
         write_run(tmp_path / "runs" / f"going{seed}", seed=seed, evals=rows[:5], steps=36, finished=False)

@@ -45,11 +45,11 @@ def kept(tmp_path_factory):
 
 
 def test_the_caveat_of_frozen_canon_is_true():
-    """Of the fresh seeds, at most 7 of 256 whole lists are right."""
+    """The fresh seeds answer at most 7 of 256 complete lists correctly."""
     with (ledger.OWN_RESULTS / "copying-micro.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["arch"] == "llama+canon:frozen" and row["split"] == "test"]
-    whole = [int(re.search(r"first=all (\d+)/256", row["slices"])[1]) for row in rows if row["step"] == row["steps"]]
-    assert (len(whole), f"{max(whole) / 256:.1%}") == (10, "2.7%")
+    full = [int(re.search(r"first=all (\d+)/256", row["slices"])[1]) for row in rows if row["step"] == row["steps"]]
+    assert (len(full), f"{max(full) / 256:.1%}") == (10, "2.7%")
     assert "2.7 %" in CAVEATS["C02"]
 
 
@@ -62,7 +62,7 @@ def test_the_docs_list_every_experiment():
 
 
 @pytest.mark.slow
-def test_kept_runs_settle_a_claim(kept):
+def test_kept_runs_decide_a_claim(kept):
     entries = {each.id: each for each in claims(kept)}
     depth = entries["C06"]
     assert (depth.state, depth.seeds, depth.runs) == ("supported", 5, (22, 22))
@@ -92,7 +92,7 @@ def test_published_claims_keep_their_confounder(kept):
 
 
 @pytest.mark.slow
-def test_both_pages_have_every_claim_and_no_markup_of_others(kept):
+def test_both_pages_have_every_claim_and_escape_markup(kept):
     entries = claims(kept)
     page, text = html(entries), markdown(entries)
     heads = row_heads(page)

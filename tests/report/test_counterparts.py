@@ -51,7 +51,7 @@ def fits(task, setting, size):
 
 
 @pytest.mark.slow
-def test_every_cell_has_a_run_beside_it_or_a_reason():
+def test_every_cell_has_a_counterpart_or_a_reason():
     cells = grids().to_dicts()
     reasons, models = Counter(), set()
     for cell, note in zip(cells, table("grids")["note"].to_list(), strict=True):
@@ -81,8 +81,8 @@ def test_no_two_models_of_the_paper_have_one_counterpart():
     assert len(set(names)) == len(names)
 
 
-def test_the_models_are_as_large_as_the_papers_say():
-    """4 d^2 and 8 d^2 numbers per layer in attention and MLP (arXiv 2512.17351, App. A), embeddings apart."""
+def test_model_sizes_match_the_paper():
+    """4 d^2 and 8 d^2 numbers per layer in attention and MLP (arXiv 2512.17351, App. A), without embeddings."""
     grid = grids().filter(pl.col("canon") == "none", pl.col("arch").is_in(["Llama", "Llama+mlp=standard"]))
     for row in grid.select("arch", "canon", "size").unique().to_dicts():
         run = typed("mano", "mano-10", counterpart(row).arguments)

@@ -69,7 +69,7 @@ def test_tables(folder):
     assert "llama+canon" in text
 
 
-def test_other_settings_are_other_rows(tmp_path):
+def test_other_settings_are_separate_rows(tmp_path):
     """Numbers with different settings never share a row, for one model or for two."""
     for name, entries in {"a": [(3, 0.5), (5, 0.25)], "b": [(5, 0.75)]}.items():
         write_results(tmp_path / name, name, [("multihop", "1hop-0k", [("exact", v, None, True)]) for _, v in entries])
@@ -94,7 +94,7 @@ def test_page(folder):
     assert "2 saved models evaluated" in words
 
 
-def test_results_alone_are_a_report(tmp_path):
+def test_results_without_runs_make_a_report(tmp_path):
     write_results(tmp_path / "evals" / "m", "some/model", [("babilong", "babilong-qa1-0k", [("correct", 1, 0, True)])])
     play = load_play(tmp_path / "evals")
     assert (play.sections, play.left_out) == ((), ())
@@ -102,13 +102,13 @@ def test_results_alone_are_a_report(tmp_path):
     assert "100%" in printed(tmp_path / "evals")
 
 
-def test_damage_is_said(folder):
+def test_damaged_results_are_reported(folder):
     (folder / "evals" / "<b>" / "results.json").write_text('{"model": {"source": "x"}, "results": [{"suite": "s"}]}')
     play = load_play(folder)
     assert len(play.evaluated) == 1
     assert [entry.name for entry in play.left_out] == ["evals/<b>/results.json"]
 
 
-def test_neither_runs_nor_results(tmp_path):
+def test_a_folder_with_neither_runs_nor_results(tmp_path):
     with pytest.raises(ValueError, match="expected a folder with runs or results of `canonlm eval`"):
         load_play(tmp_path)

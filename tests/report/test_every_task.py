@@ -31,8 +31,8 @@ def rows_of(folder, run):
 
 def value_in(row, key):
     """A value of a row in the file."""
-    found = {f"{k}={v}": part["correct"] / part["total"] for part in row["slices"] for k, v in part["slice"].items()}
-    return (found | row.get("measures", {})).get(key)
+    result = {f"{k}={v}": part["correct"] / part["total"] for part in row["slices"] for k, v in part["slice"].items()}
+    return (result | row.get("measures", {})).get(key)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_final_charts_hold_the_mean_over_seeds_of_the_last_rows(every_task, figu
         assert trace["high"] == [None] * len(values)  # two seeds have no interval
 
 
-def test_bits_per_parameter_over_model_sizes_below_what_there_is_to_store(every_task, figures):
+def test_bits_per_parameter_over_model_sizes_and_their_bound(every_task, figures):
     bound, *families = figures["sizes-6"]["series"]
     assert bound["name"] == BOUND
     assert [x * y for x, y in zip(bound["x"], bound["y"], strict=True)] == pytest.approx(
@@ -163,7 +163,7 @@ def test_the_hover_of_a_run_shows_its_answers(run_folder):
     assert "low" not in trace  # one run says nothing about others
 
 
-def test_the_headline_of_lano_is_what_is_written_from_the_start(tmp_path):
+def test_the_headline_of_lano_is_generation_from_the_start(tmp_path):
     """By the mean with sentences after a cut, the other rate would be the best: 0.75 and 0.7 against 0.6 and 0.9."""
     counts = {0.001: [(14, 16), (15, 15)], 0.003: [(12, 18), (11, 19)]}  # (start, cut) of 20, two seeds
     for lr, seeds in counts.items():
@@ -185,16 +185,16 @@ def test_the_headline_of_lano_is_what_is_written_from_the_start(tmp_path):
     assert "with the highest accuracy (from the start), averaged over seeds" in visible_text(text)
 
 
-def test_results_of_earlier_versions_had_the_mean_of_both_ways_to_write(tmp_path):
+def test_results_of_earlier_versions_averaged_both_kinds_of_generation(tmp_path):
     scores = [("accuracy", 0.94, 0.01, 40, {}), ("accuracy", 0.9, 0.02, 20, {"from": "start"}),
               ("accuracy", 0.98, 0.01, 20, {"from": "cut"}), ("kl", 0.01, None, None, {})]  # fmt: skip
     keys = ("measure", "value", "stderr", "n", "slice")
     entry = {"suite": "playground", "name": "lano", "settings": {"task": LANO},
              "scores": [dict(zip(keys, score, strict=True)) for score in scores]}  # fmt: skip
     (tmp_path / "results.json").write_text(json.dumps({"model": {"source": "mine"}, "results": [entry]}))
-    found = {(row["slice"], row["metric"]): (row["value"], row["n"]) for row in runs_frame([tmp_path])[0].to_dicts()}
-    assert found["all", "accuracy"] == found["from=start", "accuracy"] == (90.0, 20)
-    assert found["from=cut", "accuracy"] == (98.0, 20)
+    result = {(row["slice"], row["metric"]): (row["value"], row["n"]) for row in runs_frame([tmp_path])[0].to_dicts()}
+    assert result["all", "accuracy"] == result["from=start", "accuracy"] == (90.0, 20)
+    assert result["from=cut", "accuracy"] == (98.0, 20)
     [(_, _, [cell]), _] = rows_of_suite(load_play(tmp_path).evaluated, "playground")
     assert cell == "90.0% ± 2.0"
 
@@ -208,7 +208,7 @@ def test_a_scale_with_many_values_is_a_line(run_folder, keys, kind):
     assert final_chart(archs, words, {})["series"][0]["kind"] == "bar"
 
 
-def test_a_measure_that_is_zero_or_missing_is_drawn_as_far_as_it_goes(run_folder):
+def test_a_measure_with_zeros_or_gaps_is_drawn_where_possible(run_folder):
     rows = [evaluation(step, {("from", "start"): (1, 2)}, measures=kl) for step, kl in
             ((0, None), (1, {"kl": 0.5}), (2, {"kl": float("nan")}), (3, {"kl": 0.0}))]  # fmt: skip
     archs = summarise(load_play(run_folder(task={"name": "lano"}, evals=rows)).sections[0].runs)
@@ -219,7 +219,7 @@ def test_a_measure_that_is_zero_or_missing_is_drawn_as_far_as_it_goes(run_folder
     assert math.isclose(panel["y"]["range"][1], 0.55)
 
 
-def test_rows_from_before_there_were_measures(tmp_path):
+def test_rows_of_versions_without_measures(tmp_path):
     page = write_report(write_every_task(tmp_path, measures=False, sizes=(40_000,), seeds=(0,)))
     names = set(charts(page.read_text(encoding="utf-8")))
     assert {"curves-5", "curves-6", "final-6-1"} <= names
@@ -245,13 +245,13 @@ def test_old_and_new_rows_and_damaged_measures_side_by_side(tmp_path):
     assert "1.5" in console.file.getvalue()
 
 
-def test_sizes_are_compared_with_their_like(page):
+def test_only_equal_sizes_are_compared(page):
     assert "llama+canon (4L 64d) − llama (4L 64d)" in page
     assert "llama+canon (4L 128d) − llama (4L 128d)" in page
     assert "llama+canon (4L 128d) − llama (4L 64d)" not in page
 
 
-def test_a_size_chart_by_accuracy_where_the_score_is_one(tmp_path):
+def test_a_size_chart_shows_accuracy_where_it_is_the_score(tmp_path):
     for size, right in ((1_000, 20), (4_000, 80)):
         row = evaluation(5, {("k", 1): (right, 100), ("k", 2): (0, 100)})
         write_run(tmp_path / "runs" / f"depo-{size}", evals=[row], params=size, config={"model": {"size": size}})
@@ -280,7 +280,7 @@ def test_a_long_interval_does_not_flatten_the_size_chart(tmp_path):
     assert "95% interval over 3 runs: −0.752 to 4.42\nsingle runs: 1–3" in trace["hover"][0]
 
 
-def test_every_number_says_how_many_runs_are_behind_it(tmp_path):
+def test_every_number_shows_its_number_of_runs(tmp_path):
     """One of three runs has no bits, and the tables by scale have no column for the number of runs."""
     for arch, right in (("llama", 10), ("llama+canon", 60)):
         for seed in range(3):
@@ -302,7 +302,7 @@ def test_every_number_says_how_many_runs_are_behind_it(tmp_path):
         assert words in console.file.getvalue()
 
 
-def test_the_terminal_says_the_same(every_task):
+def test_the_terminal_shows_the_same(every_task):
     console = Console(file=io.StringIO(), width=170)
     for part in tables(load_play(every_task)):
         console.print(part)

@@ -71,7 +71,7 @@ def test_a_finished_run(tmp_path):
     assert rows(numbers, "value", "unit", metric="loss") == [(2.0, "")]
 
 
-def test_lines_up_with_the_grids_of_the_paper(tmp_path):
+def test_runs_match_the_grids_of_the_paper(tmp_path):
     depo_run(tmp_path / "runs" / "a", arch="llama+canon")
     numbers, _ = runs_frame([tmp_path])
     both = choose(
@@ -82,7 +82,7 @@ def test_lines_up_with_the_grids_of_the_paper(tmp_path):
     assert both["unit"].unique().to_list() == ["%"]
 
 
-def test_what_is_not_finished_has_a_curve_and_no_result(tmp_path):
+def test_an_unfinished_run_has_a_curve_but_no_result(tmp_path):
     depo_run(tmp_path / "runs" / "running", finished=False, steps=1000, tail='{"kind": "eval", "st')
     numbers, left_out = runs_frame([tmp_path])
     assert len(numbers) == 0
@@ -120,7 +120,7 @@ def test_curves_have_the_training_loss_as_published_ones(tmp_path):
     ],
     ids=["yaml", "no-config", "result", "old", "empty"],
 )
-def test_damage_is_left_out_and_said(tmp_path, damage, reason):
+def test_damaged_runs_are_skipped_and_reported(tmp_path, damage, reason):
     depo_run(tmp_path / "runs" / "whole")
     damage(depo_run(tmp_path / "runs" / "broken"))
     numbers, left_out = runs_frame([tmp_path])
@@ -129,7 +129,7 @@ def test_damage_is_left_out_and_said(tmp_path, damage, reason):
     assert reason in left_out[0].reason
 
 
-def test_impossible_numbers_break_nothing(tmp_path):
+def test_impossible_numbers_do_not_fail(tmp_path):
     depo_run(tmp_path / "runs" / "a", seed=10**30, config={**SHAPE, "data": {"seq_len": 10**20}})
     numbers, _ = runs_frame([tmp_path])
     assert set(numbers.select("seed", "tokens").iter_rows()) == {(None, None)}
@@ -171,7 +171,7 @@ def evaluated(tmp_path):
     return tmp_path
 
 
-def test_evaluations_line_up_with_the_published_tables(evaluated):
+def test_evaluations_match_the_published_tables(evaluated):
     numbers, left_out = runs_frame([evaluated])
     assert left_out == []  # the run on text has rows by its evaluation
     mine = numbers.filter(pl.col("model") == "mine/step-00000010")
@@ -179,36 +179,36 @@ def test_evaluations_line_up_with_the_published_tables(evaluated):
         "GLA5", "AbCD", "2L64D", 10 * 4 * 128, 0.01, 3)  # fmt: skip
     question = ("task", "setting", "slice", "metric", "unit")
     theirs = set(published().select(question).iter_rows())
-    found = {tuple(row[key] for key in question): row["value"] for row in mine.iter_rows(named=True)}
-    alike = {key: value for key, value in found.items() if key in theirs}
-    assert {(key[0], key[2]): value for key, value in alike.items()} == {
+    results = {tuple(row[key] for key in question): row["value"] for row in mine.iter_rows(named=True)}
+    shared = {key: value for key, value in results.items() if key in theirs}
+    assert {(key[0], key[2]): value for key, value in shared.items()} == {
         ("multihop", "1hop-2k"): 50.0, ("babilong", "qa1-4k"): 75.0, ("hellaswag", "all"): 50.0,
         ("wikitext", "all"): 13.5, ("niah_single_2", "0.5k"): 100.0, ("niah_single_2", "4k"): 50.0,
         ("fda", "once"): 50.0, ("fda", "twice"): 75.0}  # fmt: skip
-    assert found["multihop", "fair", "2hop-2k", "exact", "%"] == 50.0  # not the published setting
-    assert found["multihop", None, "1hop-2k, position=3", "exact", "%"] == 25.0
-    assert found["depo", "depo1-225", "k=4", "accuracy", "%"] == 50.0
-    asked = set(curves().select(question).iter_rows())
-    assert ("triviaqa", None, "all", "exact_match", "%") in asked & set(found)
+    assert results["multihop", "fair", "2hop-2k", "exact", "%"] == 50.0  # not the published setting
+    assert results["multihop", None, "1hop-2k, position=3", "exact", "%"] == 25.0
+    assert results["depo", "depo1-225", "k=4", "accuracy", "%"] == 50.0
+    questions = set(curves().select(question).iter_rows())
+    assert ("triviaqa", None, "all", "exact_match", "%") in questions & set(results)
     assert rows(mine, "stderr", task="wikitext") == [(None,)]
     assert rows(mine, "stderr", "n", task="babilong") == [(1.0, 100)]
 
 
-def test_a_published_checkpoint_is_known_by_its_name(evaluated):
+def test_a_published_checkpoint_is_recognised_by_its_name(evaluated):
     numbers, _ = runs_frame([evaluated / "evals"])
     assert rows(numbers, "source", "model", "arch", "canon", "size", "tokens", "lr") == [
         ("yours", "theirs", "Llama", "ABCD", "1B", 1006632960000, 0.002)
     ]
 
 
-def test_a_run_by_itself_and_nothing(evaluated, tmp_path):
+def test_a_single_run_and_a_missing_folder(evaluated, tmp_path):
     numbers, _ = runs_frame([evaluated / "runs" / "mine"])
     assert set(numbers["model"]) == {"mine/step-00000010"}
     with pytest.raises(ValueError, match="expected a folder with runs or results"):
         runs_frame([tmp_path / "nowhere"])
 
 
-def test_a_run_that_was_asked_again_is_no_second_one(tmp_path):
+def test_a_run_evaluated_again_is_not_a_second_run(tmp_path):
     """The questions of another evaluation have a separate column, and no pair with the result of training."""
     for name, arch in (("a", "llama"), ("b", "llama+canon")):
         depo_run(tmp_path / "runs" / name, arch=arch)
@@ -272,7 +272,7 @@ def test_sites_are_those_of_the_model():
         assert split_arch(name)[1] == archs.resolve(name, hidden_size=1024, num_heads=16)["canon_set"]
 
 
-def test_setting_has_a_short_name_only_where_all_of_it_is_the_same():
+def test_a_setting_has_a_short_name_only_where_it_matches_fully():
     assert setting_of(DEPO1) == "depo1-225"
     assert setting_of(DEPO1 | {"K": 4}) == "depo1-225-k4"
     assert setting_of(DEPO1 | {"M": 5}).startswith("N=225, K=8, M=5")
@@ -285,7 +285,7 @@ def test_tokens_of_an_old_configuration_are_unknown():
     assert tokens_of({"train": {"batch_size": 2}, "data": {"seq_len": 3}}, 5) == 30
 
 
-def test_pairs_of_ones_own(tmp_path):
+def test_pairs_of_your_runs(tmp_path):
     for arch, canon in (
         ("llama", "none"),
         ("llama+canon", "ABCD"),
@@ -304,7 +304,7 @@ def test_pairs_of_ones_own(tmp_path):
     ]
 
 
-def test_told_and_canon():
+def test_short_token_counts_and_has_canon():
     assert [short_tokens(n) for n in (1006632960000, 2013265920000, 33550000000, 999_999, 512)] == [
         "1T", "2T", "34B", "1M", "512"]  # fmt: skip
     assert [has_canon(sites) for sites in ("none", "b", "ABCD", "b,AbCD", None)] == [False, False, True, True, False]
@@ -344,7 +344,7 @@ def test_choose_refuses(text, message):
     assert "\n" not in str(error.value)
 
 
-def test_frame_of_nothing_and_of_names_that_are_no_text():
+def test_frames_without_runs_and_with_names_that_are_not_text():
     assert frame().columns == list(SCHEMA)
     assert frame([{"model": "a\udcff", "value": 1}])["model"].to_list() == ["a?"]
 
@@ -363,7 +363,7 @@ def test_500_runs(tmp_path):
 
 
 @pytest.mark.parametrize("cell", ["B", "B(no-res)", "ABCD", "ABCD(frozen)"])
-def test_canon_meets_cells_of_its_own_kind_and_only_those(tmp_path, cell):
+def test_canon_variants_match_only_cells_of_the_same_variant(tmp_path, cell):
     """Runs of earlier versions have this in fields; now it is in the name."""
     sites, _, flag = cell.rstrip(")").partition("(")
     fields = {"no-res": {"canon_residual": False}, "frozen": {"canon_frozen": True}, "": {}}[flag]
@@ -401,7 +401,7 @@ PAPER = [("depo", "depo1-225"), ("depo", "depo2-75-k4"), ("brevo", "brevo2-40"),
 
 
 @pytest.mark.parametrize(("task", "setting"), PAPER)
-def test_only_training_like_the_papers_is_compared_with_its_numbers(task, setting):
+def test_only_runs_trained_like_the_paper_are_compared_with_it(task, setting):
     run = resolve({**load_preset(task, "paper", setting).run, "arch": "llama"}).model_dump(mode="json")
     assert as_in_the_paper(flat(run))
     larger = {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12}
@@ -423,7 +423,7 @@ def test_only_training_like_the_papers_is_compared_with_its_numbers(task, settin
     assert not as_in_the_paper({})
 
 
-def test_the_page_says_other_training_in_place_of_a_difference(tmp_path):
+def test_the_page_shows_other_training_instead_of_a_difference(tmp_path):
     run = resolve({**load_preset("depo", "paper", "depo1-225").run, "arch": "llama"}).model_dump(mode="json")
     optim = {**run["train"]["optim"], "lr": 0.001}
     for name, steps, seeds in (("long", 87_500, (0, 1)), ("short", 800, (0, 1))):

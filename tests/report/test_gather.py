@@ -37,7 +37,7 @@ def shape(play):
     return {section.heading: [run.name for run in section.runs] for section in play.sections}
 
 
-def test_sections_that_ask_the_same_become_one(tmp_path):
+def test_sections_with_the_same_settings_are_merged(tmp_path):
     one = play_folder(tmp_path / "one", {"a": {}, "b": {"seed": 1}}, "Mine")
     two = play_folder(tmp_path / "two", {"a": {"arch": "llama+canon"}, "c": {"arch": "gla5"}}, "Yours")
     play = load_play([one, two])
@@ -49,7 +49,7 @@ def test_sections_that_ask_the_same_become_one(tmp_path):
     assert f"{two}/a" in page
 
 
-def test_where_play_was_started_has_what_it_wrote(tmp_path):
+def test_the_folder_where_play_started_shows_its_runs(tmp_path):
     """`canonlm report .` beside the folder `runs`."""
     play_folder(tmp_path / "runs" / "one", {"a": {}}, "Mine")
     play_folder(tmp_path / "runs" / "two", {"b": {"task": OTHER}}, "Yours")
@@ -65,7 +65,7 @@ def test_other_settings_of_a_task_are_another_section(tmp_path):
     assert shape(load_play(two)) == {"depo": ["a2"]}
 
 
-def test_two_sections_of_one_folder_stay_two(tmp_path):
+def test_two_sections_of_one_folder_are_not_merged(tmp_path):
     one = tmp_path / "one"
     for name in ("a", "b"):
         write_run(one / "runs" / name, evals=[evaluation(50, HALF)])
@@ -108,7 +108,7 @@ def test_text_of_several_folders(tmp_path):
     assert shape(play) == {"Depo": ["a"]}
 
 
-def test_what_is_left_out_says_where(tmp_path):
+def test_skipped_runs_are_named_with_their_folder(tmp_path):
     one = play_folder(tmp_path / "one", {"a": {}})
     two = play_folder(tmp_path / "two", {"b": {}})
     (two / "runs" / "c").mkdir()
@@ -137,7 +137,7 @@ GARBAGE = bytes(range(256)) * 40
     ],
     ids=["garbage", "empty", "missing", "deep", "other", "deeper", "endless", "folder"],
 )
-def test_a_damaged_file_leaves_a_page_that_says_so(tmp_path, name, damage):
+def test_a_damaged_file_is_named_on_the_page(tmp_path, name, damage):
     evals = [evaluation(50, HALF)]
     play_folder(tmp_path, {"whole": {}, "hurt": {"evals": evals}})
     write_text_run(
@@ -152,7 +152,7 @@ def test_a_damaged_file_leaves_a_page_that_says_so(tmp_path, name, damage):
     list(tables(load_play(tmp_path)))
 
 
-def test_names_that_are_no_text(tmp_path):
+def test_names_that_are_not_text(tmp_path):
     for place, make in enumerate((write_run, write_text_run)):
         rows = [evaluation(50, HALF)] if place == 0 else [text_evaluation(5, {"a\ud800": (1.0, 0.3, 9)})]
         folder = tmp_path / "runs" / os.fsdecode(b"n\xff%d" % place)
@@ -166,7 +166,7 @@ def test_names_that_are_no_text(tmp_path):
         str(part).encode()
 
 
-def test_names_cannot_command_the_terminal(tmp_path):
+def test_names_cannot_send_terminal_escapes(tmp_path):
     task = {"name": "x\x1b[2J", "n": "\x1b[2J"}
     write_run(
         tmp_path / "runs" / "a\x1b[2J", arch="b\x1b[2J", task=task, evals=[evaluation(50, {("k", "\x1b[2J"): (1, 2)})]
@@ -211,17 +211,17 @@ def test_run_folders(tmp_path):
     assert run_folders(folder / "runs" / "a") == [folder / "runs" / "a"]
 
 
-def test_a_folder_of_play_folders_is_all_of_them(tmp_path):
+def test_a_folder_of_play_folders_includes_all_of_them(tmp_path):
     play_folder(tmp_path / "one", {"a": {}, "b": {"seed": 1}}, "Mine")
     play_folder(tmp_path / "two", {"a": {"arch": "llama+canon"}}, "Yours")
-    assert {name for found in gather(tmp_path) for name in found.runs} == {"a", "b"}
+    assert {name for result in gather(tmp_path) for name in result.runs} == {"a", "b"}
     play = load_play(tmp_path)
     assert sorted(run.name for run in play.runs) == [f"{tmp_path}/one/a", f"{tmp_path}/two/a", "b"]
     assert play.left_out == ()
     assert play.title == "Mine and Yours"
 
 
-def test_a_size_that_differs_is_said(tmp_path):
+def test_different_sizes_are_reported(tmp_path):
     for width in (128, 256):
         model = {"num_hidden_layers": 4, "hidden_size": width}
         write_run(tmp_path / "runs" / f"wide{width}", evals=[evaluation(50, HALF)], config={"model": model})

@@ -67,13 +67,13 @@ def test_four_sizes(tmp_path):
     assert all(len(a.best.runs) == 2 for a in summarise(runs))
 
 
-def test_sizes_that_layers_and_width_do_not_tell(tmp_path):
+def test_models_of_equal_depth_and_width_get_different_names(tmp_path):
     for heads in (2, 4):
         run(tmp_path / "runs" / str(heads), num_attention_heads=heads, params=1_000)
     assert names(tmp_path) == ["llama (num_attention_heads=2)", "llama (num_attention_heads=4)"]
 
 
-def test_files_from_outside_tell_runs_apart(tmp_path):
+def test_outside_files_distinguish_runs(tmp_path):
     for name, sha in (("a", "1" * 64), ("b", "2" * 64), ("c", "2" * 64)):
         folder = run(tmp_path / "runs" / name, "mine.py:Block", seed=int(name, 16))
         (folder / "code.json").write_text(json.dumps({"outside": {"mine.py:Block": sha}}))
@@ -117,7 +117,7 @@ def test_settings_have_a_column_per_group(tmp_path):
 
 
 @pytest.mark.parametrize("decay", [0.1, 0.3])
-def test_runs_on_text_say_what_differs(tmp_path, decay):
+def test_runs_on_text_name_their_differences(tmp_path, decay):
     for name, value in (("a", 0.1), ("b", decay)):
         train = {"steps": 10, "batch_size": 2, "seed": 0, "optim": {"lr": 0.001, "weight_decay": value}}
         write_text_run(tmp_path / name, evals=[text_row(10, {"web": (2.0, 0.5, 10)})],

@@ -40,30 +40,30 @@ def test_every_number_of_a_run_is_a_row(tmp_path):
     frame = quiet(tmp_path)
     about = frame.select("run", "state", "task", "setting", "arch", "parameters", "lr", "seed").unique()
     assert about.rows() == [("a", "finished", "depo", "max_n=30, max_k=4", "llama+canon", 1_000_000, 0.003, 2)]
-    wanted = []  # read from the file without our readers
+    expected = []  # read from the file without our readers
     for row in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
         at = row["step"], row["step"] * TOKENS
         if row["kind"] == "train":
             names = ("loss", "lr", "grad_norm", "tokens_per_s")
-            wanted += [("training", "train", *at, "all", name, row[name], None, None) for name in names]
+            expected += [("training", "train", *at, "all", name, row[name], None, None) for name in names]
         for kind in {"eval": ["evaluation", "final"], "train": []}[row["kind"]]:
             if (kind, row["step"]) == ("final", 100):
                 continue
             shares = []
             for entry in row["slices"]:
-                right, asked = entry["correct"], entry["total"]
+                right, requested = entry["correct"], entry["total"]
                 key = f"k={entry['slice']['k']}"
-                wanted.append((kind, "test", *at, key, "accuracy", right / asked, right, asked))
-                shares.append(right / asked)
-            wanted.append((kind, "test", *at, "all", "accuracy", sum(shares) / 2, None, 1500))
-            wanted.append((kind, "test", *at, "all", "loss", row["loss"], None, None))
-    wanted += [("final", None, 800, 800 * TOKENS, "all", *row, None, None)
+                expected.append((kind, "test", *at, key, "accuracy", right / requested, right, requested))
+                shares.append(right / requested)
+            expected.append((kind, "test", *at, "all", "accuracy", sum(shares) / 2, None, 1500))
+            expected.append((kind, "test", *at, "all", "loss", row["loss"], None, None))
+    expected += [("final", None, 800, 800 * TOKENS, "all", *row, None, None)
                for row in (("train_seconds", 12.5), ("tokens_per_s", 60_000.0))]  # fmt: skip
     columns = ("kind", "split", "step", "tokens", "slice", "measure", "value", "correct", "total")
-    assert sorted(frame.select(columns).rows(), key=str) == sorted(wanted, key=str)
+    assert sorted(frame.select(columns).rows(), key=str) == sorted(expected, key=str)
 
 
-def test_what_is_unfinished_or_damaged_is_named(tmp_path):
+def test_unfinished_and_damaged_runs_are_named(tmp_path):
     write_run(tmp_path / "runs" / "cut", evals=ROWS, steps=2000, finished=False, tail="{broken\n")
     (tmp_path / "runs" / "bad").mkdir()
     (tmp_path / "runs" / "bad" / "config.yaml").write_text("[")
@@ -87,7 +87,7 @@ def test_a_diverged_run_has_rows_without_values(tmp_path):
     assert only(frame, kind="training", measure="loss")["value"].to_list() == [None]
 
 
-def test_text_and_what_was_asked_afterwards(tmp_path):
+def test_text_runs_and_later_evaluations(tmp_path):
     rows = [text_evaluation(200, {"web": (2.0, 0.5, 3000), "code": (1.0, 0.25, 1000)})]
     run = write_text_run(tmp_path / "runs" / "a", evals=rows)
     model = {"source": str(run), "step": 200, "arch": "llama", "parameters": 7}
@@ -100,10 +100,10 @@ def test_text_and_what_was_asked_afterwards(tmp_path):
         ("all", "loss", 1.75, None), ("code", "bits_per_byte", 0.25, 1000), ("code", "loss", 1.0, 1000),
         ("web", "bits_per_byte", 0.5, 3000), ("web", "loss", 2.0, 3000),
     ]  # fmt: skip
-    [asked] = only(frame, kind="suite").to_dicts()
-    wanted = {"run": "a", "task": "multihop", "slice": "1hop-2k", "measure": "exact", "value": 0.25, "stderr": 0.01,
+    [requested] = only(frame, kind="suite").to_dicts()
+    expected = {"run": "a", "task": "multihop", "slice": "1hop-2k", "measure": "exact", "value": 0.25, "stderr": 0.01,
               "total": 1000, "step": 200, "tokens": 200 * TOKENS, "seed": 0}  # fmt: skip
-    assert {key: asked[key] for key in wanted} == wanted
+    assert {key: requested[key] for key in expected} == expected
 
 
 def test_settings_become_columns(tmp_path):

@@ -92,7 +92,7 @@ def test_the_page_loads_nothing(written):
     assert "default-src 'none'" in next(attrs["content"] for tag, attrs in page.tags if "http-equiv" in attrs)
 
 
-def test_the_page_names_what_it_should(written):
+def test_the_page_contains_the_expected_text(written):
     for text in ("Do Canon layers help a small Llama?", "Copying a list", "1 hop", "documents in a window isolated",
                  "window length (tokens)", "a laptop", "canonlm play demo --arch", "1.06 M",
                  "undecided, a verdict needs", "best learning rate"):  # fmt: skip
@@ -123,7 +123,7 @@ def test_text_from_runs_stays_text(tmp_path, text, written):
         console.print(part)
 
 
-def test_an_unfinished_run_is_named_and_not_averaged(tmp_path):
+def test_an_unfinished_run_is_named_but_not_averaged(tmp_path):
     rows = [evaluation(10, {("k", 1): (5, 10)})]
     write_run(tmp_path / "runs" / "done", evals=rows, steps=40)
     write_run(tmp_path / "runs" / "going", evals=rows, seed=1, steps=40, finished=False, tail="{")
@@ -136,7 +136,7 @@ def test_an_unfinished_run_is_named_and_not_averaged(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["out.html"]
 
 
-def test_settings_that_differ_by_accident_are_held_against_the_comparison(tmp_path):
+def test_accidental_differences_are_listed_with_the_comparison(tmp_path):
     rows = [evaluation(10, {("k", 1): (5, 10)})]
     write_run(tmp_path / "runs" / "a", evals=rows, steps=10)
     write_run(tmp_path / "runs" / "b", evals=rows, steps=20, arch="llama+canon", lr=0.01, seed=3)
@@ -181,7 +181,7 @@ def test_the_terminal_tables(demo):
 
 
 @pytest.mark.parametrize("hops", [3, 6])
-def test_the_tables_say_what_guessing_scores(tmp_path, hops):
+def test_the_tables_show_the_score_of_guessing(tmp_path, hops):
     """For six slices the table of best rates has the mean, and a separate table has each slice."""
     chance = {f"k={k}": k / 10 for k in range(1, hops + 1)}
     for arch, right in (("llama", 15), ("gla5", 60)):

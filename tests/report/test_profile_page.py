@@ -62,7 +62,7 @@ def test_five_seeds_give_verdicts():
     ]
 
 
-def test_three_seeds_decide_nothing_and_say_so():
+def test_three_seeds_are_reported_as_undecided():
     _, _, shown = made_up(["llama", "llama+canon"], ["depo", "copying"], 3, apart)
     assert re.fullmatch(
         r"Depo: llama\+canon is ahead of llama by 70\.0 points \[[\d.]+, [\d.]+\], 3 seeds each: undecided\.",
@@ -119,7 +119,7 @@ def test_seeds_that_never_solved_a_task_are_censored():
     assert "1 of 3 seeds not in 600 steps: censored" in canon["hover"][-1]
 
 
-def test_costs_are_counted_and_speeds_are_those_of_the_runs():
+def test_costs_are_counted_and_speeds_are_measured():
     _, _, shown = made_up(["llama", "llama+canon"], ["depo"], 3, apart)
     plain, canon = shown.tasks[0].arms
     # 64 windows of 64 tokens a step: one second a step, or two
@@ -167,7 +167,7 @@ def test_names_cannot_break_the_page(tmp_path):
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
 @MARKS[0]
 @MARKS[1]
-def test_it_is_drawn_in_a_browser(browser, tmp_path, width, scheme):
+def test_renders_in_a_browser(browser, tmp_path, width, scheme):
     path = tmp_path / "profile.html"
     path.write_text(html(made_up(["llama", "llama+canon"], ["depo", "copying"], 3, apart)[2], "canonlm profile"))
     load(browser, path, width, scheme)

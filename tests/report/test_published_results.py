@@ -99,7 +99,7 @@ def finals():
         ("slimpajama", 27 * 36, 43794.6, "6dd65f7b3ff95c95"),
     ],
 )
-def test_every_number_is_the_printed_one(name, rows, total, check):
+def test_every_number_equals_the_printed_one(name, rows, total, check):
     frame = getattr(package, name)()
     assert frame.schema == pl.Schema({column: getattr(pl, kind) for column, kind in SCHEMA.items()})
     assert len(frame) == rows
@@ -135,7 +135,7 @@ def test_settings_are_those_of_the_recipes_of_this_package(row):
     assert (row["layers"], row["dim"], row["heads"]) == model
 
 
-def test_what_the_notes_say_of_contexts_and_batches():
+def test_contexts_and_batches_in_the_notes():
     runs = package.settings().with_columns(batch_tokens=pl.col("ctx") * pl.col("batch") / 1e6)
     llama, linear = runs.filter(pl.col("arch") == "Llama"), runs.filter(pl.col("arch") != "Llama")
     assert dict(linear.select("size", "ctx").unique().iter_rows()) == {"1B": 16384, "3B": 12288, "8B": 4096}
@@ -152,9 +152,9 @@ def test_averages_are_those_of_their_columns(name, average, count):
     """Columns are rounded to 0.1, and so is the average of unrounded ones, so both are at most 0.1 apart."""
     assert len(AVERAGES[average]) == count
     values = {(model, column): value for model, column, value in by_column(getattr(package, name)())}
-    told = {model: value for (model, column), value in values.items() if column == average}
-    assert bool(told) == ((average == "avg10") == (name == "references"))
-    for model, value in told.items():
+    averages = {model: value for (model, column), value in values.items() if column == average}
+    assert bool(averages) == ((average == "avg10") == (name == "references"))
+    for model, value in averages.items():
         mean = sum(values[model, column] for column in AVERAGES[average]) / count
         assert abs(mean - value) <= 0.0601, model  # what the release's own rows reach
 
@@ -163,8 +163,8 @@ def test_best_is_the_best_of_the_runs_column_by_column(finals):
     same = ("arch", "canon", "size", "tokens", *QUESTION)
     less = pl.col("metric").is_in(list(LOWER_IS_BETTER))
     scores = finals.filter(~pl.col("slice").str.starts_with("average"))
-    found = scores.group_by(same).agg(best=pl.when(less.first()).then(pl.min("value")).otherwise(pl.max("value")))
-    both = package.best().join(found, on=same, nulls_equal=True)
+    result = scores.group_by(same).agg(best=pl.when(less.first()).then(pl.min("value")).otherwise(pl.max("value")))
+    both = package.best().join(result, on=same, nulls_equal=True)
     assert len(both) == 26 * 84
     assert both["value"].equals(both["best"].alias("value"))
     assert package.best()["lr"].null_count() == 26 * 87
@@ -173,25 +173,25 @@ def test_best_is_the_best_of_the_runs_column_by_column(finals):
 def test_paired_differences_are_the_published_ones(finals):
     pairs = paired(finals)
     assert len(pairs) == 32 * 87
-    found = {}
+    result = {}
     for row in pairs.iter_rows(named=True):
         assert row["base"] + row["delta"] == pytest.approx(row["value"])
         column = COLUMN_OF[row["task"], row["slice"], row["metric"]]
-        found[row["canon_model"], column] = (row["base_model"], row["delta"])
-    assert set(DELTAS) == {model for model, _ in found}
+        result[row["canon_model"], column] = (row["base_model"], row["delta"])
+    assert set(DELTAS) == {model for model, _ in result}
     for model, deltas in DELTAS.items():
         for column, delta in zip(DELTA_COLUMNS, deltas, strict=True):
-            base, computed = found[model, column]
+            base, computed = result[model, column]
             assert computed == delta, (model, column)
             assert base == model.replace("Canon", "" if model.startswith("Llama") else "conv")
 
 
-def test_what_else_differs_in_a_pair():
-    found = package.differing()
-    rope = found.filter(pl.col("setting") == "rope_dim")
+def test_other_differences_in_a_pair():
+    result = package.differing()
+    rope = result.filter(pl.col("setting") == "rope_dim")
     assert set(rope.select("base", "canon").unique().iter_rows()) == {("64", "16"), ("128", "32")}
-    assert (len(rope), len(found)) == (8, 9)
-    (other,) = found.filter(pl.col("setting") != "rope_dim").to_dicts()
+    assert (len(rope), len(result)) == (8, 9)
+    (other,) = result.filter(pl.col("setting") != "rope_dim").to_dicts()
     assert (other["canon_model"], other["setting"]) == ("GLA5Canon-3B-Nemo-1T-lr0.005", "zeyuan_layernorm")
 
 
@@ -245,13 +245,13 @@ def test_grids():
     ]
     assert digest(rows) == "2b81d7b9584e94be"
     assert tidy["value"].equals(raw["value"])
-    assert tidy.drop("value").is_duplicated().sum() == 0  # each cell has a name of its own
+    assert tidy.drop("value").is_duplicated().sum() == 0  # each cell has a unique name
     one = tidy.filter((pl.col("model") == "Llama(NoPE) Canon-ABCD(res)") & (pl.col("size") == "12L768D"))
     one = one.filter(pl.col("metric") == "accuracy")
-    found = {(setting, slice): value for setting, slice, value in one.select("setting", "slice", "value").iter_rows()}
+    result = {(setting, slice): value for setting, slice, value in one.select("setting", "slice", "value").iter_rows()}
     assert (one["arch"][0], one["canon"][0]) == ("Llama-nope", "ABCD")
-    assert found["depo1-375", "k=8"] >= 96
-    assert found["cfg3k", "all"] == 53.1
+    assert result["depo1-375", "k=8"] >= 96
+    assert result["cfg3k", "all"] == 53.1
 
 
 def test_settings_of_the_grids_are_difficulties_of_the_tasks():
@@ -263,7 +263,7 @@ def test_settings_of_the_grids_are_difficulties_of_the_tasks():
 
 
 @pytest.mark.parametrize("difficulty", ["depo1-225", "depo2-75-k4", "brevo1-70", "brevo2-30", "mano-10", "cfg3f"])
-def test_a_run_at_the_papers_settings_is_known_as_one(difficulty):
+def test_a_run_at_the_papers_settings_is_recognised(difficulty):
     [task] = [task for task, difficulties in DIFFICULTIES.items() if difficulty in difficulties]
     run = resolve({**load_preset(task, "paper", difficulty).run, "arch": "llama"})
     assert as_in_the_paper(settings(run.model_dump(mode="json")))

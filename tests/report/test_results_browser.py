@@ -55,7 +55,7 @@ def saved(browser, section):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 390])
-def test_it_renders_quietly_and_alone_at_any_width(browser, page, width, scheme):
+def test_renders_without_errors_or_requests_at_any_width(browser, page, width, scheme):
     show(browser, page, width, scheme)
     assert browser.execute_script("return document.querySelectorAll('.chart').length") == 3
     assert browser.execute_script(PANELS) == 13  # four architectures in three sizes, and Llama with more tokens
@@ -168,9 +168,9 @@ def test_best_rates_smoothing_and_a_hover(browser, page):
 
 def test_two_runs_setting_by_setting(browser, page):
     show(browser, page)
-    told = {row[0]: row[1:] for row in browser.execute_script(CELLS, "settings")}
-    assert told["rope_dim"] == ["64", "16"]
-    assert "layers" not in told
+    settings_rows = {row[0]: row[1:] for row in browser.execute_script(CELLS, "settings")}
+    assert settings_rows["rope_dim"] == ["64", "16"]
+    assert "layers" not in settings_rows
     browser.execute_script("document.getElementById('settings-all').click()")
     assert "layers" in {row[0] for row in browser.execute_script(CELLS, "settings")}
     browser.execute_script(
@@ -182,7 +182,7 @@ def test_two_runs_setting_by_setting(browser, page):
     )
 
 
-def test_your_runs_stand_beside_the_paper_cell_by_cell(browser, tmp_path):
+def test_your_runs_are_shown_beside_the_paper_cell_by_cell(browser, tmp_path):
     nasty = "<img src=x onerror=alert(1)>"
     mine = {"source": "yours", "model": nasty, "arch": "Llama", "canon": "ABCD", "size": "12L768D", "tokens": 10**9,
             "lr": 1e-3, "seed": 0, "task": "depo", "setting": "depo1-225", "slice": "k=8", "metric": "accuracy",
@@ -219,7 +219,7 @@ def test_your_runs_stand_beside_the_paper_cell_by_cell(browser, tmp_path):
     assert errors(browser) == []
 
 
-def test_your_pairs_come_first_and_have_groups_of_their_own(browser, demo, tmp_path):
+def test_your_pairs_come_first_in_separate_groups(browser, demo, tmp_path):
     path = results_page.write_results(results_payload.beside_the_published(gather(demo)), tmp_path / "mine.html")
     load(browser, path)
     assert until(lambda: browser.execute_script(DRAWN))

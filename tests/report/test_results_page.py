@@ -39,19 +39,19 @@ def read_back(page):
 
 def values_by_key(data):
     """(source, model, size, seed, task, setting, slice, metric) → value, of single runs."""
-    scores, found = data["scores"], {}
+    scores, values = data["scores"], {}
     for m, q, value, runs in zip(*(scores[key] for key in ("model", "question", "value", "runs")), strict=True):
         model, question = data["models"][m], data["questions"][q]
         if runs == 1:
             key = [model[name] for name in ("source", "model", "size", "seed")]
             key += [question[name] for name in ("task", "setting", "slice", "metric")]
-            assert tuple(key) not in found
-            found[tuple(key)] = value
-    return found
+            assert tuple(key) not in values
+            values[tuple(key)] = value
+    return values
 
 
 def test_every_final_score_of_the_release_is_there_digit_by_digit(data):
-    found, compared = values_by_key(data), 0
+    values, compared = values_by_key(data), 0
     size = dict(published.settings().select("model", "size").iter_rows())
     lines = (line for line in (RELEASE / "finals.csv").read_text().splitlines() if not line.startswith("#"))
     for row in csv.DictReader(lines):
@@ -67,7 +67,7 @@ def test_every_final_score_of_the_release_is_there_digit_by_digit(data):
                     benchmark.slice,
                     benchmark.metric,
                 )
-                assert found[key] == float(row[column])
+                assert values[key] == float(row[column])
                 compared += 1
     assert compared == 5568
 
@@ -80,17 +80,17 @@ def test_every_number_of_all_sources_is_there_once(data):
     assert len(theirs) == len(numbers)
 
 
-def test_averages_recompute_from_the_page(data):
-    found = values_by_key(data)
+def test_averages_can_be_recomputed_from_the_page(data):
+    values = values_by_key(data)
     for average, columns in published.AVERAGES.items():
         benchmark = published.BENCHMARKS[average]
         about = [published.BENCHMARKS[column] for column in columns]
-        having = [key[:4] for key in found if key[4:] == (benchmark.task, None, benchmark.slice, benchmark.metric)]
+        having = [key[:4] for key in values if key[4:] == (benchmark.task, None, benchmark.slice, benchmark.metric)]
         models = [model for model in having if model[0] != "best"]  # its averages are bests of averages
         assert len(models) >= (18 if average == "avg10" else 64)
         for model in models:
-            parts = [found[*model, b.task, None, b.slice, b.metric] for b in about]
-            mean = found[*model, benchmark.task, None, benchmark.slice, benchmark.metric]
+            parts = [values[*model, b.task, None, b.slice, b.metric] for b in about]
+            mean = values[*model, benchmark.task, None, benchmark.slice, benchmark.metric]
             assert mean == pytest.approx(sum(parts) / len(parts), abs=0.1)
 
 
@@ -135,7 +135,7 @@ def test_it_needs_no_network_and_less_than_8_MB(page):
     assert not re.search(r'(src|href)="(?!data:)', outside)
 
 
-def test_a_hostile_name_is_text_and_what_was_left_out_is_said():
+def test_hostile_names_are_text_and_skipped_runs_are_reported():
     nasty = "</script><img src=x onerror=alert(1)>"
     row = {"source": "yours", "model": nasty, "arch": nasty, "canon": "none", "task": nasty, "slice": nasty,
            "metric": "accuracy", "unit": "%", "value": 50.0}  # fmt: skip
@@ -156,7 +156,7 @@ def mine(folder, name="mine", **others):
     return folder
 
 
-def test_what_yaml_can_say_and_json_cannot_becomes_text(tmp_path):
+def test_yaml_values_without_a_json_form_become_text(tmp_path):
     odd = {"note": {"day": datetime.date(2026, 1, 2), "raw": b"x", "some": {1, 2}, "far": math.inf, "not": math.nan}}
     data = read_back(results_page.render(results_payload.of_runs(gather(mine(tmp_path, config=odd)))))
     settings = data["settings"]["mine"]
@@ -164,7 +164,7 @@ def test_what_yaml_can_say_and_json_cannot_becomes_text(tmp_path):
     assert (settings["note.far"], settings["note.not"]) == ("inf", "nan")
 
 
-def test_numbers_that_are_none_do_not_break_the_page():
+def test_values_that_are_none_do_not_break_the_page():
     row = {
         "source": "yours",
         "model": "m",
@@ -178,7 +178,7 @@ def test_numbers_that_are_none_do_not_break_the_page():
     assert data["scores"]["stderr"] == [None]
 
 
-def test_long_curves_are_thinned_and_end_where_they_end():
+def test_long_curves_are_thinned_and_keep_their_last_point():
     about = {"source": "yours", "model": "m", "task": "train", "slice": "all", "metric": "loss", "unit": ""}
     curve = tidy.frame([about | {"tokens": step, "value": 1.0 / step} for step in range(1, 5002)])
     [thin] = read_back(results_page.render(results_payload.Shown(tidy.frame(), curve)))["curves"]
@@ -187,17 +187,17 @@ def test_long_curves_are_thinned_and_end_where_they_end():
     assert all(value == 1.0 / step for step, value in zip(thin["tokens"], thin["values"], strict=True))
 
 
-def test_runs_that_were_trained_otherwise_are_no_pair(tmp_path):
+def test_runs_trained_differently_are_not_paired(tmp_path):
     for arch in ("llama", "llama+canon"):
         mine(tmp_path, arch, arch=arch, lr=0.001)
     mine(tmp_path, "other data", arch="llama", lr=0.001, config={"data": {"seq_len": 512, "loss_on": "all"}})
     data = read_back(results_page.render(results_payload.of_runs(gather(tmp_path))))
     sides = [[data["models"][pair[side]] for side in ("base", "canon")] for pair in data["pairs"]]
-    here = [(base["model"], canon["model"]) for base, canon in sides if base["source"] == "yours"]
-    assert here == [("llama", "llama+canon")]
+    your_pairs = [(base["model"], canon["model"]) for base, canon in sides if base["source"] == "yours"]
+    assert your_pairs == [("llama", "llama+canon")]
 
 
-def test_saved_models_of_unknown_training_are_no_pair():
+def test_saved_models_of_unknown_training_are_not_paired():
     about = {"source": "yours", "arch": "Llama", "task": "piqa", "slice": "all", "metric": "acc", "unit": "%"}
     rows = [about | {"model": canon, "canon": canon, "value": 50.0} for canon in ("none", "ABCD")]
     assert len(tidy.paired(tidy.frame(rows))) == 0
@@ -205,7 +205,7 @@ def test_saved_models_of_unknown_training_are_no_pair():
     assert len(tidy.paired(tidy.frame(trained))) == 1
 
 
-def test_a_mean_over_seeds_knows_its_size_and_equal_runs_have_no_interval(tmp_path):
+def test_means_over_seeds_have_a_count_and_equal_runs_no_interval(tmp_path):
     for seed in (0, 1):
         mine(tmp_path, f"seed{seed}", seed=seed, params=1234)
     data = read_back(results_page.render(results_payload.of_runs(gather(tmp_path))))

@@ -37,7 +37,7 @@ def test_a_size_and_length_of_training_is_one_observation():
     assert retest.verdict == "undecided"  # rotary positions differ, too
 
 
-def test_less_perplexity_is_a_gain():
+def test_lower_perplexity_is_a_gain():
     assert min(one("C46", "Wiki_ppl").gains) > 0
 
 

@@ -22,7 +22,7 @@ def test_a_finished_run(run_folder):
     assert (run.state, run.damaged_rows) == ("finished", 0)
 
 
-def test_a_crashed_run_keeps_what_was_written_and_counts_the_torn_line(run_folder):
+def test_a_crashed_run_keeps_its_rows_and_counts_the_incomplete_line(run_folder):
     folder = run_folder(evals=[evaluation(50, HALF)], steps=200, finished=False, losses=[(50, 3.0), (100, 2.5)],
                         tail='{"kind": "eval", "step": 150, "slic')  # fmt: skip
     run = load_run(folder)
@@ -54,20 +54,20 @@ BREVO = {("n", 70): (30, 100), ("depth", 10): (1, 10), ("depth", 2): (29, 90), (
          ("nodes", "1-8"): (20, 40)}  # fmt: skip
 
 
-def test_accuracy_is_that_of_the_primary_scale_however_the_answers_are_sliced_besides(run_folder):
+def test_accuracy_uses_the_primary_scale_despite_other_slices(run_folder):
     final = load_run(run_folder(evals=[evaluation(50, BREVO)])).result.final
     assert final.accuracy == 0.3
     assert list(final.slices) == ["n=70", "depth=2", "depth=10", "nodes=1-8", "nodes=9-16"]
 
 
-def test_the_primary_scale_is_the_first_in_the_file_not_in_the_alphabet(run_folder):
+def test_the_primary_scale_is_the_first_in_the_file(run_folder):
     slices = {("k", 2): (10, 100), ("a", 1): (100, 100), ("k", 1): (50, 100)}
     assert load_run(run_folder(evals=[evaluation(50, slices)])).result.final.accuracy == pytest.approx(0.3)
     unasked = {("b", 1): (0, 0)} | slices  # a slice without questions has no accuracy
     assert load_run(run_folder("b", evals=[evaluation(50, unasked)])).result.final.accuracy == pytest.approx(0.3)
 
 
-def test_measures_stand_beside_the_slices(run_folder):
+def test_measures_are_listed_with_the_slices(run_folder):
     run = load_run(run_folder(evals=[evaluation(0, HALF), evaluation(50, HALF, measures={"kl": 0.25, "bits": 3})]))
     assert [row.measures for row in run.evals] == [{}, {"kl": 0.25, "bits": 3.0}]
     assert (run.result.final.value("kl"), run.result.final.value("k=2"), run.result.final.value("?")) == (
@@ -79,7 +79,7 @@ def test_measures_stand_beside_the_slices(run_folder):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), "0.5", None, True, [0.5], {}])
-def test_a_measure_that_is_no_number_is_not_there_and_that_is_said(run_folder, value):
+def test_a_measure_that_is_not_a_number_is_dropped_and_reported(run_folder, value):
     run = load_run(run_folder(evals=[evaluation(50, HALF, measures={"kl": value, "bits": 2.0})]))
     assert run.result.final.measures == {"bits": 2.0}
     assert run.result.final.accuracy == pytest.approx(0.3)
@@ -88,7 +88,7 @@ def test_a_measure_that_is_no_number_is_not_there_and_that_is_said(run_folder, v
 
 
 @pytest.mark.parametrize("measures", [3, "kl", [1.0], {"": 1.0}, {"k=1": 1.0}, {"all": 1.0}])
-def test_measures_that_are_none_are_passed_over(run_folder, measures):
+def test_measures_that_are_none_are_skipped(run_folder, measures):
     run = load_run(run_folder(evals=[evaluation(50, HALF, measures=measures)]))
     assert (run.result.final.measures, run.damaged_rows, run.notes) == ({}, 0, ())
     assert run.result.final.slices["k=1"] == Count(50, 100)
@@ -101,7 +101,7 @@ def test_bytes_that_are_not_text(run_folder):
     assert load_run(folder).damaged_rows == 1
 
 
-def test_a_damaged_result_is_an_unfinished_run_that_says_so(run_folder):
+def test_a_damaged_result_is_reported_as_an_unfinished_run(run_folder):
     folder = run_folder(evals=[evaluation(50, HALF)])
     (folder / "result.json").write_text('{"steps": 50')
     run = load_run(folder)
@@ -116,12 +116,12 @@ def test_a_rate_that_yaml_reads_as_text(run_folder):
     assert load_run(folder).lr == 0.003
 
 
-def test_of_two_rows_for_one_step_the_last_holds(run_folder):
+def test_the_last_of_two_rows_for_one_step_is_used(run_folder):
     run = load_run(run_folder(evals=[evaluation(50, HALF), evaluation(50, {("k", 1): (7, 10)})]))
     assert run.evals[0].slices == {"k=1": Count(7, 10)}
 
 
-def test_what_cannot_be_read_is_left_out_with_a_reason(tmp_path):
+def test_unreadable_runs_are_skipped_with_a_reason(tmp_path):
     good = write_run(tmp_path / "good", evals=[evaluation(50, HALF)])
     (tmp_path / "empty").mkdir()
     (tmp_path / "stray").mkdir()
@@ -146,7 +146,7 @@ def test_what_cannot_be_read_is_left_out_with_a_reason(tmp_path):
     }
 
 
-def test_slices_are_named_and_sorted_as_people_count():
+def test_slices_are_named_and_sorted_numerically():
     assert slice_key({"k": 1}) == "k=1"
     assert slice_key({}) == "all"
     assert in_order(["k=10", "k=2", "k=all", "k=1"]) == ["k=1", "k=2", "k=10", "k=all"]
@@ -156,7 +156,7 @@ def test_slices_are_named_and_sorted_as_people_count():
     assert in_order(["from=start", "from=cut"]) == ["from=start", "from=cut"]  # words as the task names them
 
 
-def test_play_sections_and_what_they_miss(tmp_path):
+def test_play_sections_and_missing_runs(tmp_path):
     for name in ("a", "b"):
         write_run(tmp_path / "runs" / name, evals=[evaluation(50, HALF)])
     sections = [{"heading": "One", "text": "", "runs": ["a", "../runs/b", "later"], "chance": {"k=1": 0.5, "k=2": "x"}}]

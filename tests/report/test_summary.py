@@ -76,7 +76,7 @@ def test_the_best_rate_and_the_spread_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_validation_runs_choose_the_rate_where_the_test_has_runs_at_it(tmp_path, finished):
+def test_validation_runs_select_the_rate_where_the_test_has_runs(tmp_path, finished):
     """0.1 is best on the test, 0.2 on validation samples."""
     folders = []
     for lr, seed, split, right in [(0.1, 0, "test", 90), (0.2, 0, "test", 60), (0.1, 100, "validation", 50),
@@ -102,7 +102,7 @@ def test_a_rate_does_not_win_by_its_survivors(tmp_path):
     assert [rate.finished_of for rate in only.rates] == ["2", "1 of 2"]
 
 
-def test_of_equal_rates_the_smallest(tmp_path):
+def test_equal_rates_select_the_smallest(tmp_path):
     (only,) = summarise(grid(tmp_path, [("llama", 0.2, 0, 50, 50), ("llama", 0.1, 0, 50, 50)]))
     assert only.best.lr == 0.1
 
@@ -120,13 +120,13 @@ def test_different_seeds_are_not_paired(tmp_path):
     assert any("do not have the same seeds: llama 0; llama+canon 1" in note for note in fairness([plain, canon]))
 
 
-def test_a_fair_grid_has_nothing_held_against_it(tmp_path):
+def test_a_fair_grid_has_no_objections(tmp_path):
     cells = [(arch, lr, seed, 90 if lr == 0.2 else 10, 10)
              for arch in ("llama", "llama+canon") for lr in (0.1, 0.2, 0.3) for seed in range(3)]  # fmt: skip
     assert fairness(summarise(grid(tmp_path, cells))) == []
 
 
-def test_what_is_held_against_an_unfair_grid(tmp_path):
+def test_objections_to_an_unfair_grid(tmp_path):
     cells = [("llama", lr, seed, int(100 * lr), 10) for lr in (0.1, 0.2, 0.3) for seed in range(3)]
     cells += [("llama+canon", 0.1, 0, 50, 50), ("llama+canon", 0.1, 0, 50, 50)]
     notes = fairness(summarise(grid(tmp_path, cells)))
@@ -137,7 +137,7 @@ def test_what_is_held_against_an_unfair_grid(tmp_path):
     )
 
 
-def test_a_seed_that_was_run_twice_is_no_second_seed(tmp_path):
+def test_a_repeated_seed_is_not_a_second_seed(tmp_path):
     plain, canon = summarise(grid(tmp_path, [
         ("llama", 0.1, 0, 10, 7), ("llama", 0.1, 0, 30, 7), ("llama", 0.1, 1, 40, 7),
         ("llama+canon", 0.1, 0, 50, 7), ("llama+canon", 0.1, 0, 90, 7),
@@ -167,7 +167,7 @@ def test_one_or_two_runs_have_no_interval(tmp_path, seeds):
     assert small_of(other, percent, seeds) == ("" if seeds == 1 else "0%, 10.0%")
 
 
-def test_seeds_that_tie_do_not_have_the_interval_of_their_answers(tmp_path):
+def test_the_interval_of_tied_seeds_is_not_that_of_their_answers(tmp_path):
     """Five seeds that solve a task may be luck where half of all do."""
     (only,) = summarise(grid(tmp_path, [("llama", 0.1, seed, 100, 0) for seed in range(5)]))
     solved, failed = only.best.slices.values()
@@ -184,27 +184,27 @@ def test_one_pair_has_no_interval(tmp_path):
 @given(values=st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=3, max_size=12))
 def test_intervals_of_accuracies_of_tasks_with_one_state(values):
     """Student's t, with a variance of at least that of 1,000 questions in clusters, and at least one point."""
-    found = spread_of(values, 1000, two_state=False)
+    result = spread_of(values, 1000, two_state=False)
     mean = statistics.fmean(values)
     near = (1000 * mean + 2) / 1004
     variance = max(statistics.variance(values), 1.9 * near * (1 - near) / 1000, 1e-4)
     half = stats.t.ppf(0.975, len(values) - 1) * (variance / len(values)) ** 0.5
-    assert found.low == pytest.approx(max(0.0, mean - half), abs=1e-6)
-    assert found.high == pytest.approx(min(1.0, mean + half), abs=1e-6)
+    assert result.low == pytest.approx(max(0.0, mean - half), abs=1e-6)
+    assert result.high == pytest.approx(min(1.0, mean + half), abs=1e-6)
 
 
 @given(values=st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=12))
 def test_intervals_of_measures_are_not_cut(values):
-    found = spread_of(values)
+    result = spread_of(values)
     if len(set(values)) == 1:
-        assert (found.low, found.high, found.kind) == (values[0], values[0], f"{len(values)} runs")
+        assert (result.low, result.high, result.kind) == (values[0], values[0], f"{len(values)} runs")
     else:
         half = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
-        assert found.mean - found.low == pytest.approx(half, rel=1e-6, abs=1e-9)
-        assert found.high - found.mean == pytest.approx(half, rel=1e-6, abs=1e-9)
+        assert result.mean - result.low == pytest.approx(half, rel=1e-6, abs=1e-9)
+        assert result.high - result.mean == pytest.approx(half, rel=1e-6, abs=1e-9)
 
 
-def test_the_answers_of_a_run_count_for_fewer_than_they_are():
+def test_answers_of_a_run_are_counted_at_a_reduced_size():
     low, high = wilson(Count(95, 190))
     truth = stats.binomtest(50, 100).proportion_ci(0.95, "wilson")
     assert (low, high) == (pytest.approx(truth.low, abs=1e-6), pytest.approx(truth.high, abs=1e-6))
@@ -225,7 +225,7 @@ def capo(tmp_path, cells, task=CAPO):
     return read_runs(folders)[0]
 
 
-def test_capo_goes_by_bits_per_parameter_and_not_by_accuracy(tmp_path):
+def test_capo_is_ranked_by_bits_per_parameter(tmp_path):
     (only,) = summarise(capo(tmp_path, [("llama", 0.1, 0, 90, 1.0, 50), ("llama", 0.1, 1, 90, 1.5, 50),
                                         ("llama", 0.2, 0, 10, 1.75, 50), ("llama", 0.2, 1, 10, 1.25, 50)]))  # fmt: skip
     assert only.score == "bits_per_parameter"
@@ -234,13 +234,13 @@ def test_capo_goes_by_bits_per_parameter_and_not_by_accuracy(tmp_path):
     assert (bits.mean, bits.runs, bits.values, bits.kind) == (1.5, 2, (1.75, 1.25), "2 runs")
 
 
-def test_where_no_run_has_bits_capo_goes_by_accuracy(tmp_path):
+def test_capo_without_bits_is_ranked_by_accuracy(tmp_path):
     runs = capo(tmp_path, [("llama", 0.1, 0, 90, None, 50), ("llama", 0.2, 0, 10, None, 50)])
     (only,) = summarise(runs)
     assert (only.score, only.best.lr, only.best.mean) == ("", 0.1, 0.9)
 
 
-def test_a_rate_that_diverged_in_one_run_does_not_win_by_the_other(tmp_path):
+def test_a_rate_with_one_diverged_run_does_not_win(tmp_path):
     nan = float("nan")
     (only,) = summarise(capo(tmp_path, [("llama", 0.1, 0, 90, 1.0, 50), ("llama", 0.1, 1, 90, 1.0, 50),
                                         ("llama", 0.2, 0, 90, 9.0, 50), ("llama", 0.2, 1, 90, nan, 50)]))  # fmt: skip
@@ -275,7 +275,7 @@ def test_measures_are_paired_by_seed_like_accuracies(tmp_path):
 
 
 @pytest.mark.parametrize(("share", "params"), [(0.5, 40_000), (1.0, 1_000), (0.001, 7)])
-def test_the_most_bits_per_parameter_are_all_bits_over_all_parameters(run_folder, share, params):
+def test_max_bits_per_parameter_is_all_bits_over_all_parameters(run_folder, share, params):
     rows = [evaluation(step, {("attribute", "field"): (0, 1)}, measures=capo_bits(known, params, people=250))
             for step, known in ((0, 0.0), (1, share), (2, 0.0))]  # fmt: skip
     (run,) = read_runs([run_folder(task=CAPO, evals=rows, params=params)])[0]
@@ -286,7 +286,7 @@ def test_the_most_bits_per_parameter_are_all_bits_over_all_parameters(run_folder
     assert at_most(read_runs([nothing])[0][0], "bits_per_parameter") is None
 
 
-def test_bounds_are_no_measures_and_scales_keep_apart(run_folder):
+def test_bounds_are_not_measures_and_scales_stay_separate(run_folder):
     row = evaluation(1, {("attribute", "b"): (1, 2), ("attribute", "a"): (1, 2), ("question", "b"): (1, 2)},
                      measures=capo_bits(0.5, 10) | {"other": 1.0})  # fmt: skip
     archs = summarise(read_runs([run_folder(task=CAPO, evals=[row])])[0])
@@ -308,6 +308,6 @@ def test_models_of_different_size_are_not_repeats_of_each_other(tmp_path):
     assert counterpart(archs[:2], archs[3]).arch == "llama (1 M)"
 
 
-def test_sizes_that_round_alike_are_told_apart(tmp_path):
+def test_sizes_that_round_equally_get_different_names(tmp_path):
     archs = summarise(capo(tmp_path, [("llama", 0.1, 0, 50, 2.0, 1_000_001), ("llama", 0.1, 0, 50, 1.0, 1_000_002)]))
     assert [a.arch for a in archs] == ["llama (1,000,001)", "llama (1,000,002)"]

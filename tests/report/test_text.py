@@ -30,7 +30,7 @@ def printed(folders):
     return console.file.getvalue()
 
 
-def test_a_run_as_it_was_written(tmp_path):
+def test_a_run_is_read_as_written(tmp_path):
     run = load_run(write_text_run(tmp_path / "a", evals=ROWS, losses=[(10, 4.0), (200, 2.5)], arch="llama+canon"))
     assert [(row.step, row.loss) for row in run.evals] == [(100, 3.5), (200, 2.25)]
     assert run.evals[1].sets == {"web": SetLoss(2.25, 0.7, 1000)}
@@ -40,7 +40,7 @@ def test_a_run_as_it_was_written(tmp_path):
     assert (run.damaged_rows, run.notes) == (0, ())
 
 
-def test_a_run_with_nothing_held_out(tmp_path):
+def test_a_run_without_held_out_text(tmp_path):
     folder = write_text_run(tmp_path / "a", finished=False, steps=50, losses=[(50, 2.5)])
     (folder / "result.json").write_text(json.dumps({"steps": 50, "num_parameters": 9, "final": None}))
     run = load_run(folder)
@@ -68,7 +68,7 @@ def test_damaged_rows_are_counted(tmp_path, line):
     assert (run.damaged_rows, [row.step for row in run.evals]) == (1, [100, 200])
 
 
-def test_a_diverged_run_has_no_number_and_that_is_said(tmp_path):
+def test_a_diverged_run_is_reported_without_a_number(tmp_path):
     write_text_run(tmp_path / "a", evals=[*ROWS, text_evaluation(300, {"web": (math.nan, math.nan, 10)})])
     run = load_run(tmp_path / "a")
     assert run.result.final.sets["web"] == SetLoss(None, None, 10)
@@ -80,7 +80,7 @@ def test_a_diverged_run_has_no_number_and_that_is_said(tmp_path):
 
 
 @pytest.mark.parametrize("text", [5, {}, {"sources": {}}, {"sources": ["web"]}])
-def test_a_run_that_does_not_say_what_it_read_is_left_out(tmp_path, text):
+def test_a_run_without_a_record_of_its_text_is_skipped(tmp_path, text):
     write_text_run(tmp_path / "runs" / "a", evals=ROWS, config={"text": text})
     play = load_play(tmp_path)
     assert play.texts == ()
@@ -100,14 +100,14 @@ def test_only_runs_on_the_same_text_are_compared(tmp_path):
     for name, (sources, contents) in cases.items():
         write_text_run(tmp_path / "runs" / name, sources=sources, contents=contents, evals=ROWS)
     play = load_play(tmp_path)
-    found = {section.mix: {run.name for run in section.runs} for section in play.texts}
-    assert set(map(frozenset, found.values())) == {
+    result = {section.mix: {run.name for run in section.runs} for section in play.texts}
+    assert set(map(frozenset, result.values())) == {
         frozenset({"here", "elsewhere"}), frozenset({"newer"}), frozenset({"mixed", "turned"}),
         frozenset({"more code"})}  # fmt: skip
-    assert {name for name, runs in found.items() if runs & {"mixed", "more code"}} == {
+    assert {name for name, runs in result.items() if runs & {"mixed", "more code"}} == {
         "code × 0.5, web × 0.5", "code × 0.75, web × 0.25"}  # fmt: skip
-    assert len(found) == 4
-    assert all("aa" in name or "bb" in name or "×" in name for name in found)
+    assert len(result) == 4
+    assert all("aa" in name or "bb" in name or "×" in name for name in result)
     alone = [run for section in play.texts for run in section.runs if run.name == "mixed"]
     assert list(mixes(alone)) == ["code, web"]
 
@@ -154,10 +154,10 @@ def test_every_curve_is_the_run_it_names(tmp_path):
 def test_the_numbers(tmp_path):
     write_text_run(tmp_path / "runs" / "a", evals=TWO)
     lines = list(csv.DictReader(io.StringIO(numbers_csv(load_play(tmp_path)))))
-    found = {(line["row"], line["slice"], line["measure"]): (float(line["value"]), line["total"]) for line in lines}
+    result = {(line["row"], line["slice"], line["measure"]): (float(line["value"]), line["total"]) for line in lines}
     want = [("web", "loss", 2.0, "3000"), ("web", "bits_per_byte", 0.5, "3000"),
             ("code", "loss", 1.0, "1000"), ("code", "bits_per_byte", 0.25, "1000")]  # fmt: skip
-    assert found == {(row, *key): tuple(value) for row in ("eval", "final") for *key, value in
+    assert result == {(row, *key): tuple(value) for row in ("eval", "final") for *key, value in
                      ((name, measure, value) for name, measure, *value in want)}  # fmt: skip
 
 
@@ -189,10 +189,10 @@ def test_settings_under_the_names_of_the_frames(tmp_path):
     write_run(tmp_path / "one" / "b", evals=[evaluation(50, {("k", 1): (5, 10)})], finished=False, lr=0.5)
     write_run(tmp_path / "two" / "a", evals=[evaluation(50, {("k", 1): (5, 10)})], finished=False)
     folders = [tmp_path / "one", tmp_path / "two"]
-    found = settings(gather(folders))
-    assert set(found) == {f"{tmp_path}/one/a", f"{tmp_path}/two/a", "b"} == set(runs_curves(folders)[0]["model"])
+    result = settings(gather(folders))
+    assert set(result) == {f"{tmp_path}/one/a", f"{tmp_path}/two/a", "b"} == set(runs_curves(folders)[0]["model"])
     assert set(runs_frame(folders)[0]["model"]) == {f"{tmp_path}/one/a"}  # the same name, though only one has finished
-    a, b = found[f"{tmp_path}/one/a"], found["b"]
+    a, b = result[f"{tmp_path}/one/a"], result["b"]
     assert (a["parameters"], a["text.sources.web.path"], a["model.hidden_size"]) == (77, "data/web", 64)
     assert (b["train.optim.lr"], b["task.max_n"], "parameters" in b) == (0.5, 30, False)
 

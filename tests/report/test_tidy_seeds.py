@@ -37,7 +37,7 @@ rows = st.one_of(st.lists(st.fixed_dictionaries(few), max_size=40), st.lists(st.
 
 def interval(by_seed, unit, least):
     """The interval of the mean of one number per seed, clipped to valid percentages."""
-    values = [np.mean(found) for found in by_seed.values()]
+    values = [np.mean(result) for result in by_seed.values()]
     half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
     if max(values) == min(values):
         return np.mean(values), None, None, len(values)
@@ -47,9 +47,9 @@ def interval(by_seed, unit, least):
 
 def numbers_by_key(frame, keys, column):
     rows = frame.iter_rows(named=True)
-    found = {tuple(row[key] for key in keys): (row[column], row["low"], row["high"], row["runs"]) for row in rows}
-    assert len(found) == len(frame)
-    return found
+    result = {tuple(row[key] for key in keys): (row[column], row["low"], row["high"], row["runs"]) for row in rows}
+    assert len(result) == len(frame)
+    return result
 
 
 def same(found, want):
@@ -69,9 +69,9 @@ def test_means_over_seeds(drawn):
         if row["seed"] is not None and row["arch"] is not None and row["value"] is not None:
             groups[tuple(row.get(key) for key in keys)][row["seed"]].append(row["value"])
     want = {key: interval(seeds, key[-1], 0.0) for key, seeds in groups.items() if len(seeds) > 1}
-    found = tidy.over_seeds(tidy.frame(drawn))
-    assert found.columns == [*keys, "value", "low", "high", "runs"]
-    same(numbers_by_key(found, keys, "value"), want)
+    result = tidy.over_seeds(tidy.frame(drawn))
+    assert result.columns == [*keys, "value", "low", "high", "runs"]
+    same(numbers_by_key(result, keys, "value"), want)
 
 
 @settings(max_examples=40, deadline=None)
@@ -81,24 +81,24 @@ def test_mean_differences_over_seeds(drawn):
     groups = defaultdict(lambda: defaultdict(list))
     for base in drawn:
         for canon in drawn:
-            alike = all(base.get(key) == canon.get(key) for key in
-                        ("source", "arch", "size", "tokens", "lr", "seed", *QUESTION))  # fmt: skip
+            same_fields = all(base.get(key) == canon.get(key) for key in
+                              ("source", "arch", "size", "tokens", "lr", "seed", *QUESTION))  # fmt: skip
             known = None not in (base["arch"], base["seed"], base["value"], canon["value"])
             known = known and (base.get("source") != "yours" or base["lr"] is not None)
-            if alike and known and base["canon"] in ("none", "b") and canon["canon"] == "ABCD":
-                asked = tuple(base.get(key) for key in QUESTION)
-                key = (*(base.get(k) for k in keys[:5]), base["canon"], "ABCD", *asked)
+            if same_fields and known and base["canon"] in ("none", "b") and canon["canon"] == "ABCD":
+                fields = tuple(base.get(key) for key in QUESTION)
+                key = (*(base.get(k) for k in keys[:5]), base["canon"], "ABCD", *fields)
                 groups[key][base["seed"]].append(canon["value"] - base["value"])
     want = {key: interval(seeds, key[-1], -100.0) for key, seeds in groups.items() if len(seeds) > 1}
-    found = tidy.paired_over_seeds(tidy.frame(drawn))
-    assert found.columns == [*keys, "delta", "low", "high", "runs"]
-    same(numbers_by_key(found, keys, "delta"), want)
+    result = tidy.paired_over_seeds(tidy.frame(drawn))
+    assert result.columns == [*keys, "delta", "low", "high", "runs"]
+    same(numbers_by_key(result, keys, "delta"), want)
 
 
 def test_the_difference_is_taken_seed_by_seed():
     """Seeds are 50 points apart and Canon is 2 to 4 points better: clear in pairs, but not in unpaired means."""
-    asked = {"arch": "Llama", "task": "depo", "unit": "%"}
-    both = [asked | {"canon": canon, "seed": seed, "value": 20.0 + 25 * seed + gain}
+    fields = {"arch": "Llama", "task": "depo", "unit": "%"}
+    both = [fields | {"canon": canon, "seed": seed, "value": 20.0 + 25 * seed + gain}
             for seed, gains in enumerate(((0, 2), (0, 3), (0, 4)))
             for canon, gain in zip(("none", "ABCD"), gains, strict=True)]  # fmt: skip
     (row,) = tidy.paired_over_seeds(tidy.frame(both)).iter_rows(named=True)
@@ -110,9 +110,9 @@ def test_the_difference_is_taken_seed_by_seed():
     assert canon["low"] < plain["value"] < canon["value"] < plain["high"]
 
 
-def test_intervals_of_percentages_end_where_percentages_do():
-    asked = {"arch": "Llama", "task": "depo", "unit": "%"}
-    losses = [asked | {"canon": canon, "seed": seed, "value": value}
+def test_intervals_of_percentages_stay_within_0_and_100():
+    fields = {"arch": "Llama", "task": "depo", "unit": "%"}
+    losses = [fields | {"canon": canon, "seed": seed, "value": value}
               for seed, pair in enumerate(((90.0, 10.0), (60.0, 40.0)))
               for canon, value in zip(("none", "ABCD"), pair, strict=True)]  # fmt: skip
     ends = tidy.paired_over_seeds(tidy.frame(losses)).select("delta", "low", "high", "runs").rows()
@@ -120,23 +120,23 @@ def test_intervals_of_percentages_end_where_percentages_do():
     assert tidy.over_seeds(tidy.frame(losses)).select("low", "high").rows() == [(0.0, 100.0)] * 2
 
 
-def test_numbers_that_are_none_do_not_count_as_runs():
+def test_missing_and_infinite_values_do_not_count_as_runs():
     values = [1.0, 2.0, math.nan, math.inf, None]
-    asked = [{"arch": "Llama", "seed": seed, "task": "depo", "unit": "", "value": x} for seed, x in enumerate(values)]
-    assert tidy.over_seeds(tidy.frame(asked)).select("value", "runs").rows() == [(1.5, 2)]
-    assert tidy.over_seeds(tidy.frame(asked[1:])).is_empty()
+    fields = [{"arch": "Llama", "seed": seed, "task": "depo", "unit": "", "value": x} for seed, x in enumerate(values)]
+    assert tidy.over_seeds(tidy.frame(fields)).select("value", "runs").rows() == [(1.5, 2)]
+    assert tidy.over_seeds(tidy.frame(fields[1:])).is_empty()
 
 
 def test_the_eight_seeds_of_the_paper():
     numbers = published.slimpajama()
-    found = tidy.over_seeds(numbers)
+    result = tidy.over_seeds(numbers)
     plain = numbers.filter(pl.col("seed").is_not_null())
-    assert plain.select(QUESTION).unique().height == len(found) == 36
-    assert found["runs"].to_list() == [8] * 36
-    assert set(found.select("arch", "canon", "size", "tokens").rows()) == {("Llama", "none", "1.3B", 100_000_000_000)}
+    assert plain.select(QUESTION).unique().height == len(result) == 36
+    assert result["runs"].to_list() == [8] * 36
+    assert set(result.select("arch", "canon", "size", "tokens").rows()) == {("Llama", "none", "1.3B", 100_000_000_000)}
     lambada = (50.8, 55.0, 52.3, 52.8, 53.1, 50.7, 52.3, 53.3)  # figure 16, column LMB
-    (row,) = found.filter((pl.col("task") == "lambada_openai") & (pl.col("metric") == "acc")).iter_rows(named=True)
+    (row,) = result.filter((pl.col("task") == "lambada_openai") & (pl.col("metric") == "acc")).iter_rows(named=True)
     truth = stats.t.interval(0.95, 7, np.mean(lambada), stats.sem(lambada))
     assert (row["value"], row["low"], row["high"]) == pytest.approx((np.mean(lambada), *truth))
-    assert found["low"].min() == 0.0  # two hops after 6,000 tokens: 0.0 to 1.2 %, not below 0
+    assert result["low"].min() == 0.0  # two hops after 6,000 tokens: 0.0 to 1.2 %, not below 0
     assert tidy.paired_over_seeds(numbers).is_empty()  # those with Canon layers have one run

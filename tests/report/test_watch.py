@@ -32,7 +32,7 @@ def now(folder):
     return (folder / "metrics.jsonl").stat().st_mtime
 
 
-def test_what_is_new_is_told_once(tmp_path, going):
+def test_news_is_reported_once(tmp_path, going):
     watch = Watch(tmp_path)
     assert watch.read(now(going)) == watch.runs
     (run,) = watch.runs
@@ -71,7 +71,7 @@ def test_a_file_that_has_not_changed_is_not_opened(tmp_path, going, monkeypatch)
     assert [row["step"] for row in rows] == [2000]  # only the new end
 
 
-def test_half_a_row_waits_for_the_other_half(tmp_path, going):
+def test_an_incomplete_row_waits_for_its_end(tmp_path, going):
     watch = Watch(tmp_path)
     watch.read(now(going))
     (run,) = watch.runs
@@ -85,7 +85,7 @@ def test_half_a_row_waits_for_the_other_half(tmp_path, going):
     assert run.step == 800
 
 
-def test_garbage_is_passed_over(tmp_path, going):
+def test_garbage_is_skipped(tmp_path, going):
     with (going / "metrics.jsonl").open("ab") as file:
         file.write(bytes(range(256)) + b'\r{"kind": 3}\n[1]\n' + json.dumps(train(70)).encode() + b"\n\xff\r")
     watch = Watch(tmp_path)
@@ -97,7 +97,7 @@ def test_garbage_is_passed_over(tmp_path, going):
     assert watch.runs[0].step == 80
 
 
-def test_a_resume_that_cut_the_rows_back(tmp_path, going):
+def test_a_resume_that_truncated_the_rows(tmp_path, going):
     append(going, train(300), train(310))
     watch = Watch(tmp_path)
     watch.read(now(going))
@@ -109,7 +109,7 @@ def test_a_resume_that_cut_the_rows_back(tmp_path, going):
     assert (run.step, run.evaluation.step) == (305, 50)
 
 
-def test_without_rows_for_long_it_is_not_running(tmp_path, going):
+def test_a_run_without_new_rows_is_not_running(tmp_path, going):
     watch = Watch(tmp_path)
     watch.read(now(going) + QUIET_SECONDS - 1)
     (run,) = watch.runs
@@ -123,7 +123,7 @@ def test_without_rows_for_long_it_is_not_running(tmp_path, going):
     assert not watch.done
 
 
-def test_runs_that_come_later_and_what_is_no_run(tmp_path, going):
+def test_later_runs_and_folders_that_are_not_runs(tmp_path, going):
     (tmp_path / "runs" / "empty").mkdir()
     (tmp_path / "runs" / "stray.txt").write_text("")
     watch = Watch(tmp_path)

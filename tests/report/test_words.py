@@ -31,7 +31,7 @@ from canonlm.runs.words import MAX_BYTES, MAX_LETTERS, score_of, words_of
     ("share", "text"),
     [(0, "0%"), (1, "100%"), (0.9999, ">99.9%"), (0.0001, "<0.1%"), (0.125, "12.5%"), (0.93, "93.0%")],
 )
-def test_percent_never_rounds_to_none_or_all(share, text):
+def test_percent_never_rounds_to_0_or_100(share, text):
     assert percent(share) == text
 
 
@@ -123,7 +123,7 @@ HIGH = [(90, 80), (93, 82), (92, 84), (91, 83), (90, 81)]
                           "needs 4 more seeds of each."),
     ],
 )  # fmt: skip
-def test_the_verdict_says_what_the_seeds_bear_out(tmp_path, plain, canon, text):
+def test_the_verdict_follows_from_the_seeds(tmp_path, plain, canon, text):
     assert verdict(architectures(tmp_path, {"a": plain, "b": canon})) == f"At the best learning rates, {text}"
 
 
@@ -136,7 +136,7 @@ def test_three_architectures_are_compared_two_by_two(tmp_path):
     assert last.startswith("the runs of b score higher than those of c")
 
 
-def test_many_architectures_are_ranked_and_left_to_the_tables(tmp_path):
+def test_many_architectures_are_only_ranked(tmp_path):
     archs = architectures(tmp_path, {"a": [(10, 20)], "b": [(90, 80)], "c": [(0, 0)], "d": [(100, 100)]})
     assert verdict(archs) == (
         "At the best learning rates, averaged over question types, 1 run each: d 100%, b 85.0%, a 15.0% and c 0%; "
@@ -162,7 +162,7 @@ def capo(tmp_path, scores):
 
 
 @pytest.mark.parametrize(
-    ("scores", "said"),
+    ("scores", "text"),
     [
         ({"a": [1.0, 1.2, 1.1, 1.0, 1.2], "b": [1.5, 1.71, 1.6, 1.5, 1.7]},
          "the runs of b score higher than those of a: 1.6 against 1.1 bits per parameter (5 seeds each); b scores "
@@ -177,11 +177,11 @@ def capo(tmp_path, scores):
          "sure these are."),
     ],
 )  # fmt: skip
-def test_the_verdict_on_capo_is_about_bits(tmp_path, scores, said):
-    assert verdict(capo(tmp_path, scores)) == f"At the best learning rates, {said}"
+def test_the_verdict_on_capo_is_about_bits(tmp_path, scores, text):
+    assert verdict(capo(tmp_path, scores)) == f"At the best learning rates, {text}"
 
 
-def test_what_is_sliced_besides_does_not_enter_the_verdict(tmp_path):
+def test_secondary_slices_do_not_enter_the_verdict(tmp_path):
     folders = []
     for arch, right in (("a", 10), ("b", 90)):
         for seed in range(2):
@@ -195,7 +195,7 @@ def test_what_is_sliced_besides_does_not_enter_the_verdict(tmp_path):
     )
 
 
-def test_architectures_keep_their_look_and_never_share_one():
+def test_architectures_have_fixed_and_distinct_looks():
     assert looks(["x", "llama"])["llama"] == looks(["llama+canon", "llama"])["llama"] == LOOKS["llama"]
     many = looks(["llama", *(f"mine{n}" for n in range(12))])
     assert len(set(many.values())) == 13
@@ -228,7 +228,7 @@ def of_mine(folder, words):
     return folder
 
 
-def test_a_task_from_outside_brings_its_words(tmp_path):
+def test_an_outside_task_provides_its_wording(tmp_path):
     """They are text in the run's folder: a report never runs the file of a task."""
     page = render(load_play(of_mine(tmp_path, json.dumps(WORDS).encode())))
     for words in ("Count <b>the bits</b>.", "4 <i>bits</i>"):
@@ -252,11 +252,11 @@ def test_a_task_from_outside_brings_its_words(tmp_path):
         json.dumps(WORDS | {"about": "x" * MAX_BYTES}).encode(),
     ],
 )  # fmt: skip
-def test_words_that_cannot_be_read_are_as_none(tmp_path, words):
+def test_unreadable_wording_is_ignored(tmp_path, words):
     [run] = load_play(of_mine(tmp_path, words)).runs
     assert (words_of(run.task).about, slice_label(run.task, "bits=4")) == ("", "bits = 4")
 
 
-def test_words_have_a_length(tmp_path):
+def test_long_wording_is_truncated(tmp_path):
     [run] = load_play(of_mine(tmp_path, json.dumps(WORDS | {"about": "x" * 9999}).encode())).runs
     assert len(words_of(run.task).about) == MAX_LETTERS

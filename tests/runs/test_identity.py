@@ -48,7 +48,7 @@ def test_an_identity_is_short_and_does_not_depend_on_order_or_on_what_is_not_set
     "same",
     [{"data__workers": 3}, {"train__log_every": 1}, {"parallel__tp": 2}, {"track": ["wandb"]}, {"profile": "3:4"}],
 )
-def test_what_resume_may_change_is_no_part_of_it(same):
+def test_settings_that_resume_may_change_are_not_part_of_it(same):
     assert identity(with_(**same)) == identity(CONFIG)
     assert changes(CONFIG, with_(**same)) == []
 
@@ -56,7 +56,7 @@ def test_what_resume_may_change_is_no_part_of_it(same):
 @pytest.mark.parametrize(
     "other", [{"train__steps": 601}, {"task__N": 31}, {"model__fields": {"canon_residual": False}}, {"arch": "llama"}]
 )
-def test_what_decides_the_result_is(other):
+def test_settings_that_decide_the_result_are_part_of_it(other):
     assert identity(with_(**other)) != identity(CONFIG)
     assert group(with_(**other)) != group(CONFIG)
     assert len(changes(CONFIG, with_(**other))) == 1
@@ -75,14 +75,14 @@ def test_files_from_outside_are_part_of_it():
     assert identity(CONFIG, {}) == identity(CONFIG)
 
 
-def test_text_may_lie_elsewhere():
+def test_text_may_be_moved():
     there, first = (with_(task=None, text={"sources": {"web": {"path": path, "weight": 1.0}}}) for path in "ab")
     assert [key for key, _, _ in differences(there, first)] == ["text.sources.web.path"]
     assert changes(there, first) == []
     assert identity(there) == identity(first)
 
 
-def test_a_constant_rate_may_go_on_for_longer():
+def test_a_run_at_a_constant_rate_can_be_extended():
     constant = with_(train__optim__schedule="constant")
     longer = copy.deepcopy(constant)
     longer["train"]["steps"] = 900
@@ -90,7 +90,7 @@ def test_a_constant_rate_may_go_on_for_longer():
     assert changes(longer, constant) == [("train.steps", 900, 600)]
 
 
-def test_what_differs_names_only_that():
+def test_what_differs_names_only_differences():
     ones = [{"train.steps": 100, "a.x": 1}, {"train.steps": 200, "a.x": 1}, {"train.steps": 100, "a.x": 1, "b": False}]
     assert what_differs(ones) == ["steps=100", "steps=200", "b=false, steps=100"]
     assert what_differs([{"a.lr": 1}, {"b.lr": 1}]) == ["a.lr=1", "b.lr=1"]
@@ -107,12 +107,12 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=3), VALUES, max_size=4))
-def test_whatever_a_stranger_wrote_has_a_group(config):
+def test_untrusted_configurations_have_a_group(config):
     assert group(config) == group(copy.deepcopy(config))
     what_differs([settings(config), {}])
 
 
-def test_nesting_without_end_is_no_trouble():
+def test_deep_nesting_is_handled():
     deep = {}
     for _ in range(10_000):
         deep = {"a": deep}
@@ -141,13 +141,13 @@ def test_strange_names_become_safe_and_stay_different():
 
 
 @given(st.text())
-def test_any_text_makes_a_name_for_one_folder(text):
+def test_any_text_gives_a_valid_folder_name(text):
     assert re.fullmatch(r"[A-Za-z0-9._+=-]{1,110}", slug(text))
     assert slug(text) not in (".", "..")
     assert slug(text) == slug(slug(text))
 
 
-def test_names_say_what_differs_from_the_preset():
+def test_names_state_the_differences_from_the_preset():
     def name(**changed):
         return run_name("depo", with_(**changed), CONFIG)
 
@@ -181,7 +181,7 @@ def mine(tmp_path):
     return tmp_path
 
 
-def test_copies_and_hashes_are_kept_and_the_same_files_go_on(mine):
+def test_copies_and_hashes_are_kept_and_the_same_files_resume(mine):
     ones = {"mine.py:A": outside(mine / "mine.py"), "mine.py:B": outside(mine / "mine.py"),
             "lib/mine.py:A": outside(mine / "lib" / "mine.py")}  # fmt: skip
     run = mine / "run"

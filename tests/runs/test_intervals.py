@@ -25,7 +25,7 @@ def test_the_interval_of_a_mean_is_that_of_scipy(values):
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_nineteen_of_twenty_intervals_hold_the_truth(count):
+def test_nineteen_of_twenty_intervals_contain_the_true_value(count):
     draws = np.random.default_rng(count).normal(0.7, 0.1, (4000, count))
     held = [low <= 0.7 <= high for low, high in (t_interval(draw.tolist()) for draw in draws)]
     assert np.mean(held) == pytest.approx(0.95, abs=0.012)  # 3.5 standard errors of 4,000 trials
@@ -35,11 +35,11 @@ def test_nineteen_of_twenty_intervals_hold_the_truth(count):
 def test_the_interval_of_a_standard_deviation_is_that_of_scipy(count):
     values = np.random.default_rng(count).normal(3, 0.2, count)
     squares = np.var(values, ddof=1) * (count - 1)
-    wanted = np.sqrt(squares / stats.chi2.ppf([0.975, 0.025], count - 1))
-    assert spread_interval(values.tolist()) == pytest.approx(tuple(wanted), rel=1e-9)
+    expected = np.sqrt(squares / stats.chi2.ppf([0.975, 0.025], count - 1))
+    assert spread_interval(values.tolist()) == pytest.approx(tuple(expected), rel=1e-9)
 
 
-def test_two_equal_numbers_have_an_interval_without_width():
+def test_two_equal_numbers_have_an_interval_of_width_zero():
     assert t_interval([0.1, 0.1]) == (0.1, 0.1)
 
 

@@ -94,7 +94,7 @@ class Shared:
                 works = not self.finished and all(lease.beat() for _ in range(self.rng.randint(1, 15)))
                 if works and self.rng.random() < 0.2:
                     self._finish(lease)
-                del self.owned[name]  # finished, or stopped for others to go on
+                del self.owned[name]  # finished, or stopped so that others continue
                 lease.release()
 
         self.workers.add(name, work)
@@ -172,7 +172,7 @@ def claims(folder, clock):
     return Leases(folder, INTERVAL, clock=lambda: clock.now)
 
 
-def test_an_owner_is_taken_for_dead_after_five_intervals_without_a_sign_of_life(tmp_path, clock):
+def test_an_owner_is_considered_dead_after_five_missed_heartbeats(tmp_path, clock):
     lease, other = claims(tmp_path, clock).claim("run"), claims(tmp_path, clock)
     for beat in (True, True, False):
         for _ in range(11):  # the first check starts the count
@@ -191,7 +191,7 @@ def test_an_owner_is_taken_for_dead_after_five_intervals_without_a_sign_of_life(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_machine_that_slept_does_not_take_others_for_dead(tmp_path, clock):
+def test_a_machine_that_slept_does_not_consider_others_dead(tmp_path, clock):
     claims(tmp_path, clock).claim("run")
     other = claims(tmp_path, clock)
     for _ in range(6):

@@ -49,7 +49,7 @@ def test_a_continued_run_keeps_the_rows_up_to_its_checkpoint_and_their_time(tmp_
     assert (read(discarded) if discarded.exists() else []) == ROWS[kept:]
 
 
-def test_every_key_of_a_row_is_there_and_right(tiny, tmp_path):
+def test_every_key_of_a_row_is_present_and_correct(tiny, tmp_path):
     train(tiny(), tmp_path)
     rows = [row for row in read(tmp_path / "metrics.jsonl") if row["kind"] == "train"]
     assert [row["step"] for row in rows] == [*range(3, 40, 3), 40]
@@ -73,7 +73,7 @@ def test_every_key_of_a_row_is_there_and_right(tiny, tmp_path):
     assert [row.loss for row in run.train] == [row["loss"] for row in rows]
 
 
-def test_the_z_loss_has_a_key_of_its_own(tiny, tmp_path):
+def test_the_z_loss_has_a_separate_key(tiny, tmp_path):
     train(tiny(model={"fields": {"z_loss": "logsumexp"}}), tmp_path)
     rows = [row for row in read(tmp_path / "metrics.jsonl") if row["kind"] == "train"]
     assert all(list(row) == list(TRAIN_KEYS) for row in rows)
@@ -97,7 +97,7 @@ def test_the_time_of_a_run_survives_its_interruptions(tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_memory_is_the_most_that_a_process_has_had():
+def test_memory_is_the_peak_of_the_process():
     """In a separate process, because an earlier test may have used more."""
     script = (
         "import torch; from canonlm.train.machine import memory_gb as memory; cpu = torch.device('cpu')\n"

@@ -74,7 +74,7 @@ def test_the_smallest_p(seeds, smallest):
     assert statistics.permutation_p([1.0] * seeds, [0.0] * seeds) == pytest.approx(smallest)
 
 
-def test_max_t_looks_at_all_slices_at_once():
+def test_max_t_accounts_for_all_slices():
     """By brute force: the share of all labellings whose largest T reaches the slice's."""
     rng = np.random.default_rng(3)
     ours, theirs = rng.random((3, 4)), rng.random((3, 4)) - np.array([[0.8], [0.3], [0.0]])
@@ -130,7 +130,7 @@ def test_floored_variance_of_equal_seeds():
     "name", ["gaussian, sd 3", "bimodal 0.5, slices apart", "bimodal 0.5, slices together", "U-shaped", "tied at 1"]
 )
 def test_false_wins_are_rare(name, seeds):
-    """Of 150 pages, more than 14 are false by chance once in 100 times at a rate of 0.05."""
+    """More than 14 of 150 pages are false by chance once in 100 times at a rate of 0.05."""
     distribution = simulated.SAME[name]
     assert simulated.false_wins(distribution, distribution, seeds, 1, 150, np.random.default_rng(1)) <= 14 / 150
 
@@ -138,7 +138,7 @@ def test_false_wins_are_rare(name, seeds):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", simulated.SAME)
 def test_false_wins_of_a_thousand_pages(name):
-    """Of 1,000 pages, more than 67 are false by chance once in 100 times at a rate of 0.05."""
+    """More than 67 of 1,000 pages are false by chance once in 100 times at a rate of 0.05."""
     distribution = simulated.SAME[name]
     assert simulated.false_wins(distribution, distribution, 5, 1, 1_000, np.random.default_rng(2)) <= 0.067
 
@@ -158,7 +158,7 @@ def test_a_large_difference_is_seen():
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_gaffkes_bound_holds_the_mean_of_two_states(share, seeds):
+def test_gaffkes_bound_covers_the_mean_of_two_states(share, seeds):
     def two_states(rng):
         return np.where(rng.random(seeds) < share, 1.0, 0.1)
 
@@ -167,7 +167,7 @@ def test_gaffkes_bound_holds_the_mean_of_two_states(share, seeds):
     assert held >= 0.965
 
 
-def test_the_floored_t_interval_holds_the_mean_of_normal_numbers():
+def test_the_floored_t_interval_covers_the_mean_of_normal_numbers():
     rng = np.random.default_rng(5)
     held = simulated.coverage(
         lambda rng: rng.normal(0.5, 0.03, 5), 0.5, lambda values: statistics.t_interval(values, 1_000), 600, rng

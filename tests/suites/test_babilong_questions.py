@@ -104,7 +104,7 @@ def test_a_reader_is_always_right(task, length):
 
 
 @every_task
-def test_who_says_always_the_same_is_right_by_chance(task):
+def test_a_constant_answer_scores_chance(task):
     questions = ask(task, n=500)
     all_of_them = list(questions)
     for label in LABELS[task]:
@@ -144,7 +144,7 @@ def test_the_generated_background_names_no_answer():
 
 
 @every_task
-def test_form(task):
+def test_form_of_a_prompt(task):
     for question in ask(task, 800, n=20):
         instruction, examples, sentences, asking = read(question.prompt)
         assert instruction == INSTRUCTIONS[task]
@@ -154,7 +154,7 @@ def test_form(task):
         assert len(sentences) > len(facts_of(question.prompt))
 
 
-def test_the_word_before_the_cue_in_a_text_does_not_confuse(tmp_path):
+def test_cue_words_in_the_background_do_not_confuse(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("He asked: Question: Where is Irene? Answer: in the museum. " * 100)
     questions = ask("qa1", 600, text=str(path), n=5)
@@ -189,7 +189,7 @@ def test_length_0_is_the_facts_alone():
             assert read(question.prompt)[2] == list(questions.story(index).facts)
 
 
-def test_facts_that_are_longer_stay_as_they_are():
+def test_facts_longer_than_the_length_are_not_truncated():
     questions, bare = ask("qa3", 10), ask("qa3")
     assert [questions[i].prompt for i in range(5)] == [bare[i].prompt for i in range(5)]
 
@@ -207,7 +207,7 @@ def test_a_text_that_is_too_short_is_refused(tmp_path):
 
 
 @every_task
-def test_other_tokenizers_and_lengths_are_asked_the_same(task, in_pieces):
+def test_other_tokenizers_and_lengths_get_the_same_questions(task, in_pieces):
     first = ask(task, 1200, n=6)
     others = [ask(task, 3000, n=6), ask(task, 6000, in_bytes, n=6), ask(task, 2000, in_pieces, n=9), ask(task, n=6)]
     for index in range(6):
@@ -223,7 +223,7 @@ def test_other_tokenizers_and_lengths_are_asked_the_same(task, in_pieces):
             assert rest[:shared] == filling[:shared]
 
 
-def test_facts_stand_anywhere_in_their_order():
+def test_facts_are_spread_out_in_order():
     places, first, last = [], 0, 0
     for question in (questions := ask("qa1", 700, n=400)):
         sentences = read(question.prompt)[2]
@@ -245,7 +245,7 @@ def test_the_same_question_again_is_the_same():
     assert [ask("qa2", 900, n=3)[index] for index in (2, 1, 0)] == once[::-1]
 
 
-def test_seeds_splits_and_indices_ask_other_things():
+def test_seeds_splits_and_indices_change_the_question():
     keys = [{"seed": seed, "split": split} for seed in (0, 1) for split in ("train", "test")]
     result = {ask("qa2", 900, **key)[index].prompt for key in keys for index in (0, 1)}
     assert len(result) == 8
@@ -253,7 +253,7 @@ def test_seeds_splits_and_indices_ask_other_things():
     assert len(set(lines)) == 8
 
 
-def test_slices_say_where_the_last_needed_fact_is():
+def test_slices_give_the_position_of_the_last_needed_fact():
     questions = ask("qa2", 700, n=200)
     rows = graded(questions, reader(question.prompt for question in questions))
     for index, row in enumerate(rows):
@@ -280,7 +280,7 @@ def test_the_published_grid():
     assert BabilongSettings(length=1500).name == "babilong-qa1-1.5k"
 
 
-def test_what_the_suite_says_of_itself():
+def test_name_length_and_measures_of_the_suite():
     questions = ask("qa3", 1000, n=3)
     assert (questions.name, len(questions), questions.measures) == ("babilong-qa3-1k", 3, ("correct",))
     assert questions.stop[0] == "."
@@ -296,7 +296,7 @@ def test_no_tokenizer_is_needed_for_the_facts_alone():
 
 
 @every_task
-def test_an_answer_has_room_even_byte_by_byte(task):
+def test_an_answer_fits_even_as_bytes(task):
     questions = ask(task, n=100)
     for index, answer in reader(question.prompt for question in questions):
         assert questions.grade(questions[index], answer[: questions.max_new_tokens])["correct"]
@@ -390,7 +390,7 @@ def test_facts_of_a_local_copy_are_scattered_too(tmp_path):
         assert facts == re.split(r"(?<=\.)\s+", ROWS[0]["input"])
 
 
-def test_texts_as_the_dataset_has_them(tmp_path):
+def test_texts_in_the_format_of_the_dataset(tmp_path):
     write_rows(tmp_path / "qa1.jsonl")  # of length 0
     write_rows(tmp_path / "2k" / "qa1.jsonl", [{**ROWS[0], "input": " It was\nlate.  John went to the hallway. "}])
     questions = ask("qa1", 2000, facts=str(tmp_path), text="dataset")
@@ -426,7 +426,7 @@ def test_texts_as_the_dataset_has_them(tmp_path):
     ],
     ids=["folder", "file", "empty", "a-folder", "json", "utf-8", "no-object", "kind", "missing", "blank", "parquet"],
 )
-def test_what_cannot_be_read_is_said(write, message, tmp_path):
+def test_unreadable_files_are_reported(write, message, tmp_path):
     path = tmp_path / "copy" / "qa1.jsonl"
     path.parent.mkdir()
     write(path)
@@ -436,7 +436,7 @@ def test_what_cannot_be_read_is_said(write, message, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_hub_out_of_reach(monkeypatch):
+def test_an_unreachable_hub(monkeypatch):
     datasets = pytest.importorskip("datasets")
 
     def fail(*args, **more):  # its exact behaviour without a network
@@ -453,7 +453,7 @@ def test_a_hub_out_of_reach(monkeypatch):
     assert command.groups() == (f"'{HUB}', '0k', split='qa2'", "babilong/0k/qa2.jsonl")
 
 
-def test_what_the_message_says_to_do_helps(monkeypatch, tmp_path):
+def test_the_advice_in_the_message_works(monkeypatch, tmp_path):
     """The command in the message makes a file that can be read."""
     datasets = pytest.importorskip("datasets")
     there = datasets.Dataset.from_list(ROWS)
@@ -464,18 +464,18 @@ def test_what_the_message_says_to_do_helps(monkeypatch, tmp_path):
     assert local.labels == hub.labels
 
 
-def test_the_hub_is_asked_for_the_right_part(monkeypatch):
+def test_the_right_part_is_requested_from_the_hub(monkeypatch):
     datasets = pytest.importorskip("datasets")
-    wanted = []
+    expected = []
 
     def load(name, config, split):
-        wanted.append((name, config, split))
+        expected.append((name, config, split))
         return datasets.Dataset.from_list(ROWS)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     ask("qa1", 4000, facts="hub")
     ask("qa3", 4000, facts="hub", text="dataset")
-    assert wanted == [(HUB, "0k", "qa1"), (HUB, "4k", "qa3")]
+    assert expected == [(HUB, "0k", "qa1"), (HUB, "4k", "qa3")]
 
 
 def test_without_the_package(monkeypatch):

@@ -43,7 +43,7 @@ def test_another_label_makes_it_wrong(before, between, answer, other, data):
 
 @FIXED
 @given(before=fillers, between=fillers, answer=labels, question_words=labels, data=st.data())
-def test_a_label_of_the_question_is_passed_over(before, between, answer, question_words, data):
+def test_labels_in_the_question_are_ignored(before, between, answer, question_words, data):
     assume(answer != question_words)
     question = f"Where was the violin before the {question_words}?"
     both = data.draw(st.permutations([answer, question_words]))
@@ -54,7 +54,7 @@ def test_a_label_of_the_question_is_passed_over(before, between, answer, questio
 
 @FIXED
 @given(before=fillers, answer=labels, after=anything, end=st.sampled_from([".", "<context>", "<example>", "<CONTEXT>"]))
-def test_what_comes_after_the_end_does_not_count(before, answer, after, end):
+def test_text_after_the_end_does_not_count(before, answer, after, end):
     assert counts_as_right(f"{before} {answer}{end}{after} cinema museum", answer)
     assert not counts_as_right(f"{before}{end} {answer}", answer)
 
@@ -73,11 +73,11 @@ def test_a_label_is_a_whole_word(text):
 
 
 @pytest.mark.parametrize("text", ["museum", "(museum)", "The MUSEUM!", "museum, museum", "'museum'", "museum-ish"])
-def test_what_stands_beside_it_matters_not(text):
+def test_text_around_the_answer_does_not_matter(text):
     assert counts_as_right(text)
 
 
-def test_labels_of_several_words_and_of_signs():
+def test_labels_with_several_words_or_punctuation():
     assert counts_as_right("in the town hall", "Town hall", of=("town hall", "c++ lab"))
     assert counts_as_right("in the C++ lab", "c++ lab", of=("town hall", "c++ lab"))
     assert not counts_as_right("in the town, hall", "town hall", of=("town hall", "c++ lab"))
@@ -89,7 +89,7 @@ def test_labels_of_several_words_and_of_signs():
     answer=labels,
     question_words=st.lists(labels, max_size=2),
 )
-def test_it_is_the_rule(words, answer, question_words):
+def test_equals_a_second_implementation(words, answer, question_words):
     """Against a second implementation, word by word."""
     left = words[: next((i for i, word in enumerate(words) if word in (".", "<context>")), len(words))]
     named = {word.lower() for word in left if word.lower() in PLACES} - set(question_words)

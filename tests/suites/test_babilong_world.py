@@ -51,7 +51,7 @@ def test_each_needed_fact_is_indispensable(task):
     index=st.integers(0, 2**40),
 )
 @settings(derandomize=True, deadline=None, max_examples=60)
-def test_so_it_is_for_any_seed(task, split, seed, index):
+def test_stories_are_reproducible_and_answerable_for_any_seed(task, split, seed, index):
     each = story(split, seed, task, index)
     assert each == story(split, seed, task, index)
     assert answers(each.facts, each.question) == {each.answer}
@@ -60,11 +60,11 @@ def test_so_it_is_for_any_seed(task, split, seed, index):
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task != "qa4"])
-def test_it_could_have_happened(task):
+def test_stories_are_consistent(task):
     assert all(could_have_happened(each.facts) for each in stories(task))
 
 
-def test_the_reader_sees_what_cannot_happen():
+def test_the_reader_detects_inconsistent_stories():
     there = ("Irene went to the museum.", "Irene took the violin.")
     assert could_have_happened(there)
     assert not could_have_happened((*there, "Irene walked to the museum."))
@@ -73,7 +73,7 @@ def test_the_reader_sees_what_cannot_happen():
     assert not could_have_happened((*there, "Marco went to the cinema.", "Irene gave the violin to Marco."))
 
 
-def test_places_lie_around_three_of_them_and_one_is_in_both_facts():
+def test_two_facts_name_three_places_and_share_one():
     for each in stories("qa4"):
         (_, a, _, b), (_, c, _, d) = parse(each.facts)
         assert len({a, b, c, d}) == 3
@@ -85,10 +85,10 @@ def test_every_form_of_question_and_every_number_of_facts_occurs(task):
     forms = Counter(next(form for form in FORMS[task] if re.fullmatch(form, each.question)) for each in stories(task))
     assert len(forms) == {"qa4": 2, "qa5": 5}.get(task, 1)
     assert min(forms.values()) > COUNT / len(forms) / 2
-    least, most = STORIES[task].facts if task in STORIES else (2, 2)
+    min_facts, max_facts = STORIES[task].facts if task in STORIES else (2, 2)
     counts = Counter(len(each.facts) for each in stories(task))
-    assert set(counts) == set(range(least, most + 1))
-    assert min(counts.values()) > COUNT / (most - least + 1) / 2
+    assert set(counts) == set(range(min_facts, max_facts + 1))
+    assert min(counts.values()) > COUNT / (max_facts - min_facts + 1) / 2
 
 
 @every_task
@@ -104,19 +104,19 @@ def test_every_label_is_the_answer_sometimes(task):
         assert all(abs(counts[place] - COUNT / 6) < 5 * deviation for place in PLACES)
 
 
-def test_where_things_are_takes_carrying_and_putting_down():
+def test_locating_things_needs_carrying_and_dropping():
     facts = Counter(parse([each.facts[n] for n in each.support])[-1][0] for each in stories("qa2"))
     assert min(facts["move"], facts["take"], facts["drop"]) > COUNT / 20
     # the last fact of the story is not the answer by itself
     assert sum(each.answer in each.facts[-1] for each in stories("qa2")) < COUNT / 2
 
 
-def test_stories_of_other_keys_are_others():
+def test_different_keys_give_different_stories():
     keys = [(split, seed, task, i) for split in ("train", "test") for seed in (0, 1) for task in TASKS for i in (0, 1)]
     assert len({story(*key) for key in keys}) == len(keys)
 
 
-def test_stories_stay_what_they_are():
+def test_stories_match_the_recorded_digest():
     """Published scores depend on it, on any machine, in any year."""
     first = [story("test", 0, task, index) for task in TASKS for index in range(100)]
     text = "\n".join(" ".join([*each.facts, each.question, each.answer, str(each.support)]) for each in first)

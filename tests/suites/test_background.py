@@ -29,7 +29,7 @@ def drawn(count, seed=0, index=0):
 # -- the generator ----------------------------------------------------------------------------------------------------
 
 
-def test_neutral_says_nothing_that_could_be_an_answer():
+def test_neutral_text_contains_no_possible_answer():
     assert re.fullmatch(r"[a-z ,.{}\[\]01_]+", SAID), "letters only, and no capital but that of a sentence"
     assert not re.search(r"\d", re.sub(r"\[[01]\]", "", SAID))
     assert not WORDS_SAID & {month.lower() for month in MONTHS}
@@ -37,7 +37,7 @@ def test_neutral_says_nothing_that_could_be_an_answer():
     assert not WORDS_SAID & {"born", "birth", "year", "years", "date", "age"}
 
 
-def test_neutral_shares_no_word_with_the_names_of_people():
+def test_neutral_text_contains_no_name_of_a_person():
     pools = load()
     names = {word.lower() for pool in (pools.first, pools.middle, pools.last) for name in pool for word in name.split()}
     assert len(names) > 1500
@@ -63,7 +63,7 @@ def test_neutral_has_hundreds_of_millions_of_sentences_and_rarely_repeats_one():
     assert len(sentences) - len(set(sentences)) < 2 * repeats + 20
 
 
-def test_two_things_that_are_compared_differ():
+def test_comparisons_name_two_different_things():
     facts = [re.match(r".* prefer (.*) to (.*), .*", sentence) for sentence in drawn(5000)]
     pairs = [match.groups() for match in facts if match]
     assert len(pairs) > 300
@@ -90,7 +90,7 @@ def text(tmp_path):
     return write
 
 
-def test_a_text_file_is_read_once_around(text):
+def test_a_text_file_wraps_around_once(text):
     file = TextFile(text("One is first. Two is\nsecond! Is three third?\n\nA heading\n\n“Four.” Five… Six"))
     sentences = ["One is first.", "Two is second!", "Is three third?", "A heading", "“Four.”", "Five…", "Six"]
     starts = Counter()
@@ -127,7 +127,7 @@ def test_where_sentences_end(text, content, sentences):
     ],
     ids=["empty", "blank", "latin-1"],
 )
-def test_no_text_is_one_line(text, content, why):
+def test_missing_text_is_one_line(text, content, why):
     path = text(content)
     with pytest.raises(ValueError, match=rf'^text: expected {why}, got "{path}"$'):
         open_background(str(path))
@@ -142,7 +142,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
         open_background(str(tmp_path))
 
 
-def test_without_a_name_it_is_the_generator(text):
+def test_the_default_background_is_the_generator(text):
     assert isinstance(open_background(None), Neutral)
     assert isinstance(open_background(str(text("Hm."))), TextFile)
 
@@ -162,7 +162,7 @@ def test_fill_stops_with_the_sentence_that_reaches_the_budget(budget, length, in
         assert sum(map(count, chosen[:-1])) < budget <= sum(map(count, chosen))
 
 
-def test_a_text_that_is_too_short_is_said(text):
+def test_a_text_that_is_too_short_is_reported(text):
     file = TextFile(text("One two three. Four five."))
     assert len(fill(file.sentences(0, 0), 5, LENGTHS["words"])) == 2
     with pytest.raises(ValueError, match=r"^background: expected at most 5 tokens, .* the text has, got 6$"):

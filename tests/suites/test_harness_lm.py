@@ -37,7 +37,7 @@ PAIRS = [
     (LONG, " A"),
     (SENTENCES[0], " " + SENTENCES[3]),
     ("Snøfall — 雪", " ünd Eis"),
-    ("<s>He counted", " the letters"),  # begins with a BOS token of its own
+    ("<s>He counted", " the letters"),  # begins with its own BOS token
 ]
 TEXTS = ["", "Snow.", SENTENCES[1], LONG, LONG + "\n" + LONG]
 PROMPTS = [
@@ -112,7 +112,7 @@ def opened(request, llama, converted):
 
 @pytest.mark.parametrize("batch_size", [1, 7, "auto"])
 @pytest.mark.parametrize("bos", [False, True])
-def test_scores_and_writes_as_the_harness_does_with_a_llama_of_transformers(opened, reference, bos, batch_size):
+def test_scores_and_generates_like_the_harness_with_a_transformers_llama(opened, reference, bos, batch_size):
     lm = CanonLM(opened, bos=bos, batch_size=batch_size)
     assert lm.max_length == CONTEXT
     for pair, (mine, greedy), (theirs, theirs_greedy) in zip(PAIRS, scores(lm), reference[bos]["scores"], strict=True):
@@ -123,7 +123,7 @@ def test_scores_and_writes_as_the_harness_does_with_a_llama_of_transformers(open
     assert written(lm) == reference[bos]["written"]
 
 
-def test_requests_tell_settings_apart(reference):
+def test_requests_distinguish_settings(reference):
     """Otherwise the comparison above would show less."""
     without, with_bos = ([score for score, _ in reference[bos]["scores"]] for bos in (False, True))
     cut = [pair for pair in PAIRS if len(make_tokenizer().encode("".join(pair))) > CONTEXT + 1]
@@ -205,7 +205,7 @@ def test_batches_change_nothing(arch):
 
 
 @pytest.mark.parametrize("batch_size", [1, "auto"])
-def test_answers_that_end_alike_and_begin_apart(llama, batch_size):
+def test_answers_with_equal_ends_and_different_starts(llama, batch_size):
     """The harness's own class takes the scores of one from the positions of the other."""
     context, words = "The ferry leaves the", [" harbour", " before", " seven"]
     pairs = [(context + "".join(words[:cut]), "".join(words[cut:])) for cut in range(3)]
@@ -220,7 +220,7 @@ def test_answers_that_end_alike_and_begin_apart(llama, batch_size):
     assert [score for score, _ in theirs.loglikelihood(requests, True)] != pytest.approx(right, abs=1e-1)
 
 
-def test_a_context_of_blanks_is_an_empty_one():
+def test_a_blank_context_counts_as_empty():
     lm, ids = CanonLM(subject("llama")), make_tokenizer().encode(" \n Snow fell")
     [(score, _)] = lm.loglikelihood([Instance("loglikelihood", {}, (" \n", " Snow fell"), 0)], True)
     assert score == pytest.approx(by_hand(make_decoder("llama"), ids, 1), abs=1e-4)
@@ -234,7 +234,7 @@ def test_without_a_bos_token_texts_begin_with_eos():
     assert score == pytest.approx(by_hand(make_decoder("llama"), [1, *ids], 1), abs=1e-4)
 
 
-def test_without_bos_and_eos_an_empty_context_is_refused_and_texts_are_continued_all_the_same():
+def test_without_bos_and_eos_only_an_empty_context_is_refused():
     opened = subject("llama")
     expected = written(CanonLM(opened))
     opened.tokenizer.bos_token = opened.tokenizer.eos_token = None
@@ -266,7 +266,7 @@ def test_short_prompts_are_written_in_large_batches(monkeypatch):
     assert lm._detect_batch_size() == 2
 
 
-def test_texts_that_lost_their_beginning_are_counted():
+def test_truncated_texts_are_counted():
     lm = CanonLM(subject("llama"))
     scores(lm)
     rolling(lm)
@@ -294,16 +294,16 @@ def greedily(model, ids, most):
     ("arch", "beyond", "whole"),
     [("llama", False, False), ("llama", True, True), ("gdn2", False, True), ("gdn2+canon", True, True)],
 )
-def test_prompts_are_read_whole_beyond_the_context(arch, beyond, whole, bos, batch_size):
-    opened, most = subject(arch, torch.float64), 9
+def test_truncation_of_prompts_beyond_the_context(arch, beyond, whole, bos, batch_size):
+    opened, max_new_tokens = subject(arch, torch.float64), 9
     assert (wrap(opened.model).context_length is None) == ("gdn2" in arch)
     lm = CanonLM(opened, bos=bos, beyond=beyond, batch_size=batch_size)
     prompts = [LONG, "Snow fell on", LONG + LONG]
-    stop = {"until": [], "max_gen_toks": most}
+    stop = {"until": [], "max_gen_toks": max_new_tokens}
     texts = lm.generate_until([Instance("generate_until", {}, (prompt, stop), i) for i, prompt in enumerate(prompts)])
     all_ids = [[0] * bos + make_tokenizer().encode(prompt, add_special_tokens=False) for prompt in prompts]
-    cut = [greedily(opened.model, ids[-(CONTEXT - most) :], most) for ids in all_ids]
-    uncut = [greedily(opened.model, ids, most) for ids in all_ids]
+    cut = [greedily(opened.model, ids[-(CONTEXT - max_new_tokens) :], max_new_tokens) for ids in all_ids]
+    uncut = [greedily(opened.model, ids, max_new_tokens) for ids in all_ids]
     assert [a == b for a, b in zip(cut, uncut, strict=True)] == [False, True, False]
     assert texts == (uncut if whole else cut)
     assert lm.cut == (0 if whole else 2)
@@ -313,7 +313,7 @@ def test_prompts_are_read_whole_beyond_the_context(arch, beyond, whole, bos, bat
     assert lm.cut == (0 if whole else 2) + 3
 
 
-def test_a_length_that_was_asked_for_cuts_what_a_recurrent_model_reads():
+def test_a_requested_length_truncates_the_input_of_a_recurrent_model():
     opened, prompt = subject("gdn2", torch.float64), (LONG, {"until": [], "max_gen_toks": 9})
     lm = CanonLM(opened, max_length=20)
     [text] = lm.generate_until([Instance("generate_until", {}, prompt, 0)], True)
@@ -321,7 +321,7 @@ def test_a_length_that_was_asked_for_cuts_what_a_recurrent_model_reads():
     assert lm.cut == 1
 
 
-def test_learned_positions_end_where_they_end():
+def test_prompts_beyond_learned_positions_are_refused():
     ends = {"bos_token_id": 0, "eos_token_id": 1}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=340, n_positions=CONTEXT, n_embd=8, n_layer=1, n_head=1, **ends))
     lm = CanonLM(Subject(model.eval(), make_tokenizer(), {}), beyond=True)
@@ -342,7 +342,7 @@ def test_half_precision_is_scored_in_full():
     assert rough == pytest.approx(exact, rel=0.1)
 
 
-def test_the_subject_stays_as_it_is():
+def test_the_subject_is_not_modified():
     opened = subject("llama")
     CanonLM(opened)
     assert opened.tokenizer.pad_token is None
@@ -362,7 +362,7 @@ def test_wrong_arguments_are_named(arguments, complaint):
     assert str(error.value).startswith(complaint)
 
 
-def test_what_a_tokenizer_must_have_is_said():
+def test_missing_tokenizer_features_are_reported():
     opened = subject("llama")
     opened.tokenizer.bos_token = None
     with pytest.raises(ValueError, match="bos: expected false, as the tokenizer of llama has no BOS token"):
@@ -371,7 +371,7 @@ def test_what_a_tokenizer_must_have_is_said():
         CanonLM(Subject(opened.model, None, {}))
 
 
-def test_too_short_a_context_is_said():
+def test_a_context_that_is_too_short_is_reported():
     lm = CanonLM(subject("llama"), max_length=9)
     with pytest.raises(ValueError, match="max_length: expected more than the 12 tokens that the task lets"):
         written(lm)

@@ -219,7 +219,7 @@ def test_a_standard_error_of_perplexity_covers_what_it_should():
 
 
 @pytest.mark.usefixtures("_local_tasks_only")
-def test_what_is_done_is_not_asked_again_and_a_break_keeps_what_was_told(subjects, include):
+def test_finished_tasks_are_not_repeated_and_an_interruption_keeps_results(subjects, include):
     settings = HarnessSettings(tasks=["local_all"], include=include, limit=2, num_fewshot=1)
     reported = []
 
@@ -241,12 +241,12 @@ def test_what_is_done_is_not_asked_again_and_a_break_keeps_what_was_told(subject
 
 
 @pytest.mark.usefixtures("_local_tasks_only")
-def test_what_is_too_long_for_the_model_is_said_once(subjects, include, caplog):
+def test_input_too_long_for_the_model_is_reported_once(subjects, include, caplog):
     settings = HarnessSettings(tasks=["local_piqa", "local_trivia"], include=include, num_fewshot=2)
     result = run_harness(subjects["a Llama of transformers"], settings)
     cut = [[score for score in scores if score.measure == "cut"] for scores in result.values()]
-    whole = {"stderr": None, "n": None, "higher_is_better": False, "share": False}
-    assert cut == [[Score("cut", 10, **whole)], [Score("cut", 4, **whole)]]
+    full = {"stderr": None, "n": None, "higher_is_better": False, "share": False}
+    assert cut == [[Score("cut", 10, **full)], [Score("cut", 4, **full)]]
     assert all(scores[0].measure != "cut" for scores in result.values())
     messages = [record.getMessage() for record in caplog.records]
     assert messages == [
@@ -286,8 +286,8 @@ def test_names_patterns_and_files_of_tasks(include):
     [[fewer]] = [run.load(manager, part) for part in run.parts(manager, "local_fewer")]
     assert fewer.get_config("num_fewshot") == 0
     assert [part.names for part in run.parts(manager, "local_more")] == [["local_piqa"], ["local_arc"]]
-    whole = manager.load(["local_more"])["groups"]["local_more"]
-    assert whole.child_names == ["local_piqa", "local_arc"]  # the index is as it was
+    full = manager.load(["local_more"])["groups"]["local_more"]
+    assert full.child_names == ["local_piqa", "local_arc"]  # the index is as it was
 
 
 @pytest.mark.usefixtures("_local_tasks_only")
@@ -305,7 +305,7 @@ def test_names_patterns_and_files_of_tasks(include):
         ),
     ],
 )
-def test_bad_input_is_said_in_one_line(subjects, include, settings, complaint, monkeypatch):
+def test_bad_input_is_reported_in_one_line(subjects, include, settings, complaint, monkeypatch):
     gone = {"task": "gone", "dataset_path": "json", "dataset_kwargs": {"data_files": "/nowhere/gone.jsonl"}}
     Path(include, "gone.yaml").write_text(json.dumps({**gone, "test_split": "train"}))
     settings = HarnessSettings(**{"include": include, "limit": 1, "metadata": {"n": 1}, **settings})
@@ -316,7 +316,7 @@ def test_bad_input_is_said_in_one_line(subjects, include, settings, complaint, m
 
 
 @pytest.mark.usefixtures("_local_tasks_only")
-def test_data_that_cannot_be_reached_is_named_and_the_rest_is_asked(subjects, include, monkeypatch, caplog):
+def test_unreachable_data_is_named_and_the_other_tasks_run(subjects, include, monkeypatch, caplog):
     real = datasets.load_dataset
 
     def load_dataset(path, *args, **kwargs):
@@ -352,7 +352,7 @@ ERRORS = {
 
 
 @pytest.mark.usefixtures("_local_tasks_only")
-def test_a_task_that_cannot_be_opened_or_asked_ends_no_other(subjects, include, tmp_path, monkeypatch, caplog):
+def test_a_failing_task_does_not_stop_the_others(subjects, include, tmp_path, monkeypatch, caplog):
     real = datasets.load_dataset
 
     def load_dataset(path, *args, **kwargs):
@@ -389,7 +389,7 @@ def test_a_task_that_cannot_be_opened_or_asked_ends_no_other(subjects, include, 
 
 
 @pytest.mark.usefixtures("_local_tasks_only")
-def test_of_a_group_only_what_is_left_is_opened_one_at_a_time(subjects, include, monkeypatch):
+def test_remaining_tasks_of_a_group_are_opened_one_at_a_time(subjects, include, monkeypatch):
     happened = []
     real = run.load
     monkeypatch.setattr(run, "load", lambda manager, part: happened.append(f"open {part.names}") or real(manager, part))
@@ -410,7 +410,7 @@ def test_of_a_group_only_what_is_left_is_opened_one_at_a_time(subjects, include,
     assert happened == []
 
 
-def test_the_unit_of_a_measure_is_told_by_its_name():
+def test_the_name_of_a_measure_decides_its_unit():
     def shares(task, **numbers):
         results = {task: {f"{measure},none": value for measure, value in numbers.items()}}
         return {score.measure: score.share for score in run._scores({"results": results, "higher_is_better": {}}, task)}
@@ -422,14 +422,14 @@ def test_the_unit_of_a_measure_is_told_by_its_name():
     assert shares("squadv2", exact=0.8, f1=61.0) == {"exact": False, "f1": False}
 
 
-def test_without_the_harness_the_way_to_get_it_is_said(subjects, monkeypatch):
+def test_without_the_harness_the_install_command_is_shown(subjects, monkeypatch):
     monkeypatch.setattr("canonlm.suites.harness.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'canonlm\[eval\]'"):
         run_harness(subjects["a random model of ours"], HarnessSettings(tasks=["piqa"]))
 
 
 @pytest.mark.usefixtures("_local_tasks_only")
-def test_the_evaluation_command_keeps_what_the_harness_found(llama, include, subjects, tmp_path, capsys):
+def test_the_evaluation_command_saves_the_harness_results(llama, include, subjects, tmp_path, capsys):
     def say(tasks, *more):
         command = ["eval", str(llama), f"include={include}", "--suite", "harness", "--tasks", tasks]
         code = main([*command, "--out", str(tmp_path), *more])
@@ -468,7 +468,7 @@ def saved_results(folder):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_local_tasks_only")
-def test_the_harness_s_command_line_has_our_models_and_tasks(llama, include, subjects, tmp_path, canonlm_lm_eval):
+def test_the_harness_command_line_lists_our_models_and_tasks(llama, include, subjects, tmp_path, canonlm_lm_eval):
     arguments = ["--tasks", "local_piqa,local_wikitext,local_trivia,canonlm_1hop_0k", "--include_path", include]
     arguments += ["--device", "cpu", "--batch_size", "7", "--metadata", "n=3"]
     for model, further in (("canonlm", ""), ("hf", ",dtype=float32,add_bos_token=False")):
@@ -489,7 +489,7 @@ def test_the_harness_s_command_line_has_our_models_and_tasks(llama, include, sub
 
 
 @pytest.mark.usefixtures("_local_tasks_only")
-def test_the_command_line_s_answers_to_mistakes(include, canonlm_lm_eval, llama, tmp_path):
+def test_mistakes_on_the_command_line(include, canonlm_lm_eval, llama, tmp_path):
     argv = sys.argv
     model = ["--model", "canonlm", "--model_args", f"pretrained={llama}"]
     output = canonlm_lm_eval(*model, "--tasks", "local_pika", "--include_path", include)

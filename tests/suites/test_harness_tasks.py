@@ -111,10 +111,10 @@ class Oracle(LM):
 
     def __init__(self, answers):
         super().__init__()
-        self.answers, self.asked = answers, []
+        self.answers, self.requests = answers, []
 
     def generate_until(self, requests, disable_tqdm=False):
-        self.asked += [request.args for request in requests]
+        self.requests += [request.args for request in requests]
         return [self.answers.get(request.args[0], "") for request in requests]
 
     def loglikelihood(self, requests, disable_tqdm=False):
@@ -144,8 +144,8 @@ def test_our_suites_are_tasks_for_any_model_of_the_harness(tmp_path, task, setti
     oracle = Oracle({question.prompt: f" {question.answer}" for question in questions[:4]})
     manager = run.open_tasks(metadata={"pretrained": str(tmp_path), "n": 6, "seed": 3})
     reported = evaluate(oracle, manager.load([task]), bootstrap_iters=10)
-    assert [prompt for prompt, _ in oracle.asked] == [question.prompt for question in questions]
-    stop = oracle.asked[0][1]
+    assert [prompt for prompt, _ in oracle.requests] == [question.prompt for question in questions]
+    stop = oracle.requests[0][1]
     assert (stop["until"], stop["max_gen_toks"]) == (list(suite.stop), suite.max_new_tokens)
     for measure in suite.measures:
         assert reported["results"][task][f"{measure},none"] == pytest.approx(4 / 6)
@@ -184,7 +184,7 @@ def test_lengths_need_a_tokenizer_and_no_length_needs_none(tmp_path):
         ),
     ],
 )
-def test_read_twice(monkeypatch, task, row, message):
+def test_duplicate_examples(monkeypatch, task, row, message):
     rows = datasets.Dataset.from_list([row])
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: datasets.DatasetDict(train=rows, validation=rows))
     name = f"canonlm_{task}_twice"

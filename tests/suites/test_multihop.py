@@ -88,7 +88,7 @@ def test_an_oracle_is_always_right(settings):
 
 
 @every_setting
-def test_who_guesses_among_the_years_is_at_chance(settings):
+def test_guessing_among_the_years_scores_chance(settings):
     rng = random.Random(0)
     questions = suite(**settings, n=500)
     right = round(500 * share_right(questions, lambda prompt: rng.choice(years(prompt))))
@@ -98,7 +98,7 @@ def test_who_guesses_among_the_years_is_at_chance(settings):
 @pytest.mark.every(3)
 @pytest.mark.parametrize("place", [0, -1], ids=["first", "last"])
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_no_year_stands_where_the_answer_does(k, place):
+def test_no_year_by_position_beats_chance(k, place):
     right = round(2000 * share_right(suite(k=k, people=4, n=2000), lambda prompt: years(prompt)[place]))
     assert binomtest(right, 2000, 1 / 4).pvalue > 1e-4
 
@@ -165,7 +165,7 @@ def test_the_needed_fact_is_anywhere_in_the_background():
 
 
 @pytest.mark.parametrize("k", [2, 3])
-def test_backward_counts_the_links_that_are_told_too_early(k):
+def test_backward_counts_the_links_stated_too_early(k):
     for question in suite(k=k, people=3, n=200):
         stated = [name for name, _, _ in TOLD.findall(question.prompt)]
         value = {name: other for name, _, other in TOLD.findall(question.prompt)}
@@ -204,7 +204,7 @@ def test_a_prompt_is_text_and_the_beginning_of_an_answer(settings):
     index=st.integers(0, 499),
     published=st.booleans(),
 )
-def test_two_tokenizers_are_asked_the_same(k, people, budget, seed, index, published):
+def test_two_tokenizers_get_the_same_questions(k, people, budget, seed, index, published):
     settings = {"k": k, "people": people, "seed": seed, "published": published}
     result = {}
     for tokens in (byte_count, word_count):
@@ -242,13 +242,13 @@ def test_the_background_changes_nothing_else(tmp_path):
 def test_a_text_file_is_the_background(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("Alpha beta gamma. Delta. Epsilon zeta. Eta theta iota kappa.")
-    whole = sentences(path.read_text())
+    full = sentences(path.read_text())
     starts = set()
     for question in suite(text=str(path), background=9, n=60):
         background = [sentence for sentence in sentences(question.prompt) if not TOLD.fullmatch(sentence)]
-        start = whole.index(background[0])
+        start = full.index(background[0])
         starts.add(start)
-        assert background == [*whole[start:], *whole[:start]][: len(background)]
+        assert background == [*full[start:], *full[:start]][: len(background)]
         assert sum(map(word_count, background[:-1])) < 9 <= sum(map(word_count, background))
     assert starts == {0, 1, 2, 3}
     with pytest.raises(ValueError, match=r"^background: expected at most 10 tokens, .* got 11$"):
@@ -276,7 +276,7 @@ def test_questions_are_functions_of_seed_split_and_index():
     assert first[0] != next(Neutral().sentences(0, 0)), "and another suite, asked with this seed, has others too"
 
 
-def test_a_question_stays_what_it_was():
+def test_a_question_equals_the_pinned_one():
     """Numbers published with a seed can be reproduced, even with another Python."""
     question = suite(k=2, people=2, background=8)[0]
     assert sentences(question.prompt) == PINNED
@@ -316,7 +316,7 @@ PINNED = [
         (" ١٩٧٣", False, False),
     ],
 )
-def test_what_counts_as_right(answer_text, exact, year):
+def test_correct_answers(answer_text, exact, year):
     assert suite().grade(Question("", "1973"), answer_text) == {"exact": exact, "year": year}
 
 
@@ -334,7 +334,7 @@ def test_grades_agree_with_reading_letter_by_letter(answer_text, answer):
     assert year or not exact
 
 
-def test_scores_are_told_by_measure_and_position():
+def test_scores_by_measure_and_position():
     """The scores of a reader who remembers only the last year."""
     questions = suite(k=1, people=4, n=400)
     rows = [{"slice": q.slice, "right": questions.grade(q, f" {years(q.prompt)[-1]}")} for q in questions]
@@ -376,7 +376,7 @@ def test_the_published_grid():
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_settings_that_are_none(settings, error):
+def test_invalid_settings(settings, error):
     with pytest.raises(ValueError, match=f"^{error}$"):
         MultiHopSettings(**settings)
 

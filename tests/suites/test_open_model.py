@@ -178,7 +178,7 @@ def test_the_newest_step_is_the_default(place):
     assert torch.equal(logits_of(subject.model), expected["run@2"])
 
 
-def test_a_damaged_checkpoint_is_passed_over(place, tmp_path, caplog):
+def test_a_damaged_checkpoint_is_skipped(place, tmp_path, caplog):
     shutil.copytree(place[0] / "run", tmp_path / "run")
     damaged = next(path_of(tmp_path / "run" / "checkpoints", 2).glob("*.distcp"))
     damaged.write_bytes(damaged.read_bytes()[:-9])
@@ -224,7 +224,7 @@ def test_dtype(place, name):
     assert stored.about["fingerprint"] != subject.about["fingerprint"]
 
 
-def test_what_is_stored_in_half_precision_stays_so(place, tmp_path):
+def test_half_precision_weights_keep_their_dtype(place, tmp_path):
     model = LlamaForCausalLM(LlamaConfig(**SIZES, intermediate_size=32)).bfloat16()
     model.save_pretrained(tmp_path / "half")
     assert open_model(str(tmp_path / "half")).about["dtype"] == "bfloat16"
@@ -232,7 +232,7 @@ def test_what_is_stored_in_half_precision_stays_so(place, tmp_path):
 
 
 @pytest.mark.parametrize("requested", ["bytes", "text", "text/tokenizer.json", "exported"])
-def test_a_tokenizer_that_is_asked_for(place, requested):
+def test_a_requested_tokenizer(place, requested):
     folder, _ = place
     subject = open_model(str(folder / "ours"), tokenizer=requested if requested == "bytes" else str(folder / requested))
     assert subject.tokenizer("é", add_special_tokens=False).input_ids == [0xC3, 0xA9]
@@ -259,7 +259,7 @@ def test_context_length():
     assert wrap(GPT2LMHeadModel(gpt2)).context_length == 33
 
 
-def test_a_fingerprint_tells_models_apart(place):
+def test_fingerprints_of_different_models_differ(place):
     folder, _ = place
     names = ["run@1", "run@2", "ours", "hf@GDN2-tiny", "llama", "gpt2"]
     result = [open_named(folder, name).about["fingerprint"] for name in names]
@@ -391,7 +391,7 @@ def wrong(place, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_told_in_one_line(wrong, hub, monkeypatch, name):
+def test_mistakes_are_reported_in_one_line(wrong, hub, monkeypatch, name):
     folder, result = wrong
     assert set(result) == set(MISTAKES)
     monkeypatch.chdir(folder)
@@ -408,7 +408,7 @@ def test_a_run_that_has_saved_nothing(place, tmp_path):
         open_model(str(tmp_path / "run"))
 
 
-def test_the_library_is_as_loud_afterwards_as_before(place):
+def test_the_librarys_log_level_is_restored(place):
     logging = transformers.utils.logging
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
     open_model(str(place[0] / "llama"))

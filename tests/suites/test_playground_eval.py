@@ -105,8 +105,8 @@ def test_more_windows_hold_more_answers(run, knows):
         for after in (0, 80):
             rows = WindowEval(stream, 8, 4, after=after).run(wrap(model), torch.device("cpu"))["slices"]
             counts[length, after] = sum(row["total"] for row in rows)
-    whole = WindowEval(WindowStream(task, "test", 0, 80, "answer", False), 8, 4).run(wrap(model), torch.device("cpu"))
-    inside = sum(row["total"] for row in whole["slices"])
+    full = WindowEval(WindowStream(task, "test", 0, 80, "answer", False), 8, 4).run(wrap(model), torch.device("cpu"))
+    inside = sum(row["total"] for row in full["slices"])
     assert 0 < counts[160, 80] < counts[160, 0] < counts[240, 0]
     assert counts[160, 0] - counts[160, 80] >= inside  # those that the short window's end cuts are complete here
 
@@ -121,7 +121,7 @@ def test_another_difficulty_with_the_same_tokens(run, knows):
     assert evaluation_.settings["task"]["N"] == 8
 
 
-def test_as_in_training(run):
+def test_equals_the_evaluation_of_the_training_run(run):
     """The run's last evaluation, repeated by the command."""
     import json
 
@@ -144,17 +144,17 @@ def test_as_in_training(run):
         ({"lengths": [0.5, 1]}, r"lengths: expected numbers >= 1, got \[0.5, 1"),
     ],
 )
-def test_what_cannot_be_asked(run, knows, settings, message):
+def test_invalid_questions(run, knows, settings, message):
     with pytest.raises(ValueError, match=message):
         ask(run, knows(24, lambda row: np.zeros((len(row), 24))), **settings)
 
 
-def test_a_length_that_holds_no_further_answer(run, knows):
+def test_a_length_without_further_answers(run, knows):
     with pytest.raises(ValueError, match="lengths: expected longer ones: no answer is complete beyond"):
         ask(run, knows(24, lambda row: np.zeros((len(row), 24))), lengths=[1.02])
 
 
-def test_a_model_that_is_no_run_needs_its_task(knows, tmp_path):
+def test_a_model_without_a_run_needs_a_task(knows, tmp_path):
     subject = Subject(knows(24, lambda row: np.zeros((len(row), 24))), None, {"source": str(tmp_path)})
     with pytest.raises(ValueError, match=r"task\.name: expected one of .*depo"):
         evaluations(subject, PlaygroundSettings())
@@ -168,7 +168,7 @@ def test_tasks_without_windows_have_one_length(tmp_path, knows):
         evaluations(subject, PlaygroundSettings(task={"name": "brevo", "N": 10}, lengths=[1, 2]))
 
 
-def test_the_headline_of_sentences_is_what_is_written_from_the_start(tmp_path, knows):
+def test_the_headline_of_sentences_is_generation_from_the_start(tmp_path, knows):
     """A model that has memorized one sentence writes it, and continues any other sentence with it."""
     lano = tasks.get("lano", grammar="small")
     by_heart = [*lano.sample("train", 0, 0).tokens[1:].tolist(), 0]

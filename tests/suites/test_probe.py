@@ -51,7 +51,7 @@ def noise(tree):
     return torch.randn(len(tree.tokens), 15, generator=torch.Generator().manual_seed(seed))
 
 
-def test_what_is_linear_in_the_states_is_found(task):
+def test_linearly_encoded_symbols_are_found(task):
     levels = probe(States(task, 15, everything), task, layer=-1, fit=120, test=60)
     assert [(x.level, x.symbols) for x in levels] == [(1, 3), (2, 3)]  # the root is always the same
     for x in levels:
@@ -60,7 +60,7 @@ def test_what_is_linear_in_the_states_is_found(task):
         assert 0.5 <= x.boundary_guess < 0.95
 
 
-def test_noise_says_no_more_than_the_guess(task):
+def test_noise_scores_no_more_than_the_guess(task):
     levels = probe(States(task, 15, noise), task, layer=1, fit=120, test=60)
     for x in levels:
         assert x.symbol < x.symbol_guess + 0.05

@@ -1,4 +1,4 @@
-"""What `canonlm eval` stores: single answers, complete entries, no question twice, nothing of another model."""
+"""Stored results of `canonlm eval`: single answers, complete entries, no question twice, nothing of another model."""
 
 import json
 
@@ -11,7 +11,7 @@ ABOUT = {"source": "a/run", "fingerprint": "f1", "tokenizer": "t1"}
 
 
 class Sums:
-    """What is i + i?"""
+    """Questions for i + i."""
 
     name, measures, max_new_tokens, stop = "sums", ("exact", "digit"), 3, ("\n",)
 
@@ -24,8 +24,8 @@ class Sums:
     def __getitem__(self, index):
         return Question(f"{index} + {index} =", str(2 * index), {"parity": index % 2})
 
-    def grade(self, question, said):
-        return {"exact": said == question.answer, "digit": said.isdigit()}
+    def grade(self, question, text):
+        return {"exact": text == question.answer, "digit": text.isdigit()}
 
 
 class Calculator:
@@ -57,7 +57,7 @@ def test_scores_by_slice(tmp_path):
     assert result[0].stderr == pytest.approx((0.25 / 5) ** 0.5)  # the standard error of a mean of six
 
 
-def test_answers_survive_and_are_not_asked_again(tmp_path):
+def test_saved_answers_are_reused(tmp_path):
     first = Calculator(dies_after=4)
     with pytest.raises(KeyboardInterrupt):
         Results(tmp_path, ABOUT).ask("sums", Sums(), {}, first)
@@ -76,7 +76,7 @@ def test_answers_survive_and_are_not_asked_again(tmp_path):
     assert third.questions == []
 
 
-def test_other_settings_are_other_questions(tmp_path):
+def test_other_settings_are_different_questions(tmp_path):
     results, again = Results(tmp_path, ABOUT), Calculator()
     results.ask("sums", Sums(), {"seed": 0}, Calculator())
     results.ask("sums", Sums(), {"seed": 1}, again)
@@ -102,7 +102,7 @@ def test_entries(tmp_path):
 
 
 @pytest.mark.parametrize("other", [{"fingerprint": "f2"}, {"tokenizer": "t2"}])
-def test_answers_of_another_model_are_never_taken(tmp_path, other):
+def test_answers_of_another_model_are_never_used(tmp_path, other):
     """Not even of a model whose evaluation was stopped before it had a result."""
     with pytest.raises(KeyboardInterrupt):
         Results(tmp_path, ABOUT).ask("sums", Sums(), {}, Calculator(dies_after=4))
@@ -111,7 +111,7 @@ def test_answers_of_another_model_are_never_taken(tmp_path, other):
     assert len(calculator.questions) == 6
 
 
-def test_more_questions_take_up_the_answers_to_fewer(tmp_path):
+def test_more_questions_reuse_the_answers_to_fewer(tmp_path):
     results, calculator = Results(tmp_path, ABOUT), Calculator()
     results.ask("sums", Sums(4), {"n": 4}, Calculator())
     result = results.ask("sums", Sums(6), {"n": 6}, calculator)
@@ -121,7 +121,7 @@ def test_more_questions_take_up_the_answers_to_fewer(tmp_path):
     assert len(calculator.questions) == 2
 
 
-def test_what_a_model_writes_may_be_anything(tmp_path):
+def test_any_model_output_is_stored(tmp_path):
     def write(prompts, max_new_tokens, stop):
         yield from enumerate(["a\u2028b", "c\x85d\n", "\ud83d\ude00", "", "\x00", '"'][: len(prompts)])
 
@@ -161,7 +161,7 @@ def test_another_model_and_a_damaged_file_are_refused(tmp_path):
         assert (tmp_path / "results.json").read_text() == text
 
 
-def test_a_damaged_answer_is_said(tmp_path):
+def test_a_damaged_answer_is_reported(tmp_path):
     Results(tmp_path, ABOUT).ask("sums", Sums(), {}, Calculator())
     (path,) = (tmp_path / "answers").glob("*.jsonl")
     path.write_text(path.read_text().replace('"index"', '"index', 1))

@@ -14,16 +14,16 @@ from canonlm.suites.run import PromptOptions, plan, run
 
 class Log:
     def __init__(self):
-        self.said = []
+        self.events = []
 
     def begin(self, name, questions):
-        self.said.append(("begin", name, questions))
+        self.events.append(("begin", name, questions))
 
     def advance(self, answered):
         pass
 
     def end(self, entry, again):
-        self.said.append(("again" if again else "end", entry["name"]))
+        self.events.append(("again" if again else "end", entry["name"]))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def subject(tmp_path_factory):
     return open_model(str(folder), tokenizer="bytes", device="cpu")
 
 
-def test_a_list_asks_for_every_combination():
+def test_lists_expand_to_every_combination():
     result = plan("multihop", ["k=[1,2]", "background=[0,300]", "people=3", "n=4"])
     assert [(s.k, s.background, s.people, s.n) for s in result] == [
         (1, 0, 3, 4),
@@ -46,7 +46,7 @@ def test_a_list_asks_for_every_combination():
     ]
     assert len(plan("multihop", [])) == 1
     assert [s.task for s in plan("babilong", ["task=[qa1,qa3]"])] == ["qa1", "qa3"]
-    (playground,) = plan("playground", ["lengths=[1,1.5]", "task.N=40"])  # a setting that is a list is no grid
+    (playground,) = plan("playground", ["lengths=[1,1.5]", "task.N=40"])  # a setting that is a list is not a grid
     assert playground.lengths == [1, 1.5]
     assert playground.task == {"N": 40}
 
@@ -82,7 +82,7 @@ def test_one_file_of_results(subject, tmp_path):
     planned, log = plan("multihop", ["people=[2,3]", "n=3"]), Log()
     entries = run("multihop", planned[:1], subject, PromptOptions(), tmp_path, log)
     entries += run("multihop", planned[1:], subject, PromptOptions(), tmp_path, log)
-    assert log.said == [("begin", "1hop-0k", 3), ("end", "1hop-0k")] * 2
+    assert log.events == [("begin", "1hop-0k", 3), ("end", "1hop-0k")] * 2
     result = json.loads((tmp_path / "results.json").read_text())
     assert result["results"] == entries
     assert result["model"]["fingerprint"] == subject.about["fingerprint"]
@@ -92,11 +92,11 @@ def test_one_file_of_results(subject, tmp_path):
     before = (tmp_path / "results.json").stat().st_mtime_ns
     log = Log()
     assert run("multihop", planned, subject, PromptOptions(), tmp_path, log) == entries
-    assert [kind for kind, *_ in log.said] == ["again"] * 2
+    assert [kind for kind, *_ in log.events] == ["again"] * 2
     assert (tmp_path / "results.json").stat().st_mtime_ns == before
 
 
-def test_what_was_asked_before_a_mistake_is_kept(subject, tmp_path):
+def test_results_before_a_mistake_are_kept(subject, tmp_path):
     planned = plan("multihop", ["background=[0,2000]", "people=2", "n=2"])  # the context is 1,024 tokens
     with pytest.raises(ValueError, match=r"1hop-2k: prompt 0: .* tokens.* context of 1,024"):
         run("multihop", planned, subject, PromptOptions(), tmp_path, Log())

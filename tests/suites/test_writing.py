@@ -106,7 +106,7 @@ def as_text(tokens):
 
 
 @pytest.mark.every(4)
-def test_batches_write_what_the_loop_writes(model, letters):
+def test_batches_generate_the_same_text_as_a_loop(model, letters):
     texts = prompts()
     expected = [as_text(loop(model, ids_of(prompt))) for prompt in texts]
     assert len({len(prompt) for prompt in texts}) > 5
@@ -117,7 +117,7 @@ def test_batches_write_what_the_loop_writes(model, letters):
 
 
 @pytest.mark.every(4)
-def test_rows_that_end_early_disturb_no_others(model, letters):
+def test_rows_that_end_early_do_not_affect_others(model, letters):
     """Rows stop at different places: at a stop string, which spans tokens, or at the end token."""
     requested = prompts(8)
     texts = [as_text(loop(model, ids_of(prompt))) for prompt in requested]
@@ -156,7 +156,7 @@ def test_bos(plain, letters):
     assert dict(Writer(plain, letters).write([""], MOST)) == {0: as_text(loop(plain, [BOS]))}
 
 
-def test_tokens_leave_special_ones_out(plain, letters):
+def test_tokens_exclude_special_tokens(plain, letters):
     assert Writer(plain, letters, bos=True).tokens("two words") == 9
 
 
@@ -177,7 +177,7 @@ def test_a_prompt_that_does_not_fit(letters):
         Writer(build("transformers GPT2"), letters, beyond=True).write(["a" * 128], 1)
 
 
-def test_the_models_own_settings_are_not_ours(plain, letters):
+def test_generation_settings_of_the_model_are_ignored(plain, letters):
     """A repetition penalty of the model would change what is greedy; a wrong end token would cut the text."""
     expected = dict(Writer(plain, letters).write(prompts(6), MOST))
     model = build("llama+canon")
@@ -259,7 +259,7 @@ def test_a_special_token_as_stop_string(knows, bytes_tokenizer):
     assert dict(writer.write(["?"], 9, ["<bos>"])) == {0: "xxx"}
 
 
-def test_what_cut_characters_are_shown_as(knows, bytes_tokenizer):
+def test_incomplete_characters_are_shown_as_replacements(knows, bytes_tokenizer):
     writer, pieces = Writer(knows(258, writes("né")), bytes_tokenizer), []
     assert dict(writer.write(["?"], 2)) == {0: "n\ufffd"}
     writer.stream("?", 2, pieces.append)
@@ -308,7 +308,7 @@ def test_batches_shrink_until_they_fit(plain, letters, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_was_written_before_memory_ran_out_is_kept(plain, letters, monkeypatch):
+def test_text_generated_before_running_out_of_memory_is_kept(plain, letters, monkeypatch):
     monkeypatch.setattr(writing, "CPU_TOKENS", 100)
     writer, seen = Writer(plain, letters), []
     answers = writer.write(prompts(12, 30), 6)
@@ -319,7 +319,7 @@ def test_what_was_written_before_memory_ran_out_is_kept(plain, letters, monkeypa
     assert 1 in tried
 
 
-def test_memory_that_holds_nothing(plain, letters, monkeypatch):
+def test_a_prompt_that_does_not_fit_into_memory(plain, letters, monkeypatch):
     limited(monkeypatch, 20)
     with pytest.raises(ValueError, match="prompt 1: its 36 tokens do not fit into memory"):
         list(Writer(plain, letters).write(["a", "b" * 30], 6))
@@ -331,7 +331,7 @@ def test_memory_that_holds_nothing(plain, letters, monkeypatch):
         Writer(plain, letters).stream("b" * 30, 6, print)
 
 
-def test_other_errors_are_not_taken_for_memory(plain, letters, monkeypatch):
+def test_other_errors_are_not_treated_as_out_of_memory(plain, letters, monkeypatch):
     def generate(*_, **__):
         raise RuntimeError("the sizes of tensors must match")
 
@@ -368,7 +368,7 @@ def test_samples_follow_the_probabilities():
         assert chi_square < 25, (settings, counts)  # of at most 4 degrees of freedom: p = 5e-5
 
 
-def test_a_sampler_draws_anew_for_every_token():
+def test_a_sampler_draws_again_for_every_token():
     processors = Sampling(seed=1).processors([0])
     logits = torch.zeros(1, 50)
     assert len({int(processors(None, logits).argmax()) for _ in range(20)}) > 10
@@ -398,7 +398,7 @@ def test_a_model_without_a_tokenizer(plain, letters):
 
 
 @pytest.mark.parametrize("name", ["copying", "mano", "capo"])
-def test_a_tasks_own_words(name):
+def test_the_vocabulary_of_a_task(name):
     """Samples are read in the form in which they are printed."""
     task = tasks.get(name)
     words = TaskWords(task)

@@ -80,11 +80,11 @@ def closure(parents, query):
 
 def valid(edges, query, answer):
     """The rule, checked by the edges: every needed node once, and no edge backwards."""
-    wanted = closure(parents_of(edges), query)
+    expected = closure(parents_of(edges), query)
     at = {name: i for i, name in enumerate(answer)}
-    if sorted(answer) != sorted(wanted):
+    if sorted(answer) != sorted(expected):
         return False
-    return all(at[parent] < at[child] for parent, child in edges if parent in wanted and child in wanted)
+    return all(at[parent] < at[child] for parent, child in edges if parent in expected and child in expected)
 
 
 def depth_of(edges, query):
@@ -101,10 +101,10 @@ def specs(draw):
         return {"N": draw(st.integers(3, 60)), "query": query}
     m, low = draw(st.integers(2, 12)), draw(st.integers(1, 3))
     high = draw(st.integers(low, 4))
-    most = min(40, sum(m**length for length in range(low, high + 1)))
-    N = draw(st.integers(3, max(3, most)))
-    low = max(low, 2) if most < 3 else low
-    high = max(low, high, 2) if most < 3 else high
+    max_count = min(40, sum(m**length for length in range(low, high + 1)))
+    N = draw(st.integers(3, max(3, max_count)))
+    low = max(low, 2) if max_count < 3 else low
+    high = max(low, high, 2) if max_count < 3 else high
     return {"N": N, "query": query, "name_vocab": m, "min_name_len": low, "max_name_len": high}
 
 
@@ -121,10 +121,10 @@ def test_every_sample_parses_back(spec, split, seed):
     assert max(Counter(parent for parent, _ in edges).values()) <= 4
     roots = [name for name, group in parents.items() if not group]
     # Nodes without edges are among the first ones, of which there are at most (n - 1) // 4 + 1.
-    most, least = task.spec.N, task.spec.N if split == "test" else 3
-    assert 3 <= len(parents) <= most
-    assert len(parents) >= least - (least - 1) // 4
-    assert 1 <= len(roots) <= (most - 1) // 4 + 1
+    max_count, min_count = task.spec.N, task.spec.N if split == "test" else 3
+    assert 3 <= len(parents) <= max_count
+    assert len(parents) >= min_count - (min_count - 1) // 4
+    assert 1 <= len(roots) <= (max_count - 1) // 4 + 1
     assert task.spec.min_name_len <= min(map(len, parents))
     assert max(map(len, parents)) <= task.spec.max_name_len
     assert parents[query]
@@ -132,7 +132,7 @@ def test_every_sample_parses_back(spec, split, seed):
     assert not any(name in closure(parents, parent) for name in parents for parent in parents[name])  # no cycle
     (queried,) = sample.queries
     depth = depth_of(edges, query)
-    assert queried.slice == {"n": most, "depth": depth if depth < 6 else "6+", "nodes": bucket(len(answer))}
+    assert queried.slice == {"n": max_count, "depth": depth if depth < 6 else "6+", "nodes": bucket(len(answer))}
     assert [original[queried.start - 1], original[queried.stop - 1], original[queried.question_start]] == [
         9998,
         9998,
@@ -274,7 +274,7 @@ def signature(parents, query):
 @pytest.mark.every(3)
 @pytest.mark.parametrize("quarter", [False, True])
 @pytest.mark.parametrize("test", [False, True])
-def test_graph_law_by_enumeration(quarter, test, documents, fits):
+def test_graph_distribution_by_enumeration(quarter, test, documents, fits):
     """N = 6 is the smallest with a node that can have its four children before the last node chooses parents."""
     task = tasks.get("brevo", N=6, query="last_quarter" if quarter else "last")
     distribution = Counter()
@@ -292,7 +292,7 @@ def test_graph_law_by_enumeration(quarter, test, documents, fits):
     fits(counts, [*(distribution[key] for key in common), rest])
 
 
-def test_size_law(documents, fits):
+def test_size_distribution(documents, fits):
     """With N = 4 every node has an edge, so the sample shows its n."""
     docs = documents(tasks.get("brevo", N=4), "train", 20_000)
     sizes = Counter(len({*doc[1 : doc.index(1)]}) for doc in docs)  # token 1 is `query`
@@ -301,7 +301,7 @@ def test_size_law(documents, fits):
 
 
 def test_edges_are_shuffled_and_names_are_random(documents, fits):
-    """Of three nodes: v0 → v1, v0 → v2, v1 → v2. Six edge orders, and 5 · 4 · 3 ways to name the nodes."""
+    """Three nodes: v0 → v1, v0 → v2, v1 → v2. Six edge orders, and 5 · 4 · 3 ways to name the nodes."""
     orders, names = Counter(), Counter()
     for edges, query, answer in parsed(task := tasks.get("brevo", N=5), documents(task, "train", 40_000)):
         if len(edges) == len(answer) == len(parents_of(edges)) == 3:
@@ -336,7 +336,7 @@ def order_distribution(parents, query):
         {"a": set(), "b": {"a"}, "c": {"a"}, "d": {"b"}, "q": {"c", "d"}},
     ],
 )
-def test_answer_order_law(shape, documents, fits):
+def test_answer_order_distribution(shape, documents, fits):
     """The distribution is exact, and not uniform over the right orders."""
     distribution = order_distribution(shape, "q")
     assert sum(distribution.values()) == 1
@@ -411,14 +411,14 @@ def test_short_names_saturate(difficulty, probabilities, documents):
     """Shares of names of 2, 3 and 4 tokens, which would be thirds if names could repeat."""
     task = tasks.get("brevo", difficulty=difficulty)
     samples = [[*map(len, parents_of(edges))] for edges, _, _ in parsed(task, documents(task, "test", 1500))]
-    for length, wanted in zip((2, 3, 4), probabilities, strict=True):
+    for length, expected in zip((2, 3, 4), probabilities, strict=True):
         shares = [lengths.count(length) / len(lengths) for lengths in samples]
         error = np.std(shares) * np.sqrt(1 / 1500 + 1 / 5000)
-        assert np.mean(shares) == pytest.approx(wanted, abs=4 * error)
+        assert np.mean(shares) == pytest.approx(expected, abs=4 * error)
 
 
 @pytest.mark.parametrize("query", ["last", "last_quarter"])
-def test_simulated_graphs_follow_the_law(query, fits):
+def test_simulated_graphs_follow_the_distribution(query, fits):
     distribution = np.zeros((7, 7))
     for p, _, parents, queried in graphs(6, query == "last_quarter", test=True):
         named = dict(enumerate(parents))
@@ -432,13 +432,13 @@ def test_simulated_graphs_follow_the_law(query, fits):
 
 
 @pytest.mark.slow
-def test_slices_are_what_test_samples_have():
+def test_slices_are_those_of_test_samples():
     for N in (3, 4, 5, 40):
         task = tasks.get("brevo", N=N, query="last_quarter")
         seen = {str({k: v}) for i in range(2000) for k, v in task.sample("test", 0, i).queries[0].slice.items()}
-        wanted = {str(where) for where in task.slices()}
-        assert seen <= wanted
-        assert seen == wanted or N == 40
+        expected = {str(where) for where in task.slices()}
+        assert seen <= expected
+        assert seen == expected or N == 40
     names = tasks.get("brevo").slices()
     assert names[0] == {"n": 70}
     assert names[1:7] == [{"depth": depth} for depth in (1, 2, 3, 4, 5, "6+")]
@@ -481,7 +481,7 @@ def test_the_grader_follows_the_rule(spec, seed, data):
     assert not task.grade(sample, [written[:-1]])[0].correct
 
 
-def test_why():
+def test_explanations_of_verdicts():
     task = tasks.get("brevo", N=6, name_vocab=4, min_name_len=1, max_name_len=2)
     text = "bos w2. w3 w1. w4. w3 w1. w3 w1. w1. w4. w1. w1. w2 w2. query w1. ans w4. w2. w3 w1. w1. end"
     sample = task.read([task.vocab.ids[name] for name in text.split()])

@@ -113,7 +113,7 @@ def test_both_formats_give_texts_with_spans(written, end):
             assert result.text[start:stop] == value
 
 
-def test_what_a_text_does_not_say_is_listed_and_the_text_is_kept(written):
+def test_missing_facts_are_listed_and_the_text_is_kept(written):
     who = person(6, 0, POOLS)
     text = biography(who, [0] * 6).replace(who.field, who.field.lower()).replace(who.middle, who.middle[0] + ".")
     result = read(written([{"person": 1, "text": "Hello."}, {"person": 0, "text": text}]), 6, POOLS)
@@ -130,7 +130,7 @@ def test_what_a_text_does_not_say_is_listed_and_the_text_is_kept(written):
     assert list(result.texts[1].spans) == ["birth date", "birth city", "university", "company city", "company"]
 
 
-def test_spans_are_whole_words_first_said_and_not_inside_longer_values(written):
+def test_spans_are_first_whole_word_matches_outside_longer_values(written):
     pools = replace(
         POOLS, first=("Ann",), middle=("Bea",), last=("Law",), city=("Rome",), university=("Rome Law College",),
         field=("Law",), company=("Rome College",), company_city=("Rome",),

@@ -33,7 +33,7 @@ def test_the_formula():
     assert result.per_parameter(12345) == pytest.approx(2000 * (exact_names + exact_values) / 12345, abs=1e-9)
 
 
-def test_nobody_knows_less_than_nothing():
+def test_bits_are_never_negative():
     assert bits(1e4, 1e4, 2000, SIZES).total == 0
     assert bits(1e4, 0.0, 2000, SIZES).per_person == pytest.approx(LOG2_S0, abs=1e-4)  # each counts separately
     assert bits(math.log(2000), 1e4, 2000, SIZES).per_person == pytest.approx(LOG2_N0 - math.log2(2000), abs=1e-4)
@@ -51,7 +51,7 @@ def nats(task, probability):
 
 
 @pytest.mark.parametrize("fullname", [False, True])
-def test_a_model_that_knows_everything_holds_all_there_is(fullname):
+def test_a_perfect_model_holds_all_bits(fullname):
     """It gives names their true frequencies (given the tokens so far), and is certain of the rest."""
     task = tasks.get("capo", N=300, fullname=fullname)
     ids, roles = task.test_batch(0, 0, 300)
@@ -71,7 +71,7 @@ def test_a_model_that_knows_everything_holds_all_there_is(fullname):
     assert result.at_most == pytest.approx(LOG2_N0 - math.log2(300) + LOG2_S0 - fullname, abs=2e-4)
 
 
-def test_a_model_that_knows_nobody_holds_nothing():
+def test_a_guessing_model_holds_no_bits():
     """It knows every pool and every company's city, and guesses: in any order it has S0 possible values."""
     task = tasks.get("capo", N=300)
     cities = task.text.pools.company_city
@@ -114,10 +114,10 @@ def test_a_model_of_known_probabilities():
         values += sum(cost(f" {facts[attribute]}") for attribute in ATTRIBUTES)
     result = task.bits(p1, p2)
     n0, s0 = math.log2(160_000_000), math.log2(2 * 12 * 28 * 200 * 200 * 300 * 100 * 263)
-    wanted = max(0, n0 - names / 200 / math.log(2)) + max(0, s0 - values / 200 / math.log(2))
+    expected = max(0, n0 - names / 200 / math.log(2)) + max(0, s0 - values / 200 / math.log(2))
     assert 0 < result.per_person < result.at_most
-    assert result.per_person == pytest.approx(wanted, abs=1e-6)
-    assert result.total == pytest.approx(200 * wanted, abs=1e-3)
+    assert result.per_person == pytest.approx(expected, abs=1e-6)
+    assert result.total == pytest.approx(200 * expected, abs=1e-3)
     uniform = nats(task, lambda row, at, role: 1 / len(task.vocab))
     assert task.bits(*uniform).total == 0
 

@@ -77,7 +77,7 @@ def test_a_million_people_of_our_pools_have_a_million_names(fits):
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
-def test_over_the_seeds_every_permutation_is_equally_likely(n, fits):
+def test_every_permutation_is_equally_likely_over_seeds(n, fits):
     """A network of too few rounds, or with one key for all of them, reaches some permutations far more often."""
     permutations = [tuple(name_indexes(seed, 0, n, (1, 1, n, 1, 1, 1, 1)).tolist()) for seed in range(20_000)]
     kinds, counts = np.unique(permutations, axis=0, return_counts=True)
@@ -119,7 +119,7 @@ def test_attributes_are_uniform_and_independent_of_each_other_and_of_the_neighbo
             fits(np.bincount(x * len(other_law) + y, minlength=joint.size), joint.ravel())
 
 
-def test_people_share_no_stream_with_samples():
+def test_people_and_samples_use_different_streams():
     assert PEOPLE not in SPLITS.values()
 
 
@@ -133,7 +133,7 @@ def test_a_person_depends_on_seed_and_number_only():
 # -- in words ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_person_in_words_is_the_indexes_looked_up():
+def test_attributes_of_a_person_match_its_indices():
     pools = load()
     for i in (0, 1, 2, 12_345, 159_999_999):
         somebody = person(3, i, pools)

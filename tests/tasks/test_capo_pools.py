@@ -41,7 +41,7 @@ def test_our_entries_are_distinct_plain_and_unambiguous_in_a_text():
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("last_end", [True, False])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_a_folder_of_the_user(folder, end, last_end, mark):
+def test_a_user_provided_folder(folder, end, last_end, mark):
     entries = {
         "first_name": ["Zoë", "Anna Lena"],
         "city": [" Óbidos ", "Lund, Scania", "St. Ives"],
@@ -130,7 +130,7 @@ VERB = re.compile(
 )
 
 
-def test_a_template_is_grammatical_with_every_subject_and_at_every_place():
+def test_templates_are_grammatical_with_every_subject_and_position():
     for _, template in EVERY_TEMPLATE:
         assert not BANNED.search(template), template
         assert VERB.match(template), template

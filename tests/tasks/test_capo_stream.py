@@ -48,11 +48,11 @@ def test_every_person_exactly_once_in_every_pass(spec, seed, seq_len):
     size = spec["N"] + 6 * (spec["N"] // 2) * spec["questions"]
     assert len(result) == size * spec["exposures"]
     for e in range(spec["exposures"]):
-        wanted = Counter(task.sample("train", seed, i, e).tokens.tobytes() for i in range(spec["N"]))
+        expected = Counter(task.sample("train", seed, i, e).tokens.tobytes() for i in range(spec["N"]))
         if spec["questions"]:
             questions = [(i, attribute) for i in range(spec["N"] // 2) for attribute in ATTRIBUTES]
-            wanted += Counter(task.question(seed, i, attribute).tokens.tobytes() for i, attribute in questions)
-        assert Counter(result[e * size : (e + 1) * size]) == wanted
+            expected += Counter(task.question(seed, i, attribute).tokens.tobytes() for i, attribute in questions)
+        assert Counter(result[e * size : (e + 1) * size]) == expected
 
 
 @FIXED
@@ -76,15 +76,15 @@ def test_padding_and_document_ids(spec, seed, seq_len, split):
 
 @FIXED
 @given(specs(), SEED, st.integers(1, 200), SPLIT, st.data())
-def test_windows_are_the_same_from_wherever_they_are_asked(spec, seed, seq_len, split, data):
+def test_windows_do_not_depend_on_where_reading_starts(spec, seed, seq_len, split, data):
     count = tasks.get("capo", **spec).training_windows(seed, seq_len) + 2
-    whole = tasks.get("capo", **spec).windows(split, seed, 0, count, seq_len=seq_len)
+    full = tasks.get("capo", **spec).windows(split, seed, 0, count, seq_len=seq_len)
     task = tasks.get("capo", **spec)
     for _ in range(6):
         start = data.draw(st.integers(0, count))
         stop = data.draw(st.integers(start, count))
         part = task.windows(split, seed, start, stop - start, seq_len=seq_len)
-        for ours, theirs in zip(part, whole, strict=True):
+        for ours, theirs in zip(part, full, strict=True):
             np.testing.assert_array_equal(ours, theirs[start:stop])
 
 
@@ -98,17 +98,17 @@ def test_far_away_windows_are_padding():
 def test_threads_and_more_passes_than_tables():
     spec = {"N": 1500, "exposures": 9}
     count = capo(**spec).training_windows(5, 128)
-    whole = capo(**spec).windows("train", 5, 0, count, seq_len=128)
+    full = capo(**spec).windows("train", 5, 0, count, seq_len=128)
     starts = np.random.default_rng(0).permutation(np.arange(0, count, 100)).tolist()
     shared = capo(**spec)
     with ThreadPoolExecutor(6) as pool:
         parts = pool.map(lambda start: shared.windows("train", 5, start, min(100, count - start), seq_len=128), starts)
         for start, part in zip(starts, parts, strict=True):
-            for ours, theirs in zip(part, whole, strict=True):
+            for ours, theirs in zip(part, full, strict=True):
                 np.testing.assert_array_equal(ours, theirs[start : start + 100])
 
 
-def test_every_pass_has_an_order_of_its_own(fits):
+def test_every_pass_has_a_different_order(fits):
     task = capo(N=6, exposures=400, variant="single")
     result = documents(task, 0, 64)
     number = {document: i for i, document in enumerate(sorted(set(result)))}
@@ -162,7 +162,7 @@ def order_and_templates(text, who, fullname):
 @pytest.mark.every(3)
 @pytest.mark.parametrize("fullname", [False, True])
 @pytest.mark.parametrize("permute", [False, True])
-def test_the_law_of_the_texts(permute, fullname, fits):
+def test_distribution_of_the_texts(permute, fullname, fits):
     task = capo(N=50_000, permute=permute, fullname=fullname)
     counts, places, n = defaultdict(Counter), Counter(), 1500
     for i in range(n):
@@ -193,7 +193,7 @@ def test_the_people_do_not_depend_on_the_variant():
         assert names == {person(4, i, every[0].text.pools).name}
 
 
-def test_words_are_words():
+def test_texts_contain_no_template_notation():
     """None of the templates' notation is left, and no space is doubled."""
     task = capo(N=3000)
     for i in range(200):

@@ -24,7 +24,7 @@ def capo(**spec):
 
 @FIXED
 @given(SEED, st.sampled_from(["train", "valid", "test"]), st.integers(0, 200), st.integers(0, 9), st.booleans())
-def test_a_sample_says_what_is_true(seed, split, index, j, fullname):
+def test_samples_state_the_facts_of_the_person(seed, split, index, j, fullname):
     task = capo(fullname=fullname)
     sample = task.sample(split, seed, index, j)
     who = person(seed, index % 40, task.text.pools)
@@ -66,18 +66,18 @@ def test_batches(seed, first, count, fullname):
 
         name = task.vocab.encode(f" {who.name}")
         pronoun = task.vocab.encode(f" {who.pronoun}")
-        wanted = np.zeros(n)
-        wanted[1 : 1 + len(name)] = 1
+        expected = np.zeros(n)
+        expected[1 : 1 + len(name)] = 1
         if not fullname:
             second = sorted(query.question_start for query in sample.queries)[1]
-            wanted[second : second + len(pronoun)] = 2
+            expected[second : second + len(pronoun)] = 2
         for query in sample.queries:
-            wanted[query.start : query.stop] = 3
-        np.testing.assert_array_equal(roles[r, :n], wanted)
+            expected[query.start : query.stop] = 3
+        np.testing.assert_array_equal(roles[r, :n], expected)
 
 
 def test_questions_are_held_out():
-    """Of 41 people, training has questions about 0 … 19, and the test about the 21 others."""
+    """Training has questions about people 0 … 19 of 41, and the test about the 21 others."""
     task = capo(N=41, questions=True)
     windows = task.windows("train", 2, 0, task.training_windows(2, 100), seq_len=100)
     stream = windows.input_ids[windows.labels != -100]
@@ -108,7 +108,7 @@ def test_questions_are_held_out():
     assert [list(slice) for slice in task.slices()] == [["attribute"]] * 6 + [["question"]] * 6
 
 
-def test_no_questions_without_asking():
+def test_questions_must_be_enabled():
     with pytest.raises(
         ValueError, match=r"^capo.questions: expected true, for a training that has questions, got False$"
     ):
@@ -128,15 +128,15 @@ def test_labels_and_instances(seed, w, seq_len, questions, loss_on):
     real = task.windows("train", seed, start, len(rows.labels), seq_len=seq_len).labels.reshape(-1) != -100
     ids, labels = rows.input_ids.reshape(-1), rows.labels.reshape(-1)
     bounds = [i for i in range(len(ids)) if ids[i] == 0 and (real[i] or real[i - 1])]  # documents, then padding
-    whole = {}
+    full = {}
     for begin, end in pairwise(bounds):
         if real[begin]:
             sample = task.read(ids[begin:end], loss_on=loss_on)
             np.testing.assert_array_equal(labels[begin:end], sample.labels)
             if begin // seq_len == (end - 1) // seq_len == w - start:
-                whole[begin % seq_len] = sample.tokens.tolist()
+                full[begin % seq_len] = sample.tokens.tolist()
     placed = task.instances("train", seed, w, seq_len)
-    assert {at: sample.tokens.tolist() for at, _, sample in placed} == whole
+    assert {at: sample.tokens.tolist() for at, _, sample in placed} == full
     assert all(stop - at == len(sample.tokens) for at, stop, sample in placed)
 
 
@@ -164,7 +164,7 @@ def test_grading():
     assert [v.correct for v in task.grade(questions, questions.tokens)] == [True]
 
 
-def test_what_is_no_document():
+def test_invalid_documents():
     task = capo()
     tokens = task.sample("test", 0, 0).tokens.tolist()
     answer = sorted(task.read(tokens).queries, key=lambda query: query.start)
@@ -201,9 +201,9 @@ def test_a_company_is_in_its_city():
 def test_chance_is_the_likeliest_value():
     task = capo()
     cities = task.text.pools.company_city
-    wanted = {"birth date": 1 / 67_200, "birth city": 1 / 200, "university": 1 / 300, "field": 1 / 100}
-    wanted |= {"company": 1 / 263, "company city": max(map(cities.count, cities)) / 263}
-    assert {attribute: task.chance({"attribute": attribute}) for attribute in ATTRIBUTES} == pytest.approx(wanted)
+    expected = {"birth date": 1 / 67_200, "birth city": 1 / 200, "university": 1 / 300, "field": 1 / 100}
+    expected |= {"company": 1 / 263, "company city": max(map(cities.count, cities)) / 263}
+    assert {attribute: task.chance({"attribute": attribute}) for attribute in ATTRIBUTES} == pytest.approx(expected)
     assert task.chance({"question": "field"}) == 0.01
 
 
@@ -217,7 +217,7 @@ def test_difficulties():
     assert (spec.N, spec.exposures, spec.variant, spec.permute, spec.fullname) == (50_000, 100, "fresh", True, False)
 
 
-def test_tokens_that_never_occur_change_the_models_size_alone():
+def test_tokens_that_never_occur_change_only_the_models_size():
     """One embedding table for input and output has 987 more rows of 128."""
     plain, padded = capo(questions=True), capo(questions=True, vocab_size=3275)
     assert (len(plain.vocab), len(padded.vocab)) == (2288, 3275)
@@ -234,7 +234,7 @@ def test_tokens_that_never_occur_change_the_models_size_alone():
     assert padded.vocab.text([*plain.sample("train", 0, 0).tokens, 2288, 3274]) == f"{text} <unused 0> <unused 986>"
 
 
-def test_people_beyond_the_last():
+def test_indices_beyond_the_last_person():
     """Samples continue with the next pass over the people; a test batch has each person at most once."""
     task = capo()
     assert task.sample("train", 0, 40 + 3).tokens.tolist() == task.sample("train", 0, 3, 1).tokens.tolist()
@@ -244,7 +244,7 @@ def test_people_beyond_the_last():
         task.test_batch(0, 39, 2)
 
 
-def test_it_travels_to_workers():
+def test_the_task_can_be_pickled():
     task = capo()
     task.windows("train", 3, 0, 2, seq_len=64)
     again = pickle.loads(pickle.dumps(task))
@@ -274,7 +274,7 @@ def test_it_travels_to_workers():
         ({"vocab_size": 2287}, "capo.vocab_size: expected at least the 2288 tokens that occur, got 2287"),
     ],
 )
-def test_settings_that_cannot_be(spec, line):
+def test_invalid_settings(spec, line):
     with pytest.raises(ValueError) as error:
         tasks.get("capo", **spec)
     assert str(error.value).startswith(line)
@@ -290,7 +290,7 @@ def test_settings_that_cannot_be(spec, line):
         ("last_name", "Eck\n", "capo.N: expected at most 4 people (the pools have 2 x 2 x 1 names), got 40"),
     ],
 )
-def test_pools_that_cannot_be(tmp_path, name, text, line):
+def test_invalid_pools(tmp_path, name, text, line):
     for file in FILES:
         (tmp_path / f"{file}.txt").write_text("A; B\nC; D\n" if file == "company" else "Ann\nBo\n")
     (tmp_path / f"{name}.txt").write_text(text)
@@ -300,7 +300,7 @@ def test_pools_that_cannot_be(tmp_path, name, text, line):
     assert "\n" not in str(error.value)
 
 
-def test_pools_of_a_users_own(tmp_path):
+def test_user_provided_pools(tmp_path):
     for file in FILES:
         (tmp_path / f"{file}.txt").write_text("Café Olé; B\r\nC; D\r\n" if file == "company" else "Ann\r\nBo\r\n")
     task = tasks.get("capo", N=8, pools=str(tmp_path))

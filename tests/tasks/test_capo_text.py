@@ -63,7 +63,7 @@ def test_one_biography_letter_by_letter():
 
 @settings(derandomize=True, deadline=None)
 @given(people, choices, orders, st.booleans())
-def test_the_pieces_say_what_they_are(who, templates, order, fullname):
+def test_pieces_are_labelled_with_their_role(who, templates, order, fullname):
     parts = pieces(who, templates, order, fullname=fullname)
     assert "".join(text for text, _ in parts) == biography(who, templates, order, fullname=fullname)
     answer = [(text, role) for text, role in parts if role != "template"]
@@ -80,8 +80,8 @@ def test_a_byte_level_tokenizer_cuts_at_every_piece():
     longest = max(map(len, TEMPLATES.values()))
     for i in range(3 * longest):  # every template, three times
         parts = pieces(person(1, i, POOLS), [i % len(TEMPLATES[attribute]) for attribute in ATTRIBUTES])
-        whole = [word for word, _ in cut("".join(text for text, _ in parts))]
-        assert whole == [word for text, _ in parts for word, _ in cut(text)]
+        full = [word for word, _ in cut("".join(text for text, _ in parts))]
+        assert full == [word for text, _ in parts for word, _ in cut(text)]
 
 
 def test_questions_read_well_with_a_name():

@@ -86,7 +86,7 @@ def test_training_writes_a_file(tmp_path, capsys):
     assert "tokenizer.json" in capsys.readouterr().out
 
 
-def test_the_vocabulary_has_what_texts_have():
+def test_the_vocabulary_covers_the_texts():
     vocab = TEXT.vocab
     assert vocab.names[0] == "<bos>"
     assert vocab.markers == {0}
@@ -154,7 +154,7 @@ def test_a_sentencepiece_like_tokenizer(tmp_path):
         assert task.vocab.ids_of[sample.tokens[1:]].tolist() == ids
 
 
-def test_joined_sentences_are_tokenised_whole(tmp_path, caplog):
+def test_joined_sentences_are_tokenised_together(tmp_path, caplog):
     """Byte-level BPE splits "Inc.." into Inc and one token for both periods; other sentences split into pieces."""
     file = trained(tmp_path, extra=["Inc.."] * 50, pre=pre_tokenizers.ByteLevel(add_prefix_space=False))
     capo_tokens.tokenise.cache_clear()

@@ -15,8 +15,8 @@ FIXED = settings(derandomize=True, deadline=None, max_examples=60)
 @FIXED
 @given(st.integers(1, 40), st.data(), st.sampled_from(["train", "valid", "test"]), st.integers(0, 2**40))
 def test_every_sample_parses_back(N, data, split, seed):
-    least = data.draw(st.integers(1, N))
-    task = tasks.get("copying", N=N, min_items=least)
+    min_items = data.draw(st.integers(1, N))
+    task = tasks.get("copying", N=N, min_items=min_items)
     sample = task.sample(split, seed, 0)
     names = task.vocab.show(sample).split()
     n = names.index("ans") - 1
@@ -24,14 +24,14 @@ def test_every_sample_parses_back(N, data, split, seed):
     assert names == ["bos", *items, "ans", *items]
     assert len(set(items)) == n
     assert set(items) <= {f"x{i}" for i in range(1, N + 1)}
-    assert n == N if split == "test" else least <= n <= N
+    assert n == N if split == "test" else min_items <= n <= N
     assert sample.meta["n"] == n
     assert [query.slice["first"] for query in sample.queries] == [t for t in (1, 2, 4) if t <= n] + ["all"]
     if n == N:
         assert [query.slice for query in sample.queries] == task.slices()
 
 
-def test_law(documents, fits):
+def test_distribution(documents, fits):
     """n uniform on 1..3, then every ordered sample of n of the 3 items equally likely."""
     counts = Counter(
         tuple(doc[1 : len(doc) // 2]) for doc in documents(tasks.get("copying", N=3, min_items=1), "train", 30_000)
@@ -41,7 +41,7 @@ def test_law(documents, fits):
     fits([counts[o] for o in outcomes], [1 / 3 / {1: 3, 2: 6, 3: 6}[len(o)] for o in outcomes])
 
 
-def test_length_law(documents, fits):
+def test_length_distribution(documents, fits):
     lengths = [len(doc) // 2 - 1 for doc in documents(tasks.get("copying"), "train", 20_000)]
     fits(np.bincount(lengths)[8:])  # min_items = 32 // 4
     assert min(lengths) == 8

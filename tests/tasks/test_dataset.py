@@ -18,7 +18,7 @@ COPYING = tasks.get("copying", N=8, min_items=2)
     ("name", "changes"),
     [("depo", {}), ("depo", {"isolate_documents": True}), ("mano", {"isolate_documents": True}), ("capo", {})],
 )
-def test_a_loader_gives_what_a_run_reads(name, changes):
+def test_a_loader_gives_the_windows_of_a_run(name, changes):
     data = {**changes, "seq_len": 256}
     run = resolve(merge(load_preset(name, "tiny").run, {"arch": "llama", "data": data, "train": {"seed": 3}}))
     dataset = run.built_task.dataset("train", run.data_seed, 256, 12, loss_on=run.data.loss_on, shifted=True, **changes)
@@ -82,7 +82,7 @@ def test_it_is_a_sequence():
     ]
 
 
-def test_what_is_refused():
+def test_invalid_arguments():
     for arguments, line in (
         (("trian", 0, 32, 3), 'unknown split "trian". Did you mean "train"?'),
         (("train", -1, 32, 3), "seed: expected"),
@@ -93,9 +93,9 @@ def test_what_is_refused():
             COPYING.dataset(*arguments)
         assert str(error.value).startswith(line)
     capo = tasks.get("capo", N=50)
-    whole = capo.training_windows(0, 128)
-    assert (capo.dataset("train", 0, 128, whole)[whole - 1]["labels"] != -100).any()
-    with pytest.raises(ValueError, match=rf"^count: expected 1 to {whole}, the whole training stream"):
-        capo.dataset("train", 0, 128, whole + 1)
+    full = capo.training_windows(0, 128)
+    assert (capo.dataset("train", 0, 128, full)[full - 1]["labels"] != -100).any()
+    with pytest.raises(ValueError, match=rf"^count: expected 1 to {full}, the whole training stream"):
+        capo.dataset("train", 0, 128, full + 1)
     with pytest.raises(ValueError, match=r"^isolate_documents: expected False, as in lano"):
         tasks.get("lano").dataset("train", 0, 128, 1, isolate_documents=True)

@@ -151,7 +151,7 @@ def test_malformed_originals(ids, line):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("difficulty", "mean"), [("depo1-225", 70.10), ("depo2-75", 27.48)])
-def test_cycle_length_law(difficulty, mean, documents, fits):
+def test_cycle_length_distribution(difficulty, mean, documents, fits):
     task = tasks.get("depo", difficulty=difficulty)
     N, K = task.spec.N, task.spec.K
     first_final = 2 + K + task.spec.name_vocab
@@ -179,7 +179,7 @@ def test_cycle_length_law(difficulty, mean, documents, fits):
         (32, {1: 1, 2: 1, 4: 1, 8: 1, 16: 1, 24: 1, 32: 2}),  # the release lists 32 twice
     ],
 )
-def test_test_law_of_k(K, probabilities, documents, fits):
+def test_distribution_of_k_in_the_test_split(K, probabilities, documents, fits):
     task = tasks.get("depo", N=K + 9, K=K)
     ks = Counter(t - 1 for doc in documents(task, "test", 2000) for t in doc if 2 <= t < 2 + K)
     assert set(ks) == set(probabilities)
@@ -240,12 +240,12 @@ def test_names_are_drawn_one_by_one_without_duplicates(documents):
             drawn.add(tuple(rng.randint(1, 2) for _ in range(rng.randint(1, 3))))
         return tuple(sorted((*name[:-1], name[-1] + 2) for name in drawn))
 
-    wanted = Counter(simulated() for _ in range(40_000))
+    expected = Counter(simulated() for _ in range(40_000))
     got = Counter(tuple(sorted(s for s, _ in edges)) for edges, _ in parsed(task, documents(task, "test", 40_000)))
-    keys = sorted(set(wanted) | set(got))
-    common = [key for key in keys if wanted[key] + got[key] >= 20]
+    keys = sorted(set(expected) | set(got))
+    common = [key for key in keys if expected[key] + got[key] >= 20]
     rest = [key for key in keys if key not in common]
-    table = [[side[key] for key in common] + [sum(side[key] for key in rest) + 1] for side in (wanted, got)]
+    table = [[side[key] for key in common] + [sum(side[key] for key in rest) + 1] for side in (expected, got)]
     assert len(common) > 100
     assert stats.chi2_contingency(table).pvalue > 1e-4
 
@@ -271,7 +271,7 @@ def test_cycles_edges_and_starts_are_uniform(n, documents, fits):
     fits([starts[pair] for pair in permutations(range(n), 2)])  # without replacement, in random order
 
 
-def test_edge_order_says_nothing_about_the_cycle(documents, fits):
+def test_edge_order_is_independent_of_the_cycle(documents, fits):
     """How far along the cycle the second written edge lies from the first: uniform on 1..n-1."""
     task, hops = tasks.get("depo", N=6, K=1, M=1, name_vocab=8, max_name_len=1), Counter()
     for edges, _ in parsed(task, documents(task, "test", 15_000)):

@@ -36,7 +36,7 @@ def digest(name, spec):
 
 
 @pytest.mark.parametrize("label", DIGESTS)
-def test_windows_and_samples_are_those_of_before(label):
+def test_windows_and_samples_match_the_recorded_digests(label):
     name, _, difficulty = label.partition(" ")
     spec = {"N": 60, "exposures": 3} if name == "capo" else {"difficulty": difficulty} if difficulty else {}
     assert digest(name, spec) == DIGESTS[label]

@@ -32,7 +32,7 @@ def written(mine, arguments, function):
 
 
 @pytest.mark.slow
-def test_the_task_of_the_docs_plays(tmp_path, mine, capsys):
+def test_the_task_in_the_docs_plays(tmp_path, mine, capsys):
     mine.write_text(FUNCTION)
     assert len(FUNCTION.splitlines()) <= 20
     train = {"steps": 2, "eval_every": 2, "eval_size": 8, "checkpoint_every": 2, "batch_size": 4}
@@ -108,7 +108,7 @@ def test_several_answers_in_named_slices(mine):
         ("", "def own(rng, test): return ['a', 0.5]", "mine.py:own: draw: expected names or ids"),
     ],
 )  # fmt: skip
-def test_what_is_refused(mine, arguments, function, line):
+def test_invalid_arguments(mine, arguments, function, line):
     with pytest.raises(ValueError) as error:
         written(mine, f"vocab=['a'], max_len=9, chance=0, {arguments}", function).sample("train", 0, 0)
     assert line in str(error.value)

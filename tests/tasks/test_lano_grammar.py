@@ -58,7 +58,7 @@ def test_the_small_grammar_is_a_random_one():
     assert (small.mean_len, small.min_len, small.max_len) == (44, 24, 72)
 
 
-def test_the_released_grammars_are_these_nine():
+def test_there_are_nine_released_grammars():
     assert set(RELEASED) == set(TABLE)
     repeated = {
         name: sum(len({*row}) < len(row) for level in Grammar.load(name).rules for rows in level for row in rows)
@@ -69,7 +69,7 @@ def test_the_released_grammars_are_these_nine():
     assert max(repeated.values()) == 47
 
 
-def test_how_often_a_window_is_too_short():
+def test_fraction_of_windows_that_are_too_short():
     share = {name: Grammar.load(name).longer_than(512) for name in TABLE}
     assert share.pop("cfg3j") == pytest.approx(0.516, abs=5e-4)
     assert share.pop("cfg3k") == pytest.approx(0.497, abs=5e-4)
@@ -88,11 +88,11 @@ def test_only_cfg3e1_has_symbols_out_of_reach():
         grammar, reached = Grammar.load(name), [{0}]
         for level in grammar.rules:
             reached.append({child for i in reached[-1] for row in level[i] for child in row})
-        wanted = [1, 3, 8, 24, 72, 27, 9] if name == "cfg3e1" else list(grammar.sizes)
-        assert [len(symbols) for symbols in reached] == wanted
+        expected = [1, 3, 8, 24, 72, 27, 9] if name == "cfg3e1" else list(grammar.sizes)
+        assert [len(symbols) for symbols in reached] == expected
 
 
-def test_the_shipped_files_are_files_like_yours():
+def test_shipped_grammars_are_readable_files():
     for name in RELEASED:
         if name == "cfg3e1":
             with pytest.raises(ValueError, match=r"cfg3e1.txt, line \d+: nothing leads from root .* to b\d"):
@@ -140,7 +140,7 @@ SMALL = small().filter(lambda grammar: few_trees(grammar, 3000))
 
 @FIXED
 @given(SMALL)
-def test_laws_by_enumeration(grammar):
+def test_distributions_by_enumeration(grammar):
     every = trees(grammar)
     distribution = Counter()
     for string, p in every:
@@ -162,12 +162,12 @@ def test_laws_by_enumeration(grammar):
 @given(SMALL)
 def test_random_strings_are_bounded(grammar):
     """Against all sentences: how many there are of each length, and how many different ends of each length."""
-    whole, ends = random_strings(grammar.rules, grammar.sizes[-1])
+    full, ends = random_strings(grammar.rules, grammar.sizes[-1])
     every = [string for string, _ in trees(grammar)]
     sentences = {*every}
     for n in range(1, grammar.max_len + 1):
         strings = float(grammar.sizes[-1]) ** n
-        assert whole[n] * strings == pytest.approx(sum(len(string) == n for string in every))  # trees, exactly
+        assert full[n] * strings == pytest.approx(sum(len(string) == n for string in every))  # trees, exactly
         different = {string[-n:] for string in sentences if len(string) > n}
         assert (ends[n] if n < len(ends) else 0) * strings >= len(different) * (1 - 1e-9)
 
@@ -175,8 +175,8 @@ def test_random_strings_are_bounded(grammar):
 def test_random_strings_by_hand():
     """a has the sentences 1 1 and 1 2, so the language has 16 of 4 tokens out of 2^4; ends: 1 1, 1 2 and 1, 2 …"""
     grammar = Grammar("hand", (1, 1, 2), ((((0, 0),),), (((0, 0), (0, 1)),)))
-    whole, ends = random_strings(grammar.rules, 2)
-    assert whole.tolist() == [0, 0, 0, 0, 4 / 16]
+    full, ends = random_strings(grammar.rules, 2)
+    assert full.tolist() == [0, 0, 0, 0, 4 / 16]
     # one token: 1 or 2 (in 2 alternatives); two: 11, 12; three: (1 or 2) before 11 or 12
     assert ends.tolist() == [0, 2 / 2, 2 / 4, 4 / 8]
 
@@ -320,7 +320,7 @@ def knobs(draw):
 
 @FIXED
 @given(st.integers(0, 2**63 - 1), knobs())
-def test_random_grammars_respect_their_knobs(seed, knobs):
+def test_random_grammars_respect_their_arguments(seed, knobs):
     try:
         grammar = Grammar.random(seed, **knobs)
     except ValueError:  # impossible ones have a test of their own
@@ -336,7 +336,7 @@ def test_random_grammars_respect_their_knobs(seed, knobs):
     assert Grammar.random(seed, **knobs) == grammar
 
 
-def test_random_grammars_use_their_freedom(fits):
+def test_random_grammars_vary(fits):
     grammars = [Grammar.random(seed, sizes=(1, 4, 4), alternatives=(2, 4)) for seed in range(600)]
     assert len({grammar.rules for grammar in grammars}) == 600
     lower = [rows for grammar in grammars for rows in grammar.rules[1]]  # too many rules to leave out a terminal
@@ -347,7 +347,7 @@ def test_random_grammars_use_their_freedom(fits):
     assert any(len({row for rows in g.rules[1] for row in rows}) < sum(map(len, g.rules[1])) for g in shared)
 
 
-def test_the_release_has_such_grammars():
+def test_settings_of_released_grammars_can_be_drawn():
     """The settings of all nine can be drawn."""
     for name, (sizes, _, alternatives, *_) in TABLE.items():
         pair = (min(alternatives), max(alternatives))
@@ -373,7 +373,7 @@ def test_the_release_has_such_grammars():
         ({"sizes": (1, 3, 99)}, "sizes: expected at most 36 symbols below a level of 3, got (1, 3, 99)"),
     ],
 )  # fmt: skip
-def test_impossible_knobs(knobs, line):
+def test_impossible_arguments(knobs, line):
     with pytest.raises(ValueError) as error:
         Grammar.random(0, **knobs)
     assert str(error.value).startswith(line)

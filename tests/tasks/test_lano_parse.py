@@ -112,7 +112,7 @@ def test_substitutions_are_the_hamming_distance_to_the_nearest_sentence(grammar,
 
 @FIXED
 @given(grammars(), st.data())
-def test_next_token_laws_and_dead_prefixes(grammar, data):
+def test_next_token_distributions_and_dead_prefixes(grammar, data):
     truth = sentences(grammar)
     weight = defaultdict(Fraction)  # of all sentences with this prefix
     for text, (_, share) in truth.items():
@@ -150,7 +150,7 @@ def interchangeable(depth, symbols, lengths):
     return Grammar("many", sizes, tuple((rows[level],) * sizes[level] for level in range(depth)))
 
 
-@pytest.mark.parametrize("depth", [7, 11])  # 2^126; 2^2046, which is no double any more
+@pytest.mark.parametrize("depth", [7, 11])  # 2^126; 2^2046, which overflows a double
 def test_more_than_2_to_the_64_parses(depth):
     """Full binary trees: every node but the root and the leaves is one of two symbols."""
     grammar = interchangeable(depth, 2, (2,))
@@ -167,11 +167,11 @@ def test_counts_around_2_to_the_53_and_far_above():
         trees = np.convolve(pairs, symbols * trees)
         trees[: len(pairs)] += pairs
     lengths = [*range(27, 38, 2), 60]
-    wanted = [int(trees[n]) for n in lengths]
-    doubtful = [count for count in wanted if count != int(float(count))]
-    assert wanted[0] < 2**53 < min(doubtful) < 2**60
-    assert max(wanted) > 2**64
-    assert [count_parses(grammar, [1] * n) for n in lengths] == wanted
+    expected = [int(trees[n]) for n in lengths]
+    doubtful = [count for count in expected if count != int(float(count))]
+    assert expected[0] < 2**53 < min(doubtful) < 2**60
+    assert max(expected) > 2**64
+    assert [count_parses(grammar, [1] * n) for n in lengths] == expected
 
 
 def test_substitutions_of_far_strings():
@@ -197,7 +197,7 @@ def test_substitutions_of_far_strings():
 
 
 @pytest.mark.parametrize(("alternatives", "token"), [(1, 1), (64, 2)], ids=["certain", "rare"])
-def test_laws_survive_where_doubles_would_not(alternatives, token):
+def test_distributions_survive_where_doubles_underflow(alternatives, token):
     """1024 tokens of probability 1 or 1/64 each, before or after 1024 tokens of probability 1/8."""
     biased = ((0,),) if alternatives == 1 else ((0,), (1,), *((i,) for i in range(10, 8 + alternatives)))
     uniform = tuple((i,) for i in range(2, 10))
@@ -269,7 +269,7 @@ def test_floors_and_ambiguity_of_the_released_grammars(name):
 
 
 @pytest.mark.parametrize("name", ["cfg3f", "cfg3k"])
-def test_rows_are_laws_and_a_few_wrong_tokens_are_counted(name):
+def test_rows_are_distributions_and_a_few_wrong_tokens_are_counted(name):
     grammar, rng = Grammar.load(name), np.random.default_rng(3)
     for i in range(5):
         tokens = grammar.sample("valid", 2, i).tokens
@@ -286,7 +286,7 @@ def test_rows_are_laws_and_a_few_wrong_tokens_are_counted(name):
         assert dead is None or dead >= at.min()
 
 
-# -- what is no sequence ----------------------------------------------------------------------------------------------
+# -- invalid sequences ------------------------------------------------------------------------------------------------
 
 NOT_TOKENS = [
     *(None, 3, "123", b"\1\2", {1, 2}, {1: 2}, iter([1, 2]), object()),
@@ -296,7 +296,7 @@ NOT_TOKENS = [
 
 
 @pytest.mark.parametrize("tokens", NOT_TOKENS)
-def test_what_is_no_sequence_of_terminals(tokens):
+def test_invalid_sequences_of_terminals(tokens):
     grammar = Grammar.load("cfg3b")
     assert contains(grammar, tokens) is False
     if isinstance(tokens, list) and not tokens:
@@ -306,7 +306,7 @@ def test_what_is_no_sequence_of_terminals(tokens):
             question(grammar, tokens)
 
 
-def test_the_empty_sequence_is_a_prefix_and_no_sentence():
+def test_the_empty_sequence_is_a_prefix_but_not_a_sentence():
     grammar = Grammar.load("cfg3b")
     assert count_parses(grammar, []) == 0
     assert parse(grammar, []) is None

@@ -93,7 +93,7 @@ def test_every_alternative_is_equally_likely(name, fits):
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
-def test_sentences_follow_their_exact_law(split, documents, fits, tmp_path):
+def test_sentences_follow_their_exact_distribution(split, documents, fits, tmp_path):
     """All 36 trees of a grammar of three levels, some with the same sentence; choices must not depend on each other."""
     path = tmp_path / "small.txt"
     path.write_text("root = a b | b a a | a\na = 1 2 | 2 2 | 1\nb = 3 | 1 1\n")
@@ -110,7 +110,7 @@ def test_sentences_follow_their_exact_law(split, documents, fits, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["cfg3f", "cfg3j"])
-def test_lengths_follow_their_exact_law(name, documents):
+def test_lengths_follow_their_exact_distribution(name, documents):
     task = tasks.get("lano", grammar=name)
     lengths = np.array([len(doc) - 1 for doc in documents(task, "train", 10_000)])
     grammar = task.grammar
@@ -126,14 +126,14 @@ def test_lengths_follow_their_exact_law(name, documents):
 def test_windows_hold_these_sentences(name, split, seed, w, seq_len):
     task = tasks.get("lano", grammar=name)
     window = task.windows(split, seed, w, 1, seq_len=seq_len)
-    wanted, docs, j = [], [], 0
-    while len(wanted) < seq_len:
+    expected, docs, j = [], [], 0
+    while len(expected) < seq_len:
         sentence = task.grammar.sample(split, seed, w, j).tokens.tolist()
-        wanted += [0, *sentence]
+        expected += [0, *sentence]
         docs += [j] * (1 + len(sentence))
         j += 1
-    assert window.input_ids[0].tolist() == wanted[:seq_len]
-    assert window.labels[0].tolist() == wanted[:seq_len]  # bos, too: it ends a sentence
+    assert window.input_ids[0].tolist() == expected[:seq_len]
+    assert window.labels[0].tolist() == expected[:seq_len]  # bos, too: it ends a sentence
     assert window.doc_ids[0].tolist() == docs[:seq_len]
 
 
@@ -147,7 +147,7 @@ def test_splits_seeds_and_windows_share_no_sentence():
     assert len({*starts}) == len(starts) == 200
 
 
-def test_a_grammar_travels_to_workers():
+def test_a_grammar_can_be_pickled():
     task = pickle.loads(pickle.dumps(tasks.get("lano", grammar="cfg3h")))
     again = task.windows("train", 3, 4, 2, seq_len=64).input_ids
     np.testing.assert_array_equal(

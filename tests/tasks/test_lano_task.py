@@ -48,12 +48,12 @@ def test_a_sample_is_a_sentence_and_two_questions(name, seed):
 
 @settings(FIXED, max_examples=20)
 @given(st.sampled_from(["cfg3f", "cfg3b", "cfg3k"]), SEED)
-def test_the_truth_is_right_in_every_form(name, seed):
+def test_the_reference_answer_is_correct_in_every_form(name, seed):
     task = tasks.get("lano", grammar=name)
     sample = task.sample("test", seed, 0)
     answers = [sample.tokens[query.start : query.stop].tolist() for query in sample.queries]
     closed = [[*answer, 0] for answer in answers]
-    further = [[*answer, 0, 1, 2, 0] for answer in answers]  # the model goes on with the next sentence
+    further = [[*answer, 0, 1, 2, 0] for answer in answers]  # the model continues with the next sentence
     for form in (answers, [np.array(a) for a in answers], [tuple(a) for a in answers], closed, further, sample.tokens):
         verdicts = task.grade(sample, form)
         assert [verdict.slice for verdict in verdicts] == task.slices()
@@ -70,13 +70,13 @@ def test_any_sentence_is_right_from_the_start(seed, other):
     answer = task.sample("test", other, 1).tokens[1:].tolist()
     first, second = task.grade(sample, [answer, answer[50:]])
     assert first.correct
-    whole = [*sample.tokens[1:51].tolist(), *answer[50:]]
-    assert second.correct == task.grammar.contains(whole)
+    full = [*sample.tokens[1:51].tolist(), *answer[50:]]
+    assert second.correct == task.grammar.contains(full)
 
 
 @FIXED
 @given(tokens=st.lists(st.integers(1, 2), max_size=8).map(tuple))
-def test_right_is_what_the_language_contains(tmp_path_factory, tokens):
+def test_correct_means_in_the_language(tmp_path_factory, tokens):
     task = tiny_task(tmp_path_factory.mktemp("grammars"))
     (verdict,) = task.grade(task.read([0, 1, 2, 1]), [tokens])
     assert verdict.correct == (tokens in SENTENCES)
@@ -91,7 +91,7 @@ def test_right_is_what_the_language_contains(tmp_path_factory, tokens):
         assert verdict.why.endswith("the sentence is not complete")
 
 
-def test_why(tiny):
+def test_explanations_of_verdicts(tiny):
     sample = tiny.read([0, 1, 2, 2, 2])
     message = "not in the language: at token"
     for output, why in (
@@ -199,7 +199,7 @@ def test_chance_from_the_cut(tmp_path):
     assert np.mean(draws) <= task.chance({"from": "cut"}) + 4 * 0.5 / np.sqrt(len(draws))
 
 
-def test_chance_is_nothing_for_the_released_grammars():
+def test_chance_is_negligible_for_the_released_grammars():
     for name in RELEASED:
         task = tasks.get("lano", difficulty=name)
         assert 0 < task.chance({"from": "start"}) < 1.1e-20

@@ -125,7 +125,7 @@ def test_division_by_zero_is_malformed():
 
 
 @pytest.mark.slow
-def test_training_laws(documents, fits):
+def test_training_distributions(documents, fits):
     task = tasks.get("mano")
     samples = parsed(task, documents(task, "train", 20_000))
     fits(np.bincount([s[0] for s in samples])[1:])  # l uniform on 1..10
@@ -160,14 +160,14 @@ def test_neighbouring_operators_are_independent(documents, fits):
         (16, 0.07212401),
     ],
 )
-def test_answer_law_is_the_reference(length, p0):
+def test_answer_distribution_equals_the_reference(length, p0):
     distribution = tasks.get("mano").answer_distribution(length)
     assert distribution[0] == pytest.approx(p0, abs=1e-8)
     assert distribution[1:] == pytest.approx(np.full(22, (1 - p0) / 22), abs=1e-9)
 
 
 @pytest.mark.parametrize(("ops", "modulus"), [("asm", 6), ("asmd", 5), ("d", 5), ("md", 9), ("ad", 4)])
-def test_answer_law_by_enumeration(ops, modulus):
+def test_answer_distribution_by_enumeration(ops, modulus):
     """Every expression of two operators, with its exact probability; those that divide by a non-unit are redrawn."""
     ids = {"a": 1, "s": 2, "m": 3, "d": 4}
     mass = Counter()
@@ -187,7 +187,7 @@ def test_answer_law_by_enumeration(ops, modulus):
     [{"L": 1}, {"L": 10}, {"L": 16}, {"L": 4, "ops": "asmd", "modulus": 5}, {"L": 3, "ops": "md", "modulus": 9}],
     ids=str,
 )
-def test_answers_follow_the_law(spec, documents, fits):
+def test_answers_follow_the_distribution(spec, documents, fits):
     task = tasks.get("mano", **spec)
     answers = [doc[-1] - task.first_value for doc in documents(task, "test", 20_000)]
     distribution = task.answer_distribution(spec["L"])
@@ -198,7 +198,7 @@ def test_answers_follow_the_law(spec, documents, fits):
     assert task.chance({"l": spec["L"]}) == distribution.max()
 
 
-def test_undefined_expressions_are_redrawn_whole(documents, fits):
+def test_undefined_expressions_are_fully_redrawn(documents, fits):
     """One division modulo 5: the numerator stays uniform, the denominator is uniform over the units."""
     task = tasks.get("mano", L=1, ops="d", modulus=5, synonyms=False)
     pairs = Counter(tuple(s[3]) for s in parsed(task, documents(task, "test", 10_000)))

@@ -17,8 +17,8 @@ FIXED = settings(derandomize=True, deadline=None, max_examples=60)
 @given(st.integers(1, 30), st.data(), st.sampled_from(["train", "valid", "test"]), st.integers(0, 2**40))
 def test_every_sample_parses_back(pairs, data, split, seed):
     keys, values = data.draw(st.integers(pairs, 60)), data.draw(st.integers(pairs, 60))
-    most = min(keys, values)
-    sizes = data.draw(st.none() | st.lists(st.integers(1, most), min_size=1, max_size=4, unique=True))
+    max_pairs = min(keys, values)
+    sizes = data.draw(st.none() | st.lists(st.integers(1, max_pairs), min_size=1, max_size=4, unique=True))
     task = tasks.get("mqar", pairs=pairs, keys=keys, values=values, test_pairs=sizes)
     sample = task.sample(split, seed, 0)
     shown, questions = task.vocab.show(sample).removeprefix("bos ").split(" ask ")
@@ -36,7 +36,7 @@ def test_every_sample_parses_back(pairs, data, split, seed):
     assert task.explain(sample, sample.queries[0]) == f"{questions[0][0]} came with {questions[0][1]}"
 
 
-def test_law(documents, fits):
+def test_distribution(documents, fits):
     """n = 1 or 2 out of 3 keys and 2 values: every sample of a size is equally likely."""
     docs = documents(tasks.get("mqar", pairs=2, keys=3, values=2), "train", 20_000)
     counts = Counter(tuple(doc[1:]) for doc in docs)
@@ -64,7 +64,7 @@ def test_sizes(documents, fits):
     assert beyond.max_len == 4 * 32 + 2
 
 
-def test_guessing_values_that_are_left_scores_chance():
+def test_guessing_among_the_remaining_values_scores_chance():
     task, rng = tasks.get("mqar", pairs=8, test_pairs=[3, 8]), np.random.default_rng(0)
     hits = {3: [], 8: []}
     for i in range(1500):

@@ -45,7 +45,7 @@ def test_the_example_is_short():
 
 
 @pytest.mark.slow
-def test_the_task_of_the_docs_plays(tmp_path, capsys):
+def test_the_task_in_the_docs_plays(tmp_path, capsys):
     train = {"steps": 2, "eval_every": 2, "eval_size": 8, "checkpoint_every": 2, "batch_size": 4}
     small = [*(f"train.{key}={value}" for key, value in train.items()), "model.hidden_size=16"]
     assert main(["play", "mine.py:Parity", "--arch", "llama,gdn2", "--out", "out", *small]) == 0
@@ -57,16 +57,16 @@ def test_the_task_of_the_docs_plays(tmp_path, capsys):
     assert [words for words in (tasks.find("mine.py:Parity").about, "16 bits") if words not in page] == []
 
 
-def test_its_windows_are_its_samples():
+def test_windows_consist_of_samples():
     task = tasks.get("mine.py:Parity", bits=9)
     assert (task.name, task.spec.bits, repr(task)) == ("mine.py:Parity", 9, "mine.py:Parity(bits=9)")
     for split in tasks.SPLITS:
         window = task.windows(split, 3, 5, 2, seq_len=100)
         for row in range(2):
             parts = [task.sample(split, 3, 5 + row, j) for j in range(40)]
-            for field, wanted in zip(window, ("tokens", "labels"), strict=False):
-                whole = np.concatenate([getattr(part, wanted) for part in parts])
-                np.testing.assert_array_equal(field[row], whole[:100])
+            for field, expected in zip(window, ("tokens", "labels"), strict=False):
+                full = np.concatenate([getattr(part, expected) for part in parts])
+                np.testing.assert_array_equal(field[row], full[:100])
             placed = task.instances(split, 3, 5 + row, 100)
             assert [p.sample.tokens.tolist() for p in placed] == [p.tokens.tolist() for p in parts[: len(placed)]]
     lengths = Counter(len(task.sample("test", 0, i).tokens) - 3 for i in range(300))
@@ -143,7 +143,7 @@ def test_an_instance_that_does_not_fit(mine, tokens, query, line):
     assert str(error.value).startswith(f"mine.py:Bare: {line}")
 
 
-def test_files_do_not_meet(tmp_path, mine):
+def test_files_with_one_name_do_not_interfere(tmp_path, mine):
     """Two files with one name, and a file that changes."""
     other = tmp_path / "other" / "mine.py"
     other.parent.mkdir()
@@ -158,7 +158,7 @@ def test_files_do_not_meet(tmp_path, mine):
     assert (tasks.get("mine.py:Parity").spec.bits, first.object.Spec().bits) == (17, 16)
 
 
-def test_of_an_installed_package():
+def test_a_task_of_an_installed_package():
     task = tasks.get("canonlm.tasks.depo:Depo", N=9)
     assert task.name == "canonlm.tasks.depo:Depo"
     np.testing.assert_array_equal(
@@ -167,7 +167,7 @@ def test_of_an_installed_package():
     )
 
 
-def test_a_task_chooses_or_brings_its_evaluation(mine):
+def test_a_task_selects_or_defines_its_evaluation(mine):
     code = BARE.format(tokens="'abc'", query="1, 2")
     mine.write_text(code + "    evaluation = 'generat'\nclass Own(Bare):\n    evaluation = dict\n")
     with pytest.raises(ValueError, match=r"^unknown evaluation"):
@@ -176,7 +176,7 @@ def test_a_task_chooses_or_brings_its_evaluation(mine):
     assert evals.build(WindowStream(tasks.get("mine.py:Bare"), "test", 0, 9, "all", False), 2, 2) == ("mine.py:Bare", 2)
 
 
-def test_presets_and_difficulties_of_its_own(mine):
+def test_custom_presets_and_difficulties(mine):
     own = """
     difficulties = {"long": {"bits": 99}}
     presets = {"tiny": {"lrs": [0.5], "run": {"train": {"steps": 7}}}}
@@ -197,7 +197,7 @@ def test_its_samples_are_shown_and_written(capsys, tmp_path):
     assert (tmp_path / "x.parquet").is_file()
 
 
-def test_a_run_brings_its_file(tmp_path, mine, monkeypatch):
+def test_a_run_carries_its_file(tmp_path, mine, monkeypatch):
     """Nothing runs without trust. With it, your file runs if it is unchanged, else the run's copy."""
     run, sha256 = tmp_path / "run", outside.load("mine.py:Parity").sha256
     (run / "code").mkdir(parents=True)

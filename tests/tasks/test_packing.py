@@ -39,36 +39,36 @@ def test_a_window_is_its_samples_one_after_the_other(task, split, seed, w, seq_l
     while sum(len(part.tokens) for part in parts) < seq_len:
         parts.append(task.sample(split, seed, w, j, loss_on=loss_on))
         j += 1
-    for row, wanted in (
+    for row, expected in (
         (window.input_ids, [part.tokens for part in parts]),
         (window.labels, [part.labels for part in parts]),
         (window.doc_ids, [np.full(len(part.tokens), i) for i, part in enumerate(parts)]),
     ):
         assert row.dtype == np.int32
         assert row.flags.c_contiguous
-        np.testing.assert_array_equal(row[0], np.concatenate(wanted)[:seq_len])
+        np.testing.assert_array_equal(row[0], np.concatenate(expected)[:seq_len])
 
 
 @FIXED
 @given(ANY, SPLIT, SEED, st.integers(0, 1000), st.integers(0, 6), st.integers(0, 6))
 def test_chunking_does_not_matter(task, split, seed, start, a, b):
-    whole = task.windows(split, seed, start, a + b, seq_len=50)
+    full = task.windows(split, seed, start, a + b, seq_len=50)
     left = task.windows(split, seed, start, a, seq_len=50)
     right = task.windows(split, seed, start + a, b, seq_len=50)
-    for row, parts in zip(whole, zip(left, right, strict=True), strict=True):
+    for row, parts in zip(full, zip(left, right, strict=True), strict=True):
         np.testing.assert_array_equal(row, np.concatenate(parts))
 
 
 @FIXED
 @given(ANY, SPLIT, SEED, st.integers(0, 2**62), st.integers(1, 300))
-def test_instances_are_the_whole_samples_of_a_window(task, split, seed, w, seq_len):
+def test_instances_are_the_complete_samples_of_a_window(task, split, seed, w, seq_len):
     row = task.windows(split, seed, w, 1, seq_len=seq_len).input_ids[0]
     at = 0
     for j, placed in enumerate(task.instances(split, seed, w, seq_len)):
-        wanted = task.sample(split, seed, w, j)
+        expected = task.sample(split, seed, w, j)
         assert placed.start == at
-        np.testing.assert_array_equal(row[placed.start : placed.stop], wanted.tokens)
-        assert placed.sample.meta == wanted.meta
+        np.testing.assert_array_equal(row[placed.start : placed.stop], expected.tokens)
+        assert placed.sample.meta == expected.meta
         at = placed.stop
     rest = len(task.sample(split, seed, w, len(task.instances(split, seed, w, seq_len))).tokens)
     assert at + rest > seq_len
@@ -92,8 +92,8 @@ def test_labels(task, split, seed, index, j):
     np.testing.assert_array_equal(everything.labels, everything.tokens)
     marker = 1 if task.name in ("depo", "brevo", "mano", "lano") else 0
     targets = {i for query in answer.queries for i in range(query.start - marker, query.stop)}
-    wanted = [token if i in targets else -100 for i, token in enumerate(answer.tokens.tolist())]
-    assert answer.labels.tolist() == wanted
+    expected = [token if i in targets else -100 for i, token in enumerate(answer.tokens.tolist())]
+    assert answer.labels.tolist() == expected
     assert len(answer.tokens) <= task.max_len
     assert answer.tokens.min() >= 0
     assert answer.tokens.max() < len(task.vocab)
@@ -116,7 +116,7 @@ def test_show(task, split, seed):
     assert {role for _, role in shown} <= {"marker", "context", "question", "answer"}
 
 
-def test_tasks_travel_to_workers():
+def test_tasks_can_be_pickled():
     for task in TASKS:
         again = pickle.loads(pickle.dumps(task))
         np.testing.assert_array_equal(

@@ -22,7 +22,7 @@ def test_the_examples_are_real(task, capsys):
         assert capsys.readouterr().out == printed
 
 
-def test_chance_on_the_pages():
+def test_chance_in_the_docs():
     text = (PAGES / "brevo.md").read_text(encoding="utf-8").replace("\n", " ")
     (guesses,) = re.findall(r"in ([\d.]+) % of the test samples of `(.*?)` and ([\d.]+) % of `(.*?)`", text)
     for answer, difficulty in zip(guesses[::2], guesses[1::2], strict=True):

@@ -41,7 +41,7 @@ def truth(sample):
 
 @FIXED
 @given(ANY, SEED)
-def test_the_truth_is_right_in_every_form(task, seed):
+def test_the_reference_answer_is_correct_in_every_form(task, seed):
     sample = task.sample("test", seed, 0)
     answers = truth(sample)
     forms = [

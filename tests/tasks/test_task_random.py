@@ -69,7 +69,7 @@ def test_shuffle_is_uniform(n, first, fits):
     fits([np.count_nonzero(code == outcome) for outcome in outcomes])
 
 
-def test_shuffle_moves_every_place_to_every_place(fits):
+def test_shuffle_positions_are_uniform(fits):
     out = np.empty((20_000, 37), np.int64)
     _shuffles(37, 37, len(out), out)
     assert (np.sort(out, 1) == np.arange(37)).all()
@@ -77,7 +77,7 @@ def test_shuffle_moves_every_place_to_every_place(fits):
         fits(np.bincount(out[:, place]))
 
 
-def test_two_draws_out_of_one_half_have_no_multiply_bias():
+def test_two_draws_from_one_half_word_have_no_multiply_bias():
     """a * b = 2.5e9 does not divide 2^32: without rejection 72 % of the pairs would come up twice as often."""
     n = 50_000
     out = np.empty((20_000, 4), np.int64)
@@ -89,7 +89,7 @@ def test_two_draws_out_of_one_half_have_no_multiply_bias():
     assert stats.binomtest(int((images == 2).sum()), len(pair), 2**32 / pairs - 1).pvalue > 1e-4
 
 
-def test_law_draws(fits):
+def test_draws_from_a_distribution(fits):
     distribution = np.array([0.5, 0.2, 0.05, 0.25])
 
     @njit

@@ -187,9 +187,9 @@ def micro_of(family, world):
 
 def follows(world, family, fields_of="FAMILIES", **layout):
     result = Trained(globals()[fields_of][family], run_config(**layout), world).losses()
-    wanted = alone(family, fields_of, micro_of(family, world))
-    assert wanted[-1] < wanted[0] - 0.2, f"the single process does not learn: {wanted[0]} to {wanted[-1]}"
-    for step, (a, b) in enumerate(zip(result, wanted, strict=True)):
+    expected = alone(family, fields_of, micro_of(family, world))
+    assert expected[-1] < expected[0] - 0.2, f"the single process does not learn: {expected[0]} to {expected[-1]}"
+    for step, (a, b) in enumerate(zip(result, expected, strict=True)):
         assert abs(a / b - 1) < 1e-4, f"step {step}: {a} against {b}"
 
 
@@ -199,8 +199,8 @@ def starts_alike(world, family, fields_of="FAMILIES", **layout):
     ours = Trained(fields, run_config(**layout), world, torch.float64)
     single = Trained(fields, run_config(micro_batch_size=micro_of(family, world)), ALONE, torch.float64)
     same(ours.weights(), single.weights())
-    wanted = {name: p.requires_grad for name, p in single.model.named_parameters()}
-    assert {name: p.requires_grad for name, p in ours.model.named_parameters()} == wanted
+    expected = {name: p.requires_grad for name, p in single.model.named_parameters()}
+    assert {name: p.requires_grad for name, p in ours.model.named_parameters()} == expected
     assert all(isinstance(p, torch.distributed.tensor.DTensor) for p in ours.model.parameters())
     assert abs(ours.gradients(0) - single.gradients(0)) < 1e-12
     close(ours.whole_gradients(), single.whole_gradients(), 1e-9)
@@ -267,8 +267,8 @@ def compiles(world, **layout):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", partial(torch.compile, backend=backend))
         ours = Trained(FAMILIES["llama"], run_config(train={"compile": True}, **layout), world)
-    for result, wanted in zip(ours.losses(3), alone("llama"), strict=False):
-        assert abs(result / wanted - 1) < 1e-4
+    for result, expected in zip(ours.losses(3), alone("llama"), strict=False):
+        assert abs(result / expected - 1) < 1e-4
     assert list(ours.weights()) == list(Trained(FAMILIES["llama"], run_config(), ALONE).weights())
 
 
@@ -347,7 +347,7 @@ def threads_of_gloo():
 
 
 def main(results: Path, group: str, ports: list[str]) -> None:
-    """Every layout joins and leaves a process group of its own."""
+    """Every layout joins and leaves a separate process group."""
     mesh.TIMEOUT = timedelta(seconds=180)  # compiling on a busy machine takes a minute
     torch.set_num_threads(1)
     result = {}

@@ -64,8 +64,8 @@ def everything(model, optimizer):
     for name, parameter in model.named_parameters():
         state = optimizer.state.get(parameter, {})
         for key, tensor in {"": parameter.detach(), **state}.items():
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            result[f"{name} {key}"] = whole.clone()
+            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            result[f"{name} {key}"] = full.clone()
     return result
 
 
@@ -139,7 +139,7 @@ def test_every_bit_comes_back(form, tmp_path):
     same(everything(other, again), at_4)
 
 
-def test_nothing_there_is_step_0(tmp_path):
+def test_no_checkpoint_means_step_0(tmp_path):
     numbers = Numbers()
     numbers.set(7)
     for folder in (tmp_path, tmp_path / "none"):
@@ -147,7 +147,7 @@ def test_nothing_there_is_step_0(tmp_path):
     assert numbers.are(7)
 
 
-def test_what_is_written_is_the_state_when_save_was_called(tmp_path, monkeypatch):
+def test_a_checkpoint_has_the_state_when_save_was_called(tmp_path, monkeypatch):
     go, write = threading.Event(), checkpoint.dcp.save
     monkeypatch.setattr(checkpoint.dcp, "save", lambda *args, **kwargs: go.wait(30) and write(*args, **kwargs))
     numbers, checkpoints = Numbers(), open_at(tmp_path)
@@ -160,7 +160,7 @@ def test_what_is_written_is_the_state_when_save_was_called(tmp_path, monkeypatch
     assert numbers.are(1)
 
 
-def test_one_save_in_flight_and_then_when_it_is_whole(tmp_path):
+def test_one_save_at_a_time_and_the_callback_after_completion(tmp_path):
     numbers, checkpoints, seen = Numbers(), open_at(tmp_path), []
 
     def slow(path):
@@ -197,7 +197,7 @@ def test_an_error_of_the_thread_is_raised_once(tmp_path, finish):
 @settings(derandomize=True, deadline=None, max_examples=15)
 @given(gaps=st.lists(st.integers(1, 4), min_size=1, max_size=9), keep=st.integers(1, 3),
        every=st.none() | st.integers(1, 5))  # fmt: skip
-def test_what_is_kept(tmp_path_factory, gaps, keep, every):
+def test_kept_checkpoints(tmp_path_factory, gaps, keep, every):
     folder, numbers = tmp_path_factory.mktemp("kept"), Numbers()
     checkpoints, done = open_at(folder, keep, every), []
     for gap in gaps:
@@ -257,7 +257,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_one_is_passed_over_and_stays(kind, tmp_path, caplog, warnings):
+def test_a_damaged_checkpoint_is_skipped_and_kept(kind, tmp_path, caplog, warnings):
     numbers = saved(tmp_path, 1, 2, 3)
     damage_by(kind, tmp_path / "step-00000003")
     before = Numbers()
@@ -278,7 +278,7 @@ def test_a_damaged_one_is_passed_over_and_stays(kind, tmp_path, caplog, warnings
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
 
 
-def test_none_is_whole(tmp_path):
+def test_all_checkpoints_are_damaged(tmp_path):
     numbers = saved(tmp_path, 1, 2)
     damage_by("flip", tmp_path / "step-00000001")
     damage_by("manifest", tmp_path / "step-00000002")
@@ -383,7 +383,7 @@ def test_a_full_disk(disk, room):
         assert numbers.are(before[-1])
 
 
-def test_a_disk_that_may_only_be_read(disk):
+def test_a_read_only_disk(disk):
     folder = disk("size=1m") / "checkpoints"
     numbers, checkpoints = saved(folder, 1), open_at(folder)
     disk("remount,ro,size=1m")
@@ -613,13 +613,13 @@ def _fail(world, folder):
     numbers.save(checkpoints, 1)
     checkpoints.wait()
     for place, name in ((os, "fsync"), (Stamp, "of")):  # while it writes its tensors, and while it reads them again
-        whole = getattr(place, name)
+        full = getattr(place, name)
         if world.rank == 1:
             setattr(place, name, _no_room)
         numbers.save(checkpoints, 2)
         with pytest.raises(ValueError, match=f"{os.strerror(errno.EDQUOT)}; step 1 is the newest complete one"):
             numbers.save(checkpoints, 3)
-        setattr(place, name, whole)
+        setattr(place, name, full)
         dist.barrier()
         assert [path.name for path in folder.iterdir()] == ["step-00000001"]
         dist.barrier()
@@ -645,7 +645,7 @@ def _fail(world, folder):
     checkpoints.close()
 
 
-def test_what_fails_in_one_process_is_raised_in_all(together, tmp_path):
+def test_an_error_in_one_process_is_raised_in_all(together, tmp_path):
     together(2, _fail, tmp_path / "run")
 
 

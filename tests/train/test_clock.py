@@ -40,7 +40,7 @@ def steps(run, count):
         next(run)
 
 
-def test_speed_is_that_since_the_last_row_and_the_result_that_of_the_whole_process():
+def test_rows_have_the_recent_speed_and_the_result_the_overall_speed():
     clock = Clock(TOKENS, now=(time := Time()))
     run = a_run(time, clock, [50.0, 9.0, 9.0, *[2.0] * 7, *[4.0] * 10])
     steps(run, 10)
@@ -52,7 +52,7 @@ def test_speed_is_that_since_the_last_row_and_the_result_that_of_the_whole_proce
     assert result["train_seconds"] == 68 + 14 + 40
 
 
-def test_evaluations_and_checkpoints_cost_no_speed_but_time():
+def test_evaluations_and_checkpoints_count_as_time_but_not_speed():
     clock = Clock(TOKENS, now=(time := Time()))
     run = a_run(time, clock, [2.0] * 20)
     steps(run, 10)
@@ -69,7 +69,7 @@ def test_evaluations_and_checkpoints_cost_no_speed_but_time():
     assert reading["elapsed_s"] == 1030
 
 
-def test_nothing_is_said_of_the_speed_while_a_process_warms_up():
+def test_no_speed_is_reported_during_warm_up():
     clock = Clock(TOKENS, now=(time := Time()), flops_per_token=1.0, peak_flops=1.0)
     for _ in zip(range(3), a_run(time, clock, [2.0] * 3, 1.0), strict=True):
         reading = clock.reading()
@@ -80,7 +80,7 @@ def test_nothing_is_said_of_the_speed_while_a_process_warms_up():
 
 
 @pytest.mark.parametrize("every", [1, 2, 5, 12])
-def test_the_result_does_not_depend_on_how_often_rows_are_written(every):
+def test_the_result_does_not_depend_on_the_row_interval(every):
     clock = Clock(TOKENS, now=(time := Time()))
     for step, _ in enumerate(a_run(time, clock, [7.0, 7.0, 7.0, *range(1, 10)], 0.5), 1):
         if step % every == 0 or step == 12:
@@ -110,7 +110,7 @@ def test_mfu():
         assert clock.reading()["mfu"] is None
 
 
-def test_a_continued_run_counts_from_where_it_was():
+def test_a_resumed_run_continues_its_count():
     clock = Clock(TOKENS, now=(time := Time()), before_s=500.0)
     steps(a_run(time, clock, [2.0] * 5), 5)
     assert clock.reading()["elapsed_s"] == 510

@@ -72,7 +72,7 @@ def windows(tiny, folder):
 @pytest.mark.parametrize(
     ("count", "later"), [(2, [1]), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, [4]), (4, [1, 2])))]
 )
-def test_several_processes_do_what_one_does_and_continue_each_other(tiny, reference, processes, tmp_path, count, later):
+def test_several_processes_equal_one_and_resume_each_other(tiny, reference, processes, tmp_path, count, later):
     path, out = tiny.yaml(tmp_path / "run.yaml"), tmp_path / "run"
     assert processes(count, "train", path, "--out", out).join() == [0] * count
     assert losses(tiny, out) == pytest.approx(losses(tiny, reference), rel=1e-4)
@@ -105,7 +105,7 @@ def test_killed_in_pairs_and_one_by_one(tiny, processes, tmp_path):
 
 
 @pytest.mark.slow
-def test_one_that_stands_still_for_a_while_is_waited_for(tiny, processes, tmp_path):
+def test_a_suspended_process_is_waited_for(tiny, processes, tmp_path):
     """As if its machine is suspended or swaps: the run continues, bit for bit."""
     changes = {"train": {"steps": 60, "checkpoint_every": 20, "log_every": 1, "eval_every": 30}}
     path, out = tiny.yaml(tmp_path / "run.yaml", **changes), tmp_path / "run"
@@ -159,7 +159,7 @@ MISTAKES = {
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_once_and_nobody_waits(tiny, processes, tmp_path, mistake):
+def test_a_mistake_is_reported_once_and_no_process_waits(tiny, processes, tmp_path, mistake):
     changes, message = MISTAKES[mistake]
     group = processes(2, "train", tiny.yaml(tmp_path / "run.yaml", **changes), "--out", tmp_path / "run")
     assert group.join() == [2, 2]
@@ -170,7 +170,7 @@ def test_a_mistake_is_told_once_and_nobody_waits(tiny, processes, tmp_path, mist
 
 
 @pytest.mark.slow
-def test_what_only_one_process_finds_out_ends_both(tiny, processes, tmp_path):
+def test_an_error_in_one_process_stops_both(tiny, processes, tmp_path):
     """Only the first process checks the folder, but both find the checkpoint of another model."""
     path, out = tiny.yaml(tmp_path / "run.yaml"), tmp_path / "run"
     assert main(["train", str(path), "--out", str(out)]) == 0

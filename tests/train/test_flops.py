@@ -55,14 +55,14 @@ def test_matrix_products_of_the_model(name):
     config._attn_implementation = "eager"
     model, tokens = CanonLMForCausalLM(config), torch.zeros(1, seq_len, dtype=torch.int64)
     parts = model_of(config).forward_flops(seq_len)
-    whole = parts["linear"] + parts["head"] + 2 * parts["attention"]
+    full = parts["linear"] + parts["head"] + 2 * parts["attention"]
 
     def forward():
         return model(tokens, use_cache=False).logits.sum()
 
-    assert counted(forward) == seq_len * whole
+    assert counted(forward) == seq_len * full
     # Forward and backward: each product has two in the backward.
-    assert counted(lambda: forward().backward()) == 3 * seq_len * whole
+    assert counted(lambda: forward().backward()) == 3 * seq_len * full
 
 
 def test_a_llama_by_hand():
@@ -123,7 +123,7 @@ def test_chunks_of_ssd(groups):
     assert made == T * recurrence_of("mamba2", num_heads=H, n_groups=groups, state_size=K, head_dim=V)
 
 
-def test_a_mixer_with_a_recurrence_costs_it():
+def test_a_recurrent_mixer_counts_its_recurrence():
     config = config_of("gdn2.llama")
     parts = model_of(config).forward_flops(T)
     assert parts["recurrence"] == recurrence_of("gdn", **vars(config.options(0)))
@@ -196,7 +196,7 @@ def run_of(config, seq_len, **parallel):
 @pytest.mark.every(5)
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize("name", ["llama+canon", "gla5+canon", "gdn2+canon", "mamba2+canon"])
-def test_activations_are_what_a_block_really_holds(name, checkpointing, monkeypatch):
+def test_activation_memory_equals_the_measured_one(name, checkpointing, monkeypatch):
     """Measured in another way: the tensors of a real bfloat16 forward that are alive after it."""
     seq_len, config = 512, config_of(name, hidden_size=128, num_hidden_layers=1)
     config._attn_implementation = "sdpa"
@@ -218,7 +218,7 @@ def test_activations_are_what_a_block_really_holds(name, checkpointing, monkeypa
 
 
 @pytest.mark.slow
-def test_the_compiler_keeps_less():
+def test_the_compiler_saves_less():
     config = config_of("llama+canon", hidden_size=128, num_hidden_layers=1)
     eager = run_of(config, 256)
     kept = []

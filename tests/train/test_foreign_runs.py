@@ -22,7 +22,7 @@ SHORT = {"steps": 12, "checkpoint_every": 4, "eval_every": 6, "optim": {"warmup_
 
 
 @pytest.mark.parametrize("arch", ["hf:qwen3", pytest.param("hf:nemotron_h", marks=pytest.mark.slow)])
-def test_resumed_to_the_bit(tiny, tmp_path, arch):
+def test_resumes_bit_for_bit(tiny, tmp_path, arch):
     run = tiny(arch=arch, train=SHORT)
     for name in ("whole", "cut"):
         train(run, tmp_path / name)
@@ -33,7 +33,7 @@ def test_resumed_to_the_bit(tiny, tmp_path, arch):
     assert losses[-1] < losses[0]
 
 
-def test_what_cannot_be_trained_leaves_no_row(tiny, tmp_path):
+def test_models_that_cannot_be_trained_leave_no_row(tiny, tmp_path):
     with pytest.raises(ValueError, match=r"^arch: hf:bert is not causal .* it cannot be trained as a language model"):
         train(tiny(arch="hf:bert", train=SHORT), tmp_path / "bert")
     with pytest.raises(ValueError, match=r"^data.isolate_documents: expected false with hf:lfm2, which lets"):
@@ -76,7 +76,7 @@ def test_a_run_has_its_complete_name(tiny, tmp_path):
     assert load(tmp_path / "config.yaml") == named
 
 
-def test_a_model_of_transformers_through_every_command(tiny, tmp_path, capsys):
+def test_a_transformers_model_in_every_command(tiny, tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "out"
     train(tiny(arch="hf:qwen3", train=SHORT), run)
     assert main(["plan", str(run / "config.yaml"), "--gpus", "2", "--gpu", "a10"]) == 0

@@ -40,7 +40,7 @@ MODELS = {
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_step_waits_for_nothing(tiny, tmp_path, waits, name):
+def test_a_training_step_does_not_synchronize(tiny, tmp_path, waits, name):
     """Two complete steps of the loop: batch, micro-batches, clipping, optimizer, and checks of what is due."""
     often = {"log_every": 100, "eval_every": 100, "checkpoint_every": 100}
     model = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, **MODELS[name].get("model", {})}
@@ -71,7 +71,7 @@ def test_a_step_waits_for_nothing(tiny, tmp_path, waits, name):
         lambda x: torch.autograd.grad((x.requires_grad_() * Waiting.apply(x)).sum(), x),
     ],
 )
-def test_waits_are_seen(wait):
+def test_synchronizations_are_detected(wait):
     with Waits() as result, Calls(result.seen):
         wait(torch.randn(4))
     assert result.seen

@@ -12,7 +12,7 @@ from canonlm.train.checkpoint import load_model, steps
 from canonlm.train.loop import train
 
 
-def test_twice_the_same(tiny, reference, tmp_path):
+def test_two_runs_are_identical(tiny, reference, tmp_path):
     train(tiny(), tmp_path / "again")
     tiny.same(tmp_path / "again", reference)
     losses = [row["loss"] for row in tiny.rows(reference) if row["kind"] == "train"]
@@ -53,7 +53,7 @@ def test_a_finished_run_is_left_alone(tiny, reference):
     assert {path: path.stat().st_mtime_ns for path in reference.rglob("*")} == before
 
 
-def test_a_run_shorter_than_its_warm_up_says_so(tiny, tmp_path):
+def test_a_run_shorter_than_its_warm_up_is_reported(tiny, tmp_path):
     message = "the learning rate will not reach train.optim.lr: train.optim.warmup_steps is 5, train.steps 4"
     for length, notes in ((4, [message]), (5, [])):
         rows = []
@@ -98,7 +98,7 @@ def test_keep_checkpoints(tiny, tmp_path, keep):
 @pytest.mark.parametrize(
     ("lr", "clip"), [(1e6, 1.0), (1e30, None), (3e38, None)], ids=["large", "huge", "weights overflow first"]
 )
-def test_a_diverged_run_says_so_and_saves_nothing(tiny, tmp_path, capfd, lr, clip):
+def test_a_diverged_run_is_reported_and_not_saved(tiny, tmp_path, capfd, lr, clip):
     changes = {"optim": {"lr": lr, "grad_clip": clip, "warmup_steps": 0}, "log_every": 1000, "checkpoint_every": 1}
     path = tiny.yaml(tmp_path / "run.yaml", train=changes)
     assert main(["train", str(path), "--out", str(tmp_path / "run")]) == 1
@@ -129,12 +129,12 @@ def test_a_second_process_in_the_folder_is_refused(tiny, tmp_path, capsys):
         other.stdout.readline()
         assert main(["train", str(path), "--out", str(out)]) == 2
         other.communicate(b"\n")
-    wanted = f'canonlm: --out: expected a folder that no other process is training in, got "{out}"\n'
-    assert capsys.readouterr().err == wanted
+    expected = f'canonlm: --out: expected a folder that no other process is training in, got "{out}"\n'
+    assert capsys.readouterr().err == expected
     assert main(["train", str(path), "--out", str(out)]) == 0
 
 
-def test_what_cannot_start_leaves_no_folder(tiny, tmp_path):
+def test_a_run_that_cannot_start_leaves_no_folder(tiny, tmp_path):
     for changes in ({"model": {"fields": {"rope_dim": 7}}}, {"train": {"device": "cuda:77"}}, {"arch": "lama"}):
         with pytest.raises(ValueError):
             train(tiny(**changes), tmp_path / "run")

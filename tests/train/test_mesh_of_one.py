@@ -21,16 +21,16 @@ def alone(config=None):
 
 
 @pytest.mark.slow
-def test_a_run_is_the_same_and_goes_on_without_the_mesh(tiny, reference, tmp_path, monkeypatch):
+def test_a_run_is_the_same_and_resumes_without_the_mesh(tiny, reference, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(loop, "world_of", alone)
         train(tiny(), tmp_path)
     assert not torch.distributed.is_initialized()
     tiny.back_to(tmp_path, 30)
     train(tiny(), tmp_path)
-    rows, wanted = tiny.rows(tmp_path), tiny.rows(reference)
-    assert [(row["kind"], row["step"]) for row in rows] == [(row["kind"], row["step"]) for row in wanted]
-    for row, other in zip(rows, wanted, strict=True):  # the gradient norm is summed in another order
+    rows, expected = tiny.rows(tmp_path), tiny.rows(reference)
+    assert [(row["kind"], row["step"]) for row in rows] == [(row["kind"], row["step"]) for row in expected]
+    for row, other in zip(rows, expected, strict=True):  # the gradient norm is summed in another order
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-5)
 
 

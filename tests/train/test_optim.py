@@ -85,7 +85,7 @@ def test_a_rate_rises_stays_and_falls(schedule, parts, low):
         ),
     ],
 )
-def test_schedules_that_cannot_be(tiny, changes, complaint):
+def test_invalid_schedules(tiny, changes, complaint):
     with pytest.raises(ValueError, match="^train.optim.decay_steps: " + re.escape(complaint)):
         tiny(train={"steps": 6, "optim": {"lr": 0.5, "warmup_steps": 0, **changes}})
 
@@ -99,7 +99,7 @@ def test_published_runs_decay_everything(tiny):
 
 
 @pytest.mark.parametrize("mixer", ["gdn", "mamba2"])
-def test_nothing_of_one_dimension_decays(tiny, mixer):
+def test_one_dimensional_parameters_do_not_decay(tiny, mixer):
     config = tiny(arch="llama", model={"fields": {"mixers": [mixer]}})
     model = build_model(config).module
     decayed = {id(p) for p in build_optimizer(model, config.train.optim).param_groups[0]["params"]}
@@ -121,7 +121,7 @@ def test_norms_and_biases_do_not_decay(tiny):
 
 
 @pytest.mark.parametrize("mixer", ["attention", "gla"])
-def test_frozen_canon_layers_stay_as_they_were_drawn(tiny, tmp_path, mixer):
+def test_frozen_canon_layers_keep_their_initial_values(tiny, tmp_path, mixer):
     """Site b is trained; frozen parameters are still frozen after saving and loading."""
     sites = "ABCD" if mixer == "attention" else "AbBCD"
     fields = {"mixers": [mixer], "canon_set": sites, "canon_frozen": True}
@@ -142,7 +142,7 @@ def test_frozen_canon_layers_stay_as_they_were_drawn(tiny, tmp_path, mixer):
     assert frozen == {name for name, parameter in loaded.named_parameters() if not parameter.requires_grad}
 
 
-def test_what_adamw_is_told(tiny):
+def test_arguments_of_adamw(tiny):
     changes = {"optim": {"lr": 0.5, "betas": [0.8, 0.9], "eps": 1e-3}}
     config = tiny(train=changes)
     defaults = build_optimizer(build_model(config).module, config.train.optim).defaults

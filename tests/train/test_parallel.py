@@ -59,7 +59,7 @@ def start(group, folder, seconds):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
-def test_several_processes_do_what_one_does(group, tmp_path):
+def test_several_processes_equal_one(group, tmp_path):
     results = start(group, tmp_path, seconds=900)  # a quarter of it on two idle cores
     assert len(results) == sum(map(len, GROUPS[group][1].values()))
     failed = {name: result["errors"] for name, result in results.items() if result["errors"]}
@@ -119,7 +119,7 @@ def test_layouts_that_divide():
         ({"vocab_size": 62}, "a divisor of vocab_size = 62, got 4"),
     ],
 )
-def test_a_model_that_cannot_be_cut(fields, what):
+def test_a_model_that_cannot_be_sharded(fields, what):
     with pytest.raises(ValueError) as refused:
         tensor_parallel.check(CanonLMConfig(**SIZES | {"vocab_size": 64} | fields), 4)
     assert str(refused.value).startswith(f"parallel.tp: expected {what}")
@@ -145,7 +145,7 @@ def test_one_process_needs_no_group(monkeypatch):
         same(spread.module.state_dict(), CanonLMForCausalLM(config).state_dict())
 
 
-def test_a_wrong_start_is_told_before_anyone_waits(monkeypatch):
+def test_a_wrong_start_is_reported_before_any_process_waits(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ValueError, match=r"train\.batch_size: expected a multiple of 3"), world_of(run_config()):
         pass
@@ -163,7 +163,7 @@ def test_float8_needs_hardware_and_torchao(monkeypatch, installed, what):
 
 
 @pytest.mark.parametrize("family", ["llama", "gdn", "mamba2", "moe"])
-def test_activation_checkpointing_saves_what_it_says(family):
+def test_activation_checkpointing_saves_the_expected_memory(family):
     """Full: everything is computed twice. Selective: all but linear layers and attention."""
     gradients, flops, norms = {}, {}, {}
     for mode in ("none", "selective", "full"):

@@ -39,7 +39,7 @@ def loop(folder, steps, done=0, last=20, raises_at=None, rank=0):
     ],
     ids=["inside", "at the start", "continued before", "continued inside", "ends with it", "ends inside"],
 )
-def test_what_a_trace_holds(tmp_path, steps, done, last, name, held):
+def test_contents_of_a_trace(tmp_path, steps, done, last, name, held):
     loop(tmp_path, steps, done, last)
     [path] = (tmp_path / "profile").iterdir()
     assert path.name == f"{name}-rank0.json.gz"
@@ -58,13 +58,13 @@ def test_an_interrupted_step_is_in_the_trace(tmp_path):
 
 
 @pytest.mark.parametrize(("steps", "done", "last"), [(None, 0, 20), ("10:13", 12, 20), ("10:13", 0, 8)])
-def test_no_trace_where_none_is_due(tmp_path, steps, done, last):
+def test_no_trace_outside_the_profile(tmp_path, steps, done, last):
     loop(tmp_path, steps, done, last)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("wrong", ["10", "10:", ":13", "13:10", "10:10", "0:3", "-1:3", "a:b", "1:2:3", "1.5:3", ""])
-def test_settings_that_are_none(wrong):
+def test_invalid_settings(wrong):
     with pytest.raises(ValueError, match="profile: expected start:stop") as error:
         bounds(wrong)
     assert f'got "{wrong}"' in str(error.value)

@@ -83,7 +83,7 @@ def test_a_chain_of_bases(write):
         ({"ground": GROUND + "  smell: 1\n"}, [], 'unknown setting "train.smell".'),
     ],
 )  # fmt: skip
-def test_a_mistake_is_where_it_stands(write, texts, overrides, message):
+def test_a_mistake_is_reported_at_its_line(write, texts, overrides, message):
     with pytest.raises(InvalidSetting) as caught:
         load(write(**texts), overrides)
     if message.startswith("unknown"):
@@ -114,14 +114,14 @@ WSD = TOP + "  optim: {schedule: wsd, decay_steps: 30, warmup_steps: 5}\n"
          "model.num_attention_heads: expected a divisor of model.hidden_size = 15, got 2"),
     ],
 )  # fmt: skip
-def test_what_an_override_has_a_part_in_is_no_mistake_of_the_file(write, top, overrides, message):
+def test_a_mistake_involving_an_override_is_not_blamed_on_the_file(write, top, overrides, message):
     load(write(top=top), check=check)  # without it, nothing is wrong
     with pytest.raises(InvalidSetting) as caught:
         load("top.yaml", overrides, check)
     assert str(caught.value) == message
 
 
-def test_a_mistake_of_the_file_keeps_its_line_whatever_else_is_overridden(write):
+def test_a_mistake_in_the_file_keeps_its_line_despite_overrides(write):
     write(top=WSD.replace("30", "60"))
     with pytest.raises(InvalidSetting, match=r"= 35, got 60  \(in top\.yaml, line 5\)$"):
         load("top.yaml", ["train.batch_size=2", "task.N=4"])
@@ -146,13 +146,13 @@ def test_a_mistake_of_the_file_keeps_its_line_whatever_else_is_overridden(write)
         ({"middle": "- 1"}, "bases/middle.yaml: expected a YAML mapping, got a list"),
     ],
 )  # fmt: skip
-def test_bases_that_cannot_be(write, texts, message):
+def test_invalid_bases(write, texts, message):
     with pytest.raises(ValueError) as caught:
         load(write(**texts))
     assert str(caught.value) == message
 
 
-def test_null_takes_a_group_of_the_base_away(write):
+def test_null_removes_a_group_of_the_base(write):
     swap = "base: ground.yaml\ntask: null\ntext: {sources: {a: {path: x}}}\ndata: {loss_on: all}\ntrain: {steps: 1}\n"
     assert load(write(top=swap)).task is None
 
@@ -223,21 +223,21 @@ def test_infinities():
     assert raw["b"] != raw["b"]
 
 
-def test_profile_is_a_text(write):
+def test_profile_is_read_as_text(write):
     assert load(write(), ["profile=10:13"]).profile == "10:13"
     assert load(write(top=TOP + "profile: 10:13\n")).profile == "10:13"
 
 
 @given(st.text(max_size=8) | st.sampled_from(["10:13", "no", "010", "1_0", "0x1", ".5", "~", "2024-01-01", "08"]))
 @settings(derandomize=True, deadline=None)
-def test_texts_that_the_library_writes_are_read_as_texts(tmp_path_factory, text):
+def test_strings_written_by_the_library_are_read_as_strings(tmp_path_factory, text):
     """It quotes texts that it would read as other types; it writes the configuration of run folders."""
     path = tmp_path_factory.getbasetemp() / "texts.yaml"
     path.write_text(yaml.safe_dump({"a": text}))
     assert read_yaml(path)[0] == {"a": text}
 
 
-def test_a_key_that_is_there_twice(tmp_path):
+def test_a_duplicate_key(tmp_path):
     (tmp_path / "run.yaml").write_text("arch: llama\ntrain: {steps: 3}\ntrain: {seed: 4}\n")
     with pytest.raises(ValueError, match=r"run\.yaml, line 3: train appears twice \(first in line 2\)"):
         read_yaml(tmp_path / "run.yaml")

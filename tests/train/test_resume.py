@@ -124,14 +124,14 @@ def test_kill_9_at_random_moments(tiny, tmp_path, start):
     tiny.same(out, tmp_path / "reference")
 
 
-def test_rows_after_the_checkpoint_are_moved_and_half_a_line_is_survived(tiny, reference, tmp_path):
+def test_rows_after_the_checkpoint_are_moved_and_half_a_line_is_accepted(tiny, reference, tmp_path):
     train(tiny(), tmp_path)
-    whole = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    full = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
     tiny.back_to(tmp_path, 30)
-    (tmp_path / "metrics.jsonl").write_text("".join(whole) + '{"kind": "train", "st')
+    (tmp_path / "metrics.jsonl").write_text("".join(full) + '{"kind": "train", "st')
     train(tiny(), tmp_path)
     tiny.same(tmp_path, reference)
-    late = [line for line in whole if json.loads(line)["step"] > 30]
+    late = [line for line in full if json.loads(line)["step"] > 30]
     assert late
     discarded = (tmp_path / "metrics.discarded.jsonl").read_text().splitlines(keepends=True)
     assert discarded == [*late, '{"kind": "train", "st\n']
@@ -154,7 +154,7 @@ def test_a_lost_result_is_written_again(tiny, reference, tmp_path):
     tiny.same(tmp_path, reference)
 
 
-def test_a_lost_last_evaluation_is_made_again(tiny, reference, tmp_path):
+def test_a_lost_last_evaluation_is_repeated(tiny, reference, tmp_path):
     train(tiny(), tmp_path)
     (tmp_path / "result.json").unlink()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -165,7 +165,7 @@ def test_a_lost_last_evaluation_is_made_again(tiny, reference, tmp_path):
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("which", [0, -1])
-def test_an_evaluation_stops_when_it_is_asked_to(tiny, reference, tmp_path, monkeypatch, which):
+def test_an_evaluation_stops_on_request(tiny, reference, tmp_path, monkeypatch, which):
     """It leaves no row, the step is saved, and the continued run evaluates it first."""
     steps = [row["step"] for row in tiny.rows(reference) if row["kind"] == "eval"]
     step, before = steps[which], steps[:which]
@@ -192,7 +192,7 @@ def test_an_evaluation_stops_when_it_is_asked_to(tiny, reference, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_a_constant_rate_may_go_on_for_longer(tiny, tmp_path):
+def test_a_run_at_a_constant_rate_can_be_extended(tiny, tmp_path):
     """It ends as if started with more steps, except for additional rows of the former last step."""
     constant = {"optim": {"schedule": "constant"}}
     train(tiny(train=constant), tmp_path / "at once")
@@ -206,7 +206,7 @@ def test_a_constant_rate_may_go_on_for_longer(tiny, tmp_path):
         train(tiny(train={**constant, "steps": 30}), out)
 
 
-def test_what_a_killed_write_left_is_no_checkpoint(tiny, reference, tmp_path):
+def test_the_remains_of_a_killed_write_are_not_a_checkpoint(tiny, reference, tmp_path):
     train(tiny(), tmp_path)
     tiny.back_to(tmp_path, 30)
     half = tmp_path / "checkpoints" / ".step-00000040.tmp-4711"

@@ -72,7 +72,7 @@ def write(tmp_path, monkeypatch):
          "model.fields: expected a group of settings, got 3  (in run.yaml, line 5)"),
     ],
 )  # fmt: skip
-def test_one_line_names_the_key_and_the_place(write, old, new, message):
+def test_one_line_names_the_key_and_the_position(write, old, new, message):
     with pytest.raises(InvalidSetting) as caught:
         load(write(old, new), check=check)
     assert str(caught.value) == message
@@ -98,7 +98,7 @@ def test_one_line_names_the_key_and_the_place(write, old, new, message):
         ("  steps: 40", "  steps: 40\n  device: meta", "train.device: expected auto, cpu or a device", 11),
     ],
 )
-def test_a_mistake_has_a_line(write, old, new, start, line):
+def test_a_mistake_is_reported_with_its_line(write, old, new, start, line):
     with pytest.raises(InvalidSetting) as caught:
         load(write(old, new), check=check)
     assert str(caught.value).startswith(start)
@@ -122,7 +122,7 @@ def test_a_mistake_on_the_command_line_has_no_file(write):
         ("1: 2", "task: missing; expected a group of settings  (in run.yaml, line 1)"),
     ],
 )
-def test_what_is_no_configuration(tmp_path, monkeypatch, text, message):
+def test_invalid_configurations(tmp_path, monkeypatch, text, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(ValueError) as caught:
@@ -138,13 +138,13 @@ def test_numbers_as_people_write_them(text):  # the library reads 3e-3 as a stri
 
 
 @pytest.mark.parametrize("text", ["3e-3x", "e3", "1e", "12", "1-2"])
-def test_what_is_not_such_a_number(text):
+def test_values_that_are_not_numbers(text):
     raw = {}
     override(raw, [f"a={text}"])
     assert raw == {"a": yaml.safe_load(text)}
 
 
-def test_what_a_folder_holds_is_the_same_configuration(tiny, tmp_path):
+def test_the_configuration_in_a_folder_is_the_same(tiny, tmp_path):
     config = tiny(train={"optim": {"eps": 1e-12, "lr": 1 / 3}}, model={"fields": {"rope_theta": 5e5, "mixers": None}})
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     assert load(tmp_path / "config.yaml") == config
@@ -175,16 +175,16 @@ def test_a_finite_stream_says_how_many_steps_there_are(tiny):
     capo = {"task": {"name": "capo", "N": 30, "exposures": 4}, "data": {"seq_len": 64, "loss_on": "all"}}
     raw = {**tiny.raw(), **capo}
     windows = tasks.get("capo", N=30, exposures=4).training_windows(0, 64)
-    most = -(-windows // raw["train"]["batch_size"])
-    assert 30 < most < 100
+    max_steps = -(-windows // raw["train"]["batch_size"])
+    assert 30 < max_steps < 100
     raw["train"] = {key: value for key, value in raw["train"].items() if key != "steps"}
     run = resolve(raw)
-    assert run.train.steps == most
+    assert run.train.steps == max_steps
     assert resolve(yaml.safe_load(run.to_yaml())) == run
     assert resolve(merge(raw, {"train": {"seed": 1}})).train.seed == 1
     for steps, line in (
-        (most, None),
-        (most + 1, f"train.steps: expected at most {most}, the whole training stream of"),
+        (max_steps, None),
+        (max_steps + 1, f"train.steps: expected at most {max_steps}, the whole training stream of"),
     ):
         if line is None:
             assert resolve(merge(raw, {"train": {"steps": steps}})).train.steps == steps
@@ -210,7 +210,7 @@ def test_windows_suit_the_task(tiny):
         assert str(error.value).startswith(line)
 
 
-def test_what_is_written_is_read_back(tmp_path):
+def test_written_configurations_are_read_back(tmp_path):
     text = {"sources": {"web": {"path": "1e3"}, "no": {"path": "0x10"}}, "validation": {"all": "10:13"}}
     raw = {key: value for key, value in yaml.safe_load(FILE.replace("3e-3", "0.003")).items() if key != "task"}
     run = resolve({**raw, "data": {"seq_len": 18}, "text": text})
@@ -262,7 +262,7 @@ def test_a_task_or_text(changes, message):
          "text.validation.web: expected a folder, such as data/web, got {'path': 'x'}"),
     ],
 )  # fmt: skip
-def test_what_is_of_another_form_is_shown_the_right_one(write, pair, message):
+def test_wrong_syntax_is_answered_with_the_right_one(write, pair, message):
     with pytest.raises(InvalidSetting) as caught:
         load(write(), [pair])
     assert str(caught.value) == message
@@ -275,7 +275,7 @@ def test_a_profile_lies_within_the_run(write):
             load(write(), [f"profile={steps}"])
 
 
-def test_what_a_run_can_be_continued_with(tiny):
+def test_changes_that_allow_a_resume(tiny):
     text = {"sources": {"web": {"path": "a", "weight": 2.0}}}
     text = {**tiny.raw(data={"loss_on": "all"}), "task": None, "text": text}
     began = resolve(merge(text, {"text": {"validation": {"web": "a"}}}))
@@ -298,7 +298,7 @@ def test_what_a_run_can_be_continued_with(tiny):
     ]
 
 
-def test_where_and_how_the_work_is_done_is_no_difference():
+def test_execution_settings_are_not_differences():
     raw = yaml.safe_load(FILE.replace("3e-3", "0.003"))
     run, other = resolve(raw), resolve({**raw, "parallel": {"micro_batch_size": 2}, "profile": "3:4"})
     assert run != other

@@ -46,7 +46,7 @@ def same(left, right):
         ({"train": {"seed": 7, "eval_seed": 0}, "data": {"seed": 0}}, {"weights"}),
     ],
 )
-def test_each_seed_changes_what_it_is_of(changes, changed):
+def test_each_seed_changes_only_its_subject(changes, changed):
     plain, other = run_of(), run_of(**changes)
     assert ("weights" in changed) == (not same(weights(plain), weights(other)))
     assert ("windows" in changed) == (not torch.equal(windows(plain), windows(other)))
@@ -54,7 +54,7 @@ def test_each_seed_changes_what_it_is_of(changes, changed):
     assert identity(plain.model_dump()) != identity(other.model_dump())
 
 
-def test_runs_without_the_new_settings_are_the_runs_that_they_were():
+def test_runs_without_the_new_settings_keep_their_identity():
     now = run_of().model_dump()
     before = {key: dict(value) if isinstance(value, dict) else value for key, value in now.items()}
     del before["data"]["seed"], before["train"]["eval_seed"], before["train"]["eval_split"]
@@ -62,13 +62,13 @@ def test_runs_without_the_new_settings_are_the_runs_that_they_were():
     assert group(before) == group(now)
 
 
-def test_runs_that_were_tested_on_other_splits_are_no_repeats_of_each_other():
+def test_runs_tested_on_different_splits_are_not_repeats():
     assert group(run_of().model_dump()) != group(run_of(train={"eval_split": "validation"}).model_dump())
     assert group(run_of().model_dump()) == group(run_of(train={"eval_seed": 3}, data={"seed": 4}).model_dump())
 
 
 @pytest.mark.parametrize("task", ["depo", "mano", "brevo", "copying", "parity"])
-def test_validation_asks_what_the_test_asks_with_other_samples(task):
+def test_validation_samples_follow_the_test_distribution(task):
     built = tasks.get(**load_preset(task, "tiny").run["task"])
 
     def drawn(split):

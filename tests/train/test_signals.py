@@ -53,7 +53,7 @@ def ask(number, main=True):
         return signals.next_step(main)
 
 
-def test_the_first_signal_is_noted_and_the_handlers_come_back():
+def test_the_first_signal_is_recorded_and_handlers_are_restored():
     before = {number: signal.getsignal(number) for number in EVERY}
     with Signals() as signals:
         assert signals.received is None
@@ -96,7 +96,7 @@ def test_within_the_grace_time_we_requeue(slurm):
     assert scontrol_calls() == ["show job 12", "requeue 12"]
 
 
-def test_a_person_is_not_requeued(slurm):
+def test_an_interactive_interrupt_does_not_requeue(slurm):
     scontrol_calls = slurm(IN_GRACE_TIME)
     assert ask(signal.SIGINT) == "run it again to continue"
     assert scontrol_calls() == []
@@ -113,7 +113,7 @@ def test_a_signal_that_reached_another_rank_first(slurm, monkeypatch):
         assert folder.next_step(main=True) == "run it again to continue"
 
 
-def test_what_slurm_refuses_is_told(slurm, monkeypatch, tmp_path):
+def test_a_refusal_by_slurm_is_reported(slurm, monkeypatch, tmp_path):
     slurm(RUNNING, fails="Requested operation is presently disabled\nfor job 12")
     what = "job 12 could not be requeued (Requested operation is presently disabled for job 12)"
     assert ask(signal.SIGUSR1) == f"{what}; submit it again to continue"

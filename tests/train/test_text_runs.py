@@ -131,11 +131,11 @@ def test_isolated_documents_see_nothing_of_each_other(text, settings, tmp_path):
 def test_micro_batches_are_one_batch(settings, tmp_path, micro):
     train(settings(), tmp_path / "whole")
     train(settings(parallel={"micro_batch_size": micro}), tmp_path / "parts")
-    whole, parts = ([row["loss"] for row in rows(tmp_path / name)] for name in ("whole", "parts"))
-    assert parts == pytest.approx(whole, rel=1e-5)
+    full, parts = ([row["loss"] for row in rows(tmp_path / name)] for name in ("whole", "parts"))
+    assert parts == pytest.approx(full, rel=1e-5)
 
 
-def test_how_the_work_is_done_may_change_and_text_may_not(text, settings, tmp_path):
+def test_execution_settings_may_change_but_text_may_not(text, settings, tmp_path):
     run = settings()
     train(run, tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
@@ -150,7 +150,7 @@ def test_how_the_work_is_done_may_change_and_text_may_not(text, settings, tmp_pa
         train(run, tmp_path / "run")
 
 
-def test_text_that_moved_is_known_by_its_sha256(text, tiny, settings, tmp_path, capsys):
+def test_moved_text_is_recognised_by_its_sha256(text, tiny, settings, tmp_path, capsys):
     def reading(folder):
         sources = {name: {"path": str(folder / name), "weight": w} for name, w in (("digits", 1.0), ("letters", 3.0))}
         return settings(text={"sources": sources, "validation": {"held out": str(folder / "digits")}})
@@ -180,7 +180,7 @@ def test_text_that_moved_is_known_by_its_sha256(text, tiny, settings, tmp_path, 
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
-def test_a_step_that_is_not_finite_is_skipped_and_told(settings, tmp_path, monkeypatch):
+def test_a_step_that_is_not_finite_is_skipped_and_reported(settings, tmp_path, monkeypatch):
     clip, calls = loop.clip_grad_norm, []
 
     def poisoned(model, *args):
@@ -258,7 +258,7 @@ def test_another_tokenizer_is_refused(text, settings, tmp_path):
         reading.complete(run)
 
 
-def test_the_standard_library_is_text(tmp_path, monkeypatch, settings):
+def test_the_standard_library_is_prepared_as_text(tmp_path, monkeypatch, settings):
     prepared: list[int] = []
     reading._stdlib.cache_clear()
     monkeypatch.setattr("canonlm.data.prepare.prepare_stdlib", lambda: prepared.append(0) or (tmp_path, ""))
@@ -275,7 +275,7 @@ def test_epochs_never_end(text, settings):
     assert epochs >= {0, 1, 2, 3}
 
 
-def test_nothing_to_evaluate_is_said(text, settings, tmp_path):
+def test_missing_evaluation_text_is_reported(text, settings, tmp_path):
     prepare(tmp_path / "whole", [str(text / "digits.jsonl")], tokenizer="bytes", workers=1)
     reported = []
     raw = settings().model_dump(mode="json") | {"text": {"sources": {"all": {"path": str(tmp_path / "whole")}}}}
@@ -284,7 +284,7 @@ def test_nothing_to_evaluate_is_said(text, settings, tmp_path):
     assert result["final"] == {}
 
 
-def test_a_folder_of_text_is_no_folder_for_a_run(text, settings):
+def test_a_text_folder_is_refused_as_a_run_folder(text, settings):
     with pytest.raises(ValueError, match="--out: expected a folder for a run, and not one of prepared text"):
         train(settings(), text / "digits")
     assert not (text / "digits" / "config.yaml").exists()

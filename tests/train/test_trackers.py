@@ -61,12 +61,12 @@ def wandb(tmp_path, monkeypatch):
         "class Error(Exception): pass\n"
         "class Settings(dict): pass\n"
         "class Run:\n"
-        "    def __init__(self, asked): self.asked, self.logged, self.finished = asked, [], False\n"
+        "    def __init__(self, settings): self.init_arguments, self.logged, self.finished = settings, [], False\n"
         "    def log(self, numbers, step): self.logged.append((step, numbers))\n"
         "    def finish(self): self.finished = True\n"
-        "def init(**asked):\n"
-        "    if asked['project'] == 'forbidden': raise Error('no API key configured')\n"
-        "    runs.append(Run(asked))\n"
+        "def init(**settings):\n"
+        "    if settings['project'] == 'forbidden': raise Error('no API key configured')\n"
+        "    runs.append(Run(settings))\n"
         "    return runs[-1]\n"
     )
     monkeypatch.syspath_prepend(tmp_path / "packages")
@@ -87,7 +87,7 @@ def test_numbers_of_several_validation_sets():
     assert trackers.numbers(row) == {"eval/loss": 2.0, "eval/sets/web/loss": 1.0, "eval/sets/web/bits_per_byte": 0.5}
 
 
-def test_tensorboard_hides_what_came_after_the_checkpoint(tmp_path):
+def test_tensorboard_hides_rows_after_the_checkpoint(tmp_path):
     rows = [{"kind": "train", "step": step, "loss": 1 / step} for step in range(1, 11)]
     write(["tensorboard"], tmp_path, rows)
     assert scalars(tmp_path) == wanted(rows)
@@ -101,28 +101,28 @@ def test_wandb(tmp_path, monkeypatch, wandb):
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     write(["wandb"], tmp_path, ROWS[1:], step=3)
     first, second = wandb.runs
-    assert (first.asked["project"], second.asked["project"]) == ("canonlm", "mine")
-    assert first.asked["id"] == second.asked["id"]
-    assert {run.asked["resume"] for run in wandb.runs} == {"allow"}
-    assert first.asked["name"] == tmp_path.name
-    assert first.asked["config"] == {"arch": "llama"}
+    assert (first.init_arguments["project"], second.init_arguments["project"]) == ("canonlm", "mine")
+    assert first.init_arguments["id"] == second.init_arguments["id"]
+    assert {run.init_arguments["resume"] for run in wandb.runs} == {"allow"}
+    assert first.init_arguments["name"] == tmp_path.name
+    assert first.init_arguments["config"] == {"arch": "llama"}
     assert first.logged == list(zip((3, 4, 5), NUMBERS, strict=True))
     assert second.logged == first.logged[1:]
     assert first.finished
     assert second.finished
     (tmp_path / "other").mkdir()
     write(["wandb"], tmp_path / "other", [])
-    assert wandb.runs[2].asked["id"] != first.asked["id"]
+    assert wandb.runs[2].init_arguments["id"] != first.init_arguments["id"]
 
 
-def test_wandb_says_in_one_line_why_it_cannot_start(tmp_path, monkeypatch, wandb):
+def test_a_failing_start_of_wandb_is_reported_in_one_line(tmp_path, monkeypatch, wandb):
     monkeypatch.setenv("WANDB_PROJECT", "forbidden")
     with pytest.raises(ValueError, match=r"^track: wandb cannot start: no API key configured$"):
         trackers.start(["wandb"], tmp_path, {}, 0)
 
 
 @pytest.mark.slow
-def test_a_run_is_tracked_and_stays_the_same_run(tiny, reference, tmp_path):
+def test_tracking_does_not_change_a_run(tiny, reference, tmp_path):
     pytest.importorskip("tensorboard")
     config = tiny(track=["tensorboard"])
     train(config, tmp_path)
@@ -139,6 +139,6 @@ def test_a_tracker_that_is_not_installed(tiny, tmp_path, monkeypatch, capsys, na
     monkeypatch.setattr(trackers, "find_spec", lambda package: None)
     path = tiny.yaml(tmp_path / "run.yaml", track=[name])
     assert main(["train", str(path), "--out", str(tmp_path / "run")]) == 2
-    wanted = f"track: expected trackers that are installed (pip install 'canonlm[track]'), got \"{name}\""
-    assert capsys.readouterr().err.startswith(f"canonlm: {wanted}  (in {path}, line ")
+    message = f"track: expected trackers that are installed (pip install 'canonlm[track]'), got \"{name}\""
+    assert capsys.readouterr().err.startswith(f"canonlm: {message}  (in {path}, line ")
     assert not (tmp_path / "run").exists()
