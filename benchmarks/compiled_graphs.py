@@ -2,7 +2,7 @@
 
     python benchmarks/compiled_graphs.py [--device cpu|cuda] [--precision bf16|fp32] [--quick] [--json FILE]
 
-Forward with loss and backward of equal Llamas are compiled whole, from the embeddings on. No code is run, so `--device
+Forward with loss and backward of equal Llamas are compiled completely, embeddings included. No code is run: `--device
 cuda` needs Triton but no GPU: the graphs are traced on the CPU and lowered for a card of compute capability 9.0 (they
 keep the CPU's attention, which counts like another). `loss` is the element-wise part of the chunked loss, for all
 tokens. For each graph:

@@ -178,8 +178,8 @@ def run_all(names: list[str], device: str, out: Path, end: float) -> dict[str, s
     try:
         for index, name in enumerate(names):
             later = sum(GROUPS[other].seconds for other in names[index + 1 :])
-            left = end - time.monotonic()
-            limit = min(left, max(GROUPS[name].seconds, left - later))
+            remaining = end - time.monotonic()
+            limit = min(remaining, max(GROUPS[name].seconds, remaining - later))
             if limit < MIN_SECONDS:
                 break
             print(f"\n{name}: {GROUPS[name].answers} (at most {limit:.0f} s)", flush=True)

@@ -1,4 +1,4 @@
-"""Whole decoders side by side: ours, transformers' Llama and, on a GPU, flash-linear-attention's own models.
+"""Complete decoders side by side: ours, transformers' Llama and, on a GPU, flash-linear-attention's own models.
 
     python benchmarks/models.py [--device cuda] [--quick] [--json FILE]
 

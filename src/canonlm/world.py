@@ -74,9 +74,9 @@ class World:
         if error is not None:
             raise error
         for kind, message in filter(None, errors):
-            twin = kind.__new__(kind)  # not kind(message): some take more than a message
-            twin.args = (message,)
-            raise twin
+            same = kind.__new__(kind)  # not kind(message): some take more than a message
+            same.args = (message,)
+            raise same
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:

@@ -72,7 +72,7 @@ class Mlp:
     enter: str
     leave: str
     projections: list[str]
-    why_none: str = ""
+    reason: str = ""
     """Why Canon-D has no place, where `projections` is empty."""
 
 

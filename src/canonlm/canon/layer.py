@@ -109,7 +109,7 @@ class CanonLayer(nn.Module):
                 `x`.
             mixer_input: `[batch, time, width]`, what x was projected from; only `DynamicCanon` reads it.
 
-        Prefill in chunks and one-token decoding, each call with the state of the last one, equal one call on the whole.
+        Prefill in chunks and one-token decoding, each call with the state of the last one, equal a single call.
         """
         if x.ndim != 3 or x.shape[-1] != self.hidden_size:
             raise expected("x", f"a tensor [batch, time, {self.hidden_size}]", tuple(x.shape))

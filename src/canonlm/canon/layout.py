@@ -35,7 +35,7 @@ class Layout:
 
 
 def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Layout | None:
-    """The layout of a forward's tokens; None if there are none. arguments: of the module that takes `input_ids`, by
+    """The layout of the tokens of a call; None if there are none. arguments: of the module that takes `input_ids`, by
     name.
 
     InvalidSetting for a cache that was filled without Canon layers, and for a mask that leaves out tokens.
@@ -63,11 +63,11 @@ def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Layout | 
         real, doc_ids = _read_prepared(mask, past, batch, time)
     if doc_ids is None:
         doc_ids = _documents(model, arguments, cache, batch, time)
-    return Layout(batch, time, _unless(real, torch.all), doc_ids)
+    return Layout(batch, time, _none_if(real, torch.all), doc_ids)
 
 
-def _unless(values: Tensor | None, test: Any) -> Tensor | None:
-    """None if the condition holds everywhere; within a compiled graph it cannot be checked."""
+def _none_if(values: Tensor | None, test: Any) -> Tensor | None:
+    """`values`, or None if the condition holds for them; within a compiled graph it cannot be checked."""
     if values is None or (not torch.compiler.is_compiling() and bool(test(values))):
         return None
     return values
@@ -108,14 +108,14 @@ def _read_prepared(mask: Tensor, past: int | Tensor, batch: int, time: int) -> t
     first token of a document does not see the token before it."""
     latest = mask.shape[-1] - time  # of a sliding window, whose columns begin later than the row
     first = past.clamp(max=latest) if isinstance(past, Tensor) else min(max(past, 0), latest)
-    sees = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     columns = (first + torch.arange(time, device=mask.device)).view(1, time, 1).expand(mask.shape[0], time, 1)
-    real = sees[:, 0].gather(2, columns)[..., 0].expand(batch, time)
+    real = visible[:, 0].gather(2, columns)[..., 0].expand(batch, time)
     if time == 1:
         return real, None
-    before = sees[:, 0, 1:].gather(2, columns[:, 1:] - 1)[..., 0].expand(batch, time - 1)
+    before = visible[:, 0, 1:].gather(2, columns[:, 1:] - 1)[..., 0].expand(batch, time - 1)
     starts = torch.nn.functional.pad(real[:, 1:] & real[:, :-1] & ~before, (1, 0))
-    return real, None if _unless(~starts, torch.all) is None else starts.cumsum(-1)
+    return real, None if _none_if(~starts, torch.all) is None else starts.cumsum(-1)
 
 
 def _documents(
@@ -132,12 +132,12 @@ def _documents(
     if not isinstance(positions, Tensor) or positions.ndim != 2 or time == 1:
         return None
     mask = arguments.get("attention_mask")
-    if flash and (batch > 1 or (isinstance(mask, Tensor) and _unless(mask != 0, torch.all) is not None)):
+    if flash and (batch > 1 or (isinstance(mask, Tensor) and _none_if(mask != 0, torch.all) is not None)):
         return None
     if not flash and (mask is not None or cache is not None or makes_cache(model, arguments)):
         return None
     continues = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) == 1
-    return None if _unless(continues, torch.all) is None else (~continues).cumsum(-1).expand(batch, time)
+    return None if _none_if(continues, torch.all) is None else (~continues).cumsum(-1).expand(batch, time)
 
 
 def makes_cache(model: PreTrainedModel, arguments: Mapping[str, Any]) -> bool:

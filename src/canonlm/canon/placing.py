@@ -128,8 +128,8 @@ def _at_mixer(letter: str, block: Block, mixer: Mixer, width: int, variant: Vari
 
 def _in_mlps(block: Block, variant: Variant, reasons: dict[str, str]) -> Iterator[Place]:
     for mlp in block.mlps:
-        if mlp.why_none:
-            reasons["D"] = mlp.why_none
+        if mlp.reason:
+            reasons["D"] = mlp.reason
         for path in mlp.projections:
             yield Place("", "D", "", path, "output", channels_out(block.module.get_submodule(path)), variant)
     reasons.setdefault("D", "no projection before a nonlinearity under a name that we know")

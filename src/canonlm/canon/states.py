@@ -196,7 +196,7 @@ def write(cache: Cache, key: str, state: Tensor, inputs_BTC: Tensor, real_BT: Te
 
 
 def settle(cache: Cache | None) -> None:
-    """After a forward: give the states of a static cache their final place in memory."""
+    """After a forward pass: give the states of a static cache their final place in memory."""
     if not isinstance(cache, CanonCache) or not cache.canon_static or cache.canon_records:
         return
     if not any(state.requires_grad for state in cache.canon_states.values()):

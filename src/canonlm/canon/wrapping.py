@@ -1,7 +1,7 @@
 """Puts Canon layers into a host: subclasses for its blocks, and hooks on the inputs and outputs of their parts.
 
 A block's class is replaced by a subclass, so that the layout of the tokens is one of the block's arguments: a block
-that is recomputed in the backward gets the same one. Parts keep their classes and get hooks.
+that is recomputed in the backward pass gets the same one. Parts keep their classes and get hooks.
 """
 
 import functools

@@ -97,14 +97,14 @@ def listing(places: "list[Place]") -> str:
     rows: dict[str, list[str]] = {}
     for place in places:
         rows.setdefault(place.block, []).append(str(place))
-    alike: dict[str, list[str]] = {}
+    blocks_by_text: dict[str, list[str]] = {}
     for block, lines in rows.items():
-        alike.setdefault("\n".join(f"  {line}" for line in lines), []).append(block)
-    paragraphs = [f"{_several(blocks)}\n{lines}" for lines, blocks in alike.items()]
+        blocks_by_text.setdefault("\n".join(f"  {line}" for line in lines), []).append(block)
+    paragraphs = [f"{_block_range(blocks)}\n{text}" for text, blocks in blocks_by_text.items()]
     return "\n".join([*paragraphs, f"{len(places)} Canon layers in {len(rows)} blocks"])
 
 
-def _several(blocks: list[str]) -> str:
+def _block_range(blocks: list[str]) -> str:
     return blocks[0] if len(blocks) == 1 else f"{blocks[0]} and {len(blocks) - 1} more, up to {blocks[-1]}"
 
 

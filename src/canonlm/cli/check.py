@@ -86,7 +86,7 @@ def check(
 
 
 def _is_architecture(name: str) -> bool:
-    """Whether this is an architecture: not a folder, nor a name on the Hub, which has none of these signs."""
+    """Whether `name` is an architecture, not a folder or a name on the Hub. Hub names have none of these signs."""
     if Path(name).expanduser().is_dir():
         return False
     from canonlm.models.archs import bases

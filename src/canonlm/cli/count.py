@@ -19,7 +19,7 @@ from rich.progress import (
 if TYPE_CHECKING:
     from canonlm.data.prepare import Progress as Prepared
 
-EVERY = 10.0  # seconds from line to line
+EVERY = 10.0  # seconds between two lines
 
 
 class Bars:
@@ -44,7 +44,10 @@ class Bars:
 
 
 class Count(Bars):
-    """`with Count(1000, "drawn", "joined") as count: count("drawn", 250)`; a phase is shown from its first count on."""
+    """Progress in samples: `with Count(1000, "drawn", "joined") as count: count("drawn", 250)`.
+
+    A phase is shown from its first count on.
+    """
 
     def __init__(self, total: int, *phases: str) -> None:
         columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()

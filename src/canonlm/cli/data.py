@@ -137,10 +137,10 @@ def _task(name: str, difficulty: str | None, settings: list[str] | None) -> "Tas
     given: dict = {"task": {}}
     for key in override(given, settings or []):
         if key not in keys:
-            whole = f"task.{key}"
-            raise unknown("setting", key, keys, meant=[whole] if whole in keys else [])
-    usual = {"name": name, "difficulty": difficulty} if difficulty else load_preset(name, "tiny").run["task"]
-    return build_task({**usual, **given["task"]})
+            dotted = f"task.{key}"
+            raise unknown("setting", key, keys, meant=[dotted] if dotted in keys else [])
+    defaults = {"name": name, "difficulty": difficulty} if difficulty else load_preset(name, "tiny").run["task"]
+    return build_task({**defaults, **given["task"]})
 
 
 def _coloured(task: "Task", sample: "Sample") -> "Text":

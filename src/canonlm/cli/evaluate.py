@@ -149,10 +149,12 @@ def _line(entry: Mapping[str, Any]) -> str:
     """`1hop-2k  exact 93.0% ± 1.1  year 94.2% ± 1.0  (n = 500)`"""
     from canonlm.report.evals import value
     from canonlm.runs.rows import one_line
-    from canonlm.suites.evaluated import whole
+    from canonlm.suites.evaluated import checked_entry
     from canonlm.suites.questions import NOT_FINITE
 
-    scores = [score for score in whole(entry)["scores"] if not score["slice"] and score["measure"] != NOT_FINITE]
+    scores = [
+        score for score in checked_entry(entry)["scores"] if not score["slice"] and score["measure"] != NOT_FINITE
+    ]
     measures = [f"{score['measure']} {value(score)}" for score in scores]
     count = f"  (n = {scores[0]['n']:,})" if scores and scores[0]["n"] else ""
     return f"{one_line(entry['name'])}  {'  '.join(measures)}{count}"

@@ -128,7 +128,7 @@ def _shown(text: str) -> str:
 
 def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop: list[str], out: Path) -> None:
     """Answer all prompts, in order, into a file that is complete or absent. FloatingPointError: the model's logits are
-    not finite in any of them."""
+    not finite for any of them."""
     from canonlm.cli.count import Count
     from canonlm.errors import writing
     from canonlm.files import write_text
@@ -152,7 +152,7 @@ def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop:
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
-    """One row per prompt; other keys of a JSON row are copied to the answer's row."""
+    """Read the prompts of a file, one row per prompt; other keys of a JSON row are copied to the answer's row."""
     from canonlm.errors import expected
     from canonlm.suites.reading import text_of
     from canonlm.untrusted import parse_json

@@ -64,7 +64,7 @@ class Lines(Latest):
     def show(self, row: dict[str, Any]) -> None:
         self.take(parsed := _parsed(self.config, row))
         now = self.clock()
-        if math.isinf(self.printed):  # not before the first row: errors that refuse the run come earlier
+        if math.isinf(self.printed):  # only with the first row: an error that refuses the run comes earlier
             print(f"{self.folder}: {self.config.arch}, {self.config.train.steps:,} steps", flush=True)
         if not isinstance(parsed, TrainRow) or now - self.printed >= LOG_SECONDS:
             self.printed = now
@@ -105,7 +105,7 @@ class View(Latest):
         parts: list[RenderableType] = [self._progress()]
         if self.train is not None:
             parts += ["", Columns(_numbers(self.train), equal=True)]
-        width = options.max_width - len("loss ") - 4  # the panel's sides
+        width = options.max_width - len("loss ") - 4  # the panel's borders and padding
         if len(self.losses) > 1 and width > 0 and not options.ascii_only:
             parts.append(Text.assemble(("loss ", "dim"), sparkline(list(self.losses)[-width:])))
         if self.evaluation is not None:

@@ -13,8 +13,8 @@ MAX_SHARE = 1 / 20  # of the time, for writing
 
 
 class LivePage:
-    """Writes the page when called with the state of a grid: at the start, when a run has ended, and else every
-    `SECONDS`. The page reloads itself until it is written without `live`."""
+    """Writes the page when called with the state of a grid: at the start, when a run has ended, and otherwise
+    every `SECONDS`. The page reloads itself until it is written without `live`."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder, self.clock = folder, clock
@@ -29,7 +29,7 @@ class LivePage:
             self.next = self.clock() + max(SECONDS, (self.clock() - start) / MAX_SHARE)
 
     def write(self, *, live: bool) -> None:
-        """Errors are ignored: the runs do not depend on the page, and the report at the end shows the error."""
+        """Write the page. Errors are ignored: runs do not depend on it, and the report at the end shows them."""
         try:
             write_page(load_play(self.folder), place_of(self.folder, None), live=live)
         except (OSError, ValueError):

@@ -101,7 +101,7 @@ def profile(
 
 
 class _Following:
-    """Follows the runs: prints each event, and writes the page when a reported run has finished."""
+    """Follows the runs of a profile: prints each event, and writes the page when a reported run has finished."""
 
     def __init__(self, experiment: "Experiment", out: Path, jobs: int) -> None:
         from canonlm.experiments.ledger import outcomes_of

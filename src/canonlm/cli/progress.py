@@ -119,7 +119,7 @@ def table(grid: Sequence[Progress], jobs: int, console: Console) -> Table:
 
 
 def short_name(run: PlannedRun) -> str:
-    """From the architecture on, as all runs of a grid have one task: `llama-lr0.001-seed0`."""
+    """The run's name without its task, which all runs of a grid share: `llama-lr0.001-seed0`."""
     return run.name[max(0, run.name.find(slug(run.config.arch))) :]
 
 

@@ -102,13 +102,13 @@ def _read(folders: list[Path], curves: bool) -> "tuple[pl.DataFrame, list[LeftOu
 
     from canonlm.report import frames, published
 
-    theirs = published.curves() if curves else published.everything()
+    published_rows = published.curves() if curves else published.everything()
     if not folders:
-        return theirs, []
-    mine, left_out = (frames.runs_curves if curves else frames.runs_frame)(folders)
-    if not len(mine):
+        return published_rows, []
+    user_rows, left_out = (frames.runs_curves if curves else frames.runs_frame)(folders)
+    if not len(user_rows):
         raise frames.nothing_in(folders[0], left_out)
-    return pl.concat([theirs, mine]), left_out
+    return pl.concat([published_rows, user_rows]), left_out
 
 
 def _page(folders: list[Path], filters: list[str], out: Path) -> "Sequence[LeftOut]":
@@ -123,7 +123,7 @@ def _page(folders: list[Path], filters: list[str], out: Path) -> "Sequence[LeftO
 
 
 def _show(numbers: "pl.DataFrame", group: str | None, paired: bool, usual: bool) -> None:
-    """Without a group: the user's numbers by group, beside the published ones; without any, the short group."""
+    """Print the tables of a group. Without one: of all groups with numbers of the user, or else of the short group."""
     import polars as pl
 
     from canonlm.report import results_tables as tables
@@ -131,18 +131,18 @@ def _show(numbers: "pl.DataFrame", group: str | None, paired: bool, usual: bool)
 
     if paired:
         numbers = tidy.paired(numbers)
-    mine = numbers.filter(pl.col("source") == "yours")
-    groups = tables.groups_of(mine if len(mine) else numbers)
+    user_numbers = numbers.filter(pl.col("source") == "yours")
+    groups = tables.groups_of(user_numbers if len(user_numbers) else numbers)
     if group is not None:
         groups = tables.named(numbers, group) if len(numbers) else {}
-    elif len(mine):
+    elif len(user_numbers):
         groups.pop("short", None)
     else:
         groups = {title: columns for title, columns in groups.items() if title == "short"}
     console = _console()
     for title, columns in groups.items():
         rows = tables.only(numbers, columns)
-        rows = _usual(rows) if usual else rows
+        rows = _default_rows(rows) if usual else rows
         if paired:
             for source in rows["source"].unique(maintain_order=True):  # means are over pairs of one source
                 _print(console, tables.delta_tables(rows.filter(pl.col("source") == source), columns, console.width))
@@ -153,7 +153,7 @@ def _show(numbers: "pl.DataFrame", group: str | None, paired: bool, usual: bool)
         console.print("nothing: no results are left" + (", or no two that differ in Canon alone" if paired else ""))
 
 
-def _usual(rows: "pl.DataFrame") -> "pl.DataFrame":
+def _default_rows(rows: "pl.DataFrame") -> "pl.DataFrame":
     """The rows of the release's models, the user's, and the paper's for synthetic tasks; all rows if there are none."""
     import polars as pl
 

@@ -191,10 +191,10 @@ def _checked(about: Any, path: Path) -> dict[str, Any]:
 
 
 def _compare(about: dict[str, Any], existing: dict[str, Any], owner: str) -> None:
-    ours, theirs = _flat(about), _flat(existing)
-    for key in [*ours, *theirs]:
-        if ours.get(key) != theirs.get(key):
-            raise expected(key, f"{json.dumps(theirs.get(key))[:200]}, as in {owner}", ours.get(key))
+    requested, begun = _flat(about), _flat(existing)
+    for key in [*requested, *begun]:
+        if requested.get(key) != begun.get(key):
+            raise expected(key, f"{json.dumps(begun.get(key))[:200]}, as in {owner}", requested.get(key))
 
 
 def _flat(about: dict[str, Any]) -> dict[str, Any]:

@@ -68,18 +68,18 @@ def checked(kind: str, options: Mapping[str, str]) -> dict[str, Any]:
     for name, parameter in known.items():
         if parameter.default is inspect.Parameter.empty and name not in options:
             raise ValueError(f"{name}: missing; --executor {kind} needs {name}=…")
-    return {name: _typed(name, value, str(known[name].annotation)) for name, value in options.items()}
+    return {name: _converted(name, value, str(known[name].annotation)) for name, value in options.items()}
 
 
-def _typed(name: str, value: str, kind: str) -> Any:
+def _converted(name: str, value: str, kind: str) -> Any:
     import yaml
 
     if kind.startswith("str"):
         return value  # a time such as 4:00:00, which YAML would read as a number
-    typed = yaml.safe_load(value)
-    if kind.startswith(("int", "float")) and not isinstance(typed, int | float):
+    converted = yaml.safe_load(value)
+    if kind.startswith(("int", "float")) and not isinstance(converted, int | float):
         raise expected(name, "a number", value)
-    return typed
+    return converted
 
 
 class Local(LocalPipelineExecutor):
@@ -94,9 +94,9 @@ class Local(LocalPipelineExecutor):
 
     def run(self) -> None:
         ranks = self.get_incomplete_ranks()
-        alone = min(self.workers, len(ranks)) <= 1
-        with _threads(alone and self.workers > 1):
-            if alone:
+        in_this_process = min(self.workers, len(ranks)) <= 1
+        with _threads(in_this_process and self.workers > 1):
+            if in_this_process:
                 for rank in ranks:
                     self.run_task(rank)
             else:

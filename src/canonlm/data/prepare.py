@@ -171,16 +171,16 @@ def _begin(places: Places, plan: Index, tokenizer: str) -> None:
 
 
 def _compare(plan: Index, existing: Index, owner: str) -> None:
-    theirs = existing.command | {
+    begun = existing.command | {
         "bos": existing.bos_id,
         "eos": existing.eos_id,
         "tokenizer": existing.tokenizer["sha256"],
     }
-    ours = plan.command | {"bos": plan.bos_id, "eos": plan.eos_id, "tokenizer": plan.tokenizer["sha256"]}
-    for key in ("tokenizer", "input", *ours):
-        if ours[key] != theirs.get(key):
-            what = f"{repr(theirs.get(key))[:200]}, {owner}"
-            raise expected("canonlm" if key == "canonlm" else f"--{key}", what, ours[key])
+    requested = plan.command | {"bos": plan.bos_id, "eos": plan.eos_id, "tokenizer": plan.tokenizer["sha256"]}
+    for key in ("tokenizer", "input", *requested):
+        if requested[key] != begun.get(key):
+            what = f"{repr(begun.get(key))[:200]}, {owner}"
+            raise expected("canonlm" if key == "canonlm" else f"--{key}", what, requested[key])
     for now, then in zip((*plan.inputs, None), (*existing.inputs, None), strict=False):
         if now != then:
             raise expected("--input", f"the same files, {owner}; one was {then or 'missing'}", now or "none")
@@ -244,12 +244,12 @@ def _bad_lines(path: Path) -> list[Bad]:
     try:
         with open_regular(path) as file:
             # A line without an end: the task was stopped while it wrote it.
-            return [_bad(line, path) for line, _ in lines(file) if line is None or line.endswith(b"\n")]
+            return [_parsed(line, path) for line, _ in lines(file) if line is None or line.endswith(b"\n")]
     except OSError as error:
         raise index.cannot_be_read(path, error) from None
 
 
-def _bad(line: bytes | None, place: Path) -> Bad:
+def _parsed(line: bytes | None, place: Path) -> Bad:
     try:
         bad = Bad(**parse_json(line or b"", str(place)))
         if not isinstance(bad.file, str) or not isinstance(bad.reason, str):

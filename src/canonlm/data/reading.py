@@ -2,9 +2,9 @@
 
 All inputs lie end to end, in order, each as long as its file (and one more, so that an empty file has a place too). A
 task reads what *starts* in its interval: lines of a JSON lines file, row groups of a Parquet file. Text files,
-compressed files and shards of a dataset are read as a whole, as they cannot be entered in the middle. So documents come
-in the same order for any number of tasks. datatrove's own reader drops a whole file at one bad byte and does not count
-bad lines.
+compressed files and shards of a dataset are read in full, as reading cannot start in the middle of them. So documents
+come in the same order for any number of tasks. datatrove's own reader drops an entire file for one bad byte and does
+not count bad lines.
 """
 
 import io
@@ -226,7 +226,7 @@ def _lines(source: Input, base: int, first: int, last: int, key: str) -> Iterato
 
 
 def _text_of(line: bytes, key: str) -> str | None:
-    """None: a bad line. Not `json.loads(line)`: it would also take UTF-16."""
+    """The text in a JSON line; None for a bad line. Not `json.loads(line)`, which would also accept UTF-16."""
     try:
         text = json.loads(line.decode("utf-8"))[key]
         text.encode("utf-8")

@@ -114,10 +114,10 @@ class Mix:
         fractions = [Fraction(weight) for weight in weights]
         unit = math.lcm(*(fraction.denominator for fraction in fractions))
         self._shares: list[tuple[int, int]] = []  # of all sources but the last: (weight, sum from here on), integers
-        left = sum(fractions)
+        remaining = sum(fractions)
         for fraction in fractions[:-1]:
-            self._shares.append((int(fraction * unit), int(left * unit)))
-            left -= fraction
+            self._shares.append((int(fraction * unit), int(remaining * unit)))
+            remaining -= fraction
 
     def pick(self, window: int) -> tuple[int, int]:
         """(source, number of earlier windows of that source)"""

@@ -44,7 +44,7 @@ def _flops(config: RunConfig) -> float:
     """FLOPs per token, from models of one and two layers, as all layers cost the same; the head is only its matrix."""
     sizes = sizes_of(config)
     widths = tuple((key, after) for key, (_, after) in config.model.matched.items())
-    one, two = (_counted(config.arch, _small(sizes, layers), widths) for layers in (1, 2))
+    one, two = (_counted(config.arch, _shape(sizes, layers), widths) for layers in (1, 2))
     head = 6 * sizes.hidden_size * (sizes.vocab_size - _VOCAB)
     return one + (two - one) * (sizes.num_hidden_layers - 1) + head
 
@@ -52,7 +52,7 @@ def _flops(config: RunConfig) -> float:
 _VOCAB = 64
 
 
-def _small(sizes: Sizes, layers: int) -> tuple[int, ...]:
+def _shape(sizes: Sizes, layers: int) -> tuple[int, ...]:
     return layers, sizes.hidden_size, sizes.num_attention_heads, sizes.seq_len
 
 

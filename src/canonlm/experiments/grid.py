@@ -229,10 +229,10 @@ def cells(experiment: Experiment) -> set[tuple[str, str, str, str, str]]:
     printed = set()
     for point in points(experiment, "paper", shared=False):
         setting = experiment.settings[point.setting]
-        for what in [setting.measure] if setting.measure else setting.slices or [""]:
+        for key in [setting.measure] if setting.measure else setting.slices or [""]:
             if setting.paper:
                 printed.add(
-                    (setting.paper, point.arch, _printed(setting.task, point.difficulty), point.size or "", what)
+                    (setting.paper, point.arch, _printed(setting.task, point.difficulty), point.size or "", key)
                 )
     return printed
 

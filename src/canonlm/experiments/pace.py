@@ -9,7 +9,7 @@ from canonlm.train.config import RunConfig
 from canonlm.train.flops import flops_per_token
 
 START_SECONDS = 10.0
-"""From the start of a process to its first step."""
+"""Seconds from the start of a process to its first step."""
 
 
 def timed(config: RunConfig) -> float:
@@ -18,7 +18,7 @@ def timed(config: RunConfig) -> float:
 
 
 class Pace:
-    """seconds_per_token: called once for each task and architecture."""
+    """Predicts the time that runs take. seconds_per_token: called once for each task and architecture."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Pace:
         self.jobs, self.seconds_per_token, self.clock = jobs, seconds_per_token, clock
         self._measured: dict[tuple[object, ...], float] = {}
         self._running: dict[str, float] = {}  # when each began
-        self._took = self._predicted = 0.0  # all finished runs
+        self._elapsed = self._predicted = 0.0  # seconds of all finished runs
 
     def predicted(self, config: RunConfig) -> float:
         """Seconds of a complete run, by the timed steps alone."""
@@ -45,12 +45,12 @@ class Pace:
         """finished: whether the run counts as a measurement."""
         begin = self._running.pop(name, None)
         if finished and begin is not None:
-            self._took += self.clock() - begin
+            self._elapsed += self.clock() - begin
             self._predicted += self.predicted(config)
 
     def left(self, runs: Iterable[tuple[str, RunConfig]], done: Collection[str] = ()) -> float:
         """Seconds until all of these runs are done, `jobs` at a time."""
-        ratio = self._took / self._predicted if self._predicted else 1.0
+        ratio = self._elapsed / self._predicted if self._predicted else 1.0
         now, total, longest = self.clock(), 0.0, 0.0
         for name, config in runs:
             if name not in done:

@@ -67,7 +67,7 @@ def estimate(
         runs = {run.name: run.config for run in needed if run.name not in counted}
         counted |= runs.keys()
         cells = len(grid.cells(experiment)) if scale == "paper" else 0
-        done = _done(experiment, scale, out, only, finished)
+        done = _count_finished(experiment, scale, out, only, finished)
         estimates.append(Estimate(experiment, cells, cost(runs.values(), gpu), done))
     return estimates
 
@@ -157,7 +157,9 @@ def _finished_outcomes(
     return outcomes
 
 
-def _done(experiment: Experiment, scale: str, out: Path, only: Collection[str], finished: grid.Outcomes) -> int:
+def _count_finished(
+    experiment: Experiment, scale: str, out: Path, only: Collection[str], finished: grid.Outcomes
+) -> int:
     outcomes = ledger.outcomes_of([experiment], scale, out, finished)
     planned = plan_of([experiment], scale, out, outcomes, only)
     return sum(run.name in outcomes or (run.folder / "result.json").is_file() for run in planned)

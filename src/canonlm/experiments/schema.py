@@ -71,11 +71,11 @@ class Setting(Settings):
     @classmethod
     def _leaves_the_grid_alone(cls, changes: dict[str, Any]) -> dict[str, Any]:
         train = changes.get("train", {})
-        taken = [key for key in ("seed", "eval_seed", "eval_split") if key in train] + ["lr"] * (
+        set_by_grid = [key for key in ("seed", "eval_seed", "eval_split") if key in train] + ["lr"] * (
             "lr" in train.get("optim", {})
         )
-        if taken:
-            raise expected("changes", "no seed, split or rate: the grid sets them", taken[0])
+        if set_by_grid:
+            raise expected("changes", "no seed, split or rate: the grid sets them", set_by_grid[0])
         return changes
 
     @property

@@ -75,7 +75,7 @@ def undecided_at(experiment: Experiment, scale: str, seeds: int, outcomes: Outco
     undecided: set[Point] = set()
     for number, claim in experiment.claims.items():
         if scale in claim.at:
-            verdict = _with(experiment, scale, number, claim, outcomes, seeds)
+            verdict = _at_look(experiment, scale, number, claim, outcomes, seeds)
             if verdict.state == "undecided" and verdict.seeds >= seeds:
                 at = claim.at[scale]
                 undecided |= {point for arm in claim.arms for point in points_of(experiment, at, arm)}
@@ -85,16 +85,17 @@ def undecided_at(experiment: Experiment, scale: str, seeds: int, outcomes: Outco
 def _judged(experiment: Experiment, scale: str, number: str, claim: Claim, outcomes: Outcomes) -> Verdict:
     """The verdict at the first registered look that decides, or else at the last one with finished runs."""
     looks = sorted(experiment.settings[claim.at[scale].setting].looks) or [0]  # type: ignore[index]
-    verdict = _with(experiment, scale, number, claim, outcomes, looks[0])
+    verdict = _at_look(experiment, scale, number, claim, outcomes, looks[0])
     for seeds in looks[1:]:
-        later = _with(experiment, scale, number, claim, outcomes, seeds)
+        later = _at_look(experiment, scale, number, claim, outcomes, seeds)
         if verdict.state != "undecided" or later.seeds < seeds:
             break
         verdict = later
     return verdict
 
 
-def _with(experiment: Experiment, scale: str, number: str, claim: Claim, outcomes: Outcomes, seeds: int) -> Verdict:
+def _at_look(experiment: Experiment, scale: str, number: str, claim: Claim, outcomes: Outcomes, seeds: int) -> Verdict:
+    """The verdict with this number of fresh seeds of each arm."""
     at = claim.at[scale]  # type: ignore[index]
     measure = None if claim.steps_to else claim.measure or experiment.settings[at.setting].measure
     tested = {arm: _tested(experiment, at, arm, measure, outcomes, seeds) for arm in claim.arms}

@@ -1,4 +1,4 @@
-"""The questions of `canonlm play text` to trained models: birth years that a short text states directly."""
+"""The questions that `canonlm play text` asks trained models: birth years that a short text states directly."""
 
 from collections.abc import Mapping
 from pathlib import Path

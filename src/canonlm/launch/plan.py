@@ -31,9 +31,9 @@ class Plan:
     parameters: int
     tokens: int
     flops_per_token: float  # forward and backward
-    shards: int  # devices over which one copy of weights and optimizer is spread
-    windows: int  # of a device, per step
-    micro_batch: int  # of these at a time
+    shards: int  # number of devices over which one copy of weights and optimizer state is sharded
+    windows: int  # windows that a device processes per step
+    micro_batch: int  # windows that a device processes at once
     memory: Memory  # of a device, with that micro-batch
     usable: float  # of a device's memory, in bytes
     peak: float  # of a device, FLOP/s

@@ -35,7 +35,7 @@ class PlannedRun:
 
     @property
     def task(self) -> Task | None:
-        """None for a run on text."""
+        """The task of the run; None for a run on text."""
         return self.config.built_task
 
 
@@ -180,7 +180,7 @@ def _add(sections: list[dict[str, Any]], preset: Preset, runs: Sequence[PlannedR
 
 
 def _same_questions(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether two sections have the same task settings, seen by the same scores of guessing, or by a run in both (an
+    """Whether two sections have the same task settings: they have the same scores of guessing, or a run in common (an
     earlier version computed other scores of guessing)."""
     return old.get("chance") == new["chance"] or not set(old["runs"]).isdisjoint(new["runs"])
 

@@ -167,12 +167,12 @@ def _outcome(ranks: list[Rank], first: Rank | None, received: list[int]) -> Outc
 
 def _outcome_of_the_first_to_fail(noted: list[Rank], code: int) -> Outcome:
     """The reason of the first failure: processes that lose a partner fail too, each with a traceback of its own."""
-    whys = {rank.rank: rank.why or {} for rank in noted}
-    first = min(noted, key=lambda rank: whys[rank.rank]["time"])
-    message = whys[first.rank]["message"]
-    if whys.get(0, {}).get("message") == message:  # all fail for the same reason
+    notes = {rank.rank: rank.why or {} for rank in noted}
+    first = min(noted, key=lambda rank: notes[rank.rank]["time"])
+    message = notes[first.rank]["message"]
+    if notes.get(0, {}).get("message") == message:  # all fail for the same reason
         first = noted[0]
-        if whys[0]["told"]:
+        if notes[0]["told"]:
             return Outcome(first.code or code)
     code = first.code or code
     log = f" (whole log: {first.log})" if first.log else ""

@@ -5,7 +5,7 @@
 A worker claims runs by leases (`canonlm.runs.leases`) in `root/leases/`, trains each in a process of its own, and
 continues where another has stopped: a run that was interrupted or killed continues from its newest checkpoint, and a
 run whose worker sends no heartbeats is taken over. A run that fails MAX_FAILURES times is left alone, and the others
-go on; `root/leases/NAME.failures.json` has the reasons, and removing that file lets it be tried again.
+continue; `root/leases/NAME.failures.json` has the reasons, and removing that file lets it be tried again.
 
 One worker at a time holds a run, and a process that has lost its lease stops before its next row, checkpoint or result.
 If a process is stopped between this check and a write until another has taken over, two may write: both write complete
@@ -156,7 +156,7 @@ class _Worker:
         self.heartbeat = _Heartbeat(interval)
         self.pause = min(POLL_SECONDS, interval / 4)
         self.total, self.todo = 0, deque[PlannedRun]()
-        self.held: list[PlannedRun] = []  # by others; or failed just now, so that the others come first
+        self.held: list[PlannedRun] = []  # by other workers; or just failed, so that other runs come first
         self.plan_outdated = False  # whether something was settled since the last call of `plan`
         self.running: list[_Running] = []
         self.finished: list[str] = []
@@ -269,7 +269,7 @@ class _Worker:
                 self.held.append(run)
                 self.on_event(Event("lost", run))
             elif code == STOPPED or (code and code < 0 and running.checkpoint != _newest(run)):
-                # It was stopped or killed after new progress, so it goes on from there.
+                # It was stopped or killed after new progress, so it will continue from there.
                 lease.release()
                 self.held.append(run)
                 self.on_event(Event("again", run, reason(run.folder, code)))

@@ -101,14 +101,14 @@ class Workers:
 
 def _next_launch(run: Path) -> Path:
     launches = run.absolute() / "launch"
-    taken = [int(path.name) for path in launches.glob("*") if path.name.isdigit()]
-    return launches / str(max(taken, default=0) + 1)
+    numbers = [int(path.name) for path in launches.glob("*") if path.name.isdigit()]
+    return launches / str(max(numbers, default=0) + 1)
 
 
 def _executor(
     folder: Path, name: str, settings: dict[str, Any], cpus: int, srun_args: list[str], **parameters: Any
 ) -> SlurmExecutor:
-    """cpus: per task, unless the settings have `cpus_per_task`."""
+    """The executor that writes the job's script. cpus: per task, unless the settings have `cpus_per_task`."""
     check_printable("--out", str(folder))
     cpus = settings.get("cpus_per_task", cpus)
     executor = _Executor(folder)

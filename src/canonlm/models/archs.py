@@ -242,12 +242,12 @@ def _split(arch: str) -> tuple[list[Base], list[str]]:
     layers, rest = [], arch
     while True:
         if (match := token.match(rest)) is None or (match[2] and not known[match[1]][1].short_conv):
-            strange = re.split(r"[.+{]", rest, maxsplit=1)[0]
+            unknown_name = re.split(r"[.+{]", rest, maxsplit=1)[0]
             if re.match(r"[^+{:]*\.py(?![\w:])", rest):
                 raise expected("arch", "FILE.py:NAME, a mixer or a model in that file", arch)
             without = [f"{name}-conv" for name, (_, about) in known.items() if about.short_conv]
-            meant = [f"hf:{strange}"] if strange in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else []
-            raise unknown("architecture", strange, [*known, *without], meant=meant)
+            meant = [f"hf:{unknown_name}"] if unknown_name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else []
+            raise unknown("architecture", unknown_name, [*known, *without], meant=meant)
         mixer, about = known[match[1]]
         settings = _checked(match[1], mixer, read_settings(match[3] or ""))
         layers.append(Base(match[1], mixer, about, about.short_conv and not match[2], settings))
@@ -353,7 +353,7 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str], canon: str) -> st
         return ".".join(parts) + modifiers
 
     try:
-        plain = _like(config, written({}, canon))
+        plain = _of_name(config, written({}, canon))
         modifiers = canon
         for name, modifier in MODIFIERS.items():
             value = False if name == "frozen" else modifier.write(config)
@@ -361,7 +361,7 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str], canon: str) -> st
                 fields = modifier.read(value, config.head_dim, config.num_attention_heads)
                 if any(_value(config, key) != _value(plain, key) for key in fields):
                     modifiers += f"+{name}" + ("" if value is None else f"={value}")
-        near = _like(config, written({}, modifiers))
+        near = _of_name(config, written({}, modifiers))
         settings = {mixer: _options(config, mixer, near) for mixer in names}
         different = {key: _value(config, key) for key in FIELDS if _value(config, key) != _value(near, key)}
         for key in different.keys() - {"mixers", "mixer_options"}:
@@ -370,21 +370,21 @@ def _complete(config: CanonLMConfig, names: Mapping[str, str], canon: str) -> st
             settings[mixer][key] = _pattern(different[key])
         for mixer, key in [(mixer, key) for mixer, each in settings.items() for key in each]:
             fewer = {**settings, mixer: {k: v for k, v in settings[mixer].items() if k != key}}
-            if _same(config, written(fewer, modifiers)):  # it follows from another setting
+            if _is_named(config, written(fewer, modifiers)):  # it follows from another setting
                 settings = fewer
         name = written(settings, modifiers)
-        return name if _same(config, name) else None
+        return name if _is_named(config, name) else None
     except ValueError:
         return None
 
 
-def _same(config: CanonLMConfig, name: str) -> bool:
+def _is_named(config: CanonLMConfig, name: str) -> bool:
     """Whether the name stands for this configuration."""
     try:
-        again = _like(config, name)
+        named = _of_name(config, name)
     except ValueError:  # settings that do not fit together
         return False
-    return all(_value(config, key) == _value(again, key) for key in FIELDS)
+    return all(_value(config, key) == _value(named, key) for key in FIELDS)
 
 
 def _value(config: CanonLMConfig, key: str) -> Any:
@@ -408,7 +408,7 @@ def _options(config: CanonLMConfig, mixer: str, near: CanonLMConfig) -> dict[str
     return {key: value for key, value in config.mixer_options.get(mixer, {}).items() if value != other.get(key)}
 
 
-def _like(config: CanonLMConfig, name: str) -> CanonLMConfig:
+def _of_name(config: CanonLMConfig, name: str) -> CanonLMConfig:
     """The configuration of that name at the sizes of `config`."""
     fields = resolve(
         name, hidden_size=config.hidden_size, num_heads=config.num_attention_heads, head_dim=config.head_dim

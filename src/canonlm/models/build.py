@@ -113,9 +113,9 @@ def _is_decoder(arch: str) -> bool:
         return False
     if (reference := reference_of(arch)) is None:
         return True
-    thing = _load(reference)
-    if isinstance(thing, type) and issubclass(thing, Mixer):
-        _register(reference, thing)
+    loaded = _load(reference)
+    if isinstance(loaded, type) and issubclass(loaded, Mixer):
+        _register(reference, loaded)
         return True
     return False
 

@@ -105,8 +105,8 @@ def fill_unused_states(cache: Cache | None, layer_idx: int, used: int, x_BTC: Te
         return
     layer: Any = cache.layers[layer_idx]
     for state_idx in range(used, layer.number_of_states):
-        nothing = x_BTC.new_zeros(x_BTC.shape[0], 1, x_BTC.shape[1])
-        layer.update_conv_state(nothing, state_idx=state_idx, conv_kernel_size=1)
+        zeros = x_BTC.new_zeros(x_BTC.shape[0], 1, x_BTC.shape[1])
+        layer.update_conv_state(zeros, state_idx=state_idx, conv_kernel_size=1)
 
 
 def read_recurrence(cache: Cache | None, layer_idx: int, layout: Layout) -> Tensor | None:

@@ -31,7 +31,7 @@ def check(model: LanguageModel, *, isolated: bool = False) -> None:
     """
     module, was_training = model.module, model.module.training
     devices = [model.device] if model.device.type == "cuda" else []
-    with _kept(module), torch.compiler.set_stance("force_eager"), torch.random.fork_rng(devices):
+    with _without_zero_weights(module), torch.compiler.set_stance("force_eager"), torch.random.fork_rng(devices):
         try:
             module.eval()
             _check_finite(model)
@@ -48,7 +48,7 @@ def check(model: LanguageModel, *, isolated: bool = False) -> None:
             raise refusal(model.arch, "does not run here", error) from error
         finally:
             for part in module.modules():
-                if isinstance(part, FSDPModule):  # a forward leaves the root's weights gathered
+                if isinstance(part, FSDPModule):  # a forward pass leaves the root's weights gathered
                     part.reshard()
             module.zero_grad(set_to_none=True)
             module.train(was_training)
@@ -80,7 +80,7 @@ def _check_causality(model: LanguageModel) -> None:
         )
     for token in sorted({length // 8, length // 2 + 1, length - 1} - {0}):
         changed = ids.clone()
-        changed[:, token:] = _other(model, ids[:, token:])
+        changed[:, token:] = _other_tokens(model, ids[:, token:])
         if (position := _first_change(before[:, :token], model.logits(changed)[:, :token])) is not None:
             why = f"a change of token {token} changed the output at token {position}"
             how = "it cannot be trained as a language model"
@@ -95,10 +95,10 @@ def _check_isolation(model: LanguageModel) -> None:
     starts = torch.tensor([length // 3, length // 2 + 1], device=ids.device)  # of the second document of each row
     doc_ids = (torch.arange(length, device=ids.device) >= starts[:, None]).long()
     before = model.logits(ids, doc_ids)
-    after = model.logits(torch.where(doc_ids == 0, _other(model, ids), ids), doc_ids)
+    after = model.logits(torch.where(doc_ids == 0, _other_tokens(model, ids), ids), doc_ids)
     for row, start in enumerate(starts.tolist()):
-        alone = model.logits(ids[row : row + 1, start:], torch.zeros_like(doc_ids[row : row + 1, start:]))
-        for other in (after[row : row + 1, start:], alone):
+        unpacked = model.logits(ids[row : row + 1, start:], torch.zeros_like(doc_ids[row : row + 1, start:]))
+        for other in (after[row : row + 1, start:], unpacked):
             if _first_change(before[row : row + 1, start:], other) is not None:
                 why = f"false with {model.arch}, which lets packed documents see each other"
                 raise InvalidSetting("data.isolate_documents", f"data.isolate_documents: expected {why}")
@@ -110,8 +110,8 @@ def _tokens(model: LanguageModel, rows: int) -> Tensor:
     return (numbers % _vocabulary(model)).to(model.device)
 
 
-def _other(model: LanguageModel, ids: Tensor) -> Tensor:
-    """Other tokens, at every position."""
+def _other_tokens(model: LanguageModel, ids: Tensor) -> Tensor:
+    """Tokens that differ from `ids` at every position."""
     return (ids + 1 + ids % 2) % _vocabulary(model)
 
 
@@ -120,7 +120,7 @@ def _vocabulary(model: LanguageModel) -> int:
 
 
 def _first_change(before: Tensor, after: Tensor) -> int | None:
-    """The first position `[1, T, V]` that differs by more than rounding."""
+    """The first position at which logits `[1, T, V]` differ by more than rounding; None if there is none."""
     # Rounding alone makes 5e-7 in float32; the smallest leak that we have seen, with a width of 16, makes 4e-5.
     tolerance = max(1e-5, 4 * torch.finfo(before.dtype).eps)
     before, after = before.float(), after.float()
@@ -129,7 +129,7 @@ def _first_change(before: Tensor, after: Tensor) -> int | None:
 
 
 @contextmanager
-def _kept(module: nn.Module) -> Iterator[None]:
+def _without_zero_weights(module: nn.Module) -> Iterator[None]:
     """Restore buffers after this context. Within it, weights that are all zero get other values: a leak in a branch
     would not show behind a projection of zeros."""
     zeros = [_local(p) for p in module.parameters() if p.ndim > 1 and not _local(p).any()]
@@ -137,8 +137,8 @@ def _kept(module: nn.Module) -> Iterator[None]:
     try:
         with torch.no_grad():
             for weight in zeros:
-                waves = torch.arange(weight.numel(), device=weight.device).float().sin()
-                weight.copy_((0.05 * waves).view_as(weight))
+                values = torch.arange(weight.numel(), device=weight.device).float().sin()
+                weight.copy_((0.05 * values).view_as(weight))
         yield
     finally:
         with torch.no_grad():

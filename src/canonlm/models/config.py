@@ -20,7 +20,7 @@ MAX_SIZE = 2**31 - 1
 """Max of any integer field: a larger value is a mistake."""
 
 MAX_LAYERS = 2_000
-"""Building that many takes some 8 seconds."""
+"""Max layers: building that many takes some 8 seconds."""
 
 MLPS = ("gated", "standard", "moe", "none")
 ALIBI = ("alibi", "hard")
@@ -53,7 +53,7 @@ class CanonLMConfig(PreTrainedConfig):
 
         num_key_value_heads: fewer than heads for grouped-query attention; default: num_attention_heads.
         head_dim: of attention; default hidden_size / num_attention_heads.
-        qk_norm: RMSNorm over the whole query and key vectors, before Canon-B.
+        qk_norm: RMSNorm over the full query and key vectors, before Canon-B.
         rope_dim: rotate only the first `rope_dim` channels of each head; 0 means no positions (NoPE); default: all,
             or none with `alibi`.
         rope_heads: rotate only in the first `rope_heads` query heads (and the key heads that serve them); default: all.

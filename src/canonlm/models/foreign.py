@@ -75,14 +75,14 @@ def split_canon(arch: str) -> tuple[str, str]:
     return host, write_sites(parse_sites(text, key="+canon"))
 
 
-def outside_model(arch: str, thing: Callable[..., nn.Module], sizes: Sizes, seed: int = 0) -> "ForeignModel":
+def outside_model(arch: str, factory: Callable[..., nn.Module], sizes: Sizes, seed: int = 0) -> "ForeignModel":
     """`mine.py:Net{depth=3}`: the model that a class or a factory from outside returns, with its weights; always on the
     CPU. A module that maps ids `[B, T]` to logits `[B, T, V]` is wrapped, a model of transformers is not.
 
     One-line InvalidSetting for a field that it does not take, and for an exception of its code.
     """
     with torch.device("cpu"), _drawing(generator_for(seed, arch)):
-        module = made_outside(arch, thing, sizes)
+        module = made_outside(arch, factory, sizes)
     return ForeignModel(arch, module, seed, has_weights=True)
 
 
@@ -187,10 +187,12 @@ class ForeignModel(LanguageModel):
         """
         blocks = set(self._blocks.values()) - {part}
         modules = list(_inside_out(part, blocks))
-        device = next((tensor.device for module in modules for tensor in _own(module).values()), torch.device("cpu"))
+        device = next(
+            (tensor.device for module in modules for tensor in _own_tensors(module).values()), torch.device("cpu")
+        )
         for module in modules:  # drawn on the CPU, so that a seed means the same on every device
             module._apply(lambda tensor: tensor.cpu(), recurse=False)
-            for tensor in _own(module).values():
+            for tensor in _own_tensors(module).values():
                 if tensor.is_floating_point():
                     tensor.fill_(torch.nan)
         # A module around blocks must not change their weights.
@@ -204,7 +206,7 @@ class ForeignModel(LanguageModel):
                 with _drawing(generator_for(self.seed, path)):
                     self._owner(path)._init_weights(module)
         for module in modules:
-            for key, tensor in _own(module).items():
+            for key, tensor in _own_tensors(module).items():
                 if tensor.numel() and tensor.isnan().all():  # the library leaves it as the constructor made it
                     tensor.copy_(self._as_built[f"{self._paths[module]}.{key}".lstrip(".")])
             module._apply(lambda tensor: tensor.to(device), recurse=False)
@@ -239,8 +241,10 @@ class ForeignModel(LanguageModel):
         """FLOPs per token. Recurrences count with their projections only, experts with those that a token uses."""
         config = self.module.config.get_text_config()
         head = self.module.get_output_embeddings()
-        active = _of(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k")
-        experts = _of(config, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+        active = _first_int(
+            config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k"
+        )
+        experts = _first_int(config, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
         used = min(1.0, active / experts) if active and experts else 1.0
         parts = {"linear": 0.0, "attention": 0.0, "recurrence": 0.0, "conv": 0.0}
         for path, module in self.module.named_modules():
@@ -252,11 +256,11 @@ class ForeignModel(LanguageModel):
                 parts["conv"] += 2 * weights
             elif isinstance(module, nn.Linear | Conv1D) or (is_expert and not isinstance(module, nn.Embedding)):
                 parts["linear"] += 2 * weights * (used if is_expert else 1.0)
-        width, layers = _of(config, "hidden_size"), getattr(config, "per_layer_config", None) or []
+        width, layers = _first_int(config, "hidden_size"), getattr(config, "per_layer_config", None) or []
         for index, reach in self._reaches(seq_len):
             layer = layers[index] if index < len(layers) else config  # heads may differ from layer to layer
-            heads = _of(layer, "num_attention_heads")
-            head_dim = _of(layer, "head_dim") or (width // heads if heads else 0)
+            heads = _first_int(layer, "num_attention_heads")
+            head_dim = _first_int(layer, "head_dim") or (width // heads if heads else 0)
             parts["attention"] += 4 * heads * head_dim * reach
         vocabulary = head.weight.numel() if head is not None else width * config.vocab_size
         return {**parts, "head": 2.0 * vocabulary}
@@ -264,7 +268,7 @@ class ForeignModel(LanguageModel):
     def _reaches(self, seq_len: int) -> Iterator[tuple[int, float]]:
         """The attention layers by index, and the mean number of tokens that a token attends to."""
         config = self.module.config.get_text_config()
-        window = _of(config, "sliding_window", "attention_chunk_size", "attention_window_size") or seq_len
+        window = _first_int(config, "sliding_window", "attention_chunk_size", "attention_window_size") or seq_len
         types = getattr(config, "layer_types", None) or []
         for index, block in enumerate(self._blocks.values()):
             kind = types[index] if len(types) == len(self._blocks) else None
@@ -322,7 +326,7 @@ def _inside_out(part: nn.Module, leaving_out: set[nn.Module]) -> Iterator[nn.Mod
     yield part
 
 
-def _own(module: nn.Module) -> dict[str, Tensor]:
+def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
 
 
@@ -358,7 +362,7 @@ def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterato
         del module.forward
 
 
-def _of(config: Any, *names: str) -> int:
+def _first_int(config: Any, *names: str) -> int:
     for name in names:
         try:
             value = getattr(config, name, None)

@@ -89,7 +89,7 @@ class LanguageModel(ABC):
         multiply-add counts as two operations; element-wise work does not count."""
 
     def extra_memory(self, block: nn.Module, seq_len: int) -> float:
-        """Bytes that `block` keeps of a window on a GPU beyond what it keeps on a CPU."""
+        """Bytes that a GPU keeps for the backward pass of `block` on a window, beyond those that a CPU keeps."""
         return 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""The layout of a forward call's tokens, computed once for all layers: positions, padding and documents."""
+"""The layout of a forward pass's tokens, computed once for all layers: positions, padding and documents."""
 
 from collections.abc import Callable
 

@@ -62,7 +62,7 @@ class StandardMLP(nn.Module):
 
 
 class Experts(nn.Module):
-    """E gated MLPs side by side: `[E, tokens, D]` to the same."""
+    """E gated MLPs side by side: `[E, tokens, D]` in and out."""
 
     def __init__(self, config: CanonLMConfig) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class MoE(nn.Module):
     Transformer (arXiv 2101.03961, Eq. 1-2).
 
     In training an expert takes the first ceil(expert_capacity * tokens / E) of the tokens that choose it, row after row
-    of the batch; the others get zeros. In evaluation it takes all of them: decoding equals one call on the whole only
+    of the batch; the others get zeros. In evaluation it takes all of them: decoding equals one call on all tokens only
     if a token's output does not depend on its neighbours. Padding gets zeros and takes no place.
     """
 

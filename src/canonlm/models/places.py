@@ -34,26 +34,26 @@ def run_site(
     share one state, which is as long as the largest of their kernels. `mixer_input`: see `CanonLayer.forward`.
     """
     outputs = list(inputs)
-    taken = [(index, canon, inputs[index]) for index, canon in enumerate(canons) if canon is not None]
-    layers, xs = [canon for _, canon, _ in taken], [x for _, _, x in taken]
+    present = [(index, canon, inputs[index]) for index, canon in enumerate(canons) if canon is not None]
+    layers, xs = [canon for _, canon, _ in present], [x for _, _, x in present]
     if (how := one_launch(layers, xs)) is not None and all(map(untouched, layers)):
         ys = _run_kernel(CANON, (xs,), how, layout, cache, layer_idx, state_idx)
         if ys is not None:
-            for (index, _, _), y in zip(taken, ys, strict=True):
+            for (index, _, _), y in zip(present, ys, strict=True):
                 outputs[index] = y
             return outputs
     call: dict[str, Any] = {"attention_mask": layout.attention_mask, "doc_ids": layout.doc_ids}
     call["mixer_input"] = mixer_input
     if cache is None:
-        for index, canon, x in taken:
+        for index, canon, x in present:
             outputs[index] = canon(x, **call)
         return outputs
     kernel = max(canon.kernel_size for canon in layers)
     layer: Any = cache.layers[layer_idx]
     past = read_conv_state(layer, state_idx, kernel, layout)
-    pasts = [None] * len(taken) if past is None else past.split([x.shape[-1] for x in xs], dim=1)
+    pasts = [None] * len(present) if past is None else past.split([x.shape[-1] for x in xs], dim=1)
     states = []
-    for (index, canon, x), state in zip(taken, pasts, strict=True):
+    for (index, canon, x), state in zip(present, pasts, strict=True):
         own = None if state is None else state[..., -canon.kernel_size :]
         outputs[index], state = canon(x, state=own, return_state=True, **call)
         states.append(torch.nn.functional.pad(state, (kernel - canon.kernel_size, 0)))

@@ -18,7 +18,7 @@ def rotary_table(position_ids_BT: Tensor, rope_dim: int, theta: float, dtype: to
     exponents = torch.arange(0, rope_dim, 2, dtype=compute, device=position_ids_BT.device) / rope_dim
     angles = position_ids_BT[..., None, None].to(compute) * (1.0 / theta**exponents)
     # Compilers recompute a power and a cosine, as if they were cheap: on a GPU two of each for every channel of every
-    # head in every layer, forward and backward; on a CPU, in the backward of Canon-B, a cosine per tap.
+    # head in every layer, forward and backward; on a CPU, in the backward pass of Canon-B, a cosine per tap.
     return materialize_on_any_device(angles.cos()), materialize_on_any_device(angles.sin())
 
 

@@ -41,12 +41,14 @@ def _source(home: str, config: CanonLMConfig) -> str:
         return f'"""The token mixers of this model."""\n\n{imports}\nMIXERS = {{{entries}}}\n'
     source = flat_code.source_of(home)
     if home == "canonlm.models.modeling":
-        source = _with(source, "from_pretrained", "    # from_pretrained is transformers' own.")
-        return _with(source, "save_pretrained", "    # save_pretrained is transformers' own, which copies this code.")
+        source = _replaced(source, "from_pretrained", "    # from_pretrained is transformers' own.")
+        return _replaced(
+            source, "save_pretrained", "    # save_pretrained is transformers' own, which copies this code."
+        )
     return source
 
 
-def _with(source: str, name: str, text: str) -> str:
+def _replaced(source: str, name: str, text: str) -> str:
     """`source` with the statement that binds `name`, at the top or in a class, replaced."""
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assign | ast.FunctionDef)]
     [node] = [node for node in nodes if bound_names(node) == [name]]

@@ -37,7 +37,7 @@ MLP = {
 """How each part of an MLP is split; for the parts of a mixer, see `Mixer.tensor_parallel`.
 
 columns: by outputs; rows: by inputs, results are summed over the group; channels: with the channels that are split
-elsewhere; norm: the same, but its mean is over the whole group."""
+elsewhere; norm: the same, but its mean is over the entire group."""
 
 
 def check(config: CanonLMConfig, tp: int) -> None:

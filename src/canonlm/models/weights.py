@@ -45,7 +45,7 @@ def weights_of(folder: Path) -> Path | None:
 def headers(file: Path) -> dict[str, Header]:
     """The headers of all tensors in a file, or in all files of an index. ValueError: not weights."""
     if file.suffix == ".json":
-        return _united(file, {name: headers(name) for name in _files(file)})
+        return _merged(file, {name: headers(name) for name in _files(file)})
     if file.suffix != ".safetensors":
         return {name: header(tensor) for name, tensor in tensors(file).items()}
     try:
@@ -63,7 +63,7 @@ def headers(file: Path) -> dict[str, Header]:
 def tensors(file: Path) -> dict[str, Tensor]:
     """The tensors of a file, or of all files of an index. ValueError for anything but a complete file of tensors."""
     if file.suffix == ".json":
-        return _united(file, {name: tensors(name) for name in _files(file)})
+        return _merged(file, {name: tensors(name) for name in _files(file)})
     try:
         open_regular(file).close()
         if file.suffix == ".safetensors":
@@ -135,7 +135,7 @@ def _files(index: Path) -> list[Path]:
     return files
 
 
-def _united(index: Path, parts: Mapping[Path, Mapping[str, T]]) -> dict[str, T]:
+def _merged(index: Path, parts: Mapping[Path, Mapping[str, T]]) -> dict[str, T]:
     """The union of an index's files. ValueError unless each tensor is in the file that the index names, and only
     there."""
     named = {name: index.parent / place for name, place in read_object(index)["weight_map"].items()}

@@ -17,13 +17,13 @@ from canonlm.models.sizes import parse, refusal
 _OF_TEXT = {"pad_token_id", "bos_token_id", "eos_token_id"}
 
 
-def made_outside(arch: str, thing: Callable[..., nn.Module], sizes: Sizes) -> PreTrainedModel:
-    """Call `thing` with the sizes for which it has parameters, `sizes.fields` and the settings in the name's braces."""
+def made_outside(arch: str, factory: Callable[..., nn.Module], sizes: Sizes) -> PreTrainedModel:
+    """Call `factory` with the sizes for which it has parameters, `sizes.fields` and the settings in braces."""
     _, options = parse(arch)
     plain = {f.name: getattr(sizes, f.name) for f in dataclasses.fields(sizes) if f.name != "fields"}
     offered = plain | {"max_position_embeddings": sizes.seq_len, "sizes": sizes}
     try:
-        parameters = inspect.signature(thing).parameters
+        parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):
         raise InvalidSetting("arch", f"arch: {arch} is not a class or a function that makes a model") from None
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -36,9 +36,9 @@ def made_outside(arch: str, thing: Callable[..., nn.Module], sizes: Sizes) -> Pr
     if takes_all:
         kwargs |= plain | chosen
     try:
-        made = thing(**kwargs)
+        made = factory(**kwargs)
     except Exception as error:  # raised by the user's code
-        raise refusal(arch, "cannot be built", error, _place(error, thing)) from error
+        raise refusal(arch, "cannot be built", error, _place(error, factory)) from error
     if isinstance(made, PreTrainedModel):
         return made
     if not isinstance(made, nn.Module):
@@ -104,9 +104,9 @@ class Wrapped(PreTrainedModel, GenerationMixin):
         return next((part for part in reversed(linear) if part.out_features == self.config.vocab_size), None)
 
 
-def _place(error: Exception, thing: Any) -> str:
+def _place(error: Exception, factory: Any) -> str:
     try:
-        file = inspect.getsourcefile(thing)
+        file = inspect.getsourcefile(factory)
     except TypeError:
         return ""
     lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == file]

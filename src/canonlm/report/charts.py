@@ -134,7 +134,7 @@ def loss_curves(archs: Sequence[Architecture]) -> Chart:
 
 
 def steps_axis(last: float, title: str = STEPS, *, linked: bool = True) -> dict[str, Any]:
-    """From zero to `last`. linked: all panels zoom together."""
+    """The axis of training steps, from zero to `last`. linked: all panels zoom together."""
     return {"title": title, "range": [-0.03 * last, 1.04 * last], "linked": linked}
 
 

@@ -228,7 +228,7 @@ def _settings() -> dict[str, Row]:
 
 
 def _of_its_run(place: Path, step: Any) -> Row:
-    """From the configuration alone, as the run may be damaged otherwise."""
+    """The columns from the configuration alone, as the run's other files may be damaged."""
     try:
         config = read_config(place)
         arch, canon = split_arch(str(config["arch"]), _fields(config))

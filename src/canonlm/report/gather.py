@@ -43,12 +43,12 @@ def gather(folders: Folders) -> list[Gathered]:
 def _with_unique_names(one: Gathered, others: Sequence[Gathered]) -> Gathered:
     if not others:
         return one
-    theirs = {name for other in others for name in (*other.runs, *other.evaluated)}
-    before = {name: f"{one.folder}/{name}" if name in theirs else name for name in (*one.runs, *one.evaluated)}
+    used = {name for other in others for name in (*other.runs, *other.evaluated)}
+    unique = {name: f"{one.folder}/{name}" if name in used else name for name in (*one.runs, *one.evaluated)}
     return Gathered(
         one.folder,
-        {name: replace(run, name=writable(before[name])) for name, run in one.runs.items()},
-        {writable(before[name]): result for name, result in one.evaluated.items()},
+        {name: replace(run, name=writable(unique[name])) for name, run in one.runs.items()},
+        {writable(unique[name]): result for name, result in one.evaluated.items()},
         [LeftOut(writable(f"{one.folder}/{entry.name}"), entry.reason) for entry in one.left_out],
     )
 

@@ -36,7 +36,7 @@ def place_of(folders: Folders, out: str | Path | None) -> Path:
 
 
 def write_page(play: Play, out: Path, *, live: bool = False) -> Path:
-    """Write the page and return its path. live: runs are still going on, so the page reloads itself."""
+    """Write the page and return its path. live: runs are still in progress, so the page reloads itself."""
     write_text(out, render(play, live=live).encode("utf-8", "replace").decode())  # a row may contain a lone surrogate
     return out
 
@@ -71,9 +71,9 @@ def title_of(play: Play) -> str:
     names = list(dict.fromkeys(_task(part.heading, part.runs) for part in play.parts))
     archs = list(dict.fromkeys(run.arch for run in play.runs))
     first, *others = archs
-    who = f"{first} against {listed(others)}" if others else first
-    who = who if len(archs) <= MAX_NAMES else count_of(len(archs), "architecture")
-    return f"{listed(names) if len(names) <= MAX_NAMES else count_of(len(names), 'task')}: {who}"
+    compared = f"{first} against {listed(others)}" if others else first
+    compared = compared if len(archs) <= MAX_NAMES else count_of(len(archs), "architecture")
+    return f"{listed(names) if len(names) <= MAX_NAMES else count_of(len(names), 'task')}: {compared}"
 
 
 def _task(heading: str, runs: Sequence[Run | TextRun]) -> str:

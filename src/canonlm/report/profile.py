@@ -55,7 +55,7 @@ def verdicts(profile: Profile) -> list[str]:
     """A sentence for each task and architecture but the first; for a single architecture, its score; with one seed, a
     line for each task."""
     if len(profile.archs) == 1:
-        return [_alone(task) for task in profile.tasks]
+        return [_only_score(task) for task in profile.tasks]
     if profile.seeds == 1:
         return [f"{task.label}: {', '.join(_single(arm) for arm in task.arms)}." for task in profile.tasks]
     return [
@@ -66,7 +66,7 @@ def verdicts(profile: Profile) -> list[str]:
     ]
 
 
-def _alone(task: TaskProfile) -> str:
+def _only_score(task: TaskProfile) -> str:
     arm = task.arms[0]
     if arm.score is None:
         return f"{task.label}: {_missing(arm)}."

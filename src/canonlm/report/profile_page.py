@@ -65,7 +65,7 @@ def _about(profile: Profile) -> list[str]:
     return items
 
 
-def _each(profile: Profile, cells: Callable[[TaskProfile, Arm], list[Cell]]) -> list[list[Cell]]:
+def _rows(profile: Profile, cells: Callable[[TaskProfile, Arm], list[Cell]]) -> list[list[Cell]]:
     return [
         [task.label if place == 0 else "", arm.arch, *cells(task, arm)]
         for task in profile.tasks
@@ -84,7 +84,7 @@ def _solved(profile: Profile) -> Block:
         return [*columns, f"{task.steps:,}"]
 
     head = ["task", "architecture", "steps to 50 %", "steps to 99 %", "all steps"]
-    return table(head, _each(profile, cells), kind="models")
+    return table(head, _rows(profile, cells), kind="models")
 
 
 def _costs(profile: Profile) -> list[Block]:
@@ -99,7 +99,7 @@ def _costs(profile: Profile) -> list[Block]:
 
     head = ["task", "architecture", "parameters", "FLOPs per token", "tokens/s", "memory", "minutes of training"]
     note = "FLOPs: forward and backward. Memory: the peak of the process; on a CPU, including torch itself."
-    return [table(head, _each(profile, cells), kind="models"), {"note": note}]
+    return [table(head, _rows(profile, cells), kind="models"), {"note": note}]
 
 
 def _numbers(profile: Profile) -> Block:
@@ -118,7 +118,7 @@ def _numbers(profile: Profile) -> Block:
     head = ["task", "architecture", "score", f"against {profile.archs[0]}", "seeds", "learning rate", "chance"]
     best = [arm.score and arm.score.mean == _best(task) for task in profile.tasks for arm in task.arms]
     marks = ["best" if each else "" for each in best]
-    return table(head, _each(profile, cells), marks, kind="models")
+    return table(head, _rows(profile, cells), marks, kind="models")
 
 
 def _best(task: TaskProfile) -> float | None:

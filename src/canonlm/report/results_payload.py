@@ -44,18 +44,18 @@ def beside_the_published(gathered: Sequence[Gathered], filters: Sequence[str] = 
     """The published results and the user's, both filtered."""
     import polars as pl
 
-    mine, left_out = frames.finals(gathered)
-    curves, unread = frames.curves(gathered)
-    if gathered and not len(mine) and not len(curves):
-        raise frames.nothing_in(gathered[0].folder, [*left_out, *unread])
-    numbers = tidy.choose(pl.concat([published.everything(), mine]), filters)
+    finals, left_out = frames.finals(gathered)
+    curves, curves_left_out = frames.curves(gathered)
+    if gathered and not len(finals) and not len(curves):
+        raise frames.nothing_in(gathered[0].folder, [*left_out, *curves_left_out])
+    numbers = tidy.choose(pl.concat([published.everything(), finals]), filters)
     curves = pl.concat([published.curves(), curves])
     if filters:  # filters on final numbers do not apply to the tokens and questions of curves
         curves = curves.join(numbers.select("source", "model").unique(), on=["source", "model"], how="semi")
     names = {*numbers["model"], *curves["model"]}
     known = {row["model"]: row for row in published.settings().iter_rows(named=True)} | frames.settings(gathered)
     settings = {name: row for name, row in known.items() if name in names}
-    return Shown(numbers, curves, settings, list(dict.fromkeys([*left_out, *unread])))
+    return Shown(numbers, curves, settings, list(dict.fromkeys([*left_out, *curves_left_out])))
 
 
 def of_runs(gathered: Sequence[Gathered]) -> Shown:
@@ -132,10 +132,10 @@ def _model(row: Row, settings: Mapping[str, Row]) -> dict[str, Any]:
     family, run = arch.partition(" (")[0], settings.get(row["model"], {})
     known = run.get("parameters")
     of_grids = row["source"] == "paper" and re.fullmatch(r"\d+L\d+D", row["size"] or "")
-    ours = published.counterpart(row) if of_grids else None
+    match = published.counterpart(row) if of_grids else None
     return {
         **row,
-        "counterpart": ours and {"arch": ours.arch, "arguments": ours.arguments, "why": ours.why},
+        "counterpart": match and {"arch": match.arch, "arguments": match.arguments, "why": match.why},
         "family": family,
         "as_in_the_paper": as_in_the_paper(run) if row["source"] == "yours" and "arch" in run else None,
         "mean": False,
@@ -185,8 +185,8 @@ def _pairs(shown: Shown, models: _Places) -> Iterator[dict[str, Any]]:
     sides = ("base_model", "base_canon", "canon_model", "canon")
     pairs = tidy.paired(shown.numbers).select(*shared, *sides).unique(maintain_order=True)
     for row in pairs.iter_rows(named=True):
-        theirs = [shown.settings.get(row[f"{side}_model"]) for side in ("base", "canon")]
-        if row["source"] == "yours" and not _alike(*theirs):
+        settings = [shown.settings.get(row[f"{side}_model"]) for side in ("base", "canon")]
+        if row["source"] == "yours" and not _alike(*settings):
             continue
         same = {key: row[key] for key in shared}
         yield {

@@ -94,8 +94,8 @@ def score_tables(numbers: "pl.DataFrame", columns: Sequence[Column], width: int,
     heads = ["model", "size"] if sized else ["model"]
     name, size = MODEL.index("model"), MODEL.index("size")
     rows = [([model[name], model[size] or "–"][: len(heads)], models[model]) for model in ordered]
-    theirs = sum(model[0] != "yours" for model in ordered)
-    yield from _tables(heads, rows, columns, width, title, line_before=theirs)
+    num_published = sum(model[0] != "yours" for model in ordered)
+    yield from _tables(heads, rows, columns, width, title, line_before=num_published)
 
 
 def delta_tables(pairs: "pl.DataFrame", columns: Sequence[Column], width: int) -> Iterator[Table | Text]:

@@ -156,7 +156,7 @@ def _so_far(section: Section, number: int) -> list[Block]:
 
 
 def _gaps(archs: Sequence[Architecture]) -> list[Gap]:
-    """Other families against the first, at the nearest size."""
+    """The differences of the other families from the first, at the nearest size."""
     shown = [a for a in archs if a.best]
     first = [a for a in shown if a.family == shown[0].family]
     gaps: list[Gap] = []

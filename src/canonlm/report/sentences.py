@@ -76,7 +76,7 @@ def _compared(score: str, a: Architecture, b: Architecture, pairs: int) -> str:
 
 
 def _on(slices: Mapping[str, int], keys: Sequence[str], sign: int, task: str) -> str:
-    """On which question types the runs differ, and where the other way round. sign: of the verdict."""
+    """The question types on which the runs differ, and those with the opposite sign. sign: of the verdict."""
     if len(keys) == 1:
         return ""
     same, against = ([key for key in keys if slices.get(key) == each * sign] for each in (1, -1))

@@ -50,12 +50,12 @@ def columns(section: TextSection) -> dict[str, Quantity]:
 def scores(section: TextSection) -> list[TextScore]:
     """A row per architecture with a finished run. None if each has one run and there are no birth-year questions: the
     table of runs then shows the same."""
-    rows = _each(section)
+    rows = _best_rates(section)
     finished = sum(run.finished for run in section.runs)
     return rows if finished > len(rows) or any(section.years.values()) else []
 
 
-def _each(section: TextSection) -> list[TextScore]:
+def _best_rates(section: TextSection) -> list[TextScore]:
     rows = []
     for group in grouped(section.runs):
         rates: dict[float, list[TextRun]] = {}
@@ -78,9 +78,9 @@ def _spreads(runs: Sequence[TextRun], section: TextSection) -> dict[str, Spread]
     questions: dict[str, int] = {}
     for run in runs:
         for name, one in (run.last.sets if run.last else {}).items():
-            for what, value in (("loss", one.loss), ("bits per byte", one.bits_per_byte)):
+            for measure, value in (("loss", one.loss), ("bits per byte", one.bits_per_byte)):
                 if value is not None:
-                    values.setdefault(f"{what} ({name})", []).append((run.seed, value))
+                    values.setdefault(f"{measure} ({name})", []).append((run.seed, value))
         for name, (share, count) in section.years.get(run.name, {}).items():
             values.setdefault(name, []).append((run.seed, share))
             questions[name] = min(count, questions.get(name, count))
@@ -106,11 +106,11 @@ def scores_blocks(section: TextSection) -> list[Block]:
 
 def answer(section: TextSection) -> str:
     """A sentence on the architecture with the lowest loss."""
-    ranked = sorted(_each(section), key=lambda row: row.loss)
+    ranked = sorted(_best_rates(section), key=lambda row: row.loss)
     if not ranked:
         return "No run has finished yet."
     losses = listed([f"{row.arch} {row.loss:.3f} ({count_of(row.runs, 'run')})" for row in ranked[:MAX_NAMED]])
     if len(ranked) == 1:
         return f"Loss on held-out text: {losses}."
-    sure = "the intervals below show how sure that is" if scores(section) else "single runs prove nothing"
-    return f"{ranked[0].arch} has the lowest loss on held-out text: {losses}; {sure}."
+    certainty = "the intervals below show how sure that is" if scores(section) else "single runs prove nothing"
+    return f"{ranked[0].arch} has the lowest loss on held-out text: {losses}; {certainty}."

@@ -107,13 +107,13 @@ def _keep(folder: Path, outside: Mapping[str, Outside]) -> None:
     if _outside(folder, []) == digests:
         return
     (folder / "code").mkdir(exist_ok=True)
-    names: dict[str, str] = {}  # of the copies: sources in two folders may have one name
+    names: dict[str, str] = {}  # of the copies: files in two folders may have the same name
     for one in outside.values():
         content = one.file.read_bytes()
         if hashlib.sha256(content).hexdigest() != one.sha256:
             raise expected(str(one.file), "a file that does not change while it is used", "other content")
-        taken = names.setdefault(one.file.name, one.sha256) != one.sha256
-        name = f"{one.file.stem}-{one.sha256[:6]}{one.file.suffix}" if taken else one.file.name
+        is_taken = names.setdefault(one.file.name, one.sha256) != one.sha256
+        name = f"{one.file.stem}-{one.sha256[:6]}{one.file.suffix}" if is_taken else one.file.name
         (folder / "code" / name).write_bytes(content)
     write_json(folder / "code.json", {"outside": digests})
 

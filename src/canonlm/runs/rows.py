@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one row per logged step, evaluation and skipped step, appended as the run goes.
+"""`metrics.jsonl`: one row per logged step, evaluation and skipped step, appended during the run.
 
 `Metrics` writes rows. `parse` reads one and trusts no file: it raises one of `DAMAGE` for a damaged row, which `read`
 counts and skips.
@@ -235,7 +235,7 @@ def evaluation(row: Any, step: int | None = None) -> Evaluation:
 
 
 def text_evaluation(row: Any, step: int | None = None) -> TextEvaluation:
-    """The eval row of a run on text. A row None means that nothing was evaluated, as no text is held out."""
+    """The eval row of a run on text. `row` is None if nothing was evaluated, as no text is held out."""
     if row is None and step is not None:
         return TextEvaluation(step, None, {})
     sets, unusable = {}, [] if finite(row["loss"]) else ["loss"]

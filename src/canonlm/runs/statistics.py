@@ -257,9 +257,9 @@ def _slices(
         worst = max(worst, float(single[index]) * (len(keys) - rank))
         holm[index] = worst
     gaps = a.mean(axis=1) - b.mean(axis=1)
-    sure = (permuted <= level) & (holm <= level) & (np.abs(gaps) >= _smallest(questions))
+    significant = (permuted <= level) & (holm <= level) & (np.abs(gaps) >= _smallest(questions))
     signs: Any = np.sign(gaps)
-    return {key: int(signs[index]) for index, key in enumerate(keys) if sure[index]}
+    return {key: int(signs[index]) for index, key in enumerate(keys) if significant[index]}
 
 
 @cache

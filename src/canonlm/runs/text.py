@@ -32,7 +32,7 @@ class TextRun(Recorded[TextEvaluation]):
 
     @property
     def tokens(self) -> int | None:
-        """Tokens read so far."""
+        """The number of tokens read so far."""
         return tokens_of(self.config, self.last_step)
 
     @property

@@ -1,1 +1,1 @@
-"""Evaluation suites: questions to any model that can be opened, each asked once; the answers are stored."""
+"""Evaluation suites: questions for any model that can be opened. Each is asked once, and the answer is stored."""

@@ -70,7 +70,7 @@ def _split(paragraph: str) -> list[str]:
 
 class Neutral:
     """Sentences of a small grammar about work, weather, animals and things: more than two hundred million different
-    ones, without digits, dates and names, and without the places and objects that another suite asks for."""
+    ones, without digits, dates and names, and without the places and objects that another suite asks about."""
 
     def sentences(self, seed: int, index: int) -> Iterator[str]:
         rng = random.Random(f"neutral {seed} {index}")

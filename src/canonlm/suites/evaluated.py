@@ -30,7 +30,7 @@ def load_evaluated(folder: str | Path) -> tuple[list[Evaluated], list[LeftOut]]:
         name = writable(str(path.relative_to(folder)))
         try:
             raw = read_object(path)
-            entries = tuple(checked for entry in raw["results"] if (checked := whole(entry))["scores"])
+            entries = tuple(checked for entry in raw["results"] if (checked := checked_entry(entry))["scores"])
             model = dict(raw["model"])
             evaluated.append(Evaluated(_label(path, Path(folder), model), model, entries, path))
         except DAMAGE as error:
@@ -46,7 +46,7 @@ def load_evaluated(folder: str | Path) -> tuple[list[Evaluated], list[LeftOut]]:
     return evaluated, left_out
 
 
-def whole(entry: Any) -> dict[str, Any]:
+def checked_entry(entry: Any) -> dict[str, Any]:
     """An entry of `results.json`, its parts checked to have the right types. Raises one of `DAMAGE`."""
     settings = entry.get("settings")
     return {
@@ -59,7 +59,8 @@ def whole(entry: Any) -> dict[str, Any]:
 
 
 def _with_headline(suite: Any, settings: Any, scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Earlier versions wrote the mean over all slices as the accuracy, even if the task's score is of one slice."""
+    """The scores, with the task's score as the accuracy: earlier versions wrote the mean over all slices in its place,
+    even if the task's score is of one slice."""
     task = settings.get("task") if suite == "playground" and isinstance(settings, dict) else None
     one = words_of(str(task.get("name"))).score.slice if isinstance(task, dict) else ""
     headline = next((score for score in scores if one and slice_key(score["slice"]) == one), None)

@@ -20,7 +20,7 @@ RIDGE = 1e-4  # weight decay of the classifiers, per standardized feature
 @dataclass(frozen=True)
 class LevelProbe:
     """Shares of test tokens predicted right. `level` counts from the root (0 is the root itself); guesses: the most
-    frequent symbol (of all tokens, of those at ends), or the more frequent of "ends" and "goes on"."""
+    frequent symbol (of all tokens, of those at ends), or the more frequent of "ends" and "continues"."""
 
     level: int
     symbols: int

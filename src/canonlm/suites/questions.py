@@ -81,12 +81,14 @@ def scores(rows: Sequence[Mapping[str, Any]], measures: Sequence[str]) -> list[S
     each value of each key of their slices."""
     results = []
     for measure in measures:
-        results.append(_of(measure, rows, {}))
+        results.append(_share(measure, rows, {}))
         for scale in dict.fromkeys(scale for row in rows for scale in row["slice"]):
             for value in sorted({row["slice"][scale] for row in rows if scale in row["slice"]}):
-                results.append(_of(measure, [row for row in rows if row["slice"].get(scale) == value], {scale: value}))
+                results.append(
+                    _share(measure, [row for row in rows if row["slice"].get(scale) == value], {scale: value})
+                )
     return results
 
 
-def _of(measure: str, rows: Sequence[Mapping[str, Any]], slice: Mapping[str, Any]) -> Score:
+def _share(measure: str, rows: Sequence[Mapping[str, Any]], slice: Mapping[str, Any]) -> Score:
     return share_right(measure, sum(row["right"][measure] for row in rows), len(rows), slice)

@@ -137,12 +137,12 @@ class Results:
         not_finite: Collection[int],
     ) -> list[Row]:
         rows = {index: row for index, row in _rows(path, cut=True).items() if index < len(questions)}
-        left = {index: questions[index] for index in range(len(questions)) if index not in rows}
-        numbers = list(left)
+        unanswered = {index: questions[index] for index in range(len(questions)) if index not in rows}
+        numbers = list(unanswered)
         on_answer(len(rows))
         with TextIOWrapper(append(path), encoding="utf-8") as file:
-            for place, text in self._written(questions, left, write):
-                index, question = numbers[place], left[numbers[place]]
+            for place, text in self._written(questions, unanswered, write):
+                index, question = numbers[place], unanswered[numbers[place]]
                 row = {"index": index, "slice": dict(question.slice), "answer": question.answer, "said": text}
                 row["right"] = questions.grade(question, text)
                 if place in not_finite:
@@ -155,10 +155,10 @@ class Results:
         return [rows[index] for index in sorted(rows)]
 
     @staticmethod
-    def _written(questions: Questions, left: Mapping[int, Question], write: Write) -> Iterator[tuple[int, str]]:
+    def _written(questions: Questions, unanswered: Mapping[int, Question], write: Write) -> Iterator[tuple[int, str]]:
         try:
-            prompts = [question.prompt for question in left.values()]
-            yield from write(prompts, questions.max_new_tokens, questions.stop) if left else ()
+            prompts = [question.prompt for question in unanswered.values()]
+            yield from write(prompts, questions.max_new_tokens, questions.stop) if unanswered else ()
         except ValueError as error:
             raise ValueError(f"{questions.name}: {error}") from None
 

@@ -217,12 +217,12 @@ class _Stops(StoppingCriteria):
         written = input_ids[:, self.width :].tolist()
         for index, row in enumerate(written):
             # The last tokens may decode differently without those before them: all tokens decide.
-            if not self.done[index] and (row[-1] in self.ends or self._in(self.writer.decode(row[-self.last :]))):
+            if not self.done[index] and (row[-1] in self.ends or self._has_stop(self.writer.decode(row[-self.last :]))):
                 text = self.writer.text(self.prompts[index], row, self.ends)
-                self.done[index] = row[-1] in self.ends or self._in(text)
+                self.done[index] = row[-1] in self.ends or self._has_stop(text)
         return torch.tensor(self.done, device=input_ids.device)
 
-    def _in(self, text: str) -> bool:
+    def _has_stop(self, text: str) -> bool:
         return any(x in text for x in self.stop)
 
 

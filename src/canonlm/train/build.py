@@ -63,7 +63,7 @@ def check(run: RunConfig) -> None:
 
 def check_fits(run: RunConfig, model: LanguageModel, device: str) -> None:
     """InvalidSetting if this process needs more memory than there is, by a lower bound: weights, gradients and AdamW's
-    two averages in float32, the windows of a step, the inputs of all blocks in the forward, the test samples."""
+    two averages in float32, the windows of a step, the inputs of all blocks, the test samples."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     sizes, itemsize = run.model, 2 if run.train.precision == "bf16" else 4
     windows = -(-run.train.batch_size * run.parallel.tp // processes)

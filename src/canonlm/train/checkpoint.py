@@ -57,7 +57,7 @@ class Manifest(BaseModel):
 
 
 class Checkpoints:
-    """The checkpoints in `folder`, written while training goes on. Every process of `world` calls the same methods in
+    """The checkpoints in `folder`, written while training continues. Every process of `world` calls the same methods in
     the same order. Leftovers of killed processes must be removed from `folder` first.
 
     The `keep` newest are kept, and all whose step is a multiple of `keep_every`. may_write: called in the first process

@@ -1,7 +1,7 @@
 """Floating-point operations of training, and the peak speeds of devices.
 
 A model counts its own (`LanguageModel.forward_flops`): matrix products and convolutions, a multiply-add as two
-operations. The backward counts as twice the forward. Recomputation (activation checkpointing, the backward of a
+operations. The backward pass counts as twice the forward. Recomputation (activation checkpointing, the backward of a
 recurrence), element-wise work (norms, activations, decays, softmax, rotation) and the look-up of embeddings do not
 count.
 """

@@ -69,7 +69,7 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
                 check(config)
                 if config.parallel.tp > 1:
                     build_model(config, "meta").check_tensor_parallel(config.parallel.tp)
-            with _alone_in(folder, config, world):
+            with _locked(folder, config, world):
                 result = world.broadcast(_finished(folder / "result.json") if world.main else None)
                 return result or _Run(config, folder, world, on_row).run()
     except OSError as error:
@@ -90,7 +90,8 @@ def _finished(path: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _alone_in(folder: Path, config: RunConfig, world: World):
+def _locked(folder: Path, config: RunConfig, world: World):
+    """Within this context, no other process trains in the folder, which exists and has this configuration."""
     held = lock(folder / ".lock", timeout=0)
     try:
         with world.all_or_none():

@@ -7,7 +7,7 @@ backward are added up.
 
 Left out: temporary tensors of a block's forward and backward, an evaluation, masks of isolated documents, copies in
 float8, communication buffers, fragmentation, the CUDA context. Recurrences are counted in their PyTorch form, which
-keeps a state for every chunk; the kernels of flash-linear-attention recompute those in the backward.
+keeps a state for every chunk; the kernels of flash-linear-attention recompute those in the backward pass.
 """
 
 import copy
@@ -36,8 +36,8 @@ class Memory:
     parameters: float  # in float32, this device's shard
     gradients: float  # the same; not sharded during gradient accumulation
     optimizer: float  # AdamW's two averages
-    gathered: float  # in the precision of the forward: embedding, head, two blocks; a block's gradient in transit
-    activations: float  # kept by the forward for the backward
+    gathered: float  # in the precision of the forward pass: embedding, head, two blocks; a block's gradient in transit
+    activations: float  # kept for the backward pass
     logits: float  # a chunk of them, the gradients of the head and of its input
 
     @property
@@ -51,7 +51,7 @@ class Device:
     model: on the meta device."""
 
     def __init__(self, model: LanguageModel, run: RunConfig, devices: int) -> None:
-        self.run, self.alone = run, devices == 1 and not uses_mesh_of_one(run)
+        self.run, self.unsharded = run, devices == 1 and not uses_mesh_of_one(run)
         self.model = model.part_of(run.parallel.tp)
         self.shards = devices // (run.parallel.tp * run.parallel.dp_replicate)
         self.windows = run.train.batch_size * run.parallel.tp // devices  # per step
@@ -67,13 +67,13 @@ class Device:
         ends = parameters - sum(kinds[name] * sizes[name] for name in kinds)
         shard = 4 * parameters / self.shards
         block = max(sizes.values())
-        if not self.alone:
-            gathered = self.itemsize * (ends + 3 * block) + 4 * block  # a gradient is summed over devices in float32
+        if not self.unsharded:
+            gathered = self.itemsize * (ends + 3 * block) + 4 * block  # gradients are reduced in float32
         else:
             gathered = self.itemsize * parameters if self.itemsize < 4 else 0  # autocast's copies
         gradients = 4 * parameters if micro_batch < self.windows else shard
         if not self.kept:
-            self.kept = _kept(self.model, list(kinds), self.run, self.alone)
+            self.kept = _kept(self.model, list(kinds), self.run, self.unsharded)
         activations = sum(kinds[name] * kept for name, (kept, _) in self.kept.items())
         if self.run.parallel.activation_checkpointing != "none":  # one block has recomputed its own
             activations += max(everything for _, everything in self.kept.values())
@@ -101,8 +101,8 @@ def kinds_of_blocks(model: LanguageModel) -> dict[str, int]:
     return counts
 
 
-def _kept(model: LanguageModel, names: list[str], run: RunConfig, alone: bool) -> dict[str, tuple[float, float]]:
-    """Bytes that each of these blocks keeps per window until its backward: (with the run's activation checkpointing,
+def _kept(model: LanguageModel, names: list[str], run: RunConfig, unsharded: bool) -> dict[str, tuple[float, float]]:
+    """Bytes that each of these blocks keeps per window for the backward pass: (with the run's activation checkpointing,
     without)."""
     half, seq_len = run.train.precision == "bf16", run.data.seq_len
     torch.compiler.reset()  # else the ninth kind of block in a process would no longer be compiled
@@ -110,7 +110,7 @@ def _kept(model: LanguageModel, names: list[str], run: RunConfig, alone: bool) -
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it prints what is raised below
     with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=half):
         # Autocast leaves the embedding in float32, and with it the stream; FSDP gathers it in bfloat16.
-        _fill(module, torch.bfloat16 if half and not alone else torch.float32)
+        _fill(module, torch.bfloat16 if half and not unsharded else torch.float32)
         for name in model.blocks:
             _fill(module.get_submodule(name), torch.bfloat16 if half else torch.float32)
         try:
@@ -144,7 +144,7 @@ def _fill(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 class _AllCalled(Exception):
-    """Raised at the call of the last block: the rest of the forward is not needed."""
+    """Raised at the call of the last block: the rest of the forward pass is not needed."""
 
 
 @torch.no_grad()

@@ -57,8 +57,8 @@ def world_of(config: RunConfig) -> Iterator[World]:
         mesh = init_device_mesh(device.type, (copies, size // (tp * copies), tp), mesh_dim_names=DIMS)
         yield World(device, rank, size, local_rank, tp, mesh)
     except (RuntimeError, OSError):
-        # This process alone may have failed (memory, a disk), and the others wait for it within NCCL. Leaving the group
-        # would wait for them: they only end once this process has ended.
+        # Perhaps only this process has failed (out of memory, a disk error) and the others wait for it within NCCL.
+        # Leaving the group would wait for them, and they only end once this process has ended.
         if device.type != "cuda":
             _leave(mesh)
         raise
@@ -81,7 +81,7 @@ def uses_mesh_of_one(config: RunConfig) -> bool:
 
 @contextmanager
 def mesh_of_one(device: torch.device) -> Iterator[DeviceMesh]:
-    """1 x 1 x 1, in a process group that needs no address."""
+    """A mesh of one device (1 x 1 x 1), in a process group that needs no address."""
     if device.index is not None:
         torch.cuda.set_device(device)
     dist.init_process_group(_backend(device), store=dist.HashStore(), rank=0, world_size=1)
@@ -125,10 +125,10 @@ def check_layout(config: RunConfig, processes: int) -> None:
     if batch_size % data_parallel:
         what = f"a multiple of {data_parallel}, the number of processes / parallel.tp"
         raise expected("train.batch_size", what, batch_size)
-    share, micro = batch_size // data_parallel, parallel.micro_batch_size
-    if micro is not None and share % micro:
-        what = f"a divisor of {share}, a device's share of train.batch_size = {batch_size}"
-        raise expected("parallel.micro_batch_size", what, micro)
+    local_batch, micro_batch = batch_size // data_parallel, parallel.micro_batch_size
+    if micro_batch is not None and local_batch % micro_batch:
+        what = f"a divisor of {local_batch}, a device's share of train.batch_size = {batch_size}"
+        raise expected("parallel.micro_batch_size", what, micro_batch)
     if parallel.float8 and parallel.tp > 1:
         raise expected("parallel.float8", "false with parallel.tp > 1", True)
 

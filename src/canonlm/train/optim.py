@@ -25,12 +25,12 @@ def learning_rate(step: int, steps: int, config: Optim) -> float:
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     length = config.decay_steps or max(1, steps - config.warmup_steps)
-    left = min(1.0, (steps - step) / length)  # share of the decay still to come
+    remaining = min(1.0, (steps - step) / length)  # share of the decay still to come
     low = config.final_lr_ratio
     match config.schedule:
         case "cosine":
-            return config.lr * (low + (1 - low) * 0.5 * (1 - math.cos(math.pi * left)))
+            return config.lr * (low + (1 - low) * 0.5 * (1 - math.cos(math.pi * remaining)))
         case "linear" | "wsd":
-            return config.lr * (low + (1 - low) * left)
+            return config.lr * (low + (1 - low) * remaining)
         case "constant":
             return config.lr

@@ -25,7 +25,7 @@ class Profile:
     """
 
     def __init__(self, steps: str | None, folder: Path, rank: int, done: int) -> None:
-        self._recording = _record(*bounds(steps), folder / "profile", rank, done + 1) if steps else _nothing()
+        self._recording = _record(*bounds(steps), folder / "profile", rank, done + 1) if steps else _no_recording()
 
     def __enter__(self) -> "Profile":
         next(self._recording, None)
@@ -38,12 +38,12 @@ class Profile:
         self._recording.close()
 
 
-def _nothing() -> Generator[None]:
+def _no_recording() -> Generator[None]:
     yield from ()
 
 
 def _record(start: int, stop: int, folder: Path, rank: int, step: int) -> Generator[None]:
-    """Yields while each step runs; `step` is the first. Closed early, it writes what it has."""
+    """Record the trace: yields while each step runs; `step` is the first. If closed early, it writes what it has."""
     from torch.profiler import profile, record_function
 
     if step >= stop:

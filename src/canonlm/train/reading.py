@@ -20,7 +20,7 @@ STDLIB = "python-stdlib"
 """Text that every machine has: the source of its own Python standard library, prepared when it is first used."""
 
 
-def _nothing(folder: Path, shard: Shard) -> None:
+def _ignore_opened(folder: Path, shard: Shard) -> None:
     """The default of `on_open`."""
 
 
@@ -64,7 +64,7 @@ def verification(run: RunConfig, folder: Path, world: World) -> Verification:
     return Verification(datasets, folder, world)
 
 
-def stream(run: RunConfig, on_open: OnOpen = _nothing) -> Stream:
+def stream(run: RunConfig, on_open: OnOpen = _ignore_opened) -> Stream:
     """The training windows. `on_open(folder, shard)` is called with every shard of text that is read."""
     if run.text is None:
         return _task_windows(run, "train", run.data_seed)
@@ -77,7 +77,7 @@ def stream(run: RunConfig, on_open: OnOpen = _nothing) -> Stream:
     )
 
 
-def evaluation(run: RunConfig, world: World, on_open: OnOpen = _nothing) -> evals.Evaluation | None:
+def evaluation(run: RunConfig, world: World, on_open: OnOpen = _ignore_opened) -> evals.Evaluation | None:
     """The evaluation of a run; None for text without a held-out part. `on_open`: as for `stream`."""
     size, batch_size = run.train.eval_size, run.train.batch_size
     if run.text is None:
@@ -120,7 +120,7 @@ def _task_windows(run: RunConfig, split: str, seed: int) -> WindowStream:
     return WindowStream(run.built_task, split, seed, data.seq_len, data.loss_on, data.isolate_documents)
 
 
-def _validation(text: Text, on_open: OnOpen = _nothing) -> dict[str, tuple[Dataset, str]]:
+def _validation(text: Text, on_open: OnOpen = _ignore_opened) -> dict[str, tuple[Dataset, str]]:
     """The texts that are evaluated, and their splits."""
     paths = text.validation or {name: source.path for name, source in text.sources.items()}
     texts = {name: _open(f"text.validation.{name}", path, on_open) for name, path in paths.items()}
@@ -136,7 +136,7 @@ def _stdlib() -> Path:
     return prepare_stdlib()[0]
 
 
-def _open(key: str, path: str, on_open: OnOpen = _nothing) -> Dataset:
+def _open(key: str, path: str, on_open: OnOpen = _ignore_opened) -> Dataset:
     try:
         return Dataset(_stdlib() if path == STDLIB else Path(path).expanduser(), on_open)
     except ValueError as error:

@@ -38,7 +38,7 @@ def load(
     path = Path(path)
     written, places = read_yaml(path, trust=trust is True)
     overridden = override(raw := copy.deepcopy(written), overrides)
-    with outside.of_run(path.parent, _or_yours(trust, raw, places, overridden), "--trust"):
+    with outside.of_run(path.parent, _with_users_own(trust, raw, places, overridden), "--trust"):
         try:
             if (arch := _runs(raw).get("arch")) is not None:
                 outside.check_trusted(str(outside.reference_of(arch)))  # anyone who gets the run builds its model
@@ -61,11 +61,11 @@ def check_trust(path: Path, overrides: Iterable[str], trust: bool) -> None:
         return
     written, places = read_yaml(path)
     overridden = override(raw := copy.deepcopy(written), overrides)
-    theirs = _runs(raw).items() - _yours(raw, places, overridden).items()
-    if theirs:
-        lines = [f"{key} is {shown(value)}{places.get(key, Place(path, 1))}" for key, value in sorted(theirs)]
+    foreign = _runs(raw).items() - _users_own(raw, places, overridden).items()
+    if foreign:
+        lines = [f"{key} is {shown(value)}{places.get(key, Place(path, 1))}" for key, value in sorted(foreign)]
         what = f"--trust, as this recipe is a program: {'; '.join(lines)}. Recipes in {your_folder()} need no --trust"
-        raise InvalidSetting(min(theirs)[0], f"{path}: expected {what}")
+        raise InvalidSetting(min(foreign)[0], f"{path}: expected {what}")
 
 
 def your_folder() -> Path:
@@ -90,20 +90,20 @@ def _runs(raw: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _yours(raw: dict[str, Any], places: dict[str, "Place"], overridden: list[str]) -> dict[str, str]:
+def _users_own(raw: dict[str, Any], places: dict[str, "Place"], overridden: list[str]) -> dict[str, str]:
     """The settings that run code and that the user typed, or that come from the user's own files."""
     typed = {key for key in _runs(raw) if any(up in overridden for up in _and_parents(key))}
     own = {key for key, place in places.items() if is_yours(place.file)}
     return {key: value for key, value in _runs(raw).items() if key in typed | own}
 
 
-def _or_yours(
+def _with_users_own(
     trust: outside.Trust | None, raw: dict[str, Any], places: dict[str, "Place"], overridden: list[str]
 ) -> outside.Trust | None:
     """`trust`, extended by the user's own references."""
-    yours = _yours(raw, places, overridden)
-    own = {*filter(None, (outside.reference_of(yours.get("arch", "")), yours.get("task.name")))}
-    return trust if trust is True or not own else {*(trust or ()), *own}
+    settings = _users_own(raw, places, overridden)
+    references = {*filter(None, (outside.reference_of(settings.get("arch", "")), settings.get("task.name")))}
+    return trust if trust is True or not references else {*(trust or ()), *references}
 
 
 def check_folder(path: Path, run: RunConfig) -> None:

@@ -1,4 +1,4 @@
-"""Activation checkpointing of blocks: the backward recomputes activations, so the forward does not keep them."""
+"""Activation checkpointing of blocks: the backward pass recomputes activations, so the forward does not keep them."""
 
 import functools
 from collections.abc import Callable
@@ -22,10 +22,10 @@ KEPT_BY_NAME = {"torch_attn._varlen_attn.default"}
 
 
 def recomputed(forward: Callable[..., Any], selective: bool) -> Callable[..., Any]:
-    """`forward` with activation checkpointing: its backward recomputes the inner results."""
+    """`forward` with activation checkpointing: its backward pass recomputes the intermediate results."""
     kwargs: dict[str, Any] = {"use_reentrant": False}
     if selective:
-        kwargs["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _what_to_keep)
+        kwargs["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
 
     @functools.wraps(forward)
     def run(*args: Any, **kwargs_of_forward: Any) -> Any:
@@ -34,6 +34,6 @@ def recomputed(forward: Callable[..., Any], selective: bool) -> Callable[..., An
     return run
 
 
-def _what_to_keep(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def _policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     kept = op in KEPT_BY_SELECTIVE or str(op) in KEPT_BY_NAME
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -2,9 +2,9 @@
 
     devices = dp_replicate x dp_shard x tp
 
-The devices of a tensor-parallel group (tp) work on the same windows and share every layer. dp_shard such groups share
-the storage of the weights, gradients and optimizer state (FSDP). dp_replicate copies of that hold the same (HSDP).
-Parameters keep their names in any layout, so a checkpoint fits all of them.
+The devices of a tensor-parallel group (tp) work on the same windows and share every layer. Weights, gradients and
+optimizer state are sharded over dp_shard such groups (FSDP), and replicated dp_replicate times (HSDP). Parameters keep
+their names in any layout, so a checkpoint fits all of them.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def parallelize(make: Callable[[str], LanguageModel], config: RunConfig, world: 
     """The model that `make(device)` builds ("cpu", or "meta" without values), spread over the devices of a run, with
     the weights that a single process would start from.
 
-    Each block is initialized whole on this device, then sharded, so that no device ever holds more than its part and
+    Each block is initialized in full on this device, then sharded, so that no device ever holds more than its part and
     one block (or the embeddings and the head). Gradients are averaged over data-parallel processes. With
     `train.precision` bf16, blocks are gathered and computed in bfloat16 and gradients summed in float32; without a
     mesh, autocast is used.

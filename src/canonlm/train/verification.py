@@ -87,8 +87,8 @@ class Verification:
         while world.any(not verifier.wait(SECONDS)):
             if silent and world.any(time.monotonic() - start > PATIENCE):
                 silent = False
-                left = [shard.tokens for pending in _gather(world, verifier.pending) for _, shard in pending]
-                why = f"the run ends once its text is verified: {len(left):,} shards, {sum(left):,} tokens"
+                unverified = [shard.tokens for pending in _gather(world, verifier.pending) for _, shard in pending]
+                why = f"the run ends once its text is verified: {len(unverified):,} shards, {sum(unverified):,} tokens"
                 if world.main:
                     on_row({"kind": "note", "step": step, "why": f"{why} to go (data.verify=false skips this)"})
             if world.any(signals.received is not None or self.failed):

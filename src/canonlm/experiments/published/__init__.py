@@ -176,7 +176,7 @@ def _tidy(wide: "pl.DataFrame") -> "pl.DataFrame":
 
 
 def _of_group(name: str, known: "pl.DataFrame") -> Mapping[str, object]:
-    """`Llama-8B-Nemo-1T-lr(0.002,0.003)` is what its runs have in common."""
+    """The settings that the runs of a row of bests, such as `Llama-8B-Nemo-1T-lr(0.002,0.003)`, have in common."""
     import polars as pl
 
     start = name.partition("(")[0]

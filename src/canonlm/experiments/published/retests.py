@@ -80,10 +80,10 @@ def _canon_in_llama() -> Iterator[Retest]:
 
 
 def _canon_in_linear() -> Iterator[Retest]:
-    uneven = differing().filter(setting=NORM)["canon_model"].to_list()
+    other_norms = differing().filter(setting=NORM)["canon_model"].to_list()
     import polars as pl
 
-    scores = published().filter(~pl.col("model").is_in(uneven))
+    scores = published().filter(~pl.col("model").is_in(other_norms))
     paper = {"GLA5": ("+1.55", "+3.15"), "GDN2": ("+0.86", "+2.58"), "Mamba2": ("+0.35", "-0.09")}
     for arch, numbers in paper.items():
         for column, number in zip(("lm_eval_avg13", "MMLU"), numbers, strict=True):
@@ -91,11 +91,11 @@ def _canon_in_linear() -> Iterator[Retest]:
 
 
 def _gla_against_others() -> Iterator[Retest]:
-    ours = _by_size("GLA5", "AbCD", "lm_eval_avg13")
+    gla = _by_size("GLA5", "AbCD", "lm_eval_avg13")
     for other, paper in (("GDN2", "up or equal"), ("Mamba2", "up")):
-        theirs = _by_size(other, "b", "lm_eval_avg13")
+        scores = _by_size(other, "b", "lm_eval_avg13")
         comparison = f"GLA5 with Canon layers - {other} with its short convolution, lm_eval_avg13"
-        yield _between("C49", comparison, ours, theirs, paper)
+        yield _between("C49", comparison, gla, scores, paper)
 
 
 def _retrieval() -> Iterator[Retest]:
@@ -115,7 +115,7 @@ def _pairs(
     """With Canon layers minus without, at equal rates."""
     import polars as pl
 
-    rows = paired(scores.filter(pl.col("arch") == arch, *_is(column)))
+    rows = paired(scores.filter(pl.col("arch") == arch, *_is_of(column)))
     sign = -1 if BENCHMARKS[column].metric in LOWER_IS_BETTER else 1
     gains = rows.with_columns(gain=sign * pl.col("delta"))
     means = gains.group_by("size", "tokens").agg(pl.col("gain").mean()).sort("size", "tokens")["gain"].to_list()
@@ -130,23 +130,23 @@ def _against_seeds(claim: str, column: str, small: "pl.DataFrame") -> Iterator[R
     interval of one new run minus the mean of the seeds."""
     import polars as pl
 
-    rows = small.filter(*_is(column))
+    rows = small.filter(*_is_of(column))
     seeds = rows.filter(pl.col("seed").is_not_null())["value"].to_list()
     spread = t_factor(len(seeds)) * statistics.stdev(seeds) * math.sqrt(1 + 1 / len(seeds))
     for row in rows.filter(pl.col("model").str.starts_with("Llama(RoPE variant")).iter_rows(named=True):
         gain = row["value"] - statistics.mean(seeds)
         comparison = f"{row['model']} - 8 seeds of Llama(RoPE), 1.3B, {column}"
-        unread = "how much rotary embedding each of these three has cannot be read in the figure"
+        confounder = "how much rotary embedding each of these three has cannot be read in the figure"
         better = int(gain > 0)
-        yield Retest(claim, comparison, (gain,), gain - spread, gain + spread, better, 1, "", unread)
+        yield Retest(claim, comparison, (gain,), gain - spread, gain + spread, better, 1, "", confounder)
 
 
 def _by_size(arch: str, canon: str, column: str) -> dict[str, list[float]]:
     """Scores of the models with 1T tokens at the rates 0.002 and 0.003, which every family was trained at."""
     import polars as pl
 
-    of = (pl.col("arch") == arch, pl.col("canon") == canon, pl.col("lr").is_in([0.002, 0.003]))
-    rows = published().filter(*of, *_is(column), pl.col("tokens") < 1.5e12).sort("size", "lr")
+    conditions = (pl.col("arch") == arch, pl.col("canon") == canon, pl.col("lr").is_in([0.002, 0.003]))
+    rows = published().filter(*conditions, *_is_of(column), pl.col("tokens") < 1.5e12).sort("size", "lr")
     return {size: rows.filter(size=size)["value"].to_list() for size in rows["size"].unique(maintain_order=True)}
 
 
@@ -166,7 +166,7 @@ def _between(
     return Retest(claim, comparison, tuple(means), low, high, better, len(single), paper, note=note)
 
 
-def _is(column: str) -> "Sequence[pl.Expr]":
+def _is_of(column: str) -> "Sequence[pl.Expr]":
     import polars as pl
 
     benchmark = BENCHMARKS[column]

@@ -70,7 +70,7 @@ class Attention(Mixer):
 
     @classmethod
     def flops(cls, config: "CanonLMConfig", seq_len: int) -> float:
-        """Causal: a token attends to half of its window on average. (A count of the whole square gives twice that.)"""
+        """Causal: a token attends to half of its window on average. (Counting all pairs gives twice that.)"""
         return 4 * config.num_attention_heads * config.head_dim * seq_len / 2
 
     def forward(

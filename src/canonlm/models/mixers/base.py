@@ -89,7 +89,7 @@ class Mixer(nn.Module):
 
     @classmethod
     def extra_memory(cls, config: "CanonLMConfig", seq_len: int) -> float:
-        """Bytes that a window keeps for the backward on a GPU beyond what it keeps on a CPU."""
+        """Bytes that a GPU keeps for the backward pass of a window, beyond those that a CPU keeps."""
         return 0.0
 
 

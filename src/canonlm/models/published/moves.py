@@ -60,9 +60,9 @@ def list_moves(names: Names, config: CanonLMConfig, ours: Collection[str]) -> li
     """All of their tensors for a model whose parameters are called `ours`."""
     moves = list(_in_module(names, names.top, "", "", ours))
     for layer_idx in range(config.num_hidden_layers):
-        theirs, mine = f"{names.layers}.{layer_idx}.", f"model.layers.{layer_idx}."
-        moves += _in_module(names, names.layer, theirs, mine, ours)
-        moves += [Move(names.prefix + theirs + name, (), unread=shape) for name, shape in names.unread.items()]
+        their_prefix, our_prefix = f"{names.layers}.{layer_idx}.", f"model.layers.{layer_idx}."
+        moves += _in_module(names, names.layer, their_prefix, our_prefix, ours)
+        moves += [Move(names.prefix + their_prefix + name, (), unread=shape) for name, shape in names.unread.items()]
     if config.tie_word_embeddings:
         embedding = next(move.theirs for move in moves if move.ours == ("model.embed_tokens.weight",))
         moves = [replace(move, tied_to=embedding) if move.ours == ("lm_head.weight",) else move for move in moves]

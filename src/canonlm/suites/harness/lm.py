@@ -38,7 +38,7 @@ class CanonLM(HFLM):
       whose perplexity is measured, where the first token follows it in any case.
     - Softmax is computed in at least float32.
     - Without a GPU, an automatic batch size is the one that gives `CPU_TOKENS` tokens.
-    - A model without a length limit reads prompts to be continued as a whole, and so does any model with `beyond`.
+    - A model without a length limit reads prompts to be continued in full, and so does any model with `beyond`.
 
     Otherwise, as in the harness, a text longer than the model's context loses its beginning, BOS included; an empty
     context is replaced by the BOS token, or else the EOS token.
@@ -70,8 +70,8 @@ class CanonLM(HFLM):
                 `tokenizer`, `dtype`, `device` and `trust_remote_code`.
             bos: whether texts begin with a BOS token.
             max_length: max tokens that are read at once. Default: `max_position_embeddings` of the configuration, else
-                2048; prompts that a model without a limit continues are read whole.
-            beyond: prompts that are continued are read whole, even if they are longer than that.
+                2048; prompts that a model without a limit continues are read in full.
+            beyond: prompts that are continued are read in full, even if they are longer than that.
             batch_size: a number, or "auto": found by trying, from `max_batch_size` down.
 
         ValueError: a model without a tokenizer, `bos` without a BOS token, an unknown argument.

@@ -84,7 +84,7 @@ def run_harness(
         done: names that are not evaluated again: `on_task` is called with them, without scores.
         bos: whether texts begin with a BOS token.
         batch_size: None: found automatically.
-        beyond: prompts that the model continues are read whole, even if they are longer than its context.
+        beyond: prompts that the model continues are read in full, even if they are longer than its context.
 
     ValueError: the harness is not installed, an unknown task, a model without a tokenizer; and, after all others,
     tasks that could not be evaluated, mostly because their data cannot be reached.
