@@ -1,4 +1,5 @@
-"""The pictures of pages in the docs: `make pictures`, after `make demo`. Chromium draws them, in few colours."""
+"""The pictures of pages in the docs: `make pictures`, after `make demo` and `make docs`. Chromium draws them, in few
+colours."""
 
 import base64
 import io
@@ -33,8 +34,9 @@ def take(browser: webdriver.Chrome, page: Path, name: str, width: int, start: st
     media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
     browser.get(page.resolve().as_uri())
+    browser.execute_script("localStorage.clear(); location.reload()")  # the site remembers its colour scheme
     time.sleep(3)  # charts are drawn when they come into view
-    top = browser.execute_script(f"return {start}.getBoundingClientRect().top") - MARGIN
+    top = max(0, browser.execute_script(f"return {start}.getBoundingClientRect().top") - MARGIN)
     bottom = browser.execute_script(f"return {end}.getBoundingClientRect().bottom") + MARGIN
     clip = {"x": 0, "y": top, "width": width, "height": bottom - top, "scale": 1}
     shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
@@ -43,17 +45,28 @@ def take(browser: webdriver.Chrome, page: Path, name: str, width: int, start: st
 
 
 def main() -> None:
-    demo, results = ROOT / "runs" / "demo", ROOT / "runs" / "results.html"
+    demo, results, claims = ROOT / "runs/demo", ROOT / "runs/results.html", ROOT / "runs/claims.html"
+    site = ROOT / "build/site/playground.html"
     if not any((demo / "runs").glob("depo-*/result.json")):
         sys.exit("runs/demo has no finished runs on Depo: make demo trains them")
+    if not site.exists():
+        sys.exit("build/site has no pages: make docs builds them")
     canonlm = [sys.executable, "-m", "canonlm"]
     subprocess.run([*canonlm, "report", str(demo)], check=True, stdout=subprocess.DEVNULL)
     subprocess.run([*canonlm, "results", "--html", str(results)], check=True)
-    browser = start()
+    subprocess.run([*canonlm, "claims", "--out", str(claims)], check=True)
     depo = "[...document.querySelectorAll('section')].find(each => /^depo/i.test(each.innerText))"
-    for name, width, scheme in (("demo.png", 1000, "light"), ("demo-phone.png", 390, "dark")):
-        take(browser, demo / "report.html", name, width, depo, f"{depo}.querySelector('figcaption')", scheme)
-    take(browser, results, "results.png", 1280, HEADING, CHART)
+    third_row, second_heading = "document.querySelectorAll('tbody tr')[2]", "document.querySelectorAll('article h2')[1]"
+    pages = [
+        ("demo", demo / "report.html", depo, f"{depo}.querySelector('figcaption')", 1000),
+        ("results", results, HEADING, CHART, 1280),
+        ("claims", claims, HEADING, third_row, 1440),
+        ("site", site, "document.body", second_heading, 1440),
+    ]
+    browser = start()
+    for name, page, first, last, width in pages:
+        take(browser, page, f"{name}.png", width, first, last)
+        take(browser, page, f"{name}-phone.png", 390, first, last, "dark")
     browser.quit()
 
 
