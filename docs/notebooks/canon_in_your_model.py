@@ -12,7 +12,7 @@
 # value, then each key again, and has to say its value.
 #
 # Attention in one layer finds equal tokens. It cannot find what *follows* an equal token, as that takes two steps:
-# look up the key, then look one further. With a Canon layer, each token already contains its predecessor.
+# look up the key, then look one token further. With a Canon layer, each token already contains its predecessor.
 
 # %%
 import torch
@@ -57,7 +57,7 @@ class Model(nn.Module):
 
 # %% [markdown]
 # `task.dataset` returns windows of token ids. With `shifted=True`, `labels[t]` is the target of position t, or −100
-# where nothing is asked.
+# where there is no target.
 
 
 # %%
@@ -91,8 +91,8 @@ for canon in (False, True):
 # ## A model of transformers
 #
 # `canonize` puts Canon layers into a decoder of transformers, in place. "A" is the input of attention, "C" that of
-# the MLP. All start as the identity, so a trained model answers as before. The model stays a transformers model:
-# it generates, saves and loads as it did.
+# the MLP. All layers start as the identity, so a trained model answers as before. The model stays a model of
+# transformers: it generates, saves and loads as it did.
 
 # %%
 sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}

@@ -28,7 +28,7 @@ STEPS = 100
 #
 # The model reads digits and must say which is the largest. All randomness comes from `rng`; `test` is true for test
 # samples, which here come in three sizes. `Answer` marks the token that is graded, and the slice in which it
-# counts. Chance is the score of the best guess that reads nothing: always 9.
+# counts. Chance is the score of the best guess without reading the digits: always 9.
 
 
 # %%
@@ -53,7 +53,7 @@ for index in range(3):
 # ## The loop
 #
 # `dataset` fills windows of 64 tokens with instances, one after the other. With `shifted=True`, `labels[t]` is the
-# target of position t, and −100 where nothing is asked. Window i is a pure function of split, seed and i.
+# target of position t, or −100 where there is none. Window i is a pure function of split, seed and i.
 
 
 # %%
