@@ -88,6 +88,7 @@ bench: .venv/installed-dev  ## the numbers that README and docs quote
 	$(BIN)/python benchmarks/multihop.py
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/starts.py
 
 pictures: .venv/installed-dev  ## the docs' pictures of pages, after make demo (Debian's chromium and chromium-driver)
 	(command -v chromium && command -v chromedriver) >/dev/null || (apt-get update && apt-get install -y chromium chromium-driver)

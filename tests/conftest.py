@@ -95,7 +95,7 @@ class Tiny:
     def same(self, folder, reference, *, saved_when_stopped=False):
         """Rows and final weights are equal, to the bit; nothing temporary is left; both have the same checkpoints.
 
-        saved_when_stopped: a signal may have stopped the run at any step, so that an older checkpoint may have that step.
+        saved_when_stopped: a signal may have stopped the run at any step, and an older checkpoint may be of that step.
         """
         assert self.rows(folder) == self.rows(reference)
         assert self.weights(folder) == self.weights(reference)

@@ -164,7 +164,7 @@ def test_no_missing_names_and_no_unused_imports(tmp_path):
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_line_is_ours_but_imports_and_mixers(family):
+def test_contains_only_our_lines_imports_and_mixers(family):
     modules = modules_of(family)
     del modules["mixers"]
     for name, text in modules.items():

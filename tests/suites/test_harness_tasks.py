@@ -100,7 +100,7 @@ def test_our_suites_have_a_task_for_each_published_setting(manager):
         assert mine.model_dump() == {**settings.model_dump(), **unsaid}
 
 
-def test_every_yaml_of_ours_is_found(manager):
+def test_finds_all_our_yaml_files(manager):
     assert sorted(file.stem for file in TASKS.rglob("*.yaml")) == sorted(n for n in manager.all_tasks if "canonlm" in n)
 
 

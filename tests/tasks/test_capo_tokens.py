@@ -165,7 +165,7 @@ def test_joined_sentences_are_tokenised_together(tmp_path, caplog):
     assert 0 < ending < len(TEMPLATES["company"])
     assert task.text.joined == ending
     every = 2 * sum(len(TEMPLATES[attribute]) for attribute in ATTRIBUTES[1:])
-    assert caplog.messages == [f"capo: {ending} of {every} pairs of template and value are tokenised whole"]
+    assert caplog.messages == [f"capo: {ending} of {every} pairs of template and value are tokenised as one text"]
     tokenizer, seen = Tokenizer.from_file(str(file)), set()
     for sample in documents(task):
         text = " " + task.vocab.text(sample.tokens[1:].tolist())

@@ -186,7 +186,7 @@ def compiled(direction: str, kernel: int) -> Any:
         row_size = channels * SIZE
         ring_size = GROUP + kernel - 1
         # The gradients of the convolutions at the last tokens, for gate and for up; and a row for unused results.
-        ring, unread = np.zeros((2 * ring_size, STRIP), float32), np.zeros(STRIP, float32)
+        ring, unused = np.zeros((2 * ring_size, STRIP), float32), np.zeros(STRIP, float32)
         zeros, table = np.zeros(STRIP, float32), np.empty(7 * GROUP + 8 * kernel, np.int64)
         while True:
             block, row, start, doc_ids = next_block(pointer, work)
@@ -214,7 +214,7 @@ def compiled(direction: str, kernel: int) -> Any:
                         ring_start = ring.ctypes.data + side * ring_size * STRIP * SIZE
                         for k in range(group):
                             is_own = first + k >= start
-                            table[place + k] = out + (first + k) * row_size if is_own else unread.ctypes.data
+                            table[place + k] = out + (first + k) * row_size if is_own else unused.ctypes.data
                         place += group
                         for k in range(span):
                             reads = is_full or (p < length and joined(doc_ids, p, first + k, 0, length))
@@ -223,7 +223,7 @@ def compiled(direction: str, kernel: int) -> Any:
                         for i in range(kernel):
                             offset = (side * kernel + kernel - 1 - i) * row_size + strip
                             table[place + i] = work.weight + offset
-                            table[place + kernel + i] = all_sums + offset if p < end else unread.ctypes.data
+                            table[place + kernel + i] = all_sums + offset if p < end else unused.ctypes.data
                         place += 2 * kernel
                         for k in range(group):
                             table[place + k] = ring_start + (p + k) % ring_size * STRIP * SIZE

@@ -124,7 +124,7 @@ def gated_delta_rule_chunked(
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, docs: Tensor, state: Tensor, scale: float, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Whole chunks of tokens; `docs` has one more token, before the first.
+    """Full chunks of tokens; `docs` has one more token, before the first.
 
     Returns (o, the next state, and for the backward the inverses, errors and states).
 

@@ -125,7 +125,7 @@ def _for_query_heads(group, k_BTJK, v_BTJV, g_BTJK, state_BJKV):
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, starts: Tensor | None, state: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Whole chunks of tokens. Returns (o, the next state, and for the backward scores and states of all chunks)."""
+    """Full chunks of tokens. Returns (o, the next state, and for the backward scores and states of all chunks)."""
     o, _, scores, states = _outputs(q, k, v, g, starts, state, chunk)
     states[0] = state.flatten(0, 1)
     for chunks, tokens in segments(k, chunk):

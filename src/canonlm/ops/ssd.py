@@ -109,7 +109,7 @@ def _prepared(x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN, state_BHPN):
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, starts: Tensor | None, state: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Whole chunks of tokens: linear attention of queries q and keys k, which the R heads of a group share. Returns
+    """Full chunks of tokens: linear attention of queries q and keys k, which the R heads of a group share. Returns
     (y, the next state, and for the backward the contribution of all chunks' states to y, before `since`, and the
     states).
 

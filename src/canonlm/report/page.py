@@ -57,7 +57,7 @@ def render(play: Play, *, live: bool = False) -> str:
         blocks += fold(title, [{"note": note}, table(head, rows, kind="models")], opened=not parts)
     shown = of_runs(play.gathered)
     paper = len(shown.numbers.filter(source="paper")) > 0
-    blocks += fold("Beside the paper's numbers, cell by cell", [{"view": "grids"}] if paper else [])
+    blocks += fold("Compared with the paper, cell by cell", [{"view": "grids"}] if paper else [])
     blocks += _closing(play)
     results = {"results": payload(shown)} if paper else {}
     return page(title_of(play), _facts(play), blocks, styles, views=("results", "grids") if paper else (),

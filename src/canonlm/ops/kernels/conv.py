@@ -19,6 +19,7 @@ from torch import Tensor, float32
 from canonlm.ops.kernels.host import grid_of, or_any, packed_state, rowwise, some_or_none, strides, summed
 from canonlm.ops.kernels.launches import launch_of
 from canonlm.ops.kernels.pieces import (
+    accumulate_gradients,
     act,
     act_and_slope,
     code_at,
@@ -30,7 +31,6 @@ from canonlm.ops.kernels.pieces import (
     spread,
     store_row,
     taps_of,
-    towards,
     weight_gradients,
     weighted,
     zeros,
@@ -119,11 +119,11 @@ def backward(
     codes = reach + b * T
 
     w, dw, dbias = taps_of(pick(taps, index), c, C, K), zeros(K, BC), tl.full([BC], 0.0, tl.float32)
-    ahead, far = (), ()
+    ahead, ahead_reach = (), ()
     for i in tl.static_range(0, K - 1):
         t = t0 + LT + i
         row = tl.load(dy_tile + (LT + i) * dy_stride + c, mask=c < tl.where(t < T, C, 0), other=0.0).to(tl.float32)
-        ahead, far = ahead + (row,), far + (code_at(codes, t, T, HAS_REACH) & 7,)
+        ahead, ahead_reach = ahead + (row,), ahead_reach + (code_at(codes, t, T, HAS_REACH) & 7,)
 
     for g in tl.range(0, LT, U, num_stages=STAGES):
         rows, flows, marks = (), (), ()
@@ -135,7 +135,7 @@ def backward(
             marks = marks + (code,)
         for u in tl.static_range(0, U):
             j = LT - 1 - g - u
-            dx, dw = towards(flows[u] * w[0], dw, rows[u], flows[u], ahead, far, w, K, HAS_REACH)
+            dx, dw = accumulate_gradients(flows[u] * w[0], dw, rows[u], flows[u], ahead, ahead_reach, w, K, HAS_REACH)
             if HAS_BIAS:
                 dbias += flows[u]
             if RESIDUAL:
@@ -143,18 +143,18 @@ def backward(
             if HAS_REACH:
                 dx = tl.where((marks[u] & 8) != 0, 0.0, dx)
             store_row(dx_tile + j * C + c, dx * scale, c < tl.where(t0 + j < T, C, 0))
-            ahead, far = shifted(flows[u], ahead, K), shifted(marks[u] & 7, far, K)
+            ahead, ahead_reach = shifted(flows[u], ahead, K), shifted(marks[u] & 7, ahead_reach, K)
 
     if HAS_STATE:  # the tokens before the first, in programs of the first tile
         first = tl.where(tile == 0, C, 0)
         before, grad = state + b * state_b + (offset + c) * K, dstate + (b * total + offset + c) * K
-        nothing = tl.full([BC], 0.0, tl.float32)
-        store_row(grad, nothing, c < first)  # of the oldest input, which no tap reaches
+        zero_row = tl.full([BC], 0.0, tl.float32)
+        store_row(grad, zero_row, c < first)  # of the oldest input, which no tap reaches
         for m in tl.static_range(1, K):
             row = tl.load(before + (K - m), mask=c < first, other=0.0).to(x_tile.dtype.element_ty).to(tl.float32)
-            dx, dw = towards(nothing, dw, row, nothing, ahead, far, w, K, HAS_REACH)
+            dx, dw = accumulate_gradients(zero_row, dw, row, zero_row, ahead, ahead_reach, w, K, HAS_REACH)
             store_row(grad + (K - m), dx * scale, c < first)
-            ahead, far = shifted(nothing, ahead, K), shifted(7, far, K)
+            ahead, ahead_reach = shifted(zero_row, ahead, K), shifted(7, ahead_reach, K)
 
     out = partials + ((b * tl.num_programs(1) + tile) * total + offset + c) * (K + HAS_BIAS)
     for i in tl.static_range(0, K):

@@ -16,6 +16,7 @@ from torch import Tensor, float32
 from canonlm.ops.kernels.host import or_any, packed_state, rowwise, some_or_none, summed
 from canonlm.ops.kernels.launches import launch_of
 from canonlm.ops.kernels.pieces import (
+    accumulate_gradients,
     code_at,
     combined,
     row_of,
@@ -23,7 +24,6 @@ from canonlm.ops.kernels.pieces import (
     store_row,
     sums_of,
     taps_of,
-    towards,
     weighted,
     zeros,
 )
@@ -136,11 +136,11 @@ def backward(
 
     w, dw, dg = combined(taps_of(taps, c, C, K), scale, K, RESIDUAL), zeros(K, BC), tl.full([BC], 0.0, tl.float32)
     g = tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
-    ahead, far = (), ()
+    ahead, ahead_reach = (), ()
     for i in tl.static_range(0, K - 1):
         t = t0 + LT + i
         row = tl.load(dy_tile + (LT + i) * dy_t + c, mask=c < tl.where(t < T, C, 0), other=0.0).to(tl.float32)
-        ahead, far = ahead + (row,), far + (code_at(codes, t, T, HAS_REACH) & 7,)
+        ahead, ahead_reach = ahead + (row,), ahead_reach + (code_at(codes, t, T, HAS_REACH) & 7,)
 
     for n in tl.range(0, LT, U, num_stages=STAGES):
         rows, dys, flows, marks, rs = (), (), (), (), ()
@@ -157,13 +157,13 @@ def backward(
         for u in tl.static_range(0, U):
             unit = rows[u] * rs[u]
             h = normalised(rows[u], rs[u], g, marks[u], dtype, HAS_REACH)
-            dh, dw = towards(dys[u] * w[0], dw, h, dys[u], ahead, far, w, K, HAS_REACH)
+            dh, dw = accumulate_gradients(dys[u] * w[0], dw, h, dys[u], ahead, ahead_reach, w, K, HAS_REACH)
             if HAS_REACH:
                 dh = tl.where((marks[u] & 8) != 0, 0.0, dh)
             dg += dh * unit
             dh *= g
             dhs, products = dhs + (dh,), products + (dh * unit,)
-            ahead, far = shifted(dys[u], ahead, K), shifted(marks[u] & 7, far, K)
+            ahead, ahead_reach = shifted(dys[u], ahead, K), shifted(marks[u] & 7, ahead_reach, K)
         sums = sums_of(products, U)
         for u in tl.static_range(0, U):
             j = LT - 1 - n - u
@@ -175,13 +175,13 @@ def backward(
     if HAS_STATE:  # the tokens before the first: already normalised
         first = tl.where(tile == 0, C, 0)
         before, grad = state + b * state_b + c * K, dstate + (b * C + c) * K
-        nothing = tl.full([BC], 0.0, tl.float32)
-        store_row(grad, nothing, c < first)
+        zero_row = tl.full([BC], 0.0, tl.float32)
+        store_row(grad, zero_row, c < first)
         for m in tl.static_range(1, K):
             row = tl.load(before + (K - m), mask=c < first, other=0.0).to(dtype).to(tl.float32)
-            dh, dw = towards(nothing, dw, row, nothing, ahead, far, w, K, HAS_REACH)
+            dh, dw = accumulate_gradients(zero_row, dw, row, zero_row, ahead, ahead_reach, w, K, HAS_REACH)
             store_row(grad + (K - m), dh, c < first)
-            ahead, far = shifted(nothing, ahead, K), shifted(7, far, K)
+            ahead, ahead_reach = shifted(zero_row, ahead, K), shifted(7, ahead_reach, K)
 
     out = partials + ((b * tl.num_programs(0) + tile) * C + c) * (K + 1)
     for i in tl.static_range(0, K):

@@ -104,13 +104,13 @@ def weighted(row, past, w, mark, K: tl.constexpr, HAS_REACH: tl.constexpr):
 
 
 @triton.jit
-def towards(dx, dw, row, flow, ahead, far, w, K: tl.constexpr, HAS_REACH: tl.constexpr):
+def accumulate_gradients(dx, dw, row, flow, ahead, ahead_reach, w, K: tl.constexpr, HAS_REACH: tl.constexpr):
     """dx + sum_{i>0} w_i * dy_{t+i}, and dw_i + x_t * dy_{t+i}, of the tokens that reach back to t."""
     sums = (dw[0] + row * flow,)
     for i in tl.static_range(1, K):
         flow = ahead[i - 1]
         if HAS_REACH:
-            flow = tl.where(far[i - 1] >= i, flow, 0.0)
+            flow = tl.where(ahead_reach[i - 1] >= i, flow, 0.0)
         dx += flow * w[i]
         sums = sums + (dw[i] + row * flow,)
     return dx, sums

@@ -54,12 +54,12 @@ class Pools:
 
 
 def load(folder: Path | None = None) -> Pools:
-    """The pools of a folder; None means ours. ValueError, with the file and the line, if an entry is invalid."""
-    return _ours() if folder is None else _read(folder)
+    """A folder's pools; None means our own. ValueError, with file and line, if an entry is invalid."""
+    return _own_pools() if folder is None else _read(folder)
 
 
 @cache
-def _ours() -> Pools:
+def _own_pools() -> Pools:
     return _read(Path(__file__).parent / "data" / "pools")
 
 

@@ -3,8 +3,8 @@
 A piece is a name, a pronoun, a part of a date, a value, or the part of a template before or after its value; a space
 belongs to the piece after it. Each is cut out of a tokenised sentence by character offsets, so its tokens are those of
 running text. Tokenizers that split at spaces and punctuation never join two pieces. If another tokenizer, or an entry
-such as "Acme Inc." before a period, joins a value with its sentence, that sentence is tokenised whole, and its three
-pieces are kept apart from the others. Names and dates must not be joined with the words around them.
+such as "Acme Inc." before a period, joins a value with its sentence, that sentence is tokenised as one text, and its
+three pieces are kept apart from the others. Names and dates must not be joined with the words around them.
 
 The vocabulary is `<bos>` (0) and the tokens that occur in the pieces, in the tokenizer's order. The paper reduced
 GPT-2's tokenizer in the same way.
@@ -85,7 +85,7 @@ class TextVocab(Vocab):
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """The pools and templates in tokens. `joined` counts the (template, value) pairs that are tokenised whole."""
+    """The pools and templates in tokens. `joined` counts the (template, value) pairs that are tokenised as one text."""
 
     pools: Pools
     pieces: Pieces
@@ -183,7 +183,7 @@ class Cutter:
         if self.joined:
             every = sum(len(TEMPLATES[attribute]) * len(values) for attribute, values in self.pools.values.items())
             logging.getLogger(__name__).warning(
-                "capo: %d of %d pairs of template and value are tokenised whole", len(self.joined), every
+                "capo: %d of %d pairs of template and value are tokenised as one text", len(self.joined), every
             )
 
     def text(self) -> Text:

@@ -110,10 +110,10 @@ def next_token_probs(grammar: "Grammar", tokens: Any) -> np.ndarray:
         with np.errstate(over="ignore", invalid="ignore"):
             totals = rows.sum(1)  # of the weights of all sentences that begin with tokens[:i]
             rows /= totals[:, None]
-        strays = np.flatnonzero((totals > 0) & ((totals < 1e-140) | (totals > 1e140)))
-        if not len(strays):
+        out_of_range = np.flatnonzero((totals > 0) & ((totals < 1e-140) | (totals > 1e140)))
+        if not len(out_of_range):
             return rows
-        known = strays[0] - 1  # the number of tokens that have a probability
+        known = out_of_range[0] - 1  # the number of tokens that have a probability
         factors[:known] = 1 / rows[np.arange(known), 1 + ids[:known]]
         factors[known:] = np.exp(np.log(factors[:known]).mean())
     raise ValueError(f"tokens[{known}] is too improbable for double precision")
