@@ -6,10 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
-from canonlm import CanonLMConfig, CanonLMForCausalLM
-from canonlm.cli import app, main
+from canonlm.cli import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -32,8 +30,15 @@ def files_of(page: Path) -> list[str]:
     return [text for _, text in FENCE.findall(page.read_text()) if text.startswith("# mine.py\n")]
 
 
+def long_commands(page: Path) -> list[str]:
+    """The commands in `sh` blocks."""
+    blocks = [text.replace("\\\n", " ") for language, text in FENCE.findall(page.read_text()) if language == "sh"]
+    return [line for block in blocks for line in block.splitlines() if line.startswith("canonlm ")]
+
+
 def commands() -> list[str]:
-    """The commands in blocks without a language; those in `sh` blocks take long, or need a cluster."""
+    """The commands in blocks without a language. Those in `sh` blocks take longer or depend on each other; see
+    test_docs_commands.py."""
     lines = [line for block in blocks("") for line in str(block.values[0]).splitlines()]
     return sorted({line.partition("#")[0].strip() for line in lines if line.startswith("canonlm ")})
 
@@ -66,48 +71,10 @@ def test_commands_are_accepted(command, tmp_path, monkeypatch):
     assert bool(questions) == (arguments[0] == "play")
 
 
-def long_commands() -> list[str]:
-    """The commands in `sh` blocks."""
-    lines = [line for block in blocks("sh") for line in str(block.values[0]).replace("\\\n", " ").splitlines()]
-    return sorted({line for line in lines if line.startswith("canonlm ")})
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("line", long_commands())
-def test_slow_commands_are_parsed(line):
-    """Nothing is run: the options and arguments exist."""
-    command, words = get_command(app), shlex.split(line, comments=True)[1:]
-    while hasattr(command, "commands"):
-        command, words = command.commands[words[0]], words[1:]
-    command.make_context("canonlm", words)  # it must not raise
-
-
-SHORTER = {
-    "canonlm train debug": ["train.steps=2", "train.eval_size=2", "train.batch_size=2"],
-    "canonlm generate runs/debug": ["--max-tokens", "4"],
-    "canonlm eval org/model": ["n=2", "people=2", "--tokenizer", "bytes"],
-}
-
-
-@pytest.mark.slow
-def test_the_readmes_commands_for_text_run(tmp_path, monkeypatch, capsys):
-    """In their order. Training is shorter, and a small model in a folder replaces one of the Hub."""
-    monkeypatch.chdir(tmp_path)
-    sizes = {"vocab_size": 258, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    CanonLMForCausalLM(CanonLMConfig(**sizes, max_position_embeddings=8192)).save_pretrained("org/model")
-    [block] = [text for language, text in FENCE.findall((ROOT / "README.md").read_text()) if "canonlm train" in text]
-    for line in block.splitlines():
-        [shorter] = [more for start, more in SHORTER.items() if line.startswith(start)] or [[]]
-        assert main([*shlex.split(line, comments=True)[1:], *shorter]) == 0, line
-        assert capsys.readouterr().out.strip(), line
-    assert (tmp_path / "runs" / "debug" / "result.json").exists()
-
-
-@pytest.mark.every(4)
-@pytest.mark.parametrize("line", [*commands(), *long_commands()])
-def test_shells_do_not_change_the_commands(line):
+def test_shells_do_not_change_the_commands():
     """Without quotes, zsh refuses brackets, and bash expands braces with a comma."""
-    assert not re.search(r"\[|\{.*,", re.sub(r"'[^']*'|\"[^\"]*\"", "", line.partition(" #")[0]))
+    for line in [*commands(), *(line for page in PAGES for line in long_commands(page))]:
+        assert not re.search(r"\[|\{.*,", re.sub(r"'[^']*'|\"[^\"]*\"", "", line.partition(" #")[0])), line
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
