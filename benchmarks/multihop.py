@@ -103,7 +103,7 @@ def measure(out: Path, arch: str) -> dict[str, Any]:
 def share_stated(answers: list[dict[str, Any]]) -> float:
     """The share of answers, right or wrong, that are one of the years in the text."""
     questions = MultiHop(MultiHopSettings(people=PEOPLE, n=QUESTIONS), lambda text: 0)
-    stated = [f"born in {row['said'].strip()[:4]}." in questions[row["index"]].prompt for row in answers]
+    stated = [f"born in {row['output'].strip()[:4]}." in questions[row["index"]].prompt for row in answers]
     return sum(stated) / len(stated)
 
 

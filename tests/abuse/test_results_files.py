@@ -177,7 +177,7 @@ def evaluated(folder):
 
 TAMPERED = {
     "right": lambda text: text.replace('"exact": false', '"exact": true', 1),
-    "said": lambda text: text.replace('"said": "0"', '"said": "1"', 1),
+    "output": lambda text: text.replace('"output": "0"', '"output": "1"', 1),
     "line": lambda text: text.partition("\n")[2],
     "half": lambda text: text[:40],
     "junk": lambda text: "[[[\n" + text,
@@ -190,7 +190,7 @@ TAMPERED = {
 @pytest.mark.parametrize("how", TAMPERED)
 def test_answers_that_were_changed_are_noticed(tmp_path, how):
     entry = evaluated(tmp_path)
-    assert [row["said"] for row in read_answers(tmp_path, entry)] == list("024680")
+    assert [row["output"] for row in read_answers(tmp_path, entry)] == list("024680")
     path = tmp_path / entry["answers"]["file"]
     path.write_text(TAMPERED[how](path.read_text()))
     with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: ") as caught:
@@ -205,7 +205,9 @@ def test_answers_may_be_removed_and_more_may_follow(tmp_path):
     entry = evaluated(tmp_path)
     path = tmp_path / entry["answers"]["file"]
     with path.open("a") as file:
-        file.write(json.dumps({"index": 6, "slice": {}, "answer": "12", "said": "12", "right": {"exact": True}}) + "\n")
+        file.write(
+            json.dumps({"index": 6, "slice": {}, "answer": "12", "output": "12", "right": {"exact": True}}) + "\n"
+        )
     assert Results(tmp_path, ABOUT).find("sums", "sums", {"n": 6}) == entry
     path.unlink()
     assert Results(tmp_path, ABOUT).find("sums", "sums", {"n": 6}) == entry
@@ -229,7 +231,7 @@ def test_the_playground_keeps_its_answers(model, tmp_path, capsys):
     rows = read_answers(tmp_path, entry)
     accuracy = Score(**entry["scores"][0])
     assert len(rows) == accuracy.n
-    assert all(row["right"]["accuracy"] == (row["said"] == row["answer"]) for row in rows)
+    assert all(row["right"]["accuracy"] == (row["output"] == row["answer"]) for row in rows)
     by_slice = {json.dumps(score["slice"]): score for score in entry["scores"] if score["slice"]}
     for where, score in by_slice.items():
         there = [row["right"]["accuracy"] for row in rows if row["slice"] == json.loads(where)]
@@ -238,7 +240,7 @@ def test_the_playground_keeps_its_answers(model, tmp_path, capsys):
     path = tmp_path / entry["answers"]["file"]
     assert main(command) == 0
     path.write_text(path.read_text().replace("true", "false", 1).replace("false", "true", 1))
-    path.write_text(path.read_text().replace('"said": "', '"said": "not ', 1))
+    path.write_text(path.read_text().replace('"output": "', '"output": "not ', 1))
     capsys.readouterr()
     assert main(command) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -34,8 +34,8 @@ while time.monotonic() < end and (not got or plan.get("deaf")):
 if got:
     time.sleep(plan.get("saves", 0))
 if "why" in plan:
-    message, told = plan["why"]
-    note = {"message": message, "told": told, "timestamp": int(time.time()), "time": time.time()}
+    message, printed = plan["why"]
+    note = {"message": message, "printed": printed, "timestamp": int(time.time()), "time": time.time()}
     pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(note))
     time.sleep(plan.get("dies", 0))
 if "kill" in plan:

@@ -220,7 +220,7 @@ def test_a_run_evaluated_again_is_not_a_second_run(tmp_path):
     )
     for folder in (tmp_path, tmp_path / "runs" / "b"):
         numbers, _ = runs_frame([folder])
-        assert set(rows(numbers, "model", "value", setting="depo1-225, asked again")) == {("b/step-00000800", 50.0)}
+        assert set(rows(numbers, "model", "value", setting="depo1-225, evaluated again")) == {("b/step-00000800", 50.0)}
     numbers, _ = runs_frame([tmp_path])
     pairs = paired(numbers).filter(pl.col("slice") == "k=4")
     assert rows(pairs, "base_model", "canon_model") == [("a", "b")]

@@ -64,7 +64,7 @@ def test_saved_answers_are_reused(tmp_path):
     (path,) = (tmp_path / "answers").glob("*.jsonl")
     assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == [5, 4, 3, 2]
     with path.open("ab") as file:
-        file.write('{"index": 1, "said": "ü'.encode()[:-1])  # as a killed process leaves it
+        file.write('{"index": 1, "output": "ü'.encode()[:-1])  # as a killed process leaves it
     second, counted = Calculator(), []
     result = Results(tmp_path, ABOUT).ask("sums", Sums(), {}, second, counted.append)
     assert sorted(second.questions) == [0, 1]

@@ -95,15 +95,15 @@ def test_explanations_of_verdicts(tiny):
     sample = tiny.read([0, 1, 2, 2, 2])
     message = "not in the language: at token"
     for output, why in (
-        ([1, 2, 2, 1], f"said 4 tokens; {message} 4 no sentence that starts like this goes on with 1"),
-        ([2, 1, 2], f"said 3 tokens; {message} 3 no sentence that starts like this goes on with 2"),
-        ([1, 2, 0, 2, 2], f"said 2 tokens; {message} 3 the sentence is not complete"),
-        ([0, 1, 2, 1], f"said nothing; {message} 1 the sentence is not complete"),
-        ([], f"said nothing; {message} 1 the sentence is not complete"),
-        ([1, 3, 2, 2], f"said 4 tokens; {message} 2 expected 1 … 2, got <3>"),
-        ([1, True, 2, 2], f"said 4 tokens; {message} 2 expected 1 … 2, got <None>"),
-        ([1, 2, 2, 2.0], f"said 4 tokens; {message} 4 expected 1 … 2, got <None>"),
-        ([1, 2, 2, 2, 1, 1], f"said 6 tokens; {message} 5 no sentence that starts like this goes on with 1"),
+        ([1, 2, 2, 1], f"got 4 tokens; {message} 4 no sentence that starts like this goes on with 1"),
+        ([2, 1, 2], f"got 3 tokens; {message} 3 no sentence that starts like this goes on with 2"),
+        ([1, 2, 0, 2, 2], f"got 2 tokens; {message} 3 the sentence is not complete"),
+        ([0, 1, 2, 1], f"got nothing; {message} 1 the sentence is not complete"),
+        ([], f"got nothing; {message} 1 the sentence is not complete"),
+        ([1, 3, 2, 2], f"got 4 tokens; {message} 2 expected 1 … 2, got <3>"),
+        ([1, True, 2, 2], f"got 4 tokens; {message} 2 expected 1 … 2, got <None>"),
+        ([1, 2, 2, 2.0], f"got 4 tokens; {message} 4 expected 1 … 2, got <None>"),
+        ([1, 2, 2, 2, 1, 1], f"got 6 tokens; {message} 5 no sentence that starts like this goes on with 1"),
     ):
         (verdict,) = tiny.grade(sample, [output])
         assert (verdict.correct, verdict.why) == (False, why)
@@ -135,7 +135,7 @@ def test_junk_is_wrong_and_never_raises(junk, seed):
         for query, verdict in zip(sample.queries, task.grade(sample, output), strict=True):
             assert not verdict.correct  # the shortest sentence has 97 tokens
             assert verdict.slice == query.slice
-            assert verdict.why.startswith("said ")
+            assert verdict.why.startswith("got ")
             assert "\n" not in verdict.why
 
 

@@ -172,7 +172,7 @@ def _outcome_of_the_first_to_fail(noted: list[Rank], code: int) -> Outcome:
     message = notes[first.rank]["message"]
     if notes.get(0, {}).get("message") == message:  # all fail for the same reason
         first = noted[0]
-        if notes[0]["told"]:
+        if notes[0]["printed"]:
             return Outcome(first.code or code)
     code = first.code or code
     log = f" (whole log: {first.log})" if first.log else ""

@@ -71,7 +71,7 @@ def finals(gathered: Iterable[Gathered]) -> "tuple[pl.DataFrame, list[LeftOut]]"
             known = set().union(*(finals.get(part, set()) for part in _parts(each, one.folder)))
             try:
                 for row in list(_of_evaluated(each, name, one.folder)):
-                    again = {"setting": f"{row['setting']}, asked again"} if _question(row) in known else {}
+                    again = {"setting": f"{row['setting']}, evaluated again"} if _question(row) in known else {}
                     rows.append(row | again)  # a second answer to a question makes no second pair of the run
             except DAMAGE as error:
                 left_out.append(LeftOut(name, f"not readable: {type(error).__name__}: {error}"))

@@ -120,7 +120,7 @@ def _scores_of(
 ) -> list[Score]:
     def keep(answer: Answer) -> None:
         row = {"index": len(answers), "slice": answer.slice, "question": answer.question, "answer": answer.answer}
-        row |= {"said": answer.model_answer, "right": {"accuracy": answer.correct}}
+        row |= {"output": answer.model_answer, "right": {"accuracy": answer.correct}}
         answers.append(row if answer.finite else {**row, "finite": False})
 
     answers = [] if rows is None else rows

@@ -1,11 +1,11 @@
 """`results.json` of an evaluated model, and files of its answers, written as they come in.
 
     OUT/results.json                 {"model": {…}, "results": [{"suite", "name", "settings", "scores": […], …}, …]}
-    OUT/answers/multihop-1hop-2k-….jsonl   one line per question: index, slice, answer, said, right
+    OUT/answers/multihop-1hop-2k-….jsonl   one line per question: index, slice, answer, output, right
 
-Suite, name and settings identify an entry. Questions with an answer are not asked again, unless a killed process left
-half a line. Several processes may write to one OUT, each to its own entries. An entry has the file of its answers and
-their sha256, so that changed answers are detected.
+Suite, name and settings identify an entry. Questions with an answer are not evaluated again, unless a killed process
+left half a line. Several processes may write to one OUT, each to its own entries. An entry has the file of its answers
+and their sha256, so that changed answers are detected.
 """
 
 import hashlib
@@ -143,7 +143,7 @@ class Results:
         with TextIOWrapper(append(path), encoding="utf-8") as file:
             for place, text in self._written(questions, unanswered, write):
                 index, question = numbers[place], unanswered[numbers[place]]
-                row = {"index": index, "slice": dict(question.slice), "answer": question.answer, "said": text}
+                row = {"index": index, "slice": dict(question.slice), "answer": question.answer, "output": text}
                 row["right"] = questions.grade(question, text)
                 if place in not_finite:
                     row["finite"] = False
@@ -201,7 +201,7 @@ def _key(*parts: Any) -> str:
 
 def read_answers(folder: Path, entry: Mapping[str, Any]) -> list[Row]:
     """The answers of an entry of `folder/results.json`, in the order of the questions: `{"index", "slice", "answer",
-    "said", "right"}` with the right answer, the model's text and whether it is right by each measure; for the
+    "output", "right"}` with the right answer, the model's text and whether it is right by each measure; for the
     playground also `question`.
 
     ValueError: the entry names no answers, they cannot be read, or its scores are from other answers.

@@ -225,8 +225,8 @@ class Task:
         answer = (answer or [])[: len(expected_answer)]
         if answer == expected_answer and not any(isinstance(token, bool | float) for token in answer):
             return Verdict(True, query.slice, "")
-        got = f"said '{self.vocab.text(answer)}'" if answer else "said nothing"
-        return Verdict(False, query.slice, f"{got}, is '{self.vocab.text(expected_answer)}'")
+        got = f"'{self.vocab.text(answer)}'" if answer else "nothing"
+        return Verdict(False, query.slice, f"expected '{self.vocab.text(expected_answer)}', got {got}")
 
     def show(self, sample: Sample) -> list[tuple[str, str]]:
         """(token name, role) for every token; roles: marker, context, question, answer."""

@@ -57,7 +57,7 @@ def recording_failure() -> Iterator[None]:
             message = str(error) if one_line else f"{type(error).__name__}: {error}"
             now = time.time()  # torchrun expects whole seconds
             with suppress(OSError):
-                write_json(Path(path), {"message": message, "told": one_line, "timestamp": int(now), "time": now})
+                write_json(Path(path), {"message": message, "printed": one_line, "timestamp": int(now), "time": now})
         raise
 
 

@@ -140,7 +140,7 @@ class Lano(Task):
         flaw = self._flaw([*sample.tokens[1 : query.start].tolist(), *tokens])
         if flaw is None:
             return Verdict(True, query.slice, "")
-        got = f"said {len(tokens)} tokens" if tokens else "said nothing"
+        got = f"got {len(tokens)} tokens" if tokens else "got nothing"
         return Verdict(False, query.slice, f"{got}; not in the language: at token {flaw[0]} {flaw[1]}")
 
     def _flaw(self, sentence: Sequence[int | None]) -> tuple[int, str] | None:
