@@ -32,7 +32,7 @@ SMALLER = {
     "data multihop": "--n 50",
     "profile": "--tasks copying",
 }
-"""What is added to commands that begin like this."""
+"""Added to the commands that begin like this."""
 
 ELSEWHERE = {
     "--slurm|--executor slurm": "make test-slurm has a cluster",
@@ -72,10 +72,10 @@ def run(command: str, *more: str) -> None:
 
 
 def parse(command: str) -> None:
-    found, words = get_command(app), shlex.split(command, comments=True)
-    while hasattr(found, "commands"):
-        found, words = found.commands[words[0]], words[1:]
-    found.make_context("canonlm", words)  # it must not raise
+    parser, words = get_command(app), shlex.split(command, comments=True)
+    while hasattr(parser, "commands"):
+        parser, words = parser.commands[words[0]], words[1:]
+    parser.make_context("canonlm", words)  # it must not raise
 
 
 @pytest.fixture(scope="module")
