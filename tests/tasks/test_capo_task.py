@@ -157,7 +157,7 @@ def test_grading():
     wrong[query.stop - 1] = 1
     (verdict,) = [verdict for verdict in task.grade(sample, wrong) if not verdict.correct]
     assert verdict.slice == {"attribute": "company"}
-    assert verdict.why.endswith(f", is '{sample.meta['company']}'")
+    assert verdict.why.startswith(f"expected '{sample.meta['company']}', got '")
     for junk in (None, [], [None], "x", [[0, -1, 10**9, True]], 5):
         assert not any(verdict.correct for verdict in task.grade(sample, junk))
     questions = task.question(0, 3, "field")
