@@ -19,7 +19,7 @@ SOLVING = (
     "Share of seeds with half, and 99 %, of the answers right at any evaluation so far, by step. A seed that never got "
     "there is censored: its line ends with a marker below 100 %, which says nothing about later steps."
 )
-BY_STEP = "Score while training, against steps. Thin lines: single seeds. Bold lines: their mean."
+BY_STEP = "Score during training, against steps. Thin lines: single seeds. Bold lines: their mean."
 BY_TIME = "The same against minutes of training, at the median speed of the architecture's runs, without evaluations."
 
 
@@ -35,7 +35,7 @@ def html(profile: Profile, command: str) -> str:
         *fold("Task by task", [{"list": verdicts(profile)}]),
         *fold("What else limits this comparison", [{"list": limits[1:]}]),
         *fold("When a task is solved", [chart("solved", SOLVING, solved(profile)), _solved(profile)]),
-        *fold("Scores while training", [chart("steps", BY_STEP, curves(profile, by_time=False)),
+        *fold("Scores during training", [chart("steps", BY_STEP, curves(profile, by_time=False)),
                                         chart("time", BY_TIME, curves(profile, by_time=True))]),
         *fold("What it costs", _costs(profile)),
         *fold("Every reported run", [_runs(profile)]),

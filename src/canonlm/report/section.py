@@ -130,7 +130,7 @@ def _charts(archs: Sequence[Architecture], section: Section, number: int) -> lis
     charts = []
     measures = summary.measures_of(archs)
     if slices := primary(summary.slices_of(archs)):
-        caption = f"{sentence(score_of(section.task).share)} while training. {CURVES}"
+        caption = f"{sentence(score_of(section.task).share)} during training. {CURVES}"
         caption += " The dotted line is what guessing scores." if section.chance else ""
         charts.append(chart(f"curves-{number}", caption, learning_curves(archs, slices, section.chance)))
     if measures:

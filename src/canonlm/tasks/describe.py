@@ -32,7 +32,7 @@ class Score:
     """
 
     measure: str = ""
-    share: str = "share answered correctly"
+    share: str = "fraction of correct answers"
     slice: str = ""
     two_state: bool = True
 

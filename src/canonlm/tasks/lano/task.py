@@ -65,7 +65,7 @@ class Lano(Task):
             log=True,
         )
     }
-    score = Score(share="share of valid sentences", slice="from=start", two_state=False)
+    score = Score(share="fraction of valid sentences", slice="from=start", two_state=False)
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
