@@ -34,11 +34,8 @@ SMALLER = {
 }
 """Added to the commands that begin like this."""
 
-ELSEWHERE = {
-    "--slurm|--executor slurm": "make test-slurm has a cluster",
-    "harness --published|lm-eval": "needs more of the Hub's datasets",
-}
-"""Commands that are only parsed here."""
+ONLY_PARSED = re.compile("--slurm|--executor slurm|harness --published|lm-eval")
+"""Commands that need a cluster, which `make test-slurm` has, or more of the Hub's datasets."""
 
 ROWS = {
     "baber/piqa": {"goal": "To dry a coat,", "sol1": "hang it up.", "sol2": "put it in a pond.", "label": 0},
@@ -120,9 +117,11 @@ def test_the_commands_of_a_page_run(page, stage, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     codes = files_of(page) or [text for _, text in FENCE.findall(page.read_text()) if "\n@task(" in text][:1]
     Path("mine.py").write_text("\n".join(codes or files_of(ROOT / "docs/add-a-mixer.md")))
+    if "canonlm train debug " in page.read_text():
+        shutil.rmtree("runs/debug")  # it makes its own
     for line in long_commands(page):
         command = line.removeprefix("canonlm ")
-        if any(re.search(pattern, command) for pattern in ELSEWHERE):
+        if ONLY_PARSED.search(command):
             parse(command)
             continue
         run(command, *(more for start, more in SMALLER.items() if re.match(start, command)))
