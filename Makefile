@@ -74,7 +74,7 @@ docs: .venv-docs/installed  ## the docs as a site, in build/site: open index.htm
 	.venv-docs/bin/pip install -q -c constraints.txt mkdocs-material 'mkdocstrings[python]' ruff
 	touch $@
 
-dist:  ## what would be published, in dist/, and a training run with the wheel in a fresh environment; six minutes
+dist:  ## what would be published, in dist/, and a training run with the wheel in a fresh environment; one to two minutes
 	.ci/dist
 
 bench: .venv/installed-dev  ## the numbers that README and docs quote
