@@ -1,6 +1,7 @@
 """The ledger of claims: from rows of kept runs to verdicts, estimates and pages."""
 
 import csv
+import os
 import re
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def kept(tmp_path_factory):
                 "setting": "depo-micro",
                 "arch": arch,
                 "lr": "0.001",
-                "machine": "a <b>machine</b>",
+                "machine": "a <b>machine</b>\x1b[31m",
             }
             base |= {"seed": "0", "split": "test", "steps": "600", "loss": "1", "commit": "abcdef0123456789"}
             for step, count in ((300, 10), (600, correct)):
@@ -70,7 +71,7 @@ def test_kept_runs_decide_a_claim(kept):
     assert estimate.value == pytest.approx(60)
     assert 50 < estimate.low < 60 < estimate.high < 70
     assert str(estimate).startswith("+60.0 [+")
-    assert (depth.machines, depth.commits) == (("a <b>machine</b>",), ("abcdef0123456789",))
+    assert (depth.machines, depth.commits) == (("a <b>machine</b>�[31m",), ("abcdef0123456789",))
     assert entries["C10"].state == "untested"
     assert entries["C10"].reason == "no runs yet: canonlm replicate fig7 --scale micro"
     assert entries["C05"].state == "untested"
@@ -100,7 +101,9 @@ def test_both_pages_have_every_claim_and_escape_markup(kept):
         assert entry.id in heads
         assert re.search(rf"^\| {entry.id} \|", text, re.MULTILINE)
     assert "a <b>machine" in visible_text(page)
-    assert "<b>machine" not in page
+    assert "<b>machine" not in page + text
+    assert "\x1b" not in page + text
+    assert r"a &lt;b&gt;machine&lt;/b&gt;�\[31m" in text
     assert summary(entries) in text
     assert sum(map(int, re.findall(r"\d+", summary(entries))[1:])) == len(entries) == 51
 
@@ -109,6 +112,7 @@ def test_the_command(kept, capsys, tmp_path):
     assert main(["claims", "c06", "--runs", str(kept)]) == 0
     out = capsys.readouterr().out
     assert "C06  supported" in out
+    assert "\x1b" not in out
     assert "llama+canon - llama: +60.0 [" in out
     assert main(["claims", "--runs", str(kept), "--out", str(tmp_path / "claims.md")]) == 0
     assert (tmp_path / "claims.md").read_text().startswith("# What the paper claims")
@@ -126,3 +130,77 @@ def test_the_command(kept, capsys, tmp_path):
 def test_bad_arguments(arguments, message, capsys):
     assert main(["claims", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+GOOD = "run,depo-micro,llama,2L128D,,0.001,0,test,600,600,k=1 3/4; k=2 2/4,kl 0.5,1.5,60,,abc,a machine"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("3/4", "9/4", "more right answers than questions, 9/4"),
+        ("3/4", "-5/4", 'slices: expected such as k=1 3/4, got "k=1 -5/4"'),
+        ("3/4", "5/0", "more right answers than questions, 5/0"),
+        ("3/4", "0/0", "slices: expected at least one question"),
+        ("3/4", "5", "slices: expected such as"),
+        ("3/4", "5/7/9", "slices: expected such as"),
+        ("3/4", "1/" + "1" * 400, "expected a count"),
+        ("3/4", "1/" + "1" * 5000, "4300 digits"),
+        ("k=1 3/4; k=2 2/4,kl 0.5", ",", "expected slices or measures, got neither"),
+        ("kl 0.5", "kl nan", 'kl: expected a finite number, got "nan"'),
+        ("kl 0.5", "kl 1e999", "kl: expected a finite number"),
+        ("kl 0.5", "kl", 'measures: expected a finite number, got "kl"'),
+        (",1.5,", ",-inf,", 'loss: expected a finite number, got "-inf"'),
+        (",600,600,", ",-600,600,", "expected a count, got -600"),
+        (",600,600,", ",,600,", "invalid literal"),
+        (",600,600,", ",500,600,", "a finished run has an evaluation after its last step"),
+        (",600,600,", ",0,0,", "a finished run has an evaluation after its last step"),
+        (",a machine", "", "expected 17 fields, got 16"),
+        (",a machine", ",a,b", "expected 17 fields, got 18"),
+        ("a machine", '"a machine', "unexpected end of data"),
+        ("a machine", "a" * 200_000, "field larger than field limit"),
+        ("a machine", f"a machine\n{GOOD.replace('3/4', '4/4')}", "another row of run has other numbers for step 600"),
+        ("a machine", f"a machine\n{GOOD.replace('600,600', '300,700')}", "another row of run has 600 steps"),
+    ],
+)
+def test_a_kept_row_that_no_run_wrote_is_named(old, new, message, tmp_path):
+    path = tmp_path / "depo-micro.csv"
+    assert old in GOOD
+    path.write_text(f"{','.join(ledger.COLUMNS)}\n{GOOD}\n{GOOD.replace('600,600', '300,600')}\n")
+    [outcome] = ledger.read(tmp_path).values()  # as it is, it can be read
+    assert outcome.final.accuracy == (3 / 4 + 2 / 4) / 2
+    path.write_text(f"{','.join(ledger.COLUMNS)}\n{GOOD.replace(old, new)}\n")
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        ledger.read(tmp_path)
+    assert re.match(rf"{re.escape(str(path))}, line [23]: ", str(error.value))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "device", "columns", "latin-1", "broken link"])
+def test_a_kept_file_that_is_none_is_named(kind, tmp_path, capsys):
+    path = tmp_path / "depo-micro.csv"
+    make = {
+        "fifo": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+        "device": lambda: path.symlink_to("/dev/zero"),
+        "columns": lambda: path.write_text("a,b\n"),
+        "latin-1": lambda: path.write_bytes(b"\xff"),
+        "broken link": lambda: path.symlink_to("nowhere"),
+    }
+    make[kind]()
+    for command in (["claims", "--runs"], ["replicate", "fig7", "--dry-run", "--export"]):
+        assert main([*command, str(tmp_path)]) == 2
+        assert capsys.readouterr().err.startswith(f"canonlm: {path}")
+
+
+def test_a_kept_run_without_a_slice_of_the_claim_is_named(kept, tmp_path):
+    text = (kept / "depo-micro.csv").read_text()
+    (tmp_path / "depo-micro.csv").write_text(re.sub(r"k=1 \d+/100; ", "", text))
+    with pytest.raises(ValueError, match=r"line \d+: expected answers on the slice k=1 at step \d+, got k=2"):
+        claims(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[1]", '{"experiments": [1]}', '{"experiments": {"a": 1}}', "5"])
+def test_a_note_that_is_none_is_named(content, tmp_path):
+    (tmp_path / "experiment.json").write_text(content)
+    with pytest.raises(ValueError, match=r"experiment\.json: expected experiments and their sha256, got"):
+        ledger.note(tmp_path, {"fig7-micro": "abc"}, "")

@@ -5,7 +5,9 @@ claims by them. The package contains the files of our runs (`OWN_RESULTS`).
 """
 
 import csv
-import json
+import math
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,18 +16,22 @@ from io import StringIO
 from pathlib import Path
 from typing import Literal
 
+from canonlm.errors import brief, expected, shown, writing
 from canonlm.experiments import grid, schema
 from canonlm.experiments.outcomes import Outcome, read_outcome
 from canonlm.experiments.plan import plan as plan_of
 from canonlm.experiments.schema import Experiment
 from canonlm.experiments.verdicts import Verdict, judge
-from canonlm.files import write_text
+from canonlm.files import write_json, write_text
 from canonlm.runs.folder import read_json
-from canonlm.runs.rows import Count, Evaluation
+from canonlm.runs.rows import Evaluation, count, counted, finite, one_line
 from canonlm.train.config import RunConfig
+from canonlm.untrusted import read_object, read_text
 
 OWN_RESULTS = Path(__file__).parent / "kept"
 """CSV files of the runs that we made."""
+
+_PLACE = "place"  # of a row, beside its columns: the file and the line
 
 COLUMNS = (
     *("run", "setting", "arch", "size", "difficulty", "lr", "seed", "split", "step", "steps", "slices", "measures"),
@@ -66,7 +72,7 @@ def entries(folder: Path, scale: str = "micro", seed_set: int = 0) -> list[Entry
     scale."""
     rows = list(_rows(folder))
     outcomes = _outcomes(rows)
-    about = {row["run"]: (row["machine"], row["commit"]) for row in rows}
+    about = {row["run"]: (one_line(row["machine"]), one_line(row["commit"])) for row in rows}
     verdicts = {each.claim: each for name in schema.names() for each in judge(_loaded(name, seed_set), scale, outcomes)}
     judged = []
     for claim in claims():
@@ -108,13 +114,14 @@ def export(experiments: Iterable[Experiment], scale: str, out: Path, folder: Pat
             added += 1
     for setting, rows in new.items():
         path = folder / f"{setting}.csv"
-        folder.mkdir(parents=True, exist_ok=True)
         rows = sorted([*_rows_of(path), *rows], key=lambda row: (row["arch"], row["size"], row["split"], row["run"]))
         text = StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        write_text(path, text.getvalue())
+        with writing("--export", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(path, text.getvalue())
     return added
 
 
@@ -143,14 +150,16 @@ def _all_of(experiment: Experiment, point: grid.Point, plan: Mapping[str, object
 
 
 def _new_rows(folder: Path, name: str, point: grid.Point, config: RunConfig, outcome: Outcome) -> list[dict[str, str]]:
-    env, note, result = (read_json(folder / f"{file}.json") or {} for file in ("env", "experiment", "result"))
+    env, result = (read_object(folder / f"{file}.json") for file in ("env", "result"))
+    experiments, commit = noted(folder)
+    seconds = result.get("train_seconds")
     common = {
         "run": name, "setting": point.setting, "arch": point.arch, "size": grid.size_of(config),
         "difficulty": point.difficulty or "", "lr": f"{config.train.optim.lr:g}", "seed": str(config.train.seed),
         "split": config.train.eval_split, "steps": str(outcome.steps),
-        "seconds": f"{result.get('train_seconds') or 0:.0f}",
-        "experiments": " ".join(f"{key}:{sha[:12]}" for key, sha in sorted(note.get("experiments", {}).items())),
-        "commit": note.get("commit", ""), "machine": str(env.get("machine", "")),
+        "seconds": f"{seconds if finite(seconds) else 0:.0f}",
+        "experiments": " ".join(f"{key}:{sha[:12]}" for key, sha in sorted(experiments.items())),
+        "commit": commit, "machine": one_line(str(env.get("machine", ""))),
     }  # fmt: skip
     return [
         {
@@ -170,35 +179,87 @@ def _rows(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def _rows_of(path: Path) -> list[dict[str, str]]:
-    if not path.is_file():
+    """The rows of a file, each with its `place`. ValueError, with the line, for anything but rows as `export` writes
+    them."""
+    if not os.path.lexists(path):
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    if rows and tuple(rows[0]) != COLUMNS:
-        raise ValueError(f"{path}: expected the columns {', '.join(COLUMNS)}, got {', '.join(rows[0])}")
-    return rows
+    reader, rows = csv.reader(StringIO(read_text(path), newline=""), strict=True), []
+    try:
+        for fields in reader:
+            if reader.line_num == 1 and tuple(fields) != COLUMNS:
+                raise ValueError(f"expected the columns {', '.join(COLUMNS)}, got {brief(', '.join(fields))}")
+            if fields and len(fields) != len(COLUMNS):
+                raise ValueError(f"expected {len(COLUMNS)} fields, got {len(fields)}")
+            if fields:
+                rows.append({**dict(zip(COLUMNS, fields, strict=True)), _PLACE: f"{path}, line {reader.line_num}"})
+    except (csv.Error, ValueError) as error:
+        raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
+    return rows[1:]
 
 
-def _outcomes(rows: Iterable[dict[str, str]]) -> dict[str, Outcome | None]:
-    evals: dict[str, list[Evaluation]] = {}
+def _outcomes(rows: Iterable[Mapping[str, str]]) -> dict[str, Outcome | None]:
+    """The outcomes of runs. ValueError, with file and line: numbers that no run has, or rows that contradict."""
+    evals: dict[str, dict[int, Evaluation]] = {}
     steps: dict[str, int] = {}
     for row in rows:
-        counts = (part.rsplit(" ", 1) for part in row["slices"].split("; ") if part)
-        slices = {key: Count(*map(int, count.split("/"))) for key, count in counts}
-        measures = {key: float(value) for key, value in (p.rsplit(" ", 1) for p in row["measures"].split("; ") if p)}
-        loss = float(row["loss"]) if row["loss"] else None
-        evals.setdefault(row["run"], []).append(Evaluation(int(row["step"]), slices, loss, measures))
-        steps[row["run"]] = int(row["steps"])
-    return {
-        name: Outcome(steps[name], tuple(sorted(rows_of_run, key=lambda row: row.step)))
-        for name, rows_of_run in evals.items()
-    }
+        try:
+            one, name = _evaluation(row), row["run"]
+            if evals.setdefault(name, {}).setdefault(one.step, one) != one:
+                raise ValueError(f"another row of {brief(name)} has other numbers for step {one.step}")
+            if steps.setdefault(name, number := count(row["steps"])) != number:
+                raise ValueError(f"another row of {brief(name)} has {steps[name]} steps, and not {number}")
+        except ValueError as error:
+            raise ValueError(f"{row[_PLACE]}: {error}") from None
+    outcomes: dict[str, Outcome | None] = {}
+    for name, of_run in evals.items():
+        try:
+            outcomes[name] = Outcome(steps[name], tuple(of_run[step] for step in sorted(of_run)))
+        except ValueError as error:
+            raise ValueError(f"{of_run[max(of_run)].place}: {brief(name)}: {error}") from None
+    return outcomes
+
+
+def _evaluation(row: Mapping[str, str]) -> Evaluation:
+    slices = {}
+    for part in filter(None, row["slices"].split("; ")):
+        if not (match := re.fullmatch(r"(.+) ([0-9]+)/([0-9]+)", part)):
+            raise ValueError(f"slices: expected such as k=1 3/4, got {shown(part)}")
+        slices[match[1]] = counted(match[2], match[3])
+        if not slices[match[1]].total:
+            raise ValueError(f"slices: expected at least one question, got {shown(part)}")
+    measures = dict(part.rpartition(" ")[::2] for part in row["measures"].split("; ") if part)
+    numbers = {key: _number(key, value) for key, value in measures.items()}
+    if not slices and not measures:
+        raise ValueError("expected slices or measures, got neither")
+    loss = _number("loss", row["loss"]) if row["loss"] else None
+    return Evaluation(count(row["step"]), slices, loss, numbers, place=row[_PLACE])
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not finite(number):
+        raise expected(key or "measures", "a finite number", text)
+    return number
+
+
+def noted(folder: Path) -> tuple[dict[str, str], str]:
+    """The experiments that a run was trained for, with their sha256, and the commit, from `experiment.json`. ValueError
+    if it holds anything else."""
+    path = folder / "experiment.json"
+    value = read_json(path)
+    content = {} if value is None else value
+    experiments = content.get("experiments", {}) if isinstance(content, dict) else None
+    if not isinstance(experiments, dict) or not all(isinstance(sha, str) for sha in experiments.values()):
+        raise expected(str(path), "experiments and their sha256", content)
+    return experiments, one_line(str(content.get("commit", "")))
 
 
 def note(folder: Path, experiments: Mapping[str, str], commit: str) -> None:
     """Write the experiments that need a run, and their sha256, to its folder; existing notes are kept."""
-    path = folder / "experiment.json"
-    noted = read_json(path) or {}
-    written = {"experiments": {**experiments, **noted.get("experiments", {})}, "commit": noted.get("commit", commit)}
-    if written != noted:
-        write_text(path, json.dumps(written, indent=1) + "\n")
+    before, first_commit = noted(folder)
+    if not experiments.keys() <= before.keys():
+        written = {"experiments": {**experiments, **before}, "commit": first_commit or commit}
+        write_json(folder / "experiment.json", written)

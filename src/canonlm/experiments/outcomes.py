@@ -21,7 +21,7 @@ class Outcome:
         return self.evals[-1]
 
     def __post_init__(self) -> None:
-        if not self.evals or self.evals[-1].step != self.steps:
+        if not self.evals or self.steps < 1 or self.evals[-1].step != self.steps:
             raise ValueError("a finished run has an evaluation after its last step")
 
 
@@ -65,8 +65,8 @@ def diverged(outcome: Outcome, measure: str | None) -> bool:
 
 def accuracy(row: Evaluation, slices: Sequence[str]) -> float:
     """Mean accuracy over `slices`, or over those of the primary scale if `slices` is empty."""
-    keys = slices or primary(row.slices)
-    return sum(row.slices[key].accuracy for key in keys) / len(keys)
+    keys = slices or primary(row.slices) or ["all"]
+    return sum(row.answers(key).accuracy for key in keys) / len(keys)
 
 
 def step_at(outcome: Outcome, slices: Sequence[str], threshold: float) -> float:

@@ -155,8 +155,8 @@ def _task(
 
 def _compared(arm: Arm, first: Arm, slices: Sequence[str], setting: Setting, pairs: int) -> Comparison:
     sides = arm.outcomes, first.outcomes
-    ours, theirs = ({key: [each.final.slices[key].accuracy for each in side] for key in slices} for side in sides)
-    questions = min(each.final.slices[key].total for side in sides for each in side for key in slices)
+    ours, theirs = ({key: [each.final.answers(key).accuracy for each in side] for key in slices} for side in sides)
+    questions = min(each.final.answers(key).total for side in sides for each in side for key in slices)
     return compare(ours, theirs, questions, pairs=pairs, two_state=setting.two_state)
 
 
@@ -197,7 +197,7 @@ def _arm(
 def _score(done: Sequence[Outcome], slices: Sequence[str], setting: Setting) -> Spread | None:
     if not done:
         return None
-    questions = min(sum(outcome.final.slices[key].total for key in slices) for outcome in done)
+    questions = min(sum(outcome.final.answers(key).total for key in slices) for outcome in done)
     values = [accuracy(outcome.final, slices) for outcome in done]
     return spread_of(values, questions, two_state=setting.two_state)
 

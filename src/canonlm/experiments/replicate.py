@@ -138,7 +138,7 @@ def register(experiment: Experiment, scale: str, out: Path, commit: str = "") ->
 def of_another_version(experiment: Experiment, scale: str, out: Path, names: Collection[str]) -> int:
     """The number of these runs that were trained for another version of the experiment's file."""
     key = f"{experiment.name}-{scale}"
-    noted = [(read_json(out / "runs" / name / "experiment.json") or {}).get("experiments", {}) for name in names]
+    noted = [ledger.noted(out / "runs" / name)[0] for name in names]
     return sum(each.get(key, experiment.sha256) != experiment.sha256 for each in noted)
 
 

@@ -178,8 +178,8 @@ def _compared(
     else:
         slices = slices or primary(sides[0][0][0].final.slices)
         bests = [[max(seed, key=lambda each: accuracy(each.final, slices)) for seed in side] for side in sides]
-        values = [{key: [each.final.slices[key].accuracy for each in side] for key in slices} for side in bests]
-        questions = min(each.final.slices[key].total for side in bests for each in side for key in slices)
+        values = [{key: [each.final.answers(key).accuracy for each in side] for key in slices} for side in bests]
+        questions = min(each.final.answers(key).total for side in bests for each in side for key in slices)
         two_state = setting.two_state
     if claim.relative:
         reference = float(np.mean([*values[-1].values()])) or 1.0

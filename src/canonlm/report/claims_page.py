@@ -1,6 +1,8 @@
 """The ledger of claims as an HTML page and as Markdown."""
 
+import re
 from collections.abc import Sequence
+from html import escape as html_escape
 
 from ..experiments.claims import STATES, Claim, Estimate, summary
 from .blocks import Block, Cell, cell, chart, fold, page, table
@@ -101,9 +103,14 @@ def markdown(entries: Sequence[Claim]) -> str:
 def _cells(claim: Claim) -> str:
     estimates = "<br>".join(f"{_cell(each.what)}: **{each}**" for each in claim.estimates)
     text = _cell(claim.text) + (f"<br>*{_cell(claim.reason)}*" if claim.reason else "")
-    evidence = "; ".join([claim.source, *_facts(claim)])
+    evidence = "; ".join([claim.source, *map(_literal, _facts(claim))])
     return " | ".join([text, estimates, _cell(claim.paper) or "–", _cell(evidence)])
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def _literal(text: str) -> str:
+    """A text from a file, which Markdown and HTML show as it is."""
+    return re.sub(r"([\\`*\[\]])", r"\\\1", html_escape(text, quote=False))

@@ -103,6 +103,14 @@ class Evaluation:
     loss: float | None = None
     measures: Mapping[str, float] = field(default_factory=dict)
     unusable: tuple[str, ...] = ()  # names of measures without a usable number, as a diverged run has them
+    place: str = field(default="", compare=False, repr=False)  # the file, and perhaps the line, for errors
+
+    def answers(self, key: str) -> Count:
+        """The answers on a slice. ValueError if the row lacks it."""
+        if key not in self.slices:
+            listed = ", ".join(self.slices) or "none"
+            raise ValueError(f"{self.place}: expected answers on the slice {key} at step {self.step}, got {listed}")
+        return self.slices[key]
 
     @property
     def accuracy(self) -> float:
@@ -215,10 +223,7 @@ def evaluation(row: Any, step: int | None = None) -> Evaluation:
     """The eval row of a run on a task."""
     slices = {}
     for entry in row["slices"]:
-        answers = Count(count(entry["correct"]), count(entry["total"]))
-        if not 0 <= answers.correct <= answers.total:
-            raise ValueError("more right answers than questions")
-        if answers.total:
+        if (answers := counted(entry["correct"], entry["total"])).total:
             slices[one_line(slice_key(entry["slice"]))] = answers
     if not slices:
         raise ValueError("no questions")
@@ -281,10 +286,18 @@ def finite(value: Any) -> TypeGuard[float]:
 
 
 def count(value: Any) -> int:
-    """An integer from a file. Raises one of `DAMAGE`, also if it is too large for a count."""
-    if abs(number := int(value)) > MAX_COUNT:
-        raise ValueError("too large a number")
+    """A count from a file. Raises one of `DAMAGE`, also if it is negative or too large for a count."""
+    if not 0 <= (number := int(value)) <= MAX_COUNT:
+        raise ValueError(f"expected a count, got {str(value)[:MAX_LETTERS]}")
     return number
+
+
+def counted(correct: Any, total: Any) -> Count:
+    """The answers on a slice, from a file. Raises one of `DAMAGE`."""
+    answers = Count(count(correct), count(total))
+    if answers.correct > answers.total:
+        raise ValueError(f"more right answers than questions, {answers.correct}/{answers.total}")
+    return answers
 
 
 def known_count(value: Any) -> int | None:
