@@ -1,23 +1,34 @@
 """Files that are complete or absent: written under a temporary name, flushed to disk, renamed.
 
-Temporary names start with a dot and contain ".tmp-" and the process id; `remove_leftovers` removes those of killed
-processes.
+All files are written by this module, as a folder may be somebody else's: a new file never follows a link and never
+opens a file that is there, and its temporary name cannot be guessed. Sub-folders of a folder that the user named are
+made by `make_folder`, which refuses links.
+
+A temporary name is `.NAME.tmp-MACHINE-RANDOM`. Its owner holds a lock on it, so the next process that writes NAME on
+this machine can remove those of killed processes.
 """
 
+import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+from zlib import crc32
 
 from pydantic import BaseModel, ConfigDict
 
-from canonlm.untrusted import open_regular
+from canonlm.untrusted import LINKS, is_inside, linked_disks, open_regular
 
 if TYPE_CHECKING:
     from filelock import FileLock
+
+_NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO would wait for a reader
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
 
 
 class Stamp(BaseModel):
@@ -51,8 +62,12 @@ class Stamp(BaseModel):
 def append(path: Path) -> BinaryIO:
     """Open a file for appending, or create it. OSError if it is a link: in somebody else's folder it may lead to one
     of your files."""
-    extra = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a FIFO would wait for a reader
-    return open(path, "ab", opener=lambda name, flags: os.open(name, flags | extra, 0o666))
+    return open(path, "ab", opener=lambda name, flags: os.open(name, flags | _NO_LINK, 0o666))
+
+
+def create(path: Path) -> BinaryIO:
+    """Create a file, to be written. FileExistsError if there is one, or a link."""
+    return open(os.open(path, _NEW, 0o666), "wb")
 
 
 def lock(path: Path, timeout: float = -1) -> "FileLock":
@@ -65,58 +80,133 @@ def lock(path: Path, timeout: float = -1) -> "FileLock":
     return FileLock(path, timeout=timeout)
 
 
-def write_text(path: Path, text: str) -> None:
-    temporary = _temporary(path)
+def make_folder(root: Path, *names: str) -> Path:
+    """Make the folder `root/name/…` unless it exists. `root`, which the user named, may be a link; ValueError if one of
+    the folders below it is, as it may lead to one of your folders. (CANONLM_DISKS names folders where links may lead.)
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    folder = root
+    for name in names:
+        folder = folder / name
+        if folder.is_symlink() and not is_inside(folder, *linked_disks()):
+            raise ValueError(f"{folder}: expected a folder, got a link ({LINKS})")
+        folder.mkdir(exist_ok=True)
+    return folder
+
+
+def make_below(root: Path, folder: Path) -> Path:
+    """`make_folder` for the path of a folder; one that is not below `root` is itself one that the user named."""
+    if not folder.is_relative_to(root):
+        return make_folder(folder)
+    return make_folder(root, *folder.relative_to(root).parts)
+
+
+@contextmanager
+def complete_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file to be written, which replaces `path` at the end, on disk. After an error there is none."""
+    temporary, descriptor = _begin(path, is_folder=False)
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with open(descriptor, "wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    with complete_file(path) as file:
+        file.write(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
+@contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """A new folder beside `path`, for a folder or a file that will be renamed to it; removed at the end."""
+    temporary, descriptor = _begin(path, is_folder=True)
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        os.close(descriptor)
+
+
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Make the folder `path` with what `fill(folder)` writes into it; a folder of that name is replaced."""
-    temporary = _temporary(path)
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
+    with temporary_folder(path) as temporary:
         fill(temporary)
         for file in temporary.rglob("*"):
             if file.is_file():
                 with file.open("rb") as opened:
                     os.fsync(opened.fileno())
         put_in_place(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
     """Rename a folder, whose files are flushed to disk, to `path`; a folder of that name is replaced."""
-    if path.exists():
+    if os.path.lexists(path):
         remove_folder(path)
     temporary.replace(path)
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder; if the process is killed, the folder is complete or absent."""
-    temporary = path.with_name(f"{_temporary(path).name}-removed")
+    """Remove a folder; if the process is killed, the folder is complete or absent. Of a link, only the link."""
+    temporary = path.with_name(f"{_prefix(path)}{secrets.token_hex(8)}")
     path.replace(temporary)
-    shutil.rmtree(temporary)
+    _remove(temporary)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files of killed processes in `folder`; no other process may be writing there."""
+    """Remove all temporary files in `folder`; no other process, on any machine, may be writing there."""
     for path in folder.glob(".*.tmp-*"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        _remove(path)
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.tmp-{os.getpid()}")
+def _prefix(path: Path) -> str:
+    return f".{path.name[:50]}.tmp-{crc32(os.uname().nodename.encode()):08x}-"
+
+
+def _begin(path: Path, is_folder: bool) -> tuple[Path, int]:
+    """A new temporary file or folder beside `path`, and its descriptor, which holds the lock."""
+    _remove_stale(path)
+    while True:
+        temporary = path.with_name(f"{_prefix(path)}{secrets.token_hex(8)}")
+        if is_folder:
+            temporary.mkdir(parents=True)
+        descriptor = os.open(temporary, os.O_DIRECTORY | _NO_LINK if is_folder else _NEW, 0o666)
+        with suppress(OSError):  # a file system without locks: nobody removes it then
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.lstat(temporary)):
+                return temporary, descriptor
+        os.close(descriptor)  # another process has taken it for a leftover, in between
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove temporary files and folders for `path` of killed processes of this machine."""
+    with suppress(OSError):
+        for name in os.listdir(path.parent):
+            if name.startswith(_prefix(path)):
+                with suppress(OSError):  # a link, or in use, or gone
+                    descriptor = os.open(path.with_name(name), os.O_RDONLY | _NO_LINK)
+                    try:
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        _remove(path.with_name(name))
+                    finally:
+                        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

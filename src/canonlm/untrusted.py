@@ -83,20 +83,52 @@ def parse_json(content: str | bytes, place: str) -> Any:
     return value
 
 
-def path_inside(folder: Path, name: object, place: str) -> Path:
-    """The path of `name` in `folder`. ValueError, beginning with `place`, if it leads out of the folder: an absolute
-    name, one with `..`, a link (except those of the Hub's cache)."""
+def is_inside(path: Path, *folders: Path) -> bool:
+    """Whether a file or folder lies in one of the folders, once all links are followed: the only notion of a place in
+    decisions about trust. False for a path that leads nowhere. (`..` and links cannot be resolved as text: `d/..` is
+    the parent of the folder to which the link `d` leads.)"""
+    try:
+        place = os.path.realpath(path, strict=True)
+        return any(Path(place).is_relative_to(os.path.realpath(folder)) for folder in folders)
+    except (OSError, ValueError):  # ValueError: a name with a null byte
+        return False
+
+
+DISKS = "CANONLM_DISKS"
+LINKS = f"the environment variable {DISKS} names folders to which links may lead"
+
+
+def linked_disks() -> list[Path]:
+    """The folders to which links in runs, models and prepared text may lead, from the environment variable
+    CANONLM_DISKS (separated by `:`)."""
+    return [Path(name) for name in os.environ.get(DISKS, "").split(os.pathsep) if os.path.isabs(name)]
+
+
+def path_inside(folder: Path, name: object, place: str = "") -> Path:
+    """The path of `name` in `folder`. ValueError, beginning with `place` (default: the path), if it leads out of the
+    folder: an absolute name, one with `..`, a link (except to CANONLM_DISKS, and those of the Hub's cache)."""
     path = Path(name) if isinstance(name, str) and "\0" not in name else None
     if path is None or not path.parts or path.is_absolute() or ".." in path.parts:
-        raise ValueError(f"{place}: expected the name of a file in {folder}, got {str(name)[:100]!r}")
+        raise ValueError(f"{place or folder}: expected the name of a file in {folder}, got {str(name)[:100]!r}")
+    target, links = folder, False
+    for part in path.parts:
+        target = target / part
+        links = links or _is_link(target)
+    if links:
+        home = Path(os.path.realpath(folder))
+        blobs = home.parent.parent / "blobs"
+        hub = home.parent.name == "snapshots" and not blobs.is_symlink()
+        if not is_inside(target, home, *([blobs] if hub else []), *linked_disks()):
+            where = f"a link out of it, {name} ({LINKS})"
+            raise ValueError(f"{place or target}: expected a file in {folder}, got {where}")
+    return target
+
+
+def _is_link(path: Path) -> bool:
     try:
-        home, target = folder.resolve(), (folder / path).resolve()
-    except (OSError, RuntimeError):
-        raise ValueError(f"{place}: expected a file in {folder}, got a circular link, {name}") from None
-    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
-    if not target.is_relative_to(home) and not target.is_relative_to(blobs):
-        raise ValueError(f"{place}: expected a file in {folder}, got a link out of it, {name}")
-    return folder / path
+        return path.is_symlink()
+    except OSError:  # a name that is too long, say: it cannot be opened either
+        return True
 
 
 def _integer(digits: str) -> int:

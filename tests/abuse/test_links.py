@@ -1,0 +1,94 @@
+"""Links, FIFOs and guessed names in somebody else's folder: nothing is written outside it, and nothing waits."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from canonlm import files
+from canonlm.untrusted import is_inside, path_inside
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("mine")
+    return tmp_path / "mine"
+
+
+def test_a_place_is_where_links_lead(tmp_path, mine, monkeypatch):
+    """`out/d/../mine/file` is not tmp_path's: d leads to a deep folder, whose parent is another one."""
+    (tmp_path / "foreign" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "d").symlink_to("foreign/a/b")
+    (tmp_path / "foreign" / "a" / "mine").mkdir()
+    (tmp_path / "foreign" / "a" / "mine" / "file").touch()
+    assert is_inside(mine / "file", mine)
+    assert not is_inside(tmp_path / "d" / ".." / "mine" / "file", mine)  # as text it is mine/file
+    assert not is_inside(mine / "missing", mine)
+    (tmp_path / "loop").symlink_to("loop")
+    assert not is_inside(tmp_path / "loop" / ".." / "mine" / "file", mine)
+    deep = tmp_path / "deep"  # whose absolute path is too long to be resolved
+    deep.mkdir()
+    monkeypatch.chdir(deep)
+    for _ in range(25):
+        os.mkdir("x" * 200)
+        os.chdir("x" * 200)
+    os.symlink("y" * 200, "d")
+    assert not is_inside(files.Path(f"d/{'../' * 30}{mine}/file"), mine)
+
+
+def test_writers_do_not_follow_links(tmp_path, mine):
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    for name in ("text", "log", "new"):
+        (folder / name).symlink_to(mine / "file")
+    files.write_text(folder / "text", "theirs")  # replaces the link
+    with pytest.raises(OSError, match="symbolic links"):
+        files.append(folder / "log")
+    with pytest.raises(FileExistsError):
+        files.create(folder / "new")
+    with pytest.raises(ValueError, match="got a link"):
+        files.lock(folder / "new")
+    assert (mine / "file").read_text() == "mine"
+    assert (folder / "text").read_text() == "theirs"
+    assert not (folder / "text").is_symlink()
+
+
+def test_linked_sub_folders(tmp_path, mine, monkeypatch):
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    (folder / "evals").symlink_to(mine)
+    with pytest.raises(ValueError, match=r"foreign/evals: expected a folder, got a link \(.*CANONLM_DISKS"):
+        files.make_folder(folder, "evals", "step-1")
+    with pytest.raises(ValueError, match="got a link out of it, evals/file"):
+        path_inside(folder, "evals/file", "place")
+    monkeypatch.setenv("CANONLM_DISKS", f"/nowhere:{mine}")
+    assert files.make_folder(folder, "evals", "step-1").resolve() == mine / "step-1"
+    assert path_inside(folder, "evals/file", "place").read_text() == "mine"
+
+
+def test_temporary_files_of_killed_processes_are_removed(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from canonlm.files import complete_file, temporary_folder\n"
+        "with complete_file(Path(sys.argv[1], 'file')), temporary_folder(Path(sys.argv[1], 'file')):\n"
+        "    print('begun', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        files.write_text(tmp_path / "file", "x")
+        assert len(list(tmp_path.glob(".file.tmp-*"))) == 2  # in use
+        process.send_signal(signal.SIGKILL)
+    files.write_text(tmp_path / "file", "x")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_leftovers_that_are_links(tmp_path, mine):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".x.tmp-1").symlink_to(mine)
+    (tmp_path / "run" / ".y.tmp-1").symlink_to(mine / "file")
+    os.mkfifo(tmp_path / "run" / ".z.tmp-1")
+    files.remove_leftovers(tmp_path / "run")
+    assert not list((tmp_path / "run").iterdir())
+    assert (mine / "file").read_text() == "mine"
