@@ -1,5 +1,7 @@
 """The fields of a configuration, the inputs of initial weights, and the contents of a saved model."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -7,6 +9,7 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
+from canonlm.models.config import OF_EXPERTS
 from canonlm.models.initialize import generator_for
 
 IDS = torch.arange(24).reshape(2, 12) * 7 % 61
@@ -112,6 +115,18 @@ def test_a_configuration_survives_its_file(tmp_path):
     assert isinstance(loaded, CanonLMConfig)
     assert {**loaded.to_dict(), "_name_or_path": ""} == config.to_dict()
     assert loaded.layer_types == ["hybrid", "full_attention"]
+
+
+def test_only_mixtures_of_experts_have_fields_of_experts(tmp_path):
+    """Other tools take a model with `num_experts` for one. Files of earlier versions have it in any case."""
+    CanonLMConfig(mlp="moe", num_experts=4).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert {key: saved[key] for key in OF_EXPERTS} == {**OF_EXPERTS, "num_experts": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**saved, "mlp": "gated"}))
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert [getattr(loaded, key) for key in OF_EXPERTS] == [None] * 3
+    loaded.save_pretrained(tmp_path)
+    assert not OF_EXPERTS.keys() & json.loads((tmp_path / "config.json").read_text())
 
 
 # Initial weights

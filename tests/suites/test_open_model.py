@@ -21,6 +21,7 @@ from canonlm.cli import main
 from canonlm.data.tokenizers import load
 from canonlm.files import Stamp, write_json, write_text
 from canonlm.models.build import wrap
+from canonlm.models.config import OF_EXPERTS
 from canonlm.models.published import save_published
 from canonlm.suites.opening import as_in_training, fingerprint, open_model
 from canonlm.train.build import build_model
@@ -268,6 +269,8 @@ def test_fingerprints_of_different_models_differ(place):
     assert open_named(folder, "ours").about["fingerprint"] == open_named(folder, "sharded").about["fingerprint"]
     model = CanonLMForCausalLM(CanonLMConfig(**SIZES))
     before = fingerprint(model)
+    vars(model.config).update(OF_EXPERTS)  # as in earlier versions
+    assert fingerprint(model) == before
     model.config.rope_theta = 5.0
     assert fingerprint(model) != before
 

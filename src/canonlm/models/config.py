@@ -28,6 +28,9 @@ INITIALIZERS = ("normal", "fan_in", "truncated")
 STD_FACTORS = ("disabled", "current_depth", "global_depth", "dim_ratio")
 Z_LOSSES = ("logsumexp", "squared_nll")
 
+OF_EXPERTS: dict[str, float] = {"num_experts": 32, "expert_capacity": 2.0, "router_loss_weight": 0.01}
+"""Fields of mixtures of experts, with their defaults. Other models have None there: tools (vLLM, llama.cpp) take any
+model with `num_experts` for a mixture of experts."""
 
 FLAT_OPTIONS = {
     "linear_num_heads": ("num_heads",),
@@ -68,8 +71,9 @@ class CanonLMConfig(PreTrainedConfig):
             with gated MLPs, 4 hidden_size with standard ones, 2 hidden_size where a mixer is recurrent.
         hidden_act: name of the activation, as in transformers: "silu", "relu2", "gelu", …
         num_experts, expert_capacity: of "moe": in training an expert takes at most expert_capacity * tokens /
-            num_experts tokens of a call, and further ones get zeros.
-        router_loss_weight: of the loss that balances the experts, one term per layer, in training.
+            num_experts tokens of a call, and further ones get zeros. Default: 32 and 2.0.
+        router_loss_weight: of the loss that balances the experts, one term per layer, in training. Default: 0.01.
+            Without experts all three are None, and `config.json` lacks them.
 
         canon_set: Canon sites, such as "ABCD", "AbCD" or "KVOM:scaled": see `canonlm.canon.sites`.
             `canon_sets`: the same, one text per layer, or fewer that repeat; with E in all of them or in none.
@@ -106,9 +110,9 @@ class CanonLMConfig(PreTrainedConfig):
     mixer_options: dict[str, dict[str, Any]] = DERIVED
     conv_kernel: int = 4
     mlp: str = "gated"
-    num_experts: int = 32
-    expert_capacity: float = 2.0
-    router_loss_weight: float = 0.01
+    num_experts: int = DERIVED
+    expert_capacity: float = DERIVED
+    router_loss_weight: float = DERIVED
     canon_set: str = ""
     canon_sets: list[str] | None = None
     canon_kernel: int = 4
@@ -234,9 +238,13 @@ class CanonLMConfig(PreTrainedConfig):
         _check_positive("intermediate_size", self.intermediate_size)
         if self.mlp == "moe" and self.mlp_bias:
             raise expected("mlp_bias", 'False with mlp = "moe"', True)
-        _check_positive("num_experts", self.num_experts)
-        if not self.expert_capacity > 0:
-            raise expected("expert_capacity", "a number > 0", self.expert_capacity)
+        for key, default in OF_EXPERTS.items():
+            value = getattr(self, key)
+            setattr(self, key, None if self.mlp != "moe" else default if value is None else value)
+        if self.mlp == "moe":
+            _check_positive("num_experts", self.num_experts)
+            if not self.expert_capacity > 0:
+                raise expected("expert_capacity", "a number > 0", self.expert_capacity)
         if self.hidden_act not in ACT2FN:
             raise unknown("hidden_act", self.hidden_act, ACT2FN)
 
@@ -278,6 +286,9 @@ class CanonLMConfig(PreTrainedConfig):
             qkv = {sites.get(letter) for letter in "QKV"}
             if not MIXERS[mixer].has_qkv and (len(qkv) > 1 or any(c is not None and c.form == "dynamic" for c in qkv)):
                 raise expected(key, f"B: {mixer} has other projections than queries, keys and values", text)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in super().to_dict().items() if value is not None or key not in OF_EXPERTS}
 
     @property
     def _usual_canon(self) -> Variant:

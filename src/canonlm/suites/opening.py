@@ -31,6 +31,7 @@ from canonlm.errors import InvalidSetting, brief, expected, unknown
 from canonlm.files import Stamp
 from canonlm.models import weights
 from canonlm.models.build import wrap
+from canonlm.models.config import OF_EXPERTS
 from canonlm.models.limits import check_memory, few_modules
 from canonlm.models.published import load_published
 from canonlm.models.published.checkpoint import RELEASES
@@ -143,6 +144,8 @@ def dtype_and_device(dtype: str | None, device: str) -> tuple[torch.dtype | None
 def fingerprint(model: PreTrainedModel) -> str:
     """Identifies weights and configuration. Reads some numbers of every tensor: training changes them all."""
     config = {key: value for key, value in model.config.to_dict().items() if not key.startswith(("_", "transformers"))}
+    if config["model_type"] == "canonlm":
+        config = {**OF_EXPERTS, **config}  # as in earlier versions, where models without experts had these fields, too
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, tensor in model.state_dict().items():
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

@@ -114,4 +114,5 @@ class Attention(Mixer):
         y_BTHE, weights = attend(
             self, q_BHTE, k_BHSE, v_BHSE, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
-        return self.o_proj(y_BTHE.flatten(-2)), weights
+        # Not flatten(-2): vLLM's kernel returns [B * T, H * E].
+        return self.o_proj(y_BTHE.reshape(*x_BTD.shape[:-1], -1)), weights
