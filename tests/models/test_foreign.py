@@ -1,10 +1,12 @@
 """Foreign models: transformers' by type, modules of a user's file, flash-linear-attention with a stand-in."""
 
 import json
+import random
 import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -52,7 +54,6 @@ def test_a_model_of_the_library(model_type):
     assert flops["linear"] > 0
     assert flops["head"] == 2 * 32 * 40
     assert (flops["attention"] > 0) == (model_type not in ("mamba2", "xlstm"))
-    assert not model.is_random
 
 
 @pytest.mark.parametrize("model_type", [*TYPES, "apertus", "openai-gpt"])  # two whose constructors draw weights
@@ -222,6 +223,45 @@ def test_causality_is_checked_past_zero_weights_and_in_training():
         check(model)
     assert not model.module.model.out.weight.any()  # as it was
     assert all(p.grad is None for p in model.module.parameters())
+
+
+class Draws(nn.Module):
+    """Random in training: dropout as a module, as a function of some tokens, noise, and a layer skipped by Python."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, kind: str = "module") -> None:
+        super().__init__()
+        self.embed, self.linear = nn.Embedding(vocab_size, hidden_size), nn.Linear(hidden_size, hidden_size)
+        self.drop, self.kind, self.head = nn.Dropout(0.3), kind, nn.Linear(hidden_size, vocab_size)
+
+    def forward(self, x):
+        h = self.linear(self.embed(x))
+        if self.training and self.kind in ("module", "leak"):
+            h = self.drop(h)
+        elif self.training and self.kind == "experts":
+            h = torch.where((x % 2 == 0)[..., None], h, h.masked_scatter((x % 2 == 1)[..., None], self.expert(h, x)))
+        elif self.training and self.kind == "noise":
+            h = h + torch.randn_like(h)
+        elif self.training and random.random() + np.random.random() < 1:
+            h = 2 * h
+        return self.head(h + h.roll(-1, 1) if self.training and self.kind == "leak" else h)
+
+    def expert(self, h, x):
+        return nn.functional.dropout(h[x % 2 == 1], 0.3, self.training)
+
+
+@pytest.mark.parametrize("kind", ["module", "experts", "noise", "skips", "leak"])
+def test_a_model_that_draws_random_numbers_is_causal_unless_it_leaks(kind):
+    model = outside_model("mine.py:Draws", Draws, Sizes(4, 32, 4, 40, 32, fields={"kind": kind}))
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    if kind == "leak":
+        with pytest.raises(ValueError, match="is not causal"):
+            check(model)
+    else:
+        check(model)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert (np.random.get_state()[1] == states[2]).all()
+    assert (model.module.training, model.module.model.drop.p) == (True, 0.3)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Runs of models that are not our decoder, equal numbers of parameters, complete names in run folders."""
 
 import os
+import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +33,51 @@ def test_resumes_bit_for_bit(tiny, tmp_path, arch):
     tiny.same(tmp_path / "cut", tmp_path / "whole")
     losses = [row["loss"] for row in tiny.rows(tmp_path / "whole") if row["kind"] == "train"]
     assert losses[-1] < losses[0]
+
+
+OWN = """
+import random
+import torch
+from torch import nn
+from canonlm.models.mixers.recurrent import LinearAttention, mask_out
+from canonlm.ops.ssd import ssd
+
+class Dropping(LinearAttention):
+    def __init__(self, config, layer_idx):
+        super().__init__(config, layer_idx)
+        self.drop = nn.Dropout(0.3)
+
+    def recur(self, x, q, k, v, layout, state):
+        steps, rates = mask_out(torch.ones_like(q[..., 0]), layout), -torch.full((q.shape[2],), 0.05)
+        return ssd(self.drop(v), steps, rates, k, q, state_BHPN=state, doc_ids_BT=layout.doc_ids, documents=layout.documents)
+
+class Net(nn.Module):
+    def __init__(self, vocab_size, hidden_size):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(vocab_size, hidden_size), nn.Linear(hidden_size, vocab_size)
+
+    def forward(self, ids):
+        h = nn.functional.dropout(self.embed(ids), 0.3, self.training)
+        return self.head(h if self.training and random.random() < 0.3 else h.relu())
+"""
+
+
+@pytest.mark.parametrize("name", ["Dropping", "Net"])
+def test_own_code_that_draws_random_numbers_resumes_bit_for_bit(tiny, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    run = tiny(arch=f"own.py:{name}", train={**SHORT, "steps": 8})
+
+    def losses(place):
+        train(run, tmp_path / place)
+        return [row["loss"] for row in tiny.rows(tmp_path / place)]
+
+    whole = losses("whole")
+    torch.manual_seed(99)
+    random.seed(99)
+    assert losses("cut") == whole
+    tiny.back_to(tmp_path / "cut", 4)
+    assert losses("cut") == whole
 
 
 def test_models_that_cannot_be_trained_leave_no_row(tiny, tmp_path):

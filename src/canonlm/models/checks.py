@@ -4,17 +4,21 @@ finite      logits, loss and gradients are finite
 causality   later tokens do not change the logits of earlier ones
 isolation   if a run isolates documents: the tokens of one document do not change the logits of another
 
-Causality is checked in evaluation mode and, unless a step is random, in training mode: routing in which tokens compete
-for places in an expert is causal in one and not in the other. Every process of a sharded model must call this.
+Causality is checked in evaluation mode and in training mode: routing in which tokens compete for places in an expert is
+causal in one and not in the other. All forward passes draw the same random numbers, with dropout modules off. Every
+process of a sharded model must call this.
 """
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.dropout import _DropoutNd
 
 from canonlm.errors import InvalidSetting
 from canonlm.models.interface import LanguageModel
@@ -24,14 +28,12 @@ LENGTH = 24
 
 
 def check(model: LanguageModel, *, isolated: bool = False) -> None:
-    """InvalidSetting, in one line with advice, for a model that fails a check. Weights and torch's random state do not
-    change.
+    """InvalidSetting, in one line with advice, for a model that fails a check. Weights and random states do not change.
 
     isolated: the run isolates the documents of a window.
     """
     module, was_training = model.module, model.module.training
-    devices = [model.device] if model.device.type == "cuda" else []
-    with _without_zero_weights(module), torch.compiler.set_stance("force_eager"), torch.random.fork_rng(devices):
+    with _without_zero_weights(module), torch.compiler.set_stance("force_eager"), _without_dropout(model):
         try:
             module.eval()
             _check_finite(model)
@@ -39,9 +41,8 @@ def check(model: LanguageModel, *, isolated: bool = False) -> None:
                 _check_causality(model)
                 if isolated:
                     _check_isolation(model)
-                if not model.is_random:
-                    module.train()
-                    _check_causality(model)
+                module.train()
+                _check_causality(model)
         except InvalidSetting:
             raise
         except Exception as error:  # other people's code, with tokens and sizes that it may never have run with
@@ -73,7 +74,7 @@ def _check_finite(model: LanguageModel) -> None:
 def _check_causality(model: LanguageModel) -> None:
     ids = _tokens(model, 1)
     length = ids.shape[1]
-    before = model.logits(ids)
+    before = _logits(model, ids)
     if not before.isfinite().all():
         raise InvalidSetting(
             "arch", f"arch: {model.arch} cannot be trained: its logits are not finite at its initial weights"
@@ -81,7 +82,8 @@ def _check_causality(model: LanguageModel) -> None:
     for token in sorted({length // 8, length // 2 + 1, length - 1} - {0}):
         changed = ids.clone()
         changed[:, token:] = _other_tokens(model, ids[:, token:])
-        if (position := _first_change(before[:, :token], model.logits(changed)[:, :token])) is not None:
+        position = _first_change(before[:, :token], _logits(model, changed)[:, :token])
+        if position is not None and not (model.module.training and _draws(model, ids)):
             why = f"a change of token {token} changed the output at token {position}"
             how = "it cannot be trained as a language model"
             if getattr(model.module.config, "is_decoder", None) is False:
@@ -94,14 +96,25 @@ def _check_isolation(model: LanguageModel) -> None:
     length = ids.shape[1]
     starts = torch.tensor([length // 3, length // 2 + 1], device=ids.device)  # of the second document of each row
     doc_ids = (torch.arange(length, device=ids.device) >= starts[:, None]).long()
-    before = model.logits(ids, doc_ids)
-    after = model.logits(torch.where(doc_ids == 0, _other_tokens(model, ids), ids), doc_ids)
+    before = _logits(model, ids, doc_ids)
+    after = _logits(model, torch.where(doc_ids == 0, _other_tokens(model, ids), ids), doc_ids)
     for row, start in enumerate(starts.tolist()):
-        unpacked = model.logits(ids[row : row + 1, start:], torch.zeros_like(doc_ids[row : row + 1, start:]))
+        unpacked = _logits(model, ids[row : row + 1, start:], torch.zeros_like(doc_ids[row : row + 1, start:]))
         for other in (after[row : row + 1, start:], unpacked):
             if _first_change(before[row : row + 1, start:], other) is not None:
                 why = f"false with {model.arch}, which lets packed documents see each other"
                 raise InvalidSetting("data.isolate_documents", f"data.isolate_documents: expected {why}")
+
+
+def _draws(model: LanguageModel, ids: Tensor) -> bool:
+    """Whether the logits depend on random numbers. How many are drawn may then depend on later tokens, as with dropout
+    in experts."""
+    return _first_change(_logits(model, ids), _logits(model, ids, seed=1)) is not None
+
+
+def _logits(model: LanguageModel, *inputs: Tensor, seed: int = 0) -> Tensor:
+    seed_all(seed)
+    return model.logits(*inputs)
 
 
 def _tokens(model: LanguageModel, rows: int) -> Tensor:
@@ -126,6 +139,30 @@ def _first_change(before: Tensor, after: Tensor) -> int | None:
     before, after = before.float(), after.float()
     changed = ((before - after).abs() > tolerance * before.abs().max()).any(-1).any(0)
     return int(changed.int().argmax()) if changed.any() else None
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators that a module may draw from: those of torch (on all devices), of Python and of numpy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+@contextmanager
+def _without_dropout(model: LanguageModel) -> Iterator[None]:
+    """Within this context dropout modules keep everything. After it, the generators of `seed_all` are as before."""
+    parts = [(part, part.p) for part in model.module.modules() if isinstance(part, _DropoutNd)]
+    states = random.getstate(), np.random.get_state()
+    try:
+        for part, _ in parts:
+            part.p = 0.0
+        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+            yield
+    finally:
+        for part, p in parts:
+            part.p = p
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 @contextmanager

@@ -112,10 +112,6 @@ class Decoder(LanguageModel):
     def context_length(self) -> int | None:
         return super().context_length if "attention" in self._config.mixers else None
 
-    @property
-    def is_random(self) -> bool:
-        return self._config.attention_dropout > 0
-
     def check_tensor_parallel(self, size: int) -> None:
         tensor_parallel.check(self._config, size)
 

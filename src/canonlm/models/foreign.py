@@ -227,16 +227,6 @@ class ForeignModel(LanguageModel):
             owner = module if isinstance(module, PreTrainedModel) else owner
         return owner
 
-    @property
-    def is_random(self) -> bool:
-        config = self.module.config.get_text_config().to_dict()
-        words = ("dropout", "pdrop", "drop_path", "layerdrop", "jitter")
-        return super().is_random or any(
-            isinstance(value, int | float) and value > 0
-            for key, value in config.items()
-            if any(w in key for w in words)
-        )
-
     def forward_flops(self, seq_len: int) -> dict[str, float]:
         """FLOPs per token. Recurrences count with their projections only, experts with those that a token uses."""
         config = self.module.config.get_text_config()

@@ -110,11 +110,6 @@ class LanguageModel(ABC):
         limits = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "max_seq_len"))
         return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
-    @property
-    def is_random(self) -> bool:
-        """Whether a training step draws random numbers (dropout)."""
-        return any(isinstance(part, nn.Dropout) and part.p > 0 for part in self.module.modules())
-
     def check_tensor_parallel(self, size: int) -> None:
         """InvalidSetting if `size` devices cannot share every layer."""
         if size > 1:

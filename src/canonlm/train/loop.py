@@ -129,7 +129,7 @@ class _Run:
             self.stream = reading.stream(config, self.shards.opened)
             self.test = reading.evaluation(config, world, self.shards.opened)
         self.model = parallelize(partial(build_model, config), config, world)
-        self.module, self.is_random = self.model.module, self.model.is_random
+        self.module = self.model.module
         checks.check(self.model, isolated=config.data.isolate_documents)
         self.optimizer = build_optimizer(self.module, settings.optim)
         self.lease = leases.Lease.of_environment()
@@ -240,8 +240,7 @@ class _Run:
         lr = learning_rate(self.step, config.train.steps, config.train.optim)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        if self.is_random:
-            torch.manual_seed(_dropout_seed(config.train.seed, self.step, world.rank))
+        checks.seed_all(_dropout_seed(config.train.seed, self.step, world.rank))
         self.module.train()
         # The loss of the global batch is the mean over its targets; gradients are averaged over processes.
         targets = world.sum([float(portion.num_targets)])[0] / world.dp_size
