@@ -18,6 +18,7 @@ from canonlm.recipes import load_preset
 from canonlm.runs.identity import group
 from canonlm.train.config import differences
 from canonlm.train.loop import _Run
+from canonlm.train.recipe import create_folder
 from canonlm.world import World
 
 SMALL = ["task.N=8", "data.seq_len=18", "task.min_items=2", "model.hidden_size=16", "train.batch_size=4"]
@@ -48,6 +49,17 @@ def test_every_architecture_at_every_rate_and_seed(tmp_path):
 def test_a_run_requested_twice_runs_once(tmp_path):
     assert len(copying(tmp_path, archs=["llama", "llama"], lrs=[1e-3, 0.001])) == 1
     assert len(copying(tmp_path, archs=["llama"], overrides=["train.optim.weight_decay=0.1,1e-1"])) == 1
+
+
+def test_rates_that_are_equal_in_six_digits_are_two_runs(tmp_path):
+    rates = [10**-3.5, 0.0003162278]
+    runs = copying(tmp_path, archs=["llama"], lrs=rates, seeds=1)
+    name = "copying-llama-1L16d-8a7a66-lr{}-seed0"
+    assert [run.name for run in runs] == [name.format(rate) for rate in rates]
+    assert [run.config.train.optim.lr for run in runs] == rates
+    create_folder(tmp_path / "runs" / name.format("0.000316228"), runs[0].config)  # as earlier versions named it
+    again = copying(tmp_path, archs=["llama"], lrs=rates, seeds=1)
+    assert [run.name for run in again] == [name.format(rate) for rate in ("0.000316228", rates[1])]
 
 
 def test_a_sweep_over_any_settings(tmp_path):

@@ -318,6 +318,8 @@ def test_choose():
     assert set(choose(numbers, ["source=published", "tokens=2T"])["tokens"]) == {2013265920000}
     assert set(choose(numbers, ["tokens=1006632960000"])["tokens"]) == {1006632960000}
     assert set(choose(numbers, ["lr=2e-3"])["lr"]) == {0.002}
+    close = numbers[:2].with_columns(lr=pl.Series([10**-3.5, 0.00031622]))
+    assert list(choose(close, ["lr=0.000316228"])["lr"]) == [10**-3.5]  # as tables show it
     assert set(choose(numbers, ["source=best", "lr="])["source"]) == {"best"}
     assert set(choose(numbers, ["setting=depo1-225-k4"])["setting"]) == {"depo1-225-k4"}
     assert len(choose(numbers, ["source=reference", "arch=GLA5"])) == 0

@@ -85,6 +85,12 @@ def accuracy(scores):
     return scores[0].value
 
 
+def test_lengths_that_are_equal_in_six_digits_have_two_names(run, knows):
+    subject = Subject(knows(24, None), None, {"source": str(run)})
+    planned = evaluations(subject, PlaygroundSettings(lengths=[1.5, 1.5000001]))
+    assert [each.name for each in planned] == ["depo x1.5", "depo x1.5000001"]
+
+
 def test_only_answers_beyond_the_training_length_are_graded(run, knows):
     task = load(run / "config.yaml").built_task
     result = ask(run, oracle(knows, task, lambda position: position < 80), lengths=[1, 1.5, 2])

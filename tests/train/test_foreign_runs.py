@@ -49,7 +49,8 @@ class Dropping(LinearAttention):
 
     def recur(self, x, q, k, v, layout, state):
         steps, rates = mask_out(torch.ones_like(q[..., 0]), layout), -torch.full((q.shape[2],), 0.05)
-        return ssd(self.drop(v), steps, rates, k, q, state_BHPN=state, doc_ids_BT=layout.doc_ids, documents=layout.documents)
+        layout = {"doc_ids_BT": layout.doc_ids, "documents": layout.documents}
+        return ssd(self.drop(v), steps, rates, k, q, state_BHPN=state, **layout)
 
 class Net(nn.Module):
     def __init__(self, vocab_size, hidden_size):
@@ -72,12 +73,12 @@ def test_own_code_that_draws_random_numbers_resumes_bit_for_bit(tiny, tmp_path, 
         train(run, tmp_path / place)
         return [row["loss"] for row in tiny.rows(tmp_path / place)]
 
-    whole = losses("whole")
+    uninterrupted = losses("whole")
     torch.manual_seed(99)
     random.seed(99)
-    assert losses("cut") == whole
+    assert losses("cut") == uninterrupted
     tiny.back_to(tmp_path / "cut", 4)
-    assert losses("cut") == whole
+    assert losses("cut") == uninterrupted
 
 
 def test_models_that_cannot_be_trained_leave_no_row(tiny, tmp_path):

@@ -24,6 +24,7 @@ from canonlm.experiments.schema import Experiment
 from canonlm.experiments.verdicts import Verdict, judge
 from canonlm.files import write_json, write_text
 from canonlm.runs.folder import read_json
+from canonlm.runs.identity import exact
 from canonlm.runs.rows import Evaluation, count, counted, finite, one_line
 from canonlm.train.config import RunConfig
 from canonlm.untrusted import read_object, read_text
@@ -155,7 +156,7 @@ def _new_rows(folder: Path, name: str, point: grid.Point, config: RunConfig, out
     seconds = result.get("train_seconds")
     common = {
         "run": name, "setting": point.setting, "arch": point.arch, "size": grid.size_of(config),
-        "difficulty": point.difficulty or "", "lr": f"{config.train.optim.lr:g}", "seed": str(config.train.seed),
+        "difficulty": point.difficulty or "", "lr": exact(config.train.optim.lr), "seed": str(config.train.seed),
         "split": config.train.eval_split, "steps": str(outcome.steps),
         "seconds": f"{seconds if finite(seconds) else 0:.0f}",
         "experiments": " ".join(f"{key}:{sha[:12]}" for key, sha in sorted(experiments.items())),

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from canonlm.errors import expected, unknown
+from canonlm.runs.identity import exact
 from canonlm.runs.intervals import t_factor
 from canonlm.runs.rows import finite
 
@@ -116,13 +117,13 @@ def _matches(key: str, text: str, value: Any) -> bool:
         family = value.partition(" (")[0] if key == "arch" else value
         return text.casefold() in (value.casefold(), family.casefold())
     try:
-        return math.isclose(float(text), value)
+        return math.isclose(float(text), value) or text == f"{value:g}"  # as tables show it
     except ValueError:
         return key == "tokens" and text.casefold() == short_tokens(value).casefold()
 
 
 def _no_such(key: str, text: str, present: Sequence[Any]) -> ValueError:
-    say = short_tokens if key == "tokens" else str if SCHEMA[key] == "String" else "{:g}".format
+    say = short_tokens if key == "tokens" else str if SCHEMA[key] == "String" else exact
     names = list(dict.fromkeys(say(value) for value in present if value is not None))
     if len(names) <= _MANY:
         return unknown(key, text, names, f"values of {key}" + (", and yes, no" if key == "canon" else ""))

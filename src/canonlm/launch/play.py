@@ -14,7 +14,7 @@ from canonlm.errors import InvalidSetting, expected, writing
 from canonlm.files import write_json
 from canonlm.launch.sweep import sweep
 from canonlm.recipes import TEXT, Preset
-from canonlm.runs.identity import flat
+from canonlm.runs.identity import exact, flat
 from canonlm.runs.names import run_name, slug
 from canonlm.runs.rows import slice_key
 from canonlm.tasks import Task
@@ -125,17 +125,21 @@ def _source(pair: str) -> str:
 
 def _name(preset: Preset, out: Path, config: RunConfig, usual: RunConfig, swept: Collection[str]) -> str:
     """The run's name, with the differences from the preset, and in a sweep always the values of `swept`. A run that
-    this one continues keeps its name: earlier versions left out differences, and a command may have no sweep."""
+    this one continues keeps its name: earlier versions left out differences and rounded rates, and a command may have
+    no sweep."""
     task, arch = preset.difficulty or preset.task, config.arch
     plain = run_name(task, config.model_dump(), usual.model_dump())
-    names = [f"{task}-{arch}-lr{config.train.optim.lr:g}-seed{config.train.seed}"] if slug(arch) == arch else []
-    for name in [*names, *([plain] if swept else [])]:
-        path = out / "runs" / name / "config.yaml"
+    name = run_name(task, config.model_dump(), usual.model_dump(), swept) if swept else plain
+    lr = config.train.optim.lr
+    names = [f"{task}-{arch}-lr{lr:g}-seed{config.train.seed}"] if slug(arch) == arch else []
+    rounded = [each.replace(f"-lr{exact(lr)}-", f"-lr{lr:g}-") for each in (plain, name)]
+    for earlier in [*names, *rounded, plain]:
+        path = out / "runs" / earlier / "config.yaml"
         if path.is_file():
             with suppress(ValueError):  # an unreadable run is not continued
                 if not changes(load(path, trust=set(outside_of(config))), config):
-                    return name
-    return run_name(task, config.model_dump(), usual.model_dump(), swept) if swept else plain
+                    return earlier
+    return name
 
 
 def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: str) -> None:

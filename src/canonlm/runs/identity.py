@@ -123,6 +123,12 @@ def write(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str, skipkeys=True)
 
 
+def exact(number: float) -> str:
+    """`0.001`, `3e-05`: a text that no other number has, with six digits if they are enough."""
+    text = f"{number:g}"
+    return text if float(text) == number else repr(number)
+
+
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 

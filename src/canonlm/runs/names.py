@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from .identity import Config, differences, digest, leaf, write
+from .identity import Config, differences, digest, exact, leaf, write
 
 LONG = 32  # max letters of settings in a name; longer ones become a hash
 MAX_LETTERS = 100  # letters of one part of a name: file systems take 255 bytes
@@ -35,7 +35,7 @@ def run_name(task: str, config: Config, usual: Config, swept: Collection[str] = 
     elif changed:
         parts.append(_short(changed))
     optim = config["train"]["optim"]
-    return "-".join([*parts, f"lr{optim['lr']:g}", f"seed{config['train']['seed']}"])
+    return "-".join([*parts, f"lr{exact(optim['lr'])}", f"seed{config['train']['seed']}"])
 
 
 def _short(changed: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ from canonlm.errors import expected
 from canonlm.evals.answers import Answer
 from canonlm.evals.windows import WindowEval
 from canonlm.models.build import wrap
+from canonlm.runs.identity import exact
 from canonlm.runs.rows import slice_key
 from canonlm.suites.opening import Subject
 from canonlm.suites.questions import Score, not_finite, share_right
@@ -92,7 +93,7 @@ def evaluations(
         )
         noted = {"task": {"name": task.name, **task.spec.model_dump()}, "seq_len": longer.seq_len}
         noted |= {"n": settings.n, "seed": stream.seed, "split": settings.split, "batch_size": batch}
-        name = task.name if length == 1 else f"{task.name} x{length:g}"
+        name = task.name if length == 1 else f"{task.name} x{exact(length)}"
         planned.append(PlannedEvaluation(name, noted, partial(_scores_of, evaluation, subject, task.score.slice)))
     return planned
 
