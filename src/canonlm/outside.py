@@ -17,6 +17,7 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
+from canonlm import places
 from canonlm.errors import InvalidSetting, brief, expected, unknown
 from canonlm.untrusted import read_object
 
@@ -108,7 +109,7 @@ def load(reference: str) -> Outside:
 
 
 def _file(reference: str, place: str) -> Path:
-    yours, scope = Path(place).expanduser().resolve(), _SCOPE.get()
+    yours, scope = places.expanded(place).resolve(), _SCOPE.get()
     recorded = _recorded(scope.run).get(reference) if scope is not None and scope.run is not None else None
     if scope is None or scope.run is None or recorded is None or (yours.is_file() and _sha256(yours) == recorded):
         return yours

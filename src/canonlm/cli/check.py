@@ -1,11 +1,11 @@
 """`canonlm check`: whether a model gives the same answers with a cache, in batches, with padding and so on."""
 
 from json import dumps
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from canonlm import places
 from canonlm.cli.doing import doing, load_torch
 from canonlm.cli.options import DEVICE, DTYPE, JSON, STEP, TRUST, VARIANT, check_place, opened, write_to
 
@@ -87,7 +87,7 @@ def check(
 
 def _is_architecture(name: str) -> bool:
     """Whether `name` is an architecture, not a folder or a name on the Hub. Hub names have none of these signs."""
-    if Path(name).expanduser().is_dir():
+    if places.expanded(name).is_dir():
         return False
     from canonlm.models.archs import bases
 

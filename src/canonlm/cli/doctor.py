@@ -16,7 +16,7 @@ def doctor(again: Annotated[bool, AGAIN] = False, json: Annotated[str | None, JS
 
     Each kernel is compared with its definition on small random inputs: values and gradients, packed documents, decays
     near zero. Outcomes are recorded for these versions and this device. Exit code 1: a kernel that would be used is
-    wrong (training then uses the slower form and says so).
+    wrong or could not be tried (training then uses the slower form and says so).
     """
     check_place(json, "--json")
     with doing("loading torch"):
@@ -36,7 +36,11 @@ def doctor(again: Annotated[bool, AGAIN] = False, json: Annotated[str | None, JS
             if form.missing:
                 rows.append({**row, "state": "missing", "detail": form.missing})
                 continue
-            errors = trials.known(form.kernel, device, dtype, again=again)
+            try:
+                errors = trials.known(form.kernel, device, dtype, again=again)
+            except OSError as error:  # a compiler's cache that cannot be written, say
+                rows.append({**row, "state": "not tried", "detail": str(error)})
+                continue
             is_right = max(errors.values, errors.gradients) <= 1
             limit = trials.LIMITS[dtype]
             rows.append(
@@ -49,13 +53,20 @@ def doctor(again: Annotated[bool, AGAIN] = False, json: Annotated[str | None, JS
                 }
             )
     notes = _notes(machine, device.type)
-    wrong = [f"{row['kernel']} ({row['dtype']})" for row in rows if row["state"] == "wrong"]
+    bad = {
+        what: ", ".join(f"{row['kernel']} ({row['dtype']})" for row in rows if row["state"] == state)
+        for state, what in (("wrong", "wrong on this machine"), ("not tried", "could not be tried on this machine"))
+    }
+    bad = {what: kernels for what, kernels in bad.items() if kernels}
     if json != "-":
         _show(machine, rows, notes)
-        print(f"wrong on this machine: {', '.join(wrong)}" if wrong else "everything that would be used is right")
+        for what, kernels in bad.items():
+            print(f"{what}: {kernels}")
+        if not bad:
+            print("everything that would be used is right")
     if json is not None:
         write_to(json, dumps({"machine": machine, "kernels": rows, "notes": notes}, indent=1), "--json")
-    return 1 if wrong else 0
+    return 1 if bad else 0
 
 
 def _show(machine: dict[str, Any], rows: list[dict[str, Any]], notes: list[str]) -> None:
@@ -67,7 +78,7 @@ def _show(machine: dict[str, Any], rows: list[dict[str, Any]], notes: list[str])
     for name, value in machine.items():
         console.print(f"{name:24}{value}", highlight=False, markup=False)
     table = Table("kernel", "used for", "inputs", "", "values", "gradients", "", box=None, padding=(0, 2, 0, 0))
-    marks = {"right": "green", "wrong": "bold red", "missing": "yellow"}
+    marks = {"right": "green", "wrong": "bold red", "missing": "yellow", "not tried": "bold red"}
     for row in rows:
         errors = [f"{row[key]:.1e}" if key in row else "" for key in ("values", "gradients")]
         state = f"[{marks[row['state']]}]{row['state']}[/]"

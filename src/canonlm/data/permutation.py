@@ -11,9 +11,8 @@ import json
 from functools import lru_cache
 
 import numpy as np
-from numba import njit
 
-from canonlm.tasks.compiled import cache_by_content
+from canonlm.numba_cache import njit
 from canonlm.tasks.random import mix
 
 ROUNDS = 20  # with 12, the 720 orders of six things do not come up equally often; with 16 they do
@@ -28,24 +27,23 @@ def key_of(*parts: int | str) -> np.uint64:
     return np.uint64(int.from_bytes(digest[:8], "little"))
 
 
-with cache_by_content():  # for the source of `mix`; numba itself notices changes of this file
+@njit(cache=True, nogil=True)
+def permuted(index, n, key):
+    """The place of `index` among 0 … n - 1, for n < 2**62, in the permutation of a uint64 key."""
+    rows = np.int64(np.sqrt(n))
+    while rows * rows < n:
+        rows += 1
+    columns = (n + rows - 1) // rows
+    while True:
+        row, column = index // columns, index % columns
+        for number in range(0, ROUNDS, 2):
+            row = (row + _hashed(column, number, key, rows)) % rows
+            column = (column + _hashed(row, number + 1, key, columns)) % columns
+        index = row * columns + column
+        if index < n:
+            return index
 
-    @njit(cache=True, nogil=True)
-    def permuted(index, n, key):
-        """The place of `index` among 0 … n - 1, for n < 2**62, in the permutation of a uint64 key."""
-        rows = np.int64(np.sqrt(n))
-        while rows * rows < n:
-            rows += 1
-        columns = (n + rows - 1) // rows
-        while True:
-            row, column = index // columns, index % columns
-            for number in range(0, ROUNDS, 2):
-                row = (row + _hashed(column, number, key, rows)) % rows
-                column = (column + _hashed(row, number + 1, key, columns)) % columns
-            index = row * columns + column
-            if index < n:
-                return index
 
-    @njit(cache=True, nogil=True)
-    def _hashed(half, number, key, below):
-        return np.int64(mix(mix(key ^ _U(number)) ^ _U(half)) % _U(below))
+@njit(cache=True, nogil=True)
+def _hashed(half, number, key, below):
+    return np.int64(mix(mix(key ^ _U(number)) ^ _U(half)) % _U(below))

@@ -23,7 +23,7 @@ from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 from filelock import Timeout
 
-from canonlm import __version__
+from canonlm import __version__, places
 from canonlm.data import index, tokenizers
 from canonlm.data.executors import checked, execute
 from canonlm.data.index import Index, Shard
@@ -314,8 +314,10 @@ def prepare_stdlib(
         content = read_bytes(Path(file.path))
         digest.update(f"{file.name}\0{len(content)}\0".encode() + content)
     sha256 = digest.hexdigest()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "canonlm"
-    folder = folder or cache / f"python-stdlib-{sha256[:16]}"
+    if folder is None:
+        if (cache := places.cache()) is None:
+            raise expected("XDG_CACHE_HOME", "a folder that can be written", os.environ.get("XDG_CACHE_HOME"))
+        folder = cache / f"python-stdlib-{sha256[:16]}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with lock(folder.with_name(f".{folder.name}.lock")):  # others wait
         prepare(

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import carray, cfunc, float32, from_dtype, types
+from numba import carray, float32, from_dtype, types
 from numba.extending import intrinsic
 
+from canonlm.numba_cache import cfunc
 from canonlm.ops import cpu_rows
 from canonlm.ops.cpu_rows import GROUP, TOKENS, Lanes, addresses, all_joined, at, joined, next_block, over
 
@@ -241,4 +242,4 @@ def compiled(direction: str, kernel: int) -> Any:
 
     signature = types.void(types.CPointer(from_dtype(Work)))
     function = {"forward": forward, "backward": backward}[direction]
-    return cfunc(signature, nopython=True, cache=True)(function)
+    return cfunc(signature, nopython=True)(function)

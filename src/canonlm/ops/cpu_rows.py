@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, cfunc, float32, float64, from_dtype, njit, types
+from numba import carray, float32, float64, from_dtype, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from canonlm.numba_cache import cfunc
 
 TOKENS = 128
 """Tokens of a block. Each block has its own sum for the gradient of the taps."""
@@ -345,4 +347,4 @@ def compiled(direction: str, kernel: int, stored: str, *, rotates: bool = False)
 
     signature = types.void(types.CPointer(from_dtype(Rotation if rotates else Work)))
     function = {"forward": forward, "backward": backward}[direction]
-    return cfunc(signature, nopython=True, cache=True)(function)
+    return cfunc(signature, nopython=True)(function)

@@ -21,6 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from canonlm import places
+
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 1e-2}
 """Max error of results, relative to the largest entry, by the precision of the inputs."""
 
@@ -62,7 +64,10 @@ class Errors(NamedTuple):
 
 
 def attempt(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Errors:
-    """Run the kernel on ordinary inputs, on packed documents, and on decays that erase the state, and compare."""
+    """Run the kernel on ordinary inputs, on packed documents, and on decays that erase the state, and compare.
+
+    OSError: it cannot be tried, as a compiler's cache cannot be written or a file of its own is missing.
+    """
     values = gradients = 0.0
     for index, doc_ids in enumerate((None, _documents())):
         generator = torch.Generator().manual_seed(index)
@@ -83,6 +88,8 @@ def attempt(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Errors:
                     None if doc_ids is None else doc_ids.to(device),
                     weights,
                 )
+        except OSError:
+            raise
         except Exception as error:  # a compiler's, a driver's or a package's own
             detail = " ".join(f"{type(error).__name__}: {error}".split())
             return Errors(torch.inf, torch.inf, detail[:200])
@@ -101,12 +108,16 @@ def judge(kernel: Kernel) -> Callable[..., bool]:
 
     @functools.cache
     def once(with_gradients: bool, device: str, dtype: torch.dtype) -> bool:
-        errors = _in_new_thread(lambda: known(kernel, torch.device(device), dtype))
-        is_right = errors.values <= 1 and (errors.gradients <= 1 or not with_gradients)
+        try:
+            errors = _in_new_thread(lambda: known(kernel, torch.device(device), dtype))
+            is_right = errors.values <= 1 and (errors.gradients <= 1 or not with_gradients)
+            wrong = errors.detail or f"its {'gradients' if errors.values <= 1 else 'values'} are off"
+            what = f"is wrong on this machine ({wrong})"
+        except OSError as error:
+            is_right, what = False, f"could not be tried on this machine ({error})"
         if not is_right:
-            what = errors.detail or f"its {'gradients' if errors.values <= 1 else 'values'} are off"
             warnings.warn(
-                f"{kernel.name} is wrong on this machine ({what}), so the PyTorch form is used, which is slower; "
+                f"{kernel.name} {what}, so the PyTorch form is used, which is slower; "
                 "`canonlm doctor` shows all kernels",
                 stacklevel=2,
             )
@@ -134,14 +145,18 @@ def _in_new_thread(call: Callable[[], Errors]) -> Errors:
 
 
 def known(kernel: Kernel, device: torch.device, dtype: torch.dtype, *, again: bool = False) -> Errors:
-    """The errors of a kernel on this machine: from the user's cache, or else (or if `again`) tried and saved there."""
-    file, key = _file(), f"{kernel.name}, {str(dtype).removeprefix('torch.')}, {fingerprint(device)}"
-    notes = _read(file)
+    """The errors of a kernel on this machine: from the user's cache, or else (or if `again`) tried and saved there.
+    OSError: it cannot be tried."""
+    cache = places.cache()
+    file = cache / "kernel-trials.json" if cache else None
+    key = f"{kernel.name}, {str(dtype).removeprefix('torch.')}, {fingerprint(device)}"
+    notes = _read(file) if file else {}
     if not again and key in notes:
         return Errors(*notes[key])
     errors = attempt(kernel, device, dtype)
-    with suppress(OSError):  # a cache that cannot be written: it is tried again next time
-        file.parent.mkdir(parents=True, exist_ok=True)
+    if file is None:
+        return errors
+    with suppress(OSError):  # a full disk: it is tried again next time
         with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as new:
             json.dump({**_read(file), key: list(errors)}, new)
         os.replace(new.name, file)
@@ -213,10 +228,6 @@ def log_decays(generator: torch.Generator, *shape: int) -> Tensor:
     g = torch.nn.functional.logsigmoid(normal(generator, *shape) + 2)
     draw = torch.rand(shape, generator=generator)
     return torch.where(draw < 0.03, -40.0, torch.where(draw > 0.97, 0.0, g))
-
-
-def _file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "canonlm" / "kernel-trials.json"
 
 
 def _read(file: Path) -> dict[str, tuple[float, float, str]]:

@@ -7,19 +7,16 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from canonlm.tasks.compiled import cache_by_content
+from canonlm.tasks.base import Task, find, get, names, register, registered
+from canonlm.tasks.describe import Measure, Scale, Score
+from canonlm.tasks.function import task
+from canonlm.tasks.packing import Windows
+from canonlm.tasks.random import SPLITS, TEST, TRAIN, VALID, VALIDATION
+from canonlm.tasks.records import Answer, Instance, Placed, Query, Sample, Slice, Verdict, Vocab
+from canonlm.tasks.spec import TaskSpec
 
-with cache_by_content():
-    from canonlm.tasks.base import Task, find, get, names, register, registered
-    from canonlm.tasks.describe import Measure, Scale, Score
-    from canonlm.tasks.function import task
-    from canonlm.tasks.packing import Windows
-    from canonlm.tasks.random import SPLITS, TEST, TRAIN, VALID, VALIDATION
-    from canonlm.tasks.records import Answer, Instance, Placed, Query, Sample, Slice, Verdict, Vocab
-    from canonlm.tasks.spec import TaskSpec
-
-    for _module in iter_modules(__path__):
-        import_module(f"{__name__}.{_module.name}")
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
     "SPLITS", "TEST", "TRAIN", "VALID", "VALIDATION", "Answer", "Instance", "Measure", "Placed", "Query", "Sample",

@@ -14,9 +14,9 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numba import njit
 from pydantic import Field, model_validator
 
+from canonlm.numba_cache import njit
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Verdict, Vocab, register
 from canonlm.tasks.depo import size_distribution
 from canonlm.tasks.describe import Scale, counted

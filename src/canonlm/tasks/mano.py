@@ -10,9 +10,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from pydantic import Field, model_validator
 
+from canonlm.numba_cache import njit
 from canonlm.tasks.base import Malformed, Query, Sample, Sampler, Slice, Task, Vocab, register
 from canonlm.tasks.describe import Scale, counted
 from canonlm.tasks.packing import IGNORE, compile_loop

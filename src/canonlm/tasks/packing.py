@@ -11,8 +11,8 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from canonlm.numba_cache import njit
 from canonlm.tasks.random import stream
 
 IGNORE = -100  # the label of a token that is not a target, as in torch and transformers
@@ -83,8 +83,7 @@ def compile_loop(draw: Callable[..., int], make_room: Callable[..., Any]) -> Any
     Loops of this package are cached on disk. Others are compiled in every process, as numba would not notice changes.
     """
     ours = draw.__module__.startswith(f"{__package__}.")
-    jit: Any = njit  # its type hints lack the option _nrt
-    inner = jit(forceinline=True, _nrt=False)(draw), njit(forceinline=True)(make_room)
+    inner = njit(forceinline=True, _nrt=False)(draw), njit(forceinline=True)(make_room)
     return njit(cache=ours, nogil=True)(_loop_around(*inner))
 
 

@@ -13,9 +13,9 @@ Bounded draws are exact (Lemire 2019, multiply and reject), so the distributions
 import operator
 
 import numpy as np
-from numba import njit
 
 from canonlm.errors import expected, unknown
+from canonlm.numba_cache import njit
 
 TRAIN, VALID, TEST, VALIDATION = 1, 2, 3, 4  # the splits in the key of a stream
 SPLITS = {"train": TRAIN, "valid": VALID, "test": TEST, "validation": VALIDATION}

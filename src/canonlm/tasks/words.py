@@ -7,8 +7,8 @@ Short names are few, so their share falls with the number of names in a sample.
 """
 
 import numpy as np
-from numba import njit
 
+from canonlm.numba_cache import njit
 from canonlm.tasks.base import Malformed, Vocab
 from canonlm.tasks.random import shuffle, two_below
 from canonlm.tasks.spec import TaskSpec

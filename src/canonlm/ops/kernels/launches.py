@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from canonlm import places
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -74,8 +76,7 @@ def _card(device: torch.device) -> tuple[str, int]:
 
 
 def tuned_path() -> Path:
-    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(folder) / "canonlm" / "kernels.json"
+    return (places.cache() or Path(os.devnull)) / "kernels.json"
 
 
 @functools.cache

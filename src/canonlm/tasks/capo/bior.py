@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 
 from canonlm.errors import expected
+from canonlm.numba_cache import njit
 from canonlm.tasks.capo.people import Person, name_space, person
 from canonlm.tasks.capo.pools import Pools
 from canonlm.tasks.random import below, check_count, shuffle, stream

@@ -9,8 +9,8 @@ from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from canonlm.numba_cache import njit
 from canonlm.tasks.capo.people import attributes, name
 from canonlm.tasks.capo.pools import Sizes
 from canonlm.tasks.capo.tokens import (

@@ -12,9 +12,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from canonlm.errors import expected
+from canonlm.numba_cache import njit
 from canonlm.tasks.capo.pools import ATTRIBUTES, DAYS, MONTHS, YEARS, Pools, Sizes
 from canonlm.tasks.random import below, check_count, mix, stream, two_below
 

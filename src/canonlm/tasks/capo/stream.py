@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable
 
 import numpy as np
-from numba import njit
 
+from canonlm.numba_cache import njit
 from canonlm.tasks.capo.documents import (
     LONGEST_PLAN,
     OF_VALUE,

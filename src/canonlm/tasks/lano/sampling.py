@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from canonlm.numba_cache import njit
 from canonlm.tasks.packing import compile_loop
 from canonlm.tasks.random import below, stream
 

@@ -16,8 +16,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numba import njit
 from numba.extending import register_jitable
+
+from canonlm.numba_cache import njit
 
 if TYPE_CHECKING:
     from canonlm.tasks.lano.grammar import Grammar
