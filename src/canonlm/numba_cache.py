@@ -15,7 +15,7 @@ from typing import Any
 
 import numba
 
-from canonlm import places
+from canonlm import user_folders
 
 HERE = Path(__file__).parent
 config: Any = numba.config  # mypy cannot see its names
@@ -36,7 +36,7 @@ def _cached(decorator: Callable[..., Any], *arguments: Any, **options: Any) -> C
     def decorate(function: Any) -> Any:
         with _lock:
             before = config.CACHE_DIR
-            if not (before and places.usable(Path(before))):
+            if not (before and user_folders.usable(Path(before))):
                 config.CACHE_DIR = _folder(Path(function.__code__.co_filename).relative_to(HERE).parts[0])
             try:
                 return decorator(*arguments, cache=bool(config.CACHE_DIR), **options)(function)
@@ -54,7 +54,7 @@ def _folder(package: str) -> str:
     for source in sorted((HERE / package).rglob("*.py")):
         digest.update(source.read_bytes())
     name = f"numba-{digest.hexdigest()[:16]}"
-    if places.usable(beside := HERE / package / "__pycache__" / name):
+    if user_folders.usable(beside := HERE / package / "__pycache__" / name):
         return str(beside)
-    cache = places.cache()
-    return str(cache / name) if cache and places.usable(cache / name) else ""
+    cache = user_folders.cache()
+    return str(cache / name) if cache and user_folders.usable(cache / name) else ""

@@ -17,9 +17,9 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from canonlm import places
 from canonlm.errors import InvalidSetting, brief, expected, unknown
 from canonlm.untrusted import read_object
+from canonlm.user_folders import expanded
 
 LIBRARIES = ("hf", "fla")
 """Before a colon, these names stand for models of a library (`canonlm.models.build`)."""
@@ -109,7 +109,7 @@ def load(reference: str) -> Outside:
 
 
 def _file(reference: str, place: str) -> Path:
-    yours, scope = places.expanded(place).resolve(), _SCOPE.get()
+    yours, scope = expanded(place).resolve(), _SCOPE.get()
     recorded = _recorded(scope.run).get(reference) if scope is not None and scope.run is not None else None
     if scope is None or scope.run is None or recorded is None or (yours.is_file() and _sha256(yours) == recorded):
         return yours

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from canonlm import places
 from canonlm.cli.doing import doing, load_torch
 from canonlm.cli.options import DTYPE, TRUST, opened, writing_model
+from canonlm.user_folders import expanded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,7 +50,7 @@ def canonize(
     from canonlm.errors import brief, expected
     from canonlm.models.interface import SMALL
 
-    path = places.expanded(model)
+    path = expanded(model)
     if (path / "config.yaml").is_file():
         expectation = "a transformers folder (for a run: train an architecture with +canon, or canonlm export it first)"
         raise expected("MODEL", expectation, model)

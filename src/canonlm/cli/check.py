@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from canonlm import places
 from canonlm.cli.doing import doing, load_torch
 from canonlm.cli.options import DEVICE, DTYPE, JSON, STEP, TRUST, VARIANT, check_place, opened, write_to
+from canonlm.user_folders import expanded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -87,7 +87,7 @@ def check(
 
 def _is_architecture(name: str) -> bool:
     """Whether `name` is an architecture, not a folder or a name on the Hub. Hub names have none of these signs."""
-    if places.expanded(name).is_dir():
+    if expanded(name).is_dir():
         return False
     from canonlm.models.archs import bases
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from canonlm import places
 from canonlm.cli.doing import load_torch
 from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, VARIANT, opened
+from canonlm.user_folders import expanded
 
 if TYPE_CHECKING:
     from canonlm.suites.opening import Subject
@@ -184,7 +184,7 @@ def _words_of_task(model: str, subject: "Subject") -> "TaskWords | None":
 
     if subject.about["kind"] != "run":
         return None
-    task = load(places.expanded(model) / "config.yaml", trust=subject.trusted).built_task
+    task = load(expanded(model) / "config.yaml", trust=subject.trusted).built_task
     return None if task is None else TaskWords(task)
 
 

@@ -23,7 +23,7 @@ from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 from filelock import Timeout
 
-from canonlm import __version__, places
+from canonlm import __version__, user_folders
 from canonlm.data import index, tokenizers
 from canonlm.data.executors import checked, execute
 from canonlm.data.index import Index, Shard
@@ -315,7 +315,7 @@ def prepare_stdlib(
         digest.update(f"{file.name}\0{len(content)}\0".encode() + content)
     sha256 = digest.hexdigest()
     if folder is None:
-        if (cache := places.cache()) is None:
+        if (cache := user_folders.cache()) is None:
             raise expected("XDG_CACHE_HOME", "a folder that can be written", os.environ.get("XDG_CACHE_HOME"))
         folder = cache / f"python-stdlib-{sha256[:16]}"
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from canonlm import places
+from canonlm import user_folders
 
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 1e-2}
 """Max error of results, relative to the largest entry, by the precision of the inputs."""
@@ -147,7 +147,7 @@ def _in_new_thread(call: Callable[[], Errors]) -> Errors:
 def known(kernel: Kernel, device: torch.device, dtype: torch.dtype, *, again: bool = False) -> Errors:
     """The errors of a kernel on this machine: from the user's cache, or else (or if `again`) tried and saved there.
     OSError: it cannot be tried."""
-    cache = places.cache()
+    cache = user_folders.cache()
     file = cache / "kernel-trials.json" if cache else None
     key = f"{kernel.name}, {str(dtype).removeprefix('torch.')}, {fingerprint(device)}"
     notes = _read(file) if file else {}

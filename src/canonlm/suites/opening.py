@@ -25,7 +25,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as library_logging
 
-from canonlm import outside, places
+from canonlm import outside
 from canonlm.data.tokenizers import load as load_tokenizer
 from canonlm.errors import InvalidSetting, brief, expected, unknown
 from canonlm.files import Stamp
@@ -41,6 +41,7 @@ from canonlm.train.build import pick_device
 from canonlm.train.checkpoint import load_model, steps
 from canonlm.train.recipe import load as load_config
 from canonlm.untrusted import path_inside, read_bytes, read_object, read_text
+from canonlm.user_folders import expanded
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -101,7 +102,7 @@ def open_model(
     configuration, a tokenizer with more tokens than the model's vocabulary.
     """
     precision, place = dtype_and_device(dtype, device)
-    path = places.expanded(source)
+    path = expanded(source)
     if (path / "config.yaml").is_file():
         if variant is not None:
             what = f"--variant only works with a published checkpoint, and {brief(source)} is the folder of a run"
@@ -218,7 +219,7 @@ def _of_run(path: Path, step: int | None) -> Opened:
 
 
 def _of_files(source: str, variant: str | None, dtype: torch.dtype | None, trust_remote_code: bool) -> Opened:
-    path = places.expanded(source)
+    path = expanded(source)
     if path.is_file():
         raise expected("MODEL", "a folder, and not a file in it", source)
     root = path if path.is_dir() else _fetch("MODEL", source)
@@ -312,7 +313,7 @@ def _cannot_be_loaded(name: str, error: Exception) -> ValueError:
 
 
 def _named_tokenizer(name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    path = places.expanded(name)
+    path = expanded(name)
     if name == "bytes" or path.is_file():
         return as_in_training(*load_tokenizer(name if name == "bytes" else path))
     folder = path if path.is_dir() else _fetch("--tokenizer", name)
@@ -360,7 +361,7 @@ def _fetch(key: str, name: str) -> Path:
             return Path(huggingface_hub.snapshot_download(name, allow_patterns=_SMALL, local_files_only=offline))
         except (OSError, ValueError) as error:
             reason = " (its host name does not resolve: no network?)" if offline else f" ({_reason(error)})"
-    path = places.expanded(name)
+    path = expanded(name)
     siblings = [str(path.with_name(other.name)) for other in path.parent.iterdir()] if path.parent.is_dir() else []
     close = get_close_matches(str(path), siblings, n=1, cutoff=0.75)
     guess = f' Did you mean "{close[0]}"?' if close else ""

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, Protocol, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from canonlm import places
 from canonlm.errors import expected, refused, unknown
 from canonlm.files import Stamp
 from canonlm.suites.opening import Subject
 from canonlm.suites.questions import Score
 from canonlm.suites.results import Results
 from canonlm.train.recipe import override
+from canonlm.user_folders import expanded
 
 SUITES = {
     "multihop": "birth years in a text, stated directly or through a chain of k people",
@@ -198,7 +198,7 @@ def _contents(settings: BaseModel, keys: Iterable[str]) -> dict[str, str]:
     """`{"text_sha256": …}` for settings that name a local file or folder, as results depend on its contents."""
     digests = {}
     for key in keys:
-        path = places.expanded(str(getattr(settings, key, None) or ""))
+        path = expanded(str(getattr(settings, key, None) or ""))
         files = [path] if os.path.isfile(path) else sorted(path.rglob("*")) if path.name and os.path.isdir(path) else []
         stamps = [f"{file.relative_to(path)} {Stamp.of(file).sha256}" for file in files if file.is_file()]
         if stamps:

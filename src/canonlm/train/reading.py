@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from canonlm import evals, places
+from canonlm import evals
 from canonlm.data.index import Shard
 from canonlm.data.shards import Dataset, OnOpen
 from canonlm.data.text import TextStream
@@ -14,6 +14,7 @@ from canonlm.evals.text import TextEval
 from canonlm.train.config import RunConfig, Text
 from canonlm.train.verification import Verification
 from canonlm.untrusted import read_object
+from canonlm.user_folders import expanded
 from canonlm.world import World
 
 STDLIB = "python-stdlib"
@@ -138,6 +139,6 @@ def _stdlib() -> Path:
 
 def _open(key: str, path: str, on_open: OnOpen = _ignore_opened) -> Dataset:
     try:
-        return Dataset(_stdlib() if path == STDLIB else places.expanded(path), on_open)
+        return Dataset(_stdlib() if path == STDLIB else expanded(path), on_open)
     except ValueError as error:
         raise InvalidSetting(key, f"{key}: {error}") from None

@@ -17,6 +17,7 @@ from canonlm import outside
 from canonlm.errors import InvalidSetting, expected, shown
 from canonlm.runs import folder, words
 from canonlm.train.config import RunConfig, resolve
+from canonlm.user_folders import expanded, home
 from canonlm.yaml12 import parse_yaml
 from canonlm.yaml12 import read_yaml as read_yaml_file
 
@@ -70,7 +71,9 @@ def check_trust(path: Path, overrides: Iterable[str], trust: bool) -> None:
 
 def your_folder() -> Path:
     """The folder of the user's own recipes: the environment variable CANONLM_RECIPES, or ~/.config/canonlm/recipes."""
-    return Path(os.environ.get("CANONLM_RECIPES") or "~/.config/canonlm/recipes").expanduser()
+    if place := os.environ.get("CANONLM_RECIPES"):
+        return expanded(place)
+    return (home() or Path(os.devnull)) / ".config" / "canonlm" / "recipes"
 
 
 def is_yours(file: Path) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from canonlm import places
+from canonlm import user_folders
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _card(device: torch.device) -> tuple[str, int]:
 
 
 def tuned_path() -> Path:
-    return (places.cache() or Path(os.devnull)) / "kernels.json"
+    return (user_folders.cache() or Path(os.devnull)) / "kernels.json"
 
 
 @functools.cache
