@@ -6,12 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, MistralConfig
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.models.config import OF_EXPERTS
 from canonlm.models.initialize import generator_for
 
+LINEAR = {"rope_type": "linear", "factor": 4.0}
 IDS = torch.arange(24).reshape(2, 12) * 7 % 61
 
 
@@ -91,6 +92,27 @@ def assert_same(got, expected):
         ({"initializer": "zero"}, r'^initializer: expected "normal" or "fan_in" or "truncated", got "zero"$'),
         ({"z_loss": "l2"}, r'^z_loss: expected "logsumexp" or "squared_nll", got "l2"$'),
         ({"hidden_act": "silo"}, r'^unknown hidden_act "silo"\. Did you mean "silu"\?'),
+        ({"rope_parameters": LINEAR}, r"^rope_parameters: expected rope_type 'default' alone: .*'factor': 4.0"),
+        ({"rope_scaling": LINEAR}, r"^rope_scaling: expected rope_type 'default' alone: .*'factor': 4.0"),
+        ({"rope_parameters": {"full_attention": LINEAR}}, r"^rope_parameters: expected rope_type 'default' alone: "),
+        ({"rope_parameters": 5}, r"^rope_parameters: expected an object such as .*, got 5$"),
+        (
+            {"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e6}},
+            r"^rope_parameters\.rope_theta: expected rope_theta = 500000\.0, got 1000000\.0$",
+        ),
+        ({"partial_rotary_factor": 0.5}, r"^partial_rotary_factor: expected 1, or rope_dim, .*, got 0\.5$"),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            r"^rope_parameters\.partial_rotary_factor: expected 1, or rope_dim, .*, got 0\.5$",
+        ),
+        ({"sliding_window": 4096}, r"^sliding_window: expected no such setting: .*, got 4096$"),
+        ({"final_logit_softcapping": 30.0}, r"^final_logit_softcapping: expected no such setting"),
+        ({"residual_multiplier": 0.2}, r"^residual_multiplier: expected no such setting"),
+        ({"n_layer": 12}, r"^n_layer: expected no such setting"),
+        ({"use_bias": True}, r"^use_bias: expected no such setting"),
+        ({"per_layer_config": {0: {"hidden_act": "relu"}}}, r"^per_layer_config: expected no such setting"),
+        ({"is_causal": False}, r"^is_causal: expected true"),
+        ({"canon_sett": "A"}, r'^unknown setting "canon_sett"\. Did you mean "canon_set"'),
     ],
 )
 def test_a_bad_field_is_named_in_one_line(small_model, fields, message):
@@ -127,6 +149,39 @@ def test_only_mixtures_of_experts_have_fields_of_experts(tmp_path):
     assert [getattr(loaded, key) for key in OF_EXPERTS] == [None] * 3
     loaded.save_pretrained(tmp_path)
     assert not OF_EXPERTS.keys() & json.loads((tmp_path / "config.json").read_text())
+
+
+def test_settings_under_the_names_of_other_models(tmp_path):
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 61, "num_hidden_layers": 2}
+    rope = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 1.0}
+    for kind in (LlamaConfig, MistralConfig):
+        saved = kind(
+            **sizes,
+            num_key_value_heads=2,
+            rope_parameters=rope,
+            **({"sliding_window": None} if kind is MistralConfig else {}),
+        )
+        saved = {key: value for key, value in saved.to_dict().items() if key != "model_type"}
+        assert CanonLMConfig(**saved).rope_theta == 5e5
+    off = {
+        "sliding_window": None,
+        "residual_multiplier": 1.0,
+        "use_bias": False,
+        "rope_scaling": None,
+        "is_causal": True,
+    }
+    notes = {"unsloth_version": "1", "tokenizer_class": "X", "quantization_config": {}, "experts_implementation": None}
+    assert CanonLMConfig(**sizes, **off, **notes).unsloth_version == "1"
+    # Set afterwards, or given to the library's loaders:
+    config = CanonLMConfig(**sizes)
+    config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path, rope_theta=5.0, use_cache=False).rope_theta == 5.0
+    for wrong in ({"rope_scaling": LINEAR}, {"canon_set": "X"}, {"sliding_window": 5}):
+        with pytest.raises(ValueError, match=rf"^{next(iter(wrong))}: expected"):
+            AutoConfig.from_pretrained(tmp_path, **wrong)
+    config.rope_scaling = LINEAR
+    with pytest.raises(ValueError, match=r"^rope_parameters: expected"):
+        AutoModelForCausalLM.from_config(config)
 
 
 # Initial weights

@@ -90,6 +90,75 @@ def test_attention_without_a_mask(small_model, calls, monkeypatch, given, use_ca
     assert len(calls) == 2
 
 
+def prepared(doc_ids, real=None, cached=0):
+    """A mask of all pairs, True where new tokens see cached and new ones."""
+    time = doc_ids.shape[1]
+    mask = (doc_ids[:, :, None] == doc_ids[:, None]) & torch.ones(time, time, dtype=torch.bool).tril()
+    return (mask if real is None else mask & real[:, None] & real[:, :, None])[:, None, cached:]
+
+
+RUNS = torch.tensor([[0] * 7 + [1] * 11, [0] * 2 + [1] + [2] * 15])
+NUMBERS = torch.zeros(2, 1, 18, 18).double().masked_fill(~prepared(RUNS), torch.finfo(torch.float64).min)
+BORDERS = torch.tensor(LIMITS, dtype=torch.int32)
+OTHER_WAYS = {
+    "borders alone": {"cu_seq_lens_q": BORDERS},
+    "the library's collator": {"cu_seq_lens_q": BORDERS, "cu_seq_lens_k": BORDERS, "max_length_q": 15,
+                               "max_length_k": 15, "seq_idx": RUNS.int(), **GIVEN["positions"]},
+    "seq_idx": {"seq_idx": RUNS.int()},
+    "all pairs": {"attention_mask": prepared(RUNS)},
+    "all pairs, numbers": {"attention_mask": NUMBERS},
+    "all pairs and positions": {"attention_mask": NUMBERS, **GIVEN["positions"]},
+}  # fmt: skip
+KINDS = {
+    "plain": {},
+    "canon": {"canon_set": "ABCD"},
+    "alibi": {"canon_set": "AC", "alibi": "alibi"},
+    "hybrid": {"mixers": ["mamba2", "attention"], "canon_set": "ABCD"},
+    "gdn": {"mixers": ["gdn"], "canon_set": "AbCD"},
+}
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_documents_under_the_librarys_other_names(small_model, kind, kernel):
+    model = small_model(**KINDS[kind])
+    model.set_attn_implementation(kernel)
+    expected, close = alone(model), CLOSE if kernel == "sdpa" else {"atol": 1e-5, "rtol": 0}  # softmax in float32
+    with torch.no_grad():
+        for way, arguments in OTHER_WAYS.items():
+            got = model(IDS, use_cache=False, **arguments).logits
+            assert_close(got, expected, **close, msg=lambda m, way=way: f"{way}: {m}")
+        cache = DynamicCache(config=model.config)  # a border inside the second chunk, one before it, padding at the end
+        first = model(IDS[:, :7], attention_mask=prepared(RUNS[:, :7]), past_key_values=cache).logits
+        rest = model(IDS[:, 7:], attention_mask=prepared(RUNS, cached=7), past_key_values=cache).logits
+        assert_close(torch.cat([first, rest], dim=1), expected, **close)
+        real = (torch.arange(18) < torch.tensor([[18], [12]])) & (torch.arange(18) >= torch.tensor([[0], [1]]))
+        got = model(IDS, attention_mask=prepared(torch.zeros_like(IDS), real), use_cache=False).logits
+        assert_close(got[1, 1:12], model(IDS[1:, 1:12], use_cache=False).logits[0], **close)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arguments_that_nothing_reads_are_refused(small_model, kind):
+    model, tree = small_model(**KINDS[kind]), prepared(RUNS)
+    for name, near in {"cu_seqlens": "cu_seq_lens_q", "attn_mask": "attention_mask", "is_causal": "is_causal"}.items():
+        value = False if near == name else BORDERS
+        with pytest.raises(ValueError, match=rf'^unknown argument of forward "{name}"\.( Did you mean "{near}")?'):
+            model(IDS, **{name: value})
+    model(IDS, cu_seqlens=None, is_causal=True, token_type_ids=torch.zeros_like(IDS), output_router_logits=False)
+    cache = model(IDS[:, :4], use_cache=True).past_key_values
+    for name, value in {"cu_seq_lens_q": BORDERS, "seq_idx": RUNS[:, 4:]}.items():
+        with pytest.raises(ValueError, match=f"^{name}: expected doc_ids, of cached and new tokens"):
+            model(IDS[:, 4:], past_key_values=cache, **{name: value})
+    tree[..., 5, 3] = False  # a branch: it is not the last tokens that are seen
+    if kind == "plain":
+        model(IDS, attention_mask=tree)
+    else:
+        with pytest.raises(ValueError, match=r"^attention_mask: expected causal attention within documents"):
+            model(IDS, attention_mask=tree)
+    with pytest.raises(ValueError, match=r"^attention_mask: expected True or False, or numbers to add"):
+        model(IDS, attention_mask=tree.long())
+
+
 @pytest.mark.parametrize("cache", [DynamicCache, lambda config: StaticCache(config=config, max_cache_len=30)])
 def test_cached_tokens_need_a_mask(small_model, calls, cache):
     model = small_model(canon_set="ABCD")

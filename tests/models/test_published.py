@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
-from canonlm.models.config import FLAT_OPTIONS
+from canonlm.models.other_names import FLAT_OPTIONS
 from canonlm.models.published import build, export, to_llama
 from canonlm.models.published.checkpoint import parse
 from canonlm.models.published.format import ratio

@@ -12,6 +12,7 @@ from transformers import Cache, PreTrainedModel
 
 from canonlm.canon import states
 from canonlm.errors import expected
+from canonlm.ops.packed import read_mask
 
 CACHE_NAMES = ("past_key_values", "cache_params", "past_key_value", "layer_past")
 
@@ -60,7 +61,8 @@ def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Layout | 
     if isinstance(mask, Tensor) and mask.ndim == 2:
         real = _real(mask, past, time)
     elif isinstance(mask, Tensor) and mask.ndim == 4:
-        real, doc_ids = _read_prepared(mask, past, batch, time)
+        real, doc_ids = read_mask(mask, past, batch, time)
+        doc_ids = None if _none_if(doc_ids == 0, torch.all) is None else doc_ids
     if doc_ids is None:
         doc_ids = _documents(model, arguments, cache, batch, time)
     return Layout(batch, time, _none_if(real, torch.all), doc_ids)
@@ -103,21 +105,6 @@ def _real(mask: Tensor, past: int | Tensor, time: int) -> Tensor:
     return mask[:, start : start + time] != 0
 
 
-def _read_prepared(mask: Tensor, past: int | Tensor, batch: int, time: int) -> tuple[Tensor, Tensor | None]:
-    """Real tokens and documents, read from an attention mask `[B, 1, T, columns]`: padding does not see itself, and the
-    first token of a document does not see the token before it."""
-    latest = mask.shape[-1] - time  # of a sliding window, whose columns begin later than the row
-    first = past.clamp(max=latest) if isinstance(past, Tensor) else min(max(past, 0), latest)
-    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    columns = (first + torch.arange(time, device=mask.device)).view(1, time, 1).expand(mask.shape[0], time, 1)
-    real = visible[:, 0].gather(2, columns)[..., 0].expand(batch, time)
-    if time == 1:
-        return real, None
-    before = visible[:, 0, 1:].gather(2, columns[:, 1:] - 1)[..., 0].expand(batch, time - 1)
-    starts = torch.nn.functional.pad(real[:, 1:] & real[:, :-1] & ~before, (1, 0))
-    return real, None if _none_if(~starts, torch.all) is None else starts.cumsum(-1)
-
-
 def _documents(
     model: PreTrainedModel, arguments: Mapping[str, Any], cache: Cache | None, batch: int, time: int
 ) -> Tensor | None:
@@ -130,6 +117,10 @@ def _documents(
         places = torch.arange(time, device=borders.device)
         return torch.searchsorted(borders[1:].contiguous(), places, right=True).expand(batch, time)
     if not isinstance(positions, Tensor) or positions.ndim != 2 or time == 1:
+        for name in ("cu_seq_lens_q", "seq_idx", "cu_seqlens", "doc_ids"):
+            if arguments.get(name) is not None and time > 1:
+                what = "position_ids that start again at documents: this model's attention reads nothing else"
+                raise expected(name, what, type(arguments[name]).__name__)
         return None
     mask = arguments.get("attention_mask")
     if flash and (batch > 1 or (isinstance(mask, Tensor) and _none_if(mask != 0, torch.all) is not None)):

@@ -13,7 +13,7 @@ from transformers import Cache, PreTrainedConfig
 
 from canonlm.errors import expected
 from canonlm.ops.kernels.door import last_real, reach_of, runs_on
-from canonlm.ops.packed import Documents
+from canonlm.ops.packed import Documents, previous_real
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,8 @@ def positions_in_documents(doc_ids_BT: Tensor, attention_mask_BT: Tensor | None)
 
 def _before(x_BT: Tensor, attention_mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
     """The value at the real token before each; and where both exist: a real token, and a real one before it."""
-    steps = torch.arange(x_BT.shape[1], device=x_BT.device).expand_as(x_BT)
     real = torch.ones_like(x_BT, dtype=torch.bool) if attention_mask_BT is None else attention_mask_BT != 0
-    last = torch.where(real, steps, -1).cummax(1).values
-    previous = torch.nn.functional.pad(last[:, :-1], (1, 0), value=-1)
+    previous = previous_real(real)
     return x_BT.gather(1, previous.clamp(min=0)), real & (previous >= 0)
 
 

@@ -15,6 +15,7 @@ from canonlm.canon.sites import write as write_sites
 from canonlm.errors import InvalidSetting, expected, unknown
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mixers.base import DERIVED, Mixer
+from canonlm.models.other_names import FLAT_OPTIONS, read_rotary, refuse_unknown
 
 MAX_SIZE = 2**31 - 1
 """Max of any integer field: a larger value is a mistake."""
@@ -31,19 +32,6 @@ Z_LOSSES = ("logsumexp", "squared_nll")
 OF_EXPERTS: dict[str, float] = {"num_experts": 32, "expert_capacity": 2.0, "router_loss_weight": 0.01}
 """Fields of mixtures of experts, with their defaults. Other models have None there: tools (vLLM, llama.cpp) take any
 model with `num_experts` for a mixture of experts."""
-
-FLAT_OPTIONS = {
-    "linear_num_heads": ("num_heads",),
-    "linear_num_key_value_heads": ("num_key_value_heads",),
-    "linear_key_head_dim": ("key_head_dim",),
-    "linear_value_head_dim": ("value_head_dim", "head_dim"),
-    "mamba_state_size": ("state_size",),
-    "mamba_n_groups": ("n_groups",),
-    "output_gate": ("output_gate",),
-    "output_gate_rank": ("output_gate_rank",),
-    "clamp_min": ("clamp_min",),
-}
-"""Names of options in configurations of version 0.1, where they were fields and every recurrent mixer had the same."""
 
 
 class CanonLMConfig(PreTrainedConfig):
@@ -97,7 +85,7 @@ class CanonLMConfig(PreTrainedConfig):
     """
 
     model_type = "canonlm"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "z_loss"]
 
     vocab_size: int = 32000
     hidden_size: int = 512
@@ -156,9 +144,11 @@ class CanonLMConfig(PreTrainedConfig):
             raise expected("num_hidden_layers", f"at most {MAX_LAYERS:,}", self.num_hidden_layers)
         for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
             _check_positive(key, getattr(self, key))
+        self.rope_theta = read_rotary(kwargs, self.rope_theta, CanonLMConfig.rope_theta)
         self._settle_mixers()
         self._settle_attention()
         self._settle_options(kwargs)
+        refuse_unknown(kwargs, self.__dataclass_fields__)
         self._settle_mlp()
         self._settle_canon()
         if self.initializer is None:
@@ -170,6 +160,13 @@ class CanonLMConfig(PreTrainedConfig):
         if self.z_loss is not None:
             _check_choice("z_loss", self.z_loss, Z_LOSSES)
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs) -> Any:
+        """As the library's, but keyword arguments are checked as the fields in the dictionary are."""
+        own = {key: kwargs.pop(key) for key in list(kwargs) if key in CanonLMConfig.__annotations__}
+        refuse_unknown(kwargs, cls.__dataclass_fields__)
+        return super().from_dict({**config_dict, **own}, **kwargs)
 
     def _settle_mixers(self) -> None:
         self.mixers = self._per_layer("mixers", ["attention"] if self.mixers is None else self.mixers)

@@ -10,7 +10,7 @@ from canonlm.errors import expected
 from canonlm.models.cache import Layout, document_runs, documents_from_positions, positions_in_documents
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.mixers.attention import needs_no_mask
-from canonlm.ops.packed import Documents, doc_ids_of, documents_of
+from canonlm.ops.packed import Documents, doc_ids_of, documents_of, is_visible, read_mask
 
 
 def lay_out(
@@ -20,6 +20,7 @@ def lay_out(
     position_ids: Tensor | None,
     cache: Cache | None,
     doc_ids: Tensor | None,
+    seq_idx: Tensor | None,
     documents: Documents | None,
     *,
     training: bool,
@@ -32,13 +33,19 @@ def lay_out(
     # A single token shows no restart, and comparing a static cache's length would break the graph. An exported graph
     # cannot compare it at all: there the length of an empty cache is 0, and that of a filled one a tensor.
     exported = torch.compiler.is_exporting() and isinstance(past, Tensor)
+    stated = doc_ids is not None or seq_idx is not None or documents is not None
+    if stated and doc_ids is None and not exported and past != 0:
+        given = "seq_idx" if documents is None else "cu_seq_lens_q"
+        raise expected(given, "doc_ids, of cached and new tokens, if tokens are cached", int(past))
     if doc_ids is not None:
         if doc_ids.shape != (batch, past + time):
             what = f"shape {(batch, int(past + time))}: one document per token, cached tokens included"
             raise expected("doc_ids", what, tuple(doc_ids.shape))
         doc_ids = document_runs(doc_ids, mask)
-    elif documents is not None and past == 0:
+    elif documents is not None:
         doc_ids = doc_ids_of(documents.cu_seqlens, batch, time)
+    elif seq_idx is not None:
+        doc_ids = document_runs(seq_idx.expand(batch, time), mask)
     elif position_ids is not None and time > 1 and not exported and past == 0:
         doc_ids = documents_from_positions(position_ids.expand(batch, -1), new_mask)
 
@@ -49,6 +56,10 @@ def lay_out(
             position_ids = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -time:]
         else:
             position_ids = (torch.arange(time, device=h_BTD.device) + past)[None]
+    if attention_mask is not None and attention_mask.ndim == 4 and time > 1:
+        has_states = config.is_recurrent or any(map(config.sites, range(config.num_hidden_layers)))
+        layout = _of_prepared(attention_mask, past, doc_ids, batch, time) if has_states or stated else Layout()
+        return layout, None, position_ids
     if doc_ids is None:
         return Layout(attention_mask=new_mask), None, position_ids
     continues = None if doc_ids.shape[1] == time else doc_ids[:, :-time] == doc_ids[:, -time, None]
@@ -57,6 +68,45 @@ def lay_out(
     documents, without_mask = _for_kernels(config, h_BTD, doc_ids[:, -time:], documents, plain, training)
     layout = Layout(new_mask, doc_ids[:, -time:], continues, documents=documents, without_mask=without_mask)
     return layout, doc_ids, position_ids
+
+
+def check_mask(config: CanonLMConfig, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The attention mask; one of all pairs, `[B, 1, T, columns]`, in the form that the kernel of attention reads."""
+    if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
+        if mask is not None:
+            raise expected("attention_mask", "a tensor [batch, tokens] or [batch, 1, new tokens, tokens]", mask)
+        return None
+    if mask.ndim == 2:
+        return mask
+    kernel = config._attn_implementation or ""
+    if "flash" in kernel:
+        raise expected("attention_mask", f"a tensor [batch, tokens] with {kernel}", list(mask.shape))
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise expected("attention_mask", "True or False, or numbers to add, for all pairs of tokens", mask.dtype)
+    if mask.dtype == torch.bool and kernel != "sdpa" and config.alibi is None:
+        lowest = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)  # softmax is in float32
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest)
+    return mask
+
+
+def _of_prepared(mask: Tensor, past: int | Tensor, doc_ids: Tensor | None, batch: int, time: int) -> Layout:
+    """The layout that a mask of all pairs shows. InvalidSetting if Canon layers and recurrences cannot follow it."""
+    if mask.shape[-1] < past + time or mask.shape[-2] != time:
+        raise expected("attention_mask", f"a mask of {time} new tokens and {past} cached ones", list(mask.shape))
+    real, of_mask = read_mask(mask, past, batch, time)
+    doc_ids = of_mask if doc_ids is None else doc_ids[:, -time:]
+    visible = is_visible(mask).expand(batch, -1, -1, -1)
+    rows = torch.arange(batch, device=mask.device)
+    seen = visible[rows, 0, real.int().argmax(1), : int(past)]  # cached tokens, by the first new one
+    # Padding after the first of them is of the same document.
+    continues = seen.cummax(1).values if seen.shape[1] else None
+    if not torch.compiler.is_compiling():
+        causal = torch.ones(time, time, dtype=torch.bool, device=mask.device).tril()
+        usual = causal & (doc_ids[:, :, None] == doc_ids[:, None]) & real[:, None]
+        if bool(((visible[..., int(past) : int(past) + time] != usual[:, None]) & real[:, None, :, None]).any()):
+            what = "causal attention within documents: Canon layers and recurrences read the tokens before, in order"
+            raise expected("attention_mask", what, "a mask [batch, heads, new tokens, tokens] that differs")
+    return Layout(real.long(), doc_ids, continues)
 
 
 def _for_kernels(

@@ -7,6 +7,8 @@ A Canon layer exists if the configuration has its site; h starts as canonE( embe
 Parameters are named as in transformers' Llama, so that a plain Llama's state dict loads as it is.
 """
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,6 +18,7 @@ from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -25,12 +28,13 @@ from canonlm.errors import expected
 from canonlm.models.cache import Layout, check_cache, count_tokens, fill_unused_states, with_reach
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.initialize import init_parameters
-from canonlm.models.layout import lay_out, same_document
+from canonlm.models.layout import check_mask, lay_out, same_document
 from canonlm.models.loss import loss_of_hidden, loss_of_logits, mean_loss
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mixers.attention import Attention
 from canonlm.models.mlp import build_mlp
 from canonlm.models.norm import RMSNorm
+from canonlm.models.other_names import check_arguments, refuse_unknown
 from canonlm.models.places import run_normed, run_site
 from canonlm.models.positions import alibi_mask, rotary_table
 from canonlm.models.saved import check_loaded, check_saved
@@ -96,6 +100,17 @@ class DecoderLayer(GradientCheckpointingLayer):
         return run_site([canon], [x_BTD], layout, cache, self.layer_idx, self.sites.index(site))[0]
 
 
+class _OfConfig:
+    """A class attribute of the library's that depends on the configuration. The class itself has the `usual` value: a
+    property would be true there, and the library's tests, for example, ask the class."""
+
+    def __init__(self, usual: bool, of_config: Callable[[CanonLMConfig], bool]) -> None:
+        self.usual, self.of_config = usual, of_config
+
+    def __get__(self, model: "CanonLMPreTrainedModel | None", _: type) -> bool:
+        return self.usual if model is None else self.of_config(model.config)
+
+
 class CanonLMPreTrainedModel(PreTrainedModel):
     config: CanonLMConfig
     config_class = CanonLMConfig
@@ -108,17 +123,9 @@ class CanonLMPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": DecoderLayer, "attentions": Attention}
 
-    @property
-    def _is_stateful(self) -> bool:  # type: ignore[override]
-        return self.config.is_recurrent
-
-    @property
-    def _supports_flash_attn(self) -> bool:  # type: ignore[override]
-        return self.config.alibi is None
-
-    @property
-    def _supports_flex_attn(self) -> bool:  # type: ignore[override]
-        return self.config.alibi is None
+    _is_stateful = _OfConfig(False, lambda config: config.is_recurrent)
+    _supports_flash_attn = _OfConfig(True, lambda config: config.alibi is None)
+    _supports_flex_attn = _OfConfig(True, lambda config: config.alibi is None)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str:
         if self.config.alibi is not None and attn_implementation not in (None, "sdpa", "eager"):
@@ -181,6 +188,7 @@ class CanonLMModel(CanonLMPreTrainedModel):
 
     def __init__(self, config: CanonLMConfig) -> None:
         super().__init__(config)
+        refuse_unknown(vars(config), config.__dataclass_fields__)  # set after the configuration was made
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         if (variant := config.canon(0, "E")) is not None:
             self.canonE = make_canon(variant, config.hidden_size)
@@ -200,16 +208,18 @@ class CanonLMModel(CanonLMPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         doc_ids: Tensor | None = None,
         use_cache: bool | None = None,
+        seq_idx: Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
         max_length_q: int | None = None,
         **kwargs,
     ) -> DecoderOutput:
         """As every decoder of transformers, with `doc_ids`: the documents of packed rows, one integer per token; with
-        a filled cache they cover the cached tokens too, as `attention_mask` does. Positions that restart mean the same
-        (the library's own convention) if nothing is cached yet.
-
-        `cu_seq_lens_q`, `max_length_q` (the library's names; see `ops.packed.Documents`) pass the same documents to
-        kernels. If these need them and they are missing, the forward waits for the GPU."""
+        a filled cache they cover the cached tokens too, as `attention_mask` does. If nothing is cached yet, they may
+        come by the library's own conventions: `seq_idx`, as `doc_ids`; positions that restart; borders
+        (`cu_seq_lens_q`, `max_length_q`: see `ops.packed.Documents`), which kernels read. If these need borders that
+        are missing, the forward waits for the GPU. A mask of all pairs, `[B, 1, T, tokens]`, also shows padding and
+        documents. ValueError for an argument that nothing reads."""
+        kwargs = check_arguments(kwargs, _ARGUMENTS)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected exactly one of input_ids and inputs_embeds")
         h_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -218,11 +228,21 @@ class CanonLMModel(CanonLMPreTrainedModel):
         if past_key_values is not None:
             check_cache(past_key_values, self.config)
 
-        kwargs = {name: value for name, value in kwargs.items() if name not in ("cu_seq_lens_k", "max_length_k")}
-        documents = None if cu_seq_lens_q is None or max_length_q is None else Documents(cu_seq_lens_q, max_length_q)
-        config, causal_mask, rotary = self.config, None, None
+        config, causal_mask, rotary, documents = self.config, None, None, None
+        attention_mask = check_mask(config, attention_mask, h_BTD.dtype)
+        if cu_seq_lens_q is not None:
+            longest = int(cu_seq_lens_q.diff().max()) if max_length_q is None else max_length_q
+            documents = Documents(cu_seq_lens_q, longest)
         layout, doc_ids, position_ids = lay_out(
-            config, h_BTD, attention_mask, position_ids, past_key_values, doc_ids, documents, training=self.training
+            config,
+            h_BTD,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            doc_ids,
+            seq_idx,
+            documents,
+            training=self.training,
         )
         layout = with_reach(layout, h_BTD, past_key_values)
         if "E" in (sites := config.sites(0)):
@@ -262,6 +282,9 @@ class CanonLMModel(CanonLMPreTrainedModel):
             past_key_values=past_key_values,
             router_loss=torch.stack(router_losses).sum() if router_losses else None,
         )
+
+
+_ARGUMENTS = tuple(inspect.signature(CanonLMModel.forward).parameters)[1:-1]
 
 
 @dataclass
@@ -383,3 +406,8 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
             new = doc_ids[:, -1:].expand(-1, max(0, length - doc_ids.shape[1]))
             inputs["doc_ids"] = torch.cat([doc_ids[:, :length], new], dim=1)
         return inputs
+
+
+# The library finds classes here by their names: Trainer (whether labels are shifted), pipelines, `transformers serve`.
+MODEL_MAPPING_NAMES.update(canonlm=CanonLMModel.__name__)
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.update(canonlm=CanonLMForCausalLM.__name__)

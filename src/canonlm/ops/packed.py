@@ -43,5 +43,34 @@ def doc_ids_of(cu_seqlens: Tensor, rows: int, time: int) -> Tensor:
     return torch.searchsorted(cu_seqlens[1:].contiguous(), tokens, right=True).view(rows, time)
 
 
+def read_mask(mask_BHTS: Tensor, past: int | Tensor, batch: int, time: int) -> tuple[Tensor, Tensor]:
+    """Real tokens and documents, `[batch, time]`, from a prepared attention mask (True or False, or numbers to add),
+    `[B, 1, T, columns]`: padding does not see itself, and the first token of a document not the real
+    token before it."""
+    latest = mask_BHTS.shape[-1] - time  # of a sliding window, whose columns begin later than the row
+    first = past.clamp(max=latest) if isinstance(past, Tensor) else min(max(past, 0), latest)
+    visible = is_visible(mask_BHTS)
+    visible_BTS = visible[:, 0].expand(batch, -1, -1)
+    columns = first + torch.arange(time, device=visible.device).expand(batch, time)
+    real = visible_BTS.gather(2, columns[..., None])[..., 0]
+    if time == 1:
+        return real, torch.zeros_like(real, dtype=torch.long)
+    previous = previous_real(real)
+    before = visible_BTS.gather(2, (first + previous.clamp(min=0))[..., None])[..., 0]
+    return real, (real & (previous >= 0) & ~before).cumsum(-1)
+
+
+def previous_real(real_BT: Tensor) -> Tensor:
+    """The position of the last real token before each, or -1."""
+    steps = torch.arange(real_BT.shape[1], device=real_BT.device)
+    last = torch.where(real_BT, steps, -1).cummax(1).values
+    return torch.nn.functional.pad(last[:, :-1], (1, 0), value=-1)
+
+
+def is_visible(mask: Tensor) -> Tensor:
+    """True where a mask adds no number like -1e9, a common stand-in for minus infinity."""
+    return mask if mask.dtype == torch.bool else mask > max(torch.finfo(mask.dtype).min / 2, -1e8)
+
+
 def _power_of_two(minimum: int) -> int:
     return 1 << max(0, minimum - 1).bit_length()
