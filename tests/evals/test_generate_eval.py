@@ -110,7 +110,7 @@ def test_batches_and_padding_change_nothing():
             vocab_size=len(TASK.vocab), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, mixers=[mixer],
             canon_set="ACD", initializer_range=0.3,
         )  # fmt: skip
-        model = CanonLMForCausalLM(config).eval()
+        model = wrap(CanonLMForCausalLM(config).eval())
         prompts = [s.tokens[: s.queries[0].start].tolist() for s in (TASK.sample("train", 0, i) for i in range(12))]
         assert len({len(prompt) for prompt in prompts}) > 3
         with torch.no_grad():

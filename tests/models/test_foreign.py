@@ -311,7 +311,7 @@ def written(model, rows: list[list[int]], **options) -> list[list[int]]:
     padded = torch.tensor([[0] * (width - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     config = GenerationConfig(max_new_tokens=5, do_sample=False, pad_token_id=0, **options)
-    return model.module.generate(padded, attention_mask=mask, generation_config=config)[:, width:].tolist()
+    return model.generate(padded, attention_mask=mask, generation_config=config)[:, width:].tolist()
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_generation_is_right(model_type, works):
                 line = torch.cat([line, model.logits(line)[:, -1:].argmax(-1)], 1)
             answers.append(line[0, len(row) :].tolist())
     assert written(model, rows) == answers
-    assert model.module.generate.works == works
+    assert model.generate.works == works
 
 
 def test_saved_models_are_the_librarys(tmp_path):

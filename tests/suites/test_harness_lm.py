@@ -342,10 +342,17 @@ def test_half_precision_is_scored_in_full():
     assert rough == pytest.approx(exact, rel=0.1)
 
 
-def test_the_subject_is_not_modified():
-    opened = subject("llama")
-    CanonLM(opened)
+def test_decoding_is_greedy_whatever_the_models_own_settings_are(opened, reference):
+    settings = {"repetition_penalty": 9.0, "num_beams": 3, "do_sample": True, "eos_token_id": 7}
+    opened.model.generation_config.update(**settings)
+    before = dict(vars(opened.model))
+    lm = CanonLM(opened, batch_size=7)
+    assert written(lm) == reference[False]["written"]
+    assert vars(opened.model) == before
     assert opened.tokenizer.pad_token is None
+    beams = [Instance("generate_until", {}, (prompt, {**how, "num_beams": 3}), 0) for prompt, how in PROMPTS[:2]]
+    assert [lm.generate_until(beams[i : i + 1], True) for i in (0, 1)] == [[text] for text in lm.generate_until(beams)]
+    assert (lm.questions, lm.not_finite) == (len(PROMPTS) + 4, 0)
 
 
 @pytest.mark.parametrize(

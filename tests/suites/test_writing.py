@@ -171,18 +171,20 @@ def test_a_prompt_that_does_not_fit(letters):
             continue
         with pytest.raises(ValueError, match=r"prompt 1: 19 tokens, and 12 to write, .* model's context of 30"):
             writer.write(texts, 12)
-        beyond = Writer(writer._model, letters, beyond=True)
+        beyond = Writer(writer._model.module, letters, beyond=True)
         assert len(dict(beyond.write(["a" * 40], 2))) == 1
     with pytest.raises(ValueError, match="context of 128"):  # its positions are a table
         Writer(build("transformers GPT2"), letters, beyond=True).write(["a" * 128], 1)
 
 
-def test_generation_settings_of_the_model_are_ignored(plain, letters):
+@pytest.mark.parametrize("name", ["llama+canon", "transformers Llama"])
+def test_generation_settings_of_the_model_are_ignored(name, letters):
     """A repetition penalty of the model would change what is greedy; a wrong end token would cut the text."""
-    expected = dict(Writer(plain, letters).write(prompts(6), MOST))
-    model = build("llama+canon")
+    model = build(name)
+    expected = dict(Writer(model, letters).write(prompts(6), MOST))
     frequent = max(range(len(LETTERS)), key=lambda token: "".join(expected.values()).count(LETTERS[token]))
     model.generation_config.repetition_penalty = 50.0
+    model.generation_config.num_beams = 3
     model.generation_config.eos_token_id = frequent  # of another tokenizer: here it is a plain letter
     settings = model.generation_config
     assert dict(Writer(model, letters).write(prompts(6), MOST)) == expected
@@ -190,6 +192,19 @@ def test_generation_settings_of_the_model_are_ignored(plain, letters):
     assert end_tokens(model, letters) == [EOS]
     model.generation_config.eos_token_id = [frequent, BOS]
     assert end_tokens(model, letters) == [EOS, BOS]
+
+
+def test_the_model_of_the_caller_is_not_changed(letters):
+    model = build("transformers Llama").train()
+    model.model.layers[0].eval()
+    model.get_input_embeddings().padding_idx = 3
+    settings, before = model.generation_config.to_dict(), {id(part): dict(vars(part)) for part in model.modules()}
+    writer = Writer(model, letters)
+    assert len(dict(writer.write(prompts(3), 2))) == 3
+    assert {id(part): vars(part) for part in model.modules()} == before
+    assert model.generation_config.to_dict() == settings
+    embedded = model.get_input_embeddings()(torch.tensor([[1, 2, 3]]))
+    assert model.generate(inputs_embeds=embedded, max_new_tokens=2).shape == (1, 2)  # a call that only it knows
 
 
 def writes(text, prompt="?"):

@@ -13,15 +13,15 @@ The reference is one forward over one row, without cache, padding or batch. Ever
 another way: with a cache, in a batch, padded, in pieces, with beams, and so on.
 """
 
-import copy
 from collections.abc import Iterable
 
 import torch
 from transformers import PreTrainedModel
 
 from canonlm.check.cases import CASES
-from canonlm.check.truth import Outcome, Subject, without_generation_settings
+from canonlm.check.truth import Outcome, Subject
 from canonlm.errors import unknown
+from canonlm.models.untouched import keeping_modes, without_settings
 
 __all__ = ["CASES", "Outcome", "decoding"]
 
@@ -36,16 +36,13 @@ def decoding(model: PreTrainedModel, cases: Iterable[str] | None = None, *, seed
     for name in chosen:
         if name not in CASES:
             raise unknown("case", name, CASES)
-    training, settings, outcomes = model.training, copy.deepcopy(model.generation_config), []
+    outcomes = []
     devices = [model.device] if model.device.type == "cuda" else []
-    try:
+    with keeping_modes(model):
         for name in chosen:
-            model.eval()
-            with torch.random.fork_rng(devices), without_generation_settings(model):
-                outcomes.append(_outcome(name, Subject(model, seed)))
-    finally:
-        model.generation_config = settings
-        model.train(training)
+            subject = Subject(without_settings(model.eval()), seed)
+            with torch.random.fork_rng(devices):
+                outcomes.append(_outcome(name, subject))
     return outcomes
 
 

@@ -143,7 +143,6 @@ def _(subject: Subject) -> float:
 @case("assisted", "candidate tokens from another model, some of them rejected")
 def _(subject: Subject) -> float:
     assistant = copy.deepcopy(subject.model)
-    vars(assistant).pop("generate", None)
     generator = torch.Generator().manual_seed(subject.seed)
     with torch.no_grad():
         for parameter in assistant.parameters():

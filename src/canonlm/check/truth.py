@@ -1,8 +1,7 @@
 """The reference of all cases: one forward over one row, without cache, padding or batch."""
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,8 +35,6 @@ class Subject:
 
     def __init__(self, model: PreTrainedModel, seed: int) -> None:
         self.model, self.seed = model, seed
-        # The library's own generate is checked, not canonlm's wrapper around it.
-        self.generate: Any = getattr(model.generate, "generate", model.generate)
         self.accepts = set(inspect.signature(model.forward).parameters)
         self.limit = LIMITS.get(model.dtype, LIMITS[torch.float32])
         generator = torch.Generator().manual_seed(seed)
@@ -91,7 +88,7 @@ class Subject:
             **{**usual, **settings}, return_dict_in_generate=True, output_logits=True, output_scores=True
         )
         inputs.setdefault("attention_mask", torch.ones_like(input_ids))
-        return self.generate(input_ids, generation_config=config, **inputs)
+        return self.model.generate(input_ids, generation_config=config, **inputs)  # type: ignore[operator]
 
     def step(self, tokens: Tensor, cache: Any = None, **options: Any) -> tuple[Tensor, Any]:
         """Logits of `tokens`, `[B, T]`, and the cache after them."""
@@ -104,13 +101,3 @@ class Subject:
         if output.get(name) is None:
             raise ValueError("its forward returns no cache")
         return output.logits, output[name]
-
-
-@contextmanager
-def without_generation_settings(model: PreTrainedModel) -> Iterator[None]:
-    """Within this context the model has no generation settings of its own."""
-    previous, model.generation_config = model.generation_config, GenerationConfig()
-    try:
-        yield
-    finally:
-        model.generation_config = previous

@@ -1,11 +1,10 @@
 """Evaluation by greedy generation in batches, for tasks where more than one answer is right."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from canonlm.data.windows import WindowStream
 from canonlm.evals.answers import Answers, Keep
@@ -42,7 +41,7 @@ class GenerateEval:
             prompts = [samples[i].tokens[: query.start].tolist() for i, query in batch]
             longest = max(query.stop - query.start for _, query in batch)
             monitor = NotFinite()
-            written = generate(model.module, prompts, longest, end, device, monitor=monitor)
+            written = generate(model, prompts, longest, end, device, monitor=monitor)
             for (i, _), answer, bad in zip(batch, written, monitor.rows, strict=True):
                 answers[i].append(answer)  # a sample's queries come in order: sorting by start is stable
                 broken[i].append(bad)
@@ -71,7 +70,7 @@ class NotFinite(LogitsProcessor):
 
 
 def generate(
-    model: PreTrainedModel,
+    model: LanguageModel,
     prompts: list[list[int]],
     max_new_tokens: int,
     end: int | Sequence[int],
@@ -97,19 +96,7 @@ def generate(
     )
     if monitor is not None:
         options["logits_processor"] = LogitsProcessorList([monitor, *options.get("logits_processor", [])])
-    with without_generation_settings(model):
-        written = model.generate(ids, attention_mask=mask, generation_config=settings, **options)  # type: ignore[operator]
+    written = model.generate(ids, attention_mask=mask, generation_config=settings, **options)
     rows = written[:, width:].tolist()
     stops = [next((i for i, token in enumerate(row) if token in ends), max_new_tokens) for row in rows]
     return [row[: stop + 1] for row, stop in zip(rows, stops, strict=True)]
-
-
-@contextmanager
-def without_generation_settings(model: PreTrainedModel) -> Iterator[None]:
-    """Within this context the model has no generation settings of its own: the library would use them (a repetition
-    penalty, say) for all settings that a caller leaves unset."""
-    previous, model.generation_config = model.generation_config, GenerationConfig()
-    try:
-        yield
-    finally:
-        model.generation_config = previous

@@ -72,7 +72,7 @@ class SentenceEval:
         room = self.stream.seq_len - start
         generators = [generator_for(self.stream.seed, f"sentence {i} after {start} tokens") for i in batch]
         noise = LogitsProcessorList([_Gumbel(generators, room, len(self.task.vocab), device)])
-        return generate(model.module, prompts, room, BOS, device, monitor=monitor, logits_processor=noise)
+        return generate(model, prompts, room, BOS, device, monitor=monitor, logits_processor=noise)
 
     def _divergence(self, model: LanguageModel, device: torch.device) -> float:
         """Mean over all positions of the test sentences, up to the window's length."""

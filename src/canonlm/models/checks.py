@@ -23,6 +23,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from canonlm.errors import InvalidSetting
 from canonlm.models.interface import LanguageModel
 from canonlm.models.sizes import refusal
+from canonlm.models.untouched import keeping_modes
 
 LENGTH = 24
 
@@ -32,8 +33,13 @@ def check(model: LanguageModel, *, isolated: bool = False) -> None:
 
     isolated: the run isolates the documents of a window.
     """
-    module, was_training = model.module, model.module.training
-    with _without_zero_weights(module), torch.compiler.set_stance("force_eager"), _without_dropout(model):
+    module = model.module
+    with (
+        _without_zero_weights(module),
+        torch.compiler.set_stance("force_eager"),
+        _without_dropout(model),
+        keeping_modes(module),
+    ):
         try:
             module.eval()
             _check_finite(model)
@@ -52,7 +58,6 @@ def check(model: LanguageModel, *, isolated: bool = False) -> None:
                 if isinstance(part, FSDPModule):  # a forward pass leaves the root's weights gathered
                     part.reshard()
             module.zero_grad(set_to_none=True)
-            module.train(was_training)
 
 
 def _check_finite(model: LanguageModel) -> None:

@@ -50,6 +50,7 @@ def library_model(arch: str, sizes: Sizes, seed: int = 0) -> "ForeignModel":
     def make() -> PreTrainedModel:
         with _drawing(generator_for(seed, host)):
             module = model_class._from_config(copy.deepcopy(config), dtype=torch.float32)
+            _train_all_tokens(module)
             return canonize(module, sites, init="uniform") if sites else module
 
     try:
@@ -59,6 +60,11 @@ def library_model(arch: str, sizes: Sizes, seed: int = 0) -> "ForeignModel":
     except Exception as error:  # other people's code: it needs a package or a GPU, or cannot have these sizes
         raise refusal(arch, "cannot be built here", error) from error
     return (FlaModel if fla else ForeignModel)(arch, module, seed, make=make)
+
+
+def _train_all_tokens(module: PreTrainedModel) -> None:
+    if isinstance(table := module.get_input_embeddings(), nn.Embedding):
+        table.padding_idx = None  # that token would not be trained
 
 
 def split_canon(arch: str) -> tuple[str, str]:
@@ -83,6 +89,7 @@ def outside_model(arch: str, factory: Callable[..., nn.Module], sizes: Sizes, se
     """
     with torch.device("cpu"), _drawing(generator_for(seed, arch)):
         module = made_outside(arch, factory, sizes)
+        _train_all_tokens(module)
     return ForeignModel(arch, module, seed, has_weights=True)
 
 
@@ -104,13 +111,10 @@ class ForeignModel(LanguageModel):
         self._make = make
         self._accepts = set(inspect.signature(module.forward).parameters)
         self._plain_head: bool | None = None
-        if isinstance(table := module.get_input_embeddings(), nn.Embedding):
-            table.padding_idx = None  # that token would not be trained
         # Computed once: wrappers that are added later change neither the parts nor their names.
         self._paths = {part: name for name, part in module.named_modules()}
         self._blocks = find_blocks(module)
-        generate = getattr(module, "generate", None)
-        setattr(module, "generate", Generation(self, getattr(generate, "generate", generate)))  # noqa: B010
+        self.generate = Generation(self)  # type: ignore[method-assign]
         if self.device.type != "meta" and not has_weights:
             for name, part in {"": module, **self._blocks}.items():
                 self.initialize(part, name)

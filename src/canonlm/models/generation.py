@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from canonlm.models.interface import LanguageModel
+from canonlm.models.untouched import keeping_modes, without_settings
 
 
 class _Works(NamedTuple):
@@ -17,14 +18,17 @@ class _Works(NamedTuple):
 
 
 class Generation:
-    """Replaces a module's `generate`. Every process of a sharded model calls it with the same prompts."""
+    """The `generate` of a model from outside. Every process of a sharded model calls it with the same prompts."""
 
-    def __init__(self, model: LanguageModel, generate: Any) -> None:
-        self.model, self.generate = model, generate
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
         self.works: _Works | None = None
 
+    def generate(self, input_ids: Tensor, **options: Any) -> Any:
+        return without_settings(self.model.module).generate(input_ids, **options)  # type: ignore[operator]
+
     def __call__(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Any:
-        """As `generate` of transformers. ValueError if the model cannot generate."""
+        """As `LanguageModel.generate`."""
         if self.works is None:
             self.works = self._what_works()
         if not self.works.cache:
@@ -37,7 +41,7 @@ class Generation:
             prompts = input_ids[rows, -length:]
             parts[rows] = self.generate(prompts, attention_mask=torch.ones_like(prompts), **options)[:, length:]
         longest = max(part.shape[1] for part in parts.values())
-        pad = (options.get("generation_config") or self.model.module.generation_config).pad_token_id or 0
+        pad = getattr(options.get("generation_config"), "pad_token_id", options.get("pad_token_id")) or 0
         written = input_ids.new_full((len(input_ids), longest), pad)
         for rows, part in parts.items():
             written[rows, : part.shape[1]] = part
@@ -51,9 +55,8 @@ class Generation:
         ids = ids % module.config.get_text_config().vocab_size
         padded = torch.ones_like(ids)
         padded[1, : length // 2] = 0
-        was_training = module.training
-        module.eval()
-        try:
+        with keeping_modes(module):
+            module.eval()
             if self._is_right(ids, padded, cache=True):
                 return _Works(cache=True, padding=True)
             cache = self._is_right(ids, torch.ones_like(ids), cache=True)
@@ -61,8 +64,6 @@ class Generation:
             if not cache and not works.padding and not self._is_right(ids, torch.ones_like(ids), cache=False):
                 raise ValueError(f"arch: {self.model.arch} cannot generate: its logits differ from those in training")
             return works
-        finally:
-            module.train(was_training)
 
     def _is_right(self, ids: Tensor, mask: Tensor, cache: bool) -> bool:
         """Whether the logits of two new tokens are equal to those without a cache and without padding."""

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from canonlm.errors import expected
+from canonlm.models.untouched import without_settings
 from canonlm.ops.packed import Documents
 
 MLP_WIDTHS = ("intermediate_size", "moe_intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size")
@@ -77,6 +78,11 @@ class LanguageModel(ABC):
     @abstractmethod
     def logits(self, input_ids: Tensor, doc_ids: Tensor | None = None) -> Tensor:
         """`[B, T, V]`, without a cache."""
+
+    def generate(self, input_ids: Tensor, **options: Any) -> Any:
+        """As `generate` of transformers, greedily unless `options` change that, whatever the model's own generation
+        settings are. ValueError if the model cannot generate."""
+        return without_settings(self.module).generate(input_ids, **options)  # type: ignore[operator]
 
     @abstractmethod
     def initialize(self, part: nn.Module, name: str) -> None:

@@ -52,9 +52,9 @@ class Writer:
             raise expected("--batch-size", "an integer >= 1", batch_size)
         if bos and tokenizer.bos_token_id is None:
             raise InvalidSetting("--bos", "--bos needs a tokenizer with a BOS token")
-        self._model, self._bos, self._sampling = model, bos, sampling
+        self._model, self._bos, self._sampling = wrap(model), bos, sampling
         self._tokenizer: Any = tokenizer
-        self._context = None if beyond and not learns_positions(model) else wrap(model).context_length
+        self._context = None if beyond and not learns_positions(model) else self._model.context_length
         self._ends = end_tokens(model, tokenizer)
         self._batch_size, self._max_tokens = batch_size, _tokens_at_once(model.device)
         self.not_finite: set[int] = set()  # prompts of the current `write` whose logits were NaN
@@ -130,9 +130,8 @@ class Writer:
             options["logits_processor"] = self._sampling.processors(indices)
         try:
             with quiet():  # the library warns of long contexts, even if the caller wants them
-                rows = generate(
-                    self._model, prompts, max_new_tokens, ends, self._model.device, monitor=monitor, **options
-                )
+                device = self._model.device
+                rows = generate(self._model, prompts, max_new_tokens, ends, device, monitor=monitor, **options)
         except (RuntimeError, MemoryError) as error:
             if not _out_of_memory(error):
                 raise

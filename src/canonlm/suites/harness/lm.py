@@ -18,8 +18,9 @@ from transformers import LogitsProcessorList
 from canonlm.errors import InvalidSetting, expected, unknown
 from canonlm.evals.generate import NotFinite
 from canonlm.models.build import wrap
+from canonlm.models.untouched import without_settings
 from canonlm.suites.opening import Subject, open_model
-from canonlm.suites.writing import CPU_TOKENS, learns_positions
+from canonlm.suites.writing import CPU_TOKENS, end_tokens, learns_positions
 
 DTYPES = {"auto": None, "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """The harness's names of dtypes."""
@@ -38,6 +39,7 @@ class CanonLM(HFLM):
       whose perplexity is measured, where the first token follows it in any case.
     - Softmax is computed in at least float32.
     - Without a GPU, an automatic batch size is the one that gives `CPU_TOKENS` tokens.
+    - Decoding is greedy, unless the task says otherwise: the model's own generation settings do not count.
     - A model without a length limit reads prompts to be continued in full, and so does any model with `beyond`.
 
     Otherwise, as in the harness, a text longer than the model's context loses its beginning, BOS included; an empty
@@ -99,9 +101,12 @@ class CanonLM(HFLM):
             raise InvalidSetting("tokenizer", f"tokenizer is missing: {what}")
         if bos and subject.tokenizer.bos_token_id is None:
             raise expected("bos", f"false, as the tokenizer of {source} has no BOS token", bos)
+        self._ends = end_tokens(subject.model, subject.tokenizer)
+        model: Any = without_settings(subject.model)
+        model.generate = wrap(subject.model).generate
         with _without_warnings():  # that an opened model takes no arguments for opening it
             super().__init__(
-                pretrained=subject.model,
+                pretrained=model,
                 backend="causal",
                 tokenizer=copy.deepcopy(subject.tokenizer),  # which gets a padding token
                 max_length=max_length,
@@ -186,9 +191,10 @@ class CanonLM(HFLM):
 
     def _model_generate(self, context: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         monitor = NotFinite()
-        ids = super()._model_generate(context, *args, logits_processor=LogitsProcessorList([monitor]), **kwargs)
+        kwargs |= {"logits_processor": LogitsProcessorList([monitor]), "eos_token_id": self._ends or None}
+        ids = super()._model_generate(context, *args, **kwargs)
         self.questions += len(context)
-        self.not_finite += sum(monitor.rows)
+        self.not_finite += int(torch.tensor(monitor.rows).view(len(context), -1).any(1).sum())  # of all beams
         return ids
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
