@@ -62,18 +62,20 @@ def write_table(data: dict) -> None:
         f"float32; `benchmarks/check_library.py`): {right} give no wrong answer, {len(causal) - right} at least one. "
         f"{len(blind)} other types are left out, because their tokens see later ones by default: {', '.join(blind)}.",
         "",
-        "| case | wrong, no error | refused |",
+        "| case | wrong, no error | error |",
         "|---|---|---|",
     ]
     for case in CASES:
         states = [row[case]["state"] for row in causal.values()]
-        lines.append(f"| {case} | {states.count('differs')} | {states.count('refused')} |")
-    lines += ["", "| type | wrong, no error | refused |", "|---|---|---|"]
+        lines.append(
+            f"| {case} | {states.count('differs')} | {len(states) - states.count('differs') - states.count('passed')} |"
+        )
+    lines += ["", "| type | wrong, no error | error |", "|---|---|---|"]
     for name, row in causal.items():
         if wrong[name] or name in LISTED:
             errors = [f"{case} ({row[case]['error']:.1g})" for case in wrong[name]]
-            refused = [case for case in CASES if row[case]["state"] == "refused"]
-            lines.append(f"| `{name}` | {', '.join(errors)} | {', '.join(refused)} |")
+            raised = [case for case in CASES if row[case]["state"] in ("refused", "failed")]
+            lines.append(f"| `{name}` | {', '.join(errors)} | {', '.join(raised)} |")
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + rest.partition(END)[2])
 

@@ -78,6 +78,15 @@ class InvalidSetting(ValueError):
         return type(self), (self.key, str(self))
 
 
+class Unsupported(InvalidSetting):
+    """A use that a model refuses on purpose, such as removing tokens from a recurrent state."""
+
+
+def unsupported(key: str, what: str, value: object) -> Unsupported:
+    """As `expected`."""
+    return Unsupported(key, expected(key, what, value))
+
+
 def expected(key: str, what: str, value: object) -> InvalidSetting:
     """`train.optim.lr: expected a number > 0, got "3e-3x"`"""
     return InvalidSetting(key, f"{brief(key)}: expected {what}, got {shown(value)}")

@@ -1,6 +1,9 @@
-"""A correct model passes; one with a wrong cache, mask or document isolation is detected; a refusal is neither."""
+"""A correct model passes; wrong caches, masks, isolation of documents and errors in its code are detected; a refusal is
+neither."""
 
 import json
+import re
+import sys
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralCon
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, check
 from canonlm.cli import main
+from canonlm.errors import expected, unsupported
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -35,7 +39,7 @@ def states(model, *cases):
 @pytest.mark.parametrize("mixer", ["attention", "gla", "gdn", "mamba2"])
 def test_our_models_are_never_wrong(mixer, canon):
     model = spread(CanonLMForCausalLM(CanonLMConfig(**SIZES, mixers=[mixer], canon_set=canon)))
-    refused = {"crop", "prompt lookup", "assisted"} if mixer != "attention" else set()
+    refused = {"crop", "rewind", "prompt lookup", "assisted"} if mixer != "attention" else set()
     assert states(model) == {case: "refused" if case in refused else "passed" for case in check.CASES}
 
 
@@ -121,6 +125,20 @@ class Forgets(LlamaForCausalLM):
         super().save_pretrained(folder, state_dict=state, **kwargs)
 
 
+class NoRewind(DynamicCache):
+    """Leaves the last tokens that it should remove."""
+
+    def crop(self, tokens_to_remove):
+        super().crop(tokens_to_remove + 1 if tokens_to_remove < -1 else tokens_to_remove)
+
+
+class LostRewind(LlamaForCausalLM):
+    def forward(self, input_ids=None, past_key_values=None, **kwargs):
+        if type(past_key_values) is DynamicCache:
+            past_key_values.__class__ = NoRewind
+        return super().forward(input_ids, past_key_values=past_key_values, **kwargs)
+
+
 @pytest.mark.parametrize(
     ("kind", "cases"),
     [
@@ -132,6 +150,7 @@ class Forgets(LlamaForCausalLM):
         (Mixes, {"greedy", "batch"}),
         (Recomputes, {"gradient checkpointing"}),
         (Forgets, {"save and load"}),
+        (LostRewind, {"crop", "rewind"}),
     ],
 )
 def test_wrong_models_are_detected(kind, cases):
@@ -139,15 +158,73 @@ def test_wrong_models_are_detected(kind, cases):
     assert cases <= result, result
 
 
-def test_a_refusal_is_not_a_wrong_answer():
-    class Refuses(LlamaForCausalLM):
-        def forward(self, input_ids=None, attention_mask=None, **kwargs):
-            if attention_mask is not None and not attention_mask.all():
-                raise NotImplementedError("no padding\nhere")
-            return super().forward(input_ids, attention_mask=attention_mask, **kwargs)
+class Breaks(LlamaForCausalLM):
+    """Its code raises, ends the process or returns nonsense in one use."""
 
-    [outcome] = check.decoding(llama(Refuses), ["left padding"])
-    assert (outcome.state, outcome.error, outcome.detail) == ("refused", None, "NotImplementedError: no padding here")
+    how = ""
+
+    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **kwargs):
+        output = super().forward(input_ids, attention_mask, past_key_values=past_key_values, **kwargs)
+        cached = past_key_values is not None and past_key_values.get_seq_length() > input_ids.shape[1]
+        if self.how == "cache" and cached:
+            raise TypeError("no\ncache")
+        if self.how == "padding" and attention_mask is not None and not attention_mask.all():
+            expected("attention_mask", 3)  # a wrong call of our code
+        if self.how == "bfloat16" and self.dtype == torch.bfloat16:
+            return self.lm_head(output.logits)  # raised by torch
+        if self.how == "ours" and cached:
+            raise ValueError("past_key_values: expected a model without recurrent layers")
+        if self.how == "exit" and cached:
+            sys.exit("bye")
+        if self.how == "nan":
+            output.logits = output.logits * (torch.nan if cached else 1.0)
+        if self.how == "shape" and not cached:
+            output.logits = output.logits[:, -1:]
+        return output
+
+
+EVERY_CACHED = {"greedy", "batch", "left padding", "right padding", "pieces", "prefill in chunks", "crop", "rewind"}
+EVERY_CACHED |= {"prompt lookup", "assisted", "static cache", "beams", "sampling"}
+
+
+@pytest.mark.parametrize(
+    ("how", "cases", "detail"),
+    [
+        ("cache", EVERY_CACHED, "TypeError: no cache"),
+        ("padding", {"left padding", "right padding"}, "TypeError: expected() missing 1 required"),
+        ("bfloat16", {"bfloat16"}, "RuntimeError: mat1 and mat2 shapes"),
+        ("ours", EVERY_CACHED, "ValueError: past_key_values: expected a model"),
+        ("exit", EVERY_CACHED, "SystemExit: bye"),
+        ("nan", EVERY_CACHED, ""),
+        ("shape", {"causality"}, "ValueError: expected logits [1, 9, vocabulary], got [1, 1, 61]"),
+    ],
+)
+def test_errors_in_the_models_code_are_failures(how, cases, detail):
+    model = llama(Breaks)
+    model.how = how
+    outcomes = check.decoding(model, sorted({*cases, "packed documents"}))
+    assert {each.case for each in outcomes if each.state in ("failed", "differs")} - {"packed documents"} == cases
+    assert check.complaints(outcomes)
+    failed = [each.detail for each in outcomes if each.state == "failed"]
+    where = {"shape": r"check/truth\.py", "nan": r"generation/utils\.py"}.get(how, r"test_check\.py")  # nan: sampling
+    assert [text for text in failed if not re.search(rf"{where}:\d+: {re.escape(detail)}", text)] == []
+
+
+class Refuses(LlamaForCausalLM):
+    def forward(self, input_ids=None, **kwargs):
+        raise unsupported("input_ids", "nothing", "tokens")
+
+
+def test_refusals_are_ours_or_the_librarys_and_not_wrong_answers():
+    model = spread(CanonLMForCausalLM(CanonLMConfig(**SIZES, mixers=["gdn"])))
+    outcomes = check.decoding(model, ["crop", "assisted", "greedy", "causality"])
+    assert [each.state for each in outcomes] == ["refused", "refused", "passed", "passed"]
+    assert outcomes[0].detail.startswith("Unsupported: past_key_values: expected a model without recurrent layers")
+    assert check.complaints(outcomes) == []
+    assert check.complaints(outcomes[:3]) == ["not checked, as only 1 of 3 cases ran"]
+    assert check.complaints(check.decoding(llama(Refuses))) == [
+        f"not checked, as only 0 of {len(check.CASES)} cases ran"
+    ]
 
 
 def test_the_model_is_not_modified():

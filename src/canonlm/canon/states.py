@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, StaticCache
 
-from canonlm.errors import expected
+from canonlm.errors import unsupported
 
 
 class CanonCache:
@@ -85,7 +85,7 @@ class CanonCache:
         if tokens_to_remove > 0:  # the older meaning: the number of tokens to keep
             removed = max(0, int(self.get_seq_length()) - tokens_to_remove)  # type: ignore[attr-defined]
         if removed and self.canon_states and not self.canon_records:
-            raise expected(
+            raise unsupported(
                 "past_key_values", "activate_past_recording() before reading tokens that crop() removes", self
             )
         super().crop(tokens_to_remove)  # type: ignore[misc]
@@ -93,7 +93,9 @@ class CanonCache:
             for key, kernel in self.canon_kernels.items():
                 state = self.canon_states[key]
                 if state.shape[-1] - removed < kernel:
-                    raise expected("tokens_to_remove", "tokens that were read since recording began", tokens_to_remove)
+                    raise unsupported(
+                        "tokens_to_remove", "tokens that were read since recording began", tokens_to_remove
+                    )
                 end = state.shape[-1] - removed
                 self.canon_states[key] = state[..., end - kernel : end]
 

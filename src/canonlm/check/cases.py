@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from canonlm.check.truth import LENGTHS, NEW, Subject
+from canonlm.errors import Unsupported
 
 PIECES = (4, 1, 3, 1)
 """Tokens of the pieces of a prompt."""
@@ -107,7 +108,7 @@ def _(subject: Subject) -> float:
 @case("packed documents", "two documents in a row, position_ids that start again")
 def _(subject: Subject) -> float:
     if "position_ids" not in subject.accepts:
-        raise ValueError("its forward takes no position_ids")
+        raise Unsupported("position_ids", "its forward takes no position_ids")
     first, second = subject.rows[0], subject.rows[1]
     positions = torch.cat([torch.arange(len(row), device=row.device) for row in (first, second)])[None]
     with torch.no_grad():
@@ -120,17 +121,26 @@ def _(subject: Subject) -> float:
 
 @case("crop", "tokens are removed from the cache and read again")
 def _(subject: Subject) -> float:
-    cache = None
-    if "past_key_values" in subject.accepts:
-        cache = DynamicCache(config=subject.model.config.get_text_config())
-        if hasattr(cache, "activate_past_recording"):
-            cache.activate_past_recording()  # as the library does before it removes tokens
-    _, cache = subject.step(subject.rows, cache)
-    if not hasattr(cache, "crop"):
-        raise ValueError(f"{type(cache).__name__} cannot be cropped")
+    _, cache = _recorded(subject, subject.rows)
     cache.crop(KEPT - subject.rows.shape[1])
     logits, _ = subject.step(subject.rows[:, KEPT:], cache)
     return max(subject.error(one, subject.truth(row)[KEPT:]) for one, row in zip(logits, subject.rows, strict=True))
+
+
+@case("rewind", "candidate tokens are removed from the cache after the first k, and other tokens follow")
+def _(subject: Subject) -> float:
+    text, errors = subject.rows[1], []
+    _, cache = _recorded(subject, text[None])
+    for kept, candidates, token in zip(
+        (2, 0, 3, 4), subject.rows[0].unfold(0, 4, 1), subject.following[0], strict=False
+    ):
+        logits, cache = subject.step(candidates[None], cache)
+        errors.append(subject.error(logits[0], subject.truth(torch.cat([text, candidates]))[-4:]))
+        cache.crop(kept - 4)
+        logits, cache = subject.step(token.view(1, 1), cache)
+        text = torch.cat([text, candidates[:kept], token[None]])
+        errors.append(subject.error(logits[0], subject.truth(text)[-1:]))
+    return max(errors)
 
 
 @case("prompt lookup", "candidate tokens from the prompt, some of them rejected")
@@ -166,7 +176,7 @@ def _(subject: Subject) -> float:
         prompt, new = subject.rows[index // 3], sequence[-NEW:]
         true = subject.truth(torch.cat([prompt, new[:-1]]))[len(prompt) - 1 :]
         total = true.double().log_softmax(-1).gather(1, new[:, None]).sum()
-        errors.append(abs(float(output.sequences_scores[index] - total)) / NEW)
+        errors.append(float((output.sequences_scores[index] - total).abs().nan_to_num(nan=torch.inf)) / NEW)
     return max(errors)
 
 
@@ -216,6 +226,19 @@ def _(subject: Subject) -> float:
     rounded: Any = copy.deepcopy(subject.model)
     rounded = rounded.to(torch.bfloat16)
     return subject.error(Subject(rounded, subject.seed).truth(subject.rows[1]), subject.truth(subject.rows[1]))
+
+
+def _recorded(subject: Subject, tokens: Tensor) -> tuple[Tensor, Any]:
+    """As `Subject.step`, with a cache that can be cropped later."""
+    cache = None
+    if "past_key_values" in subject.accepts:
+        cache = DynamicCache(config=subject.model.config.get_text_config())
+        if hasattr(cache, "activate_past_recording"):
+            cache.activate_past_recording()  # as the library does before it removes tokens
+    logits, cache = subject.step(tokens, cache)
+    if not hasattr(cache, "crop"):
+        raise Unsupported("past_key_values", f"{type(cache).__name__} cannot be cropped")
+    return logits, cache
 
 
 def _mask(ids: Tensor, side: str) -> Tensor:

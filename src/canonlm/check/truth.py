@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from canonlm.errors import Unsupported
+
 LENGTHS = (4, 9, 6)
 """Tokens of the prompts."""
 
@@ -21,11 +23,12 @@ LIMITS = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.f
 
 @dataclass(frozen=True)
 class Outcome:
-    """`passed`, `differs` (a wrong answer without an error), or `refused` (an error). error: the largest difference of
-    logits, in standard deviations of the true ones; None for `refused`."""
+    """`passed`, `differs` (a wrong answer without an error), `failed` (an error in the model's code, with its line in
+    `detail`), or `refused` (the use is not supported, in words of ours or of the library). error: the largest
+    difference of logits, in standard deviations of the true ones; None for `failed` and `refused`."""
 
     case: str
-    state: Literal["passed", "differs", "refused"]
+    state: Literal["passed", "differs", "failed", "refused"]
     error: float | None
     detail: str
 
@@ -57,10 +60,15 @@ class Subject:
         """Logits `[T, V]` of one row `[T]`."""
         options = {"use_cache": False} if "use_cache" in self.accepts else {}
         with torch.no_grad():
-            return self.forward(tokens[None], **options).logits[0]
+            logits = self.forward(tokens[None], **options).logits
+        if logits.shape[:2] != (1, len(tokens)):
+            raise ValueError(f"expected logits [1, {len(tokens)}, vocabulary], got {list(logits.shape)}")
+        return logits[0]
 
     def error(self, logits: Tensor, true: Tensor) -> float:
-        """The largest difference, in standard deviations of the true logits; infinite for NaN."""
+        """The largest difference, in standard deviations of the true logits; infinite for NaN and other shapes."""
+        if logits.shape != true.shape:
+            return torch.inf
         difference = (logits.double() - true.double()).abs().max() / true.double().std().clamp(min=1e-30)
         return float(difference.nan_to_num(nan=torch.inf))
 
@@ -77,7 +85,7 @@ class Subject:
         """The gap between the largest logit and that of the chosen token, in the same unit."""
         true = self.truth(torch.cat([prompt, new[:-1]]))[len(prompt) - 1 :].double()
         chosen = true.gather(1, new[:, None])[:, 0]
-        return float(((true.max(1).values - chosen) / true.std()).max())
+        return float(((true.max(1).values - chosen) / true.std()).max().nan_to_num(nan=torch.inf))
 
     def write(self, input_ids: Tensor, **options: Any) -> Any:
         """Generate NEW tokens, greedily unless `options` change that."""
@@ -94,10 +102,10 @@ class Subject:
         """Logits of `tokens`, `[B, T]`, and the cache after them."""
         name = next((key for key in ("past_key_values", "cache_params", "state") if key in self.accepts), None)
         if name is None:
-            raise ValueError("its forward takes no cache")
+            raise Unsupported("past_key_values", "its forward takes no cache")
         known = {key: value for key, value in options.items() if key in self.accepts}
         with torch.no_grad():
             output = self.forward(tokens, use_cache=True, **({} if cache is None else {name: cache}), **known)
         if output.get(name) is None:
-            raise ValueError("its forward returns no cache")
+            raise Unsupported("past_key_values", "its forward returns no cache")
         return output.logits, output[name]

@@ -1,5 +1,7 @@
 """`canonlm check`: whether a model gives the same answers with a cache, in batches, with padding and so on."""
 
+import sys
+from contextlib import redirect_stdout
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +25,7 @@ CASES = typer.Option(
 )
 SEED = typer.Option(help="Seed of the tokens that the model reads, and of random weights.", min=0)
 
-MARKS = {"passed": "green", "differs": "bold red", "refused": "yellow"}
+MARKS = {"passed": "green", "differs": "bold red", "failed": "bold red", "refused": "yellow"}
 
 
 def check(
@@ -39,17 +41,19 @@ def check(
 ) -> int:
     """Check that a model gives the same answers with a cache, in a batch, padded, in pieces, with beams, packed, saved.
 
-    Each case is compared with plain forward passes over single rows. `differs` is a wrong answer without an error, and
-    ends with exit code 1; `refused` means that the model or the library raised an error, and is not a wrong answer.
+    Each case is compared with plain forward passes over single rows. `differs` is a wrong answer without an error,
+    `failed` an error in the model's code; both end with exit code 1. `refused` means that canonlm or the library does
+    not support the use; a model that refuses most cases is not checked, which ends with exit code 1, too.
     """
     load_torch()
     from dataclasses import asdict
 
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from canonlm.check import CASES as known
-    from canonlm.check import decoding
+    from canonlm.check import complaints, decoding
     from canonlm.errors import brief, unknown
     from canonlm.suites.opening import quiet
 
@@ -67,19 +71,18 @@ def check(
         subject = opened(
             model, step=step, variant=variant, dtype=dtype, device=device, trust_remote_code=trust_remote_code
         ).model
-    with quiet(), doing(f"running {len(chosen or known)} cases"):
+    with quiet(), doing(f"running {len(chosen or known)} cases"), redirect_stdout(sys.stderr):  # prints of its code
         outcomes = decoding(subject, chosen, seed=seed)
-    wrong = [outcome.case for outcome in outcomes if outcome.state == "differs"]
+    wrong = complaints(outcomes)
     if json != "-":
         table = Table("case", "", "error", "", box=None, padding=(0, 2, 0, 0))
         for outcome in outcomes:
             error = "" if outcome.error is None else f"{outcome.error:.1e}"
-            what = outcome.detail if outcome.state == "refused" else known[outcome.case].about
-            table.add_row(outcome.case, f"[{MARKS[outcome.state]}]{outcome.state}[/]", error, what)
+            what = known[outcome.case].about if error else outcome.detail
+            table.add_row(outcome.case, f"[{MARKS[outcome.state]}]{outcome.state}[/]", error, Text(what))
         console = Console()
         (console if console.is_terminal else Console(width=160)).print(table)  # elsewhere a case is a line
-        verdict = f"wrong answers without an error: {', '.join(wrong)}" if wrong else "no wrong answer"
-        print(f"{model}: {verdict}")
+        print(f"{model}: {'; '.join(wrong) or 'no wrong answer'}")
     if json is not None:
         write_to(json, dumps([asdict(outcome) for outcome in outcomes], indent=1), "--json")
     return 1 if wrong else 0

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedConfig
 
-from canonlm.errors import expected
+from canonlm.errors import expected, unsupported
 from canonlm.ops.kernels.door import last_real, reach_of, runs_on
 from canonlm.ops.packed import Documents, previous_real
 
@@ -114,7 +114,7 @@ def read_recurrence(cache: Cache | None, layer_idx: int, layout: Layout) -> Tens
     layer: Any = cache.layers[layer_idx]
     if layer.record_past:
         what = "a model without recurrent layers: their state cannot be rewound (prompt lookup, crop)"
-        raise expected("past_key_values", what, f"recorded past of layer {layer_idx}")
+        raise unsupported("past_key_values", what, f"recorded past of layer {layer_idx}")
     state = layer.recurrent_states[0]
     if state is not None and layout.continues is not None:
         state = state * layout.continues[:, -1].view(-1, *[1] * (state.ndim - 1)).to(state.dtype)

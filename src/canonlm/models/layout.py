@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from canonlm.errors import expected
+from canonlm.errors import expected, unsupported
 from canonlm.models.cache import Layout, document_runs, documents_from_positions, positions_in_documents
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.mixers.attention import needs_no_mask
@@ -117,7 +117,7 @@ def _for_kernels(
     attends, flash = "attention" in config.mixers, "flash" in (config._attn_implementation or "")
     if attends and flash and not plain:
         what = '"sdpa", "eager" or "flex_attention" with packed documents beside padding or cached tokens'
-        raise expected("attn_implementation", what, config._attn_implementation)
+        raise unsupported("attn_implementation", what, config._attn_implementation)
     without_mask = attends and plain and needs_no_mask(config, h_BTD, training)
     if plain and documents is not None:
         return documents, without_mask
