@@ -219,14 +219,26 @@ def layout_keys(model: Any, tokens: torch.Tensor, **options: Any) -> set[str]:
     return known
 
 
-def test_padding_on_the_left_changes_nothing():
+@pytest.mark.parametrize("pads", [[0, 1, 2], [2, 3, 4], [3, 6, 8]], ids=str)
+def test_padding_anywhere_in_a_row_changes_nothing(pads):
+    """Also in two calls, of which one begins or ends in it."""
     model, tokens = canonized("llama"), ids(1, 6)
-    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), tokens], dim=1)
-    mask = (torch.arange(9) >= 3).long()[None]
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    assert (
-        differ(logits(model, padded, attention_mask=mask, position_ids=positions)[:, 3:], logits(model, tokens)) < 1e-9
-    )
+    mask = torch.ones(1, 9, dtype=torch.long)
+    mask[0, pads] = 0
+    padded, real = torch.zeros(1, 9, dtype=torch.long), mask[0] != 0
+    padded[:, real] = tokens
+    places = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0), "attention_mask": mask}
+    assert differ(logits(model, padded, **places)[:, real], logits(model, tokens)) < 1e-9
+    cache, parts = DynamicCache(config=model.config), []
+    for new in (slice(0, 4), slice(4, 9)):
+        seen = {"attention_mask": mask[:, : new.stop], "position_ids": places["position_ids"][:, new]}
+        parts.append(logits(model, padded[:, new], past_key_values=cache, **seen))
+    assert differ(torch.cat(parts, dim=1)[:, real], logits(model, tokens)) < 1e-9
+    recorded = DynamicCache(config=model.config)
+    recorded.activate_past_recording()
+    if pads[0] > 0:
+        with pytest.raises(ValueError, match="attention_mask: expected padding at the start of rows only"):
+            logits(model, padded, past_key_values=recorded, **places)
 
 
 @pytest.mark.every(3)

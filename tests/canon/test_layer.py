@@ -59,7 +59,7 @@ def test_gradcheck_with_padding_documents_and_state(options):
     layer = make(**options)
     x = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
     state = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    mask, doc_ids = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]]), torch.tensor([[5, 5, 7, 7, 7]] * 2)
+    mask, doc_ids = torch.tensor([[1, 1, 1, 1, 0], [0, 1, 1, 0, 1]]), torch.tensor([[5, 5, 7, 7, 7]] * 2)
 
     def call(x, state, *parameters):
         return layer(x, attention_mask=mask, doc_ids=doc_ids, state=state, return_state=True)
@@ -73,7 +73,7 @@ def test_gradcheck_with_padding_documents_and_state(options):
     kernel=st.integers(1, 6),
     options=st.sampled_from(OPTIONS),
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=3),
-    side=st.sampled_from(["left", "right"]),
+    side=st.sampled_from(["left", "right", "inside"]),
     cuts=st.lists(st.integers(0, 9), max_size=4),
     docs=st.booleans(),
 )
@@ -85,9 +85,13 @@ def test_padded_packed_rows_in_chunks_equal_each_document_alone(seed, kernel, op
     doc_ids = torch.randint(0, 9, (len(lengths), time))  # arbitrary at padding
     x = torch.randn(len(lengths), time, 3, dtype=torch.float64)
     for row, length in enumerate(lengths):
-        real = slice(time - length, time) if side == "left" else slice(0, length)
+        real = {"left": torch.arange(time - length, time), "right": torch.arange(length)}.get(side)
+        if real is None:
+            real = torch.randperm(time)[:length].sort().values
         mask[row, real] = 1
         doc_ids[row, real] = torch.randint(0, 2 if docs else 1, (length,)).cumsum(0)
+        if side == "inside":  # padding belongs to the document before it
+            doc_ids[row] = torch.where(mask[row] != 0, doc_ids[row], 0).cummax(0).values
         _, sizes = doc_ids[row, real].unique_consecutive(return_counts=True)
         documents = x[row, real].split(sizes.tolist() or [0])
         alone.append(torch.cat([by_definition(layer, document) for document in documents]))
@@ -166,7 +170,7 @@ def test_bfloat16_is_rounded_once(options, weight_dtype):
 def test_compiles_forward_and_backward_without_graph_breaks(options, backend):
     layer = make(**options)
     x = torch.randn(2, 6, 3, dtype=torch.float64, requires_grad=True)
-    mask, doc_ids = torch.tensor([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]), torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)
+    mask, doc_ids = torch.tensor([[0, 1, 1, 1, 1, 1], [1, 1, 0, 1, 0, 0]]), torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)
 
     def loss(function):
         y, state = function(x, attention_mask=mask, doc_ids=doc_ids, return_state=True)

@@ -301,15 +301,31 @@ def test_generation_continues_the_last_document(model, how):
     assert torch.equal(tokens[:, -NEW:], alone[:, -NEW:])
 
 
-@cases("documents=packed", "chunks=uneven", pads=["left", "middle", "right"], cache=CACHES)
+@cases("pads=inside", cache=CACHES, chunks={"whole": [15], "uneven": [5, 1, 5, 1, 3], "to inside": [6, 9]})
+def test_padding_inside_rows(model, cache, chunks):
+    """A token sees the real tokens before it, in one call and in pieces, as without padding."""
+    gaps = [[], [3, 4, 5], [0, 1, 4, 6, 7, 8, 9, 10, 14], [1, 5]]
+    mask = torch.ones(4, 15, dtype=torch.long)
+    for row, columns in enumerate(gaps):
+        mask[row, columns] = 0
+    tokens = ids(4, 15)
+    got = [in_chunks(model, tokens, chunks, cache(model), mask)]
+    with torch.no_grad():
+        got.append(model(tokens, attention_mask=mask, use_cache=False).logits)
+    for row, real in enumerate(mask != 0):
+        expected = whole(model, tokens[row : row + 1, real])[0]
+        for logits in got:
+            assert_close(logits[row, real], expected, **EXACT)
+
+
+@cases("documents=packed", "chunks=uneven", pads=["left", "middle", "inside", "right"], cache=CACHES)
 def test_packed_and_padded(model, pads, cache):
     """Padding counts with the document before it, whatever its id, and takes no position."""
     tokens, doc_ids = ids(1, 12), torch.tensor([[0, 0, 0, 5, 5, 5, 5, 5, 5, 5, 5, 5]])
-    at, pad = {"left": 0, "middle": 4, "right": 8}[pads], torch.full((1, 3), 7)
+    at, pad = {"left": 0, "middle": 3, "inside": 4, "right": 8}[pads], torch.full((1, 3), 7)
     mask = torch.cat([torch.ones(1, at), torch.zeros(1, 3), torch.ones(1, 12 - at)], dim=1)
     padded, padded_ids = (torch.cat([x[:, :at], pad, x[:, at:]], dim=1) for x in (tokens, doc_ids))
-    # A state cannot skip pads between two real tokens of one call, so such a call ends there.
-    sizes = {"left": [5, 6, 4], "middle": [7, 4, 4], "right": [11, 1, 1, 1, 1]}[pads]
+    sizes = {"left": [5, 6, 4], "middle": [5, 6, 4], "inside": [12, 3], "right": [11, 1, 1, 1, 1]}[pads]
     logits = in_chunks(model, padded, sizes, cache(model), mask, padded_ids)
     assert_close(logits[mask != 0], documents_alone(model, tokens, doc_ids)[0], **EXACT)
 
@@ -345,6 +361,19 @@ def test_cropping_is_exact(model, removed, packed, recorded_from):
         assert all(width <= max(kernels) for width in kept)
     got = in_chunks(model, tokens, [1] * removed, cache, doc_ids=doc_ids)
     assert_close(got, expected[:, 14 - removed :], **EXACT)
+
+
+@cases("chunks=uneven", "pads=right", "choice=lookup", only="attention")
+def test_a_recorded_past_has_no_padding_after_tokens(model):
+    """Where a past is recorded, a state has a column for every token, padding included."""
+    mask, cache = torch.ones(2, 6, dtype=torch.long), dynamic(model)
+    mask[0, 4:] = 0
+    cache.activate_past_recording()
+    if not model.model.convolves:
+        in_chunks(model, ids(2, 6), [6], cache, mask)
+        return
+    with pytest.raises(ValueError, match="attention_mask: expected padding at the start of rows only"):
+        in_chunks(model, ids(2, 6), [6], cache, mask)
 
 
 @cases("choice=lookup", only="recurrent")

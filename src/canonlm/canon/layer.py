@@ -17,6 +17,7 @@ from canonlm.errors import expected
 from canonlm.ops.causal_conv import causal_conv, conv_state
 from canonlm.ops.kernels.door import canon, canon_with_state, last_real, reach_of, runs_on
 from canonlm.ops.kernels.judged import usable
+from canonlm.ops.packed import has_gaps, real_first
 
 
 class CanonLayer(nn.Module):
@@ -97,22 +98,30 @@ class CanonLayer(nn.Module):
         state: Tensor | None = None,
         return_state: bool = False,
         mixer_input: Tensor | None = None,
+        gaps: bool | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Args:
             x: `[batch, time, channels]`, any floating dtype; the result has the same shape and dtype.
             attention_mask: `[batch, time]` for the tokens of `x` alone (a cache has its own), 1 at real tokens, 0 at
-                padding, which counts as zeros. `x` is not modified.
+                padding, which is skipped: a token sees the last K real ones. `x` is not modified.
             doc_ids: `[batch, time]` integers, one value per document of a packed row; nothing crosses a boundary.
+                Padding belongs to the document before it.
             state: `[batch, channels, kernel_size]`, as returned for the tokens before; it belongs to the document of
                 the first token.
             return_state: also return the state after this input, taken at each row's last real token, in the dtype of
                 `x`.
             mixer_input: `[batch, time, width]`, what x was projected from; only `DynamicCanon` reads it.
+            gaps: whether padding may stand between real tokens, those of the state included. None: `attention_mask` is
+                searched, for which a GPU is waited for.
 
         Prefill in chunks and one-token decoding, each call with the state of the last one, equal a single call.
         """
         if x.ndim != 3 or x.shape[-1] != self.hidden_size:
             raise expected("x", f"a tensor [batch, time, {self.hidden_size}]", tuple(x.shape))
+        if attention_mask is not None:
+            real = attention_mask != 0
+            if has_gaps(real, state is not None) if gaps is None else gaps and x.shape[1] > 1:
+                return self._without_gaps(x, real, doc_ids, state, return_state, mixer_input)
         kernel = one_launch([self], [x])
         if kernel is not None and return_state and not torch.is_grad_enabled():
             last = None if attention_mask is None else last_real(attention_mask)
@@ -128,6 +137,32 @@ class CanonLayer(nn.Module):
         if not return_state:
             return y
         return y, conv_state(x, self.kernel_size, mask_BT=attention_mask, doc_ids_BT=doc_ids, state_BCK=state)
+
+    def _without_gaps(
+        self,
+        x: Tensor,
+        real_BT: Tensor,
+        doc_ids: Tensor | None,
+        state: Tensor | None,
+        return_state: bool,
+        mixer_input: Tensor | None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """`forward`, of the tokens in an order in which the real ones come first."""
+        order, place = real_first(real_BT)
+        ordered = None if doc_ids is None else doc_ids.gather(1, order)
+        if state is not None and ordered is not None and doc_ids is not None:  # the state is of the first token's
+            state = state * (ordered[:, :1] == doc_ids[:, :1])[..., None].to(state.dtype)
+        result = CanonLayer.forward(
+            self,
+            _at(x, order),
+            attention_mask=real_BT.gather(1, order),
+            doc_ids=ordered,
+            state=state,
+            return_state=return_state,
+            mixer_input=None if mixer_input is None else _at(mixer_input, order),
+            gaps=False,
+        )
+        return (_at(result[0], place), result[1]) if isinstance(result, tuple) else _at(result, place)
 
     def taps(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """`[C, 1, K]`, without the residual and the scale."""
@@ -175,6 +210,10 @@ class CanonLayer(nn.Module):
         }
         named |= {"bias": getattr(self, "bias", None) is not None, "scaled": self.scaled, "start": self.start}
         return f"{self.hidden_size}, " + ", ".join(f"{key}={value}" for key, value in named.items())
+
+
+def _at(x_BTC: Tensor, places_BT: Tensor) -> Tensor:
+    return x_BTC.gather(1, places_BT[..., None].expand(-1, -1, x_BTC.shape[-1]))
 
 
 def one_launch(layers: Sequence[nn.Module], xs: Sequence[Tensor], name: str = "") -> dict[str, Any] | None:

@@ -12,17 +12,20 @@ from transformers import Cache, PreTrainedModel
 
 from canonlm.canon import states
 from canonlm.errors import expected
-from canonlm.ops.packed import read_mask
+from canonlm.ops.packed import has_gaps, has_padding_after, read_mask
 
 CACHE_NAMES = ("past_key_values", "cache_params", "past_key_value", "layer_past")
 
 
 class Layout:
     """The new tokens: batch, time; real, `[B, T]`, False at padding, or None: no padding; doc_ids, `[B, T]`, or None:
-    one document a row. visits: how often each block has run, as some hosts repeat theirs."""
+    one document a row; gaps: whether padding may stand between real tokens. visits: how often each block has run, as
+    some hosts repeat theirs."""
 
-    def __init__(self, batch: int, time: int, real: Tensor | None = None, doc_ids: Tensor | None = None) -> None:
-        self.batch, self.time, self.real, self.doc_ids = batch, time, real, doc_ids
+    def __init__(
+        self, batch: int, time: int, real: Tensor | None = None, doc_ids: Tensor | None = None, gaps: bool = False
+    ) -> None:
+        self.batch, self.time, self.real, self.doc_ids, self.gaps = batch, time, real, doc_ids, gaps
         self.visits: dict[int, int] = {}
 
     def to(self, device: Any, non_blocking: bool = False) -> "Layout":
@@ -30,7 +33,7 @@ class Layout:
         if not any(t is not None and t.device != torch.device(device) for t in (self.real, self.doc_ids)):
             return self
         parts = (None if t is None else t.to(device, non_blocking=non_blocking) for t in (self.real, self.doc_ids))
-        moved = Layout(self.batch, self.time, *parts)
+        moved = Layout(self.batch, self.time, *parts, gaps=self.gaps)
         moved.visits = self.visits
         return moved
 
@@ -65,7 +68,15 @@ def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Layout | 
         doc_ids = None if _none_if(doc_ids == 0, torch.all) is None else doc_ids
     if doc_ids is None:
         doc_ids = _documents(model, arguments, cache, batch, time)
-    return Layout(batch, time, _none_if(real, torch.all), doc_ids)
+    real = _none_if(real, torch.all)
+    if real is None:
+        return Layout(batch, time, None, doc_ids)
+    filled = cache is not None and not torch.compiler.is_compiling() and _is_filled(cache, past)
+    records = getattr(cache, "canon_records", False) and not torch.compiler.is_compiling()
+    if records and has_padding_after(real, filled):
+        what = "padding at the start of rows only, while the cache records its past (prompt lookup, crop)"
+        raise expected("attention_mask", what, "a mask with padding after tokens")
+    return Layout(batch, time, real, doc_ids, has_gaps(real, filled))
 
 
 def _none_if(values: Tensor | None, test: Any) -> Tensor | None:

@@ -124,17 +124,17 @@ def run(block: nn.Module, name: str, x: Tensor, mixer_input: Tensor | None = Non
         what = f"the input [{layout.batch}, {layout.time}, channels] of {name}"
         raise InvalidSetting("forward", f"forward: expected {what}, got {list(shape)}")
     canon = getattr(block, name)  # by name: training adapters may have replaced the module
-    options = {} if mixer_input is None else {"mixer_input": mixer_input}
+    options: dict[str, Any] = {"attention_mask": layout.real, "doc_ids": layout.doc_ids, "gaps": layout.gaps}
+    if mixer_input is not None:
+        options["mixer_input"] = mixer_input
     if cache is None:
-        y = canon(x, attention_mask=layout.real, doc_ids=layout.doc_ids, **options)
+        y = canon(x, **options)
     else:
         key = running.key_of(name, canon)
         past = states.read(cache, key, canon.kernel_size)
         if past is not None and past.device != x.device:
             past = past.to(x.device)
-        y, state = canon(
-            x, attention_mask=layout.real, doc_ids=layout.doc_ids, state=past, return_state=True, **options
-        )
+        y, state = canon(x, state=past, return_state=True, **options)
         states.write(cache, key, state, x, layout.real)
     return y if y.shape == shape else y.reshape(shape)
 

@@ -13,7 +13,7 @@ from transformers import Cache, PreTrainedConfig
 
 from canonlm.errors import expected, unsupported
 from canonlm.ops.kernels.door import last_real, reach_of, runs_on
-from canonlm.ops.packed import Documents, previous_real
+from canonlm.ops.packed import Documents, has_gaps, has_padding_after, previous_real
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,25 @@ class Layout:
     reach: Tensor | None = None  # [B, T], mask and documents as the Triton kernels read them; see `with_reach`
     last: Tensor | None = None  # [B], the position of each row's last real token, where kernels return states
     documents: Documents | None = None  # those of doc_ids, for kernels; None if no kernel uses them
+    gaps: bool = False  # whether padding may stand between real tokens; see `CanonLayer.forward`
     without_mask: bool = False  # whether attention separates documents by `documents`, without a mask
 
 
 def with_reach(layout: Layout, h_BTD: Tensor, cache: Cache | None) -> Layout:
-    """`layout` with what kernels read about these tokens, computed once for all layers; unchanged if no kernels are
-    used. A decoding step, of one token, only needs its mask."""
+    """`layout` with what Canon layers and their kernels read about these tokens, computed once for all layers. A
+    decoding step, of one token, only needs its mask."""
     mask, doc_ids = layout.attention_mask, layout.doc_ids
+    if mask is not None:
+        compiles, past = torch.compiler.is_compiling(), None if cache is None else cache.get_seq_length()
+        filled, records = (
+            not compiles and bool(past),
+            cache is not None and any(map(cache.is_recording_past, range(len(cache)))),
+        )
+        if records and not compiles and has_padding_after(mask != 0, filled):
+            what = "padding at the start of rows only, while the cache records its past (prompt lookup, crop)"
+            raise expected("attention_mask", what, "a mask with padding after tokens")
+        if has_gaps(mask != 0, filled):
+            return replace(layout, gaps=True)
     if h_BTD.shape[1] == 1 or (mask is None and doc_ids is None) or not runs_on(h_BTD):
         return layout
     last = None if cache is None or mask is None else last_real(mask)

@@ -23,6 +23,7 @@ def lay_out(
     seq_idx: Tensor | None,
     documents: Documents | None,
     *,
+    convolves: bool,
     training: bool,
 ) -> tuple[Layout, Tensor | None, Tensor]:
     """The layout of the new tokens, the documents of all tokens (cached ones included) or None, the positions."""
@@ -57,8 +58,8 @@ def lay_out(
         else:
             position_ids = (torch.arange(time, device=h_BTD.device) + past)[None]
     if attention_mask is not None and attention_mask.ndim == 4 and time > 1:
-        has_states = config.is_recurrent or any(map(config.sites, range(config.num_hidden_layers)))
-        layout = _of_prepared(attention_mask, past, doc_ids, batch, time) if has_states or stated else Layout()
+        reads = config.is_recurrent or convolves or stated
+        layout = _of_prepared(attention_mask, past, doc_ids, batch, time) if reads else Layout()
         return layout, None, position_ids
     if doc_ids is None:
         return Layout(attention_mask=new_mask), None, position_ids

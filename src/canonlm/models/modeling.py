@@ -194,6 +194,7 @@ class CanonLMModel(CanonLMPreTrainedModel):
             self.canonE = make_canon(variant, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.convolves = any(map(config.sites, range(config.num_hidden_layers)))
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -242,9 +243,11 @@ class CanonLMModel(CanonLMPreTrainedModel):
             doc_ids,
             seq_idx,
             documents,
+            convolves=self.convolves,
             training=self.training,
         )
-        layout = with_reach(layout, h_BTD, past_key_values)
+        if self.convolves:
+            layout = with_reach(layout, h_BTD, past_key_values)
         if "E" in (sites := config.sites(0)):
             [h_BTD] = run_site([self.canonE], [h_BTD], layout, past_key_values, 0, sites.index("E"))
         if "attention" in config.mixers:

@@ -43,7 +43,7 @@ def run_site(
                 outputs[index] = y
             return outputs
     call: dict[str, Any] = {"attention_mask": layout.attention_mask, "doc_ids": layout.doc_ids}
-    call["mixer_input"] = mixer_input
+    call |= {"mixer_input": mixer_input, "gaps": layout.gaps}
     if cache is None:
         for index, canon, x in present:
             outputs[index] = canon(x, **call)

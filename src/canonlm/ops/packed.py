@@ -67,6 +67,34 @@ def previous_real(real_BT: Tensor) -> Tensor:
     return torch.nn.functional.pad(last[:, :-1], (1, 0), value=-1)
 
 
+def has_gaps(real_BT: Tensor, after: bool) -> bool:
+    """Whether padding stands between real tokens, some of which came before these if `after`. On a GPU this waits for
+    the device; a graph that is compiled serves both cases."""
+    if real_BT.shape[1] == 1:
+        return False
+    return torch.compiler.is_compiling() or bool((_past_the_first(real_BT, after) & _some_later(real_BT)).any())
+
+
+def has_padding_after(real_BT: Tensor, after: bool) -> bool:
+    """Whether padding follows a real token: `has_gaps`, or padding on the right."""
+    return bool(_past_the_first(real_BT, after).any())
+
+
+def _past_the_first(real_BT: Tensor, after: bool) -> Tensor:
+    return ~real_BT if after else ~real_BT & (real_BT.cumsum(1) > 0)
+
+
+def _some_later(real_BT: Tensor) -> Tensor:
+    return real_BT.flip(1).cumsum(1).flip(1) > 0
+
+
+def real_first(real_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """`[B, T]` each: the tokens in an order in which the real ones come first, and the place of each token there."""
+    place = torch.where(real_BT, real_BT.cumsum(1), real_BT.sum(1, keepdim=True) + (~real_BT).cumsum(1)) - 1
+    steps = torch.arange(real_BT.shape[1], device=real_BT.device).expand_as(place)
+    return torch.empty_like(place).scatter_(1, place, steps), place
+
+
 def is_visible(mask: Tensor) -> Tensor:
     """True where a mask adds no number like -1e9, a common stand-in for minus infinity."""
     return mask if mask.dtype == torch.bool else mask > max(torch.finfo(mask.dtype).min / 2, -1e8)
