@@ -1,6 +1,9 @@
-"""A line that is shown while a command has no output yet, and cleared afterwards."""
+"""A line that is shown while a command has no output yet, and output that nobody reads."""
 
 import io
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -55,3 +58,18 @@ def test_logs_get_nothing(monkeypatch):
     with doing("reading the runs"):
         time.sleep(0.05)
     assert stderr.getvalue() == ""
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["train", "run.yaml"], 0), (["--version"], 141)])
+def test_output_without_a_reader(tiny, tmp_path, arguments, code):
+    """Training goes on; a command that only prints ends as if SIGPIPE had ended it."""
+    tiny.yaml(tmp_path / "run.yaml", train={"steps": 2})
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "canonlm", *arguments], cwd=tmp_path, stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write)
+    lines = [line for line in done.stderr.splitlines() if "canonlm:" in line or "Error" in line]
+    assert (done.returncode, lines) == (code, [])
+    assert (tmp_path / "runs/run/result.json").exists() is (code == 0)

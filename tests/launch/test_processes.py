@@ -209,6 +209,27 @@ def test_a_second_ctrl_c_does_not_wait(child, tmp_path):
     assert pids_of(tmp_path) == []
 
 
+def test_a_signal_reaches_a_stopped_process(child, tmp_path):
+    """The others wait for it, and only SIGKILL and SIGCONT reach it."""
+    plan = {"0": {"seconds": 600}, "1": {"seconds": 600}}
+    when_begun(tmp_path, 2, signal.SIGTERM)
+    command = child(plan)
+    script = tmp_path / "child.py"
+    stop = '(folder / f"began-{rank}").touch()\n'
+    script.write_text(script.read_text().replace(stop, f"{stop}if rank == '1': os.kill(os.getpid(), signal.SIGSTOP)\n"))
+    assert run(command, 2, tmp_path / "logs") == Outcome(130)
+    assert (tmp_path / "saved-1").read_text() == "SIGTERM"
+
+
+def test_a_process_that_ignores_the_signal_is_ended(child, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "SAVE_SECONDS", 0.3)
+    when_begun(tmp_path, 2, signal.SIGTERM)
+    outcome = run(child({str(rank): {"seconds": 600, "deaf": True} for rank in (0, 1)}), 2, tmp_path / "logs")
+    message = "rank 0 did not end within 0.3 s after the signal, so the run was ended; run it again to continue"
+    assert outcome == Outcome(1, f"{message} from the newest checkpoint")
+    assert pids_of(tmp_path) == []
+
+
 def test_stopped_before_the_training_began(child, tmp_path):
     """The default action of the signal ends one process; another hangs waiting for it."""
     plan = {"0": {"seconds": 60, "handles": []}, "1": {"seconds": 60, "deaf": True}}

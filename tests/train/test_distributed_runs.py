@@ -18,6 +18,7 @@ def _one_of(count, rank, port, folder, args):
     """The main function of one process, as if `torchrun` had started it."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / f"note-{rank}")
     log = os.open(folder / f"rank-{rank}.txt", os.O_WRONLY)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -26,7 +27,8 @@ def _one_of(count, rank, port, folder, args):
 
 @pytest.fixture
 def processes(start, tmp_path):
-    """`processes(count, *args)`: that many processes with `canonlm *args`; `.join()` gives their exit codes."""
+    """`processes(count, *args)`: that many processes (or these of two) with `canonlm *args`; `.join()` gives their exit
+    codes."""
     groups = []
 
     class Group:
@@ -36,9 +38,10 @@ def processes(start, tmp_path):
                 port = free.getsockname()[1]
             self.folder = tmp_path / f"output-{len(groups)}"
             self.folder.mkdir()
-            for rank in range(count):
+            ranks, count = (count, 2) if isinstance(count, list) else (range(count), count)
+            for rank in ranks:
                 (self.folder / f"rank-{rank}.txt").touch()
-            self.members = [start(_one_of, count, rank, port, self.folder, args) for rank in range(count)]
+            self.members = [start(_one_of, count, rank, port, self.folder, args) for rank in ranks]
             groups.append(self)
 
         def join(self):
@@ -118,6 +121,52 @@ def test_a_suspended_process_is_waited_for(tiny, processes, tmp_path):
     os.kill(group.members[1].pid, signal.SIGCONT)
     assert group.join() == [0, 0]
     tiny.same(out, tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_process_is_named_and_ends_the_run(tiny, processes, tmp_path, frozen):
+    changes = {"train": {"steps": 10_000, "log_every": 1, "eval_every": 10_000}, "parallel": {"timeout": 5.0}}
+    path, out = tiny.yaml(tmp_path / "run.yaml", **changes), tmp_path / "run"
+    group = processes(2, "train", path, "--out", out)
+    _wait_for_steps(group, out)
+    os.kill(group.members[frozen].pid, signal.SIGSTOP)
+    other = group.members[1 - frozen]
+    other.join(SECONDS)
+    assert other.exitcode == 1
+    who = f"canonlm: rank {frozen} (process {group.members[frozen].pid} on {socket.gethostname()})"
+    assert f"{who} has sent no heartbeat for 5 s (parallel.timeout)" in group.output()[1 - frozen]
+
+
+@pytest.mark.parametrize(("rank", "missing"), [(0, 1), (1, 0)])
+def test_a_process_that_never_joins_is_named(tiny, processes, tmp_path, rank, missing):
+    path = tiny.yaml(tmp_path / "run.yaml", parallel={"start_timeout": 2.0})
+    [process] = (group := processes([rank], "train", path, "--out", tmp_path / "run")).members
+    process.join(SECONDS)
+    assert process.exitcode == 2
+    assert [json.loads(note.read_text())["message"] for note in group.folder.glob("note-*")] == [
+        f"rank {missing} has not joined the run within 2 s (parallel.start_timeout)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "abc"}, 'RANK: expected an integer >= 0 and < 1, the number of processes, got "abc"'),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, 'RANK: expected an integer >= 0 and < 2, the number of processes, got "2"'),
+        ({"WORLD_SIZE": "0"}, 'WORLD_SIZE: expected an integer >= 1, got "0"'),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK: expected"),
+        ({"WORLD_SIZE": "2"}, "MASTER_ADDR: expected"),
+        ({"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"}, "MASTER_PORT: expected"),
+    ],
+)
+def test_wrong_variables_of_a_launcher_are_named(tiny, tmp_path, monkeypatch, capsys, variables, message):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", str(tiny.yaml(tmp_path / "run.yaml")), "--out", str(tmp_path / "run")]) == 2
+    says_it = variables.get("RANK") != "2"  # the first process prints
+    assert (f"canonlm: {message}" in capsys.readouterr().err) is says_it
 
 
 def _wait_for_steps(group, out):

@@ -1,6 +1,5 @@
 """The `canonlm` command: parse, call, print. Every user error is one line on standard error, with exit code 2."""
 
-import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -35,6 +34,7 @@ from canonlm.cli import (
     train,
     work,
 )
+from canonlm.cli.doing import drop
 
 app = typer.Typer(
     name="canonlm",
@@ -103,7 +103,9 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 def main(args: Sequence[str] | None = None) -> int:
     try:
-        return app(args=args, standalone_mode=False) or 0
+        code = app(args=args, standalone_mode=False) or 0
+        sys.stdout.flush()
+        return code
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error)
@@ -111,6 +113,9 @@ def main(args: Sequence[str] | None = None) -> int:
         return _say(_usage(error), 2)
     except ValueError as error:
         return _say(str(error), 2)
+    except BrokenPipeError:  # nobody reads the output, as in `canonlm results | head`: end as other tools do
+        drop(1)
+        return 128 + 13  # as if SIGPIPE had ended it
     except OSError as error:  # a folder without permission, a disk that goes away
         name = error.filename or "a file could not be read or written"
         return _say(f"{name}: {error.strerror}" if error.strerror else str(error), 2)
@@ -147,7 +152,8 @@ def _usage(error: Any) -> str:
 
 def _say(message: str, code: int) -> int:
     from canonlm.errors import brief  # imports pydantic, which `--help` does not need
+    from canonlm.ranks import prints
 
-    if os.environ.get("RANK", "0") == "0":  # of several processes, all fail alike and one prints why
+    if prints():
         print(f"canonlm: {brief(' '.join(message.splitlines()), MAX_MESSAGE)}", file=sys.stderr)
     return code

@@ -1,9 +1,13 @@
-"""A status line on the terminal while a command has nothing to show yet."""
+"""What commands share about their output: a status line while there is nothing to show yet, and what happens when
+nobody reads it any more (`canonlm train … | head -1`)."""
 
+import io
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 PATIENCE = 1.0
 """Seconds before a line is shown."""
@@ -32,6 +36,35 @@ def doing(what: str) -> Iterator[None]:
         timer.join()
         if is_shown.is_set():
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
+class _Output(io.FileIO):
+    """Standard output or error, of which the rest is dropped once its reader has gone."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            drop(self.fileno())
+            return super().write(data)
+
+
+def keep_going() -> None:
+    """From now on, this process continues when nobody reads its output: its results are files."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is getattr(sys, f"__{name}__") and stream is not None:  # and not a test's, or a notebook's
+            stream.flush()
+            raw = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
+            buffered = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+            setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, **buffered))
+
+
+def drop(descriptor: int) -> None:
+    """Drop what is written to a file descriptor from now on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def load_torch() -> None:

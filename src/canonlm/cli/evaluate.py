@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from canonlm.cli.doing import load_torch
+from canonlm.cli.doing import keep_going, load_torch
 from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, VARIANT, opened
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def evaluate(
         named["tasks"] = [name.strip() for name in tasks.split(",") if name.strip()]
     elif suite == "harness" and not published and not any(pair.startswith("tasks=") for pair in settings or []):
         raise ValueError("--suite harness needs --tasks, such as piqa,arc_easy, or --published")
+    keep_going()
     load_torch()
     from canonlm.suites import run as suites
 

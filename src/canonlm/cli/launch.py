@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.doing import doing, load_torch
+from canonlm.cli.doing import doing, keep_going, load_torch
 from canonlm.cli.options import RECIPE, RUN, TRUST_RECIPE
 
 SETTINGS = typer.Argument(
@@ -41,6 +41,7 @@ def launch(
         raise ValueError("canonlm launch needs --local N or --slurm")
     if local is not None and slurm:
         raise ValueError("--local cannot be used with --slurm")
+    keep_going()
     path = find(recipe)
     folder = out or Path("runs") / path.stem
     if local is not None:

@@ -1,7 +1,6 @@
 """Follow one run: a live panel on a terminal, plain lines in a log."""
 
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -18,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from canonlm.cli.progress import LOG_SECONDS, duration
+from canonlm.ranks import prints
 from canonlm.report.words import in_words
 from canonlm.runs.follow import Latest
 from canonlm.runs.rows import DAMAGE, Evaluation, Remark, TextEvaluation, TrainRow, evaluation, parse, text_evaluation
@@ -36,7 +36,7 @@ def follow(config: RunConfig, folder: Path) -> Generator[OnRow]:
     """The function that `train` calls with every row. Under torchrun all processes share a terminal: only the first one
     prints."""
     console = Console()
-    if os.environ.get("RANK", "0") != "0":
+    if not prints():
         yield lambda row: None
     elif not console.is_terminal:
         yield Lines(config, folder).show

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from canonlm.cli import completion
-from canonlm.cli.doing import doing, load_torch
+from canonlm.cli.doing import doing, keep_going, load_torch
 
 if TYPE_CHECKING:
     from canonlm.launch.play import PlannedRun
@@ -64,6 +64,7 @@ def play(
     from canonlm.errors import expected
     from canonlm.recipes import load_preset
 
+    keep_going()
     chosen, rates = load_preset(task, preset, difficulty), _rates(lr)  # mistakes are reported at once
     for option, number in (("--jobs", jobs), ("--seeds", seeds)):
         if number is not None and number < 1:

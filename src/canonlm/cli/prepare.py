@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from canonlm.cli.doing import keep_going
+
 if TYPE_CHECKING:
     from canonlm.data.index import Index
 
@@ -67,6 +69,7 @@ def prepare(
     for option in options or []:
         if "=" not in option:
             raise expected("executor option", "KEY=VALUE", option)
+    keep_going()
     try:
         with Reading() as bar:
             index = write(

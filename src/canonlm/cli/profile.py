@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from canonlm.cli import completion
-from canonlm.cli.doing import doing, load_torch
+from canonlm.cli.doing import doing, keep_going, load_torch
 
 if TYPE_CHECKING:
     from canonlm.experiments.outcomes import Outcome
@@ -68,6 +68,7 @@ def profile(
             raise ValueError(f'canonlm profile takes no settings, got "{text}"; `canonlm play` does')
     if jobs < 1:
         raise expected("--jobs", "an integer >= 1", jobs)
+    keep_going()
     load_torch()
     from canonlm.experiments import profile as profiles
     from canonlm.experiments.replicate import replicate

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from canonlm.cli import completion
-from canonlm.cli.doing import doing, load_torch
+from canonlm.cli.doing import doing, keep_going, load_torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,6 +91,7 @@ def replicate(
             estimates = replicate.estimate(experiments, scale, out, gpu, settings, exported)
         _print_estimates(estimates, scale, gpu)
         return 0
+    keep_going()
     try:
         outcomes = replicate.replicate(
             experiments,

@@ -1,11 +1,11 @@
 """`canonlm train`: one run, from its recipe."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
-from canonlm.cli.doing import doing, load_torch
+from canonlm.cli.doing import doing, keep_going, load_torch
 from canonlm.cli.options import OVERRIDES, RECIPE, RUN, TRUST_RECIPE
+from canonlm.ranks import prints
 
 
 def train(
@@ -26,6 +26,7 @@ def train(
     from canonlm.train.signals import follow_parent
 
     follow_parent()
+    keep_going()
     path = find(recipe)
     check_trust(path, overrides or [], trust)
     load(path, overrides or [], trust=trust)  # a mistake in the file is reported before torch is loaded
@@ -47,6 +48,6 @@ def train(
         code, message = 0, f"finished: {result['steps']} steps, {result['tokens']} tokens"
     except Interrupted as error:
         code, message = 130, f"canonlm: {error}"
-    if os.environ.get("RANK", "0") == "0":
+    if prints():
         print(message, flush=True)
     return code

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from canonlm.cli.doing import keep_going
+
 if TYPE_CHECKING:
     from canonlm.launch.play import PlannedRun
     from canonlm.launch.queue import Row
@@ -59,6 +61,7 @@ def work(
 
         show_cost(_plan(folder, trust), gpu, mfu)
         return 0
+    keep_going()
     return _work(folder, jobs, trust)
 
 

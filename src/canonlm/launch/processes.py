@@ -20,7 +20,7 @@ from canonlm.train.signals import PARENT, STOPS
 
 POLL_SECONDS = 0.1
 SETTLE_SECONDS = 10.0  # after a failure: time for the others to fail for the same reason, before they are ended
-SAVE_SECONDS = 600.0  # after a stop by a signal: time for the others to finish their part of the checkpoint
+SAVE_SECONDS = 600.0  # after a signal: time to save, and for the others to finish their part of the checkpoint
 GRACE_SECONDS = 15.0  # from SIGTERM to SIGKILL
 STOPPED = 130  # the exit code of a run that a signal stopped, and that has saved
 
@@ -91,7 +91,11 @@ def run(command: Sequence[str], count: int, logs: Path) -> Outcome:
         try:
             for rank in range(count):
                 ranks.append(_start(command, rank, environment, logs, Path(notes)))
-            return _outcome(ranks, _wait(ranks, received), received)
+            first = _wait(ranks, received)
+            if hung := [rank.rank for rank in ranks if rank.code is None] if first is None else []:
+                what = f"rank {hung[0]} did not end within {SAVE_SECONDS:g} s after the signal, so the run was ended"
+                return Outcome(1, f"{what}; run it again to continue from the newest checkpoint")
+            return _outcome(ranks, first, received)
         finally:
             _end(ranks)
             for number, handler in previous.items():
@@ -132,6 +136,8 @@ def _wait(ranks: list[Rank], received: list[int]) -> Rank | None:
                 _send(ranks, signal.SIGKILL)
             elif number not in received[:sent]:
                 _send(ranks, _PASSED_ON[number])
+                _send(ranks, signal.SIGCONT)  # a stopped process gets no other signal, and the others wait for it
+                deadline = min(deadline, time.monotonic() + SAVE_SECONDS)
             sent += 1
         failed = [rank for rank in ranks if rank.code]
         if failed and (first is None or first.code == STOPPED):

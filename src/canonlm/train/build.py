@@ -1,6 +1,5 @@
 """From a run's configuration to its model and its device."""
 
-import os
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from canonlm.errors import InvalidSetting, expected
 from canonlm.models.build import build, complete_name, match_parameters
 from canonlm.models.interface import LanguageModel, Sizes
 from canonlm.models.limits import check_memory
+from canonlm.ranks import ranks
 from canonlm.train import trackers
 from canonlm.train.config import RunConfig
 
@@ -64,7 +64,7 @@ def check(run: RunConfig) -> None:
 def check_fits(run: RunConfig, model: LanguageModel, device: str) -> None:
     """InvalidSetting if this process needs more memory than there is, by a lower bound: weights, gradients and AdamW's
     two averages in float32, the windows of a step, the inputs of all blocks, the test samples."""
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    _, processes, _ = ranks()
     sizes, itemsize = run.model, 2 if run.train.precision == "bf16" else 4
     windows = -(-run.train.batch_size * run.parallel.tp // processes)
     at_once = min(windows, run.parallel.micro_batch_size or windows)

@@ -37,6 +37,7 @@ Size = Annotated[int, Field(gt=0, le=2**31 - 1)]
 """Larger sizes are mistakes, and would overflow."""
 
 Steps = Annotated[int, Field(gt=0, le=2**53)]
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -172,6 +173,8 @@ class Parallel(Settings):
     micro_batch_size: Size | None = None  # windows that a device processes at once; None: its share of the batch
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     float8: bool = False  # linear layers in float8, by torchao, on GPUs that support it
+    start_timeout: Seconds = 300.0  # for all processes to join the run; it ends, and names those that have not
+    timeout: Seconds = 100.0  # without a heartbeat of a process: the run ends, and names it
 
 
 class RunConfig(Settings):

@@ -2,7 +2,6 @@
 
 import atexit
 import gc
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,12 +12,15 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from canonlm.errors import expected
+from canonlm.ranks import ranks
+from canonlm.train import heartbeats
 from canonlm.train.build import pick_device
 from canonlm.train.config import RunConfig
+from canonlm.train.signals import recording_failure
 from canonlm.world import World
 
 TIMEOUT = timedelta(minutes=30)
-"""How long a process waits for the others before it gives up."""
+"""How long an exchange between processes may take. A process that is frozen is noticed earlier: `heartbeats`."""
 
 DIMS = ("dp_replicate", "dp_shard", "tp")
 
@@ -27,12 +29,11 @@ DIMS = ("dp_replicate", "dp_shard", "tp")
 def world_of(config: RunConfig) -> Iterator[World]:
     """Join the processes that `torchrun`, or another launcher with its variables, has started; leave them at the end.
 
-    ValueError, in every process: the layout does not fit the number of processes, or a device is missing or cannot do
-    what the configuration needs.
+    ValueError, in every process: the layout does not fit the number of processes, a device is missing or cannot do what
+    the configuration needs, or a process has not joined within `parallel.start_timeout`. Within this context, a process
+    that sends no heartbeat for `parallel.timeout` ends the run.
     """
-    rank, size, local_rank = (
-        int(os.environ.get(key, default)) for key, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
-    )
+    rank, size, local_rank = ranks()
     check_layout(config, size)
     device = torch.device(pick_device(config.train.device))
     if size == 1:
@@ -45,8 +46,10 @@ def world_of(config: RunConfig) -> Iterator[World]:
         return
     if device.index is not None:
         raise expected("train.device", "auto, cuda or cpu, with several processes", config.train.device)
-    dist.init_process_group(_backend(device), timeout=TIMEOUT)
-    mesh = None
+    with recording_failure():  # not around the rest: leaving the group makes other processes fail
+        store = heartbeats.join(rank, size, config.parallel.start_timeout)
+    dist.init_process_group(_backend(device), timeout=TIMEOUT, store=store, rank=rank, world_size=size)
+    mesh, beating = None, heartbeats.Heartbeats(rank, size, config.parallel.timeout)
     try:
         with World(device, rank, size).all_or_none():  # one machine may have fewer devices than another
             if device.type == "cuda":
@@ -54,8 +57,9 @@ def world_of(config: RunConfig) -> Iterator[World]:
                 torch.cuda.set_device(device)
             _check_device(device, config)
         tp, copies = config.parallel.tp, config.parallel.dp_replicate
-        mesh = init_device_mesh(device.type, (copies, size // (tp * copies), tp), mesh_dim_names=DIMS)
-        yield World(device, rank, size, local_rank, tp, mesh)
+        with beating:
+            mesh = init_device_mesh(device.type, (copies, size // (tp * copies), tp), mesh_dim_names=DIMS)
+            yield World(device, rank, size, local_rank, tp, mesh)
     except (RuntimeError, OSError):
         # Perhaps only this process has failed (out of memory, a disk error) and the others wait for it within NCCL.
         # Leaving the group would wait for them, and they only end once this process has ended.
