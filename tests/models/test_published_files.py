@@ -52,6 +52,49 @@ def test_the_tensors_keep_their_precision(model, folder):
     assert load_published(place).dtype == torch.float16
 
 
+FORMATS = [
+    ({"mixers": ["attention"], "canon_set": "ABCD", "qk_norm": True, "rope_dim": 8}, {"rope_version": "lingua"}),
+    ({"mixers": ["attention"], "canon_set": "ABCD", "tie_word_embeddings": True}, {"rope_version": "huggingface"}),
+    ({"mixers": ["gla"], "canon_set": "AbCD", "linear_num_heads": 4}, {"hidden_act": "silu", "fuse_norm": False}),
+    ({"mixers": ["gdn"], "canon_set": "AbBCD", "linear_num_heads": 4}, {}),
+    ({"mixers": ["mamba2"], "canon_set": "AbBCD", "linear_num_heads": 4}, {}),
+]
+
+
+@pytest.mark.parametrize("to", ["hf", "lingua"])
+@pytest.mark.parametrize(("fields", "own"), FORMATS)
+def test_there_and_back_gives_the_first_files_again(small_model, tmp_path, to, fields, own):
+    """Tensors in their order of channels and in their precision, and the configuration with all that is not ours."""
+    params, state = export(small_model(torch.bfloat16, **fields), lingua=to == "lingua", **own if to == "hf" else {})
+    state = {name: x.float() if x.ndim == 1 else x for name, x in state.items()}
+    if fields.get("tie_word_embeddings") and to == "hf":
+        del state["lm_head.weight"]  # as the library saves tied models
+    params |= {"architectures": ["X"], "auto_map": {"AutoConfig": "a.B"}, "torch_dtype": "bfloat16"}
+    params = params if to == "hf" else {"name": "a run", "model": params}
+    first, ours, second = (tmp_path / name for name in ("first", "ours", "second"))
+    for folder in (first, ours, second):
+        folder.mkdir()
+    name = "config.json" if to == "hf" else "params.json"
+    (first / name).write_text(json.dumps(params, indent=2, sort_keys=True) + "\n")
+    if to == "hf":
+        save_file(state, first / "model.safetensors", metadata={"format": "pt"})
+    else:
+        torch.save({"model": state}, first / "consolidated.pth")
+    save_published(load_published(first), ours)
+    save_published(load_published(ours), second, to)
+    assert json.loads((second / name).read_text()) == params
+    if to == "hf":
+        assert all((second / file.name).read_bytes() == file.read_bytes() for file in first.iterdir())
+    again = load_file(second / "model.safetensors") if to == "hf" else torch.load(second / "consolidated.pth")["model"]
+    assert {name: x.dtype for name, x in again.items()} == {name: x.dtype for name, x in state.items()}
+    assert_close(again, state, atol=0, rtol=0)
+    changed = load_published(ours)
+    changed.config.canon_activation = True  # no longer the model that was read
+    (tmp_path / "changed").mkdir()
+    save_published(changed, tmp_path / "changed", to)
+    assert load_published(tmp_path / "changed").config.canon_activation
+
+
 def test_a_plain_transformers_llama(small_model, tmp_path):
     from transformers import AutoModelForCausalLM
 

@@ -144,7 +144,11 @@ def dtype_and_device(dtype: str | None, device: str) -> tuple[torch.dtype | None
 
 def fingerprint(model: PreTrainedModel) -> str:
     """Identifies weights and configuration. Reads some numbers of every tensor: training changes them all."""
-    config = {key: value for key, value in model.config.to_dict().items() if not key.startswith(("_", "transformers"))}
+    config = {
+        key: value
+        for key, value in model.config.to_dict().items()
+        if not key.startswith(("_", "transformers", "published"))
+    }
     if config["model_type"] == "canonlm":
         config = {**OF_EXPERTS, **config}  # as in earlier versions, where models without experts had these fields, too
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())

@@ -25,6 +25,10 @@ RELEASES: dict[str, type[Release]] = {
 """The release's classes in the style of transformers, by the `model_type` of their configurations."""
 
 
+_NOTES = ("published", "architectures", "dtype", "transformers_version", "_name_or_path", "layer_types")
+"""Fields of our configuration that do not belong to the model's design."""
+
+
 def parse(params: Mapping[str, Any]) -> Published:
     """Read a `config.json` (with a `model_type`) or a `params.json` (with a `model`, or the content of one)."""
     if "model_type" in params:
@@ -56,6 +60,9 @@ def build(
         ours.update((name, tensor.to(dtype, copy=True)) for name, tensor in move.read(theirs, shapes))
     model.load_state_dict(ours, assign=True)
     model.tie_weights()
+    # Kept in our `config.json`, so that an export gives the same files again.
+    absent = [move.theirs for move in moves if move.theirs not in state]
+    model.config.published = {"params": dict(params), "absent": absent}
     return model.eval()
 
 
@@ -63,7 +70,8 @@ def export(
     model: CanonLMForCausalLM, tensors: Mapping[str, Tensor] | None = None, *, lingua: bool = False, **params: Any
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The inverse: `(params, state)` of the release's class in the style of transformers, or of its training runs
-    (`lingua`). Further `params` are the format's own choices, such as `rope_version`.
+    (`lingua`). Further `params` are the format's own choices, such as `rope_version`. A model that was read from the
+    format, and whose configuration has not changed since, gets the same configuration and tensors again.
 
     `tensors`, by our names, are written instead of the weights (gradients, for example). ValueError if the format
     cannot express what the model computes.
@@ -73,11 +81,32 @@ def export(
     if config.mixers[0] not in kinds or len(set(config.mixers)) > 1:
         raise expected("mixers", f"one of {', '.join(kinds)} in all layers", config.mixers)
     kind = Lingua if lingua else kinds[config.mixers[0]]
-    published = kind.parse({**kind.of(config), **params})
+    first = None if params else _first(config, kind)
+    published = parse(first["params"]) if first else kind.parse({**kind.of(config), **params})
     check_same(kind.__name__, config, published.config())
     tensors = model.state_dict() if tensors is None else tensors
     moves = list_moves(published.names(), config, tensors)
-    return published.dump(), {move.theirs: move.write(tensors) for move in moves}
+    state = {move.theirs: move.write(tensors) for move in moves if not (first and move.theirs in first["absent"])}
+    return _in_precision(first["params"], model) if first else published.dump(), state
+
+
+def _first(config: CanonLMConfig, kind: type[Published]) -> dict[str, Any] | None:
+    """The configuration of this kind from which the model was built (`build`), if it is still the model's."""
+    match getattr(config, "published", None):
+        case {"params": dict(params), "absent": list(absent)} as first:
+            try:
+                published = parse(params)
+                fields = {**published.config().to_dict(), **dict.fromkeys(_NOTES)}
+            except (ValueError, TypeError):  # somebody has edited it
+                return None
+            same = type(published) is kind and fields == {**config.to_dict(), **dict.fromkeys(_NOTES)}
+            return first if same and all(isinstance(name, str) for name in absent) else None
+    return None
+
+
+def _in_precision(params: dict[str, Any], model: CanonLMForCausalLM) -> dict[str, Any]:
+    precision = str(model.dtype).removeprefix("torch.")
+    return {key: precision if key in ("dtype", "torch_dtype") else value for key, value in params.items()}
 
 
 _IN_LLAMA = (

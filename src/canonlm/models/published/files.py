@@ -74,13 +74,16 @@ def save_published(model: CanonLMForCausalLM, folder: Path, to: str = "canonlm")
 
 def _save_hf(model: CanonLMForCausalLM, folder: Path) -> None:
     params, state = export(model)
-    (folder / "config.json").write_text(json.dumps(params, indent=1) + "\n")
+    text = json.dumps(params, indent=2, sort_keys=True)  # as the library writes it
+    (folder / "config.json").write_text(text + "\n")
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _save_lingua(model: CanonLMForCausalLM, folder: Path) -> None:
     params, state = export(model, lingua=True)
-    (folder / "params.json").write_text(json.dumps({"model": params}, indent=1) + "\n")
+    first = getattr(model.config, "published", None)  # where the file may have more than the model, or nothing else
+    whole = params if isinstance(first, dict) and first.get("params") == params else {"model": params}
+    (folder / "params.json").write_text(json.dumps(whole, indent=1) + "\n")
     torch.save({"model": state}, folder / "consolidated.pth")
 
 
@@ -127,7 +130,11 @@ def _read(params_file: Path, weights_file: Path, dtype: torch.dtype | None) -> C
     state = {} if ours else weights.tensors(weights_file)
     try:
         if ours:
-            return CanonLMForCausalLM.from_pretrained(params_file.parent, dtype=dtype or "auto").eval()
+            model = CanonLMForCausalLM.from_pretrained(params_file.parent, dtype=dtype or "auto")
+            if dtype is None and len({header.dtype for header in weights.headers(weights_file).values()}) > 1:
+                model.load_state_dict(weights.tensors(weights_file), strict=False, assign=True)  # each as stored
+                model.tie_weights()
+            return model.eval()
         return build(params, state, dtype)
     except ValueError as error:
         raise ValueError(f"{error}  (in {params_file.parent})") from None
