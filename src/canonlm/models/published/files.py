@@ -82,8 +82,8 @@ def _save_hf(model: CanonLMForCausalLM, folder: Path) -> None:
 def _save_lingua(model: CanonLMForCausalLM, folder: Path) -> None:
     params, state = export(model, lingua=True)
     first = getattr(model.config, "published", None)  # where the file may have more than the model, or nothing else
-    whole = params if isinstance(first, dict) and first.get("params") == params else {"model": params}
-    (folder / "params.json").write_text(json.dumps(whole, indent=1) + "\n")
+    content = params if isinstance(first, dict) and first.get("params") == params else {"model": params}
+    (folder / "params.json").write_text(json.dumps(content, indent=1) + "\n")
     torch.save({"model": state}, folder / "consolidated.pth")
 
 
