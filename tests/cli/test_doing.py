@@ -60,9 +60,9 @@ def test_logs_get_nothing(monkeypatch):
     assert stderr.getvalue() == ""
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["train", "run.yaml"], 0), (["--version"], 141)])
+@pytest.mark.parametrize(("arguments", "code"), [(["train", "run.yaml"], 0), (["--version"], 1)])
 def test_output_without_a_reader(tiny, tmp_path, arguments, code):
-    """Training goes on; a command that only prints ends as if SIGPIPE had ended it."""
+    """Training goes on; a command that only prints ends quietly."""
     tiny.yaml(tmp_path / "run.yaml", train={"steps": 2})
     read, write = os.pipe()
     os.close(read)

@@ -519,3 +519,20 @@ def test_options_of_an_executor():
     ):
         with pytest.raises(ValueError, match=message):
             executors.checked(kind, options)
+
+
+def test_two_commands_at_the_same_time(tmp_path, monkeypatch):
+    """The second finds that the first has just finished, at the worst moment."""
+    (tmp_path / "a.txt").write_text("some words")
+    options = {"inputs": [str(tmp_path / "a.txt")], "tokenizer": "bytes", "workers": 1}
+    begin, folder = preparing._begin, tmp_path / "out"
+
+    def begin_late(*arguments):
+        begin(*arguments)
+        monkeypatch.setattr(preparing, "_begin", begin)
+        prepare(folder, **options)
+
+    monkeypatch.setattr(preparing, "_begin", begin_late)
+    assert prepare(folder, **options) == prepare(folder, **options)
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == []
+    assert documents(folder, "train") == ["some words"]

@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 
+from canonlm.files import lock
 from canonlm.launch import local
 from canonlm.launch.local import Progress, default_jobs, run_grid
 from canonlm.launch.play import PlannedRun, plan, write_plan
@@ -279,19 +280,26 @@ def test_a_failing_run_is_reported_and_the_others_finish(grid, monkeypatch):
             "fails": {"seconds": 0, "code": 1, "says": "first\ncanonlm: the disk is full"},
             "killed": {"seconds": 0, "kill": signal.SIGKILL, "says": "step 3"},
             "mute": {"seconds": 0, "code": 3},
+            "refused": {"seconds": 0, "code": 2, "says": "canonlm: not here\nanother process: step 4"},
             "later": {"seconds": 0.05},
+            "busy": {"seconds": 0},
+            "elsewhere": {"seconds": 0},
         }
     )
     (runs[0].folder / "result.json").touch()
-    done = {progress.run.name: progress for progress in run_grid(runs, 2, lambda grid: None)}
-    states = {name: progress.state for name, progress in done.items()}
-    assert states == {"fine": "finished", "fails": "failed", "killed": "failed", "mute": "failed", "later": "finished"}
+    with lock(runs[-2].folder / ".lock"):  # two commands in one folder: this run is being trained, and that one done
+        grids = run_grid(runs, 2, lambda grid: (runs[-1].folder / "result.json").touch())
+    done = {progress.run.name: progress for progress in grids}
+    assert [progress.state for progress in grids] == ["finished", *["failed"] * 4, "finished", "failed", "finished"]
+    assert not any((run.folder / "began").exists() for run in runs[-2:])
+    assert done["busy"].message == f"another process is training in {runs[-2].folder}; run this again later"
+    assert done["refused"].message.startswith("not here (whole log: ")
     assert not (runs[0].folder / "began").exists(), "a finished run is not started"
     log = runs[1].folder / "log.txt"
     assert done["fails"].message == f"the disk is full (whole log: {log})"
     assert done["killed"].message.startswith("killed by SIGKILL (whole log: ")
     assert done["mute"].message.startswith("no message (whole log: ")
-    devices = {json.loads((run.folder / "env").read_text())[1] for run in runs[1:]}
+    devices = {json.loads((run.folder / "env").read_text())[1] for run in runs[1:-2]}
     assert devices == {"5", "7"}
 
 

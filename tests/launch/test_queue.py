@@ -110,8 +110,9 @@ class Scripted:
     def __init__(self, run, lease, what, saves):
         self.run, self.lease, self.code = run, lease, what
         run.folder.mkdir(parents=True, exist_ok=True)
-        with (run.folder / "log.txt").open("a") as log:
-            log.write(f"canonlm: exit {what}\n")
+        if saves or what != -9:  # a process may be killed before it has a log
+            with (run.folder / "log.txt").open("a") as log:
+                log.write(f"canonlm: exit {what}\n")
         if saves:
             (run.folder / f"checkpoints/step-{time.monotonic_ns():020d}").mkdir(parents=True)
         if what == 0:

@@ -113,9 +113,9 @@ def main(args: Sequence[str] | None = None) -> int:
         return _say(_usage(error), 2)
     except ValueError as error:
         return _say(str(error), 2)
-    except BrokenPipeError:  # nobody reads the output, as in `canonlm results | head`: end as other tools do
+    except BrokenPipeError:  # nobody reads the output, as in `canonlm results | head`
         drop(1)
-        return 128 + 13  # as if SIGPIPE had ended it
+        return 1  # as click does while a command runs
     except OSError as error:  # a folder without permission, a disk that goes away
         name = error.filename or "a file could not be read or written"
         return _say(f"{name}: {error.strerror}" if error.strerror else str(error), 2)

@@ -126,16 +126,18 @@ def prepare(
         reader = Reader(place, files, text_key, max_bad)
         writer = Writer(place, files, plan.dtype, plan.bos_id, plan.eos_id, validation, seed)
         with lock(places.work / ".lock", timeout=0), _reporting(places, total(files), on_progress):
+            is_finished = (out / index.NAME).exists()  # by another process, since it was checked
             if executor == "local":
                 remove_leftovers(out)
             max_workers = workers or (_cores() if executor == "local" else -1)
-            last = Finish(place, max_bad)
-            if not execute(
-                executor, [reader, writer], last, command["tasks"], max_workers, place / "work", checked_options
+            steps, last = [reader, writer], Finish(place, max_bad)
+            if not is_finished and not execute(
+                executor, steps, last, command["tasks"], max_workers, place / "work", checked_options
             ):
                 return None
-            described = finish(out, max_bad)
-        remove_folder(places.work)
+            described = index.read(out) if is_finished else finish(out, max_bad)
+        with suppress(FileNotFoundError):  # another process has found it finished, and cleans up
+            remove_folder(places.work)
         return described
     except Timeout:
         raise expected("OUT", "a folder that no other process is writing", str(out)) from None
@@ -143,6 +145,8 @@ def prepare(
         raise _too_many(places, command["tasks"], max_bad, "at least ") from None
     except OSError as error:
         reason = error.strerror or str(error)
+        if isinstance(error, FileNotFoundError) and (out / index.NAME).exists():
+            reason = "another process has just finished it; the same command shows it"
         raise expected("OUT", f"a folder that can be written ({reason})", str(out)) from None
 
 

@@ -6,18 +6,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal, Protocol
 
-from canonlm.files import append
+from filelock import Timeout
+
+from canonlm.files import append, lock
 from canonlm.launch import starter
 from canonlm.launch.play import PlannedRun
 from canonlm.runs.follow import Followed
-from canonlm.runs.rows import evaluation, text_evaluation
+from canonlm.runs.rows import evaluation, one_line, text_evaluation
 from canonlm.train.signals import PARENT
+from canonlm.untrusted import open_regular
 
 State = Literal["waiting", "running", "finished", "failed"]
 POLL_SECONDS = 0.3
+LOG_END = 2**16  # bytes at the end of a log, of which the last line is shown
+MAX_MESSAGE = 500  # letters
 _ENDS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
@@ -113,6 +119,15 @@ def run_grid(runs: Sequence[PlannedRun], jobs: int, show: Callable[[list[Progres
 
 
 def _start(progress: Progress, slot: int, devices: list[str]) -> None:
+    """Start a run, unless another command in the same folder has finished it since, or is training it."""
+    folder = progress.run.folder
+    if (folder / "result.json").exists():
+        progress.read()
+        progress.state = "finished"
+        return
+    if is_locked(folder):
+        progress.state, progress.message = "failed", f"another process is training in {folder}; run this again later"
+        return
     progress.process = start_process(progress.run, slot, devices)
     progress.state, progress.slot = "running", slot
     progress.first_step, progress.begin = progress.step, time.monotonic()
@@ -151,8 +166,25 @@ def can_fork(devices: Sequence[str], threads: int | None) -> bool:
 
 
 def reason(folder: Path, code: int) -> str:
-    """One line on why a run's process ended with this exit code."""
+    """One line on why a run's process ended with this exit code. A process that was killed at once has no log."""
     log = folder / "log.txt"
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no message"]
-    last = f"killed by {signal.Signals(-code).name}" if code < 0 else lines[-1].removeprefix("canonlm: ")
-    return f"{last} (whole log: {log})"
+    try:
+        with open_regular(log) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_END))
+            lines = file.read(LOG_END).decode("utf-8", "replace").strip().splitlines()
+    except OSError:
+        lines = []
+    if code == 2:  # it refused the run: other lines may be of another process in the same folder
+        lines = [line for line in lines if line.startswith("canonlm: ")] or lines
+    last = f"killed by {signal.Signals(-code).name}" if code < 0 else lines[-1] if lines else "no message"
+    return f"{one_line(last.removeprefix('canonlm: '), MAX_MESSAGE)} (whole log: {log})"
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process of this machine trains in the folder."""
+    path = folder / ".lock"
+    try:
+        with lock(path, timeout=0) if path.exists() else nullcontext():
+            return False
+    except Timeout:
+        return True

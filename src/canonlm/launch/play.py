@@ -5,13 +5,13 @@ import copy
 import json
 import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from canonlm.errors import InvalidSetting, expected, writing
-from canonlm.files import write_json
+from canonlm.files import lock, write_json
 from canonlm.launch.sweep import sweep
 from canonlm.recipes import TEXT, Preset
 from canonlm.runs.identity import exact, flat
@@ -145,7 +145,7 @@ def _name(preset: Preset, out: Path, config: RunConfig, usual: RunConfig, swept:
 def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: str) -> None:
     """Make the run folders, and write to `play.json` which runs belong together. A section has all runs of its task
     from all commands, and these commands; sections of other tasks are kept."""
-    with writing("--out", out):
+    with writing("--out", out), _alone(out):
         sections = _sections(out / "play.json")
         for run in runs:
             create_folder(run.folder, run.config)
@@ -153,6 +153,14 @@ def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: s
             _add(sections, preset, tasks, command)
         commands = dict.fromkeys(line for section in sections for line in section["command"].split("\n"))
         write_json(out / "play.json", {"sections": sections, "command": "\n".join(commands)})
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Within this context, no other command changes the folder's `play.json`."""
+    out.mkdir(parents=True, exist_ok=True)
+    with lock(out / ".play.lock"):
+        yield
 
 
 def _by_task(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:

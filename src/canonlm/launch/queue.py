@@ -18,16 +18,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from filelock import Timeout
-
 from canonlm.errors import expected, writing
-from canonlm.files import lock, write_json
-from canonlm.launch.local import Process, gpus, reason, start_process
+from canonlm.files import write_json
+from canonlm.launch.local import Process, gpus, is_locked, reason, start_process
 from canonlm.launch.play import PlannedRun
 from canonlm.launch.processes import STOPPED
 from canonlm.runs.folder import read_json
@@ -216,7 +214,7 @@ class _Worker:
             _refresh(run.folder)
             if self._is_settled(run):
                 lease.release()
-            elif _is_locked(run.folder):  # by a training that no queue has started, or that is just ending
+            elif is_locked(run.folder):  # by a training that no queue has started, or that is just ending
                 lease.release()
                 self.held.append(run)
             else:
@@ -344,16 +342,6 @@ def _failures_of(folder: Path, name: str) -> Path:
 
 def _failures(folder: Path, name: str) -> list[dict[str, str]]:
     return read_json(_failures_of(folder, name)) or []
-
-
-def _is_locked(folder: Path) -> bool:
-    """Whether a process of this machine trains in the folder."""
-    path = folder / ".lock"
-    try:
-        with lock(path, timeout=0) if path.exists() else nullcontext():
-            return False
-    except Timeout:
-        return True
 
 
 def _refresh(folder: Path) -> None:
