@@ -147,8 +147,8 @@ def _in_new_thread(call: Callable[[], Errors]) -> Errors:
 def known(kernel: Kernel, device: torch.device, dtype: torch.dtype, *, again: bool = False) -> Errors:
     """The errors of a kernel on this machine: from the user's cache, or else (or if `again`) tried and saved there.
     OSError: it cannot be tried."""
-    cache = user_folders.cache()
-    file = cache / "kernel-trials.json" if cache else None
+    place = user_folders.cache()
+    file = place / "kernel-trials.json" if place else None
     key = f"{kernel.name}, {str(dtype).removeprefix('torch.')}, {fingerprint(device)}"
     notes = _read(file) if file else {}
     if not again and key in notes:
