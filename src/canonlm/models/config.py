@@ -1,12 +1,14 @@
 """One configuration for every architecture: which mixer in which layer, which Canon sites, which positions."""
 
+import functools
 import inspect
 import math
+import sys
 from dataclasses import asdict
 from types import UnionType
 from typing import Any, ClassVar, get_args, get_origin
 
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from canonlm.canon.sites import MAX_KERNEL, Variant, places
@@ -283,6 +285,16 @@ class CanonLMConfig(PreTrainedConfig):
             qkv = {sites.get(letter) for letter in "QKV"}
             if not MIXERS[mixer].has_qkv and (len(qkv) > 1 or any(c is not None and c.form == "dynamic" for c in qkv)):
                 raise expected(key, f"B: {mixer} has other projections than queries, keys and values", text)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """vLLM would send a folder's configuration to its processes with the code of the class and of all that it uses,
+        which cannot be pickled. Its processes read the folder instead."""
+        by_value = getattr(sys.modules.get("cloudpickle"), "list_registry_pickle_by_value", set)()
+        if not __name__.startswith("transformers_modules.") or "transformers_modules" not in by_value:
+            return super().__reduce_ex__(protocol)
+        revision = getattr(self, "_commit_hash", None)
+        load = functools.partial(AutoConfig.from_pretrained, trust_remote_code=True, revision=revision)
+        return load, (self.name_or_path,), vars(self)
 
     def to_dict(self) -> dict[str, Any]:
         return {key: value for key, value in super().to_dict().items() if value is not None or key not in OF_EXPERTS}

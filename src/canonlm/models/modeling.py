@@ -131,6 +131,8 @@ class CanonLMPreTrainedModel(PreTrainedModel):
         if self.config.alibi is not None and attn_implementation not in (None, "sdpa", "eager"):
             what = '"sdpa" or "eager" with alibi, which other kernels have no place for'
             raise expected("attn_implementation", what, attn_implementation)
+        if attn_implementation == "vllm":
+            _check_attention_only(self.config)
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
     @classmethod
@@ -174,6 +176,18 @@ class CanonLMPreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         init_parameters(module, str(module._init_name), self.config)
+
+
+def _check_attention_only(config: CanonLMConfig) -> None:
+    """InvalidSetting if vLLM would compute something else: it calls every model without a cache and keeps keys and
+    values itself, so that Canon and recurrent layers would start from zero at every token."""
+    if set(config.mixers) != {"attention"}:
+        raise expected("mixers", "attention in all layers under vLLM, which keeps keys and values only", config.mixers)
+    if any(config.canon_texts):
+        what = "no Canon layers under vLLM, which keeps keys and values only"
+        raise expected("canon_set", what, config.canon_set if config.canon_sets is None else config.canon_sets)
+    if config.mlp == "moe":
+        raise expected("mlp", '"gated", "standard" or "none" under vLLM, which would replace the experts', config.mlp)
 
 
 @dataclass
@@ -220,11 +234,7 @@ class CanonLMModel(CanonLMPreTrainedModel):
         (`cu_seq_lens_q`, `max_length_q`: see `ops.packed.Documents`), which kernels read. If these need borders that
         are missing, the forward waits for the GPU. A mask of all pairs, `[B, 1, T, tokens]`, also shows padding and
         documents. ValueError for an argument that nothing reads."""
-        paged = kwargs.get("cache") is not None  # `generate_batch`, whose arguments only attention reads
-        if paged:
-            kwargs |= {"cu_seq_lens_q": cu_seq_lens_q, "max_length_q": max_length_q}
-        else:
-            kwargs = check_arguments(kwargs, _ARGUMENTS)
+        kwargs = check_arguments(kwargs, _ARGUMENTS)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected exactly one of input_ids and inputs_embeds")
         h_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -235,24 +245,20 @@ class CanonLMModel(CanonLMPreTrainedModel):
 
         config, causal_mask, rotary, documents = self.config, None, None, None
         attention_mask = check_mask(config, attention_mask, h_BTD.dtype)
-        if cu_seq_lens_q is not None and not paged:
+        if cu_seq_lens_q is not None:
             longest = int(cu_seq_lens_q.diff().max()) if max_length_q is None else max_length_q
             documents = Documents(cu_seq_lens_q, longest)
-        layout, doc_ids, position_ids = (
-            (Layout(), None, position_ids)
-            if paged
-            else lay_out(
-                config,
-                h_BTD,
-                attention_mask,
-                position_ids,
-                past_key_values,
-                doc_ids,
-                seq_idx,
-                documents,
-                convolves=self.convolves,
-                training=self.training,
-            )
+        layout, doc_ids, position_ids = lay_out(
+            config,
+            h_BTD,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            doc_ids,
+            seq_idx,
+            documents,
+            convolves=self.convolves,
+            training=self.training,
         )
         if self.convolves:
             layout = with_reach(layout, h_BTD, past_key_values)
@@ -376,14 +382,6 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-    def init_continuous_batching(self, *args, **kwargs):
-        """As the library's (`generate_batch`). ValueError unless the model has attention alone, for whose keys and
-        values there is a paged cache."""
-        if self.model.convolves or self.config.is_recurrent or self.config.alibi is not None:
-            what = "a model of attention layers alone, without Canon layers and ALiBi (use generate)"
-            raise expected("generate_batch", what, type(self).__name__)
-        return super().init_continuous_batching(*args, **kwargs)  # type: ignore[misc]
 
     @staticmethod
     def create_masks_for_generate(
