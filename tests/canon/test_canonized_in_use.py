@@ -1,11 +1,15 @@
 """Canonized models with common tools: PEFT, Trainer, accelerate, activation checkpointing, compilers."""
 
 import copy
+import functools
+import threading
+import types
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from tiny_hosts import canonized, differ, host, ids, logits
+from tiny_hosts import canonized, differ, host, ids, logits, with_taps
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -49,50 +53,79 @@ def test_blocks_recomputed_by_others_get_the_same_layout():
 class Around(nn.Module):
     """A module around a block, like torch's checkpoint_wrapper, which calls the whole block again."""
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, block: nn.Module, reentrant: bool) -> None:
         super().__init__()
-        self.block = block
+        self.block, self.reentrant = block, reentrant
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return checkpoint(self.block, *args, use_reentrant=False, **kwargs)
+        return checkpoint(functools.partial(self.block, **kwargs), *args, use_reentrant=self.reentrant)
 
 
-def test_blocks_inside_a_checkpoint_get_the_same_layout():
-    model = canonized("llama")
-    truth = train(model, **PACKED)
-    for index, block in enumerate(model.model.layers):
-        model.model.layers[index] = Around(block)
-    again = train(model, **PACKED)
-    again = {name.replace(".block.", "."): tensor for name, tensor in again.items()}
-    assert max(differ(again[name], truth[name]) for name in truth) < 1e-12
+OTHER = {"position_ids": torch.cat([torch.arange(7), torch.arange(3)])[None].expand(2, -1), "use_cache": False}
 
 
-def test_two_forwards_before_one_backward():
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_two_forwards_before_one_backward(reentrant):
     """As in preference learning: blocks that are recomputed from outside belong to the right forward."""
     model = canonized("llama").train()
-    other = {"position_ids": torch.cat([torch.arange(7), torch.arange(3)])[None].expand(2, -1), "use_cache": False}
 
     def both() -> dict[str, torch.Tensor]:
         model.zero_grad()
-        losses = [model(ids(), labels=ids(), **options).loss for options in (PACKED, other)]
+        losses = [model(ids(), labels=ids(), **options).loss for options in (PACKED, OTHER)]
         (losses[0] - 2 * losses[1]).backward()
-        return gradients(model)
+        return {name.replace(".block.", "."): tensor for name, tensor in gradients(model).items()}
 
     truth = both()
     for index, block in enumerate(model.model.layers):
-        model.model.layers[index] = Around(block)
-    again = {name.replace(".block.", "."): tensor for name, tensor in both().items()}
+        model.model.layers[index] = Around(block, reentrant)
+    again = both()
     assert max(differ(again[name], truth[name]) for name in truth) < 1e-12
+    # One tensor read by two forwards says nothing about which of them is recomputed.
+    embeddings = model.get_input_embeddings()(ids())
+    losses = [model(inputs_embeds=embeddings, labels=ids(), **options).loss for options in (PACKED, OTHER)]
+    with pytest.raises(ValueError, match="which one forward only has used"):
+        (losses[0] - 2 * losses[1]).backward()
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_threads_at_once(compiled):
+    """Rows of the same length with other padding: every thread's layout fits every other's call."""
+    model = canonized("llama", dtype=torch.float32)
+    tokens = [ids(1, 12, seed) for seed in range(4)]
+    masks = [(torch.arange(12) >= 3 * row).long()[None] for row in range(4)]
+    truth = [logits(model, tokens[row], attention_mask=masks[row]) for row in range(4)]
+    call: Any = torch.compile(model, backend="eager", fullgraph=True) if compiled else model
+    if compiled:
+        logits(call, tokens[0], attention_mask=masks[0])
+    barrier = threading.Barrier(4)
+
+    def work(row: int) -> float:
+        barrier.wait()
+        answers = [logits(call, tokens[row], attention_mask=masks[row]) for _ in range(10)]
+        return max(differ(answer[:, 3 * row :], truth[row][:, 3 * row :]) for answer in answers)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert max(pool.map(work, range(4))) < 1e-5
+    torch._dynamo.reset()
+
+
+def test_a_model_called_within_another_and_after_an_error():
+    outer, inner = canonized("llama"), canonized("llama", "AC")
+    truth = logits(outer, ids())
+    nested: list[torch.Tensor] = []
+    hook = outer.model.layers[0].mlp.register_forward_pre_hook(lambda *_: nested.append(logits(inner, ids(1, 5))))
+    assert torch.equal(logits(outer, ids()), truth)
+    assert torch.equal(nested[0], logits(inner, ids(1, 5)))
+    hook.remove()
+    with pytest.raises(IndexError):
+        outer(ids() + 1000)
+    with pytest.raises(ValueError, match="not of a block alone"):
+        outer.model.layers[0](torch.randn(2, 10, 32, dtype=torch.float64))
+    assert torch.equal(logits(outer, ids()), truth)
 
 
 def _recomputed(forward: Any) -> Any:
     return lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-
-def test_a_block_alone_is_refused():
-    model: Any = canonized("llama")
-    with pytest.raises(ValueError, match="not of a block alone"):
-        model.model.layers[0](torch.randn(1, 4, 32, dtype=torch.float64))
 
 
 def test_lora_beside_canon_layers(tmp_path):
@@ -124,35 +157,74 @@ def test_lora_beside_canon_layers(tmp_path):
         canonlm.canonize(peft.get_peft_model(host("llama"), config), "A")
 
 
-def test_a_replaced_projection_keeps_its_canon_layer():
-    """Quantisation replaces linear layers in this way; they are only called."""
+class Other(nn.Module):
+    """In the place of a linear layer, which is only called."""
 
-    class Other(nn.Module):
-        def __init__(self, linear: nn.Linear) -> None:
-            super().__init__()
-            self.linear, self.out_features, self.in_features = linear, linear.out_features, linear.in_features
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear, self.out_features, self.in_features = linear, linear.out_features, linear.in_features
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.linear(x)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
 
-    before = canonized("llama", "ABCD")
-    truth = logits(before, ids())
-    for block in before.model.layers:
-        for parent, name in ((block.self_attn, "q_proj"), (block.mlp, "gate_proj")):
-            setattr(parent, name, Other(getattr(parent, name)))
-    assert differ(logits(before, ids()), truth) < 1e-12
 
-    quantised = host("llama")
-    for block in quantised.model.layers:
-        for name in ("q_proj", "k_proj", "v_proj"):
-            setattr(block.self_attn, name, Other(getattr(block.self_attn, name)))
-    canonlm.canonize(quantised, "ABCD")
-    plain = dict(canonized("llama", "ABCD").named_parameters())
-    with torch.no_grad():
-        for name, parameter in quantised.named_parameters():
-            if "canon_" in name:
-                parameter.copy_(plain[name])
-    assert differ(logits(quantised, ids()), truth) < 1e-12
+def replaced(model: Any) -> Any:
+    """Another module around each projection, and another forward in each MLP."""
+    for block in model.model.layers:
+        for path in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"):
+            block.set_submodule(path, Other(block.get_submodule(path)))
+        block.mlp.forward = types.MethodType(plain_mlp, block.mlp)
+    return model
+
+
+def plain_mlp(mlp: Any, x: torch.Tensor) -> torch.Tensor:
+    return mlp.down_proj(nn.functional.silu(mlp.gate_proj(x)) * mlp.up_proj(x))
+
+
+def quantised_by_torch(model: Any) -> Any:
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+
+def quantised_by_torchao(model: Any) -> Any:
+    quantization = pytest.importorskip("torchao.quantization")
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    return model
+
+
+def parametrized(model: Any) -> Any:
+    for block in model.model.layers:
+        for name in ("self_attn.q_proj", "mlp.gate_proj"):
+            nn.utils.parametrizations.weight_norm(block.get_submodule(name))
+    return model
+
+
+@pytest.mark.parametrize("change", [replaced, parametrized, quantised_by_torch, quantised_by_torchao])
+def test_parts_changed_before_or_after_keep_their_canon_layers(change):
+    after = change(canonized("llama", "ABCD", dtype=torch.float32))
+    before = with_taps(canonlm.canonize(change(host("llama", torch.float32)), "ABCD"))
+    assert torch.equal(logits(after, ids()), logits(before, ids()))
+    again = change(canonized("llama", "ABCD", dtype=torch.float32))  # Canon layers are removed before it is called
+    assert torch.equal(logits(canonlm.decanonize(again), ids()), logits(change(host("llama", torch.float32)), ids()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["torchao", "bitsandbytes"])
+def test_quantised_folders(kind, tmp_path):
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
+
+    if kind == "torchao":
+        config: Any = TorchAoConfig(pytest.importorskip("torchao.quantization").Int8WeightOnlyConfig())
+    else:
+        pytest.importorskip("bitsandbytes")
+        config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32)
+    canonized("llama", "ABCD", dtype=torch.float32).save_pretrained(tmp_path / "canonized")
+    host("llama", torch.float32).save_pretrained(tmp_path / "host")
+    load = AutoModelForCausalLM.from_pretrained
+    plain, model = (load(tmp_path / name, quantization_config=config) for name in ("host", "canonized"))
+    truth = logits(with_taps(canonlm.canonize(plain, "ABCD")).eval(), ids())
+    assert torch.equal(logits(model.eval(), ids()), truth)
+    model.save_pretrained(tmp_path / "quantised")
+    assert torch.equal(logits(load(tmp_path / "quantised").eval(), ids()), truth)
 
 
 @pytest.mark.parametrize("first", [True, False])

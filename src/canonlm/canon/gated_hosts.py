@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from canonlm.canon import states
 from canonlm.canon.gated import gated_on_cpu
-from canonlm.canon.wrapping import OutputHook, Running, Site, derived, new_derived, part_at, run
+from canonlm.canon.wrapping import OutputHook, Site, derived, new_derived, part_at, run, running
 from canonlm.ops.causal_conv import conv_state
 
 PROJECTIONS = ("gate_proj", "up_proj")
@@ -57,7 +57,9 @@ class GatedSite:
         self.bind()
 
     def check(self) -> None:
-        if part_at(self.block, self.path) is not self.bound:
+        mlp = part_at(self.block, self.path)
+        replaced = isinstance(mlp, CanonGatedMlp) and "forward" in mlp.__dict__ and "_old_forward" not in mlp.__dict__
+        if mlp is not self.bound or replaced:  # accelerate's own forward calls ours, _old_forward; others do not
             self.bind()
         for site in self.hooks:
             site.check()
@@ -91,11 +93,11 @@ class GatedSite:
 
     def run(self, gate: Tensor, up: Tensor, act: nn.Module) -> Tensor:
         """act(canon(gate)) * canon(up)"""
-        running: Running = self.block.canon_running  # type: ignore[assignment]
-        layout, cache = running.layout, running.cache
+        call = running(self.block)
         canons = [getattr(self.block, name) for name in self.names]
-        if layout is not None and gate.ndim == 3:
-            keys = [running.key_of(name, canon) for name, canon in zip(self.names, canons, strict=True)]
+        if call is not None and (layout := call.layout) is not None and gate.ndim == 3:
+            cache = call.cache
+            keys = [call.key_of(name, canon) for name, canon in zip(self.names, canons, strict=True)]
             has_past = cache is not None and states.read(cache, keys[0], 1) is not None
             mask = {"attention_mask": layout.real, "doc_ids": layout.doc_ids}
             y = None if has_past else gated_on_cpu(canons, gate, up, act, **mask, exact=True)

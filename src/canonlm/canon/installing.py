@@ -45,10 +45,6 @@ def install(model: PreTrainedModel, places: list[Place]) -> None:
             if one.side == "output":
                 hook = OutputHook(block, one.name, one.part, one.variant.form == "dynamic")
             bound.append(Site(block, one.module, hook))
-    host.handles = [
-        decoder.register_forward_pre_hook(host.begin, with_kwargs=True),
-        decoder.register_forward_hook(host.end, with_kwargs=True),
-    ]
     model.canon_host = host  # type: ignore[assignment]
 
 

@@ -37,6 +37,10 @@ class Layout:
         moved.visits = self.visits
         return moved
 
+    def equals(self, other: "Layout") -> bool:
+        pairs = ((self.real, other.real), (self.doc_ids, other.doc_ids))
+        return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
+
 
 def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Layout | None:
     """The layout of the tokens of a call; None if there are none. arguments: of the module that takes `input_ids`, by

@@ -5,6 +5,7 @@ that is recomputed in the backward pass gets the same one. Parts keep their clas
 """
 
 import functools
+import threading
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -18,50 +19,97 @@ from canonlm.canon.fused import Channels
 from canonlm.canon.layout import Layout, layout_of
 from canonlm.errors import InvalidSetting, expected
 
-
-class Hosted:
-    """The state of a canonized model: the layout of the running forward."""
-
-    def __init__(self, decoder: nn.Module, names: Sequence[str]) -> None:
-        """decoder: the module that takes `input_ids`; names: of its forward's arguments."""
-        self.decoder, self.names = decoder, tuple(names)
-        self.layout: Layout | None = None
-        self.last: Layout | None = None
-        self.handles: list[Any] = []
-
-    def begin(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Before the decoder's forward."""
-        self.layout = layout_of(decoder, {**dict(zip(self.names, args, strict=False)), **kwargs})  # type: ignore[arg-type]
-
-    def end(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
-        self.last, self.layout = self.layout, None
-        if not torch.compiler.is_compiling():
-            states.settle(next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None))
-
-    def layout_for(self, x: Any) -> Layout:
-        """The layout of the running forward. A block that is recomputed after it, from outside, is recognised by its
-        input `x`, which is the same object unless it was detached."""
-        layout = self.layout
-        if layout is None and torch._C._current_graph_task_id() != -1:
-            layout = getattr(x, "canon_layout", self.last)
-        elif isinstance(x, Tensor) and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            x.canon_layout = layout  # type: ignore[attr-defined]
-        if layout is None:
-            what = "a call of the whole model, which reads padding and documents, not of a block alone"
-            raise expected("forward", what, type(self.decoder).__name__)
-        return layout
+_THREAD = threading.local()
+"""`call`: the innermost running call in this thread. Nothing about a call is kept on a module: calls in other threads,
+nested calls and recomputed blocks use the same modules."""
+_THREAD.call = None
 
 
-class Running:
-    """A block's arguments, while its forward runs."""
+class Call:
+    """A running forward: of a decoder (owner: its `Hosted`), or of a block (owner: the block), with its cache and the
+    beginning of its keys in it. From `begin` to `end`, it is the innermost call of its thread."""
 
-    layout: Layout | None = None
-    cache: Cache | None = None
-    key = ""
+    def __init__(self, owner: Any, layout: Layout | None = None, cache: Cache | None = None, key: str = "") -> None:
+        self.owner, self.layout, self.cache, self.key = owner, layout, cache, key
+        self.outer: Call | None = None
+
+    def begin(self) -> None:
+        self.outer = getattr(_THREAD, "call", None)
+        _THREAD.call = self
+
+    def end(self) -> None:
+        _THREAD.call = self.outer
 
     def key_of(self, name: str, canon: Any) -> str:
         """The key of a Canon layer's state in the cache."""
         return f"{self.key}.{name}:{canon.kernel_size}"
+
+
+def running(owner: Any) -> Call | None:
+    """The innermost running call of a `Hosted` or a block in this thread."""
+    call: Call | None = getattr(_THREAD, "call", None)
+    while call is not None and call.owner is not owner:
+        call = call.outer
+    return call
+
+
+class Hosted:
+    """A canonized model's decoder, and the hooks on it."""
+
+    def __init__(self, decoder: nn.Module, names: Sequence[str]) -> None:
+        """decoder: the module that takes `input_ids`; names: of its forward's arguments."""
+        self.decoder, self.names = decoder, tuple(names)
+        self.handles = [
+            decoder.register_forward_pre_hook(self.begin, with_kwargs=True),
+            decoder.register_forward_hook(self.end, with_kwargs=True, always_call=True),
+        ]
+
+    def begin(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Before the decoder's forward."""
+        call = Call(self)
+        call.begin()
+        call.layout = layout_of(decoder, {**dict(zip(self.names, args, strict=False)), **kwargs})  # type: ignore[arg-type]
+
+    def end(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        """After it, also if it has raised an error."""
+        if (call := running(self)) is not None:
+            call.end()
+        if not torch.compiler.is_compiling():
+            states.settle(next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None))
+
+    def layout_for(self, x: Any) -> Layout:
+        """The layout of the running forward. A block that is recomputed after it, from outside, is recognised by the
+        memory of its input `x`, which stays the same if `x` is detached."""
+        call = running(self)
+        if call is not None and call.layout is not None:
+            if isinstance(x, Tensor) and not torch.compiler.is_compiling():
+                _remember(x, call.layout)
+            return call.layout
+        what = "a call of the whole model, which reads padding and documents, not of a block alone"
+        if torch._C._current_graph_task_id() != -1:  # in a backward pass
+            if isinstance(layout := _layouts(x).get(_place(x)), Layout):
+                return layout
+            what = "to recompute a block from the tensor that it read, which one forward only has used"
+        raise expected("forward", what, type(self.decoder).__name__)
+
+
+def _remember(x: Tensor, layout: Layout) -> None:
+    """Note the layout of a block's input with its memory, which is freed with it."""
+    layouts, place = _layouts(x), _place(x)
+    seen = layouts.get(place, layout)
+    layouts[place] = layout if seen is layout or (seen is not None and seen.equals(layout)) else None
+
+
+def _layouts(x: Any) -> dict[Any, Layout | None]:
+    """Layouts by place in the memory of `x`; None: of several forwards."""
+    try:
+        return x.untyped_storage().__dict__.setdefault("canon_layouts", {})
+    except (AttributeError, RuntimeError, NotImplementedError):  # a kind of tensor without memory of its own
+        return {}
+
+
+def _place(x: Tensor) -> tuple[Any, torch.Size]:
+    return x.storage_offset(), x.shape
 
 
 class CanonBlock:
@@ -69,7 +117,6 @@ class CanonBlock:
 
     canon_host: Hosted
     canon_index: int
-    canon_running: Running
     canon_bound: "list[Site]"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,22 +124,23 @@ class CanonBlock:
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def forward(self, *args: Any, canon_layout: Layout | None = None, **kwargs: Any) -> Any:
-        running, layout = self.canon_running, canon_layout
+        layout, key = canon_layout, ""
         cache = next((value for value in (*kwargs.values(), *args) if isinstance(value, Cache)), None)
         if cache is not None and layout is not None:
             states.adopt(cache)
             visit = layout.visits.get(self.canon_index, 0)
             layout.visits[self.canon_index] = visit + 1
-            running.key = f"{self.canon_index}" if visit == 0 else f"{self.canon_index}/{visit}"
-        running.layout, running.cache = layout, cache
+            key = f"{self.canon_index}" if visit == 0 else f"{self.canon_index}/{visit}"
         for site in self.canon_bound:
             site.check()
+        call = Call(self, layout, cache, key)
+        call.begin()
         try:
             if "canon_E" in self._modules:  # type: ignore[attr-defined]
                 args, kwargs = on_input(args, kwargs, lambda x: run(self, "canon_E", x))  # type: ignore[arg-type]
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         finally:
-            running.layout = running.cache = None
+            call.end()
 
     def __reduce__(self) -> Any:  # pickle cannot find a class created at run time
         return new_derived, (CanonBlock, type(self).__bases__[1]), vars(self)
@@ -113,9 +161,8 @@ def new_derived(before: Any, plain: Any) -> Any:
 
 def run(block: nn.Module, name: str, x: Tensor, mixer_input: Tensor | None = None) -> Tensor:
     """The Canon layer of that name on `[B, T, C]`, or on all tokens in one list, `[B * T, C]`."""
-    running: Running = block.canon_running  # type: ignore[assignment]
-    layout, cache = running.layout, running.cache
-    if layout is None:
+    call = running(block)
+    if call is None or (layout := call.layout) is None:
         raise InvalidSetting("forward", f"forward: {name} runs outside its block, where padding is not known")
     shape = x.shape
     if x.ndim == 2 and shape[0] == layout.batch * layout.time:
@@ -127,10 +174,10 @@ def run(block: nn.Module, name: str, x: Tensor, mixer_input: Tensor | None = Non
     options: dict[str, Any] = {"attention_mask": layout.real, "doc_ids": layout.doc_ids, "gaps": layout.gaps}
     if mixer_input is not None:
         options["mixer_input"] = mixer_input
-    if cache is None:
+    if (cache := call.cache) is None:
         y = canon(x, **options)
     else:
-        key = running.key_of(name, canon)
+        key = call.key_of(name, canon)
         past = states.read(cache, key, canon.kernel_size)
         if past is not None and past.device != x.device:
             past = past.to(x.device)
@@ -186,7 +233,6 @@ class Site:
     def __init__(self, block: nn.Module, path: str, hook: InputHook | OutputHook) -> None:
         self.block, self.path, self.hook = block, path.split("."), hook
         self.bound: nn.Module | None = None
-        self.handle: Any = None
         self.bind()
 
     def check(self) -> None:
@@ -198,13 +244,21 @@ class Site:
         self.remove()
         self.bound = module = part_at(self.block, self.path)
         if isinstance(self.hook, InputHook):
-            self.handle = module.register_forward_pre_hook(self.hook, with_kwargs=True)
+            module.register_forward_pre_hook(self.hook, with_kwargs=True)
         else:
-            self.handle = module.register_forward_hook(self.hook)
+            module.register_forward_hook(self.hook)
 
     def remove(self) -> None:
-        if self.handle is not None:
-            self.handle.remove()
+        """Remove the hook, also from a module that has replaced the bound one and brought its hooks along."""
+        for module in {self.bound, dict(self.block.named_modules()).get(".".join(self.path))} - {None}:
+            part: Any = module
+            for hooks, options in (
+                (part._forward_pre_hooks, part._forward_pre_hooks_with_kwargs),
+                (part._forward_hooks, part._forward_hooks_with_kwargs),
+            ):
+                for key in [key for key, hook in hooks.items() if hook is self.hook]:
+                    del hooks[key]
+                    options.pop(key, None)
 
 
 def part_at(block: nn.Module, path: Sequence[str]) -> nn.Module:
@@ -224,8 +278,7 @@ def wrap_block(block: nn.Module, host: Hosted, index: int) -> None:
         raise InvalidSetting("model", f"model: expected {what}, got a {type(block).__name__} with another forward")
     plain: Any = type(block)
     block.__class__ = derived(CanonBlock, plain)
-    block.canon_host, block.canon_index, block.canon_running = host, index, Running()  # type: ignore[assignment]
-    block.canon_bound = []  # type: ignore[assignment]
+    block.canon_host, block.canon_index, block.canon_bound = host, index, []  # type: ignore[assignment]
     if hooked is not None:
         block._old_forward = types.MethodType(type(block).forward, block)  # type: ignore[assignment]
 
@@ -236,7 +289,7 @@ def unwrap_block(block: nn.Module) -> None:
     block.__class__ = type(block).__bases__[1]
     for site in block.canon_bound:  # type: ignore[union-attr]
         site.remove()
-    for name in ("canon_host", "canon_index", "canon_running", "canon_bound"):
+    for name in ("canon_host", "canon_index", "canon_bound"):
         delattr(block, name)
     if "_old_forward" in vars(block):
         block._old_forward = types.MethodType(type(block).forward, block)  # type: ignore[assignment]
