@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 
-INSTALLED = {"torch", "transformers", "packaging", "triton", *sys.stdlib_module_names}
+INSTALLED = {"torch", "transformers", "packaging", "safetensors", "triton", *sys.stdlib_module_names}
 """Packages that the code may import: torch, transformers and their dependencies (triton on a GPU)."""
 
 LINE_LENGTH = 120

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from canonlm.cli import main
-from canonlm.models.limits import memory_of, readable
+from canonlm.limits import memory_of, readable
 from canonlm.untrusted import MAX_DEPTH, open_regular, parse_json, path_inside, read_bytes
 from canonlm.yaml12 import MAX_NODES, parse_yaml
 

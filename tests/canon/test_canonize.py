@@ -2,16 +2,21 @@
 
 import copy
 import json
+import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_hosts import DOUBLE, KINDS, canonized, differ, host, ids, logits, with_taps
 from torch import nn
 from transformers import (
+    AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     DynamicCache,
     GenerationMixin,
@@ -463,15 +468,72 @@ def test_a_model_that_the_library_does_not_know():
 # Saving, and removing Canon layers.
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "mixtral"])
-def test_a_folder_gives_the_model_back(kind, tmp_path):
+@pytest.mark.parametrize(("kind", "old"), [("llama", False), ("llama", True), ("gpt_neox", False), ("mixtral", False)])
+def test_a_folder_gives_the_model_back(kind, old, tmp_path):
     model = canonized(kind, dtype=torch.float32)
     model.save_pretrained(tmp_path)
+    if old:  # of the version before tools read vocab_size
+        change_settings(
+            tmp_path, architectures=["LlamaForCausalLM"], vocab_size="a canonized model's", transformers_weights=None
+        )
     loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert torch.equal(logits(loaded.eval(), ids()), logits(model, ids()))
     assert type(loaded) is type(model)
+
+
+def change_settings(folder: Path, **changes: Any) -> None:
+    """Other fields in a folder's config.json; None: without it."""
+    config = json.loads((folder / "config.json").read_text()) | changes
+    config = {key: value for key, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_other_tools_read_a_folder(tmp_path):
+    """Its configuration by its own class, as TRL and lm-eval do, and by the host's, as PEFT does."""
+    model = canonized("gpt2", dtype=torch.float32)
+    model.save_pretrained(tmp_path / "one")
+    config = AutoConfig.from_pretrained(tmp_path / "one", summary_type="mean")
+    config.save_pretrained(tmp_path / "two")
+    for name in ("one", "two"):
+        saved = json.loads((tmp_path / name / "config.json").read_text())
+        assert (
+            AutoConfig.from_pretrained(tmp_path / name).architectures
+            == saved["architectures"]
+            == ["CanonHostForCausalLM"]
+        )
+        assert type(model.config).from_pretrained(tmp_path / name).vocab_size == saved["vocab_size"] == 61
+    assert (config.vocab_size, config.hidden_size, config.summary_type) == (61, 32, "mean")  # GPT-2 calls it n_embd
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "one", config=config, attn_implementation="eager")
+    assert (loaded.config.summary_type, loaded.config._attn_implementation) == ("mean", "eager")
+    with pytest.raises(ValueError, match="AutoModel"):
+        AutoModel.from_pretrained(tmp_path / "one")
+    with pytest.raises(ValueError, match="no place for the states of Canon layers"):
+        loaded.generate_batch([[1, 2]])
+
+
+WITHOUT_CANONLM = """
+import sys
+sys.modules["canonlm"] = None  # importing it fails
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModel, LlamaForCausalLM, LlamaModel, pipeline
+def opens(*args):
+    return pipeline("text-generation", model=args[0])
+calls = [one.from_pretrained for one in (AutoConfig, AutoModelForCausalLM, AutoModel, LlamaForCausalLM, LlamaModel)]
+for call in [*calls, opens]:
+    try:
+        call(sys.argv[1])
+    except (ValueError, OSError) as error:
+        assert "canon" in str(error), error
+    else:
+        raise SystemExit(f"{call} opened it")
+"""
+
+
+@pytest.mark.slow
+def test_transformers_without_canonlm_refuses_a_folder(tmp_path):
+    canonized("llama", dtype=torch.float32).save_pretrained(tmp_path)
+    subprocess.run([sys.executable, "-c", WITHOUT_CANONLM, str(tmp_path)], check=True)
 
 
 ELSEWHERE = """
@@ -520,16 +582,26 @@ def test_frozen_taps_are_frozen_when_loaded(tmp_path):
     assert block.canon_C.weight.requires_grad
 
 
-def test_a_folder_that_lacks_a_tap_is_refused(tmp_path):
-    from safetensors.torch import load_file, save_file
-
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model.layers.1.canon_C.weight": None}, r"missing: .*canon_C"),
+        ({"model.layers.0.mlp.up_proj.weight": None}, r"missing: .*up_proj"),
+        ({"lm_head.weight": None}, r"missing: lm_head"),
+        ({"model.extra": torch.zeros(2)}, r"unknown: .*extra"),
+        ({"model.norm.weight": torch.ones(32, dtype=torch.int64)}, r"no floating-point numbers: .*norm"),
+    ],
+)
+def test_a_folder_with_other_weights_is_refused(changes, message, tmp_path):
     model = canonized("llama", dtype=torch.float32)
     model.save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    del weights["model.layers.1.canon_C.weight"]
+    weights = load_file(tmp_path / "model.safetensors") | changes
+    weights = {name: tensor for name, tensor in weights.items() if tensor is not None}
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match="canon_C"):
-        AutoModelForCausalLM.from_pretrained(tmp_path)
+    for load in (AutoModelForCausalLM.from_pretrained, type(model).from_pretrained):
+        with pytest.raises(ValueError, match=message) as error:
+            load(tmp_path)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -548,29 +620,58 @@ def test_decanonize_gives_the_host_back(kind):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sites": "A"}, "has weights of other Canon layers"),
-        ({"sites": "ABCDO"}, "lacks weights of Canon layers"),
+        ({"sites": "A"}, r"do not fit the configuration; unknown: .*canon_C"),
+        ({"sites": "ABCDO"}, r"do not fit the configuration; missing: .*canon_O"),
         ({"sites": "ABCDX"}, "sites: expected letters out of"),
         ({"sites": ["A"]}, "sites: expected letters such as"),
         ({"host_type": "canon_host"}, "host_type: expected a model type of transformers"),
         ({"host_type": "canonlm"}, "host_type: expected a model type of transformers"),
         ({"host_type": 3}, "host_type: expected a model type of transformers"),
         ({"host_type": "vit"}, "host_type: expected a causal model of transformers"),
+        ({"host_type": ["llama"]}, "host_type: expected a model type of transformers"),
+        ({"sites": None}, "sites: expected"),
+        ({"host": None}, "host: expected an object"),
         ({"host": [1]}, "host: expected an object"),
+        ({"host": {}}, "host: expected an object"),
+        ({"host": {"vocab_size": 61}}, "expected a model of the .* numbers"),  # else that of Llama's standard sizes
+        ({"host": {"vocab_size": "x"}}, "host: not a configuration of llama"),
+        ({"host": {"vocab_size": 61, "architectures": 3}}, "host.architectures: expected a list of names"),
+        ({"host": {"vocab_size": 61, "num_hidden_layers": 10**9}}, "num_hidden_layers: expected at most"),
     ],
 )
 def test_a_contradictory_folder_is_refused_in_one_line(changes, message, tmp_path):
-    canonlm.canonize(host("llama"), "ABCD").save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | changes))
-    with pytest.raises(ValueError, match=message) as error:
-        AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert "\n" not in str(error.value)
+    model = canonlm.canonize(host("llama"), "ABCD")
+    model.save_pretrained(tmp_path)
+    change_settings(tmp_path, **changes)
+    for load in (AutoModelForCausalLM.from_pretrained, type(model).from_pretrained):
+        own = load == type(model).from_pretrained and {"sites", "host_type"} & changes.keys()
+        with pytest.raises(ValueError, match="(sites|host_type): expected" if own else message) as error:
+            load(tmp_path)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", ["large", "FIFO", "deep"])
+def test_settings_are_read_within_limits(damage, tmp_path):
+    ours = canonlm.CanonLMForCausalLM(canonlm.CanonLMConfig(vocab_size=11, hidden_size=8, num_attention_heads=2))
+    for model in (canonlm.canonize(host("llama"), "A"), ours):
+        model.save_pretrained(tmp_path)
+        config = tmp_path / "config.json"
+        if damage == "deep":
+            (tmp_path / "generation_config.json").write_text('{"a": ' + "[" * 9999 + "]" * 9999 + "}")
+        else:
+            config.unlink()
+        if damage == "large":
+            config.touch()
+            os.truncate(config, 2**32)
+        elif damage == "FIFO":
+            os.mkfifo(config)
+        with pytest.raises(ValueError, match=r"levels of nesting|at most .* bytes|not a regular file"):
+            type(model).from_pretrained(tmp_path)
+        config.unlink()
 
 
 def test_a_folder_cannot_name_any_class_of_the_library(tmp_path):
     canonlm.canonize(host("llama"), "ABCD").save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["host"]["architectures"] = ["Trainer"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = json.loads((tmp_path / "config.json").read_text())["host"]
+    change_settings(tmp_path, host=settings | {"architectures": ["Trainer"]})
     assert type(AutoModelForCausalLM.from_pretrained(tmp_path)).__name__ == "LlamaForCausalLM"

@@ -9,7 +9,7 @@ The model is still a model of transformers: it trains, generates and saves as be
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -23,13 +23,17 @@ from canonlm.errors import expected
 
 INITS = ("zero", "uniform")
 
+Host = TypeVar("Host", bound=PreTrainedModel)
 
-def canonize(model: PreTrainedModel, sites: str, *, init: str = "zero") -> PreTrainedModel:
+
+def canonize(model: Host, sites: str, *, init: str = "zero") -> Host:
     """Put Canon layers into a causal decoder of transformers, in place; returns it.
 
     sites: as in `canonlm.canon.sites`: "ABCD", "KVOM:scaled". init: the start of layers whose variant does not set
     one: "zero", the identity, so that outputs stay the same, but for :scaled, :avg, :offset, :frozen and :nores:silu;
     "uniform", random taps as in the paper.
+
+    The model's name, which tools such as PEFT open again, becomes NAME+canon=SITES: no tool opens the host instead.
 
     InvalidSetting (a ValueError) if it is not such a model, already has Canon layers, or cannot have these sites.
     """
@@ -38,6 +42,7 @@ def canonize(model: PreTrainedModel, sites: str, *, init: str = "zero") -> PreTr
     install(model, places)
     host: Any = type(model)
     model.__class__ = canonized_class(host, text)
+    _rename(model, f"{model.name_or_path}+canon={text}" if model.name_or_path else "")
     return model
 
 
@@ -54,13 +59,21 @@ def describe(model: PreTrainedModel, sites: str, *, init: str = "zero") -> list[
     return place(model, _variants(sites, init), sites)
 
 
-def decanonize(model: PreTrainedModel) -> PreTrainedModel:
+def decanonize(model: Host) -> Host:
     """Remove all Canon layers, in place; returns the host. InvalidSetting if it has none."""
     if not isinstance(model, CanonizedModel):
         raise expected("model", "one that canonlm.canonize was called on", type(model).__name__)
+    canonized: Any = model
+    ending = f"+canon={canonized.canon_sites}"
     remove(model)
-    model.__class__ = host_class(type(model))
+    canonized.__class__ = host_class(type(model))
+    # The folder that a canonized model was loaded from does not hold the host.
+    _rename(model, model.name_or_path.removesuffix(ending) if model.name_or_path.endswith(ending) else "")
     return model
+
+
+def _rename(model: PreTrainedModel, name: str) -> None:
+    model.name_or_path = model.config.name_or_path = name
 
 
 def _text(sites: str, init: str) -> str:

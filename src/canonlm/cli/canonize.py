@@ -115,7 +115,7 @@ def _on_meta(model: str, trust_remote_code: bool) -> "PreTrainedModel":
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from canonlm.errors import InvalidSetting, brief
-    from canonlm.models.limits import few_modules
+    from canonlm.limits import few_modules
     from canonlm.suites.opening import hub_is_known
 
     if model.startswith("hf:"):

@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 
 from canonlm import outside
 from canonlm.errors import InvalidSetting
+from canonlm.limits import few_modules
 from canonlm.models import foreign
 from canonlm.models.archs import name_of
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.decoder import Decoder, config_of
 from canonlm.models.interface import LanguageModel, Sizes
-from canonlm.models.limits import few_modules
 from canonlm.models.mixers.base import MIXERS, Architecture, Mixer, register
 from canonlm.models.modeling import CanonLMForCausalLM
 from canonlm.outside import LIBRARIES, reference_of

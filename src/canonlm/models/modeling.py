@@ -37,8 +37,8 @@ from canonlm.models.norm import RMSNorm
 from canonlm.models.other_names import check_arguments, refuse_unknown
 from canonlm.models.places import run_normed, run_site
 from canonlm.models.positions import alibi_mask, rotary_table
-from canonlm.models.saved import check_loaded, check_saved
 from canonlm.ops.packed import Documents
+from canonlm.saved import check_loaded, check_saved
 
 
 class DecoderLayer(GradientCheckpointingLayer):

@@ -19,20 +19,18 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from canonlm.errors import InvalidSetting, expected, unknown
 from canonlm.models.archs import read_settings
 from canonlm.models.interface import Sizes
+from canonlm.saved import LAYERS
 
 MAX_EXPERTS = 16
 
 _CANONICAL = {
     "hidden_size": ("n_embd", "d_model", "dim", "emb_dim", "embedding_dim"),
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers", "num_blocks"),
+    "num_hidden_layers": LAYERS,
     "num_attention_heads": ("n_head", "n_heads", "num_heads", "decoder_attention_heads", "num_decoder_attention_heads"),
     "max_position_embeddings": ("n_positions", "max_seq_len", "context_length", "model_max_length"),
     "vocab_size": ("decoder_vocab_size",),
 }
 """Other names of a preset's sizes, in types whose `attribute_map` lacks them."""
-
-LAYER_COUNTS = {"num_hidden_layers", *_CANONICAL["num_hidden_layers"], "encoder_layers", "num_encoder_layers"}
-"""Names of the number of layers in configurations."""
 
 _TWO_PER_BLOCK = {"nemotron_h"}
 """Types that count a mixer and an MLP as two layers."""

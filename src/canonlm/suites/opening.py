@@ -4,7 +4,6 @@ transformers."""
 import hashlib
 import json
 import logging
-import math
 import re
 import socket
 from collections.abc import Iterator
@@ -29,14 +28,11 @@ from canonlm import outside
 from canonlm.data.tokenizers import load as load_tokenizer
 from canonlm.errors import InvalidSetting, brief, expected, unknown
 from canonlm.files import Stamp
-from canonlm.models import weights
 from canonlm.models.build import wrap
 from canonlm.models.config import OF_EXPERTS
-from canonlm.models.limits import check_memory, few_modules
 from canonlm.models.published import load_published
 from canonlm.models.published.checkpoint import RELEASES
-from canonlm.models.saved import check_loaded, read_settings
-from canonlm.models.sizes import LAYER_COUNTS
+from canonlm.saved import cannot_be_loaded, check_fits, check_loaded, read_settings, reason_of
 from canonlm.train.build import pick_device
 from canonlm.train.checkpoint import load_model, steps
 from canonlm.train.recipe import load as load_config
@@ -51,12 +47,6 @@ _SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.py"]
 """Files that are fetched from the Hub first, to check the model: everything but weights."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-MAX_LABELS = 100_000
-"""Max classes of a classifier in a configuration: the library makes a table of them."""
-
-MAX_PACKED = 16
-"""Max parameters of a model per number in its files, which may be quantized."""
-
 _SAMPLES = 64  # numbers of every tensor that a fingerprint reads
 _log = logging.getLogger(__name__)
 
@@ -186,7 +176,7 @@ def open_tokenizer(file: Path) -> Tokenizer:
     try:
         return Tokenizer.from_str(read_text(file))
     except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"{file}: not a tokenizer ({_reason(error)})") from None
+        raise ValueError(f"{file}: not a tokenizer ({reason_of(error)})") from None
 
 
 def as_in_training(tokenizer: Tokenizer, bos_id: object, eos_id: object) -> PreTrainedTokenizerFast:
@@ -263,7 +253,7 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, trust_remote_code: bo
             )
             model, info = opened
     except Exception as error:  # a model's own code may raise anything
-        raise _cannot_be_loaded(name, error) from None
+        raise cannot_be_loaded(name, error) from None
     check_loaded(name, model, info)
     return model
 
@@ -274,46 +264,15 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> None:
     config = read_settings(folder)
     if (folder / "adapter_config.json").exists():
         raise ValueError(f"{folder}: expected a complete model, got an adapter (adapter_config.json)")
-    if (file := weights.weights_of(folder)) is None:
-        raise ValueError(f"{folder}: expected weights, {' or '.join(weights.NAMES)}")
-    held = weights.headers(file)
-    if "quantization_config" not in config and (complaint := weights.not_floats(held)):
-        raise ValueError(f"{file}: {complaint}")
-    for key, value in _integers(config):
-        name = key.rpartition(".")[2]
-        if name in LAYER_COUNTS and value > len(held):
-            raise expected(
-                f"{folder / 'config.json'}: {key}", f"at most {len(held):,}, the tensors in {file.name}", value
-            )
-        if abs(value) >= 2**62 or (name == "num_labels" and value > MAX_LABELS):
-            raise expected(f"{folder / 'config.json'}: {key}", "a size that a model can have", value)
-    if trust_remote_code and config.get("auto_map"):
-        return
-    try:
-        with quiet(), torch.device("meta"), few_modules():
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(folder)))
-    except Exception as error:
-        raise _cannot_be_loaded(str(folder), error) from None
-    needed, stored = sum(p.numel() for p in model.parameters()), sum(math.prod(one.shape) for one in held.values())
-    if needed > MAX_PACKED * stored:
-        what = f"a model of the {stored:,} numbers in {file.name}"
-        raise expected(str(folder / "config.json"), what, f"one of {needed:,}")
-    check_memory(str(folder), 2 * needed)  # at least half precision
 
+    def build() -> PreTrainedModel:
+        with quiet():
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(folder)))
 
-def _integers(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """All integers of a configuration, by their dotted keys."""
-    for key, value in config.items():
-        if isinstance(value, dict):
-            yield from _integers(value, f"{prefix}{key}.")
-        elif isinstance(value, int) and not isinstance(value, bool):
-            yield f"{prefix}{key}", value
-
-
-def _cannot_be_loaded(name: str, error: Exception) -> ValueError:
-    if isinstance(error, InvalidSetting):
-        return error
-    return ValueError(f"{name}: not a causal language model that can be loaded ({_reason(error)})")
+    own_code = trust_remote_code and config.get("auto_map")
+    # A canonized model's settings are its host's, one level down.
+    canonized = config.get("model_type") == "canon_host" and isinstance(config.get("host"), dict)
+    check_fits(folder, config["host"] if canonized else config, None if own_code else build)
 
 
 def _named_tokenizer(name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
@@ -342,7 +301,7 @@ def _saved_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokeniz
         try:
             return as_in_training(*load_tokenizer(folder))
         except ValueError:
-            raise ValueError(f"{folder}: its tokenizer cannot be read ({_reason(error)})") from None
+            raise ValueError(f"{folder}: its tokenizer cannot be read ({reason_of(error)})") from None
 
 
 def hub_is_known() -> bool:
@@ -364,7 +323,7 @@ def _fetch(key: str, name: str) -> Path:
         try:
             return Path(huggingface_hub.snapshot_download(name, allow_patterns=_SMALL, local_files_only=offline))
         except (OSError, ValueError) as error:
-            reason = " (its host name does not resolve: no network?)" if offline else f" ({_reason(error)})"
+            reason = " (its host name does not resolve: no network?)" if offline else f" ({reason_of(error)})"
     path = expanded(name)
     siblings = [str(path.with_name(other.name)) for other in path.parent.iterdir()] if path.parent.is_dir() else []
     close = get_close_matches(str(path), siblings, n=1, cutoff=0.75)
@@ -395,12 +354,6 @@ def _no_model(source: str, folder: Path) -> ValueError:
 def _vocab_size(model: PreTrainedModel) -> int:
     weight: Any = model.get_input_embeddings().weight
     return weight.shape[0]
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of a library's error message, as one sentence."""
-    text = " ".join(str(error).strip().partition("\n")[0].split()) or type(error).__name__
-    return brief(re.split(r"(?<=[a-z)])\. ", text, maxsplit=1)[0].rstrip("."), 300)
 
 
 def _sha256(text: str) -> str:

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from canonlm.errors import InvalidSetting, expected
+from canonlm.limits import check_memory
 from canonlm.models.build import build, complete_name, match_parameters
 from canonlm.models.interface import LanguageModel, Sizes
-from canonlm.models.limits import check_memory
 from canonlm.ranks import ranks
 from canonlm.train import trackers
 from canonlm.train.config import RunConfig

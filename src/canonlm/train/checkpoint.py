@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from canonlm import outside
 from canonlm.errors import expected
 from canonlm.files import Stamp, put_in_place, remove_folder, write_text
+from canonlm.limits import check_memory
 from canonlm.models.interface import LanguageModel
-from canonlm.models.limits import check_memory
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint_reader import METADATA, Reader
 from canonlm.train.recipe import load as load_config

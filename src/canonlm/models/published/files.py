@@ -8,8 +8,8 @@ import huggingface_hub
 import torch
 from safetensors.torch import save_file
 
+from canonlm import weights
 from canonlm.errors import expected, unknown
-from canonlm.models import weights
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.modeling import CanonLMForCausalLM
 from canonlm.models.published.checkpoint import build, export, to_llama

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from canonlm.models import weights
+from canonlm import weights
 from canonlm.models.config import CanonLMConfig
 
 

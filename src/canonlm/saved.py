@@ -1,17 +1,30 @@
 """Checks that a folder's weights fit its configuration, before transformers reads them: transformers would fill in
 random numbers for missing ones, and cast integers."""
 
+import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from canonlm.errors import expected
-from canonlm.models import weights
-from canonlm.models.limits import check_memory, few_modules
+from canonlm import weights
+from canonlm.errors import InvalidSetting, brief, expected
+from canonlm.limits import check_memory, few_modules
 from canonlm.untrusted import path_inside, read_object
+
+LAYERS = ("n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers", "num_blocks")
+"""Other names of `num_hidden_layers` in configurations."""
+
+LAYER_COUNTS = {"num_hidden_layers", *LAYERS, "encoder_layers", "num_encoder_layers"}
+
+MAX_LABELS = 100_000
+"""Max classes of a classifier in a configuration: the library makes a table of them."""
+
+MAX_PACKED = 16
+"""Max parameters of a model per number in its files, which may be quantized."""
 
 
 def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, options: Mapping[str, Any]) -> None:
@@ -21,7 +34,7 @@ def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, option
     and for a folder without a configuration or weights, which the library refuses.
     """
     folder = Path(name_or_path or "", options.get("subfolder") or "")
-    if name_or_path is None or options.get("state_dict") is not None or not (folder / "config.json").is_file():
+    if name_or_path is None or options.get("state_dict") is not None or not (folder / "config.json").exists():
         return
     if (file := weights.weights_of(folder)) is None:
         return
@@ -45,6 +58,57 @@ def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, option
     tied = model.all_tied_weights_keys if config.tie_word_embeddings else {}
     weights.check(held, shapes, str(file), may_lack=tied)
     check_memory(str(folder), sum(p.numel() * p.element_size() for p in model.parameters()))
+
+
+def check_fits(folder: Path, config: Mapping[str, Any], build: Callable[[], Any] | None) -> None:
+    """ValueError unless the weights in a folder can be those of the model that `build` builds, and the machine has the
+    memory. config: its settings. build None: of code that should run only once."""
+    if (file := weights.weights_of(folder)) is None:
+        raise ValueError(f"{folder}: expected weights, {' or '.join(weights.NAMES)}")
+    held = weights.headers(file)
+    if "quantization_config" not in config and (complaint := weights.not_floats(held)):
+        raise ValueError(f"{file}: {complaint}")
+    for key, value in _integers(config):
+        name = key.rpartition(".")[2]
+        if name in LAYER_COUNTS and value > len(held):
+            raise expected(
+                f"{folder / 'config.json'}: {key}", f"at most {len(held):,}, the tensors in {file.name}", value
+            )
+        if abs(value) >= 2**62 or (name == "num_labels" and value > MAX_LABELS):
+            raise expected(f"{folder / 'config.json'}: {key}", "a size that a model can have", value)
+    if build is None:
+        return
+    try:
+        with torch.device("meta"), few_modules():
+            model = build()
+    except Exception as error:
+        raise cannot_be_loaded(str(folder), error) from None
+    needed, stored = sum(p.numel() for p in model.parameters()), sum(math.prod(one.shape) for one in held.values())
+    if needed > MAX_PACKED * stored:
+        what = f"a model of the {stored:,} numbers in {file.name}"
+        raise expected(str(folder / "config.json"), what, f"one of {needed:,}")
+    check_memory(str(folder), 2 * needed)  # at least half precision
+
+
+def _integers(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """All integers of a configuration, by their dotted keys."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _integers(value, f"{prefix}{key}.")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield f"{prefix}{key}", value
+
+
+def cannot_be_loaded(name: str, error: Exception) -> ValueError:
+    if isinstance(error, InvalidSetting):
+        return error
+    return ValueError(f"{name}: not a causal language model that can be loaded ({reason_of(error)})")
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of a library's error message, as one sentence."""
+    text = " ".join(str(error).strip().partition("\n")[0].split()) or type(error).__name__
+    return brief(re.split(r"(?<=[a-z)])\. ", text, maxsplit=1)[0].rstrip("."), 300)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
