@@ -102,6 +102,22 @@ def writing(key: str, place: str | Path, kind: str = "folder") -> Iterator[None]
         raise expected(key, what, str(place)) from None
 
 
+class Panic(ValueError):
+    """A tokenizer failed inside its library."""
+
+
+@contextmanager
+def panics_raised(place: object) -> Iterator[None]:
+    """A panic of the tokenizers library, which is no Exception, is raised as Panic: `FILE: the tokenizer failed (…)`"""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # there is no class to import
+            raise
+        reason = brief(" ".join(str(error).split()), 200)
+        raise Panic(f"{brief(str(place))}: the tokenizer failed ({reason})") from None
+
+
 def refused(
     error: ValidationError, model: type[BaseModel], prefix: str = "", others: Sequence[str] = ()
 ) -> InvalidSetting:

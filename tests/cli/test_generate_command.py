@@ -71,6 +71,32 @@ def workdir(models, tmp_path, monkeypatch):
     return tmp_path
 
 
+SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
+PANICS = {
+    "pre_tokenizer": {**SPLIT, "pattern": {"Regex": "(a|aa)+$"}},  # more steps than the library takes
+    "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AQAAAAAA"},
+    "post_processor": {"type": "TemplateProcessing", "pair": [], "special_tokens": {}, "single": [
+        {"SpecialToken": {"id": "[X]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]},
+    "decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 2**60},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", PANICS)
+def test_a_panic_of_the_tokenizers_library_is_one_line(part, workdir, capsys):
+    saved(workdir / "model")
+    file = workdir / "model" / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), part: PANICS[part]}))
+    (workdir / "a.txt").write_text("a" * 60 + "b\n")
+    assert main(["generate", "model", "a" * 60 + "b", "--max-tokens", "2", "--device", "cpu"]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("canonlm: ")]
+    assert len(lines) == 1
+    assert "model" in lines[0]
+    assert "tokenizer" in lines[0]
+    prepared = main(["data", "prepare", "out", "--input", "a.txt", "--tokenizer", str(file), "--workers", "1"])
+    assert prepared == (0 if part in ("post_processor", "decoder") else 2)  # which it does not use
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def written(model, prompts, most, stop=(), bos=True):
     subject = open_model(model)
     result = dict(Writer(subject.model, subject.tokenizer, bos=bos).write(prompts, most, stop))

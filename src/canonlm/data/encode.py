@@ -18,6 +18,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from canonlm.errors import panics_raised
+
 LONG = 2**20
 """Max characters of a text that is not cut. Up to twice as many are encoded together."""
 
@@ -39,8 +41,9 @@ _BEFORE_A_SPACE = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 class Encoder:
     """Encodes texts with a tokenizer; cuts long ones where that changes no token."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, file: object = "--tokenizer") -> None:
+        """file: of the tokenizer, for errors."""
+        self._tokenizer, self._file = tokenizer, file
         self._places: re.Pattern[str] | None = None
         self._searched = False
 
@@ -67,7 +70,8 @@ class Encoder:
         return [text[start:stop] for start, stop in zip(cuts, [*cuts[1:], len(text)], strict=True)]
 
     def _encode(self, group: list[tuple[int, str]]) -> Iterator[tuple[int, list[int]]]:
-        encoded = self._tokenizer.encode_batch_fast([piece for _, piece in group], add_special_tokens=False)
+        with panics_raised(self._file):
+            encoded = self._tokenizer.encode_batch_fast([piece for _, piece in group], add_special_tokens=False)
         for (number, _), encoding in zip(group, encoded, strict=True):
             yield number, encoding.ids
 

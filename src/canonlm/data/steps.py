@@ -113,7 +113,7 @@ class Writer(PipelineStep):
         self.bos, self.eos = (b"" if id is None else pack(f"<{self.format}", id) for id in (bos, eos))
 
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        encoder = Encoder(tokenizers.from_file(self.places.tokenizer))
+        encoder = Encoder(tokenizers.from_file(self.places.tokenizer), self.places.tokenizer)
         start, stop = share(self.inputs, rank, world_size)
         shards: dict[str, _OpenShard] = {}
         reported = 0.0

@@ -17,7 +17,7 @@ from tokenizers.models import BPE
 
 from canonlm.data.extras import needed
 from canonlm.data.index import MAX_VOCAB
-from canonlm.errors import expected
+from canonlm.errors import Panic, expected, panics_raised
 from canonlm.untrusted import MAX_BYTES, open_regular, read_bytes, read_object, read_text
 
 BOS = ("<bos>", "<s>", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>")
@@ -70,7 +70,8 @@ def load(source: str | Path) -> Loaded:
 def from_file(path: Path) -> Tokenizer:
     """A tokenizer.json, ready to encode whole documents. ValueError: it cannot be read, or has more than MAX_BYTES.
     (For other errors, the library raises nothing narrower than Exception.)"""
-    return _strict(Tokenizer.from_str(read_text(path)))
+    with panics_raised(path):
+        return _strict(Tokenizer.from_str(read_text(path)))
 
 
 def bytes_tokenizer() -> Tokenizer:
@@ -108,6 +109,8 @@ def _configured(path: Path) -> tuple[list[str], list[str]]:
 def _hugging_face(path: Path) -> Tokenizer:
     try:
         return from_file(path)
+    except Panic:
+        raise
     except Exception as error:  # the library raises nothing narrower
         reason = " ".join(str(error).split())[:200]
         raise expected("--tokenizer", f"a tokenizer.json ({reason})", str(path)) from None

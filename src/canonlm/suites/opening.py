@@ -26,7 +26,7 @@ from transformers.utils import logging as library_logging
 
 from canonlm import outside
 from canonlm.data.tokenizers import load as load_tokenizer
-from canonlm.errors import InvalidSetting, brief, expected, unknown
+from canonlm.errors import InvalidSetting, Panic, brief, expected, panics_raised, unknown
 from canonlm.files import Stamp
 from canonlm.models.build import wrap
 from canonlm.models.config import OF_EXPERTS
@@ -107,6 +107,8 @@ def open_model(
     if precision is not None:
         model = model.to(precision)  # type: ignore[arg-type]  # the library's wrapper confuses the checker
     words = own if tokenizer is None else _named_tokenizer(tokenizer, trust_remote_code)
+    if words is not None:
+        words.opened_from = _file_of(tokenizer or source)  # type: ignore[attr-defined]  # for errors
     if words is not None and (tokens := max(words.get_vocab().values()) + 1) > (known := _vocab_size(model)):
         what = f"one of at most {known:,} tokens, the vocabulary size of {source}"
         raise expected("--tokenizer", what, f"{tokenizer or 'its own'}, of {tokens:,}")
@@ -174,7 +176,8 @@ def tokenizer_of_run(run: Path) -> Path | None:
 def open_tokenizer(file: Path) -> Tokenizer:
     """Read a tokenizer.json. ValueError: it is not one."""
     try:
-        return Tokenizer.from_str(read_text(file))
+        with panics_raised(file):
+            return Tokenizer.from_str(read_text(file))
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"{file}: not a tokenizer ({reason_of(error)})") from None
 
@@ -293,15 +296,22 @@ def _saved_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokeniz
         if (folder / name).exists():
             read_bytes(path_inside(folder, name, str(folder)))  # regular files of a size that can be read
     try:
-        with quiet():
+        with quiet(), panics_raised(_file_of(folder)):
             words = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
             words("a")  # some settings are only read at the first use
             return words
+    except Panic:
+        raise
     except Exception as error:  # the library may not know the folder's model, or the file is damaged
         try:
             return as_in_training(*load_tokenizer(folder))
         except ValueError:
             raise ValueError(f"{folder}: its tokenizer cannot be read ({reason_of(error)})") from None
+
+
+def _file_of(place: str | Path) -> str:
+    file = Path(place) / "tokenizer.json"
+    return str(file if file.is_file() else place)
 
 
 def hub_is_known() -> bool:

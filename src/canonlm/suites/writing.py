@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from canonlm.errors import InvalidSetting, expected
+from canonlm.errors import InvalidSetting, expected, panics_raised
 from canonlm.evals.generate import NotFinite, generate
 from canonlm.models.build import wrap
 from canonlm.suites.opening import quiet
@@ -54,6 +54,7 @@ class Writer:
             raise InvalidSetting("--bos", "--bos needs a tokenizer with a BOS token")
         self._model, self._bos, self._sampling = wrap(model), bos, sampling
         self._tokenizer: Any = tokenizer
+        self._file = getattr(tokenizer, "opened_from", "--tokenizer")
         self._context = None if beyond and not learns_positions(model) else self._model.context_length
         self._ends = end_tokens(model, tokenizer)
         self._batch_size, self._max_tokens = batch_size, _tokens_at_once(model.device)
@@ -61,7 +62,7 @@ class Writer:
 
     def tokens(self, text: str) -> int:
         """The number of tokens in the text, without special tokens."""
-        return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        return len(self._encode(text))
 
     def write(self, prompts: Sequence[str], max_new_tokens: int, stop: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
         """`(index, text)` for each prompt, as batches finish, the longest first. The text is the model's continuation:
@@ -161,10 +162,15 @@ class Writer:
 
     def decode(self, tokens: list[int]) -> str:
         # The library's clean-up would remove spaces that the model wrote.
-        return self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        with panics_raised(self._file):
+            return self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def _encode(self, text: str) -> list[int]:
+        with panics_raised(self._file):
+            return self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     def _ids(self, name: str, prompt: str, max_new_tokens: int) -> list[int]:
-        ids = self._tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = self._encode(prompt)
         if self._bos or not ids:  # a model must have something to read
             begins = [self._tokenizer.bos_token_id, *self._ends]
             if (begin := next((id for id in begins if id is not None), None)) is None:

@@ -15,7 +15,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from canonlm.errors import InvalidSetting, expected, unknown
+from canonlm.errors import InvalidSetting, expected, panics_raised, unknown
 from canonlm.evals.generate import NotFinite
 from canonlm.models.build import wrap
 from canonlm.models.untouched import without_settings
@@ -101,6 +101,7 @@ class CanonLM(HFLM):
             raise InvalidSetting("tokenizer", f"tokenizer is missing: {what}")
         if bos and subject.tokenizer.bos_token_id is None:
             raise expected("bos", f"false, as the tokenizer of {source} has no BOS token", bos)
+        self._file = getattr(subject.tokenizer, "opened_from", source)
         self._ends = end_tokens(subject.model, subject.tokenizer)
         model: Any = without_settings(subject.model)
         model.generate = wrap(subject.model).generate
@@ -139,7 +140,8 @@ class CanonLM(HFLM):
         **kwargs: Any,
     ) -> list[int]:
         """The tokens of a text. add_special_tokens: False for text that follows other text."""
-        ids = self.tokenizer.encode(string, add_special_tokens=False, verbose=False)
+        with panics_raised(self._file):
+            ids = self.tokenizer.encode(string, add_special_tokens=False, verbose=False)
         if self.bos and add_special_tokens is not False and ids[:1] != [self.tokenizer.bos_token_id]:
             ids = [self.tokenizer.bos_token_id, *ids]
         return ids[-left_truncate_len:] if left_truncate_len else ids
@@ -162,7 +164,10 @@ class CanonLM(HFLM):
 
     def tok_decode(self, tokens: Any, skip_special_tokens: bool = True) -> Any:
         """Returns None for None: the harness decodes the EOS token even if the tokenizer has none."""
-        return None if tokens is None else super().tok_decode(tokens, skip_special_tokens=skip_special_tokens)
+        if tokens is None:
+            return None
+        with panics_raised(self._file):
+            return super().tok_decode(tokens, skip_special_tokens=skip_special_tokens)
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         # The harness puts the prefix token before a text. With a BOS of its own the text would have two, the second

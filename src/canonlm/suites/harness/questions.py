@@ -14,7 +14,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks.ruler import common_utils
 from pydantic import BaseModel
 
-from canonlm.errors import expected
+from canonlm.errors import expected, panics_raised
 from canonlm.suites.babilong import Babilong, BabilongSettings
 from canonlm.suites.multihop import MultiHop, MultiHopSettings
 from canonlm.suites.questions import Question, Tokens
@@ -81,7 +81,11 @@ def tokens_of(metadata: dict[str, Any]) -> Tokens:
             raise expected("--metadata", what, None)
         return _tokenizer(str(name), bool(metadata.get("trust_remote_code")))
 
-    return lambda text: len(tokenizer()(text, add_special_tokens=False, verbose=False)["input_ids"])
+    def count(text: str) -> int:
+        with panics_raised(name):
+            return len(tokenizer()(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    return count
 
 
 def _tokenizer(name: str, trust_remote_code: bool) -> Any:

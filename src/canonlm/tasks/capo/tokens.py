@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from canonlm.errors import expected
+from canonlm.errors import expected, panics_raised
 from canonlm.tasks.base import Vocab
 from canonlm.tasks.capo.people import PRONOUNS
 from canonlm.tasks.capo.pools import ATTRIBUTES, DAYS, MONTHS, YEARS, Pools, load
@@ -76,7 +76,8 @@ class TextVocab(Vocab):
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, tokenised on its own. ValueError if it has tokens that no biography has."""
-        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        with panics_raised("capo.tokenizer"):
+            ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         ours = np.searchsorted(self.ids_of, ids)
         if (np.append(self.ids_of, -1)[ours] != ids).any():
             raise expected("text", "only tokens that biographies have", text)
@@ -128,7 +129,8 @@ def _open(path: str | None) -> Any:
 
             tokenizer = AutoTokenizer.from_pretrained(file, local_files_only=True).backend_tokenizer
         else:
-            tokenizer = Tokenizer.from_file(str(file / "tokenizer.json" if file.is_dir() else file))
+            with panics_raised(file):
+                tokenizer = Tokenizer.from_file(str(file / "tokenizer.json" if file.is_dir() else file))
     except Exception as error:  # the library raises plain Exceptions
         what = "a tokenizer.json, or a folder with a tokenizer"
         why = str(error).partition("\n")[0] or type(error).__name__
@@ -238,7 +240,8 @@ class Cutter:
     def _take(self, sentences: Iterable[list[Part]]) -> None:
         sentences = list(sentences)
         texts = ["".join(text for _, text in parts) for parts in sentences]
-        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        with panics_raised("capo.tokenizer"):
+            encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
         for parts, encoding in zip(sentences, encodings, strict=True):
             pieces = _cut(encoding, [text for _, text in parts])
             if pieces is None or any(
