@@ -32,8 +32,9 @@ class Layout:
         """As `Tensor.to`, so that code that moves a block's arguments to its device also moves these."""
         if not any(t is not None and t.device != torch.device(device) for t in (self.real, self.doc_ids)):
             return self
-        parts = (None if t is None else t.to(device, non_blocking=non_blocking) for t in (self.real, self.doc_ids))
-        moved = Layout(self.batch, self.time, *parts, gaps=self.gaps)
+        pair = self.real, self.doc_ids
+        real, doc_ids = (None if t is None else t.to(device, non_blocking=non_blocking) for t in pair)
+        moved = Layout(self.batch, self.time, real, doc_ids, self.gaps)
         moved.visits = self.visits
         return moved
 

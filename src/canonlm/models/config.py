@@ -289,7 +289,7 @@ class CanonLMConfig(PreTrainedConfig):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """vLLM would send a folder's configuration to its processes with the code of the class and of all that it uses,
         which cannot be pickled. Its processes read the folder instead."""
-        by_value = getattr(sys.modules.get("cloudpickle"), "list_registry_pickle_by_value", set)()
+        by_value: set[str] = getattr(sys.modules.get("cloudpickle"), "list_registry_pickle_by_value", set)()
         if not __name__.startswith("transformers_modules.") or "transformers_modules" not in by_value:
             return super().__reduce_ex__(protocol)
         revision = getattr(self, "_commit_hash", None)

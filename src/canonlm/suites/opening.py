@@ -108,7 +108,7 @@ def open_model(
         model = model.to(precision)  # type: ignore[arg-type]  # the library's wrapper confuses the checker
     words = own if tokenizer is None else _named_tokenizer(tokenizer, trust_remote_code)
     if words is not None:
-        words.opened_from = _file_of(tokenizer or source)  # type: ignore[attr-defined]  # for errors
+        words.opened_from = _file_of(tokenizer or source)  # for errors
     if words is not None and (tokens := max(words.get_vocab().values()) + 1) > (known := _vocab_size(model)):
         what = f"one of at most {known:,} tokens, the vocabulary size of {source}"
         raise expected("--tokenizer", what, f"{tokenizer or 'its own'}, of {tokens:,}")

@@ -26,7 +26,7 @@ from canonlm.files import write_json
 
 T = TypeVar("T")
 
-LEFT = b"left"
+LEFT = "left"
 
 
 def join(rank: int, size: int, timeout: float) -> Store:
