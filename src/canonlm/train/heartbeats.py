@@ -137,7 +137,7 @@ class Heartbeats:
             now = time.monotonic()
             passed, looked = min(now - looked, 2 * self._interval), now
             for other, about in {-1: b"%d" % self._answers, **self._seen}.items():
-                silent[other] = 0.0 if about in (LEFT, b"") or about != last[other] else silent[other] + passed
+                silent[other] = 0.0 if about in (LEFT.encode(), b"") or about != last[other] else silent[other] + passed
                 last[other] = about
                 if silent[other] >= self._timeout and not self._end.is_set():
                     who = max(other, 0)  # -1: the store, which the first process serves
