@@ -6,12 +6,13 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from canonlm import CanonLMConfig
+from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.models import loss as loss_module
 from canonlm.models.loss import loss_of_hidden, loss_of_logits, mean_loss
 
@@ -243,6 +244,35 @@ def test_a_model_without_logits_learns_the_same(small_model, monkeypatch, change
     assert_close(results[2], results[0], **CLOSE)
 
 
+@pytest.mark.parametrize("kind", ["hook", "lora", "unit of FSDP"])
+def test_a_head_that_is_more_than_a_weight_is_called(small_model, kind, tmp_path):
+    model, ids = small_model(canon_set="A", z_loss="logsumexp"), torch.arange(20).view(2, 10)
+    if kind == "hook":
+        model.lm_head.register_forward_hook(lambda head, inputs, logits: logits * 2)
+    elif kind == "lora":
+        from peft import LoraConfig  # not above: processes that import this file need seconds for it
+
+        model.add_adapter(LoraConfig(target_modules=["lm_head"], init_lora_weights=False))
+    else:
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        fully_shard(model.lm_head)
+        fully_shard(model)
+    try:
+        expected, got = (model(ids, labels=ids, loss_only=loss_only) for loss_only in (False, True))
+        assert got.logits is None
+        assert_close(got.loss, expected.loss, **CLOSE)
+        gradients = []
+        for output in (expected, got):
+            model.zero_grad()
+            output.loss.backward()
+            gradients.append([p.grad for p in model.parameters() if p.requires_grad])
+        assert gradients[0]
+        assert all(torch.equal(*each) for each in zip(*gradients, strict=True))
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
 def test_the_last_position_counts_where_its_target_is_given(small_model):
     model = small_model()
     ids = torch.randint(61, (2, 9))
@@ -277,11 +307,28 @@ def on_a_rank(rank, folder):
     dist.destroy_process_group()
 
 
+def with_a_sharded_head(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    sizes = {"vocab_size": 7, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    whole, sharded = (CanonLMForCausalLM(CanonLMConfig(**sizes)).double() for _ in range(2))
+    fully_shard(sharded.lm_head)
+    fully_shard(sharded)
+    ids = torch.arange(6).view(2, 3)
+    losses = [model(ids, labels=ids, loss_only=True).loss for model in (whole, sharded)]
+    for loss in losses:
+        loss.backward()
+    assert_close(*losses, **CLOSE)
+    for one, part in zip(whole.parameters(), sharded.parameters(), strict=True):
+        assert_close(part.grad.full_tensor(), one.grad, **CLOSE)
+    dist.destroy_process_group()
+
+
 @pytest.mark.slow
-def test_the_head_may_be_sharded_by_rows(tmp_path):
+@pytest.mark.parametrize("on_a_rank", [on_a_rank, with_a_sharded_head])
+def test_the_head_may_be_sharded_by_rows(tmp_path, on_a_rank):
     ranks = torch.multiprocessing.spawn(on_a_rank, (str(tmp_path),), nprocs=2, join=False)
     try:
-        assert ranks.join(timeout=60) or ranks.join(timeout=10)  # it returns when the first of them ends
+        assert ranks.join(timeout=300) or ranks.join(timeout=60)  # it returns when the first of them ends
     finally:
         for process in ranks.processes:
             process.kill()

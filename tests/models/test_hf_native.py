@@ -51,6 +51,30 @@ def state(model):
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
+# Modules made later
+
+
+def test_embeddings_grow_as_those_of_a_larger_vocabulary(small_model):
+    for changes in ({}, {"tie_word_embeddings": True}, {"initializer": "fan_in"}):
+        model = CanonLMForCausalLM(CanonLMConfig(vocab_size=20, hidden_size=32, num_hidden_layers=1, **changes))
+        larger = CanonLMForCausalLM(CanonLMConfig(vocab_size=30, hidden_size=32, num_hidden_layers=1, **changes))
+        model.resize_token_embeddings(30, mean_resizing=False)
+        assert_close(state(model), state(larger), **SAME)
+        assert model.config.vocab_size == 30
+
+
+@every_family
+def test_weights_are_made_on_a_device_after_the_model(model):
+    with torch.device("meta"):
+        empty = type(model)(model.config)
+    empty.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in empty.parameters():
+            parameter.fill_(7.0)
+    empty.init_weights()
+    assert_close(state(empty), state(type(model)(model.config)), **SAME)
+
+
 # Saving and loading
 
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -22,7 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from canonlm.canon.layer import CanonLayer
+from canonlm.canon.layer import CanonLayer, untouched
 from canonlm.canon.variants import make_canon
 from canonlm.errors import expected
 from canonlm.models.cache import Layout, check_cache, count_tokens, fill_unused_states, with_reach
@@ -175,7 +176,9 @@ class CanonLMPreTrainedModel(PreTrainedModel):
                 module.requires_grad_(False)
 
     def _init_weights(self, module: nn.Module) -> None:
-        init_parameters(module, str(module._init_name), self.config)
+        # A module without a name is new, in place of an embedding or a head of fewer tokens.
+        new = "embed_tokens" if isinstance(module, nn.Embedding) else "lm_head"
+        init_parameters(module, str(getattr(module, "_init_name", new)), self.config)
 
 
 def _check_attention_only(config: CanonLMConfig) -> None:
@@ -347,7 +350,8 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         for `input_ids[b, t]` itself, as elsewhere in transformers, and shifted here. With `loss_only` there are no
         logits: the loss is computed without holding them all (`loss_of_hidden`; `compiled_loss` is explained there) and
         can be differentiated once. The head's weight may then be a DTensor, sharded by rows over a tensor-parallel
-        group."""
+        group. A head that is more than a weight (a unit of FSDP, with LoRA or hooks) is called, and its logits are held
+        for the loss."""
         # Not a named argument: Trainer takes those with "label" in their names for columns of the data.
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         if labels is not None and shift_labels is None:
@@ -365,7 +369,12 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
             **kwargs,
         )
         h_BTD, logits, loss, z_loss = outputs.last_hidden_state, None, None, None
-        if not loss_only:
+        # A call of the head may gather its weight (FSDP) or do more than a product (LoRA, hooks, quantization).
+        reads_head = loss_only and type(self.lm_head) is nn.Linear
+        reads_head = reads_head and (isinstance(self.lm_head.weight, DTensor) or untouched(self.lm_head))
+        if loss_only and not reads_head:
+            logits = self.lm_head(h_BTD)
+        elif not loss_only:
             keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(h_BTD[:, keep])
         if shift_labels is not None:
@@ -374,6 +383,7 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
             else:
                 sums = loss_of_logits(self.config, logits, shift_labels)
             loss, z_loss = mean_loss(self.config, sums, shift_labels, outputs.router_loss, num_items_in_batch)
+            logits = None if loss_only else logits
         return CausalLMOutput(
             loss=loss,
             z_loss=z_loss,
