@@ -94,11 +94,11 @@ def make_folder(root: Path, *names: str) -> Path:
     return folder
 
 
-def make_below(root: Path, folder: Path) -> Path:
-    """`make_folder` for the path of a folder; one that is not below `root` is itself one that the user named."""
-    if not folder.is_relative_to(root):
-        return make_folder(folder)
-    return make_folder(root, *folder.relative_to(root).parts)
+def refuse_links(folder: Path) -> None:
+    """ValueError if anything below the folder is a link: for folders in which libraries write."""
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            raise ValueError(f"{path}: expected a file or a folder, got a link")
 
 
 @contextmanager
@@ -149,6 +149,23 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
                 with file.open("rb") as opened:
                     os.fsync(opened.fileno())
         put_in_place(temporary, path)
+
+
+def temporary_name(path: Path) -> Path:
+    """A temporary name that cannot be guessed, for a library that creates the file. Only `remove_leftovers` removes
+    one of a killed process."""
+    return path.with_name(f".{path.name[:50]}.tmp-{secrets.token_hex(8)}")
+
+
+def time_in(folder: Path) -> float:
+    """Seconds since 1970 by the clock of the folder's file system, from a new file, which is removed. The change makes
+    a file system that caches missing files (NFS) look again."""
+    temporary, descriptor = _begin(folder / "clock", is_folder=False)
+    try:
+        return os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+        temporary.unlink(missing_ok=True)
 
 
 def put_in_place(temporary: Path, path: Path) -> None:

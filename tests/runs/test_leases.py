@@ -64,7 +64,8 @@ class Shared:
     def __init__(self, folder, rng, monkeypatch):
         self.folder, self.rng, self.now, self.ticks = folder, rng, 0.0, 0
         self.workers, self.owned, self.finished, self.generation = Workers(), {}, [], 0
-        for owner, name in ((os, "listdir"), (os, "link"), (Path, "open"), (Path, "unlink"), (Path, "write_text")):
+        operations = (os, "listdir"), (os, "link"), (leases, "open_regular"), (Path, "unlink"), (leases, "create")
+        for owner, name in operations:
             monkeypatch.setattr(owner, name, self._switching(getattr(owner, name)))
         utime = os.utime
         monkeypatch.setattr(os, "utime", lambda file: utime(file, ns=(0, self._tick())))
@@ -235,3 +236,27 @@ def test_names_with_dots_and_damaged_leases(tmp_path, clock):
         clock.now += 60
         assert clock.now < 600
     assert taken.path.name == "a-lr0.1.8.json"
+
+
+IMPOSSIBLE = {
+    **{f"interval {value}": f'{{"id": "x", "host": "h", "pid": 1, "start": 0, "interval": {value}}}'
+       for value in ("0", "-5", "NaN", "1e300", "1e999", '"a"', "[]")},
+    "pid": '{"id": "x", "host": "h", "pid": 1e999, "start": 0, "interval": 1}',
+    "list": "[1]", "nested": "[" * 100_000, "not UTF-8": b"\xff", "long": " " * 10**6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", [*IMPOSSIBLE, "fifo", "device", "folder", "nowhere"])
+def test_impossible_leases_are_expired(content, tmp_path, clock):
+    lease = tmp_path / "run.3.json"
+    if content in IMPOSSIBLE:
+        text = IMPOSSIBLE[content]
+        lease.write_bytes(text if isinstance(text, bytes) else text.encode())
+    else:
+        {"fifo": os.mkfifo, "folder": type(lease).mkdir, "device": lambda path: path.symlink_to("/dev/zero"),
+         "nowhere": lambda path: path.symlink_to("nowhere")}[content](lease)  # fmt: skip
+    worker = claims(tmp_path, clock)
+    worker.owners()
+    taken = worker.claim("run")
+    assert taken.path.name == "run.4.json"
+    assert taken.held()

@@ -110,8 +110,10 @@ def _warn(entries: Sequence[Mapping[str, Any]]) -> int:
 
 def _folder(model: str, about: Mapping[str, Any]) -> Path:
     """The default of --out: in a run's folder, by step; else by the model's name."""
+    from canonlm.untrusted import path_inside
+
     if about.get("step") is not None:
-        return Path(model) / "evals" / f"step-{about['step']:08d}"
+        return path_inside(Path(model), f"evals/step-{about['step']:08d}")
     return Path("evals") / (Path(model).resolve().name if Path(model).exists() else model.replace("/", "--"))
 
 

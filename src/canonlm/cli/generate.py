@@ -132,10 +132,10 @@ def _answer(writer: "Writer", rows: list[dict[str, Any]], max_tokens: int, stop:
     not finite for any of them."""
     from canonlm.cli.count import Count
     from canonlm.errors import writing
-    from canonlm.files import write_text
+    from canonlm.files import make_folder, write_text
 
     with writing("--out", out, "file"):
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out.parent)
     texts: dict[int, str] = {}
     with Count(len(rows), "written") as count:
         for index, text in writer.write([row["prompt"] for row in rows], max_tokens, stop):

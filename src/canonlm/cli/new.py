@@ -40,6 +40,7 @@ def new(kind: Annotated[str, KIND], file: Annotated[Path, FILE]) -> int:
     It runs as it is; the commands for that are printed.
     """
     from canonlm.errors import expected, unknown, writing
+    from canonlm.files import create
 
     if kind not in KINDS:
         raise unknown("kind", kind, KINDS)
@@ -49,8 +50,8 @@ def new(kind: Annotated[str, KIND], file: Annotated[Path, FILE]) -> int:
     text = (TEMPLATES / template.file).read_text(encoding="utf-8")
     with writing("FILE", file, "file"):
         try:
-            with file.open("x", encoding="utf-8") as stream:  # never overwrites a file
-                stream.write(text)
+            with create(file) as stream:  # never overwrites a file
+                stream.write(text.encode())
         except FileExistsError:
             raise expected("FILE", "a file that does not exist yet", str(file)) from None
     print(f"{file}: a {kind} that runs (docs/{template.page}):")

@@ -145,14 +145,14 @@ class _Following:
     def write(self) -> "Profile":
         from canonlm.errors import writing
         from canonlm.experiments.profiled import profiled, speeds_of
-        from canonlm.files import write_text
+        from canonlm.files import make_folder, write_text
         from canonlm.report import profile_page
 
         finished = [name for name, outcome in self.outcomes.items() if outcome and name not in self.speeds]
         self.speeds |= speeds_of(self.out, finished)
         shown = profiled(self.experiment, self.outcomes, self.speeds)
         with writing("--out", self.out):
-            self.out.mkdir(parents=True, exist_ok=True)
+            make_folder(self.out)
             write_text(self.page, profile_page.html(shown, shlex.join(["canonlm", *sys.argv[1:]])))
         return shown
 

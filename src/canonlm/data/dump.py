@@ -18,10 +18,9 @@ is the same to the byte.
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +30,7 @@ from filelock import Timeout
 from canonlm import __version__
 from canonlm.data.rows import draw
 from canonlm.errors import expected
-from canonlm.files import lock, remove_leftovers, write_json
+from canonlm.files import complete_file, lock, make_folder, refuse_links, remove_leftovers, write_json
 from canonlm.tasks import Task
 from canonlm.tasks.random import check_count
 from canonlm.untrusted import open_regular, parse_json, read_object
@@ -119,7 +118,7 @@ def _lists(field: pa.Field, lengths: Any, values: Any) -> pa.ListArray:
 
 def _write_part(path: Path, table: pa.Table) -> None:
     options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with _complete_file(path) as file, pa.ipc.new_file(file, table.schema, options=options) as writer:
+    with complete_file(path) as file, pa.ipc.new_file(file, table.schema, options=options) as writer:
         writer.write_table(table)
 
 
@@ -129,7 +128,7 @@ def _join(
     metadata = {"canonlm": json.dumps(about), "canonlm.vocab": json.dumps(task.vocab.names)}
     done = 0
     with (
-        _complete_file(out) as file,
+        complete_file(out) as file,
         pq.ParquetWriter(file, pa.schema(COLUMNS, metadata=metadata), compression="zstd") as writer,
     ):
         for part in parts:
@@ -147,23 +146,10 @@ def _join(
             on_progress("joined", done)
 
 
-@contextmanager
-def _complete_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name once it is complete and on disk. (Not Arrow's: Python's OSErrors name the reason.)"""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _prepare(folder: Path, about: dict[str, Any]) -> None:
     """Make the folder of parts, or check that it belongs to the same dump, half-done."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent, folder.name)
+    refuse_links(folder)
     settings = folder / "settings.json"
     if settings.exists():
         _compare(about, _checked(read_object(settings), settings), f"the half-done dump in {folder} (or remove it)")

@@ -30,7 +30,7 @@ from canonlm.data.index import Index, Shard
 from canonlm.data.reading import Bad, Input, find, lines, listed, total
 from canonlm.data.steps import Places, Reader, TooManyBadLines, Writer
 from canonlm.errors import expected
-from canonlm.files import lock, remove_folder, remove_leftovers, write_text
+from canonlm.files import lock, make_folder, refuse_links, remove_folder, remove_leftovers, write_text
 from canonlm.tasks.random import check_count
 from canonlm.untrusted import open_regular, parse_json, read_bytes, read_object, read_text
 
@@ -162,6 +162,8 @@ def _cores() -> int:
 
 def _begin(places: Places, plan: Index, tokenizer: str) -> None:
     """Make the folder, or check that it was begun with the same plan. `work` has the plan, an index without shards."""
+    make_folder(places.out, "work")
+    refuse_links(places.work)
     if (places.work / index.NAME).exists():
         _compare(plan, index.read(places.work), f"as in the half-done {places.out} (or remove it)")
         write_text(places.tokenizer, tokenizer)  # it may have been changed
@@ -169,7 +171,7 @@ def _begin(places: Places, plan: Index, tokenizer: str) -> None:
     if places.out.exists() and any(path.name not in ("work", "tokenizer.json") for path in places.out.iterdir()):
         raise expected("OUT", "a folder that does not exist yet", str(places.out))
     for kind in ("bad", "done", "progress"):
-        (places.work / kind).mkdir(parents=True, exist_ok=True)
+        make_folder(places.work, kind)
     write_text(places.tokenizer, tokenizer)
     index.write(places.work, plan)
 
@@ -322,7 +324,7 @@ def prepare_stdlib(
         if (cache := user_folders.cache()) is None:
             raise expected("XDG_CACHE_HOME", "a folder that can be written", os.environ.get("XDG_CACHE_HOME"))
         folder = cache / f"python-stdlib-{sha256[:16]}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     with lock(folder.with_name(f".{folder.name}.lock")):  # others wait
         prepare(
             folder, [library], tokenizer="bytes", glob="*.py", exclude=LEFT_OUT, validation=0.05, max_bad=10,

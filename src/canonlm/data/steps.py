@@ -11,12 +11,12 @@ of them left over from a killed command) do not disturb each other.
 
 import json
 import os
-import platform
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from io import TextIOWrapper
 from pathlib import Path
 from struct import pack
 from typing import TextIO
@@ -29,7 +29,7 @@ from canonlm.data import tokenizers
 from canonlm.data.encode import Encoder
 from canonlm.data.index import Shard, file_sha256
 from canonlm.data.reading import Bad, Input, read, total
-from canonlm.files import write_json
+from canonlm.files import create, temporary_name, write_json, write_text
 
 BATCH = 2**20  # characters that are encoded at once: up to some 130 MB of the library's data about tokens
 MAX_LISTED = 1000  # bad lines beyond the allowed number that a task lists before it gives up
@@ -73,7 +73,7 @@ class Reader(PipelineStep):
         count = 0
         for kind in ("bad", "progress"):  # leftovers of a stopped task
             self.places.task(kind, rank).unlink(missing_ok=True)
-        with self.places.task("bad", rank).open("w", encoding="utf-8") as bad_lines:
+        with TextIOWrapper(create(self.places.task("bad", rank)), encoding="utf-8") as bad_lines:
             for item in read(self.inputs, start, stop, self.text_key):
                 if isinstance(item, Bad):
                     count += 1
@@ -148,7 +148,7 @@ class Writer(PipelineStep):
 
     def _report(self, rank: int, read_bytes: int, shards: "dict[str, _OpenShard]") -> None:
         counts = sum((shard.counts for shard in shards.values()), Counter())
-        self.places.task("progress", rank).write_text(f"{read_bytes} {counts['documents']} {counts['tokens']}")
+        write_text(self.places.task("progress", rank), f"{read_bytes} {counts['documents']} {counts['tokens']}")
 
 
 def _batches(data: Iterator[Document]) -> Iterator[list[Document]]:
@@ -170,7 +170,7 @@ class _OpenShard:
 
     def __init__(self, out: Path, name: str, format: str) -> None:
         self.path, self.size = out / name, 4 if format == "I" else 2
-        self.temporary = out / f".{name}.tmp-{platform.node()}-{os.getpid()}"
+        self.temporary = temporary_name(self.path)
         self.file = TokenizedFile(str(out), self.temporary.name, token_size=self.size)
         self.counts = Counter(documents=0, tokens=0, bytes=0)
         self._tokens: list[bytes] = []

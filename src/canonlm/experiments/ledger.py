@@ -22,7 +22,7 @@ from canonlm.experiments.outcomes import Outcome, read_outcome
 from canonlm.experiments.plan import plan as plan_of
 from canonlm.experiments.schema import Experiment
 from canonlm.experiments.verdicts import Verdict, judge
-from canonlm.files import write_json, write_text
+from canonlm.files import make_folder, write_json, write_text
 from canonlm.runs.folder import read_json
 from canonlm.runs.identity import exact
 from canonlm.runs.rows import Evaluation, count, counted, finite, one_line
@@ -121,7 +121,7 @@ def export(experiments: Iterable[Experiment], scale: str, out: Path, folder: Pat
         writer.writeheader()
         writer.writerows(rows)
         with writing("--export", folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             write_text(path, text.getvalue())
     return added
 

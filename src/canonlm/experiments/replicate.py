@@ -16,10 +16,9 @@ from canonlm.experiments.outcomes import Outcome
 from canonlm.experiments.plan import plan as plan_of
 from canonlm.experiments.schema import Experiment
 from canonlm.experiments.verdicts import Verdict, judge
-from canonlm.files import write_json, write_text
+from canonlm.files import make_folder, write_json, write_text
 from canonlm.launch import queue
 from canonlm.launch.play import PlannedRun
-from canonlm.runs.folder import read_json
 from canonlm.train import reading
 
 
@@ -126,7 +125,7 @@ def register(experiment: Experiment, scale: str, out: Path, commit: str = "") ->
     if path.exists():
         return path
     with writing("--out", out):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out, "experiments")
         write_text(path.with_suffix(".yaml"), experiment.text)
         about: dict[str, Any] = {"experiment": experiment.name, "scale": scale, "sha256": experiment.sha256}
         about |= {"registered": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "canonlm": canonlm.__version__}
@@ -147,12 +146,8 @@ def _finished_outcomes(
 ) -> dict[str, Outcome | None]:
     """The outcomes of finished runs, and None for runs that failed too often."""
     outcomes = ledger.outcomes_of(experiments, scale, out, known)
-    failed = out / "leases"
     for run in plan_of(experiments, scale, out, outcomes):
-        if (
-            run.name not in outcomes
-            and len(read_json(failed / f"{run.name}.failures.json") or []) >= queue.MAX_FAILURES
-        ):
+        if run.name not in outcomes and len(queue.failures(out / "leases", run.name)) >= queue.MAX_FAILURES:
             outcomes[run.name] = None
     return outcomes
 

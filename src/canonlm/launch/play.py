@@ -20,7 +20,7 @@ from canonlm.runs.rows import slice_key
 from canonlm.tasks import Task
 from canonlm.train.config import RunConfig, changes, resolve
 from canonlm.train.recipe import check_folder, create_folder, load, merge, outside_of, override
-from canonlm.untrusted import read_object
+from canonlm.untrusted import path_inside, read_object
 
 _BY_OPTION = {"arch": "--arch", "train.optim.lr": "--lr", "train.seed": "--seeds"}
 
@@ -76,6 +76,7 @@ def plan(
         data = runs[0].config.data
         task.windows("train", 0, 0, 1, seq_len=data.seq_len, loss_on=data.loss_on)
     for run in runs:
+        path_inside(out, str(run.folder.relative_to(out)))
         check_folder(run.folder, run.config)
     return runs
 

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 from canonlm.errors import writing
-from canonlm.files import append
+from canonlm.files import append, make_folder
 from canonlm.runs.folder import read_json
 from canonlm.train.signals import PARENT, STOPS
 
@@ -121,7 +121,7 @@ def _start(command: Sequence[str], rank: int, environment: dict[str, str], logs:
 
 def _open(log: Path) -> IO[bytes]:
     with writing("--out", log.parents[1]):
-        log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(log.parents[1], log.parent.name)
         return append(log)
 
 

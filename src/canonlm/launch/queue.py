@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from canonlm.errors import expected, writing
-from canonlm.files import write_json
+from canonlm.files import make_folder, time_in, write_json
 from canonlm.launch.local import Process, gpus, is_locked, reason, start_process
 from canonlm.launch.play import PlannedRun
 from canonlm.launch.processes import STOPPED
@@ -33,6 +33,7 @@ from canonlm.runs.follow import Followed
 from canonlm.runs.leases import Lease, Leases
 from canonlm.train.recipe import create_folder
 from canonlm.train.signals import Signals
+from canonlm.untrusted import path_inside
 
 MAX_FAILURES = 3
 INTERVAL = 20.0  # seconds between heartbeats; a silent worker's runs are taken over after five of them
@@ -102,26 +103,25 @@ def work(
     """
     if jobs < 1:
         raise expected("--jobs", "an integer >= 1", jobs)
-    folder = root / "leases"
     with writing("--out", root):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = make_folder(root, "leases")
     worker = _Worker(folder, plan, jobs, gpus() if devices is None else devices, on_event, interval, start or _start)
     return worker.run()
 
 
 def state(root: Path, plan: Plan) -> list[Row]:
     """The states of the runs of a plan. Writes nothing but a temporary file, to read the file system's clock."""
-    folder = root / "leases"
+    folder = path_inside(root, "leases")
     owners, rows = Leases(folder, INTERVAL).owners(), []
     for run in plan():
         followed = Followed(run.folder / "metrics.jsonl")
         followed.read()
-        steps, failures = run.config.train.steps, _failures(folder, run.name)
-        message = failures[-1]["message"] if failures else ""
+        steps, failed = run.config.train.steps, failures(folder, run.name)
+        message = failed[-1]["message"] if failed else ""
         row = Row(run.name, "waiting", followed.step, steps, message=message)
         if _is_finished(run):
             row = row._replace(state="done", step=steps, message="")
-        elif len(failures) >= MAX_FAILURES:
+        elif len(failed) >= MAX_FAILURES:
             row = row._replace(state="failed")
         elif run.name in owners:
             owner, silent = owners[run.name]
@@ -196,6 +196,9 @@ class _Worker:
         runs = {run.name: run for run in plan}
         if twice := [run.name for run in plan if runs[run.name].folder != run.folder]:
             raise ValueError(f"two runs have the name {twice[0]}")
+        for run in plan:
+            if run.folder.is_relative_to(self.folder.parent):
+                path_inside(self.folder.parent, str(run.folder.relative_to(self.folder.parent)))
         mine = {running.run.name for running in self.running}
         self.total = len(runs)
         self.todo = deque(run for run in runs.values() if run.name not in self.settled | mine)
@@ -223,10 +226,10 @@ class _Worker:
 
     def _is_settled(self, run: PlannedRun) -> bool:
         if not _is_finished(run):
-            failures = _failures(self.folder, run.name)
-            if len(failures) < MAX_FAILURES:
+            failed = failures(self.folder, run.name)
+            if len(failed) < MAX_FAILURES:
                 return False
-            self.failed[run.name] = failures[-1]["message"]
+            self.failed[run.name] = failed[-1]["message"]
         self.settled.add(run.name)
         self.plan_outdated = True
         return True
@@ -276,8 +279,8 @@ class _Worker:
         return len(self.running) < before
 
     def _failed(self, run: PlannedRun, lease: Lease, message: str) -> None:
-        failures = [*_failures(self.folder, run.name), {"host": socket.gethostname(), "message": message}]
-        write_json(_failures_of(self.folder, run.name), failures)
+        failed = [*failures(self.folder, run.name), {"host": socket.gethostname(), "message": message}]
+        write_json(_failures_of(self.folder, run.name), failed)
         lease.release()
         if not self._is_settled(run):
             self.held.append(run)
@@ -340,13 +343,19 @@ def _failures_of(folder: Path, name: str) -> Path:
     return folder / f"{name}.failures.json"
 
 
-def _failures(folder: Path, name: str) -> list[dict[str, str]]:
-    return read_json(_failures_of(folder, name)) or []
+def failures(folder: Path, name: str) -> list[dict[str, str]]:
+    """Where and why a run has failed so far. ValueError: the file holds something else."""
+    path = _failures_of(folder, name)
+    listed = read_json(path)
+    failed = [] if listed is None else listed
+    if not isinstance(failed, list) or not all(
+        isinstance(one, dict) and {str} == {type(one.get(key)) for key in ("host", "message")} for one in failed
+    ):
+        raise expected(str(path), "a list of failures, each with a host and a message (remove it to try again)", failed)
+    return failed
 
 
 def _refresh(folder: Path) -> None:
     """Change the folder, so that a file system that caches missing files (NFS) looks again."""
     with suppress(FileNotFoundError):  # not begun yet
-        probe = folder / f".{os.getpid()}.tmp-claim"
-        probe.touch()
-        probe.unlink()
+        time_in(folder)

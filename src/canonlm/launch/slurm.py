@@ -23,7 +23,7 @@ from submitit.helpers import TorchDistributedEnvironment
 
 import canonlm
 from canonlm.errors import expected, unknown, writing
-from canonlm.files import write_text
+from canonlm.files import make_folder, write_text
 from canonlm.launch.local import gpus
 from canonlm.runs.folder import read_json
 from canonlm.train.config import RunConfig
@@ -155,7 +155,8 @@ def _submit(
         raise ValueError("--slurm needs the command sbatch, which this machine does not have")
     folder, package = _next_launch(run), Path(canonlm.__file__).parent
     with writing("--out", run):
-        folder.mkdir(parents=True)
+        make_folder(folder.parents[1], folder.parent.name)
+        folder.mkdir()
         if recipe is not None:
             write_text(folder / "recipe.yaml", recipe)
         shutil.copytree(package, folder / "code" / "canonlm", ignore=shutil.ignore_patterns("__pycache__"))

@@ -26,7 +26,7 @@ import yaml
 
 from canonlm import untrusted
 from canonlm.errors import InvalidSetting, expected, writing
-from canonlm.files import write_json, write_text
+from canonlm.files import make_folder, write_bytes, write_json, write_text
 from canonlm.yaml12 import read_yaml
 
 from .identity import Config, changes
@@ -92,13 +92,13 @@ def create(
             _keep(folder, outside)
         if words:
             write_json(folder / TASK, words)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+        if not path.exists() or untrusted.read_text(path) != text:
             write_text(path, text)
 
 
 def make(folder: Path) -> None:
     with writing("--out", folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
 
 
 def _keep(folder: Path, outside: Mapping[str, Outside]) -> None:
@@ -106,15 +106,15 @@ def _keep(folder: Path, outside: Mapping[str, Outside]) -> None:
     digests = {reference: one.sha256 for reference, one in outside.items()}
     if _outside(folder, []) == digests:
         return
-    (folder / "code").mkdir(exist_ok=True)
+    code = make_folder(folder, "code")
     names: dict[str, str] = {}  # of the copies: files in two folders may have the same name
     for one in outside.values():
-        content = one.file.read_bytes()
+        content = untrusted.read_bytes(one.file)
         if hashlib.sha256(content).hexdigest() != one.sha256:
             raise expected(str(one.file), "a file that does not change while it is used", "other content")
         is_taken = names.setdefault(one.file.name, one.sha256) != one.sha256
         name = f"{one.file.stem}-{one.sha256[:6]}{one.file.suffix}" if is_taken else one.file.name
-        (folder / "code" / name).write_bytes(content)
+        write_bytes(code / name, content)
     write_json(folder / "code.json", {"outside": digests})
 
 

@@ -17,6 +17,7 @@ check and the write after it, and continuing after another worker has taken over
 
 import errno
 import json
+import math
 import os
 import socket
 import time
@@ -25,10 +26,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 from canonlm.errors import expected
-from canonlm.untrusted import open_regular
+from canonlm.files import create, time_in
+from canonlm.untrusted import open_regular, parse_json
+
+from .rows import DAMAGE, one_line
 
 SILENT = 5
 """Intervals without a heartbeat after which a lease may be taken over."""
@@ -36,6 +40,10 @@ SILENT = 5
 VARIABLE = "CANONLM_LEASE"
 """The environment variable with the lease of a process's run."""
 
+MAX_INTERVAL = 3600.0
+"""Max seconds between heartbeats. A lease with a longer interval is not ours."""
+
+_MAX_BYTES = 2**16
 _SUFFIX = ".json"
 _GONE = (errno.ENOENT, errno.ESTALE)  # ESTALE: another machine has removed the file (NFS)
 
@@ -49,6 +57,10 @@ class Owner:
     pid: int
     start: float  # seconds since 1970, by the owner's clock: for display
     interval: float  # seconds between heartbeats
+
+
+NOBODY = Owner("", "?", 0, 0.0, 0.0)
+"""The owner in a damaged lease: no process can hold it, so anyone may take it over."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +95,8 @@ class Lease:
 
     def _open(self, act: Callable[[int], None]) -> bool:
         try:
-            with self.path.open("rb") as file:
-                if _owner(file.read()).id != self.id:
+            with open_regular(self.path) as file:
+                if _owner(file).id != self.id:
                     return False
                 act(file.fileno())
                 return True
@@ -125,7 +137,8 @@ class Leases:
             return None
         for generation, path in generations.items():
             if generation <= top:
-                path.unlink(missing_ok=True)
+                with suppress(IsADirectoryError):
+                    path.unlink(missing_ok=True)
         return lease
 
     def owners(self) -> dict[str, tuple[Owner, float]]:
@@ -135,8 +148,9 @@ class Leases:
             newest[name] = max(newest.get(name, (0, path)), (generation, path))
         now, ages = _now(self.folder), {}
         for name, (_, path) in newest.items():
-            with suppress(FileNotFoundError), open_regular(path) as file:  # released in between
-                ages[name] = _owner(file.read()), max(0.0, now - os.fstat(file.fileno()).st_mtime)
+            with suppress(FileNotFoundError):  # released in between
+                owner, status = _read(path)
+                ages[name] = owner, max(0.0, now - status.st_mtime)
         return ages
 
     def remove(self, names: set[str]) -> None:
@@ -153,12 +167,14 @@ class Leases:
     def _is_stale(self, path: Path) -> bool:
         now = self._clock()  # before the file is read, so that a pause in between does not make an owner look dead
         try:
-            with path.open("rb") as file:
-                owner, mark = _owner(file.read()), os.fstat(file.fileno()).st_mtime_ns
+            owner, status = _read(path)
+            mark = status.st_mtime_ns
         except OSError as error:
             if error.errno in _GONE:
-                return False
+                return path.is_symlink()
             raise
+        if owner == NOBODY:
+            return True
         sighting = self._sightings.get(path)
         if sighting is None or sighting.mark != (owner.id, mark):
             self._sightings[path] = _Sighting((owner.id, mark), now)
@@ -171,7 +187,8 @@ class Leases:
         lease = Lease(self.folder / f"{name}.{generation}{_SUFFIX}", uuid.uuid4().hex)
         owner = Owner(lease.id, socket.gethostname(), os.getpid(), time.time(), self.interval)
         temporary = self.folder / f".{lease.id}.tmp"
-        temporary.write_text(json.dumps(asdict(owner)) + "\n", encoding="utf-8")
+        with create(temporary) as file:
+            file.write(json.dumps(asdict(owner)).encode() + b"\n")
         try:
             os.link(temporary, lease.path)
         except (FileExistsError, FileNotFoundError):
@@ -196,23 +213,36 @@ def _leases_in(folder: Path) -> list[tuple[str, int, Path]]:
     return leases
 
 
-def _owner(content: bytes) -> Owner:
-    """The owner in a lease. For a lease that a crash left empty, an owner without heartbeats."""
+def _read(path: Path) -> tuple[Owner, os.stat_result]:
+    """The owner in a lease, and the status of its file."""
     try:
-        raw: dict[str, Any] = json.loads(content)
-        return Owner(str(raw["id"]), str(raw["host"]), int(raw["pid"]), float(raw["start"]), float(raw["interval"]))
-    except (ValueError, KeyError, TypeError):
+        with open_regular(path) as file:
+            return _owner(file), os.fstat(file.fileno())
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ELOOP):  # not a regular file
+            return NOBODY, os.lstat(path)
+        raise
+
+
+def _owner(file: BinaryIO) -> Owner:
+    """The owner in a lease; NOBODY if no worker can have written it. For a lease that a crash left empty, an owner
+    without heartbeats."""
+    if not (content := file.read(_MAX_BYTES)):
         return Owner("", "?", 0, 0.0, 60.0)
+    try:
+        raw = parse_json(content, "")
+        start, interval = float(raw["start"]), float(raw["interval"])
+        possible = math.isfinite(start) and 0 < interval <= MAX_INTERVAL
+        return (
+            Owner(str(raw["id"]), one_line(str(raw["host"])), int(raw["pid"]), start, interval) if possible else NOBODY
+        )
+    except DAMAGE:
+        return NOBODY
 
 
 def _now(folder: Path) -> float:
     """Seconds since 1970 by the file system's clock; by this machine's if nothing can be written."""
-    probe = folder / f".{uuid.uuid4().hex}.tmp"
     try:
-        probe.touch()
-        return probe.stat().st_mtime
+        return time_in(folder)
     except OSError:
         return time.time()
-    finally:
-        with suppress(OSError):
-            probe.unlink(missing_ok=True)

@@ -10,7 +10,6 @@ split, seed, index). They do not depend on the background's length or text, nor 
 """
 
 import json
-import os
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from typing import Any, ClassVar
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from canonlm.errors import expected, writing
+from canonlm.files import complete_file
 from canonlm.suites.background import fill, open_background, scatter
 from canonlm.suites.questions import Question, Tokens
 from canonlm.tasks.capo.people import check_people
@@ -200,22 +200,13 @@ def write_texts(questions: MultiHop, out: Path, on_progress: Callable[[int], Non
         raise expected("OUT", "a name that ends in .jsonl", str(out))
     if out.exists():
         raise expected("OUT", "a file that does not exist yet", str(out))
-    temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}")
-    try:
-        with writing("OUT", out, "file"), temporary.open("w", encoding="utf-8") as file:
-            for index in range(len(questions)):
-                question = questions[index]
-                more = "".join(
-                    f" {BEGINNING.format(name=name)} {year}." for name, year in questions.story(index).others
-                )
-                text = f"{question.prompt} {question.answer}.{more}"
-                file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-                on_progress(index + 1)
-            file.flush()
-            os.fsync(file.fileno())
-            temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing("OUT", out, "file"), complete_file(out) as file:
+        for index in range(len(questions)):
+            question = questions[index]
+            more = "".join(f" {BEGINNING.format(name=name)} {year}." for name, year in questions.story(index).others)
+            text = f"{question.prompt} {question.answer}.{more}"
+            file.write(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n")
+            on_progress(index + 1)
 
 
 @cache

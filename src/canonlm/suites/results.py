@@ -23,7 +23,7 @@ from typing import Any
 from filelock import Timeout
 
 from canonlm.errors import brief, expected, writing
-from canonlm.files import append, lock, write_json, write_text
+from canonlm.files import append, lock, make_folder, write_json, write_text
 from canonlm.runs.names import slug
 from canonlm.suites.questions import Question, Questions, Score, not_finite, scores
 from canonlm.untrusted import parse_json, path_inside, read_bytes, read_object
@@ -74,7 +74,7 @@ class Results:
         }
         if (answers := self._answers.pop((suite, name), None)) is not None:
             entry["answers"] = answers
-        with _writing(self.out), lock(self.out / ".results.lock"):
+        with self._writing(), lock(self.out / ".results.lock"):
             others = [
                 e for e in self._read() if (e["suite"], e["name"], e["settings"]) != (suite, name, dict(settings))
             ]
@@ -98,8 +98,8 @@ class Results:
         not_finite: the indices of prompts whose logits are not finite, updated by `write` (`Writer.not_finite`).
         """
         path = self._path(suite, questions.name, {**settings, "n": None})
-        with _writing(path.parent):
-            path.touch()
+        with self._writing("answers"):
+            append(path).close()
         try:
             with lock(path.with_name(f".{path.stem}.lock"), timeout=0):
                 rows = self._ask(path, questions, write, on_answer, not_finite)
@@ -116,9 +116,16 @@ class Results:
         """Write the answers of an entry that will be added, for a suite that does not use `ask`. `rows` are as in the
         files of `ask`, with `index` from 0."""
         path = self._path(suite, name, settings)
-        with _writing(path.parent):
+        with self._writing("answers"):
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
         self._note(suite, name, path, rows)
+
+    @contextmanager
+    def _writing(self, *names: str) -> Iterator[None]:
+        """For writing into the folder, or a folder in it, which is created if it is missing."""
+        with writing("--out", self.out):
+            make_folder(self.out, *names)
+            yield
 
     def _path(self, suite: str, name: str, settings: Mapping[str, Any]) -> Path:
         model = {key: self._model.get(key) for key in _IDENTITY}
@@ -147,7 +154,7 @@ class Results:
                 row["right"] = questions.grade(question, text)
                 if place in not_finite:
                     row["finite"] = False
-                with _writing(path.parent):
+                with self._writing("answers"):
                     file.write(json.dumps(row) + "\n")
                     file.flush()
                 rows[index] = row
@@ -185,14 +192,6 @@ class Results:
 
 _IDENTITY = ("fingerprint", "tokenizer")
 """Keys that identify a model."""
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """For writing into the folder, which is created if it is missing."""
-    with writing("--out", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
 
 
 def _key(*parts: Any) -> str:

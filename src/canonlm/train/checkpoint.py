@@ -10,11 +10,10 @@ learning rate, random numbers and data are functions of the step, and the run's 
 
 import logging
 import re
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from canonlm import outside
 from canonlm.errors import expected
-from canonlm.files import Stamp, put_in_place, remove_folder, write_text
+from canonlm.files import Stamp, put_in_place, remove_folder, temporary_folder, write_text
 from canonlm.limits import check_memory
 from canonlm.models.interface import LanguageModel
 from canonlm.train.build import build_model
@@ -138,9 +137,9 @@ class Checkpoints:
 
     def _write(self, step: int, state: Any, then: Callable[[Path], Any] | None) -> None:
         path = path_of(self.folder, step)
-        temporary = path.with_name(f".{path.name}.tmp-save")  # without a process id, as all processes write here
-        ranks = self._ranks
+        ranks, made = self._ranks, ExitStack()
         try:
+            temporary = ranks.first(lambda: made.enter_context(temporary_folder(path)))  # all processes write there
             with _unwrapped_errors():
                 dcp.save(state, storage_writer=_Writer(temporary), process_group=ranks.group, no_dist=ranks.size == 1)
             files = ranks.gather(lambda: _stamps(temporary, ranks.rank))
@@ -152,8 +151,7 @@ class Checkpoints:
                 f"checkpoint of step {step} could not be written to {path}: {error.strerror}; {left}"
             ) from None
         finally:
-            if ranks.rank == 0:
-                shutil.rmtree(temporary, ignore_errors=True)
+            made.close()
         if then is not None:
             ranks.first(lambda: then(path))
 

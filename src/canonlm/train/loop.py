@@ -20,7 +20,7 @@ from filelock import Timeout
 
 from canonlm.data.windows import batches
 from canonlm.errors import expected
-from canonlm.files import append, lock, remove_leftovers, write_json
+from canonlm.files import append, lock, make_folder, remove_leftovers, write_json
 from canonlm.models import checks
 from canonlm.runs import folder as run_folder
 from canonlm.runs import leases
@@ -124,7 +124,7 @@ class _Run:
         self.shards = reading.verification(config, folder, world)
         with world.all_or_none():
             if world.main:
-                for place in (folder, folder / "checkpoints", folder / "profile"):
+                for place in (folder, make_folder(folder, "checkpoints"), folder / "profile"):
                     remove_leftovers(place)
             self.stream = reading.stream(config, self.shards.opened)
             self.test = reading.evaluation(config, world, self.shards.opened)
@@ -371,8 +371,7 @@ class _Run:
         # The command is not one of this run's processes, so it must not get their variables.
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_PROCESS_VARIABLES)}
         environment |= {f"CANONLM_{name.upper()}": value for name, value in values.items()}
-        log = self.folder / "on_checkpoint" / f"{path.name}.txt"
-        log.parent.mkdir(exist_ok=True)
+        log = make_folder(self.folder, "on_checkpoint") / f"{path.name}.txt"
         with append(log) as output:
             subprocess.Popen(
                 f"{command}\necho exit code $?",

@@ -1,11 +1,11 @@
 """`profile: "10:13"`: a Chrome trace of the operators in steps 10, 11 and 12."""
 
-import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 from canonlm.errors import expected
+from canonlm.files import make_folder, temporary_folder
 
 
 def bounds(steps: Any) -> tuple[int, int]:
@@ -65,8 +65,8 @@ def _record(start: int, stop: int, folder: Path, rank: int, step: int) -> Genera
             step += 1
     finally:
         profiler.stop_trace()
-        folder.mkdir(exist_ok=True)
-        name = f"steps-{first}-{min(step + 1, stop)}-rank{rank}"
-        temporary = folder / f".{name}.tmp-{os.getpid()}.json.gz"  # the exporter chooses the format by the suffix
-        profiler.export_chrome_trace(str(temporary))
-        temporary.replace(folder / f"{name}.json.gz")
+        make_folder(folder.parent, folder.name)
+        name = f"steps-{first}-{min(step + 1, stop)}-rank{rank}.json.gz"
+        with temporary_folder(folder / name) as temporary:
+            profiler.export_chrome_trace(str(temporary / name))
+            (temporary / name).replace(folder / name)

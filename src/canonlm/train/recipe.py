@@ -17,6 +17,7 @@ from canonlm import outside
 from canonlm.errors import InvalidSetting, expected, shown
 from canonlm.runs import folder, words
 from canonlm.train.config import RunConfig, resolve
+from canonlm.untrusted import is_inside
 from canonlm.user_folders import expanded, home
 from canonlm.yaml12 import parse_yaml
 from canonlm.yaml12 import read_yaml as read_yaml_file
@@ -78,8 +79,7 @@ def your_folder() -> Path:
 
 def is_yours(file: Path) -> bool:
     """Whether a recipe comes with the package or is in the user's own folder."""
-    folders = Path(canonlm.__file__).parent, your_folder()
-    return any(Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder)) for folder in folders)
+    return is_inside(file, Path(canonlm.__file__).parent, your_folder())
 
 
 def _runs(raw: dict[str, Any]) -> dict[str, str]:
@@ -202,9 +202,7 @@ def read_yaml(path: Path, above: tuple[Path, ...] = (), trust: bool = False) -> 
         what = "the path of a YAML file, relative to this one"
     elif base.resolve() in files:
         what = "a file that is not itself based on this one"
-    elif (
-        not trust and not is_yours(path) and not any(map(base.resolve().is_relative_to, (files[0].parent, Path.cwd())))
-    ):
+    elif not trust and not is_yours(path) and not is_inside(base, files[0].parent, Path.cwd()):
         what = "a file below the folder of the recipe or the current folder, or --trust"
     else:
         under, under_places = read_yaml(base, files, trust)

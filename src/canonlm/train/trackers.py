@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from canonlm.errors import InvalidSetting, expected
-from canonlm.files import write_text
+from canonlm.files import make_folder, refuse_links, write_text
 from canonlm.runs.rows import slice_key
+from canonlm.untrusted import read_text
 
 
 class Tracker(Protocol):
@@ -46,7 +47,9 @@ class TensorBoard:
     def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        events = make_folder(folder, "tensorboard")
+        refuse_links(events)
+        self._writer = SummaryWriter(str(events), purge_step=step + 1)
 
     def write(self, row: dict[str, Any]) -> None:
         for name, value in numbers(row).items():
@@ -66,14 +69,13 @@ class WandB:
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         import wandb
 
-        name = folder / "wandb" / "id"
+        name = make_folder(folder, "wandb") / "id"
         if not name.exists():
-            name.parent.mkdir(exist_ok=True)
             write_text(name, secrets.token_hex(4))
         try:
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "canonlm"),
-                id=name.read_text(encoding="utf-8"),
+                id=read_text(name),
                 name=folder.resolve().name,
                 dir=folder,
                 config=config,

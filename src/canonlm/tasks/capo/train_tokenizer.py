@@ -7,12 +7,12 @@ names become one or two, a few of them three. The same words give the same file,
 edit of templates or pools: without FILE it replaces the shipped one.
 """
 
-import os
 import sys
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from canonlm.files import write_text
 from canonlm.tasks.capo.people import PRONOUNS
 from canonlm.tasks.capo.pools import DAYS, MONTHS, YEARS, load
 from canonlm.tasks.capo.templates import QUESTIONS, TEMPLATES
@@ -45,9 +45,7 @@ def train() -> str:
 
 
 def main(file: Path) -> None:
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    beside.write_text(train(), encoding="utf-8")
-    os.replace(beside, file)
+    write_text(file, train())
     print(f"{file}: {file.stat().st_size} bytes")
 
 

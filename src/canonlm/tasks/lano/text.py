@@ -11,6 +11,12 @@ The levels follow from the rules; the order of the lines is the order of the sym
 from itertools import count
 from pathlib import Path
 
+from canonlm.files import write_text
+from canonlm.untrusted import read_bytes
+
+MAX_BYTES = 2**24
+"""Max bytes of a grammar, whose rules take some fifty times as much as Python objects."""
+
 Symbol = str | int  # a terminal is a number
 Parts = tuple[tuple[int, ...], tuple, tuple[tuple[str, ...], ...]]  # sizes, rules, names: as in `Grammar`
 
@@ -27,9 +33,7 @@ def write(path: Path, name: str, symbols: tuple[tuple[str, ...], ...], rules: tu
             right = (" ".join(symbols[level + 1][child] for child in row) for row in rows)
             lines.append(f"{symbol} = {' | '.join(right)}")
         lines.append("")
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text("\n".join(lines), encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, "\n".join(lines))
 
 
 def read(path: Path, *, unreachable: bool = False) -> Parts:
@@ -42,7 +46,7 @@ def read(path: Path, *, unreachable: bool = False) -> Parts:
 
 def content_of(path: Path) -> str:
     try:
-        content = path.read_text(encoding="utf-8-sig")
+        content = read_bytes(path, MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         content = "\0"
     if "\0" in content:
