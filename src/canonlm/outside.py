@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from canonlm.errors import InvalidSetting, brief, expected, unknown
-from canonlm.untrusted import read_object
+from canonlm.untrusted import MAX_BYTES, is_inside, open_regular, read_bytes, read_object
 from canonlm.user_folders import expanded
 
 LIBRARIES = ("hf", "fla")
@@ -115,7 +115,7 @@ def _file(reference: str, place: str) -> Path:
         return yours
     copies = sorted((scope.run / "code").glob("*.py")) if scope.trust is True else []
     for copy in copies:
-        if copy.is_file() and _sha256(copy) == recorded:
+        if copy.is_file() and is_inside(copy, scope.run) and _sha256(copy) == recorded:
             return copy.resolve()
     raise InvalidSetting(reference, f"{place}: expected the file that the run began with, sha256 {recorded}")
 
@@ -129,12 +129,13 @@ def _recorded(run: Path) -> dict[str, str]:
 
 
 def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(file)).hexdigest()
 
 
 def _read(place: str, file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        with open_regular(file) as opened:
+            return opened.read(MAX_BYTES)
     except OSError as error:
         raise ValueError(f"{place}: {error.strerror or error} ({file})") from None
 

@@ -18,6 +18,9 @@ MAX_BYTES = 2**26
 MAX_JSON = 2**25
 """Max bytes of JSON: as Python objects they take up to fifty times as much."""
 
+LOG_END = 2**16
+"""Max bytes that are read of a log, from its end."""
+
 MAX_DEPTH = 100
 """Max nesting of lists and mappings. Python overflows its stack at about a thousand function calls."""
 
@@ -67,6 +70,17 @@ def read_object(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
     if not isinstance(value := read_json(path, limit), dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
     return value
+
+
+def last_lines(path: Path, start: int = 0) -> list[str]:
+    """The last lines that a process has written to a log (UTF-8) after `start` bytes; none if it has no log. Only the
+    end of the file is read."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(start, file.seek(0, os.SEEK_END) - LOG_END))
+            return file.read(LOG_END).decode("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return []
 
 
 def parse_json(content: str | bytes, place: str) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import canonlm.experiments.replicate  # noqa: F401  # now, as libraries may warn when they are imported
 from canonlm.cli import main
 from canonlm.launch.slurm import Job, parse
 from canonlm.train.config import resolve
@@ -129,6 +130,65 @@ def test_a_link_into_your_folder_is_not_trusted(stranger, capsys):
     Path("own").mkdir()
     (stranger / "run.yaml").write_text(PROGRAMS["on_checkpoint"])
     assert "--trust" in refused(capsys, ["train", "own/../stranger/run.yaml"])
+
+
+def test_the_parent_of_a_link_is_not_your_folder(stranger, capsys):
+    """As text, `d/../../own/base.yaml` is the user's own file; but `d` leads to a folder of the stranger."""
+    Path("own").mkdir()
+    Path("own/base.yaml").write_text(RECIPE)
+    deep = stranger / "a" / "b"
+    deep.mkdir(parents=True)
+    Path("own").rename("moved")
+    Path("own").symlink_to("moved")  # the user's own folder may be a link
+    (stranger / "d").symlink_to("a/b")
+    for place in ("own", "moved"):
+        (stranger / place).mkdir()
+        for name, program in PROGRAMS.items():
+            (stranger / place / "base.yaml").write_text(program)
+            (stranger / "run.yaml").write_text(f"base: d/../../{place}/base.yaml\n")
+            (stranger / "config.yaml").write_text((stranger / "run.yaml").read_text())
+            for command in ("train", "plan", "launch", "work"):
+                if (command, name) != ("plan", "on_checkpoint"):
+                    more = {"launch": ["--local", "1"], "work": ["--dry-run"]}.get(command, [])
+                    where = stranger if command == "work" else stranger / "run.yaml"
+                    assert "--trust" in refused(capsys, [command, where, *more])
+
+
+EXPERIMENT = """\
+title: x
+source: x
+match: llama
+micro: [{settings: [copying-micro], arms: [llama, llama+canon]}]
+claims:
+  C:
+    at: {micro: {setting: copying-micro}}
+    paper: x
+    pairs: [{arm: llama+canon, against: llama, expect: higher, smallest: 1}]
+"""
+
+
+FOREIGN_ARMS = [
+    ("[llama, llama+canon]", "[llama, llama+canon, 'stranger/evil.py:Block']"),
+    ("[llama, llama+canon]", "['os:system+canon', llama, llama+canon]"),
+    ("[llama, llama+canon]", "[llama, llama+canon, 'this:s']"),
+    ("match: llama", "match: 'stranger/evil.py:Block'"),
+]
+
+
+@pytest.mark.parametrize("change", FOREIGN_ARMS)
+def test_a_foreign_experiment_runs_no_program(change, stranger, capsys):
+    assert change[0] in EXPERIMENT
+    (stranger / "mine.yaml").write_text(EXPERIMENT.replace(*change))
+    for more in ([], ["--dry-run"], ["--slurm", "time=5", "--dry-run"]):
+        error = refused(capsys, ["replicate", stranger / "mine.yaml", *more])
+        assert "mine.yaml: arms: expected --trust, as this experiment is a program" in error
+    assert "this" not in sys.modules
+
+
+def test_foreign_tasks_of_the_harness_are_programs(stranger, capsys):
+    (stranger / "x.yaml").write_text("task: x\ndoc_to_text: !function evil.f\n")
+    for more in (["--tasks", "x", f"include={stranger}"], ["--tasks", str(stranger / "x.yaml")]):
+        assert "--trust, as its task files run Python" in refused(capsys, ["eval", "none", "--suite", "harness", *more])
 
 
 def test_a_trusted_base_does_not_make_the_recipe_trusted(stranger, capsys):

@@ -431,7 +431,7 @@ def test_without_the_harness_the_install_command_is_shown(subjects, monkeypatch)
 @pytest.mark.usefixtures("_local_tasks_only")
 def test_the_evaluation_command_saves_the_harness_results(llama, include, subjects, tmp_path, capsys):
     def say(tasks, *more):
-        command = ["eval", str(llama), f"include={include}", "--suite", "harness", "--tasks", tasks]
+        command = ["eval", str(llama), f"include={include}", "--suite", "harness", "--trust", "--tasks", tasks]
         code = main([*command, "--out", str(tmp_path), *more])
         return code, capsys.readouterr()
 

@@ -183,5 +183,5 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path, name, content, complaint):
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(ValueError, match=r"nothing\.txt: No such file or directory"):
+    with pytest.raises(ValueError, match=r"nothing\.txt: cannot be read \(No such file or directory"):
         read(tmp_path / "nothing.txt", 0, POOLS)

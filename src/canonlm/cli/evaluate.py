@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from canonlm.cli.doing import keep_going, load_torch
-from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, VARIANT, opened
+from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, TRUST_TASKS, VARIANT, opened
 
 if TYPE_CHECKING:
     from canonlm.suites.run import ProgressReporter
@@ -50,6 +50,7 @@ def evaluate(
     bos: Annotated[bool, BOS] = False,
     beyond_context: Annotated[bool, BEYOND] = False,
     trust_remote_code: Annotated[bool, TRUST] = False,
+    trust: Annotated[bool, TRUST_TASKS] = False,
 ) -> int:
     """Ask a saved model the questions of a suite, and keep its answers and scores.
 
@@ -74,6 +75,10 @@ def evaluate(
     from canonlm.suites import run as suites
 
     planned = suites.plan(suite, settings or [], published, **named)
+    if suite == "harness" and not trust:
+        from canonlm.suites.harness.run import refuse_code
+
+        refuse_code(planned)
     subject = opened(
         model, step=step, variant=variant, tokenizer=tokenizer, dtype=dtype, device=device,
         trust_remote_code=trust_remote_code,

@@ -41,6 +41,9 @@ TOKENIZER = typer.Option(
 )
 DTYPE = typer.Option(help="fp32, bf16 or fp16. Default: as stored.", show_default=False)
 DEVICE = typer.Option(help="auto, cpu, cuda, …")
+TRUST_TASKS = typer.Option(
+    "--trust", help="Run the functions and templates in somebody else's task files for the harness."
+)
 TRUST = typer.Option("--trust-remote-code", help="Run code that comes with the model.")
 JSON = typer.Option(
     "--json", help="Write the same as JSON; - writes to the terminal instead.", metavar="FILE", show_default=False

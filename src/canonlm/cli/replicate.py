@@ -43,6 +43,7 @@ ONLY = typer.Option(
 GPU = typer.Option(help="With --dry-run: the kind of GPU whose hours are shown.")
 SLURM = typer.Option("--slurm", help="Start workers as a SLURM job array instead of one here.")
 SEED_SET = typer.Option(help="Repeat everything with other seeds: 0 is the set of our own runs.")
+TRUST = typer.Option("--trust", help="Run the Python files that somebody else's experiment names.")
 EXPORT = typer.Option(
     help="Add the finished runs to CSV files in this folder; runs already in them are not trained again.",
     show_default=False,
@@ -61,6 +62,7 @@ def replicate(
     gpu: Annotated[str, GPU] = "h100",
     export: Annotated[Path | None, EXPORT] = None,
     slurm: Annotated[bool, SLURM] = False,
+    trust: Annotated[bool, TRUST] = False,
 ) -> int:
     """Train the models of one of the paper's figures again, and judge the claims about it.
 
@@ -76,12 +78,13 @@ def replicate(
     from canonlm.experiments.schema import names
 
     settings = [part.strip() for part in only.split(",")] if only else []
-    experiments = replicate.chosen(name, scale, settings, seed_set=seed_set)
+    experiments = replicate.chosen(name, scale, settings, seed_set=seed_set, trust=trust)
     if slurm:
         from canonlm.cli.work import submit
 
         place = name if name == "all" or name in names() else str(Path(name).absolute())
         arguments = ["replicate", place, "--scale", scale, "--out", str(out.absolute()), "--jobs", str(jobs)]
+        arguments += ["--trust"] if trust else []
         arguments += ["--seed-set", str(seed_set)] if seed_set else []
         arguments += ["--export", str(export.absolute())] if export is not None else []
         return submit(out, [*arguments, *(["--only", only] if only else [])], job or [], dry_run)

@@ -1,4 +1,4 @@
-"""Refuses Parquet pages that grow more than a hundredfold when decompressed, and would not fit into memory.
+"""Refuses Parquet files that grow more than a hundredfold when read, and would not fit into memory.
 
 A Parquet reader takes one page of a column at a time and allocates as much memory as the page's header says, up to
 2 GB, whatever its size in the file. So the headers (Thrift's compact protocol) are read first.
@@ -7,6 +7,8 @@ A Parquet reader takes one page of a column at a time and allocates as much memo
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 MAX_PAGE = 2**28
@@ -25,9 +27,10 @@ class Page(NamedTuple):
     uncompressed: int
 
 
-def check_pages(file: IO[bytes], table: pq.ParquetFile, group: int, columns: tuple[str, ...]) -> None:
-    """ValueError if a page of these columns (or nested in them) in a row group is damaged or grows too much."""
-    described = table.metadata.row_group(group)
+def check_pages(file: IO[bytes], table: pq.ParquetFile, group: int, columns: tuple[str, ...]) -> int:
+    """The size of all pages of these columns (or nested in them) in a row group, decompressed. ValueError if a page is
+    damaged or grows too much."""
+    described, total = table.metadata.row_group(group), 0
     for number in range(described.num_columns):
         chunk = described.column(number)
         if chunk.path_in_schema.split(".")[0] in columns:
@@ -35,6 +38,20 @@ def check_pages(file: IO[bytes], table: pq.ParquetFile, group: int, columns: tup
                 if page.uncompressed > max(MAX_PAGE, MAX_GROWTH * page.compressed):
                     sizes = f"{page.compressed:,} bytes that become {page.uncompressed:,}"
                     raise ValueError(f"a page of {sizes}; expected at most {MAX_GROWTH} times as many, or {MAX_PAGE:,}")
+                total += page.uncompressed
+    return total
+
+
+def check_texts(table: pq.ParquetFile, group: int, column: str, size: int) -> None:
+    """ValueError if the texts of a column in a row group are much more than the file's `size`: a dictionary holds a
+    text once that a million rows may repeat. The table must be opened with the column in `read_dictionary`."""
+    total, limit = 0, max(MAX_PAGE, MAX_GROWTH * size)
+    for batch in table.iter_batches(10_000, row_groups=[group], columns=[column]):
+        for texts in batch.columns:
+            if pa.types.is_dictionary(texts.type):
+                total += pc.sum(pc.take(pc.binary_length(texts.dictionary), texts.indices)).as_py() or 0
+        if total > limit:
+            raise ValueError(f"more than {limit:,} bytes of text in a file of {size:,}")
 
 
 def _pages(file: IO[bytes], chunk: Any) -> Iterator[Page]:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from canonlm.data.extras import needed
-from canonlm.data.pages import check_pages
+from canonlm.data.pages import check_pages, check_texts
 from canonlm.errors import expected
 from canonlm.untrusted import open_regular
 
@@ -282,6 +282,7 @@ def _table(source: Input, base: int, first: int, last: int, key: str) -> Iterato
 def _check_pages(source: Input, file: IO[bytes], table: pq.ParquetFile, group: int, key: str) -> None:
     try:
         check_pages(file, table, group, (key,))
+        check_texts(table, group, key, source.size)
     except ValueError as error:
         raise ValueError(f"{source.path}: cannot be read ({error})") from None
 

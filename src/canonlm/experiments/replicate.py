@@ -22,12 +22,16 @@ from canonlm.launch.play import PlannedRun
 from canonlm.train import reading
 
 
-def chosen(name: str, scale: str, only: Collection[str] = (), *, seed_set: int = 0) -> list[Experiment]:
+def chosen(
+    name: str, scale: str, only: Collection[str] = (), *, seed_set: int = 0, trust: bool = False
+) -> list[Experiment]:
     """The experiment of that name, or for `all` every one that has the scale. ValueError: no such experiment, scale,
-    setting or claim."""
+    setting or claim. trust: as in `schema.load`."""
     if scale not in schema.SCALES:
         raise unknown("scale", scale, schema.SCALES)
-    loaded = [schema.load(each, seed_set=seed_set) for each in (schema.names() if name == "all" else [name])]
+    loaded = [
+        schema.load(each, seed_set=seed_set, trust=trust) for each in (schema.names() if name == "all" else [name])
+    ]
     with_scale = [experiment for experiment in loaded if scale in experiment.scales]
     if not with_scale:
         raise ValueError(f"{name} has no {scale} scale; it has: {', '.join(loaded[0].scales)}")

@@ -15,9 +15,12 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, field_validator, model_validator
 
-from canonlm.errors import InvalidSetting, expected, refused, unknown
+from canonlm.errors import InvalidSetting, brief, expected, refused, unknown
+from canonlm.outside import reference_of
 from canonlm.recipes import TEXT
 from canonlm.train.config import Settings
+from canonlm.train.recipe import is_yours
+from canonlm.untrusted import read_text
 from canonlm.yaml12 import read_yaml
 
 HERE = Path(__file__).parent
@@ -228,11 +231,12 @@ def find(name_or_path: str) -> Path:
     raise unknown("experiment", name_or_path, [*names(), "all"])
 
 
-def load(name_or_path: str, *, seed_set: int = 0) -> Experiment:
-    """Load and check an experiment. seed_set: our runs have 0; another one repeats the experiment from scratch.
+def load(name_or_path: str, *, seed_set: int = 0, trust: bool = False) -> Experiment:
+    """Load and check an experiment. seed_set: our runs have 0; another one repeats the experiment from scratch. trust:
+    the file may name Python code even if it is neither ours nor in the user's own folder.
 
-    ValueError in one line, with the file: an unknown key, or a setting or architecture that a claim names and no panel
-    trains.
+    ValueError in one line, with the file: an unknown key, a setting or architecture that a claim names and no panel
+    trains, or code that is not trusted.
     """
     path = find(name_or_path)
     if not 0 <= seed_set <= MAX_SEED_SET:
@@ -240,13 +244,15 @@ def load(name_or_path: str, *, seed_set: int = 0) -> Experiment:
     raw, _ = read_yaml(path)
     try:
         experiment = _checked(raw)
+        if not trust and not is_yours(path):
+            _refuse_code(experiment)
         experiment._settings = used = {name: setting(name) for name in _settings_of(experiment)}
         for number, claim in experiment.claims.items():
             _check_claim(experiment, number, claim)
     except ValueError as error:
         key = error.key if isinstance(error, InvalidSetting) else ""
         raise InvalidSetting(key, f"{path.name}: {error}") from None
-    return named(experiment, path.stem, path.read_text(encoding="utf-8"), used, seed_set)
+    return named(experiment, path.stem, read_text(path), used, seed_set)
 
 
 def named(
@@ -264,6 +270,14 @@ def named(
 def _registered(setting: Setting) -> dict[str, Any]:
     """The fields in an experiment's sha256. Earlier versions had no variants: empty ones are left out."""
     return setting.model_dump(exclude=set() if setting.variants else {"variants"})
+
+
+def _refuse_code(experiment: Experiment) -> None:
+    arms = [arm for scale in SCALES for panel in experiment.panels(scale) for arm in panel.arms]
+    arms += [arm for claim in experiment.claims.values() for arm in claim.arms] + [experiment.match or ""]
+    if named := list(dict.fromkeys(filter(None, map(reference_of, arms)))):
+        what = f"--trust, as this experiment is a program: it runs {', '.join(map(brief, named))}; read it first"
+        raise InvalidSetting("arms", f"arms: expected {what}")
 
 
 def _checked(raw: Any) -> Experiment:

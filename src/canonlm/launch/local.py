@@ -18,11 +18,10 @@ from canonlm.launch.play import PlannedRun
 from canonlm.runs.follow import Followed
 from canonlm.runs.rows import evaluation, one_line, text_evaluation
 from canonlm.train.signals import PARENT
-from canonlm.untrusted import open_regular
+from canonlm.untrusted import last_lines
 
 State = Literal["waiting", "running", "finished", "failed"]
 POLL_SECONDS = 0.3
-LOG_END = 2**16  # bytes at the end of a log, of which the last line is shown
 MAX_MESSAGE = 500  # letters
 _ENDS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
@@ -168,12 +167,7 @@ def can_fork(devices: Sequence[str], threads: int | None) -> bool:
 def reason(folder: Path, code: int) -> str:
     """One line on why a run's process ended with this exit code. A process that was killed at once has no log."""
     log = folder / "log.txt"
-    try:
-        with open_regular(log) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_END))
-            lines = file.read(LOG_END).decode("utf-8", "replace").strip().splitlines()
-    except OSError:
-        lines = []
+    lines = last_lines(log)
     if code == 2:  # it refused the run: other lines may be of another process in the same folder
         lines = [line for line in lines if line.startswith("canonlm: ")] or lines
     last = f"killed by {signal.Signals(-code).name}" if code < 0 else lines[-1] if lines else "no message"

@@ -17,6 +17,7 @@ from canonlm.errors import writing
 from canonlm.files import append, make_folder
 from canonlm.runs.folder import read_json
 from canonlm.train.signals import PARENT, STOPS
+from canonlm.untrusted import last_lines
 
 POLL_SECONDS = 0.1
 SETTLE_SECONDS = 10.0  # after a failure: time for the others to fail for the same reason, before they are ended
@@ -57,11 +58,7 @@ class Rank:
 
     @property
     def last_line(self) -> str:
-        if self.log is None:
-            return ""
-        with self.log.open("rb") as file:
-            file.seek(self.log_start)
-            lines = file.read().decode(errors="replace").strip().splitlines()
+        lines = [] if self.log is None else last_lines(self.log, self.log_start)
         return lines[-1].removeprefix("canonlm: ") if lines else ""
 
 

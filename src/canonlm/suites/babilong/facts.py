@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from canonlm.data.extras import needed
+from canonlm.data.pages import MAX_GROWTH, MAX_PAGE, check_pages, check_texts
 from canonlm.errors import expected
 from canonlm.suites.babilong.world import Story
 from canonlm.suites.reading import content_of
-from canonlm.untrusted import parse_json
+from canonlm.untrusted import open_regular, parse_json
 
 HUB = "RMT-team/babilong-1k-samples"
 SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -87,12 +88,19 @@ def _table(file: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not os.path.isfile(file):
-        raise expected("facts", "a Parquet file that can be read (not a regular file)", str(file))
+    rows: list[Any] = []
     try:
-        rows = pq.read_table(file).to_pylist()
-    except (OSError, pa.ArrowException) as error:
-        raise expected(
-            "facts", f"a Parquet file that can be read ({' '.join(str(error).split())})", str(file)
-        ) from None
+        with open_regular(file) as opened:
+            size, total = os.fstat(opened.fileno()).st_size, 0
+            table = pq.ParquetFile(opened, read_dictionary=list(FIELDS))
+            for group in range(table.num_row_groups):
+                total += check_pages(opened, table, group, FIELDS)
+                if total > max(MAX_PAGE, MAX_GROWTH * size):
+                    raise ValueError(f"{total:,} bytes in a file of {size:,}")
+                for field in FIELDS:
+                    check_texts(table, group, field, size)
+                rows += table.read_row_group(group, columns=list(FIELDS)).to_pylist()
+    except (OSError, ValueError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise expected("facts", f"a Parquet file that can be read ({reason})", str(file)) from None
     return ((f"{file}, row {number}", row) for number, row in enumerate(rows, 1))

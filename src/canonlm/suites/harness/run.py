@@ -2,18 +2,22 @@
 
 import logging
 import math
+import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
+from canonlm.errors import InvalidSetting, brief
 from canonlm.suites.harness import require
 from canonlm.suites.harness.opening import SEEDS, Part, find, load, name_of, open_tasks, parts, seed
 from canonlm.suites.opening import Subject
 from canonlm.suites.questions import Score, not_finite
+from canonlm.train.recipe import is_yours, your_folder
 
 if TYPE_CHECKING:
     from lm_eval.api.group import Group
@@ -60,6 +64,15 @@ class HarnessSettings(BaseModel):
     include: str | None = None
     max_length: int | None = Field(None, ge=2)
     metadata: dict[str, Any] = {}
+
+
+def refuse_code(planned: Iterable[Any]) -> None:
+    """ValueError for task files that may be somebody else's: their functions and templates are programs."""
+    for settings in planned:
+        for key, name in [("include", settings.include), *(("tasks", name) for name in settings.tasks)]:
+            if name is not None and os.path.exists(name) and not is_yours(Path(name)):
+                what = f"--trust, as its task files run Python; read them first ({your_folder()} needs no --trust)"
+                raise InvalidSetting(key, f"{key}: {brief(name)}: expected {what}")
 
 
 def run_harness(

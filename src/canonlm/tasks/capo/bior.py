@@ -18,6 +18,7 @@ from canonlm.numba_cache import njit
 from canonlm.tasks.capo.people import Person, name_space, person
 from canonlm.tasks.capo.pools import Pools
 from canonlm.tasks.random import below, check_count, shuffle, stream
+from canonlm.untrusted import read_bytes
 
 LENGTHS = range(50, 200)  # words that mode 0 asks for by default
 
@@ -138,9 +139,7 @@ def read(path: Path, seed: int, pools: Pools) -> Rewrites:
     about person 0, the next about person 1, and so on. Raises ValueError with the file and the line.
     """
     try:
-        raw = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
+        raw = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}, line {error.object.count(10, 0, error.start) + 1}: not UTF-8") from None
     if not raw.strip():

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from canonlm.untrusted import read_bytes
+
 ATTRIBUTES = ("birth date", "birth city", "university", "field", "company city", "company")  # order of the sentences
 
 MONTHS = (
@@ -80,11 +82,11 @@ def _read(folder: Path) -> Pools:
 
 def _lines(path: Path) -> list[str]:
     """The lines of a file, stripped; empty lines at the end do not count."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig").rstrip()
-    except OSError as error:
+    if not path.exists():
         needed = ", ".join(f"{name}.txt" for name in FILES)
-        raise ValueError(f"{path}: {error.strerror}; a folder of pools has {needed}") from None
+        raise ValueError(f"{path}: No such file or directory; a folder of pools has {needed}")
+    try:
+        text = read_bytes(path).decode("utf-8-sig").rstrip()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}, line {error.object.count(10, 0, error.start) + 1}: not UTF-8") from None
     if not text:

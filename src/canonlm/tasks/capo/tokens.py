@@ -26,6 +26,7 @@ from canonlm.tasks.capo.people import PRONOUNS
 from canonlm.tasks.capo.pools import ATTRIBUTES, DAYS, MONTHS, YEARS, Pools, load
 from canonlm.tasks.capo.templates import QUESTIONS, TEMPLATES
 from canonlm.tasks.capo.text import split
+from canonlm.untrusted import read_text
 
 SHIPPED = Path(__file__).parent / "data" / "tokenizer.json"  # made by train_tokenizer.py
 BOS = 0
@@ -130,7 +131,7 @@ def _open(path: str | None) -> Any:
             tokenizer = AutoTokenizer.from_pretrained(file, local_files_only=True).backend_tokenizer
         else:
             with panics_raised(file):
-                tokenizer = Tokenizer.from_file(str(file / "tokenizer.json" if file.is_dir() else file))
+                tokenizer = Tokenizer.from_str(read_text(file / "tokenizer.json" if file.is_dir() else file))
     except Exception as error:  # the library raises plain Exceptions
         what = "a tokenizer.json, or a folder with a tokenizer"
         why = str(error).partition("\n")[0] or type(error).__name__
