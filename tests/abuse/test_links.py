@@ -1,5 +1,6 @@
 """Links, FIFOs and guessed names in somebody else's folder: nothing is written outside it, and nothing waits."""
 
+import ast
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 
 import pytest
 
+import canonlm
 from canonlm import files
 from canonlm.untrusted import is_inside, path_inside
 
@@ -92,3 +94,76 @@ def test_leftovers_that_are_links(tmp_path, mine):
     files.remove_leftovers(tmp_path / "run")
     assert not list((tmp_path / "run").iterdir())
     assert (mine / "file").read_text() == "mine"
+
+
+WRITERS = {
+    *(
+        "write_text",
+        "write_bytes",
+        "mkdir",
+        "makedirs",
+        "touch",
+        "rename",
+        "symlink_to",
+        "hardlink_to",
+        "symlink",
+        "link",
+    ),
+    *("save_file", "save_pretrained", "write_html", "write_image", "to_csv", "write_parquet", "truncate", "copymode"),
+    *("copy2", "copytree", "copyfile", "move", "mkdtemp", "mkstemp", "NamedTemporaryFile", "export_chrome_trace"),
+    *("SummaryWriter", "TokenizedFile", "FileHandler", "savez", "tofile", "memmap", "OSFile", "FileLock"),
+}
+ALLOWED = {
+    # What a user calls with a folder of their own; commands call it with a new folder (`write_folder`).
+    "canon/hosted.py": {"save_pretrained", "write_text", "shutil.copy"},
+    "flat_code.py": {"mkdir", "write_text"},
+    "models/modeling.py": {"save_pretrained"},
+    "models/published/files.py": {"write_text", "save_file", "torch.save", "save_pretrained"},
+    # In a new folder or file of `canonlm.files`, or in one where links are refused.
+    "check/cases.py": {"save_pretrained"},
+    "cli/canonize.py": {"save_pretrained"},
+    "cli/export.py": {"save_pretrained", "copymode"},
+    "data/dump.py": {"replace", "OSFile"},
+    "data/steps.py": {"TokenizedFile", "replace", "write_bytes"},
+    "launch/slurm.py": {"mkdir", "copytree"},
+    "runs/leases.py": {"os.link"},
+    "suites/harness/run.py": {"save_pretrained"},
+    "suites/results.py": {"truncate"},
+    "train/profile.py": {"export_chrome_trace", "replace"},
+    "train/trackers.py": {"SummaryWriter"},
+    # The user's own cache, and a device.
+    "cli/starter.py": {"os.open"},
+    "ops/kernels/launches.py": {"mkdir", "write_text"},
+    "ops/trials.py": {"NamedTemporaryFile", "os.replace"},
+    "user_folders.py": {"mkdir"},
+}
+
+
+def writing_calls(source):
+    """The calls of a module that write a file by its name, as `write_text` or `os.replace`."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        owner = getattr(getattr(node.func, "value", None), "id", "")
+        texts = [
+            each.value for each in [*node.args, *(k.value for k in node.keywords)] if isinstance(each, ast.Constant)
+        ]
+        if name == "open" and (
+            owner == "os" or any(str(text) in ("r+", "rb+") or str(text)[:1] in "wxa" for text in texts)
+        ):
+            yield f"{owner}.open" if owner else "open"
+        elif owner in ("os", "shutil", "torch") and name in ("replace", "copy", "save", "link"):
+            yield f"{owner}.{name}"
+        elif name in ("replace", "rename") and isinstance(node.func, ast.Attribute):
+            if len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Dict):
+                yield name
+        elif name in WRITERS and (isinstance(node.func, ast.Attribute) or name not in ("write_text", "write_bytes")):
+            yield name
+
+
+def test_files_are_written_by_one_module():
+    root = files.Path(canonlm.__file__).parent
+    found = {str(path.relative_to(root)): set(writing_calls(path.read_text())) for path in root.rglob("*.py")}
+    found = {name: calls for name, calls in found.items() if calls and name not in ("files.py", "untrusted.py")}
+    assert found == ALLOWED

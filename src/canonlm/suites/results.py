@@ -272,7 +272,8 @@ def _rows(path: Path, cut: bool = False) -> dict[int, Row]:
             raise _damaged(path, f"line {number}: expected an answer with index, slice and right")
         rows[row["index"]] = row
     if cut and len(lines) < len(data):
-        os.truncate(path, len(lines))
+        with append(path) as file:
+            file.truncate(len(lines))
     return rows
 
 
