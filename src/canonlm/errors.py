@@ -2,6 +2,7 @@
 command line)."""
 
 import difflib
+import re
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,13 @@ def brief(text: str, letters: int = SHOWN) -> str:
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in cut)
 
 
+def plain(text: str) -> str:
+    """Text from a file, or a file's name, for a terminal: without control characters, which it would obey, Unicode's
+    line separators, marks that reverse the order of letters, and lone surrogates."""
+    return _NOT_PLAIN.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+_NOT_PLAIN = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 _REPR = reprlib.Repr()
 _REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = 20
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = SHOWN

@@ -61,8 +61,8 @@ def read_text(path: Path, limit: int = MAX_BYTES) -> str:
 
 
 def read_json(path: Path, limit: int = MAX_JSON) -> Any:
-    """The value of a JSON file."""
-    return parse_json(read_bytes(path, limit), str(path))
+    """The value of a JSON file, which belongs to its folder (`own_file`)."""
+    return parse_json(read_bytes(own_file(path), limit), str(path))
 
 
 def read_object(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
@@ -136,6 +136,12 @@ def path_inside(folder: Path, name: object, place: str = "") -> Path:
             where = f"a link out of it, {name} ({LINKS})"
             raise ValueError(f"{place or target}: expected a file in {folder}, got {where}")
     return target
+
+
+def own_file(path: Path) -> Path:
+    """The path of a file that belongs to its folder. ValueError if it is a link out of it: somebody else's folder may
+    have links to your files."""
+    return path_inside(path.parent, path.name)
 
 
 def _is_link(path: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from canonlm.untrusted import MAX_DEPTH, MAX_DIGITS, read_text
+from canonlm.untrusted import MAX_DEPTH, MAX_DIGITS, own_file, read_text
 
 MAX_BYTES = 2**20
 """Max bytes of a file."""
@@ -38,6 +38,8 @@ for _tag, _pattern, _first in (
 
 def read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:
     """The value of a file and its nodes, which have line numbers. One-line ValueError with the name of the file."""
+    if path.name == "config.yaml":  # of a run
+        path = own_file(path)
     return parse_yaml(read_text(path, MAX_BYTES), str(path))
 
 

@@ -109,6 +109,42 @@ def play(folder: Path) -> None:
     (folder / "play" / "report.html").unlink()
 
 
+@base
+def queue(folder: Path) -> None:
+    """A queue of one finished run and one that has failed twice, with a lease for each."""
+    write(folder / "run.yaml", RUN)
+    canonlm("train", "run.yaml", "--out", "queue/runs/a")
+    (folder / "queue" / "runs" / "b").mkdir()
+    write(folder / "queue" / "runs" / "b" / "config.yaml", RUN)
+    (folder / "queue" / "leases").mkdir()
+    for name in "ab":
+        owner = {"id": name, "host": "there", "pid": 7, "start": 1.5, "interval": 20.0}
+        (folder / "queue" / "leases" / f"{name}.1.json").write_text(json.dumps(owner))
+    failures = [{"host": "there", "message": "no memory"}] * 2
+    (folder / "queue" / "leases" / "b.failures.json").write_text(json.dumps(failures))
+
+
+@base
+def finished_queue(folder: Path) -> None:
+    queue(folder)
+    shutil.rmtree(folder / "queue" / "runs" / "b")
+
+
+@base
+def kept(folder: Path) -> None:
+    """Rows of finished runs, as `canonlm replicate --export` writes them."""
+    from canonlm.experiments.ledger import OWN_RESULTS
+
+    (folder / "kept").mkdir()
+    lines = (OWN_RESULTS / "copying-micro.csv").read_text().splitlines(keepends=True)
+    (folder / "kept" / "copying-micro.csv").write_text("".join(lines[:200]))
+
+
+@base
+def experiment(folder: Path) -> None:
+    canonlm("new", "experiment", "mine.yaml")
+
+
 def _published(folder: Path, to: str) -> None:
     import torch
 

@@ -62,6 +62,12 @@ CASES = [
     Case("play, finished", "play", "play/*", PLAY, children=True, large=True),
     Case("report, play", "play", "play/*", "report play --table", sealed="play/runs/*/checkpoints/*"),
     Case("results, play", "play", "play/*", "results play --json found.json", sealed="play/runs/*/checkpoints/*"),
+    # queues, experiments, kept rows
+    Case("work, status", "queue", "queue/*", "work queue --status"),
+    Case("work, plan", "queue", "queue/*", "work queue --dry-run", large=True),
+    Case("work, finished", "finished_queue", "queue/*", "work queue", children=True, large=True),
+    Case("replicate", "experiment", "mine.yaml", "replicate mine.yaml --dry-run", large=True),
+    Case("claims", "kept", "kept/*", "claims C06 --runs kept"),
     # saved models
     Case("generate, exported", "exported", "model/*", "generate model Cats --max-tokens 4", written=True),
     Case("generate, prompts", "exported", "prompts.jsonl",

@@ -158,6 +158,11 @@ CODE: dict[str, list[tuple[str, Any]]] = {
         ("auto_map", {"AutoTokenizer": ["evil.Words", None]}), ("tokenizer_class", "evil.Words"),
         ("chat_template", "{% for x in range(10**9) %}{% endfor %}"), ("tokenizer_class", "LlamaTokenizer"),
     ],
+    "mine.yaml": [
+        *(("match", arm) for arm in ("evil.py:Block", "evil:Block+canon", "os:system")),
+        *(("micro", [{"settings": ["copying-micro"], "arms": ["llama", "llama+canon", arm]}])
+          for arm in ("evil.py:Block", "evil:Block+canon", "this:s")),
+    ],
     "data.json": [("text.sources.web.path", {"folder": "/etc"}), ("text.sources.web.path", {"folder": "/proc/self"})],
     "index.json": [("splits", {"train": [{"name": "/etc/passwd"}]}), ("tokenizer", "../../etc/passwd")],
     "manifest.json": [("files", {"/etc/passwd": {"size": 1, "sha256": "0"}}), ("files", {"../../config.yaml": {}})],
@@ -179,7 +184,9 @@ class Damage:
 def apply(folder: Path, file: str, others: list[str], draw: Draw) -> Damage:
     """Damage a file of a folder; `others` are files that it may be swapped with."""
     path, files = folder / file, (file,)
-    kinds = ["bytes", "bytes", "content", "place", *(["swap"] if others else [])]
+    kinds = ["bytes", "bytes", "content", "place", "guests", *(["swap"] if others else [])]
+    if inner := list(Path(file).parents)[:-2]:  # folders in the one that the command names
+        kinds += ["linked"]
     if path.suffix in {".yaml", ".json", ".jsonl", ".safetensors"}:
         kinds += ["value"] * 8
     if path.name in CODE:
@@ -195,6 +202,19 @@ def apply(folder: Path, file: str, others: list[str], draw: Draw) -> Damage:
         name = draw(st.sampled_from(sorted(PLACES)))
         path.unlink()
         PLACES[name](path)
+    elif kind == "guests":
+        name = "links and a FIFO with names of temporary files"
+        for number, place in enumerate([path.parent, folder]):
+            (place / f".{path.name}.tmp-{number}-stranger").symlink_to("/etc/passwd")
+            (place / f".{path.parent.name}.tmp-{number}-stranger").symlink_to("/etc")
+            os.mkfifo(place / f".x.tmp-{number}-stranger")
+    elif kind == "linked":
+        place = folder / draw(st.sampled_from(sorted(map(str, inner))))
+        name = f"{place.name} is a link to a folder elsewhere"
+        elsewhere = folder.parent / "elsewhere"
+        shutil.rmtree(elsewhere, ignore_errors=True)
+        shutil.move(place, elsewhere)
+        place.symlink_to(elsewhere)
     elif kind == "swap":
         other = draw(st.sampled_from(others))
         name, files = f"swapped with {other}", (file, other)

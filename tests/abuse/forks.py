@@ -193,6 +193,16 @@ def _live(work: Callable[[], int], folder: Path, notes: Path, mark: str) -> None
         os._exit(code)
 
 
+def _is_inner(path: str) -> bool:
+    """Whether a file lies in a folder that the command names: a file that it names may be a link."""
+    return os.path.basename(path) not in map(os.path.basename, sys.argv)
+
+
+def _place(path: str) -> str:
+    """The path of a file or of a link itself, without links to its folder."""
+    return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+
+
 def _hook(events: int, folder: Path, notes: Path) -> Callable:
     own = (f"{folder}/", f"{notes}/")
     near = (f"{notes.parent}/",)  # a run refers to the folder of its text in the base
@@ -215,6 +225,8 @@ def _hook(events: int, folder: Path, notes: Path) -> Callable:
                 note("writes" if writes else "reads", path)
             elif writes and isinstance(path, str) and outside(os.path.realpath(path), (*own, "/dev/null", *READABLE)):
                 note("writes through a link", path)
+            elif isinstance(path, str) and _is_inner(path) and outside(os.path.realpath(path), own + near + READABLE):
+                note("reads through a link", path)
         elif event in PROCESSES:
             note(event, args[0] if args else "")
         elif event in NETWORK:
@@ -223,6 +235,8 @@ def _hook(events: int, folder: Path, notes: Path) -> Callable:
             note(event, f"{args[0]}.{args[1]}")
         elif event in WRITES and outside(args[0], (*own, *READABLE)):
             note(event, args[0])
+        elif event in WRITES and isinstance(args[0], str) and outside(_place(args[0]), (*own, *READABLE)):
+            note(f"{event} through a link", args[0])
         elif event == "exec" and str(getattr(args[0], "co_filename", "")).startswith(own):
             note("runs", args[0].co_filename)
 

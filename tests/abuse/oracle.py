@@ -52,7 +52,7 @@ def complaints(case: Case, outcome: Outcome, folder: Path, done: Damage, before:
         yield f"leftovers: {len(outcome.leftovers)} processes"
     if (folder / "pwned").exists():
         yield "event: code of the folder ran"
-    if left := [path.name for path in folder.rglob("*.tmp-*")]:
+    if left := [path.name for path in folder.rglob("*.tmp-*") if not path.name.endswith("-stranger")]:
         yield f"leftovers: {left[0]}"
     silent = outcome.code == 0 and not outcome.err.strip()
     sealed = bool(done.files) and all(fnmatch(file, case.sealed) for file in done.files)

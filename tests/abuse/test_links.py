@@ -2,6 +2,7 @@
 
 import ast
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 import canonlm
 from canonlm import files
+from canonlm.cli import main
 from canonlm.untrusted import is_inside, path_inside
 
 
@@ -94,6 +96,90 @@ def test_leftovers_that_are_links(tmp_path, mine):
     files.remove_leftovers(tmp_path / "run")
     assert not list((tmp_path / "run").iterdir())
     assert (mine / "file").read_text() == "mine"
+
+
+RECIPE = """\
+arch: llama
+task: {name: copying, N: 8, min_items: 2}
+model: {num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2}
+data: {seq_len: 18, loss_on: answer}
+train: {steps: 1, batch_size: 2, eval_every: 1, eval_size: 2, checkpoint_every: 1, optim: {lr: 0.01}, num_threads: 1}
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder of one run."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "run.yaml").write_text(RECIPE)
+    assert main(["train", str(folder / "run.yaml"), "--out", str(folder / "runs" / "a")]) == 0
+    return folder
+
+
+@pytest.fixture
+def foreign(trained, tmp_path, monkeypatch):
+    """A copy of it, in which tests put links."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, tmp_path / "foreign")
+    return tmp_path / "foreign"
+
+
+LINKED_FOLDERS = {
+    "runs/a/checkpoints": ["train", "foreign/run.yaml", "--out", "foreign/runs/a"],
+    "runs/a/evals": ["eval", "foreign/runs/a", "--suite", "playground", "n=2"],
+    "runs/a/evals/step-00000001": ["eval", "foreign/runs/a", "--suite", "playground", "n=2"],
+    "runs/a/evals/step-00000001/answers": ["eval", "foreign/runs/a", "--suite", "playground", "n=2"],
+    "leases": ["work", "foreign"],
+    "experiments": ["replicate", "fig7", "--out", "foreign", "--only", "mano-micro"],
+    "out/work": ["data", "prepare", "foreign/out", "--input", "foreign/run.yaml", "--tokenizer", "bytes"],
+    "x.parquet.parts": ["data", "dump", "copying", "--n", "2", "--out", "foreign/x.parquet"],
+}
+
+
+@pytest.mark.parametrize("link", LINKED_FOLDERS)
+def test_commands_do_not_write_through_linked_folders(link, foreign, mine, capsys):
+    if (foreign / link).exists():
+        shutil.rmtree(foreign / link)
+    (foreign / link).parent.mkdir(parents=True, exist_ok=True)
+    (foreign / link).symlink_to(mine)
+    (foreign / "runs" / "a" / "result.json").unlink()
+    assert main(LINKED_FOLDERS[link]) == 2
+    error = capsys.readouterr().err
+    assert "link" in error
+    assert error.count("\n") == 1
+    assert [path.name for path in mine.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "env.json", "config.yaml", "../b"])
+def test_reports_do_not_read_through_links(name, foreign, trained, capsys, caplog):
+    secret = foreign.parent / "secret"
+    shutil.copytree(trained / "runs" / "a", secret)
+    for file in secret.glob("*.*"):
+        file.write_text(file.read_text().replace("llama", "llama+canon").replace('"correct"', ' "correct"'))
+    place = foreign / "runs" / "a" / name
+    if place.is_file():
+        place.unlink()
+    place.symlink_to(secret if name == "../b" else secret / name)
+    assert main(["report", "foreign", "--table"]) in (0, 2)
+    output = capsys.readouterr()
+    assert "llama+canon" not in output.out + output.err
+    main(["work", "foreign", "--dry-run"])
+    assert "llama+canon" not in capsys.readouterr().out
+
+
+def test_names_do_not_reach_the_terminal_raw(foreign, capsys):
+    name = "\x1b]0;x\x07\u202e"
+    (foreign / "runs" / "a").rename(foreign / "runs" / name)
+    run = f"foreign/runs/{name}"
+    for command in (["report", "foreign", "--out", f"foreign/{name}.html"], ["report", run, "--table"],
+                    ["train", "foreign/run.yaml", "--out", f"new{name}"], ["export", run, f"out{name}"],
+                    ["eval", run, "--suite", "playground", "n=2"], ["results", run], ["work", "foreign"],
+                    ["data", "check", run], ["work", "foreign", "--status"]):  # fmt: skip
+        main(command)
+        output = capsys.readouterr()
+        assert output.out + output.err
+        assert "\x1b]" not in output.out + output.err, command
+        assert "\u202e" not in output.out + output.err, command
 
 
 WRITERS = {

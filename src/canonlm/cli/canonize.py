@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from canonlm.cli.doing import doing, load_torch
+from canonlm.cli.doing import doing, load_torch, say
 from canonlm.cli.options import DTYPE, TRUST, opened, writing_model
 from canonlm.user_folders import expanded
 
@@ -58,10 +58,10 @@ def canonize(
         if out is not None:
             raise ValueError("OUT cannot be used with --dry-run, which writes nothing")
         host = _on_meta(model, trust_remote_code)
-        print(listing(describe(host, sites, init=init)))
+        say(listing(describe(host, sites, init=init)))
         if model.startswith("hf:"):
             sizes = f"{SMALL.num_hidden_layers} layers of width {SMALL.hidden_size}"
-            print(f"Sizes are made up: {model} is a type of model, built here with {sizes}.")
+            say(f"Sizes are made up: {model} is a type of model, built here with {sizes}.")
         return 0
     if model.startswith("hf:"):
         raise ValueError(
@@ -89,7 +89,7 @@ def canonize(
     with doing("writing the model"), writing_model(out):
         write_folder(out, fill)
     added = sum(p.numel() for name, p in canonized.named_parameters() if ".canon_" in name)
-    print(f"{len(places)} Canon layers, {added:,} parameters of {canonized.num_parameters():,}: {out}")
+    say(f"{len(places)} Canon layers, {added:,} parameters of {canonized.num_parameters():,}: {out}")
     return 0
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from canonlm.cli import completion
-from canonlm.cli.doing import doing, load_torch
+from canonlm.cli.doing import doing, load_torch, say
 
 if TYPE_CHECKING:
     from canonlm.experiments.claims import Claim
@@ -56,12 +56,12 @@ def claims(
 
         with writing("--out", out):
             write_text(out, claims_page.html(entries) if out.suffix == ".html" else claims_page.markdown(entries))
-        print(f"wrote {out}")
+        say(f"wrote {out}")
     elif claim is not None:
         _print_claim(entries[0])
     else:
         _print_table(entries)
-        print(summary(entries))
+        say(summary(entries))
     return 0
 
 
@@ -78,16 +78,16 @@ def _print_table(entries: "list[Claim]") -> None:
 
 
 def _print_claim(claim: "Claim") -> None:
-    print(f"{claim.id}  {claim.state}\n{claim.text}")
+    say(f"{claim.id}  {claim.state}\n{claim.text}")
     if claim.paper:
-        print(f"The paper: {claim.paper}")
+        say(f"The paper: {claim.paper}")
     for each in claim.estimates:
-        print(f"  {each.what}: {each}" + (f"  ({each.note})" if each.note else ""))
+        say(f"  {each.what}: {each}" + (f"  ({each.note})" if each.note else ""))
     if claim.reason:
-        print(claim.reason)
+        say(claim.reason)
     done, runs = claim.runs
     if runs:
         facts = [f"{done} of {runs} runs", f"{claim.seeds} seeds each", *claim.machines, *claim.commits]
-        print(f"Evidence: {claim.source}; {'; '.join(facts)}")
+        say(f"Evidence: {claim.source}; {'; '.join(facts)}")
     elif claim.source:
-        print(f"Evidence: {claim.source}")
+        say(f"Evidence: {claim.source}")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.doing import doing, load_torch
+from canonlm.cli.doing import doing, load_torch, say
 from canonlm.cli.options import writing_model
 
 SOURCE = typer.Argument(
@@ -65,5 +65,5 @@ def convert(
     with doing("writing the model"), writing_model(out):
         write_folder(out, lambda folder: save_published(model, folder, to))
     precision = str(model.dtype).removeprefix("torch.")
-    print(f"{name_of(model.config)}, {model.num_parameters():,} parameters, {precision}: {out}")
+    say(f"{name_of(model.config)}, {model.num_parameters():,} parameters, {precision}: {out}")
     return 0

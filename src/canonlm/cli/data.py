@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from canonlm.cli import completion, multihop, prepare
-from canonlm.cli.doing import doing
+from canonlm.cli.doing import doing, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,9 +121,9 @@ def dump(
         with Count(n, "drawn", "joined") as count:
             is_new = write(chosen, out, n=n, split=split, seed=seed, loss_on=loss_on, on_progress=count)
     except KeyboardInterrupt:
-        print("\ncanonlm: interrupted. The same command continues.", file=sys.stderr)
+        say("\ncanonlm: interrupted. The same command continues.", file=sys.stderr)
         return 130
-    print(f"{out}: {n:,} samples of {chosen!r}, {split} split, seed {seed}{'' if is_new else ' (was there already)'}")
+    say(f"{out}: {n:,} samples of {chosen!r}, {split} split, seed {seed}{'' if is_new else ' (was there already)'}")
     return 0
 
 

@@ -3,6 +3,7 @@ nobody reads it any more (`canonlm train … | head -1`)."""
 
 import io
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,13 @@ from typing import Any
 
 PATIENCE = 1.0
 """Seconds before a line is shown."""
+
+
+def say(text: object, **options: Any) -> None:
+    """`print` for text with names from files: without the characters that a terminal would obey."""
+    from canonlm.errors import plain  # imports pydantic, which `--help` does not need
+
+    print(re.sub(r"[^\n\t]+", lambda match: plain(match[0]), str(text)), **options)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from canonlm.cli.doing import keep_going, load_torch
+from canonlm.cli.doing import keep_going, load_torch, say
 from canonlm.cli.options import DEVICE, DTYPE, MODEL, STEP, TOKENIZER, TRUST, TRUST_TASKS, VARIANT, opened
 
 if TYPE_CHECKING:
@@ -89,9 +89,9 @@ def evaluate(
         with _progress() as progress:
             entries = suites.run(suite, planned, subject, options, folder, progress)
     except KeyboardInterrupt:
-        print(f"canonlm: interrupted; the answers so far are in {folder}. The same command continues.", file=sys.stderr)
+        say(f"canonlm: interrupted; the answers so far are in {folder}. The same command continues.", file=sys.stderr)
         return 130
-    print(f"results: {folder / 'results.json'}")
+    say(f"results: {folder / 'results.json'}")
     return _warn(entries)
 
 
@@ -105,7 +105,7 @@ def _warn(entries: Sequence[Mapping[str, Any]]) -> int:
         if (counted := not_finite_of(entry)) is not None:
             not_finite, questions = counted
             where = f"{not_finite:,} of {questions:,} {'question' if questions == 1 else 'questions'}"
-            print(
+            say(
                 f"canonlm: {one_line(entry['name'])}: the model's logits are not finite (NaN) in {where}",
                 file=sys.stderr,
             )
@@ -145,11 +145,13 @@ class _Bar:
         self.bar.update(self.current, completed=answered)
 
     def end(self, entry: Mapping[str, Any], again: bool) -> None:
+        from canonlm.errors import plain
+
         if self.current is not None:
             self.bar.remove_task(self.current)
             self.current = None
         self.bar.console.print(
-            _line(entry) + ("  (as before)" if again else ""), highlight=False, markup=False, soft_wrap=True
+            plain(_line(entry)) + ("  (as before)" if again else ""), highlight=False, markup=False, soft_wrap=True
         )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.doing import doing, load_torch
+from canonlm.cli.doing import doing, load_torch, say
 from canonlm.cli.options import TRUST, writing_model
 
 RUN = typer.Argument(help="The folder of a run.", show_default=False, metavar="RUN")
@@ -71,5 +71,5 @@ def export(
 
     with doing("writing the model"), writing_model(out):
         write_folder(out, fill)
-    print(f"{model.num_parameters():,} parameters, {DTYPES[dtype]}{', tokenizer' if tokenizer else ''}: {out}")
+    say(f"{model.num_parameters():,} parameters, {DTYPES[dtype]}{', tokenizer' if tokenizer else ''}: {out}")
     return 0

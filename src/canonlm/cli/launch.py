@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from canonlm.cli.doing import doing, keep_going, load_torch
+from canonlm.cli.doing import doing, keep_going, load_torch, say
 from canonlm.cli.options import RECIPE, RUN, TRUST_RECIPE
 
 SETTINGS = typer.Argument(
@@ -80,7 +80,7 @@ def _local(path: Path, folder: Path, overrides: list[str], count: int, trust: bo
     command += ["--trust"] * trust
     outcome = processes.run(command, count, folder / "logs")
     if outcome.message:
-        print(f"canonlm: {outcome.message}", file=sys.stderr)
+        say(f"canonlm: {outcome.message}", file=sys.stderr)
     return outcome.code
 
 
@@ -114,5 +114,5 @@ def _slurm(path: Path, folder: Path, pairs: list[str], dry_run: bool, trust: boo
         print(job.script)
         return 0
     number, log = job.submit()
-    print(f"job {number} is in the queue; its log: {log}")
+    say(f"job {number} is in the queue; its log: {log}")
     return 0

@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from canonlm.cli.doing import say
 from canonlm.cli.progress import LOG_SECONDS, duration
 from canonlm.ranks import prints
 from canonlm.report.words import in_words
@@ -65,10 +66,10 @@ class Lines(Latest):
         self.take(parsed := _parsed(self.config, row))
         now = self.clock()
         if math.isinf(self.printed):  # only with the first row: an error that refuses the run comes earlier
-            print(f"{self.folder}: {self.config.arch}, {self.config.train.steps:,} steps", flush=True)
+            say(f"{self.folder}: {self.config.arch}, {self.config.train.steps:,} steps", flush=True)
         if not isinstance(parsed, TrainRow) or now - self.printed >= LOG_SECONDS:
             self.printed = now
-            print(self.line(parsed), flush=True)
+            say(self.line(parsed), flush=True)
 
     def line(self, row: Row) -> str:
         """`step 100/4000  loss 2.1234  lr 3.00e-04  12,345 tokens/s  4:05 left`"""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from canonlm.cli import completion
-from canonlm.cli.doing import doing, load_torch
+from canonlm.cli.doing import doing, load_torch, say
 
 if TYPE_CHECKING:
     from canonlm.suites.opening import Subject
@@ -68,7 +68,7 @@ def write_to(path: str, text: str, option: str) -> None:
         return
     with writing(option, path, "file"):
         write_text(Path(path), text)
-    print(f"written: {path}")
+    say(f"written: {path}")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from canonlm.cli import completion
-from canonlm.cli.doing import doing, load_torch
+from canonlm.cli.doing import doing, load_torch, say
 from canonlm.cli.options import TRUST_RECIPE
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ def _plan_task(
     repeats = len(chosen.lrs) * chosen.seeds
     total = cost([run for run in runs for _ in range(repeats)], gpu, mfu)
     rates = f"{len(chosen.lrs)} learning rates x {chosen.seeds} seeds"
-    print(f"all {total.runs} runs, {rates} for each architecture")
-    print(f"  {'tokens':<15} {total.tokens:,}")
-    print(f"  {'FLOPs':<15} {total.flops:.3e}")
-    print(f"  {'time':<15} {_duration(total.hours * HOUR / DAY / gpus)}")
+    say(f"all {total.runs} runs, {rates} for each architecture")
+    say(f"  {'tokens':<15} {total.tokens:,}")
+    say(f"  {'FLOPs':<15} {total.flops:.3e}")
+    say(f"  {'time':<15} {_duration(total.hours * HOUR / DAY / gpus)}")
 
 
 def _plan_recipe(recipe: str, overrides: list[str], gpus: int, gpu: str, mfu: float, trust: bool) -> None:
@@ -126,9 +126,9 @@ def _show(name: str, run: "RunConfig", gpus: int, gpu: str, mfu: float) -> None:
         **{f"  {part}": readable(size) for part, size in asdict(planned.memory).items()},
         "time": f"{_duration(planned.days)} at {mfu:.0%} of {planned.peak / 1e12:,.0f} TFLOP/s",
     }
-    print(f"{name} on {gpus:,} x {gpu}")
+    say(f"{name} on {gpus:,} x {gpu}")
     for row, text in rows.items():
-        print(f"  {row:<15} {text}")
+        say(f"  {row:<15} {text}")
 
 
 def _duration(days: float) -> str:

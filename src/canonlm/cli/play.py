@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from canonlm.cli import completion
-from canonlm.cli.doing import doing, keep_going, load_torch
+from canonlm.cli.doing import doing, keep_going, load_torch, say
 
 if TYPE_CHECKING:
     from canonlm.launch.play import PlannedRun
@@ -94,12 +94,12 @@ def play(
                 _ask_birth_years(progress.run)
     except KeyboardInterrupt:
         page.write(live=False)
-        print(f"\ncanonlm: interrupted; every run is saved in {folder}. The same command continues.", file=sys.stderr)
+        say(f"\ncanonlm: interrupted; every run is saved in {folder}. The same command continues.", file=sys.stderr)
         return 130
     show(folder)
     failed = [progress for progress in grid if progress.state == "failed"]
     for progress in failed:
-        print(f"canonlm: {progress.run.name} failed: {progress.message}", file=sys.stderr)
+        say(f"canonlm: {progress.run.name} failed: {progress.message}", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -109,7 +109,7 @@ def _ask_birth_years(run: "PlannedRun") -> None:
     try:
         ask(run.folder, run.config)
     except ValueError as error:  # windows too short for a question; the losses are still reported
-        print(f"canonlm: {run.name}: no birth-year questions: {error}", file=sys.stderr)
+        say(f"canonlm: {run.name}: no birth-year questions: {error}", file=sys.stderr)
 
 
 def _rates(text: str | None) -> list[float] | None:

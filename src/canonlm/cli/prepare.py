@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from canonlm.cli.doing import keep_going
+from canonlm.cli.doing import keep_going, say
 
 if TYPE_CHECKING:
     from canonlm.data.index import Index
@@ -78,10 +78,10 @@ def prepare(
                 options=given, on_progress=bar,
             )  # fmt: skip
     except KeyboardInterrupt:
-        print("\ncanonlm: interrupted. The same command continues.", file=sys.stderr)
+        say("\ncanonlm: interrupted. The same command continues.", file=sys.stderr)
         return 130
     if index is None:
-        print(f"{out}: submitted; when it is done, {out}/index.json exists; logs are in {out}/work")
+        say(f"{out}: submitted; when it is done, {out}/index.json exists; logs are in {out}/work")
     else:
         _print_index(out, index)
     return 0
@@ -92,7 +92,7 @@ def check(folder: Annotated[Path, FOLDER]) -> int:
     from canonlm.data.index import check as compare
 
     _print_index(folder, compare(folder))
-    print("every file is as it was written")
+    say("every file is as it was written")
     return 0
 
 
@@ -102,6 +102,6 @@ def _print_index(folder: Path, index: "Index") -> None:
             sum(getattr(shard, key) for shard in shards) for key in ("documents", "tokens", "bytes")
         )
         if documents:
-            print(f"{folder}: {split}: {documents:,} documents, {size:,} bytes of text, {tokens:,} tokens")
+            say(f"{folder}: {split}: {documents:,} documents, {size:,} bytes of text, {tokens:,} tokens")
     bad = f"; {index.bad_lines:,} bad lines, in bad-lines.jsonl" if index.bad_lines else ""
-    print(f"{folder}: vocabulary of {index.vocab_size:,}, {index.dtype}{bad}")
+    say(f"{folder}: vocabulary of {index.vocab_size:,}, {index.dtype}{bad}")

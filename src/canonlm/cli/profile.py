@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from canonlm.cli import completion
-from canonlm.cli.doing import doing, keep_going, load_torch
+from canonlm.cli.doing import doing, keep_going, load_torch, say
 
 if TYPE_CHECKING:
     from canonlm.experiments.outcomes import Outcome
@@ -83,21 +83,21 @@ def profile(
     if dry_run:
         following.show_plan()
         return 0
-    print(left, flush=True)
+    say(left, flush=True)
     try:
         following.outcomes |= replicate([experiment], profiles.SCALE, out, jobs=jobs, on_event=following)
     except KeyboardInterrupt as stop:
         following.write()
-        print(f"canonlm: interrupted; {stop}", file=sys.stderr)
+        say(f"canonlm: interrupted; {stop}", file=sys.stderr)
         return 130
     from canonlm.report.profile import headlines, verdicts
 
     shown = following.write()
-    print("\n".join([*headlines(shown), *verdicts(shown)]))
-    print(f"wrote {following.page}")
+    say("\n".join([*headlines(shown), *verdicts(shown)]))
+    say(f"wrote {following.page}")
     failed = sorted(run for run, outcome in following.outcomes.items() if outcome is None)
     for run in failed:
-        print(f"failed: {run}; {out / 'leases' / f'{run}.failures.json'} says why")
+        say(f"failed: {run}; {out / 'leases' / f'{run}.failures.json'} says why")
     return 1 if failed else 0
 
 
@@ -129,7 +129,7 @@ class _Following:
             message += f"  ({self.left()})"
             if run.config.train.eval_split == "test":
                 self.write()
-        print(f"{event.kind:<9} {run.name}{message}", flush=True)
+        say(f"{event.kind:<9} {run.name}{message}", flush=True)
 
     def left(self) -> str:
         """`17 of 72 runs, about 43 min left`"""
@@ -170,4 +170,4 @@ class _Following:
             minutes = self.pace.predicted(config) / 60
             table.add_row(task, arch, str(counts[task, arch]), f"{config.train.steps:,}", f"{minutes:.1f}")
         Console(soft_wrap=True).print(table)
-        print(f"{self.left()}, {self.pace.jobs} at a time, estimated from a few timed steps of each model")
+        say(f"{self.left()}, {self.pace.jobs} at a time, estimated from a few timed steps of each model")

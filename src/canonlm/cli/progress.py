@@ -9,6 +9,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from canonlm.cli.doing import say
+from canonlm.errors import plain
 from canonlm.launch.local import Progress, default_jobs, run_grid
 from canonlm.launch.play import PlannedRun
 from canonlm.launch.remaining import seconds_left
@@ -31,7 +33,7 @@ def follow(runs: Sequence[PlannedRun], jobs: int | None, page: Show) -> list[Pro
     console = Console()
     jobs = min(jobs or default_jobs(runs), len(runs))
     if not console.is_terminal:
-        console.print(f"{_count(runs)} in {runs[0].folder.parent}, {jobs} at a time", highlight=False, soft_wrap=True)
+        say(f"{_count(runs)} in {runs[0].folder.parent}, {jobs} at a time")
         return run_grid(runs, jobs, _both(_Lines(console, jobs), page))
     with Live(console=console, refresh_per_second=4) as live:
         return run_grid(runs, jobs, _both(lambda grid: live.update(table(grid, jobs, console)), page))
@@ -69,7 +71,7 @@ class _Lines:
                 settled = progress.state in ("finished", "failed") and changed
                 total = f"({_total(grid, self.jobs)})" if settled else ""
                 parts = (line(progress), _scores(progress) if changed else "", total)
-                self.console.print("  ".join(filter(None, parts)), highlight=False, soft_wrap=True, markup=False)
+                self.console.print(plain("  ".join(filter(None, parts))), highlight=False, soft_wrap=True, markup=False)
                 self.seen[key], self.steps[key], self.times[key] = state, progress.step, now
 
 

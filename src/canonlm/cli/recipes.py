@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from canonlm.cli.doing import doing, load_torch
+from canonlm.cli.doing import doing, load_torch, say
 from canonlm.cli.options import OVERRIDES, RECIPE
 
 app = typer.Typer(help="The recipes that come with the package.", no_args_is_help=True)
@@ -49,7 +49,7 @@ def show(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, 
     from canonlm.recipes import find
     from canonlm.train.recipe import load
 
-    print(load(find(recipe), overrides or []).to_yaml(), end="")
+    say(load(find(recipe), overrides or []).to_yaml(), end="")
 
 
 @app.command()
@@ -61,11 +61,11 @@ def diff(left: Annotated[str, RECIPE], right: Annotated[str, RECIPE]) -> None:
 
     changed = differences(*(load(find(name)) for name in (left, right)))
     if not changed:
-        print("no difference")
+        say("no difference")
         return
     width = max(len(key) for key, _, _ in changed)
     for key, a, b in changed:
-        print(f"{key:<{width}}  {_value(a)} -> {_value(b)}")
+        say(f"{key:<{width}}  {_value(a)} -> {_value(b)}")
 
 
 def _value(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from canonlm.cli import completion
-from canonlm.cli.doing import doing, keep_going, load_torch
+from canonlm.cli.doing import doing, keep_going, load_torch, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,19 +106,19 @@ def replicate(
             on_event=functools.partial(print, flush=True),
         )
     except KeyboardInterrupt as stop:
-        print(f"canonlm: interrupted; {stop}", file=sys.stderr)
+        say(f"canonlm: interrupted; {stop}", file=sys.stderr)
         return 130
     finally:
         if export is not None:
             ledger.export(experiments, scale, out, export)
     by_name = {experiment.name: experiment for experiment in experiments}
     for verdict in replicate.verdicts(experiments, scale, outcomes):
-        print("\n".join(_lines(verdict)))
+        say("\n".join(_lines(verdict)))
         if other := replicate.of_another_version(by_name[verdict.experiment], scale, out, verdict.runs):
-            print(f"     {other} of its runs were trained for another version of the experiment's file")
+            say(f"     {other} of its runs were trained for another version of the experiment's file")
     failed = sorted(run for run, outcome in outcomes.items() if outcome is None)
     for run in failed:
-        print(f"failed: {run}; {out / 'leases' / f'{run}.failures.json'} says why")
+        say(f"failed: {run}; {out / 'leases' / f'{run}.failures.json'} says why")
     return 1 if failed else 0
 
 
@@ -139,7 +139,7 @@ def _print_estimates(estimates: "Sequence[Estimate]", scale: str, gpu: str) -> N
     if len(estimates) > 1:
         table.add_row("all", *_numbers(total, scale))
     Console(soft_wrap=True).print(table)
-    print(
+    say(
         "Runs of an earlier line are not counted again. Fresh seeds: of the first look. GPU hours: at 40 % of its peak."
     )
 

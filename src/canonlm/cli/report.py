@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from canonlm.cli.doing import doing
+from canonlm.cli.doing import doing, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,7 +69,7 @@ def show(folders: Path | Sequence[Path], out: Path | None = None, page: bool = T
         console.print(table)
         console.print()
     if page:
-        console.print(f"report: {place}", highlight=False, soft_wrap=True, markup=False)
+        say(f"report: {place}")
 
 
 def _console() -> "Console":

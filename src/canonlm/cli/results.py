@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from canonlm.cli.doing import say
 from canonlm.cli.options import write_to
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _page(folders: list[Path], filters: list[str], out: Path) -> "Sequence[LeftO
 
     shown = results_payload.beside_the_published(gather(folders), filters)
     with writing("--html", out, "file"):
-        print(f"written: {results_page.write_results(shown, out)}")
+        say(f"written: {results_page.write_results(shown, out)}")
     return shown.left_out
 
 
@@ -184,7 +185,6 @@ def _print(console: "Console", parts: "Iterable[RenderableType]") -> None:
 
 def _print_left_out(left_out: "Iterable[LeftOut]") -> None:
     """On standard error, so that --csv - stays a table."""
-    from canonlm.runs.rows import plain
 
     for entry in left_out:
-        print(plain(f"{entry.name}: left out, {entry.reason}"), file=sys.stderr)
+        say(f"{entry.name}: left out, {entry.reason}", file=sys.stderr)

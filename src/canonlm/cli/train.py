@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from canonlm.cli.doing import doing, keep_going, load_torch
+from canonlm.cli.doing import doing, keep_going, load_torch, say
 from canonlm.cli.options import OVERRIDES, RECIPE, RUN, TRUST_RECIPE
 from canonlm.ranks import prints
 
@@ -49,5 +49,5 @@ def train(
     except Interrupted as error:
         code, message = 130, f"canonlm: {error}"
     if prints():
-        print(message, flush=True)
+        say(message, flush=True)
     return code

@@ -9,9 +9,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from canonlm.errors import plain
 from canonlm.report.words import in_words
 from canonlm.runs.find import run_folders
-from canonlm.runs.rows import plain
 from canonlm.runs.watch import Watch, Watched
 
 POLL_SECONDS = 2.0

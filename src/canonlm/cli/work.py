@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from canonlm.cli.doing import keep_going
+from canonlm.cli.doing import keep_going, say
 
 if TYPE_CHECKING:
     from canonlm.launch.play import PlannedRun
@@ -97,11 +97,11 @@ def _work(folder: Path, jobs: int, trust: bool) -> int:
     try:
         summary = queue.work(folder, plan, jobs=jobs, on_event=functools.partial(print, flush=True))
     except KeyboardInterrupt as stop:
-        print(f"canonlm: interrupted; {stop}", file=sys.stderr)
+        say(f"canonlm: interrupted; {stop}", file=sys.stderr)
         return 130
-    print(f"all {summary.total} runs are settled: {len(summary.finished)} finished here, {len(summary.failed)} failed")
+    say(f"all {summary.total} runs are settled: {len(summary.finished)} finished here, {len(summary.failed)} failed")
     for name, message in summary.failed.items():
-        print(f"canonlm: {name} failed: {message}", file=sys.stderr)
+        say(f"canonlm: {name} failed: {message}", file=sys.stderr)
     return 1 if summary.failed else 0
 
 
@@ -109,13 +109,12 @@ def _status(folder: Path, trust: bool) -> int:
     from collections import Counter
 
     from canonlm.launch import queue
-    from canonlm.runs.rows import plain
 
     rows = queue.state(folder, lambda: _plan(folder, trust))
     for row in rows:
-        print(plain(_line(row)))
+        say(_line(row))
     counts = Counter(row.state for row in rows)
-    print(", ".join(f"{counts[state]} {state}" for state in ("waiting", "running", "done", "failed") if counts[state]))
+    say(", ".join(f"{counts[state]} {state}" for state in ("waiting", "running", "done", "failed") if counts[state]))
     return 0
 
 
@@ -145,7 +144,7 @@ def submit(folder: Path, arguments: list[str], pairs: list[str], dry_run: bool) 
         return 0
     queued = workers.submit()
     (first, log), (last, _) = queued[0], queued[-1]
-    print(f"{len(queued)} jobs are in the queue, {first} to {last}; the log of the first: {log}")
+    say(f"{len(queued)} jobs are in the queue, {first} to {last}; the log of the first: {log}")
     return 0
 
 

@@ -149,8 +149,10 @@ def shard(folder: Path, values: Any, place: str) -> Shard:
         checked = _Shard.model_validate(values)
     except ValidationError as error:
         raise _refused(error, place) from None
-    path_inside(folder, checked.name, f"{place}.name")
-    return Shard(**dict(checked))
+    one = Shard(**dict(checked))
+    for name in (one.name, one.ends):
+        path_inside(folder, name, f"{place}.name")
+    return one
 
 
 def check(folder: Path) -> Index:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import unknown
+from ..errors import plain, unknown
 from ..experiments.published.benchmarks import BENCHMARKS, GROUPS, LOWER_IS_BETTER, PERCENT
 from ..experiments.published.confounders import mark, notes
 from ..experiments.tidy import MODEL, QUESTION, short_tokens
-from ..runs.rows import plain
 from .words import number, signed
 
 if TYPE_CHECKING:

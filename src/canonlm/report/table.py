@@ -7,7 +7,8 @@ from rich.markup import escape as escape_rich
 from rich.table import Table
 from rich.text import Text
 
-from ..runs.rows import is_slice, plain
+from ..errors import plain
+from ..runs.rows import is_slice
 from ..runs.summary import Architecture, adjusted, columns_of, scales_of, summarise
 from .blocks import Block, Cell, table
 from .evals import suite_tables

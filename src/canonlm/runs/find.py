@@ -1,10 +1,13 @@
 """Run folders among other folders."""
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
-from canonlm.errors import expected
+from canonlm.errors import expected, plain
+from canonlm.untrusted import path_inside
 
 Folders = str | Path | Sequence[str | Path]
 
@@ -34,7 +37,7 @@ def run_folders(folder: str | Path) -> list[Path]:
 def plays_in(folder: Path) -> list[Path]:
     """The play folders in a folder of them, or in its folder `runs`."""
     below = (path.parent for pattern in ("*/runs", "runs/*/runs") for path in folder.glob(pattern))
-    inside = sorted(path for path in below if not is_run(path))
+    inside = sorted(path for path in below if not is_run(path) and _belongs(folder, path))
     return [path for path in inside if configured(path)]
 
 
@@ -49,4 +52,19 @@ def is_run(folder: Path) -> bool:
 
 def _folders_in(folder: Path) -> Iterable[Path]:
     inside = folder / "runs" if (folder / "runs").is_dir() else folder
-    return (path for path in inside.iterdir() if path.is_dir()) if inside.is_dir() else ()
+    return (path for path in inside.iterdir() if path.is_dir() and _belongs(folder, path)) if inside.is_dir() else ()
+
+
+def _belongs(folder: Path, path: Path) -> bool:
+    """Whether a folder is not a link out of the one in which it was found. A warning says so."""
+    try:
+        path_inside(folder, str(path.relative_to(folder)))
+    except ValueError as error:
+        _warn(str(error))
+        return False
+    return True
+
+
+@cache  # once, as folders are looked through again and again
+def _warn(text: str) -> None:
+    logging.getLogger(__name__).warning("left out: %s", plain(text))

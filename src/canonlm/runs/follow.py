@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from canonlm.untrusted import open_regular
+from canonlm.untrusted import open_regular, own_file
 
 from .rows import (
     DAMAGE,
@@ -54,14 +54,14 @@ class Followed(Latest):
     def read(self) -> bool:
         """Read the rows since the last call; True if there were any."""
         try:
-            with open_regular(self.path) as file:
+            with open_regular(own_file(self.path)) as file:
                 status = os.fstat(file.fileno())
                 if status.st_ino != self._inode or status.st_size < self._offset:
                     self._inode, self._offset = status.st_ino, 0
                     self.step, self.train, self.evaluation = 0, None, None
                 file.seek(self._offset)
                 return sum(map(self._take_line, bounded_lines(file))) > 0
-        except OSError:
+        except (OSError, ValueError):
             return False
 
     def _take_line(self, line: bytes) -> bool:

@@ -14,8 +14,9 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeGuard, TypeVar
 
+from canonlm.errors import plain
 from canonlm.files import append, write_text
-from canonlm.untrusted import open_regular, parse_json
+from canonlm.untrusted import open_regular, own_file, parse_json
 
 TRAIN_KEYS = {
     "kind": '"train"',
@@ -199,11 +200,14 @@ def read(path: Path, evaluate: Evaluate[E], notes: list[str] | None = None) -> t
 
 def _lines(path: Path, notes: list[str]) -> Iterator[bytes]:
     try:
-        file = open_regular(path)
+        file = open_regular(own_file(path))
     except FileNotFoundError:
         return
     except OSError as error:
         notes.append(f"{path.name} cannot be read ({error.strerror})")
+        return
+    except ValueError:
+        notes.append(f"{path.name} is a link out of its folder")
         return
     with file:
         read = 0
@@ -309,11 +313,6 @@ def writable(text: str) -> str:
     """The text without lone surrogates, which names of folders and escapes in files may contain, and which cannot be
     written to a file."""
     return text.encode("utf-8", "replace").decode()
-
-
-def plain(text: str) -> str:
-    """The text without control characters, which a terminal would obey, and without Unicode's two line separators."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", "�", text)
 
 
 def one_line(text: str, longest: int = MAX_LETTERS) -> str:

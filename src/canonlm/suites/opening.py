@@ -196,7 +196,7 @@ Opened = tuple[PreTrainedModel, PreTrainedTokenizerBase | None, dict[str, Any]]
 
 def _of_run(path: Path, step: int | None) -> Opened:
     arch = load_config(path / "config.yaml").arch
-    if not (saved_steps := steps(path / "checkpoints")):
+    if not (saved_steps := steps(path_inside(path, "checkpoints"))):
         raise expected("MODEL", "the folder of a run that has saved a checkpoint", str(path))
     file, words = tokenizer_of_run(path), None
     model, skipped = None, []

@@ -193,7 +193,7 @@ def load_model(run: Path, step: int | None = None, *, trust_remote_code: bool | 
 
     ValueError: no run, no such checkpoint, a damaged one.
     """
-    folder = run / "checkpoints"
+    folder = path_inside(run, "checkpoints")
     saved_steps = steps(folder)
     if not saved_steps or not (run / "config.yaml").is_file():
         raise expected("RUN", "the folder of a run that has saved a checkpoint", str(run))
