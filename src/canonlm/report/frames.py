@@ -4,7 +4,6 @@ No file is trusted: what cannot be read, or has not finished, is left out and na
 """
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,6 +21,7 @@ from ..runs.rows import DAMAGE, Evaluation, TextEvaluation, finite, one_line, sl
 from ..runs.text import mixes, shape_of, tokens_of
 from ..runs.values import values_of
 from ..suites.evaluated import Evaluated
+from ..untrusted import is_inside
 from .gather import Gathered, gather
 
 if TYPE_CHECKING:
@@ -214,7 +214,8 @@ def _of_model(one: Evaluated, name: str, folder: Path) -> Row:
     if isinstance(arch, str):
         about["arch"], about["canon"] = split_arch(arch)
     for place in (source, folder / source.name, folder / "runs" / source.name, folder):
-        if place.name == source.name and os.path.isfile(place / "config.yaml"):
+        # Somebody else's results may name any of your folders.
+        if place.name == source.name and is_inside(place / "config.yaml", folder):
             return about | _of_its_run(place, one.model.get("step"))
     return about
 
