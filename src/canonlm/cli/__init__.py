@@ -1,5 +1,6 @@
 """The `canonlm` command: parse, call, print. Every user error is one line on standard error, with exit code 2."""
 
+import logging
 import platform
 import sys
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ from canonlm.cli import (
     train,
     work,
 )
-from canonlm.cli.doing import drop
+from canonlm.cli.doing import PlainWarnings, drop
 
 app = typer.Typer(
     name="canonlm",
@@ -102,6 +103,8 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def main(args: Sequence[str] | None = None) -> int:
+    if logging.lastResort is not None:  # prints the warnings of a program that has not set up logging
+        logging.lastResort.setFormatter(PlainWarnings())
     try:
         code = app(args=args, standalone_mode=False) or 0
         sys.stdout.flush()

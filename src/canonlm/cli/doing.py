@@ -2,6 +2,7 @@
 nobody reads it any more (`canonlm train … | head -1`)."""
 
 import io
+import logging
 import os
 import re
 import sys
@@ -16,9 +17,20 @@ PATIENCE = 1.0
 
 def say(text: object, **options: Any) -> None:
     """`print` for text with names from files: without the characters that a terminal would obey."""
+    print(_plain(str(text)), **options)
+
+
+class PlainWarnings(logging.Formatter):
+    """Log messages as `say` prints text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _plain(super().format(record))
+
+
+def _plain(text: str) -> str:
     from canonlm.errors import plain  # imports pydantic, which `--help` does not need
 
-    print(re.sub(r"[^\n\t]+", lambda match: plain(match[0]), str(text)), **options)
+    return re.sub(r"[^\n\t]+", lambda match: plain(match[0]), text)
 
 
 @contextmanager

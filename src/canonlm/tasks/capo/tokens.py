@@ -26,7 +26,7 @@ from canonlm.tasks.capo.people import PRONOUNS
 from canonlm.tasks.capo.pools import ATTRIBUTES, DAYS, MONTHS, YEARS, Pools, load
 from canonlm.tasks.capo.templates import QUESTIONS, TEMPLATES
 from canonlm.tasks.capo.text import split
-from canonlm.untrusted import read_text
+from canonlm.untrusted import read_bytes, read_text
 
 SHIPPED = Path(__file__).parent / "data" / "tokenizer.json"  # made by train_tokenizer.py
 BOS = 0
@@ -128,6 +128,9 @@ def _open(path: str | None) -> Any:
         if file.is_dir() and not (file / "tokenizer.json").exists():
             from transformers import AutoTokenizer  # converts other formats; slow to import
 
+            for each in file.iterdir():
+                if each.suffix in (".json", ".model", ".txt"):
+                    read_bytes(each)  # a regular file of a size that can be read
             tokenizer = AutoTokenizer.from_pretrained(file, local_files_only=True).backend_tokenizer
         else:
             with panics_raised(file):
