@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,10 @@ from canonlm.data import encode, pages, prepare, reading, tokenizers
 from canonlm.data.answers import grade_file
 from canonlm.data.dump import dump
 from canonlm.data.encode import PATTERNS, Encoder
+from canonlm.suites.babilong import facts
+from canonlm.tasks.capo import pools
+from canonlm.tasks.capo.tokens import tokenise
+from canonlm.tasks.lano import text as grammar
 
 MEGABYTES = 300  # that reading a bomb may take, including imports
 
@@ -162,14 +167,39 @@ def test_a_parquet_decompression_bomb(tmp_path, use_dictionary):
     assert size < MEGABYTES + 100  # with numba
 
 
-def test_a_long_text_in_many_rows_is_held_once(tmp_path, monkeypatch):
-    """A dictionary of one megabyte, ten thousand times: ten gigabytes of text in a small file."""
-    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(10_000, np.int32)), pa.array(["a" * 2**20]))
-    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet", compression="zstd")
+def repeated(path, rows):
+    """A table with a text of one megabyte, which is in the file once, in many rows."""
+    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["a" * 2**20]))
+    pq.write_table(pa.table(dict.fromkeys(("text", "input", "question", "target"), column)), path, compression="zstd")
+
+
+def test_a_long_text_in_many_rows_is_held_once(tmp_path):
+    repeated(tmp_path / "a.parquet", 200)
     read = reading.read(reading.find([str(tmp_path / "a.parquet")]), 0, 10**9, "text")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert [len(next(read).text) for _ in range(20)] == [2**20] * 20
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
+
+
+def test_gigabytes_of_text_in_a_small_file(tmp_path):
+    repeated(tmp_path / "qa1.parquet", 10_000)
+    reason = "more than 268,435,456 bytes of text in a file of "
+    assert reason in one_line(run, tmp_path / "out", tmp_path / "qa1.parquet")
+    assert reason in one_line(facts.read, str(tmp_path), "qa1", "0k", padded=False)
+    pages = ["a" * 2**23, *(f"{number}" + "a" * 2**23 for number in range(99))]  # each page is allowed
+    columns = dict.fromkeys(("input", "question", "target"), pages)
+    pq.write_table(pa.table(columns), tmp_path / "qa1.parquet", compression="zstd", row_group_size=10)
+    assert "bytes in a file of" in one_line(facts.read, str(tmp_path), "qa1", "0k", padded=False)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
+def test_files_of_tasks_that_are_not_regular(tmp_path, kind):
+    shutil.copytree(Path(pools.__file__).parent / "data" / "pools", tmp_path / "pools")
+    (tmp_path / "pools" / "city.txt").unlink()
+    for read, name in ((pools.load, "pools/city.txt"), (grammar.content_of, "g.txt"), (tokenise, "t.json")):
+        path = special(tmp_path / name, kind)
+        argument = path.parent if read is pools.load else str(path) if read is tokenise else path
+        assert name.rpartition("/")[2] in one_line(read, argument)
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "gzip"])
