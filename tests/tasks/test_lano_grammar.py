@@ -276,7 +276,7 @@ def test_no_such_grammar(tmp_path):
         ValueError, match=r'unknown grammar "cfg3z". Did you mean "cfg3[a-z0-9]*"\? Grammars: cfg3b, cfg3e1'
     ):
         Grammar.load("cfg3z")
-    with pytest.raises(OSError):
+    with pytest.raises(ValueError, match=r"none\.txt: cannot be read \(No such file or directory\)"):
         Grammar.read(tmp_path / "none.txt")
 
 
