@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from canonlm.errors import InvalidSetting, expected, writing
-from canonlm.files import lock, write_json
+from canonlm.files import lock, make_folder, write_json
 from canonlm.launch.sweep import sweep
 from canonlm.recipes import TEXT, Preset
 from canonlm.runs.identity import exact, flat
@@ -159,7 +159,7 @@ def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: s
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
     """Within this context, no other command changes the folder's `play.json`."""
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     with lock(out / ".play.lock"):
         yield
 

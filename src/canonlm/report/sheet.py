@@ -10,6 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import untrusted
 from ..experiments.tidy import SCHEMA
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def write_frame(frame: "pl.DataFrame") -> str:
 
 def read_csv(file: str | Path) -> "pl.DataFrame":
     """A file of `canonlm results --csv` as a frame, with its original texts. OSError: the file cannot be read."""
-    return read_text(Path(file).read_text(encoding="utf-8"))
+    return read_text(untrusted.read_text(Path(file)))
 
 
 def read_text(text: str) -> "pl.DataFrame":

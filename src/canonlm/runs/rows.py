@@ -16,7 +16,7 @@ from typing import IO, Any, Protocol, TypeGuard, TypeVar
 
 from canonlm.errors import plain
 from canonlm.files import append, write_text
-from canonlm.untrusted import open_regular, own_file, parse_json
+from canonlm.untrusted import open_regular, own_file, parse_json, read_bytes, read_text
 
 TRAIN_KEYS = {
     "kind": '"train"',
@@ -340,7 +340,7 @@ class Metrics:
         if path.is_symlink():
             raise ValueError(f"{path}: expected a file, got a link")
         if path.exists():
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+            lines = read_bytes(path, MAX_BYTES).decode("utf-8", "replace").splitlines(keepends=True)
             kept = [line for line in lines if _step(line) <= last_step]
             if len(kept) < len(lines):
                 with TextIOWrapper(append(folder / "metrics.discarded.jsonl"), encoding="utf-8") as discarded:
@@ -361,7 +361,7 @@ class Metrics:
         self._file.close()
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [parse_json(line, "metrics.jsonl") for line in self._path.read_text(encoding="utf-8").splitlines()]
+        return [parse_json(line, "metrics.jsonl") for line in read_text(self._path, MAX_BYTES).splitlines()]
 
 
 def _step(line: str) -> float:

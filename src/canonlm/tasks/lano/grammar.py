@@ -77,8 +77,8 @@ class Grammar:
     def read(cls, path: str | Path) -> "Grammar":
         """A grammar from a file of yours (docs/tasks/lano.md has the format), named like the file.
 
-        ValueError, in one line with the file and the line, for anything that is not a layered grammar, and for symbols
-        and terminals that no sentence can contain; OSError if there is no such file.
+        ValueError, in one line with the file and the line, for anything that is not a layered grammar, for symbols and
+        terminals that no sentence can contain, and for a file that cannot be read.
         """
         named = cls.from_text(text.content_of(Path(path)), str(path))
         return replace(named, name=Path(path).stem)

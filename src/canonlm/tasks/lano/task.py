@@ -40,7 +40,7 @@ class Lano(Task):
             """Replace a file's path by its rules, so that a run's configuration does not change with the file."""
             try:
                 return _name_or_rules(grammar)
-            except (ValueError, OSError) as error:
+            except ValueError as error:
                 raise InvalidSetting("lano.grammar", f"lano.grammar: {error}") from None
 
     difficulties = {name: {"grammar": name} for name in BUILT_IN}
