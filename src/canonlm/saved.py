@@ -5,6 +5,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ MAX_LABELS = 100_000
 
 MAX_PACKED = 16
 """Max parameters of a model per number in its files, which may be quantized."""
+
+
+_FLASH = ("flash_attn", "flash_attn_interface", "flash_attn_4")
+_EXPERTS_OF_THE_HUB = ("sonicmoe", "deepgemm")
 
 
 def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, options: Mapping[str, Any]) -> None:
@@ -115,7 +120,24 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """The content of `config.json`. ValueError if it, or another settings file of the library, cannot be read."""
     files = [path_inside(folder, name, str(folder)) for name in ("config.json", "generation_config.json")]
     config, *_ = [read_object(file) if file.exists() else {} for file in files]
+    check_kernels(str(files[0]), config)
     return config
+
+
+def check_kernels(place: str, config: Mapping[str, Any]) -> None:
+    """ValueError for a configuration that names a kernel for which the library would download and run a program: one of
+    the Hub, or flash attention where it is not installed."""
+    groups: list[tuple[str, Mapping[str, Any]]] = [("", config)]
+    while groups:
+        above, group = groups.pop()
+        for key, value in group.items():
+            path = f"{above}.{key}".lstrip(".")
+            if isinstance(value, dict):
+                groups.append((path, value))
+            elif isinstance(value, str) and re.search("(attn|experts)_implementation", path):
+                missing = value.startswith("flash_attention") and not any(map(find_spec, _FLASH))
+                if missing or not re.fullmatch(r"\w+", value) or value in _EXPERTS_OF_THE_HUB:
+                    raise expected(f"{place}: {path}", "the name of an installed kernel, such as sdpa", value)
 
 
 def check_loaded(place: str, model: Any, info: Mapping[str, Any], mismatched: bool = False) -> None:

@@ -1,5 +1,8 @@
 """`canonlm canonize`: what it lists, what it writes, and one line for what it cannot do."""
 
+import json
+import socket
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -35,6 +38,43 @@ def test_the_same_seed_draws_the_same_taps(saved, tmp_path):
     one, two = (AutoModelForCausalLM.from_pretrained(tmp_path / name).eval() for name in ("one", "two"))
     assert torch.equal(one(IDS).logits, two(IDS).logits)
     assert one.model.layers[0].canon_A.weight.any()
+
+
+def test_a_folder_needs_no_network(saved, monkeypatch, capsys):
+    def resolve(*_, **__):
+        raise AssertionError("asked for a name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    assert main(["canonize", str(saved), "--dry-run"]) == 0
+    assert main(["canonize", str(saved), str(saved.parent / "out")]) == 0
+    assert "Canon layers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"attn_implementation": "kernels-community/x"},
+        {"_attn_implementation": "somebody/x@v1:forward"},
+        {"attn_implementation": {"": "paged|kernels-community/x"}},
+        {"text_config": {"_attn_implementation_internal": "kernels-community/x"}},
+        {"attn_implementation": "flash_attention_2"},  # not installed: the library would take it from the Hub
+        {"experts_implementation": "sonicmoe"},
+    ],
+)
+@pytest.mark.parametrize("command", ["canonize --dry-run", "check --cases greedy", "generate x"])
+def test_a_configuration_downloads_no_kernel(setting, command, saved, monkeypatch, capsys):
+    def load(*_, **__):
+        raise AssertionError("loaded a kernel")
+
+    monkeypatch.setattr("transformers.integrations.hub_kernels.load_and_register_attn_kernel", load)
+    file = saved / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **setting}))
+    name, *options = command.split()
+    assert main([name, str(saved), *options]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"canonlm: {file}: ")
+    assert "expected the name of an installed kernel, such as sdpa, got" in message
 
 
 @pytest.mark.parametrize("model", ["hf:gpt2", "folder"])

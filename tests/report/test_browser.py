@@ -108,6 +108,20 @@ def test_hostile_names_stay_text(browser, tmp_path):
     assert errors(browser) == []
 
 
+def test_names_on_an_axis_stay_text(browser, tmp_path):
+    nasty = '<a href="http://x.example">link</a>'
+    rows = [evaluation(9, {("k", 1): (7, 20), ("k", 2): (7, 20), ("task", nasty): (7, 20), ("task", "a < b"): (1, 9)})]
+    for arch in ("llama", "llama+canon"):
+        write_run(tmp_path / "runs" / arch, arch=arch, evals=rows, losses=[(5, 1.0), (9, 0.5)])
+    load(browser, write_report(tmp_path))
+    browser.execute_script(OPEN)
+    ticks = "return [...document.querySelectorAll('#final-0-1 .xtick')].map(tick => tick.textContent)"
+    assert until(lambda: len(browser.execute_script(ticks)) == 2)
+    assert browser.execute_script(ticks)[0].endswith("link</a>")
+    assert browser.execute_script(ticks)[1] == "task = a < b"
+    assert browser.execute_script("return document.querySelectorAll('.chart a').length") == 0
+
+
 def test_a_page_of_four_runs_answers_on_two_screens(browser, tmp_path):
     for number, arch in enumerate(("llama", "llama", "llama+canon", "llama+canon")):
         right = [(step, {("k", k): (step // 8 + number, 40) for k in (1, 2, 3, 4)}) for step in range(0, 240, 20)]

@@ -116,6 +116,7 @@ def _on_meta(model: str, trust_remote_code: bool) -> "PreTrainedModel":
 
     from canonlm.errors import InvalidSetting, brief
     from canonlm.limits import few_modules
+    from canonlm.saved import check_kernels, read_settings
     from canonlm.suites.opening import hub_is_known
 
     if model.startswith("hf:"):
@@ -126,10 +127,16 @@ def _on_meta(model: str, trust_remote_code: bool) -> "PreTrainedModel":
         with torch.device("meta"):
             return model_class._from_config(config, dtype=torch.float32)
     try:
-        options = {"trust_remote_code": trust_remote_code, "local_files_only": not hub_is_known()}
-        config = AutoConfig.from_pretrained(model, **options)
+        path = expanded(model)
+        if path.is_dir():
+            read_settings(path)
+        options = {"trust_remote_code": trust_remote_code, "local_files_only": path.is_dir() or not hub_is_known()}
+        config = AutoConfig.from_pretrained(path if path.is_dir() else model, **options)
+        check_kernels(f"{model}: config.json", config.to_dict())
         with torch.device("meta"), few_modules():
             return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except InvalidSetting:
+        raise
     except Exception as error:  # a model's own code may raise anything
         text = brief(" ".join(str(error).split()))
         raise InvalidSetting("MODEL", f"MODEL: {brief(model)} cannot be built: {text}") from None

@@ -32,7 +32,7 @@ from canonlm.models.build import wrap
 from canonlm.models.config import OF_EXPERTS
 from canonlm.models.published import load_published
 from canonlm.models.published.checkpoint import RELEASES
-from canonlm.saved import cannot_be_loaded, check_fits, check_loaded, read_settings, reason_of
+from canonlm.saved import cannot_be_loaded, check_fits, check_kernels, check_loaded, read_settings, reason_of
 from canonlm.train.build import pick_device
 from canonlm.train.checkpoint import load_model, steps
 from canonlm.train.recipe import load as load_config
@@ -222,6 +222,7 @@ def _of_files(source: str, variant: str | None, dtype: torch.dtype | None, trust
     root = path if path.is_dir() else _fetch("MODEL", source)
     config = read_object(root / "config.json") if (root / "config.json").exists() else None
     variants = [file.parent for file in _configs(root, "*/")]
+    check_kernels(str(root / "config.json"), config or {})
     if config is not None and not isinstance(model_type := config.get("model_type", ""), str):
         raise expected(f"{root / 'config.json'}: model_type", "a string", model_type)
     if not _configs(root, "") and not variants:

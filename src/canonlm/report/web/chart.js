@@ -18,6 +18,7 @@ const FEW_POINTS = 30; // a line with at most this many has markers
 
 const safe = text => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 const withBreaks = text => safe(text).replaceAll("\n", "<br>");
+const shownAt = value => (typeof value === "string" ? safe(value) : value); // a category is also its label
 const lookAt = one => ({...PLAIN, color: page.colors.muted, ...(page.looks[one.look] ?? {}), ...one.style});
 
 function traceOf(one, off) {
@@ -27,8 +28,8 @@ function traceOf(one, off) {
   const hint = byPoint ? "%{hovertext}" : "%{meta[1]}"; // templates have hovertext per point only
   const trace = {
     type: "scatter",
-    x: one.x,
-    y: one.y,
+    x: one.x.map(shownAt),
+    y: one.y.map(shownAt),
     name: safe(one.name),
     meta: [one.run, byPoint ? "" : withBreaks(one.hover ?? "")],
     showlegend: false,
