@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from canonlm import weights
 from canonlm.errors import InvalidSetting, brief, expected
@@ -60,6 +61,11 @@ def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, option
             held = {name.removeprefix(prefix): one for name, one in held.items() if name.startswith(prefix)}
     if options.get("ignore_mismatched_sizes"):
         shapes = {name: held[name].shape if name in held else shape for name, shape in shapes.items()}
+    if saved.get("quantization_config"):  # the library's quantizers keep linear layers in tensors of their own
+        linear = tuple(f"{path}." for path, part in model.named_modules() if isinstance(part, nn.Linear))
+        shapes, held = (
+            {name: one for name, one in each.items() if not name.startswith(linear)} for each in (shapes, held)
+        )
     tied = model.all_tied_weights_keys if config.tie_word_embeddings else {}
     weights.check(held, shapes, str(file), may_lack=tied)
     check_memory(str(folder), sum(p.numel() * p.element_size() for p in model.parameters()))

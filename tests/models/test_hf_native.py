@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from families import FAMILIES
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch._dynamo.testing import CompileCounter
 from torch.testing import assert_close
@@ -13,7 +14,9 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    BitsAndBytesConfig,
     GenerationConfig,
+    TorchAoConfig,
     Trainer,
     TrainingArguments,
     set_seed,
@@ -117,6 +120,46 @@ def test_tied_weights_stay_tied(small_model, family, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
     assert_close(loaded(IDS).logits, model(IDS).logits, **SAME)
+
+
+def _with_torchao():
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return TorchAoConfig(Int8WeightOnlyConfig()), lambda weight: weight.dequantize()
+
+
+def _with_bitsandbytes():
+    from bitsandbytes.functional import dequantize_4bit
+
+    return BitsAndBytesConfig(load_in_4bit=True), lambda weight: dequantize_4bit(weight.data, weight.quant_state)
+
+
+@pytest.mark.parametrize("family", ["llama", "gdn", "moe"])
+@pytest.mark.parametrize("package", [_with_torchao, _with_bitsandbytes])
+def test_a_quantized_folder_loads_again(small_model, family, package, tmp_path):
+    """It computes what its rounded weights do, and a damaged one is refused."""
+    settings, exact = package()
+    plain = small_model(torch.float32, **{**FAMILIES[family], "hidden_size": 64, "intermediate_size": 64})
+    plain.save_pretrained(tmp_path / "plain")
+    quantized = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=settings)
+    quantized.save_pretrained(tmp_path / "quantized")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "quantized")
+    changed = 0
+    with torch.no_grad():
+        for path, part in again.named_modules():
+            if isinstance(part, torch.nn.Linear) and path != "lm_head" and "router" not in path:
+                changed += 1
+                plain.get_submodule(path).weight.copy_(exact(part.weight))
+        assert changed
+        assert_close(again(IDS).logits, quantized(IDS).logits, **SAME)
+        assert_close(again(IDS).logits, plain(IDS).logits, atol=1e-3, rtol=1e-3)
+    file = tmp_path / "quantized" / "model.safetensors"
+    with safe_open(file, "pt") as opened:
+        notes, tensors = opened.metadata(), load_file(file)
+    for name in ("model.norm.weight", next(name for name in tensors if "o_proj" in name)):
+        save_file({key: tensor for key, tensor in tensors.items() if key != name}, file, metadata=notes)
+        with pytest.raises((ValueError, RuntimeError), match=r"missing: |issues during automatic conversion"):
+            AutoModelForCausalLM.from_pretrained(tmp_path / "quantized")
 
 
 @every_family
