@@ -14,7 +14,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -22,13 +23,15 @@ from zlib import crc32
 
 from pydantic import BaseModel, ConfigDict
 
-from canonlm.untrusted import LINKS, is_inside, linked_disks, open_regular
+from canonlm.untrusted import LINKS, is_inside, linked_disks, open_regular, path_inside, read_json
 
 if TYPE_CHECKING:
     from filelock import FileLock
 
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO would wait for a reader
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
+LISTING = "canonlm-manifest.json"
+"""The manifest of an exported model. Commands that read the model compare the files with it."""
 
 
 class Stamp(BaseModel):
@@ -138,6 +141,40 @@ def temporary_folder(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         os.close(descriptor)
+
+
+def damage(folder: Path, stamps: Mapping[str, Stamp]) -> str | None:
+    """A description of the damage to files in a folder, or None. ValueError: a name leads out of the folder."""
+    paths = [(path_inside(folder, name, str(folder)), stamp) for name, stamp in stamps.items()]
+    with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
+        return next(filter(None, pool.map(lambda item: item[1].damage(item[0]), paths)), None)
+
+
+class Listing(BaseModel):
+    """The content of `LISTING`, the manifest of an exported model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    files: dict[str, Stamp]
+
+
+def list_files(folder: Path) -> None:
+    """Write `LISTING`, with the size and sha256 of every file in the folder."""
+    names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+    listing = Listing(files={name: Stamp.of(folder / name) for name in names})
+    write_text(folder / LISTING, listing.model_dump_json(indent=1) + "\n")
+
+
+def check_listed(folder: Path) -> None:
+    """ValueError unless the files in a folder are those of its `LISTING`, if it has one."""
+    if not os.path.lexists(path := folder / LISTING):
+        return
+    try:
+        problem = damage(folder, Listing.model_validate(read_json(path)).files)
+    except ValueError as error:
+        problem = f"it cannot be read ({str(error).partition(chr(10))[0]})"
+    if problem is not None:
+        raise ValueError(f"{path}: {problem}; after a change on purpose, remove {LISTING}")
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:

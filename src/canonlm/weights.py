@@ -47,7 +47,7 @@ def headers(file: Path) -> dict[str, Header]:
     if file.suffix == ".json":
         return _merged(file, {name: headers(name) for name in _files(file)})
     if file.suffix != ".safetensors":
-        return {name: header(tensor) for name, tensor in tensors(file).items()}
+        return {name: header(tensor) for name, tensor in tensors(file, verify=False).items()}
     try:
         open_regular(file).close()
         with safe_open(file, framework="pt") as opened:
@@ -60,10 +60,11 @@ def headers(file: Path) -> dict[str, Header]:
         raise _damaged(file, error) from None
 
 
-def tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file, or of all files of an index. ValueError for anything but a complete file of tensors."""
+def tensors(file: Path, verify: bool = True) -> dict[str, Tensor]:
+    """The tensors of a file, or of all files of an index. ValueError for anything but a complete file of tensors.
+    verify: compare the checksums that a `.pth` or `.bin` file holds, which torch does not."""
     if file.suffix == ".json":
-        return _merged(file, {name: tensors(name) for name in _files(file)})
+        return _merged(file, {name: tensors(name, verify) for name in _files(file)})
     try:
         open_regular(file).close()
         if file.suffix == ".safetensors":
@@ -71,6 +72,8 @@ def tensors(file: Path) -> dict[str, Tensor]:
         with zipfile.ZipFile(file) as archive:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise ValueError("it is compressed")
+            if verify and (entry := archive.testzip()) is not None:
+                raise ValueError(f"the checksum of its entry {brief(entry)} differs")
         with warnings.catch_warnings(action="ignore"):  # for an old pickle, for example: problems raise an error
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         if isinstance(content, dict) and isinstance(content.get("model"), dict):  # with other state

@@ -178,7 +178,16 @@ def compressed(path):
     shutil.move("small", path)
 
 
-@pytest.mark.parametrize("damage", [pickled, expanded, compressed])
+def flipped(path):
+    """A bit of a tensor, which torch does not notice."""
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        entry = max(archive.infolist(), key=lambda each: each.file_size)
+    content[entry.header_offset + 512 + entry.file_size // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [pickled, expanded, compressed, flipped])
 def test_torch_files(damage, folder, monkeypatch, tmp_path):
     path = folder("lingua")
     monkeypatch.chdir(tmp_path)

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, load_published
 from canonlm.cli import main
+from canonlm.files import LISTING
 from canonlm.models.published import save_published
 
 SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -66,8 +67,27 @@ def test_to_our_format_and_back(gla, workdir, capsys, to, written):
     assert main(["convert", "release", "ours", "--variant", "one"]) == 0
     assert main(["convert", "ours", "below/theirs", "--to", to]) == 0
     assert capsys.readouterr().out.endswith("float32: below/theirs\n")
-    assert files(workdir / "below") == {"theirs", *(f"theirs/{name}" for name in written.split())}
+    assert files(workdir / "below") == {"theirs", *(f"theirs/{name}" for name in [*written.split(), LISTING])}
     assert_close(load_published("below/theirs").state_dict(), gla.state_dict(), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("to", ["canonlm", "hf"])
+def test_a_model_that_differs_from_its_manifest(workdir, capsys, to):
+    assert main(["convert", "release", "ours", "--variant", "one", "--to", to]) == 0
+    path = Path("ours/model.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1  # a bit of a weight
+    path.write_bytes(content)
+    for command in (["convert", "ours", "again"], ["check", "ours"]):
+        capsys.readouterr()
+        assert main(command) == 2
+        message = f"sha256 of model.safetensors differs; after a change on purpose, remove {LISTING}"
+        assert capsys.readouterr().err == f"canonlm: ours/{LISTING}: {message}\n"
+    Path("ours", LISTING).unlink()
+    assert main(["convert", "ours", "again"]) == 0
+    Path("again", LISTING).write_text("{")
+    assert main(["convert", "again", "further"]) == 2
+    assert f"again/{LISTING}: it cannot be read" in capsys.readouterr().err
 
 
 def test_dtype(workdir, capsys):

@@ -3,9 +3,12 @@
 import json
 
 import pytest
+import yaml
 from folders import evaluation, write_run
 
+from canonlm.experiments.outcomes import read_outcome
 from canonlm.report import load_play, load_run, read_runs
+from canonlm.runs.identity import label
 from canonlm.runs.rows import Count, in_order, slice_key
 
 HALF = {("k", 1): (50, 100), ("k", 2): (10, 100)}
@@ -107,6 +110,33 @@ def test_a_damaged_result_is_reported_as_an_unfinished_run(run_folder):
     run = load_run(folder)
     assert not run.finished
     assert run.notes == ("result.json is damaged",)
+
+
+def test_a_result_that_contradicts_the_rows_is_refused(run_folder):
+    run_folder = run_folder(evals=[evaluation(0, HALF), evaluation(100, HALF)])
+    assert load_run(run_folder).finished
+    assert read_outcome(run_folder).steps == 100
+    result = json.loads((run_folder / "result.json").read_text())
+    result["final"]["slices"][0]["correct"] = result["final"]["slices"][0]["total"]
+    (run_folder / "result.json").write_text(json.dumps(result))
+    with pytest.raises(ValueError, match=r"result\.json and metrics\.jsonl differ in the evaluation after step \d+"):
+        load_run(run_folder)
+    with pytest.raises(ValueError, match=r"result\.json and metrics\.jsonl differ in the evaluation after step \d+"):
+        read_outcome(run_folder)
+
+
+def test_a_result_of_another_run_is_refused(run_folder):
+    """Even one with the same numbers, as two seeds that solve a task have."""
+    run_folder = run_folder(evals=[evaluation(100, HALF)])
+    result = json.loads((run_folder / "result.json").read_text())
+    config = yaml.safe_load((run_folder / "config.yaml").read_text())
+    result["run"] = label(config)
+    (run_folder / "result.json").write_text(json.dumps(result))
+    assert load_run(run_folder).finished
+    config["train"]["seed"] += 1
+    (run_folder / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(ValueError, match="of another run than config.yaml: train.seed is 0 there, and 1 here"):
+        load_run(run_folder)
 
 
 def test_a_rate_that_yaml_reads_as_text(run_folder):

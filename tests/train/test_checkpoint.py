@@ -1,6 +1,7 @@
 """A checkpoint restores every bit, on any number of processes, or is skipped; nothing harms the one before."""
 
 import errno
+import json
 import multiprocessing
 import os
 import random
@@ -24,6 +25,7 @@ from canonlm.files import Stamp, remove_leftovers, write_text
 from canonlm.train import checkpoint
 from canonlm.train.checkpoint import Checkpoints, load_model, steps
 from canonlm.train.config import resolve
+from canonlm.train.recipe import load
 from canonlm.world import World
 
 SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -38,8 +40,8 @@ FORMS = {
 }
 
 
-def open_at(folder, keep=9, keep_every=None, world=None):
-    return Checkpoints(folder, keep, keep_every, world or World(torch.device("cpu")))
+def open_at(folder, keep=9, keep_every=None, world=None, **options):
+    return Checkpoints(folder, keep, keep_every, world or World(torch.device("cpu")), **options)
 
 
 def build(form="llama", seed=0):
@@ -652,15 +654,17 @@ def test_an_error_in_one_process_is_raised_in_all(together, tmp_path):
 # A run's model
 
 
-def a_run(folder, **changes):
+def a_run(folder, seed=0, **changes):
     """A run folder with checkpoints of steps 1 and 2, and the model of each."""
     task = {"task": {"name": "copying", "N": 8, "min_items": 2}, "data": {"seq_len": 18, "loss_on": "answer"}}
     sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, **changes}
     train = {"steps": 9, "batch_size": 4, "eval_every": 9, "eval_size": 8, "checkpoint_every": 1, "optim": {"lr": 0.1}}
+    train["seed"] = seed
     run = resolve({"arch": "llama+canon", **task, "model": sizes, "train": train})
     write_text(folder / "config.yaml", run.to_yaml())
     model = checkpoint.build_model(run).module
-    optimizer, checkpoints, models = optimizer_of(model), open_at(folder / "checkpoints"), {}
+    optimizer, models = optimizer_of(model), {}
+    checkpoints = open_at(folder / "checkpoints", run=run.model_dump())
     for step in (1, 2):
         ids = torch.arange(8)[None] % 7
         model(ids, labels=ids).loss.backward()
@@ -669,6 +673,27 @@ def a_run(folder, **changes):
         models[step] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     checkpoints.close()
     return models
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    """Two runs that differ only in the seed, with their checkpoints swapped; those of earlier versions open."""
+    for seed in (1, 2):
+        a_run(tmp_path / f"seed{seed}", seed=seed)
+    (tmp_path / "seed1" / "checkpoints").rename(tmp_path / "kept")
+    (tmp_path / "seed2" / "checkpoints").rename(tmp_path / "seed1" / "checkpoints")
+    message = "step-00000002: of another run than config.yaml: train.seed is 2 there, and 1 here"
+    with pytest.raises(ValueError, match=message):
+        load_model(tmp_path / "seed1")
+    run = load(tmp_path / "seed1" / "config.yaml")
+    model = checkpoint.build_model(run).module
+    with pytest.raises(ValueError, match=message):
+        open_at(tmp_path / "seed1" / "checkpoints", run=run.model_dump()).load_latest(model, optimizer_of(model))
+    for step in (1, 2):
+        path = tmp_path / "seed1" / "checkpoints" / f"step-{step:08d}" / "manifest.json"
+        manifest = json.loads(path.read_text())
+        del manifest["run"]
+        path.write_text(json.dumps(manifest))
+    assert load_model(tmp_path / "seed1").num_parameters
 
 
 @pytest.mark.parametrize("tied", [False, True])

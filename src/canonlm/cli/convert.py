@@ -51,7 +51,7 @@ def convert(
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from canonlm.files import write_folder
+    from canonlm.files import list_files, write_folder
     from canonlm.models.archs import name_of
     from canonlm.models.published import TARGETS, load_published, save_published
 
@@ -62,8 +62,13 @@ def convert(
         source, variant, revision=revision, token=token, cache_dir=cache_dir,
         dtype=None if dtype is None else getattr(torch, dtype),
     )  # fmt: skip
+
+    def fill(folder: Path) -> None:
+        save_published(model, folder, to)
+        list_files(folder)
+
     with doing("writing the model"), writing_model(out):
-        write_folder(out, lambda folder: save_published(model, folder, to))
+        write_folder(out, fill)
     precision = str(model.dtype).removeprefix("torch.")
     say(f"{name_of(model.config)}, {model.num_parameters():,} parameters, {precision}: {out}")
     return 0

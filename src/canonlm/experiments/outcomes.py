@@ -1,12 +1,14 @@
 """The evaluations of a finished run, from its folder or from rows of a CSV."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from canonlm.experiments.schema import Setting
-from canonlm.runs.rows import Evaluation, evaluation, finite, primary, read, text_evaluation
+from canonlm.runs.folder import with_final
+from canonlm.runs.rows import DAMAGE, Evaluation, count, evaluation, finite, primary, read, text_evaluation
+from canonlm.untrusted import read_object
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,13 @@ def read_outcome(folder: Path) -> Outcome | None:
     if not (folder / "result.json").is_file():
         return None
     evals, _, _ = read(folder / "metrics.jsonl", _evaluation)
+    evals = [replace(row, place=str(folder / "metrics.jsonl")) for row in evals]
     try:
-        return Outcome(evals[-1].step if evals else 0, tuple(evals))
-    except ValueError as error:
-        raise ValueError(f"{folder / 'metrics.jsonl'}: {error}") from None
+        result = read_object(folder / "result.json")
+        steps = count(result["steps"])
+        return Outcome(steps, tuple(with_final(evals, _evaluation(result["final"], steps))))
+    except DAMAGE as error:
+        raise ValueError(f"{folder}: {error if isinstance(error, ValueError) else 'result.json is damaged'}") from None
 
 
 def _evaluation(row: Any, step: int | None = None) -> Evaluation:

@@ -29,7 +29,7 @@ from canonlm.errors import InvalidSetting, expected, writing
 from canonlm.files import make_folder, write_bytes, write_json, write_text
 from canonlm.yaml12 import read_yaml
 
-from .identity import Config, changes
+from .identity import Config, changes, check_label, label
 from .rows import DAMAGE, E, Evaluate, TrainRow, count, finite, known_count, one_line, read
 
 TASK = "task.json"
@@ -195,9 +195,11 @@ def recorded(folder: Path, config: Mapping[str, Any], evaluate: Evaluate[E], not
     """The fields of `Recorded`. ValueError if the folder cannot be read as a run."""
     env = read_object(folder / "env.json", notes)
     evals, train, damaged = read(folder / "metrics.jsonl", evaluate, notes)
-    result = _result(read_object(folder / "result.json", notes), evaluate, notes)
-    if result is not None and result.final.step not in {row.step for row in evals}:
-        evals = sorted([*evals, result.final], key=lambda row: row.step)
+    raw = read_object(folder / "result.json", notes)
+    check_label((raw or {}).get("run"), label(config), "result.json")
+    result = _result(raw, evaluate, notes)
+    if result is not None:
+        evals = with_final(evals, result.final)
     outside = _outside(folder, notes)
     return {
         "name": one_line(folder.absolute().name, 255),
@@ -210,6 +212,17 @@ def recorded(folder: Path, config: Mapping[str, Any], evaluate: Evaluate[E], not
         "damaged_rows": damaged,
         "notes": tuple(notes),
     }
+
+
+def with_final(evals: list[E], final: E) -> list[E]:
+    """The evaluations, and the final one of `result.json` if they lack it. ValueError if they have another one for its
+    step."""
+    for row in evals:
+        if row.step == final.step and row != final:
+            where = f"the evaluation after step {final.step}"
+            raise ValueError(f"result.json and metrics.jsonl differ in {where}: one is not of this run, or damaged")
+    is_there = any(row.step == final.step for row in evals)
+    return evals if is_there else sorted([*evals, final], key=lambda row: row.step)
 
 
 def about(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from canonlm.errors import shown
+
 Config = Mapping[str, Any]
 Difference = tuple[str, Any, Any]
 
@@ -66,6 +68,20 @@ def identity(config: Config, outside: Mapping[str, str] | None = None) -> str:
     """The identity of a run: 12 hex digits. `outside`: the sha256 of every file from outside that it uses, by
     reference; configurations read from run folders already have them as `outside`."""
     return _hash(settings({**config, "outside": outside} if outside else config))
+
+
+def label(config: Config) -> dict[str, Any]:
+    """The settings that files of a run note, as JSON holds them: all with which it cannot be continued otherwise."""
+    noted = settings(config, (*NOT_IN_IDENTITY, "train.steps"))
+    return dict(json.loads(json.dumps(noted, default=str, skipkeys=True)))
+
+
+def check_label(noted: Any, own: Mapping[str, Any], place: str) -> None:
+    """ValueError if the file at `place` notes another run. Settings that only one version has do not count."""
+    for key, value in own.items():
+        if isinstance(noted, Mapping) and key in noted and noted[key] != value:
+            there, here = (shown(each) for each in (noted[key], value))
+            raise ValueError(f"{place}: of another run than config.yaml: {key} is {there} there, and {here} here")
 
 
 def group(config: Config) -> str:

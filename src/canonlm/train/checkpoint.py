@@ -11,7 +11,7 @@ learning rate, random numbers and data are functions of the step, and the run's 
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -27,13 +27,14 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from canonlm import outside
 from canonlm.errors import expected
-from canonlm.files import Stamp, put_in_place, remove_folder, temporary_folder, write_text
+from canonlm.files import Stamp, damage, put_in_place, remove_folder, temporary_folder, write_text
 from canonlm.limits import check_memory
 from canonlm.models.interface import LanguageModel
+from canonlm.runs.identity import check_label, label
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint_reader import METADATA, Reader
 from canonlm.train.recipe import load as load_config
-from canonlm.untrusted import path_inside, read_json
+from canonlm.untrusted import read_json
 from canonlm.world import World
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class Manifest(BaseModel):
     step: int
     processes: int
     files: dict[str, Stamp]
+    run: dict[str, Any] = {}  # `canonlm.runs.identity.label`; earlier versions did not write it
 
 
 class Checkpoints:
@@ -60,7 +62,7 @@ class Checkpoints:
     the same order. Leftovers of killed processes must be removed from `folder` first.
 
     The `keep` newest are kept, and all whose step is a multiple of `keep_every`. may_write: called in the first process
-    before a checkpoint gets its name; `wait` raises its exceptions.
+    before a checkpoint gets its name; `wait` raises its exceptions. run: the configuration that they belong to.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class Checkpoints:
         keep_every: int | None,
         world: World,
         may_write: Callable[[], None] = lambda: None,
+        run: Mapping[str, Any] | None = None,
     ) -> None:
+        self._run = label(run or {})
         self.folder, self._keep, self._keep_every, self._may_write = folder, keep, keep_every, may_write
         self._ranks = _Ranks(world.rank, world.size)
         pinned = world.device.type == "cuda"
@@ -129,6 +133,7 @@ class Checkpoints:
         """
         if (step := _newest_complete(self.folder, self._ranks)) == 0:
             return 0
+        self._ranks.first(lambda: _check_run(self.folder, step, self._run))
         of_model, of_optimizer = get_state_dict(model, optimizer)
         _read(path_of(self.folder, step), _parts(of_model, of_optimizer), self._ranks)
         set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
@@ -156,7 +161,7 @@ class Checkpoints:
             ranks.first(lambda: then(path))
 
     def _finish(self, step: int, temporary: Path, files: dict[str, Stamp]) -> None:
-        manifest = Manifest(step=step, processes=self._ranks.size, files=files)
+        manifest = Manifest(step=step, processes=self._ranks.size, files=files, run=self._run)
         write_text(temporary / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
         self._may_write()
         put_in_place(temporary, path_of(self.folder, step))
@@ -205,6 +210,7 @@ def load_model(run: Path, step: int | None = None, *, trust_remote_code: bool | 
         raise ValueError(f"{path_of(folder, step)}: {damage}")
     with outside.of_run(run, trust_remote_code):
         config = load_config(run / "config.yaml")
+        _check_run(folder, step, label(config.model_dump()))
         # Before anything is allocated: the model of the configuration may have any size.
         _check_saved(path_of(folder, step), build_model(config, "meta"))
         model = build_model(config)
@@ -270,16 +276,18 @@ def _damage(folder: Path, step: int, ranks: "_Ranks") -> str | None:
         path = path_of(folder, step)
         try:
             manifest = Manifest.model_validate(read_json(path / MANIFEST))
-            files = [(path_inside(path, name, MANIFEST), stamp) for name, stamp in manifest.files.items()]
+            if manifest.step != step:
+                return f"{MANIFEST} is of step {manifest.step}"
+            return damage(path, dict([*manifest.files.items()][ranks.rank :: ranks.size]))
         except ValueError:
             return f"{MANIFEST} cannot be read" if (path / MANIFEST).exists() else f"no {MANIFEST}"
-        if manifest.step != step:
-            return f"{MANIFEST} is of step {manifest.step}"
-        own = files[ranks.rank :: ranks.size]
-        with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
-            return next(filter(None, pool.map(lambda item: item[1].damage(item[0]), own)), None)
 
     return next(filter(None, ranks.gather(check)), None)
+
+
+def _check_run(folder: Path, step: int, run: Mapping[str, Any]) -> None:
+    path = path_of(folder, step)
+    check_label(Manifest.model_validate(read_json(path / MANIFEST)).run, run, str(path))
 
 
 def _stamps(folder: Path, rank: int) -> dict[str, Stamp]:

@@ -24,6 +24,7 @@ from canonlm.files import append, lock, make_folder, remove_leftovers, write_jso
 from canonlm.models import checks
 from canonlm.runs import folder as run_folder
 from canonlm.runs import leases
+from canonlm.runs.identity import check_label, label
 from canonlm.runs.rows import Metrics
 from canonlm.train import reading, trackers
 from canonlm.train.build import build_model, check, with_complete_name
@@ -70,7 +71,9 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
                 if config.parallel.tp > 1:
                     build_model(config, "meta").check_tensor_parallel(config.parallel.tp)
             with _locked(folder, config, world):
-                result = world.broadcast(_finished(folder / "result.json") if world.main else None)
+                with world.all_or_none():
+                    result = _finished(folder / "result.json", config) if world.main else None
+                result = world.broadcast(result)
                 return result or _Run(config, folder, world, on_row).run()
     except OSError as error:
         raise ValueError(f"{error.filename or folder}: {error.strerror or error}; run it again to continue") from error
@@ -78,14 +81,15 @@ def train(config: RunConfig, folder: Path, on_row: OnRow = lambda row: None) -> 
         torch.set_num_threads(threads)
 
 
-def _finished(path: Path) -> dict[str, Any] | None:
-    """The result of a finished run; None if it is not finished."""
+def _finished(path: Path, config: RunConfig) -> dict[str, Any] | None:
+    """The result of a finished run; None if it is not finished. ValueError: of another one."""
     result = run_folder.read_json(path)
     if result is None:
         return None
     numbers = [result.get(key) for key in ("steps", "tokens")] if isinstance(result, dict) else [None]
     if not all(isinstance(number, int) for number in numbers):
         raise ValueError(f"{path}: expected the result of a finished run, with its steps and tokens")
+    check_label(result.get("run"), label(config.model_dump()), str(path))
     return result
 
 
@@ -134,8 +138,9 @@ class _Run:
         self.optimizer = build_optimizer(self.module, settings.optim)
         self.lease = leases.Lease.of_environment()
         self.checkpoints = Checkpoints(
-            folder / "checkpoints", settings.keep_checkpoints, settings.keep_every, world, self._check_lease
-        )
+            folder / "checkpoints", settings.keep_checkpoints, settings.keep_every, world, self._check_lease,
+            config.model_dump(),
+        )  # fmt: skip
         self.step = self.checkpoints.load_latest(self.module, self.optimizer)
         self.first_bad = torch.full((), -1, device=world.device)  # a step, on the device so that no step waits for it
 
@@ -227,6 +232,7 @@ class _Run:
             "num_parameters": self.model.num_parameters,
             **self.clock.result(),
             "final": evaluation,
+            "run": label(self.config.model_dump()),
         }
         if world.main:
             self._check_lease()
