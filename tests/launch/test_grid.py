@@ -227,6 +227,8 @@ def save(*_):
 signal.signal(signal.SIGTERM, save)
 (folder / "began").write_text(str(time.time()))
 plan = json.loads(pathlib.Path(PLAN).read_text())[folder.name]
+if plan.get("frozen"):
+    os.kill(os.getpid(), signal.SIGSTOP)
 time.sleep(plan["seconds"])
 (folder / "ended").write_text(str(time.time()))
 print(plan.get("says", ""))
@@ -305,7 +307,7 @@ def test_a_failing_run_is_reported_and_the_others_finish(grid, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_reaches_every_process_and_waits(grid, number):
-    runs = grid({f"run{i}": {"seconds": 60} for i in range(3)})
+    runs = grid({f"run{i}": {"seconds": 600, "frozen": i == 1} for i in range(3)})
     before = signal.getsignal(number)
 
     def stop():

@@ -130,6 +130,9 @@ class Scripted:
 
     kill = terminate
 
+    def send_signal(self, number):
+        assert number == signal.SIGCONT
+
 
 @pytest.fixture
 def play(tmp_path):

@@ -135,7 +135,7 @@ def test_a_result_of_another_run_is_refused(run_folder):
     assert load_run(run_folder).finished
     config["train"]["seed"] += 1
     (run_folder / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(ValueError, match="of another run than config.yaml: train.seed is 0 there, and 1 here"):
+    with pytest.raises(ValueError, match=r"of another run than config\.yaml: train\.seed is 0 there, and 1 here"):
         load_run(run_folder)
 
 

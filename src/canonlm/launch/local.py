@@ -30,6 +30,7 @@ class Process(Protocol):
     """The process of a run."""
 
     def poll(self) -> int | None: ...
+    def send_signal(self, number: int, /) -> None: ...
     def terminate(self) -> None: ...
     def kill(self) -> None: ...
     def wait(self) -> int: ...
@@ -109,7 +110,7 @@ def run_grid(runs: Sequence[PlannedRun], jobs: int, show: Callable[[list[Progres
     finally:
         unfinished = [p.process for p in grid if p.process is not None and p.process.poll() is None]
         for process in unfinished:
-            process.terminate()
+            end(process)
         for number, handler in previous.items():
             signal.signal(number, handler)
         for process in unfinished:
@@ -156,6 +157,12 @@ def start_process(
             stderr=log,
             start_new_session=True,
         )
+
+
+def end(process: Process) -> None:
+    """Let a process save its state and end, also one that is stopped (SIGSTOP): it gets no other signal before."""
+    process.terminate()
+    process.send_signal(signal.SIGCONT)
 
 
 def can_fork(devices: Sequence[str], threads: int | None) -> bool:

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 
 from canonlm.errors import expected, writing
 from canonlm.files import make_folder, time_in, write_json
-from canonlm.launch.local import Process, gpus, is_locked, reason, start_process
+from canonlm.launch.local import Process, end, gpus, is_locked, reason, start_process
 from canonlm.launch.play import PlannedRun
 from canonlm.launch.processes import STOPPED
 from canonlm.runs.folder import read_json
@@ -289,7 +289,7 @@ class _Worker:
     def _stop(self) -> None:
         """Leave no run running: each saves its state, while its lease is kept."""
         for running in self.running:
-            running.process.terminate()
+            end(running.process)
         for running in self.running:
             running.process.wait()
             with suppress(OSError):

@@ -34,7 +34,7 @@ from canonlm.runs.identity import check_label, label
 from canonlm.train.build import build_model
 from canonlm.train.checkpoint_reader import METADATA, Reader
 from canonlm.train.recipe import load as load_config
-from canonlm.untrusted import read_json
+from canonlm.untrusted import path_inside, read_json
 from canonlm.world import World
 
 T = TypeVar("T")
