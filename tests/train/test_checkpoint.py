@@ -661,6 +661,7 @@ def a_run(folder, seed=0, **changes):
     train = {"steps": 9, "batch_size": 4, "eval_every": 9, "eval_size": 8, "checkpoint_every": 1, "optim": {"lr": 0.1}}
     train["seed"] = seed
     run = resolve({"arch": "llama+canon", **task, "model": sizes, "train": train})
+    folder.mkdir(exist_ok=True)
     write_text(folder / "config.yaml", run.to_yaml())
     model = checkpoint.build_model(run).module
     optimizer, models = optimizer_of(model), {}
