@@ -295,7 +295,7 @@ def test_outcomes_of_text_have_losses_as_measures(tmp_path):
     rows = [{"kind": "eval", "step": step, "loss": 2 - step / 4, "sets": sets, "measures": {"loss_beyond": 2.5}}
             for step in (1, 2)]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "result.json").write_text("{}")
+    (tmp_path / "result.json").write_text(json.dumps({"steps": 2, "final": rows[1]}))
     outcomes = read_outcome(tmp_path)
     assert outcomes.steps == 2
     assert outcomes.final == Evaluation(2, {}, 1.5, {"loss": 1.5, "loss_beyond": 2.5})

@@ -151,7 +151,8 @@ def _all_of(experiment: Experiment, point: grid.Point, plan: Mapping[str, object
 
 
 def _new_rows(folder: Path, name: str, point: grid.Point, config: RunConfig, outcome: Outcome) -> list[dict[str, str]]:
-    env, result = (read_object(folder / f"{file}.json") for file in ("env", "result"))
+    files = (folder / f"{name}.json" for name in ("env", "result"))
+    env, result = (read_object(file) if file.exists() else {} for file in files)
     experiments, commit = noted(folder)
     seconds = result.get("train_seconds")
     common = {
