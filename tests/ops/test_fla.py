@@ -46,6 +46,7 @@ def stand_in(calls, *, scalar):
         assert g.shape == (q.shape[:3] if scalar else q.shape)
         assert q.dtype == k.dtype == v.dtype
         assert g.dtype == torch.float32
+        assert g.isfinite().all()
         assert scale is not None or not scalar
         limits = [(b, 0, q.shape[1]) for b in range(len(q))]
         if cu_seqlens is not None:
@@ -84,6 +85,7 @@ def calls(monkeypatch):
 def of_gla(dtype):
     tensors = [torch.randn(BATCH, TIME, heads, size, dtype=dtype) for heads, size in ((4, KEY), (2, KEY), (2, VALUE))]
     g = torch.nn.functional.logsigmoid(torch.randn(BATCH, TIME, 2, KEY, dtype=dtype))
+    g[0, 3, 0, 0] = -torch.inf
     return gated_linear_attention, [*tensors, g], {"state_BJKV": torch.randn(BATCH, 2, KEY, VALUE)}
 
 

@@ -14,7 +14,7 @@ from canonlm.ops import chunks, fla
 from canonlm.ops import gated_delta_rule as module
 from canonlm.ops.gated_delta_rule import gated_delta_rule, gated_delta_rule_chunked, gated_delta_rule_recurrent
 
-EXTREME = torch.tensor([0.0, -1e-8, -0.3, -50.0, -1000.0])
+EXTREME = torch.tensor([0.0, -1e-8, -0.3, -50.0, -1000.0, -torch.inf])
 
 
 def inputs(
@@ -30,7 +30,7 @@ def inputs(
     q, k = (torch.nn.functional.normalize(normal(*tokens, keys), dim=-1) for _ in range(2))
     if same_keys:  # one direction and its opposite at full strength: the system to solve is densest
         k = k[:, :1].expand_as(k) * normal(*tokens, 1).sign() if time else k
-    g = EXTREME.double()[torch.randint(5, tokens)] if extreme else -normal(*tokens).exp() / 10
+    g = EXTREME.double()[torch.randint(len(EXTREME), tokens)] if extreme else -normal(*tokens).exp() / 10
     beta = (3 * normal(*tokens)).sigmoid()
     beta = torch.where(torch.rand(tokens) < 0.2, (beta > 0.5).double(), beta)  # including exactly 0 and 1
     tensors = [q, k, normal(*tokens, values), g, torch.ones_like(beta) if same_keys else beta]

@@ -13,7 +13,7 @@ from canonlm.ops.gated_linear_attention import (
     gated_linear_attention_recurrent,
 )
 
-EXTREMES = torch.tensor([0, -1e-8, -1, -50, -1000], dtype=torch.float64)
+EXTREMES = torch.tensor([0, -1e-8, -1, -50, -1000, -torch.inf], dtype=torch.float64)
 
 
 def inputs(seed, batch, time, heads, kv_heads, *, key=4, value=3, docs=0.0, state=False, extreme=True):

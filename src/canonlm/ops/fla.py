@@ -56,6 +56,8 @@ def run(
     `documents` are those of `doc_ids_BT`, made once for all layers: the package computes its grids once per tensor.
     """
     kernel = getattr(importlib.import_module(f"fla.ops.{family}"), name)
+    # exp(-100) is zero in half precision; kernels subtract sums of log-decays, and infinite ones would give NaN.
+    inputs = inputs | {"g": inputs["g"].clamp(min=-100)}
     if state_BHKV is not None:
         state_BHKV = state_BHKV.to(torch.float32)
     if doc_ids_BT is None:

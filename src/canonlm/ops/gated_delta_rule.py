@@ -260,7 +260,8 @@ def _local(q, k, g, beta, docs, tokens: slice, chunk: int, compute: torch.dtype)
     qk = torch.cat([to_chunks(x[:, tokens], chunk, compute) for x in (q, k)], dim=2)
     beta = to_chunks(beta[:, tokens], chunk, compute)
     # In float64: after a token that erases the state (g = -1000) float32 would lose digits of the next ones.
-    b = to_chunks(g[:, tokens], chunk, torch.float64).cumsum(2)
+    # exp(-1000) is already 0; larger sums would lose digits, too, and differences of infinite ones are not numbers.
+    b = to_chunks(g[:, tokens], chunk, torch.float64).clamp(min=-1000).cumsum(2)
     before = docs[:, tokens][:, ::chunk].t()[:, :, None, None, None]
     docs = docs[:, 1:][:, tokens].unflatten(1, (-1, chunk)).transpose(0, 1)[:, :, None, :, None]
 
