@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from canonlm.ops import causal_conv as module
+from canonlm.ops import causal_conv_plain
 from canonlm.ops.causal_conv import causal_conv, conv_state
 
 
@@ -54,8 +55,8 @@ def by_slices(x, weight, docs, state):
     history, kernel = 0, weight.shape[-1]
     if state is not None and kernel > 1:
         history, x = kernel - 1, torch.cat([state[..., 1:].transpose(1, 2), x], dim=1)
-    same_doc = None if docs is None else module._same_document(docs, kernel, history).to(x.dtype)
-    return module._by_slices(x, weight[:, 0].t(), same_doc, history)
+    same_doc = None if docs is None else causal_conv_plain.same_document(docs, kernel, history).to(x.dtype)
+    return causal_conv_plain.by_slices(x, weight[:, 0].t(), same_doc, history)
 
 
 @pytest.mark.parametrize("form", [ours, by_slices])

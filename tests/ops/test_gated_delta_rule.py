@@ -203,13 +203,6 @@ def test_strided_inputs_are_read_and_left_alone():
     assert_close([*strided, doc_ids], before, atol=0, rtol=0)
 
 
-def test_second_derivative_is_refused():
-    tensors, _ = inputs(10, time=4)
-    (first,) = torch.autograd.grad(gated_delta_rule_chunked(*tensors[:5])[0].sum(), tensors[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="gated_delta_rule_backward"):
-        first.sum().backward()
-
-
 @pytest.mark.parametrize("docs", [False, True])
 def test_operator_passes_opcheck(docs):
     """Shapes, strides and gradients of fake tensors equal the real ones; nothing is changed in place."""

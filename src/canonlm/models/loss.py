@@ -14,10 +14,10 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from canonlm.models.config import CanonLMConfig
+from canonlm.ops.derivatives import by_definition, differentiated_again, first_only, gradients
 
 CHUNK_BYTES = 2**28
 """Bytes of float32 logits at once, on a CPU: 512 tokens of a vocabulary of 128k, 2048 of one of 32k. Enough tokens for
@@ -66,8 +66,9 @@ def loss_of_hidden(
 ) -> Sums:
     """The loss of the logits `h @ weight.T`, of which no more than `chunk_bytes` exist at a time.
 
-    Differentiable once: the gradients are computed with the loss, chunk by chunk, so that no product is done twice; the
-    weight's is accumulated in at least float32. Products are in the dtype of `h_BTD`, or autocast's.
+    The gradients are computed with the loss, chunk by chunk, so that no product is done twice; the weight's is
+    accumulated in at least float32. Products are in the dtype of `h_BTD`, or autocast's. Derivatives beyond a first
+    backward are those of the loss of all logits.
 
     `weight_VD` may be sharded by rows over a tensor-parallel group (DTensor, Shard(0)): then each rank has the logits
     of its rows only, and all get the same loss and the same gradient of `h_BTD`.
@@ -83,12 +84,18 @@ def loss_of_hidden(
     dtype, device = h_BTD.dtype, h_BTD.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
+    if by_definition() and group is None:
+        return _of_all(config, h_BTD.flatten(0, 1), weight_VD, targets_BT.flatten().to(h_BTD.device), dtype)
     bytes_of_token = rows_per_rank * torch.promote_types(dtype, torch.float32).itemsize
     chunks = _chunks(targets_BT.numel(), bytes_of_token, chunk_bytes(device))
     targets_N, with_grad = targets_BT.flatten().to(h_BTD.device), torch.is_grad_enabled()
     compiled = compiled and with_grad and group is None
     head = weight_VD, group, first
     return _Chunks.apply(config, h_BTD.flatten(0, 1), *head, targets_N, chunks, dtype, with_grad, compiled)
+
+
+def _of_all(config: CanonLMConfig, h_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, dtype: torch.dtype) -> Sums:
+    return loss_of_logits(config, (h_ND.to(dtype) @ weight_VD.to(dtype).mT)[None], targets_N[None])
 
 
 class _Chunks(torch.autograd.Function):
@@ -120,15 +127,24 @@ class _Chunks(torch.autograd.Function):
                 dh_ND[rows] = dh
             if dw_VD is not None:
                 _add_product(dw_VD, dx, h)
-        ctx.save_for_backward(dh_ND, dw_VD)
+        ctx.save_for_backward(dh_ND, dw_VD, h_ND, weight_VD, targets_N)
+        ctx.config, ctx.dtype, ctx.is_whole = config, dtype, group is None
         ctx.mark_non_differentiable(z_loss)
         return loss + z_loss, None if config.z_loss is None else z_loss
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, d_loss, _):
-        # In place, as the weight's gradient is large; torch then refuses a second backward.
-        dh_ND, dw_VD = (None if gradient is None else gradient.mul_(d_loss) for gradient in ctx.saved_tensors)
+        dh_ND, dw_VD, *inputs = ctx.saved_tensors
+        if differentiated_again() and ctx.is_whole:
+
+            def definition(h, weight, targets):
+                return _of_all(ctx.config, h, weight, targets, ctx.dtype)[0]
+
+            dh_ND, dw_VD, _ = gradients(definition, inputs, [d_loss])
+        else:
+            # In place, as the weight's gradient is large; torch then refuses a second backward.
+            results = (None if gradient is None else gradient.mul_(d_loss) for gradient in (dh_ND, dw_VD))
+            dh_ND, dw_VD = first_only(*results)
         return None, dh_ND, dw_VD, None, None, None, None, None, None, None
 
 

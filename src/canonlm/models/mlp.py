@@ -11,6 +11,7 @@ from canonlm.canon.variants import make_canon
 from canonlm.models.cache import Layout
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.places import run_gated, run_site
+from canonlm.ops.derivatives import by_definition
 
 
 class GatedMLP(nn.Module):
@@ -109,16 +110,16 @@ class MoE(nn.Module):
         # Called as a module: hooks (offloading) and adapters (LoRA) are put around it.
         p_NE = self.router(x_ND).softmax(-1)
         p_N, choice_N = p_NE.max(-1)
-        real_N = x_ND.new_ones(len(x_ND), dtype=torch.bool) if mask is None else mask.flatten() != 0
+        real_N = x_ND.new_ones(x_ND.shape[0], dtype=torch.bool) if mask is None else mask.flatten() != 0
         chosen_NE = (choice_N[:, None] == torch.arange(self.num_experts, device=x_ND.device)) & real_N[:, None]
         tokens, tokens_per_expert_E = real_N.sum(), chosen_NE.sum(0)
         # Places per expert: a Python number, as shapes need one. The capacity, a tensor on the device, may be lower.
         if self.training:
-            places = math.ceil(self.capacity_factor * len(x_ND) / self.num_experts)
+            places = math.ceil(self.capacity_factor * x_ND.shape[0] / self.num_experts)
             capacity = (self.capacity_factor * tokens.double() / self.num_experts).ceil()
         else:
             capacity = tokens_per_expert_E.max()
-            places = len(x_ND) if torch.compiler.is_compiling() else int(capacity)
+            places = x_ND.shape[0] if torch.compiler.is_compiling() or by_definition() else int(capacity)
         queue_N = chosen_NE.cumsum(0).gather(1, choice_N[:, None])[:, 0] - 1
         # One slot more than there are places: for the tokens that no expert takes.
         slot_N = torch.where(real_N & (queue_N < capacity), choice_N * places + queue_N, self.num_experts * places)

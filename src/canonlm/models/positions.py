@@ -48,7 +48,7 @@ def alibi_mask(
     if attention_mask is not None and attention_mask.ndim == 2:
         # Padding takes no place. A static cache has columns without tokens, which `mask` hides.
         places_BS = (attention_mask != 0).cumsum(1)
-        places_BS = torch.nn.functional.pad(places_BS, (0, len(columns) - places_BS.shape[1]))
+        places_BS = torch.nn.functional.pad(places_BS, (0, columns.shape[0] - places_BS.shape[1]))
     past = 0 if cache is None else cache.get_seq_length()
     places_BT = places_BS.index_select(1, past + columns[: mask.shape[2]])
     distance_B1TS = (places_BT[:, :, None] - places_BS[:, None])[:, None]

@@ -145,7 +145,7 @@ class _SumOverGroup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, None]:
-        return _summed(dy, ctx.group), None
+        return _SumOverGroup.apply(dy, ctx.group), None  # so that it can be differentiated again
 
 
 def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:

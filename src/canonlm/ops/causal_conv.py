@@ -8,12 +8,15 @@ Shapes: B batch, T time, C channels, K kernel size. Weights are `[C, 1, K]`, as 
 A *state* is the last K inputs of a row, `[B, C, K]`, time last and zero-filled: the layout of transformers' caches.
 """
 
+import functools
+
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from canonlm.ops.causal_conv_cpu import convolve, usable
+from canonlm.ops.causal_conv_plain import by_slices, same_document
 from canonlm.ops.compiled import materialize
+from canonlm.ops.derivatives import by_definition, differentiated_again, gradients
 
 BLOCK = 2**19
 """Numbers that a thread processes at once in eager mode on a CPU: 2 MiB of float32, about its cache."""
@@ -28,8 +31,8 @@ def causal_conv(
     that came before `x_BTC`; they belong to the document of its first token (zero them where they do not).
 
     On a CPU with numba, its kernels are used. Otherwise there are two forms of one sum: slices under autograd where a
-    compiler fuses them, and a hand-written backward (differentiable once) in eager mode, where autograd writes a full
-    tensor of zeros for every tap (`benchmarks/canon.py` has the numbers).
+    compiler fuses them, and a hand-written backward in eager mode, where autograd writes a full tensor of zeros for
+    every tap (`benchmarks/canon.py` has the numbers). Derivatives beyond a first backward are those of the slices.
     """
     kernel = weight_C1K.shape[-1]
     compute = torch.promote_types(torch.promote_types(x_BTC.dtype, weight_C1K.dtype), torch.float32)
@@ -45,12 +48,14 @@ def causal_conv(
         if doc_ids_BT is not None and history:
             doc_ids_BT = torch.cat([doc_ids_BT[:, :1].expand(-1, history), doc_ids_BT], dim=1)
         return convolve(x_BTC, weight_KC, doc_ids_BT, history)
-    same_doc = None if doc_ids_BT is None else _same_document(doc_ids_BT, kernel, history).to(compute)
+    same_doc = None if doc_ids_BT is None else same_document(doc_ids_BT, kernel, history).to(compute)
+    if by_definition():
+        return by_slices(x_BTC, weight_KC, same_doc, history)
     if not torch.compiler.is_compiling():
         return _InPlace.apply(x_BTC, weight_KC.contiguous(), same_doc, history)
     # A compiler would remove `contiguous` and read weights K numbers apart, without vector instructions in the whole
     # loop that it fuses the convolution into: three times slower next to an exponential.
-    return _by_slices(x_BTC, materialize(weight_KC), same_doc, history)
+    return by_slices(x_BTC, materialize(weight_KC), same_doc, history)
 
 
 def causal_conv_per_token(
@@ -66,7 +71,7 @@ def causal_conv_per_token(
     past = x_BTC.new_zeros(x_BTC.shape[0], kernel, x_BTC.shape[2]) if state_BCK is None else state_BCK.transpose(1, 2)
     full = torch.cat([past[:, 1:].to(x_BTC.dtype), x_BTC], dim=1).unflatten(-1, (taps_BTHK.shape[2], -1))
     if doc_ids_BT is not None:
-        same_doc = _same_document(doc_ids_BT, kernel, kernel - 1)
+        same_doc = same_document(doc_ids_BT, kernel, kernel - 1)
         taps_BTHK = taps_BTHK * same_doc.flip(0).permute(1, 2, 0)[:, :, None].to(taps_BTHK.dtype)
     parts = (full[:, j : j + time] * taps_BTHK[..., j, None] for j in range(kernel))
     return sum(parts, torch.zeros((), dtype=taps_BTHK.dtype, device=x_BTC.device)).flatten(-2)
@@ -93,7 +98,9 @@ def conv_state(
         return after_BCK if mask_BT is None else torch.where(mask_BT[..., None] != 0, after_BCK, state_BCK)
     past_BKC = x_BTC.new_zeros(batch, kernel, channels) if state_BCK is None else state_BCK.transpose(1, 2)
     if mask_BT is None and doc_ids_BT is None:
-        return torch.cat([past_BKC.to(x_BTC.dtype), x_BTC[:, -kernel:]], dim=1)[:, -kernel:].transpose(1, 2)
+        # An exported program would only take inputs for which this slice does the same.
+        recent = x_BTC if torch.compiler.is_exporting() else x_BTC[:, -kernel:]
+        return torch.cat([past_BKC.to(x_BTC.dtype), recent], dim=1)[:, -kernel:].transpose(1, 2)
     full = torch.cat([past_BKC.to(x_BTC.dtype), x_BTC], dim=1)
     steps = torch.arange(1, time + 1, device=x_BTC.device)
     end_B1 = steps[-1:].expand(batch, 1) if mask_BT is None else ((mask_BT != 0) * steps).amax(1, keepdim=True)
@@ -104,33 +111,6 @@ def conv_state(
         doc_window = doc_full.gather(1, window_BK)
         window = window * (doc_window == doc_window[:, -1:]).to(window.dtype)[..., None]
     return window.transpose(1, 2)
-
-
-def _same_document(doc_ids_BT: Tensor, kernel: int, history: int) -> Tensor:
-    """`[K, B, T]`: whether the token i steps back (row i) is in the same document. History is in the first token's."""
-    time = doc_ids_BT.shape[1]
-    # Without history the first taps reach before the row: any value does, they are never read.
-    padded = torch.cat([doc_ids_BT[:, :1].expand(-1, kernel - 1), doc_ids_BT], dim=1)
-    return torch.stack([doc_ids_BT == padded[:, kernel - 1 - i : kernel - 1 - i + time] for i in range(kernel)])
-
-
-def _by_slices(x_BSC: Tensor, weight_KC: Tensor, same_doc: Tensor | None, history: int) -> Tensor:
-    """The definition, tap by tap. `x` carries `history` extra tokens on its left: none, or K - 1."""
-    taps, time = weight_KC.shape[0], x_BSC.shape[1] - history
-    # Cast after padding: compilers then keep the padded input for the backward in its own dtype, such as bfloat16.
-    padded = torch.nn.functional.pad(x_BSC, (0, 0, taps - 1 - history, 0))
-    weights = [weight_KC[j] for j in range(taps)]
-    if x_BSC.device.type == "cpu":
-        # Their gradients are then summed over rows first, and over time last. In one sum, compiled code reads all B * T
-        # tokens for 16 channels at a time: one cache line of every page of memory.
-        weights = [weight_C.expand(time, -1) for weight_C in weights]
-    y_BTC = padded[:, taps - 1 :].to(weight_KC.dtype) * weights[-1]
-    for i in range(1, taps):
-        past = padded[:, taps - 1 - i : taps - 1 - i + time].to(weight_KC.dtype)
-        if same_doc is not None:
-            past = past * same_doc[i, ..., None]
-        y_BTC = y_BTC + past * weights[taps - 1 - i]
-    return y_BTC.to(x_BSC.dtype)
 
 
 class _InPlace(torch.autograd.Function):
@@ -157,9 +137,11 @@ class _InPlace(torch.autograd.Function):
         return y_BTC
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy_BTC: Tensor):
         x_BSC, weight_KC, same_doc = ctx.saved_tensors
+        if differentiated_again():
+            definition = functools.partial(by_slices, history=ctx.history)
+            return *gradients(definition, (x_BSC, weight_KC, same_doc), [dy_BTC]), None
         history, taps = ctx.history, weight_KC.shape[0]
         dx_BSC, dweight_KC = x_BSC.new_empty(x_BSC.shape), torch.zeros_like(weight_KC)
         for rows in _row_blocks(x_BSC):

@@ -16,6 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from canonlm.ops.causal_conv_plain import by_documents
+from canonlm.ops.derivatives import by_definition, differentiated_again, gradients
+
 MAX_KERNEL = 8
 COMPUTE = {torch.float32: torch.float32, torch.float64: torch.float64, torch.bfloat16: torch.float32}
 """The dtype of weights and sums, by the dtype of the inputs."""
@@ -37,6 +40,7 @@ def usable(x_BSC: Tensor, weight_KC: Tensor) -> bool:
     return (
         x_BSC.device.type == "cpu"
         and not torch.compiler.is_exporting()
+        and not by_definition()
         and type(x_BSC) in (Tensor, torch.nn.Parameter)
         and COMPUTE.get(x_BSC.dtype) == weight_KC.dtype
         and weight_KC.shape[0] <= MAX_KERNEL
@@ -45,10 +49,7 @@ def usable(x_BSC: Tensor, weight_KC: Tensor) -> bool:
 
 
 def convolve(x_BSC: Tensor, weight_KC: Tensor, doc_ids_BS: Tensor | None, history: int) -> Tensor:
-    """`[B, S - history, C]`. doc_ids_BS: of all S positions, of which the first `history` have no output.
-
-    Differentiable once, in x and weight.
-    """
+    """`[B, S - history, C]`. doc_ids_BS: of all S positions, of which the first `history` have no output."""
     return torch.ops.canonlm.cpu_conv(x_BSC, weight_KC, doc_ids_BS, history)
 
 
@@ -189,6 +190,9 @@ def _save(ctx, inputs, output) -> None:
 
 def _gradients(ctx, dy: Tensor):
     x, weight, doc_ids = ctx.saved_tensors
+    if differentiated_again():
+        definition = functools.partial(by_documents, history=ctx.history)
+        return *gradients(definition, (x, weight, doc_ids), [dy]), None
     return *torch.ops.canonlm.cpu_conv_backward(dy, x, weight, doc_ids, ctx.history), None, None
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from canonlm.ops.compiled import cached_constant
+from canonlm.ops.derivatives import first_only
 from canonlm.ops.packed import Documents, documents_of
 
 
@@ -58,6 +59,8 @@ def run(
     kernel = getattr(importlib.import_module(f"fla.ops.{family}"), name)
     # exp(-100) is zero in half precision; kernels subtract sums of log-decays, and infinite ones would give NaN.
     inputs = inputs | {"g": inputs["g"].clamp(min=-100)}
+    if torch.is_grad_enabled():
+        inputs = dict(zip(inputs, _Once.apply(*inputs.values()), strict=True))
     if state_BHKV is not None:
         state_BHKV = state_BHKV.to(torch.float32)
     if doc_ids_BT is None:
@@ -78,3 +81,15 @@ def run(
         **options,
     )
     return o_1SHV.unflatten(1, doc_ids_BT.shape).squeeze(0), state_NHKV[first_B1[1:] - 1]
+
+
+class _Once(torch.autograd.Function):
+    """Its inputs. A derivative of their gradients raises an error; the kernels' own would be wrong."""
+
+    @staticmethod
+    def forward(ctx, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.view_as(x) for x in tensors)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return first_only(*gradients)

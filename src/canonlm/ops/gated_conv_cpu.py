@@ -22,6 +22,8 @@ from canonlm.ops.causal_conv_cpu import (
     rowwise,
     total,
 )
+from canonlm.ops.causal_conv_plain import by_documents
+from canonlm.ops.derivatives import by_definition, differentiated_again, gradients
 
 LIBRARY.define("cpu_gated(Tensor gate, Tensor up, Tensor gate_taps, Tensor up_taps, Tensor? doc_ids) -> Tensor")
 LIBRARY.define(
@@ -40,6 +42,7 @@ def usable_gated(
     """
     return (
         not torch.compiler.is_exporting()
+        and not by_definition()
         and all(type(x) is Tensor and x.device.type == "cpu" for x in (gate_BTC, up_BTC))
         and all(x.dtype == torch.float32 for x in (gate_BTC, up_BTC, gate_taps_KC, up_taps_KC))
         and gate_taps_KC.shape == up_taps_KC.shape
@@ -65,7 +68,7 @@ def _compare_silu() -> bool:
 def convolve_gated(
     gate_BTC: Tensor, up_BTC: Tensor, gate_taps_KC: Tensor, up_taps_KC: Tensor, doc_ids_BT: Tensor | None
 ) -> Tensor:
-    """silu(conv(gate)) * conv(up), `[B, T, C]`, with `causal_conv`'s convolution. Differentiable once."""
+    """silu(conv(gate)) * conv(up), `[B, T, C]`, with `causal_conv`'s convolution."""
     return torch.ops.canonlm.cpu_gated(gate_BTC, up_BTC, gate_taps_KC, up_taps_KC, doc_ids_BT)
 
 
@@ -124,7 +127,14 @@ def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(*inputs)
 
 
+def _definition(gate: Tensor, up: Tensor, gate_taps: Tensor, up_taps: Tensor, doc_ids: Tensor | None) -> Tensor:
+    gate, up = by_documents(gate, gate_taps, doc_ids), by_documents(up, up_taps, doc_ids)
+    return torch.nn.functional.silu(gate) * up
+
+
 def _gradients(ctx, dy: Tensor):
+    if differentiated_again():
+        return gradients(_definition, ctx.saved_tensors, [dy])
     return *torch.ops.canonlm.cpu_gated_backward(dy, *ctx.saved_tensors), None
 
 

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from canonlm.ops import fla
-from canonlm.ops.chunks import from_chunks, pad_to_chunks, segments, to_chunks
+from canonlm.ops.chunks import decays, from_chunks, pad_to_chunks, segments, starts, to_chunks
+from canonlm.ops.derivatives import differentiated_again, gradients
 from canonlm.ops.packed import Documents
 from canonlm.ops.precision import outside_autocast
+from canonlm.ops.steps import by_steps, run_steps
 from canonlm.ops.trials import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 
 
@@ -41,7 +43,7 @@ def gated_delta_rule(
     token, of the same document. `documents`: those of `doc_ids_BT`, for kernels, which otherwise compute them.
     """
     inputs = (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH)
-    if q_BTHK.shape[1] == 1 and not torch.is_grad_enabled():
+    if by_steps(q_BTHK):
         return gated_delta_rule_recurrent(*inputs, scale=scale, state_BHKV=state_BHKV, doc_ids_BT=doc_ids_BT)
     fits = q_BTHK.shape[-1] <= 256  # the kernel does not support more key channels
     if fits and fla.takes(v_BTHV) and _kernel_is_right(torch.is_grad_enabled()):
@@ -66,16 +68,15 @@ def gated_delta_rule_recurrent(
     q, k, v, g, beta = (x.to(compute) for x in (q_BTHK, k_BTHK, v_BTHV, g_BTH, beta_BTH))
     q = q * (channels**-0.5 if scale is None else scale)
     state = v.new_zeros(batch, heads, channels, v.shape[-1]) if state_BHKV is None else state_BHKV.to(compute)
-    outputs = [v.new_empty(batch, 0, heads, v.shape[-1])]
-    for t in range(time):
-        decay_BH = g[:, t].exp()
-        if doc_ids_BT is not None and t > 0:
-            decay_BH = decay_BH * (doc_ids_BT[:, t] == doc_ids_BT[:, t - 1])[:, None]
-        state = decay_BH[..., None, None] * state
-        error_BH1V = v[:, t, :, None] - k[:, t, :, None] @ state
-        state = state + k[:, t, :, :, None] * (beta[:, t, :, None, None] * error_BH1V)
-        outputs.append((q[:, t, :, None] @ state).transpose(1, 2))
-    return torch.cat(outputs, dim=1).to(v_BTHV.dtype), state
+
+    def step(state, q, k, v, decay, beta):
+        state = decay[..., None, None] * state
+        error_BH1V = v[:, :, None] - k[:, :, None] @ state
+        state = state + k[..., None] * (beta[..., None, None] * error_BH1V)
+        return (q[:, :, None] @ state)[:, :, 0], state
+
+    o_BTHV, state = run_steps(step, state, q, k, v, decays(g, starts(doc_ids_BT, time)), beta)
+    return o_BTHV.to(v_BTHV.dtype), state
 
 
 def gated_delta_rule_chunked(
@@ -90,7 +91,8 @@ def gated_delta_rule_chunked(
     doc_ids_BT: Tensor | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The same in O(T / chunk) steps of matrix products (Section 3.3), differentiable once.
+    """The same in O(T / chunk) steps of matrix products (Section 3.3). Derivatives beyond a first backward are those of
+    the definition.
 
     Let b be the running sum of g in a chunk of C tokens, D_ij = exp(b_i - b_j) for j <= i in one document and else 0,
     and w_j = beta_j k_j. If the chunk starts from the state S, its errors e_i = v_i - S_i^T k_i solve a unit triangular
@@ -221,21 +223,27 @@ def _gradients(do, dstate, q, k, g, beta, docs, inverses, errors, states, scale)
 
 
 def _save(ctx, inputs, output) -> None:
-    q, k, _v, g, beta, docs, _state, ctx.scale, _chunk = inputs
-    ctx.save_for_backward(q, k, g, beta, docs, *output[2:])
+    *tensors, ctx.scale, _chunk = inputs
+    ctx.save_for_backward(*tensors, *output[2:])
     ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)  # those of the states would be large tensors of zeros
 
 
 def _differentiate(ctx, do, dstate, *_):
     saved = ctx.saved_tensors  # read once: activation checkpointing allows it only once
-    q, *_, errors, states = saved
-    if do is None:
-        do = errors.new_zeros(*q.shape[:3], errors.shape[-1])
-    if dstate is None:
-        dstate = states.new_zeros(q.shape[0], q.shape[2], *states.shape[2:])
-    dq, dk, dv, dg, dbeta, dstate = _backward(do, dstate, *saved, ctx.scale)
+    *inputs, inverses, errors, states = saved
+    q, k, v, g, beta, docs, state = inputs
+    if differentiated_again():
+        return *gradients(_definition, (*inputs, ctx.scale), (do, dstate)), None
+    do = torch.zeros_like(v) if do is None else do
+    dstate = torch.zeros_like(state) if dstate is None else dstate
+    dq, dk, dv, dg, dbeta, dstate = _backward(do, dstate, q, k, g, beta, docs, inverses, errors, states, ctx.scale)
     return dq, dk, dv, dg, dbeta, None, dstate, None, None
+
+
+def _definition(q, k, v, g, beta, docs, state, scale):
+    g, beta = g[..., 0], beta[..., 0]
+    return gated_delta_rule_recurrent(q, k, v, g, beta, scale=scale, state_BHKV=state, doc_ids_BT=docs[:, 1:])
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)

@@ -18,8 +18,10 @@ from torch import Tensor
 
 from canonlm.ops import fla
 from canonlm.ops.chunks import decays, from_chunks, pad_to_chunks, scan, segments, starts, to_chunks
+from canonlm.ops.derivatives import differentiated_again, gradients
 from canonlm.ops.packed import Documents
 from canonlm.ops.precision import outside_autocast
+from canonlm.ops.steps import by_steps, run_steps
 from canonlm.ops.trials import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 
 NEAR = 8
@@ -46,7 +48,7 @@ def gated_linear_attention(
     token, of the same document. `documents`: those of `doc_ids_BT`, for kernels, which otherwise compute them.
     """
     inputs = (q_BTHK, k_BTJK, v_BTJV, g_BTJK)
-    if q_BTHK.shape[1] == 1 and not torch.is_grad_enabled():
+    if by_steps(q_BTHK):
         return gated_linear_attention_recurrent(*inputs, scale=scale, state_BJKV=state_BJKV, doc_ids_BT=doc_ids_BT)
     if fla.takes(v_BTJV) and _kernel_is_right(torch.is_grad_enabled()):
         return _by_kernel(*inputs, scale, state_BJKV, doc_ids_BT, documents)
@@ -64,17 +66,19 @@ def gated_linear_attention_recurrent(
     doc_ids_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The definition, one step at a time: what every other form is tested against, and how we decode."""
-    (batch, time, heads, channels), kv_heads = q_BTHK.shape, k_BTJK.shape[2]
+    (batch, time, _, channels), kv_heads = q_BTHK.shape, k_BTJK.shape[2]
     compute = torch.promote_types(v_BTJV.dtype, torch.float32)
     q, k, v = q_BTHK.to(compute).unflatten(2, (kv_heads, -1)), k_BTJK.to(compute), v_BTJV.to(compute)
     decay_BTJK = decays(g_BTJK.to(compute), starts(doc_ids_BT, time))
     state = v.new_zeros(batch, kv_heads, channels, v.shape[-1]) if state_BJKV is None else state_BJKV.to(compute)
-    o_TBJRV = []
-    for t in range(time):
-        state = decay_BTJK[:, t, :, :, None] * state + k[:, t, :, :, None] * v[:, t, :, None, :]
-        o_TBJRV.append(q[:, t] * (channels**-0.5 if scale is None else scale) @ state)
-    o_BTHV = torch.stack(o_TBJRV, dim=1).flatten(2, 3) if time else v.new_empty(batch, 0, heads, v.shape[-1])
-    return o_BTHV.to(v_BTJV.dtype), state
+    scale = channels**-0.5 if scale is None else scale
+
+    def step(state, q, k, v, decay):
+        state = decay[..., None] * state + k[..., None] * v[..., None, :]
+        return q * scale @ state, state
+
+    o_BTJRV, state = run_steps(step, state, q, k, v, decay_BTJK)
+    return o_BTJRV.flatten(2, 3).to(v_BTJV.dtype), state
 
 
 def gated_linear_attention_chunked(
@@ -88,7 +92,8 @@ def gated_linear_attention_chunked(
     doc_ids_BT: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """Same result in O(T / chunk) steps of matrix products, differentiable once; `chunk` is a power of two.
+    """Same result in O(T / chunk) steps of matrix products; `chunk` is a power of two. Derivatives beyond a first
+    backward are those of the definition.
 
     Decays differ per channel, so the factor between two tokens cannot be split into one for the query and one for
     the key: exp of minus a running sum overflows. Here only products of decays are formed: numbers <= 1, which
@@ -199,19 +204,26 @@ def _gradients(do, dstate, q, k, v, g, starts, scores, states):
 
 
 def _save(ctx, inputs, output) -> None:
-    q, k, v, g, starts, _state, _chunk = inputs
-    ctx.save_for_backward(q, k, v, g, starts, *output[2:])
+    ctx.save_for_backward(*inputs[:-1], *output[2:])
     ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)  # those of scores and states would be large tensors of zeros
 
 
 def _differentiate(ctx, do, dstate, *_):
     saved = ctx.saved_tensors  # read once: activation checkpointing allows it only once
-    _q, k, v, *_, states = saved
+    *inputs, scores, states = saved
+    q, k, v, g, starts, state = inputs
+    if differentiated_again():
+        return *gradients(_definition, inputs, (do, dstate)), None
     do = torch.zeros_like(v) if do is None else do
-    dstate = states.new_zeros(k.shape[0], k.shape[2], *states.shape[2:]) if dstate is None else dstate
-    dq, dk, dv, dg, dstate = _backward(do, dstate, *saved)
+    dstate = torch.zeros_like(state) if dstate is None else dstate
+    dq, dk, dv, dg, dstate = _backward(do, dstate, q, k, v, g, starts, scores, states)
     return dq, dk, dv, dg, None, dstate, None
+
+
+def _definition(q, k, v, g, starts, state):
+    doc_ids = None if starts is None else starts.cumsum(1)
+    return gated_linear_attention_recurrent(q, k, v, g, scale=1.0, state_BJKV=state, doc_ids_BT=doc_ids)
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from canonlm.ops.compiled import cached_constant
+from canonlm.ops.derivatives import by_definition
 from canonlm.ops.packed import Documents, documents_of
 from canonlm.ops.trials import SHAPE, Inputs, Kernel, judge, normal
 
@@ -24,7 +25,7 @@ def takes(x: Tensor, head_dim: int) -> bool:
     where that is on), where a trial has shown that the kernel is right."""
     fits = head_dim % 8 == 0 and head_dim <= LARGEST_HEAD
     half = x.is_cuda and _dtype(x) in (torch.bfloat16, torch.float16)
-    return half and fits and _kernel_is_right(torch.is_grad_enabled())
+    return half and fits and not by_definition() and _kernel_is_right(torch.is_grad_enabled())
 
 
 def packed_attention(q_BTHE: Tensor, k_BTJE: Tensor, v_BTJE: Tensor, documents: Documents) -> Tensor:

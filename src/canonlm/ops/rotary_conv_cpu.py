@@ -22,6 +22,8 @@ from canonlm.ops.causal_conv_cpu import (
     rowwise,
     total,
 )
+from canonlm.ops.causal_conv_plain import by_documents
+from canonlm.ops.derivatives import by_definition, differentiated_again, gradients
 
 LIBRARY.define(
     "cpu_rotary_conv(Tensor x, Tensor weight, Tensor? doc_ids, Tensor cos, Tensor sin, int heads, int rotated)"
@@ -38,6 +40,7 @@ def usable_rotary(x_BTC: Tensor, weight_KC: Tensor, cos: Tensor, sin: Tensor) ->
     which may run without canonlm."""
     return (
         not torch.compiler.is_exporting()
+        and not by_definition()
         and all(type(each) is Tensor and each.device.type == "cpu" for each in (x_BTC, cos, sin))
         and all(each.dtype == torch.float32 for each in (x_BTC, weight_KC, cos, sin))
         and weight_KC.shape[0] <= MAX_KERNEL
@@ -49,7 +52,7 @@ def rotary_conv(
     x_BTC: Tensor, weight_KC: Tensor, doc_ids_BT: Tensor | None, cos: Tensor, sin: Tensor, heads: int, rotated: int
 ) -> Tensor:
     """`[B, T, heads, C / heads]`: `causal_conv`, then a rotation by `cos` and `sin`, `[B or 1, T, 1, rope_dim / 2]`, of
-    the first `rotated` heads. Differentiable once, in x and weight."""
+    the first `rotated` heads. Differentiable in x and weight."""
     return torch.ops.canonlm.cpu_rotary_conv(x_BTC, weight_KC, doc_ids_BT, cos, sin, heads, rotated)
 
 
@@ -117,7 +120,18 @@ def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(x, weight, doc_ids, cos, sin)
 
 
+def _definition(
+    x: Tensor, weight: Tensor, doc_ids: Tensor | None, cos: Tensor, sin: Tensor, heads: int, rotated: int
+) -> Tensor:
+    y = by_documents(x, weight, doc_ids).unflatten(2, (heads, -1))
+    a, b, rest = y[:, :, :rotated].tensor_split([cos.shape[-1], 2 * cos.shape[-1]], dim=-1)
+    turned = torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
+    return torch.cat([turned, y[:, :, rotated:]], dim=2)
+
+
 def _gradients(ctx, dy: Tensor):
+    if differentiated_again():
+        return gradients(_definition, (*ctx.saved_tensors, dy.shape[2], ctx.rotated), [dy])
     dx, dweight = torch.ops.canonlm.cpu_rotary_conv_backward(dy, *ctx.saved_tensors, ctx.rotated)
     return dx, dweight, None, None, None, None, None
 

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from canonlm.ops import fla
 from canonlm.ops.chunks import decays, from_chunks, pad_to_chunks, scan, segments, starts, to_chunks
+from canonlm.ops.derivatives import differentiated_again, gradients
 from canonlm.ops.packed import Documents
 from canonlm.ops.precision import outside_autocast
+from canonlm.ops.steps import by_steps, run_steps
 from canonlm.ops.trials import SHAPE, Inputs, Kernel, judge, log_decays, normal, states
 
 
@@ -39,7 +41,7 @@ def ssd(
     `documents`: those of `doc_ids_BT`, for kernels, which otherwise compute them.
     """
     inputs = (x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN)
-    if x_BTHP.shape[1] == 1 and not torch.is_grad_enabled():
+    if by_steps(x_BTHP):
         return ssd_recurrent(*inputs, state_BHPN=state_BHPN, doc_ids_BT=doc_ids_BT)
     if fla.takes(x_BTHP) and _kernel_is_right(torch.is_grad_enabled()):
         return _by_kernel(*inputs, state_BHPN, doc_ids_BT, documents)
@@ -58,15 +60,19 @@ def ssd_recurrent(
 ) -> tuple[Tensor, Tensor]:
     """The definition, one step at a time: what every other form is tested against, and how we decode."""
     v_BTHP, g_BTH, state, (B, C) = _prepared(x_BTHP, dt_BTH, A_H, B_BTGN, C_BTGN, state_BHPN)
-    group = x_BTHP.shape[2] // B.shape[2]
-    B_BTHN, C_BTHN = B.repeat_interleave(group, dim=2), C.repeat_interleave(group, dim=2)
-    decay_BTH = decays(g_BTH, starts(doc_ids_BT, x_BTHP.shape[1]))
-    y_TBHP = []
-    for t in range(x_BTHP.shape[1]):
-        state = decay_BTH[:, t, :, None, None] * state + v_BTHP[:, t, :, :, None] * B_BTHN[:, t, :, None, :]
-        y_TBHP.append((state @ C_BTHN[:, t, :, :, None])[..., 0])
-    y_BTHP = torch.stack(y_TBHP, dim=1) if y_TBHP else v_BTHP
+    y_BTHP, state = _recurrent(C, B, v_BTHP, g_BTH, starts(doc_ids_BT, x_BTHP.shape[1]), state)
     return y_BTHP.to(x_BTHP.dtype), state
+
+
+def _recurrent(q_BTGN, k_BTGN, v_BTHP, g_BTH, starts_BT, state_BHPN):
+    group = v_BTHP.shape[2] // k_BTGN.shape[2]
+
+    def step(state, q, k, v, decay):
+        state = decay[..., None, None] * state + v[..., None] * k[:, :, None, :]
+        return (state @ q[..., None])[..., 0], state
+
+    q_BTHN, k_BTHN = q_BTGN.repeat_interleave(group, dim=2), k_BTGN.repeat_interleave(group, dim=2)
+    return run_steps(step, state_BHPN, q_BTHN, k_BTHN, v_BTHP, decays(g_BTH, starts_BT))
 
 
 def ssd_chunked(
@@ -80,7 +86,8 @@ def ssd_chunked(
     doc_ids_BT: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """Same result in O(T / chunk) steps of matrix products, differentiable once.
+    """Same result in O(T / chunk) steps of matrix products. Derivatives beyond a first backward are those of the
+    definition.
 
     With D the decays between the tokens of a chunk, `since` those since its start and `until` those until its end:
 
@@ -194,18 +201,20 @@ def _gradients(dy, dstate, q, k, v, g, starts, entering, states):
 
 
 def _save(ctx, inputs, output) -> None:
-    q, k, v, g, starts, _state, _chunk = inputs
-    ctx.save_for_backward(q, k, v, g, starts, *output[2:])
+    ctx.save_for_backward(*inputs[:-1], *output[2:])
     ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)  # those of the states would be large tensors of zeros
 
 
 def _differentiate(ctx, dy, dstate, *_):
     saved = ctx.saved_tensors  # read once: activation checkpointing allows it only once
-    q, _k, v, *_ = saved
+    *inputs, entering, states = saved
+    q, k, v, g, starts, state = inputs
+    if differentiated_again():
+        return *gradients(_recurrent, inputs, (dy, dstate)), None
     dy = torch.zeros_like(v) if dy is None else dy
-    dstate = v.new_zeros(v.shape[0], *v.shape[2:], q.shape[-1]) if dstate is None else dstate
-    dq, dk, dv, dg, dstate = _backward(dy, dstate, *saved)
+    dstate = torch.zeros_like(state) if dstate is None else dstate
+    dq, dk, dv, dg, dstate = _backward(dy, dstate, q, k, v, g, starts, entering, states)
     return dq, dk, dv, dg, None, dstate, None
 
 

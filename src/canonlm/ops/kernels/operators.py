@@ -7,7 +7,8 @@ import functools
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from canonlm.ops.derivatives import by_definition, first_only
 
 LIBRARY = torch.library.Library("canonlm", "FRAGMENT")
 _CONV = "Tensor[] xs, Tensor[] taps, Tensor[] biases, Tensor? state, Tensor? reach"
@@ -80,12 +81,11 @@ class _Conv(torch.autograd.Function):
             return tuple(torch.ops.canonlm.conv(*_thirds(tensors, n), state, reach, *how))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *dys):
         reach, state, *tensors = ctx.saved_tensors
         grads = torch.ops.canonlm.conv_backward(list(dys), *_thirds(tensors, ctx.n), state, reach, *ctx.how)
         dstate = None if state is None else grads.pop()
-        return None, None, None, dstate, *grads
+        return None, None, None, *first_only(dstate, *grads)
 
 
 def _thirds(tensors, n):
@@ -141,11 +141,10 @@ class _Gated(torch.autograd.Function):
             return torch.ops.canonlm.gated(gate, up, [gate_taps, up_taps], state, reach, *how)[0]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy):
         reach, gate, up, gate_taps, up_taps, state = ctx.saved_tensors
         grads = torch.ops.canonlm.gated_backward(dy, gate, up, [gate_taps, up_taps], state, reach, *ctx.how)
-        return None, None, *grads, *([None] if state is None else [])
+        return None, None, *first_only(*grads), *([None] if state is None else [])
 
 
 def _gated_autograd(gate, up, taps, state, reach, *how):
@@ -200,7 +199,6 @@ class _Normed(torch.autograd.Function):
         return y, rstd, *s
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy, _, flow=None):
         reach, s, weight, taps, rstd, state = ctx.saved_tensors
         dy = torch.zeros_like(s) if dy is None else dy
@@ -208,7 +206,7 @@ class _Normed(torch.autograd.Function):
             dy, flow, s, weight, taps, rstd, state, reach, *ctx.how
         )
         dbranch = None if ctx.branch_dtype is None else dx.to(ctx.branch_dtype)
-        return None, None, None, dx, dbranch, dweight, dtaps, *(dstate or [None])
+        return None, None, None, *first_only(dx, dbranch, dweight, dtaps, *(dstate or [None]))
 
 
 def _normed_autograd(x, branch, weight, eps, taps, state, reach, *how):
@@ -237,6 +235,8 @@ def _normed_step(x, weight, eps, taps, state, mask, residual, scale):
 
 
 def _differentiates(*tensors: Tensor | None) -> bool:
+    if by_definition():
+        raise NotImplementedError("Triton kernels have no forward mode; use the layers, which then run in PyTorch")
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
