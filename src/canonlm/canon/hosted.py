@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 import transformers
 from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -92,13 +93,14 @@ class CanonizedModel:
                 saved["auto_map"] = {auto: flat(path) for auto, path in ENTRIES.items()}
             file.write_text(json.dumps(saved, indent=2) + "\n")
 
-    def _init_weights(self, module: Any) -> None:
-        if not isinstance(module, CanonLayer):
-            super()._init_weights(module)  # type: ignore[misc]
-            return
-        for name, parameter in module.named_parameters(recurse=False):
-            if not getattr(parameter, "_is_hf_initialized", False):
-                module.fill(name, parameter)
+    @torch.no_grad()
+    def initialize_weights(self) -> None:
+        super().initialize_weights()  # type: ignore[misc]
+        host: Any = self
+        for layer in (part for part in host.modules() if isinstance(part, CanonLayer)):
+            for name, parameter in layer.named_parameters(recurse=False):
+                if not getattr(parameter, "_is_hf_initialized", False):  # not loaded
+                    layer.fill(name, parameter)
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         what = "generate: continuous batching has no place for the states of Canon layers"

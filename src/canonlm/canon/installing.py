@@ -17,7 +17,7 @@ from canonlm.errors import expected
 
 def install(model: PreTrainedModel, places: list[Place]) -> None:
     """Create the layers, on the devices of the blocks, and bind them."""
-    states.remember_recording()
+    states.watch_caches()
     decoder = _decoder(model, places[0].block)
     names = list(inspect.signature(decoder.forward).parameters)
     host = Hosted(decoder, names)

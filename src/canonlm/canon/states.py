@@ -155,20 +155,38 @@ def _new(cache_class: Any) -> Any:
     return made.__new__(made)
 
 
-def remember_recording() -> None:
-    """Patch `Cache.activate_past_recording` to mark the cache: the library marks only layers that can forget, and a
-    cache may start to record before a model sees it."""
-    plain = Cache.activate_past_recording
-    if getattr(plain, "remembers", False):
-        return
+_MOVING = (
+    "activate_past_recording",
+    "crop",
+    "reset",
+    "reorder_cache",
+    "batch_repeat_interleave",
+    "batch_select_indices",
+)
 
+
+def watch_caches() -> None:
+    """Patch the methods of `Cache` that move its rows or tokens, to adopt a cache that a compiled forward has made, and
+    to mark one that records before a model sees it: the library marks only layers that can forget."""
+    for name in _MOVING:
+        plain = getattr(Cache, name)
+        if not getattr(plain, "knows_canon", False):
+            setattr(Cache, name, _watched(name, plain))
+
+
+def _watched(name: str, plain: Any) -> Any:
     @functools.wraps(plain)
-    def activate_past_recording(self: Any) -> None:
-        plain(self)
-        self.canon_records = True
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "canon_states" in vars(self) and not hasattr(self, "unpack_canon"):
+            adopt(self)
+            return getattr(self, name)(*args, **kwargs)
+        result = plain(self, *args, **kwargs)
+        if name == "activate_past_recording":
+            self.canon_records = True
+        return result
 
-    activate_past_recording.remembers = True  # type: ignore[attr-defined]
-    Cache.activate_past_recording = activate_past_recording  # type: ignore[method-assign]
+    method.knows_canon = True  # type: ignore[attr-defined]
+    return method
 
 
 def adopt(cache: Any) -> None:
