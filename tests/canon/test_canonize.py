@@ -165,13 +165,35 @@ def test_a_prefix_is_read_once_and_continued_several_times():
         assert differ(logits(model, more, past_key_values=copy.deepcopy(cache)), full) < 1e-9
 
 
-def test_rows_of_a_cache_are_selected_and_repeated():
-    model, tokens, more = canonized("llama"), ids(), ids(2, 1, 9)
-    cache = model(tokens, use_cache=True).past_key_values
-    cache.batch_select_indices(torch.tensor([1]))
-    cache.batch_repeat_interleave(2)
-    full = torch.cat([tokens[[1, 1]], more], dim=1)
-    assert differ(logits(model, more, past_key_values=cache)[:, 0], logits(model, full)[:, -1]) < 1e-9
+ROWS = torch.tensor([1, 0])
+
+
+@pytest.mark.parametrize("made_by", ["host", "user", pytest.param("compiled", marks=pytest.mark.slow), "static"])
+@pytest.mark.parametrize(
+    ("method", "argument", "rows"),
+    [
+        ("reorder_cache", ROWS, ROWS),
+        ("batch_select_indices", ROWS[:1], ROWS[:1]),
+        ("batch_repeat_interleave", 2, torch.tensor([0, 0, 1, 1])),
+        ("reset", None, None),
+    ],
+)
+def test_rows_of_a_cache_move_with_their_states(method, argument, rows, made_by):
+    model, tokens, more = canonized("llama", dtype=torch.float32), ids(), ids(2, 1, 9)
+    given = {"user": DynamicCache, "static": lambda: StaticCache(config=model.config, max_cache_len=16)}
+    cache = given[made_by]() if made_by in given else None
+    call: Any = torch.compile(model, backend="eager", fullgraph=True) if made_by == "compiled" else model
+    with torch.no_grad():
+        cache = call(tokens, past_key_values=cache, use_cache=True).past_key_values
+    torch._dynamo.reset()
+    if made_by == "static" and method.startswith("batch"):
+        with pytest.raises(AttributeError):  # the library has no such method for it
+            getattr(cache, method)(argument)
+        return
+    getattr(cache, method)(*([] if argument is None else [argument]))
+    before, new = (tokens[:, :0], more) if rows is None else (tokens[rows], more[rows])
+    full = torch.cat([before, new], dim=1)
+    assert differ(logits(model, new, past_key_values=cache)[:, 0], logits(model, full)[:, -1]) < 1e-5
 
 
 def test_a_cache_goes_through_pickle():
@@ -342,6 +364,26 @@ def test_uniform_taps_are_drawn_and_frozen_ones_stay():
     assert 0.2 < block.canon_A.weight.abs().max() <= 0.5
     assert block.canon_A.weight.requires_grad
     assert not block.canon_C.weight.requires_grad
+
+
+@pytest.mark.parametrize("sites", ["ABCD", "A:id", "KV:dynamic,A:smear,C:silu:bias,D:frozen,O:avg"])
+def test_weights_made_on_the_meta_device_are_initialised(sites):
+    plain: Any = host("llama")  # sets the seed
+    with torch.device("meta"):
+        model = canonlm.canonize(type(plain)(plain.config), sites, init="uniform")
+    model.to_empty(device="cpu")
+    truth = canonlm.canonize(plain, sites, init="uniform")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    model.init_weights()
+    right = {name: p for name, p in truth.named_parameters() if "canon_" in name}
+    for name, parameter in model.named_parameters():
+        assert parameter.isfinite().all(), name
+        if name in right:  # drawn from the same distribution
+            made, true = (float(each.detach().double().square().mean()) for each in (parameter, right[name]))
+            assert 0.5 * true <= made <= 2 * true, name
+    assert logits(model.eval(), ids()).isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,30 @@ def test_lora_beside_canon_layers(tmp_path):
         canonlm.canonize(peft.get_peft_model(host("llama"), config), "A")
 
 
+def test_an_adapter_of_a_model_canonized_in_memory_does_not_name_the_host(tmp_path):
+    """Its own folder is a base that gives the same model."""
+    from transformers import AutoModelForCausalLM
+
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["canon_A"], task_type="CAUSAL_LM")
+    host("llama", torch.float32).save_pretrained(tmp_path / "host")
+    model = with_taps(canonlm.canonize(AutoModelForCausalLM.from_pretrained(tmp_path / "host"), "ABCD"))
+    model.save_pretrained(tmp_path / "canonized")
+    peft.get_peft_model(model, config).save_pretrained(tmp_path / "wrong")
+    with pytest.raises(OSError, match=r"host\+canon=ABCD"):
+        peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "wrong")
+    tuned = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "canonized"), config)
+    with torch.no_grad():
+        for name, parameter in tuned.named_parameters():
+            if "modules_to_save" in name:
+                parameter.add_(0.1)
+    tuned.save_pretrained(tmp_path / "right")
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "right").eval()
+    assert differ(logits(loaded, ids()), logits(tuned.eval(), ids())) < 1e-6
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "host")
+    assert canonlm.decanonize(canonlm.canonize(plain, "A")).name_or_path == str(tmp_path / "host")
+
+
 class Other(nn.Module):
     """In the place of a linear layer, which is only called."""
 
