@@ -63,9 +63,8 @@ def check_saved(model_class: Any, name_or_path: str | os.PathLike | None, option
         shapes = {name: held[name].shape if name in held else shape for name, shape in shapes.items()}
     if saved.get("quantization_config"):  # the library's quantizers keep linear layers in tensors of their own
         linear = tuple(f"{path}." for path, part in model.named_modules() if isinstance(part, nn.Linear))
-        shapes, held = (
-            {name: one for name, one in each.items() if not name.startswith(linear)} for each in (shapes, held)
-        )
+        shapes = {name: shape for name, shape in shapes.items() if not name.startswith(linear)}
+        held = {name: header for name, header in held.items() if not name.startswith(linear)}
     tied = model.all_tied_weights_keys if config.tie_word_embeddings else {}
     weights.check(held, shapes, str(file), may_lack=tied)
     check_memory(str(folder), sum(p.numel() * p.element_size() for p in model.parameters()))
