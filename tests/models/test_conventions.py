@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoProcessor,
     AutoTokenizer,
+    ContinuousBatchingConfig,
     GenerationConfig,
     Trainer,
     TrainingArguments,
@@ -123,6 +124,19 @@ def text_generation(model, folder):
     assert second["generated_token_ids"][-3:] == model.generate(torch.tensor([[3]]), **options)[0, 1:].tolist()
 
 
+def continuous_batching(model, folder):
+    prompts, options = [[1, 2, 3, 4, 5], [7, 8, 9]], {"max_new_tokens": 4, "do_sample": False}
+    settings = GenerationConfig(**options, eos_token_id=-1, pad_token_id=0)
+    batching = ContinuousBatchingConfig(num_blocks=4, block_size=32, max_batch_tokens=32)
+    batch = {"generation_config": settings, "continuous_batching_config": batching, "progress_bar": False}
+    if set(model.config.layer_types) != {"full_attention"} or model.config.alibi is not None:
+        with pytest.raises(ValueError, match="generate_batch: expected a model of attention layers alone"):
+            model.generate_batch(prompts, **batch)
+        return
+    for prompt, answer in zip(prompts, model.generate_batch(prompts, **batch).values(), strict=True):
+        assert answer.generated_tokens == model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
+
+
 def generation_settings(model, folder):
     """They are kept apart from the configuration."""
     assert isinstance(model.generation_config, GenerationConfig)
@@ -156,8 +170,8 @@ def adapters(model, folder):
 
 
 CONVENTIONS = [names_of_classes, auto_classes, label_smoothing, predictions_are_logits, loss_of_parts, parts,
-               tied_weights, blocks_and_devices, supported_kernels, text_generation, generation_settings, card, plans,
-               adapters]  # fmt: skip
+               tied_weights, blocks_and_devices, supported_kernels, text_generation, continuous_batching,
+               generation_settings, card, plans, adapters]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,6 +4,7 @@ A case is a test with its arguments. Not every model runs every case: `pairwise.
 of a model meets every feature of a case.
 """
 
+import copy
 import functools
 import itertools
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from pairwise import fast_and_slow
 from torch.testing import assert_close
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 from canonlm.canon.sites import parse
 from canonlm.models.mixers import MIXERS
@@ -335,6 +336,7 @@ def test_packed_and_padded(model, pads, cache):
 def test_prompt_lookup_equals_greedy(model):
     prompt = ids(1, 6).repeat(1, 3)  # repeats itself, so that lookups succeed
     assert torch.equal(generate(model, prompt, prompt_lookup_num_tokens=4)[0], greedy(model, prompt)[0])
+    assert torch.equal(generate(model, prompt, assistant_model=copy.deepcopy(model))[0], greedy(model, prompt)[0])
     doc_ids = torch.tensor([[0] * 16 + [1] * 2])
     result = generate(model, prompt, prompt_lookup_num_tokens=4, doc_ids=doc_ids)[0]
     assert torch.equal(result[:, -NEW:], greedy(model, prompt[:, -2:])[0][:, -NEW:])
@@ -403,6 +405,21 @@ def test_reset(model, cache):
     assert_close(in_chunks(model, tokens, [2, 1, 4], cache), whole(model, tokens), **EXACT)
 
 
+@cases("chunks=uneven", "rows=moved", cache=CACHES)
+def test_rows_are_selected_and_repeated(model, cache):
+    """As contrastive search and samplers that drop finished rows do."""
+    tokens, cache = ids(3, 9), cache(model)
+    in_chunks(model, tokens[:, :6], [4, 2], cache)
+    if isinstance(cache, StaticCache):  # the library's own keys and values cannot
+        with pytest.raises((ValueError, AttributeError), match="batch_select_indices"):
+            cache.batch_select_indices(torch.tensor([2, 0]))
+        return
+    cache.batch_select_indices(torch.tensor([2, 0]))
+    cache.batch_repeat_interleave(2)
+    rows = [2, 2, 0, 0]
+    assert_close(in_chunks(model, tokens[rows][:, 6:], [1, 2], cache), whole(model, tokens[rows])[:, 6:], **EXACT)
+
+
 @cases("cache=without configuration")
 def test_a_cache_without_configuration_is_refused_before_it_is_used(model):
     cache = DynamicCache()
@@ -412,6 +429,12 @@ def test_a_cache_without_configuration_is_refused_before_it_is_used(model):
     with pytest.raises(ValueError, match=r"past_key_values: expected a cache made with config=model\.config"):
         model(ids(2, 7), past_key_values=cache)
     assert cache.get_seq_length() == 0
+    with pytest.raises(ValueError, match="past_key_values: expected a cache of a decoder"):
+        model(ids(2, 7), past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache()))
+    moved_away = dynamic(model)
+    moved_away.offloading = True
+    with pytest.raises(ValueError, match="past_key_values: expected a cache without offloading"):
+        model(ids(2, 7), past_key_values=moved_away)
 
 
 @cases("documents=too few ids")

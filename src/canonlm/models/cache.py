@@ -4,12 +4,14 @@ The library keeps a layer's convolution states as `conv_states[i]`, `[batch, cha
 Canon site of a layer has one such index. We define no cache class.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedConfig
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from canonlm.errors import expected, unsupported
 from canonlm.ops.kernels.door import last_real, reach_of, runs_on
@@ -89,10 +91,38 @@ def _before(x_BT: Tensor, attention_mask_BT: Tensor | None) -> tuple[Tensor, Ten
 
 def check_cache(cache: Cache, config: PreTrainedConfig) -> None:
     """ValueError for a cache made without our configuration, which has no place for convolution states."""
+    if not hasattr(cache, "layers"):
+        raise expected(
+            "past_key_values", "a cache of a decoder: DynamicCache(config=model.config)", type(cache).__name__
+        )
     holders = ["full_attention" if not hasattr(layer, "conv_states") else "state" for layer in cache.layers]
     kinds = ["full_attention" if kind == "full_attention" else "state" for kind in config.layer_types]
     if "state" in kinds and holders != kinds:
         raise expected("past_key_values", f"a cache made with config=model.config ({len(kinds)} layers)", cache)
+    if "state" in kinds and cache.offloading:  # the library moves states away before all of a layer's were used
+        raise expected("past_key_values", "a cache without offloading: the model has Canon or recurrent states", cache)
+
+
+def _of_all_states(method: str, rows: Callable[[Tensor, Any], Tensor]) -> Callable[[Any, Any], None]:
+    """A method that the library's layers with states lack: the one inherited from attention moves keys alone."""
+
+    def of_layer(layer: Any, argument: Any) -> None:
+        inherited = getattr(super(LinearAttentionLayer, layer), method, None)
+        if inherited is not None:
+            inherited(argument)
+        elif isinstance(layer, CacheLayerMixin):
+            raise expected("past_key_values", f"a dynamic cache for {method}", layer)
+        for states in (layer.conv_states, layer.recurrent_states):
+            states |= {index: rows(state, argument) for index, state in states.items() if state is not None}
+
+    return of_layer
+
+
+_repeat = _of_all_states("batch_repeat_interleave", lambda state, repeats: state.repeat_interleave(repeats, dim=0))
+_select = _of_all_states("batch_select_indices", lambda state, indices: state[indices, ...])
+_library: Any = LinearAttentionLayer
+_library.batch_repeat_interleave = getattr(_library, "batch_repeat_interleave", _repeat)
+_library.batch_select_indices = getattr(_library, "batch_select_indices", _select)
 
 
 def read_conv_state(layer: Any, state_idx: int, kernel: int, layout: Layout) -> Tensor | None:

@@ -240,7 +240,11 @@ class CanonLMModel(CanonLMPreTrainedModel):
         (`cu_seq_lens_q`, `max_length_q`: see `ops.packed.Documents`), which kernels read. If these need borders that
         are missing, the forward waits for the GPU. A mask of all pairs, `[B, 1, T, tokens]`, also shows padding and
         documents. ValueError for an argument that nothing reads."""
-        kwargs = check_arguments(kwargs, _ARGUMENTS)
+        paged = kwargs.get("cache") is not None  # `generate_batch`, whose arguments only attention reads
+        if paged:
+            kwargs |= {"cu_seq_lens_q": cu_seq_lens_q, "max_length_q": max_length_q}
+        else:
+            kwargs = check_arguments(kwargs, _ARGUMENTS)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected exactly one of input_ids and inputs_embeds")
         h_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -251,20 +255,24 @@ class CanonLMModel(CanonLMPreTrainedModel):
 
         config, causal_mask, rotary, documents = self.config, None, None, None
         attention_mask = check_mask(config, attention_mask, h_BTD.dtype)
-        if cu_seq_lens_q is not None:
+        if cu_seq_lens_q is not None and not paged:
             longest = int(cu_seq_lens_q.diff().max()) if max_length_q is None else max_length_q
             documents = Documents(cu_seq_lens_q, longest)
-        layout, doc_ids, position_ids = lay_out(
-            config,
-            h_BTD,
-            attention_mask,
-            position_ids,
-            past_key_values,
-            doc_ids,
-            seq_idx,
-            documents,
-            convolves=self.convolves,
-            training=self.training,
+        layout, doc_ids, position_ids = (
+            (Layout(), None, position_ids)
+            if paged
+            else lay_out(
+                config,
+                h_BTD,
+                attention_mask,
+                position_ids,
+                past_key_values,
+                doc_ids,
+                seq_idx,
+                documents,
+                convolves=self.convolves,
+                training=self.training,
+            )
         )
         if self.convolves:
             layout = with_reach(layout, h_BTD, past_key_values)
@@ -395,6 +403,14 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def init_continuous_batching(self, *args, **kwargs):
+        """As the library's (`generate_batch`). ValueError unless the model has attention alone, for whose keys and
+        values there is a paged cache."""
+        if self.model.convolves or self.config.is_recurrent or self.config.alibi is not None:
+            what = "a model of attention layers alone, without Canon layers and ALiBi (use generate)"
+            raise expected("generate_batch", what, type(self).__name__)
+        return super().init_continuous_batching(*args, **kwargs)  # type: ignore[misc]
 
     @staticmethod
     def create_masks_for_generate(
