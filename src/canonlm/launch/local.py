@@ -119,14 +119,10 @@ def run_grid(runs: Sequence[PlannedRun], jobs: int, show: Callable[[list[Progres
 
 
 def _start(progress: Progress, slot: int, devices: list[str]) -> None:
-    """Start a run, unless another command in the same folder has finished it since, or is training it."""
-    folder = progress.run.folder
-    if (folder / "result.json").exists():
+    """Start a run, unless another command in the same folder has finished it since."""
+    if (progress.run.folder / "result.json").exists():
         progress.read()
         progress.state = "finished"
-        return
-    if is_locked(folder):
-        progress.state, progress.message = "failed", f"another process is training in {folder}; run this again later"
         return
     progress.process = start_process(progress.run, slot, devices)
     progress.state, progress.slot = "running", slot
