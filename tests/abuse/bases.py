@@ -131,7 +131,7 @@ def finished_queue(folder: Path) -> None:
 
 
 @base
-def kept(folder: Path) -> None:
+def kept_rows(folder: Path) -> None:
     """Rows of finished runs, as `canonlm replicate --export` writes them."""
     from canonlm.experiments.ledger import OWN_RESULTS
 

@@ -67,7 +67,7 @@ CASES = [
     Case("work, plan", "queue", "queue/*", "work queue --dry-run", large=True),
     Case("work, finished", "finished_queue", "queue/*", "work queue", children=True, large=True),
     Case("replicate", "experiment", "mine.yaml", "replicate mine.yaml --dry-run", large=True),
-    Case("claims", "kept", "kept/*", "claims C06 --runs kept"),
+    Case("claims", "kept_rows", "kept/*", "claims C06 --runs kept"),
     # saved models
     Case("generate, exported", "exported", "model/*", "generate model Cats --max-tokens 4", written=True),
     Case("generate, prompts", "exported", "prompts.jsonl",

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def run_folders(folder: str | Path) -> list[Path]:
 def plays_in(folder: Path) -> list[Path]:
     """The play folders in a folder of them, or in its folder `runs`."""
     below = (path.parent for pattern in ("*/runs", "runs/*/runs") for path in folder.glob(pattern))
-    inside = sorted(path for path in below if not is_run(path) and _belongs(folder, path))
+    inside = sorted(path for path in below if not is_run(path) and not _leads_out(folder, path))
     return [path for path in inside if configured(path)]
 
 
@@ -50,19 +50,26 @@ def is_run(folder: Path) -> bool:
     return os.path.isfile(folder / "config.yaml")  # False, not an error, without permission
 
 
-def _folders_in(folder: Path) -> Iterable[Path]:
-    inside = folder / "runs" if (folder / "runs").is_dir() else folder
-    return (path for path in inside.iterdir() if path.is_dir() and _belongs(folder, path)) if inside.is_dir() else ()
+def _folders_in(folder: Path) -> list[Path]:
+    """The folders in a folder of runs. Links out of it are left out, with a warning; ValueError if there are only
+    such links."""
+    inside = path_inside(folder, "runs") if (folder / "runs").is_dir() else folder
+    folders = [path for path in inside.iterdir() if path.is_dir()] if inside.is_dir() else []
+    reasons = {path: reason for path in folders if (reason := _leads_out(folder, path))}
+    if reasons and len(reasons) == len(folders):
+        raise ValueError(min(reasons.values()))
+    for reason in reasons.values():
+        _warn(reason)
+    return [path for path in folders if path not in reasons]
 
 
-def _belongs(folder: Path, path: Path) -> bool:
-    """Whether a folder is not a link out of the one in which it was found. A warning says so."""
+def _leads_out(folder: Path, path: Path) -> str:
+    """The reason why a folder does not count as one in `folder`: it is a link to another place. "" for any other."""
     try:
         path_inside(folder, str(path.relative_to(folder)))
     except ValueError as error:
-        _warn(str(error))
-        return False
-    return True
+        return str(error)
+    return ""
 
 
 @cache  # once, as folders are looked through again and again

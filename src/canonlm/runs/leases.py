@@ -171,7 +171,7 @@ class Leases:
             mark = status.st_mtime_ns
         except OSError as error:
             if error.errno in _GONE:
-                return path.is_symlink()
+                return False
             raise
         if owner == NOBODY:
             return True
@@ -215,6 +215,8 @@ def _leases_in(folder: Path) -> list[tuple[str, int, Path]]:
 
 def _read(path: Path) -> tuple[Owner, os.stat_result]:
     """The owner in a lease, and the status of its file."""
+    if path.is_symlink():
+        return NOBODY, os.lstat(path)
     try:
         with open_regular(path) as file:
             return _owner(file), os.fstat(file.fileno())
