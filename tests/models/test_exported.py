@@ -1,0 +1,48 @@
+"""Exported programs of any length against the model itself."""
+
+import pytest
+import torch
+from torch.export import Dim
+from torch.testing import assert_close
+
+from canonlm import CanonLMConfig, CanonLMForCausalLM
+
+SIZES = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 2, "initializer_range": 0.2}
+MODELS = {
+    "recurrent": {"num_hidden_layers": 4, "mixers": ["gdn", "gla", "mamba2", "retention"], "canon_set": "AD"},
+    "experts": {"num_hidden_layers": 1, "canon_set": "A", "mlp": "moe", "num_experts": 2},
+}
+ANY = {"input_ids": {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}}
+
+
+class Outputs(torch.nn.Module):
+    """The logits, and what the cache holds after them."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids):
+        output = self.model(input_ids=input_ids)
+        held = [output.logits]
+        for layer in output.past_key_values.layers:
+            for kind in ("conv_states", "recurrent_states"):
+                held += [state for state in getattr(layer, kind, {}).values() if state is not None]
+        return tuple(held)
+
+
+def model_of(name):
+    torch.manual_seed(0)
+    return CanonLMForCausalLM(CanonLMConfig(**SIZES, **MODELS[name])).eval()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_a_program_of_any_length_equals_the_model(name):
+    """Also for rows shorter than a kernel, and longer than a chunk; without operators that only canonlm has."""
+    outputs = Outputs(model_of(name))
+    program = torch.export.export(outputs, (torch.randint(50, (2, 23)),), dynamic_shapes=ANY)
+    assert "canonlm" not in str(program.graph)
+    for batch, time in ((1, 2), (3, 70)):
+        ids = torch.randint(50, (batch, time))
+        assert_close(program.module()(ids), outputs(ids), atol=1e-4, rtol=1e-4)
