@@ -294,7 +294,7 @@ class CanonLMModel(CanonLMPreTrainedModel):
                     mask = mask[:1]  # rows are equal: kernels need to read only one
                 causal_mask = alibi_mask(config, mask, attention_mask, past_key_values, h_BTD.dtype)
             if config.rope_dim:
-                rotary = rotary_table(position_ids, config.rope_dim, config.rope_theta, h_BTD.dtype)
+                rotary = rotary_table(cast(Tensor, position_ids), config.rope_dim, config.rope_theta, h_BTD.dtype)
         router_losses = []
         for layer in self.layers:
             h_BTD, router_loss = layer(
@@ -359,9 +359,8 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
 
         `shift_labels[b, t]`, another keyword, is what follows `input_ids[b, t]`, or -100; `labels[b, t]` is the target
         for `input_ids[b, t]` itself, as elsewhere in transformers, and shifted here. With `loss_only` there are no
-        logits: the loss is computed without holding them all (`loss_of_hidden`; `compiled_loss` is explained there) and
-        can be differentiated once. The head's weight may then be a DTensor, sharded by rows over a tensor-parallel
-        group. A head that is more than a weight (a unit of FSDP, with LoRA or hooks) is called, and its logits are held
+        logits: the loss is computed without holding them all (`loss_of_hidden`; `compiled_loss` is explained there).
+        The head's weight may then be a DTensor, sharded by rows over a tensor-parallel group. A head that is more than a weight (a unit of FSDP, with LoRA or hooks) is called, and its logits are held
         for the loss."""
         # Not a named argument: Trainer takes those with "label" in their names for columns of the data.
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
@@ -410,7 +409,7 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         if self.model.convolves or self.config.is_recurrent or self.config.alibi is not None:
             what = "a model of attention layers alone, without Canon layers and ALiBi (use generate)"
             raise expected("generate_batch", what, type(self).__name__)
-        return super().init_continuous_batching(*args, **kwargs)  # type: ignore[misc]
+        return super().init_continuous_batching(*args, **kwargs)
 
     @staticmethod
     def create_masks_for_generate(
