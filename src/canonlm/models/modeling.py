@@ -360,8 +360,8 @@ class CanonLMForCausalLM(CanonLMPreTrainedModel, GenerationMixin):
         `shift_labels[b, t]`, another keyword, is what follows `input_ids[b, t]`, or -100; `labels[b, t]` is the target
         for `input_ids[b, t]` itself, as elsewhere in transformers, and shifted here. With `loss_only` there are no
         logits: the loss is computed without holding them all (`loss_of_hidden`; `compiled_loss` is explained there).
-        The head's weight may then be a DTensor, sharded by rows over a tensor-parallel group. A head that is more than a weight (a unit of FSDP, with LoRA or hooks) is called, and its logits are held
-        for the loss."""
+        The head's weight may then be a DTensor, sharded by rows over a tensor-parallel group. A head that is more than
+        a weight (a unit of FSDP, with LoRA or hooks) is called, and its logits are held for the loss."""
         # Not a named argument: Trainer takes those with "label" in their names for columns of the data.
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         if labels is not None and shift_labels is None:
