@@ -8,6 +8,7 @@ A temporary name is `.NAME.tmp-MACHINE-RANDOM`. Its owner holds a lock on it, so
 this machine can remove those of killed processes.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -87,7 +88,10 @@ def make_folder(root: Path, *names: str) -> Path:
     """Make the folder `root/name/…` unless it exists. `root`, which the user named, may be a link; ValueError if one of
     the folders below it is, as it may lead to one of your folders. (CANONLM_DISKS names folders where links may lead.)
     """
-    root.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(root)) from None
     folder = root
     for name in names:
         folder = folder / name

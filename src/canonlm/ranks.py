@@ -2,8 +2,6 @@
 
 import os
 
-from canonlm.errors import expected
-
 
 def ranks() -> tuple[int, int, int]:
     """(rank, number of processes, rank on this machine). ValueError for variables that describe no such place."""
@@ -21,5 +19,7 @@ def _number(name: str, default: int, low: int, end: int) -> int:
     text = os.environ.get(name, str(default))
     if not (text.isdecimal() and low <= int(text) < end):
         below = f" and < {end}, the number of processes" if name.endswith("RANK") else ""
+        from canonlm.errors import expected  # imports pydantic, which `--version` does not need
+
         raise expected(name, f"an integer >= {low}{below}", text)
     return int(text)

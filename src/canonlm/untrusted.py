@@ -127,7 +127,10 @@ def path_inside(folder: Path, name: object, place: str = "") -> Path:
     target, links = folder, False
     for part in path.parts:
         target = target / part
-        links = links or _is_link(target)
+        try:
+            links = links or target.is_symlink()
+        except OSError as error:  # a name that is too long, say
+            raise ValueError(f"{place or folder}: {str(name)[:100]!r} cannot be read ({error.strerror})") from None
     if links:
         home = Path(os.path.realpath(folder))
         blobs = home.parent.parent / "blobs"
@@ -142,13 +145,6 @@ def own_file(path: Path) -> Path:
     """The path of a file that belongs to its folder. ValueError if it is a link out of it: somebody else's folder may
     have links to your files."""
     return path_inside(path.parent, path.name)
-
-
-def _is_link(path: Path) -> bool:
-    try:
-        return path.is_symlink()
-    except OSError:  # a name that is too long, say: it cannot be opened either
-        return True
 
 
 def _integer(digits: str) -> int:

@@ -89,7 +89,7 @@ MISTAKES = [
     (train("wrong.yaml"), 'train.optim.lr: expected a number > 0, got "3e-3x"  (in wrong.yaml, line 11)'),
     (train("good.yaml", "model.fields.rope_dim=7"), "model.fields.rope_dim: expected an even number"),
     (train("good.yaml", "train.device=abacus"), "train.device: expected auto, cpu or a device"),
-    (["train", "good.yaml", "--out", "file"], "--out: expected a folder that can be written (File exists)"),
+    (["train", "good.yaml", "--out", "file"], "--out: expected a folder that can be written (Not a directory)"),
     (["train", "good.yaml", "--out", "file/below"], "--out: expected a folder that can be written (Not a directory)"),
     (["report", "nowhere"], "folder: expected a folder with runs or results of `canonlm eval` in it"),
     (["data", "show", "copyin"], 'unknown task "copyin". Did you mean "copying"?'),
@@ -211,4 +211,4 @@ def test_simple_mistakes_are_reported_before_torch_is_loaded(arguments):
 def test_no_sentence_of_a_help_text_becomes_a_list(capsys):
     """Markdown reads a line that begins with "1." as a list."""
     assert main(["check", "--help"]) == 0
-    assert "ends with exit code 1; refused means" in " ".join(capsys.readouterr().out.split())
+    assert "both end with exit code 1. refused means" in " ".join(capsys.readouterr().out.split())

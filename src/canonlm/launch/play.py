@@ -146,6 +146,7 @@ def _name(preset: Preset, out: Path, config: RunConfig, usual: RunConfig, swept:
 def write_plan(runs: Sequence[PlannedRun], preset: Preset, out: Path, command: str) -> None:
     """Make the run folders, and write to `play.json` which runs belong together. A section has all runs of its task
     from all commands, and these commands; sections of other tasks are kept."""
+    _sections(out / "play.json")  # a damaged one is reported before anything is written
     with writing("--out", out), _alone(out):
         sections = _sections(out / "play.json")
         for run in runs:
