@@ -60,7 +60,7 @@ def test_initially_equals_the_host_bit_for_bit(kind):
 )
 def test_decoding_in_any_way_gives_the_same_result(kind, case):
     before, after = (check.decoding(model, [case])[0] for model in (host(kind), canonized(kind)))
-    order = ("passed", "refused", "differs")
+    order = ("passed", "refused", "failed", "differs")
     close = after.error is not None and after.error < 1e-6  # some hosts make their rotary tables in single precision
     assert close or order.index(after.state) <= order.index(before.state), (before, after)
 
@@ -261,11 +261,14 @@ def test_padding_anywhere_in_a_row_changes_nothing(pads):
         seen = {"attention_mask": mask[:, : new.stop], "position_ids": places["position_ids"][:, new]}
         parts.append(logits(model, padded[:, new], past_key_values=cache, **seen))
     assert differ(torch.cat(parts, dim=1)[:, real], logits(model, tokens)) < 1e-9
-    recorded = DynamicCache(config=model.config)
+    recorded = DynamicCache(config=model.config)  # of which two tokens are removed and read again
     recorded.activate_past_recording()
-    if pads[0] > 0:
-        with pytest.raises(ValueError, match="attention_mask: expected padding at the start of rows only"):
-            logits(model, padded, past_key_values=recorded, **places)
+    logits(model, padded, past_key_values=recorded, **places)
+    recorded.crop(-2)
+    again = logits(
+        model, padded[:, 7:], past_key_values=recorded, **seen | {"position_ids": places["position_ids"][:, 7:]}
+    )
+    assert differ(again[:, real[7:]], logits(model, tokens)[:, 6 - int(real[7:].sum()) :]) < 1e-9
 
 
 @pytest.mark.every(3)

@@ -12,7 +12,7 @@ from transformers import Cache, PreTrainedModel
 
 from canonlm.canon import states
 from canonlm.errors import expected
-from canonlm.ops.packed import has_gaps, has_padding_after, read_mask
+from canonlm.ops.packed import has_gaps, read_mask
 
 CACHE_NAMES = ("past_key_values", "cache_params", "past_key_value", "layer_past")
 
@@ -77,10 +77,6 @@ def layout_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Layout | 
     if real is None:
         return Layout(batch, time, None, doc_ids)
     filled = cache is not None and not torch.compiler.is_compiling() and _is_filled(cache, past)
-    records = getattr(cache, "canon_records", False) and not torch.compiler.is_compiling()
-    if records and has_padding_after(real, filled):
-        what = "padding at the start of rows only, while the cache records its past (prompt lookup, crop)"
-        raise expected("attention_mask", what, "a mask with padding after tokens")
     return Layout(batch, time, real, doc_ids, has_gaps(real, filled))
 
 

@@ -14,6 +14,13 @@ from transformers import Cache, StaticCache
 from canonlm.errors import unsupported
 
 
+def _last_real(state: Tensor, kernel: int) -> Tensor:
+    """The last columns of a recorded past without those of padding; zeros where a row has fewer."""
+    real = ~state[:, :1].isnan()
+    order = real.int().argsort(dim=-1, stable=True)[..., -kernel:]
+    return state.gather(2, order.expand(-1, state.shape[1], -1)).masked_fill(~real.gather(2, order), 0)
+
+
 class CanonCache:
     """A mixin, placed before the class of a cache. A state is `[B, C, K]`: the last K inputs of a Canon layer, time
     last; longer while the past is recorded.
@@ -34,7 +41,7 @@ class CanonCache:
             block, first, end = self.canon_parts[key]
             return self.canon_packed[block][:, first:end]
         state = self.canon_states.get(key)
-        return state if state is None or not self.canon_records else state[..., -kernel:]
+        return state if state is None or not self.canon_records else _last_real(state, kernel)
 
     def write_canon(self, key: str, state: Tensor, inputs_BTC: Tensor, real_BT: Tensor | None) -> None:
         """Store the state after these inputs. real_BT: False at padding."""
@@ -46,9 +53,10 @@ class CanonCache:
             CanonCache.unpack_canon(self)
         old = self.canon_states.get(key)
         if self.canon_records:
-            # Tokens may be removed again (prompt lookup): every input is kept until `crop` shortens the state.
+            # Tokens may be removed again (prompt lookup): every input is kept until `crop` shortens the state. Padding
+            # has a column, too, of NaN: drafts may contain the padding token, which the library then masks.
             past = torch.zeros_like(state) if old is None else old
-            new = inputs_BTC if real_BT is None else inputs_BTC.masked_fill(~real_BT[..., None], 0)
+            new = inputs_BTC if real_BT is None else inputs_BTC.masked_fill(~real_BT[..., None], torch.nan)
             self.canon_states[key] = torch.cat([past, new.transpose(1, 2)], dim=-1)
         elif self.canon_static and old is not None and not state.requires_grad:
             old.copy_(state)  # in place: a CUDA graph reads it from the same address every time
@@ -96,8 +104,7 @@ class CanonCache:
                     raise unsupported(
                         "tokens_to_remove", "tokens that were read since recording began", tokens_to_remove
                     )
-                end = state.shape[-1] - removed
-                self.canon_states[key] = state[..., end - kernel : end]
+                self.canon_states[key] = _last_real(state[..., : state.shape[-1] - removed], kernel)
 
     @property
     def canon_kernels(self) -> dict[str, int]:

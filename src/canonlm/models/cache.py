@@ -44,7 +44,7 @@ def with_reach(layout: Layout, h_BTD: Tensor, cache: Cache | None) -> Layout:
         )
         if records and not compiles and has_padding_after(mask != 0, filled):
             what = "padding at the start of rows only, while the cache records its past (prompt lookup, crop)"
-            raise expected("attention_mask", what, "a mask with padding after tokens")
+            raise unsupported("attention_mask", what, "a mask with padding after tokens")
         if has_gaps(mask != 0, filled):
             return replace(layout, gaps=True)
     if h_BTD.shape[1] == 1 or (mask is None and doc_ids is None) or not runs_on(h_BTD):
