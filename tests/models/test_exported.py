@@ -9,8 +9,12 @@ from canonlm import CanonLMConfig, CanonLMForCausalLM
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 2, "initializer_range": 0.2}
 MODELS = {
-    "recurrent": {"num_hidden_layers": 4, "mixers": ["gdn", "gla", "mamba2", "retention"], "canon_set": "AD"},
+    "gla": {"num_hidden_layers": 1, "mixers": ["gla"], "canon_set": "A"},
     "experts": {"num_hidden_layers": 1, "canon_set": "A", "mlp": "moe", "num_experts": 2},
+    "all": {
+        **{"num_hidden_layers": 5, "mixers": ["gdn", "gla", "mamba2", "retention", "attention"], "canon_set": "AC"},
+        **{"mlp": "moe", "num_experts": 2},
+    },
 }
 ANY = {"input_ids": {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}}
 
@@ -36,13 +40,37 @@ def model_of(name):
     return CanonLMForCausalLM(CanonLMConfig(**SIZES, **MODELS[name])).eval()
 
 
-@pytest.mark.parametrize("name", MODELS)
-@torch.no_grad()
-def test_a_program_of_any_length_equals_the_model(name):
-    """Also for rows shorter than a kernel, and longer than a chunk; without operators that only canonlm has."""
+def example(name):
     outputs = Outputs(model_of(name))
     program = torch.export.export(outputs, (torch.randint(50, (2, 23)),), dynamic_shapes=ANY)
-    assert "canonlm" not in str(program.graph)
+    assert "canonlm" not in str(program.graph), "operators that only canonlm has"
+    return outputs, program
+
+
+def check(run, outputs):
+    """Also for rows shorter than a kernel, and longer than a chunk."""
     for batch, time in ((1, 2), (3, 70)):
         ids = torch.randint(50, (batch, time))
-        assert_close(program.module()(ids), outputs(ids), atol=1e-4, rtol=1e-4)
+        assert_close(run(ids), outputs(ids), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gla", "experts"])
+@torch.no_grad()
+def test_a_program_of_any_length_equals_the_model(name):
+    outputs, program = example(name)
+    check(program.module(), outputs)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_onnx_of_any_length_equals_the_model(tmp_path):
+    import onnxruntime
+
+    outputs, program = example("all")
+    torch.onnx.export(program, verbose=False).save(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+
+    def run(ids):
+        return tuple(torch.from_numpy(array) for array in session.run(None, {"input_ids": ids.numpy()}))
+
+    check(run, outputs)
