@@ -78,6 +78,29 @@ def test_activations_computed_again_equal_kept_ones():
     assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True))
 
 
+OPERATORS = {
+    "canon": lambda x, taps, *_: door.canon([x], [taps])[0],
+    "gated": lambda x, taps, up, _: door.gated(x, up, [taps, taps.detach()]),
+    "normed": lambda x, taps, branch, weight: door.normed(x, branch, weight, 1e-5, taps)[1],
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_second_derivatives_and_forward_mode_are_refused(name):
+    """They would be zeros, of every input."""
+    [x, other, weight, *_, taps], _ = block_inputs()
+
+    def operator(x, taps):
+        return OPERATORS[name](x, taps, other.detach(), weight.detach())
+
+    with small_tiles(Case()):
+        for gradient in torch.autograd.grad(operator(x, taps).sum(), [x, taps], create_graph=True):
+            with pytest.raises(NotImplementedError, match=r"^gradients of kernels .* cannot be differentiated: .*$"):
+                gradient.sum().backward()
+        with pytest.raises(NotImplementedError, match=r"^Triton kernels have no forward mode; .*$"):
+            torch.func.jvp(operator, (x, taps), (x, taps))
+
+
 def test_a_compiled_step_moves_the_state_in_place():
     case = Case(time=1, sizes=[12, 12], state=True)
 
