@@ -87,6 +87,11 @@ def assert_same(got, expected):
         ({"mlp": "gatd"}, r'^mlp: expected "gated" or "standard" or "moe" or "none", got "gatd"$'),
         ({"mlp": "none", "canon_set": "AC"}, r'^canon_set: expected no sites C, D and M with mlp = "none", got "AC"$'),
         ({"mlp": "moe", "canon_set": "D"}, r'^canon_set: expected no site D with mlp = "moe": .*, got "D"$'),
+        ({"num_experts": 8}, r'^num_experts: expected none with mlp = "gated", got 8$'),
+        (
+            {"mlp": "none", "router_loss_weight": 0.0},
+            r'^router_loss_weight: expected none with mlp = "none", got 0\.0$',
+        ),
         ({"alibi": "soft"}, r'^alibi: expected "alibi" or "hard", got "soft"$'),
         ({"rope_heads": 3}, r"^rope_heads: expected a multiple of 2 \(query heads per key head\) up to 4, got 3$"),
         ({"initializer": "zero"}, r'^initializer: expected "normal" or "fan_in" or "truncated", got "zero"$'),
@@ -144,7 +149,7 @@ def test_only_mixtures_of_experts_have_fields_of_experts(tmp_path):
     CanonLMConfig(mlp="moe", num_experts=4).save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert {key: saved[key] for key in OF_EXPERTS} == {**OF_EXPERTS, "num_experts": 4}
-    (tmp_path / "config.json").write_text(json.dumps({**saved, "mlp": "gated"}))
+    (tmp_path / "config.json").write_text(json.dumps({**saved, **OF_EXPERTS, "mlp": "gated"}))
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert [getattr(loaded, key) for key in OF_EXPERTS] == [None] * 3
     loaded.save_pretrained(tmp_path)

@@ -119,6 +119,9 @@ def test_installed_code_takes_precedence_over_code_in_the_folder(small_model, tm
         assert type(loaded) is CanonLMForCausalLM
         assert_close(loaded(IDS).logits, model(IDS).logits, atol=0, rtol=0)
     # A folder without code must not claim to have it.
+    assert "AutoModel" in loaded.config.auto_map
+    loaded.save_pretrained(tmp_path / "without")
+    assert loaded.config.auto_map == {}, "tools read it"
     loaded.save_pretrained(tmp_path / "without")
     assert "auto_map" not in json.loads((tmp_path / "without" / "config.json").read_text())
     assert not list((tmp_path / "without").glob("*.py"))

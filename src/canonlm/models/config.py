@@ -63,7 +63,8 @@ class CanonLMConfig(PreTrainedConfig):
         num_experts, expert_capacity: of "moe": in training an expert takes at most expert_capacity * tokens /
             num_experts tokens of a call, and further ones get zeros. Default: 32 and 2.0.
         router_loss_weight: of the loss that balances the experts, one term per layer, in training. Default: 0.01.
-            Without experts all three are None, and `config.json` lacks them.
+            Without experts all three are None, and `config.json` lacks them; other values than the
+            defaults are refused.
 
         canon_set: Canon sites, such as "ABCD", "AbCD" or "KVOM:scaled": see `canonlm.canon.sites`.
             `canon_sets`: the same, one text per layer, or fewer that repeat; with E in all of them or in none.
@@ -239,6 +240,8 @@ class CanonLMConfig(PreTrainedConfig):
             raise expected("mlp_bias", 'False with mlp = "moe"', True)
         for key, default in OF_EXPERTS.items():
             value = getattr(self, key)
+            if self.mlp != "moe" and value not in (None, default):  # earlier versions wrote the defaults everywhere
+                raise expected(key, f'none with mlp = "{self.mlp}"', value)
             setattr(self, key, None if self.mlp != "moe" else default if value is None else value)
         if self.mlp == "moe":
             _check_positive("num_experts", self.num_experts)
@@ -296,8 +299,14 @@ class CanonLMConfig(PreTrainedConfig):
         load = functools.partial(AutoConfig.from_pretrained, trust_remote_code=True, revision=revision)
         return load, (self.name_or_path,), vars(self)
 
+    @functools.cached_property
+    def auto_map(self) -> dict[str, str]:
+        """The classes of a self-contained folder. TRL reads it from any configuration, transformers adds to it."""
+        return {}
+
     def to_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in super().to_dict().items() if value is not None or key not in OF_EXPERTS}
+        unwritten = {**dict.fromkeys(OF_EXPERTS), "auto_map": {}}
+        return {key: x for key, x in super().to_dict().items() if key not in unwritten or x != unwritten[key]}
 
     @property
     def _usual_canon(self) -> Variant:
