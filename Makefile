@@ -24,8 +24,9 @@ test-slurm: .venv/installed-dev  ## launches on a SLURM cluster of this machine 
 	(command -v slurmctld && command -v munged) >/dev/null || (apt-get update && apt-get install -y slurm-wlm munge)
 	$(BIN)/python -m pytest -q -m slurm
 
-test-peers: .venv/installed-dev .venv/peers/fetched  ## transformers' own model tests on our models, on the CPU
+test-peers: .venv/installed-dev .venv/peers/fetched  ## transformers' own model tests on our models, PEFT's methods, quantized folders, on the CPU
 	$(BIN)/python -m pytest -q -n 2 -rfE -o verbosity_subtests=0 -m peers tests/peers
+	$(BIN)/python -m pytest -q -k "quantized_folder or quantised_folders" tests/models/test_hf_native.py tests/canon/test_canonized_in_use.py
 
 # They are in transformers' source distribution. pip checks its sha256, which is in sdist.txt.
 .venv/peers/fetched: tests/peers/sdist.txt | .venv/installed-dev

@@ -449,3 +449,11 @@ def test_prefix_tuning_is_refused_where_states_have_no_prefix(small_model, confi
     else:
         with pytest.raises(ValueError, match=r"^past_key_values: expected a cache made with config=model.config"):
             tuned(IDS, labels=IDS)
+
+
+def test_copies_of_layers_are_refused(small_model):
+    """As PEFT's layer_replication makes them."""
+    model = small_model(canon_set="A")
+    model.model.layers.append(copy.deepcopy(model.model.layers[0]))
+    with pytest.raises(ValueError, match=r"^layers: expected 2, as in the configuration, got 3"):
+        model(IDS)

@@ -7,19 +7,16 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 from transformers_tests.test_configuration_common import ConfigTester
 from transformers_tests.test_modeling_common import ModelTesterMixin
 from transformers_tests.test_training_mixin import TrainingTesterMixin
 
+from canonlm.canon.hosted import canonized_class
 from canonlm.models import CanonLMConfig, CanonLMForCausalLM, CanonLMModel
 from canonlm.models.modeling import CanonLMPreTrainedModel
 
 pytestmark = pytest.mark.peers
-
-# The library's tests use these names to decide which class has a loss, and which inputs it needs.
-MODEL_MAPPING_NAMES["canonlm"] = CanonLMModel.__name__
-MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["canonlm"] = CanonLMForCausalLM.__name__
 
 SIZES = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
          "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 512}  # fmt: skip
@@ -30,6 +27,9 @@ MODELS = {
                           "num_hidden_layers": 3},
     "mamba2": {"mixers": ["mamba2"], "canon_set": "AbCD",
                "mixer_options": {"mamba2": {"state_size": 8, "n_groups": 2}}},
+    "moe": {"canon_set": "AC", "mlp": "moe", "num_experts": 4},
+    "canonized llama": {"num_key_value_heads": 2},
+    "canonized mixtral": {"num_key_value_heads": 2, "num_local_experts": 4},
 }  # fmt: skip
 
 
@@ -37,14 +37,14 @@ class Sizes:
     """The interface that the library's tests need of a model: sizes, a configuration, inputs."""
 
     batch_size, seq_length, is_training = 13, 7, True
-    causal_lm_class, base_model_class = CanonLMForCausalLM, CanonLMModel
 
-    def __init__(self, fields):
-        self.fields = {**SIZES, **fields}
+    def __init__(self, fields, config_class, model_classes):
+        self.fields, self.config_class, self.causal_lm_class = {**SIZES, **fields}, config_class, model_classes[-1]
+        self.base_model_class = model_classes[0] if len(model_classes) > 1 else None
         self.__dict__.update(self.fields)
 
     def get_config(self):
-        return CanonLMConfig(**self.fields)
+        return self.config_class(**self.fields)
 
     def prepare_config_and_inputs_for_common(self):
         input_ids = torch.randint(3, self.vocab_size, (self.batch_size, self.seq_length))
@@ -57,10 +57,11 @@ lenient = patch.object(CanonLMPreTrainedModel.from_pretrained.__func__, "__kwdef
 
 class Peer(ModelTesterMixin, TrainingTesterMixin):
     all_model_classes = (CanonLMModel, CanonLMForCausalLM)
+    config_class = CanonLMConfig
     test_can_init_all_missing_weights_before_2023 = True  # else skipped: our files have no copyright year
 
     def setUp(self):
-        self.model_tester = Sizes(MODELS[self.peer])
+        self.model_tester = Sizes(MODELS[self.peer], self.config_class, self.all_model_classes)
 
     @lenient
     def test_base_model_prefix_loads_base_weights(self):
@@ -79,7 +80,7 @@ class Peer(ModelTesterMixin, TrainingTesterMixin):
         super().test_model_weights_reload_no_missing_tied_weights()
 
     def test_config(self):
-        ConfigTester(self, config_class=CanonLMConfig, hidden_size=48).run_common_tests()
+        ConfigTester(self, config_class=self.config_class, hidden_size=64).run_common_tests()
 
 
 class TestLlamaCanon(Peer, unittest.TestCase):
@@ -98,7 +99,20 @@ class TestMamba2(Peer, unittest.TestCase):
     peer, has_attentions = "mamba2", False
 
 
-CLASSES = {cls.peer: cls for cls in (TestLlamaCanon, TestGla, TestGdnHybrid, TestMamba2)}
+class TestExperts(Peer, unittest.TestCase):
+    peer = "moe"
+
+
+class TestCanonizedLlama(Peer, unittest.TestCase):
+    peer, config_class, all_model_classes = "canonized llama", LlamaConfig, (canonized_class(LlamaForCausalLM, "ABCD"),)
+
+
+class TestCanonizedMixtral(Peer, unittest.TestCase):
+    peer, config_class = "canonized mixtral", MixtralConfig
+    all_model_classes = (canonized_class(MixtralForCausalLM, "AC"),)
+
+
+CLASSES = {cls.peer: cls for cls in Peer.__subclasses__()}
 
 
 def test_the_tests_are_those_of_the_installed_library():

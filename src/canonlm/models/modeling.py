@@ -247,6 +247,8 @@ class CanonLMModel(CanonLMPreTrainedModel):
             kwargs = check_arguments(kwargs, _ARGUMENTS)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected exactly one of input_ids and inputs_embeds")
+        if len(self.layers) > len(self.config.mixers):  # copies of layers, by PEFT's layer_replication
+            raise expected("layers", f"{len(self.config.mixers)}, as in the configuration", len(self.layers))
         h_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
