@@ -24,9 +24,14 @@ test-slurm: .venv/installed-dev  ## launches on a SLURM cluster of this machine 
 	(command -v slurmctld && command -v munged) >/dev/null || (apt-get update && apt-get install -y slurm-wlm munge)
 	$(BIN)/python -m pytest -q -m slurm
 
-test-peers: .venv/installed-dev .venv/peers/fetched  ## transformers' own model tests on our models, PEFT's methods, quantized folders, on the CPU
+test-peers: .venv/peers/installed .venv/peers/fetched  ## transformers' own model tests on our models, PEFT's methods, quantized folders, on the CPU
 	$(BIN)/python -m pytest -q -n 2 -rfE -o verbosity_subtests=0 -m peers tests/peers
-	$(BIN)/python -m pytest -q -k "quantized_folder or quantised_folders" tests/models/test_hf_native.py tests/canon/test_canonized_in_use.py
+	$(BIN)/python -m pytest -q -m peers tests/models/test_hf_native.py tests/canon/test_canonized_in_use.py
+
+# Not among the packages for development: transformers imports torchao in every process, which takes a second.
+.venv/peers/installed: constraints.txt | .venv/peers/fetched
+	$(BIN)/pip install -q -c constraints.txt torchao bitsandbytes
+	touch $@
 
 # They are in transformers' source distribution. pip checks its sha256, which is in sdist.txt.
 .venv/peers/fetched: tests/peers/sdist.txt | .venv/installed-dev
@@ -46,7 +51,7 @@ test-kernels: .venv-kernels/installed  ## the Triton kernels, interpreted on the
 	.venv-kernels/bin/pip install -q triton==3.6.0
 	touch $@
 
-test-serving: .venv-serving/installed  ## servers with our folders: vLLM on the CPU, transformers serve; a download of 1 GB
+test-serving: .venv-serving/installed  ## vLLM on the CPU with our folders; a download of 1 GB
 	.venv-serving/bin/python -m pytest -q --confcutdir tests/serving tests/serving
 
 # vLLM has its own versions of torch and transformers. Its packages for pictures and sound need CUDA's libraries.

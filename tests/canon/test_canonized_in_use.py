@@ -210,7 +210,8 @@ def quantised_by_torch(model: Any) -> Any:
 
 
 def quantised_by_torchao(model: Any) -> Any:
-    quantization = pytest.importorskip("torchao.quantization")
+    from torchao import quantization
+
     quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
     return model
 
@@ -222,7 +223,10 @@ def parametrized(model: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("change", [replaced, parametrized, quantised_by_torch, quantised_by_torchao])
+@pytest.mark.parametrize(
+    "change",
+    [replaced, parametrized, quantised_by_torch, pytest.param(quantised_by_torchao, marks=pytest.mark.peers)],
+)
 def test_parts_changed_before_or_after_keep_their_canon_layers(change):
     after = change(canonized("llama", "ABCD", dtype=torch.float32))
     before = with_taps(canonlm.canonize(change(host("llama", torch.float32)), "ABCD"))
@@ -231,15 +235,16 @@ def test_parts_changed_before_or_after_keep_their_canon_layers(change):
     assert torch.equal(logits(canonlm.decanonize(again), ids()), logits(change(host("llama", torch.float32)), ids()))
 
 
-@pytest.mark.slow
+@pytest.mark.peers
 @pytest.mark.parametrize("kind", ["torchao", "bitsandbytes"])
 def test_quantised_folders(kind, tmp_path):
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 
     if kind == "torchao":
-        config: Any = TorchAoConfig(pytest.importorskip("torchao.quantization").Int8WeightOnlyConfig())
+        from torchao.quantization import Int8WeightOnlyConfig
+
+        config: Any = TorchAoConfig(Int8WeightOnlyConfig())
     else:
-        pytest.importorskip("bitsandbytes")
         config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32)
     canonized("llama", "ABCD", dtype=torch.float32).save_pretrained(tmp_path / "canonized")
     host("llama", torch.float32).save_pretrained(tmp_path / "host")

@@ -134,6 +134,7 @@ def _with_bitsandbytes():
     return BitsAndBytesConfig(load_in_4bit=True), lambda weight: dequantize_4bit(weight.data, weight.quant_state)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("family", ["llama", "gdn", "moe"])
 @pytest.mark.parametrize("package", [_with_torchao, _with_bitsandbytes])
 def test_a_quantized_folder_loads_again(small_model, family, package, tmp_path):
