@@ -305,7 +305,7 @@ class CanonLMConfig(PreTrainedConfig):
         return {}
 
     def to_dict(self) -> dict[str, Any]:
-        unwritten = {**dict.fromkeys(OF_EXPERTS), "auto_map": {}}
+        unwritten: dict[str, Any] = {**dict.fromkeys(OF_EXPERTS), "auto_map": {}}
         return {key: x for key, x in super().to_dict().items() if key not in unwritten or x != unwritten[key]}
 
     @property
