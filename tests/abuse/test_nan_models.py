@@ -174,7 +174,12 @@ def test_the_harness(model, tmp_path, capsys, monkeypatch):
     for name, config in tasks.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump({"task": f"nan_{name}", **common, **config}))
     names = ",".join(f"nan_{name}" for name in tasks)
-    assert evaluate(model, tmp_path / "out", "--suite", "harness", f"include={folder}", "--tasks", names, *BYTES) == 1
+    assert (
+        evaluate(
+            model, tmp_path / "out", "--suite", "harness", f"include={folder}", "--tasks", names, "--trust", *BYTES
+        )
+        == 1
+    )
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("canonlm: ")]
     assert [line.partition(": the")[0] for line in lines] == [f"canonlm: nan_{name}" for name in tasks]
     assert all(line.endswith("not finite (NaN) in 3 of 3 questions") for line in lines)

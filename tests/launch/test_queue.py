@@ -65,8 +65,8 @@ def workers_with_kills(root, number, workers, kills, interval):
         return process
 
     living = [begin() for _ in range(workers)]
-    for target in sorted(rng.sample(range(number // 2), kills)):
-        # Kill by progress, not by time: a fast machine would finish before the last kill.
+    for target in sorted(rng.sample(range(number // 4), kills)):
+        # Kill by progress, not by time, and early: a fast or busy machine would finish before the last kill.
         while (root / "log").read_text().count("begins") < target:
             time.sleep(0.01)
         time.sleep(rng.uniform(0, 0.05))

@@ -57,7 +57,8 @@ def lay_out(
             position_ids = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -time:]
         else:
             position_ids = (torch.arange(time, device=h_BTD.device) + past)[None]
-    if attention_mask is not None and attention_mask.ndim == 4 and time > 1:
+    # An exported step gets the causal mask of a static cache, which shows nothing else.
+    if attention_mask is not None and attention_mask.ndim == 4 and not exported and time > 1:
         reads = config.is_recurrent or convolves or stated
         layout = _of_prepared(attention_mask, past, doc_ids, batch, time) if reads else Layout()
         return layout, None, position_ids
