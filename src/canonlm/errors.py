@@ -116,11 +116,12 @@ class Panic(ValueError):
 
 @contextmanager
 def panics_raised(place: object) -> Iterator[None]:
-    """A panic of the tokenizers library, which is no Exception, is raised as Panic: `FILE: the tokenizer failed (…)`"""
+    """A panic of the tokenizers library, whose class is not an Exception, is raised as Panic: `FILE: the tokenizer
+    failed (…)`"""
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # there is no class to import
+        if type(error).__name__ != "PanicException":  # the class cannot be imported
             raise
         reason = brief(" ".join(str(error).split()), 200)
         raise Panic(f"{brief(str(place))}: the tokenizer failed ({reason})") from None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO would wait for a reader
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
-LISTING = "canonlm-manifest.json"
+MANIFEST = "canonlm-manifest.json"
 """The manifest of an exported model. Commands that read the model compare the files with it."""
 
 
@@ -154,31 +154,31 @@ def damage(folder: Path, stamps: Mapping[str, Stamp]) -> str | None:
         return next(filter(None, pool.map(lambda item: item[1].damage(item[0]), paths)), None)
 
 
-class Listing(BaseModel):
-    """The content of `LISTING`, the manifest of an exported model."""
+class Manifest(BaseModel):
+    """The content of `MANIFEST`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     files: dict[str, Stamp]
 
 
-def list_files(folder: Path) -> None:
-    """Write `LISTING`, with the size and sha256 of every file in the folder."""
+def write_manifest(folder: Path) -> None:
+    """Write `MANIFEST`, with the size and sha256 of every file in the folder."""
     names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
-    listing = Listing(files={name: Stamp.of(folder / name) for name in names})
-    write_text(folder / LISTING, listing.model_dump_json(indent=1) + "\n")
+    manifest = Manifest(files={name: Stamp.of(folder / name) for name in names})
+    write_text(folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
 
 
-def check_listed(folder: Path) -> None:
-    """ValueError unless the files in a folder are those of its `LISTING`, if it has one."""
-    if not os.path.lexists(path := folder / LISTING):
+def check_manifest(folder: Path) -> None:
+    """ValueError unless the files in a folder are those of its `MANIFEST`, if it has one."""
+    if not os.path.lexists(path := folder / MANIFEST):
         return
     try:
-        problem = damage(folder, Listing.model_validate(read_json(path)).files)
+        problem = damage(folder, Manifest.model_validate(read_json(path)).files)
     except ValueError as error:
         problem = f"it cannot be read ({str(error).partition(chr(10))[0]})"
     if problem is not None:
-        raise ValueError(f"{path}: {problem}; after a change on purpose, remove {LISTING}")
+        raise ValueError(f"{path}: {problem}; after a change on purpose, remove {MANIFEST}")
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:

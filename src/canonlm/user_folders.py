@@ -19,7 +19,7 @@ def expanded(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise ValueError(f"{path}: expected a path without ~, as there is no such home folder") from None
+        raise ValueError(f"{path}: expected a path without ~: the home folder is not known") from None
 
 
 def cache() -> Path | None:

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM, load_published
 from canonlm.cli import main
-from canonlm.files import LISTING
+from canonlm.files import MANIFEST
 from canonlm.models.published import save_published
 
 SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -67,7 +67,7 @@ def test_to_our_format_and_back(gla, workdir, capsys, to, written):
     assert main(["convert", "release", "ours", "--variant", "one"]) == 0
     assert main(["convert", "ours", "below/theirs", "--to", to]) == 0
     assert capsys.readouterr().out.endswith("float32: below/theirs\n")
-    assert files(workdir / "below") == {"theirs", *(f"theirs/{name}" for name in [*written.split(), LISTING])}
+    assert files(workdir / "below") == {"theirs", *(f"theirs/{name}" for name in [*written.split(), MANIFEST])}
     assert_close(load_published("below/theirs").state_dict(), gla.state_dict(), atol=0, rtol=0)
 
 
@@ -81,13 +81,13 @@ def test_a_model_that_differs_from_its_manifest(workdir, capsys, to):
     for command in (["convert", "ours", "again"], ["check", "ours"]):
         capsys.readouterr()
         assert main(command) == 2
-        message = f"sha256 of model.safetensors differs; after a change on purpose, remove {LISTING}"
-        assert capsys.readouterr().err == f"canonlm: ours/{LISTING}: {message}\n"
-    Path("ours", LISTING).unlink()
+        message = f"sha256 of model.safetensors differs; after a change on purpose, remove {MANIFEST}"
+        assert capsys.readouterr().err == f"canonlm: ours/{MANIFEST}: {message}\n"
+    Path("ours", MANIFEST).unlink()
     assert main(["convert", "ours", "again"]) == 0
-    Path("again", LISTING).write_text("{")
+    Path("again", MANIFEST).write_text("{")
     assert main(["convert", "again", "further"]) == 2
-    assert f"again/{LISTING}: it cannot be read" in capsys.readouterr().err
+    assert f"again/{MANIFEST}: it cannot be read" in capsys.readouterr().err
 
 
 def test_dtype(workdir, capsys):

@@ -10,10 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from canonlm import CanonLMConfig, CanonLMForCausalLM
 from canonlm.models import archs, mixers
+from canonlm.models.block import DecoderLayer
 from canonlm.models.cache import Layout
 from canonlm.models.decoder import Decoder
 from canonlm.models.mixers.base import CHUNK, MIXERS
-from canonlm.models.modeling import DecoderLayer
 from canonlm.models.positions import rotary_table
 from canonlm.ops import gated_delta_rule as gdn
 from canonlm.ops import gated_linear_attention as gla

@@ -27,7 +27,7 @@ import canonlm
 from canonlm.check.cases import CASES
 from canonlm.check.truth import Outcome, Subject
 from canonlm.errors import Unsupported, brief, unknown
-from canonlm.models.untouched import keeping_modes, without_settings
+from canonlm.models.borrowed import keeping_modes, without_settings
 
 __all__ = ["CASES", "Outcome", "complaints", "decoding"]
 

@@ -74,7 +74,7 @@ def canonize(
 
     import torch
 
-    from canonlm.files import list_files, write_folder
+    from canonlm.files import write_folder, write_manifest
 
     subject = opened(model, dtype=dtype, device="cpu", trust_remote_code=trust_remote_code)
     torch.manual_seed(seed)
@@ -85,7 +85,7 @@ def canonize(
         canonized.save_pretrained(folder)
         if subject.tokenizer is not None:
             subject.tokenizer.save_pretrained(folder)
-        list_files(folder)
+        write_manifest(folder)
 
     with doing("writing the model"), writing_model(out):
         write_folder(out, fill)

@@ -51,7 +51,7 @@ def convert(
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from canonlm.files import list_files, write_folder
+    from canonlm.files import write_folder, write_manifest
     from canonlm.models.archs import name_of
     from canonlm.models.published import TARGETS, load_published, save_published
 
@@ -65,7 +65,7 @@ def convert(
 
     def fill(folder: Path) -> None:
         save_published(model, folder, to)
-        list_files(folder)
+        write_manifest(folder)
 
     with doing("writing the model"), writing_model(out):
         write_folder(out, fill)

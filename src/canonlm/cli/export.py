@@ -48,7 +48,7 @@ def export(
         from transformers.utils.logging import disable_progress_bar
 
         from canonlm.canon.hosted import CanonizedModel
-        from canonlm.files import list_files, write_folder
+        from canonlm.files import write_folder, write_manifest
         from canonlm.suites.opening import as_in_training, open_tokenizer, tokenizer_of_run
         from canonlm.train.checkpoint import load_model
 
@@ -68,7 +68,7 @@ def export(
             tokenizer.save_pretrained(folder)
         for weights in folder.glob("*.safetensors"):  # safetensors lets only their owner read them
             shutil.copymode(folder / "config.json", weights)
-        list_files(folder)
+        write_manifest(folder)
 
     with doing("writing the model"), writing_model(out):
         write_folder(out, fill)

@@ -21,9 +21,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.dropout import _DropoutNd
 
 from canonlm.errors import InvalidSetting
+from canonlm.models.borrowed import keeping_modes
 from canonlm.models.interface import LanguageModel
 from canonlm.models.sizes import refusal
-from canonlm.models.untouched import keeping_modes
 
 LENGTH = 24
 

@@ -13,12 +13,13 @@ from canonlm.canon.layer import CanonLayer
 from canonlm.errors import InvalidSetting, expected, refused
 from canonlm.models import tensor_parallel
 from canonlm.models.archs import name_of, resolve
+from canonlm.models.block import DecoderLayer
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.initialize import init_parameters
 from canonlm.models.interface import LanguageModel, Loss, Sizes
 from canonlm.models.mixers import MIXERS
 from canonlm.models.mlp import Experts
-from canonlm.models.modeling import CanonLMForCausalLM, DecoderLayer
+from canonlm.models.modeling import CanonLMForCausalLM
 from canonlm.models.other_names import FLAT_OPTIONS
 from canonlm.ops.packed import Documents
 

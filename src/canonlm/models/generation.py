@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from canonlm.models.borrowed import keeping_modes, without_settings
 from canonlm.models.interface import LanguageModel
-from canonlm.models.untouched import keeping_modes, without_settings
 
 
 class _Works(NamedTuple):

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from canonlm.errors import expected
-from canonlm.models.untouched import without_settings
+from canonlm.models.borrowed import without_settings
 from canonlm.ops.packed import Documents
 
 MLP_WIDTHS = ("intermediate_size", "moe_intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size")

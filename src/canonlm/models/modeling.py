@@ -1,9 +1,7 @@
 """The decoder: one class for every architecture.
 
-    h = h + canonO( mixer( canonA( norm(h) ) ) )    Canon-B lives inside the mixer, on its projections
-    h = h + canonM( mlp(   canonC( norm(h) ) ) )    Canon-D lives inside the MLP, before the nonlinearity
+    h = canonE( embedding );  for every block: h = block(h)  (`canonlm.models.block`);  logits = head( norm(h) )
 
-A Canon layer exists if the configuration has its site; h starts as canonE( embedding ).
 Parameters are named as in transformers' Llama, so that a plain Llama's state dict loads as it is.
 """
 
@@ -18,7 +16,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
@@ -27,79 +24,19 @@ from transformers.utils.output_capturing import capture_outputs
 from canonlm.canon.layer import CanonLayer, untouched
 from canonlm.canon.variants import make_canon
 from canonlm.errors import expected
-from canonlm.models.cache import Layout, check_cache, count_tokens, fill_unused_states, with_reach
+from canonlm.models.block import DecoderLayer
+from canonlm.models.cache import Layout, check_cache, count_tokens, with_reach
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.initialize import init_parameters
 from canonlm.models.layout import check_mask, lay_out, same_document
 from canonlm.models.loss import loss_of_hidden, loss_of_logits, mean_loss
-from canonlm.models.mixers import MIXERS
 from canonlm.models.mixers.attention import Attention
-from canonlm.models.mlp import build_mlp
 from canonlm.models.norm import RMSNorm
 from canonlm.models.other_names import check_arguments, read_rotary, refuse_unknown
-from canonlm.models.places import run_normed, run_site
+from canonlm.models.places import run_site
 from canonlm.models.positions import alibi_mask, rotary_table
 from canonlm.ops.packed import Documents
 from canonlm.saved import check_loaded, check_saved
-
-
-class DecoderLayer(GradientCheckpointingLayer):
-    """One block of the decoder."""
-
-    def __init__(self, config: CanonLMConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.layer_idx, self.sites = layer_idx, config.sites(layer_idx)
-        mixer = MIXERS[config.mixer(layer_idx)]
-        self.mixer_name = mixer.attribute
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.add_module(self.mixer_name, mixer(config, layer_idx))
-        self.mlp = build_mlp(config, layer_idx)
-        if self.mlp is not None:
-            self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        for site in "AOCM":
-            if (variant := config.canon(layer_idx, site)) is not None:
-                self.add_module(f"canon{site}", make_canon(variant, config.hidden_size))
-
-    def forward(
-        self,
-        h_BTD: Tensor,
-        layout: Layout,
-        attention_mask: Tensor | None = None,
-        rotary: tuple[Tensor, Tensor] | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Returns the stream and, from experts in training, the loss that balances them."""
-        router_loss = None
-        h_BTD, x_BTD = self._normed("A", self.input_layernorm, h_BTD, None, layout, past_key_values)
-        mixer = self.get_submodule(self.mixer_name)
-        y_BTD, _ = mixer(x_BTD, layout, attention_mask, rotary, past_key_values, **kwargs)
-        y_BTD = self._canon("O", y_BTD, layout, past_key_values)
-        if self.mlp is not None:
-            h_BTD, x_BTD = self._normed("C", self.post_attention_layernorm, h_BTD, y_BTD, layout, past_key_values)
-            y_BTD, router_loss = self.mlp(x_BTD, layout, past_key_values)
-            y_BTD = self._canon("M", y_BTD, layout, past_key_values)
-        h_BTD = h_BTD + y_BTD
-        fill_unused_states(past_key_values, self.layer_idx, len(self.sites), h_BTD)
-        return h_BTD, router_loss
-
-    def _normed(
-        self, site: str, norm: RMSNorm, h_BTD: Tensor, y_BTD: Tensor | None, layout: Layout, cache: Cache | None
-    ) -> tuple[Tensor, Tensor]:
-        """The stream with `y` added, and canon(norm(it)), which the mixer or the MLP reads."""
-        if site in self.sites:
-            canon, state_idx = self.get_submodule(f"canon{site}"), self.sites.index(site)
-            both = run_normed(canon, norm, h_BTD, y_BTD, layout, cache, self.layer_idx, state_idx)
-            if both is not None:
-                return both
-        h_BTD = h_BTD if y_BTD is None else h_BTD + y_BTD
-        return h_BTD, self._canon(site, norm(h_BTD), layout, cache)
-
-    def _canon(self, site: str, x_BTD: Tensor, layout: Layout, cache: Cache | None) -> Tensor:
-        if site not in self.sites:
-            return x_BTD
-        canon = cast(CanonLayer, self.get_submodule(f"canon{site}"))
-        return run_site([canon], [x_BTD], layout, cache, self.layer_idx, self.sites.index(site))[0]
 
 
 class _OfConfig:

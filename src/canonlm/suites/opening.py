@@ -27,7 +27,7 @@ from transformers.utils import logging as library_logging
 from canonlm import outside
 from canonlm.data.tokenizers import load as load_tokenizer
 from canonlm.errors import InvalidSetting, Panic, brief, expected, panics_raised, unknown
-from canonlm.files import Stamp, check_listed
+from canonlm.files import Stamp, check_manifest
 from canonlm.models.build import wrap
 from canonlm.models.config import OF_EXPERTS
 from canonlm.models.published import load_published
@@ -265,7 +265,7 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, trust_remote_code: bo
 def _check_folder(folder: Path, trust_remote_code: bool) -> None:
     """ValueError for a saved model of transformers whose configuration does not fit its weights, or needs more memory
     than there is, and for files that lead out of its folder."""
-    check_listed(folder)
+    check_manifest(folder)
     config = read_settings(folder)
     if (folder / "adapter_config.json").exists():
         raise ValueError(f"{folder}: expected a complete model, got an adapter (adapter_config.json)")

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from canonlm import weights
 from canonlm.errors import expected, unknown
-from canonlm.files import check_listed
+from canonlm.files import check_manifest
 from canonlm.models.config import CanonLMConfig
 from canonlm.models.modeling import CanonLMForCausalLM
 from canonlm.models.published.checkpoint import build, export, to_llama
@@ -54,7 +54,7 @@ def load_published(
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
     root = _fetch(source, [*_PARAMS, *(f"*/{name}" for name in _PARAMS)], **hub)  # small files, to list the variants
     folder = _choose(root, variant)
-    check_listed(folder)
+    check_manifest(folder)
     for params_name, weights_names, pattern in _LAYOUTS:
         if (folder / params_name).exists():
             _fetch(source, [str(folder.relative_to(root) / pattern)], **hub)

@@ -17,8 +17,8 @@ from transformers import LogitsProcessorList
 
 from canonlm.errors import InvalidSetting, expected, panics_raised, unknown
 from canonlm.evals.generate import NotFinite
+from canonlm.models.borrowed import without_settings
 from canonlm.models.build import wrap
-from canonlm.models.untouched import without_settings
 from canonlm.suites.opening import Subject, open_model
 from canonlm.suites.writing import CPU_TOKENS, end_tokens, learns_positions
 
