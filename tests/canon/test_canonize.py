@@ -550,6 +550,7 @@ def test_other_tools_read_a_folder(tmp_path):
         )
         assert type(model.config).from_pretrained(tmp_path / name).vocab_size == saved["vocab_size"] == 61
     assert (config.vocab_size, config.hidden_size, config.summary_type) == (61, 32, "mean")  # GPT-2 calls it n_embd
+    assert AutoConfig.from_pretrained(tmp_path / "one", dtype="auto").dtype == "auto"  # as transformers serve does
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "one", config=config, attn_implementation="eager")
     assert (loaded.config.summary_type, loaded.config._attn_implementation) == ("mean", "eager")
     with pytest.raises(ValueError, match="AutoModel"):

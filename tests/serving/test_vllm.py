@@ -2,25 +2,12 @@
 
 import gc
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
-HERE = Path(__file__).parent
 PROMPTS = [[i * 7 % 120 + 1 for i in range(length)] for length in (3, 17, 40)]
-
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1] / "src")}
-    subprocess.run([sys.executable, HERE / "write_models.py", folder], env=environment, check=True)
-    return folder
 
 
 @pytest.fixture
@@ -76,3 +63,11 @@ def test_tokens_are_those_of_transformers(models, serve, name, options):
 def test_what_vllm_has_no_place_for_is_refused(serve, name, message):
     with pytest.raises(ValueError, match=message):
         serve(name)
+
+
+def test_tensor_parallelism_is_refused(serve, monkeypatch, capfd):
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")  # one process each: else it wants two NUMA nodes
+    with pytest.raises(RuntimeError):  # of the process that waits for the two
+        serve("llama", apart=True, tensor_parallel_size=2)
+    output = capfd.readouterr()
+    assert "tensor_parallel_size: expected 1" in output.out + output.err

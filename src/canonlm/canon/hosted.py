@@ -152,8 +152,8 @@ class CanonHostConfig(PreTrainedConfig):
         wants_unused = kwargs.pop("return_unused_kwargs", False)
         parse(sites := config_dict.get("sites", ""))
         host, unused = host_config(config_dict, **kwargs)
-        made: Any = cls(sites=sites, host=host, architectures=[CanonHostForCausalLM.__name__], dtype=host.dtype)
-        made._attn_implementation = host._attn_implementation
+        made: Any = cls(sites=sites, host=host, architectures=[CanonHostForCausalLM.__name__])
+        made.dtype, made._attn_implementation = host.dtype, host._attn_implementation  # the dtype may be "auto"
         return (made, unused) if wants_unused else made
 
     def to_dict(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def saved_form(sites: str, host_type: str, host: dict[str, Any]) -> dict[str, An
 
 
 def host_config(saved: dict[str, Any], config_class: Any = None, **changes: Any) -> Any:
-    """The host's configuration, from that of a folder, and those of `changes` that are none of its fields.
+    """The host's configuration, from that of a folder, and those of `changes` that are not its fields.
     config_class: of a host that may not be in transformers."""
     kind, host = saved.get("host_type"), saved.get("host")
     if not isinstance(host, dict) or not host:

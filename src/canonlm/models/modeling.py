@@ -5,6 +5,7 @@
 Parameters are named as in transformers' Llama, so that a plain Llama's state dict loads as it is.
 """
 
+import importlib
 import inspect
 import math
 from collections.abc import Callable
@@ -120,7 +121,7 @@ class CanonLMPreTrainedModel(PreTrainedModel):
 
 
 def _check_attention_only(config: CanonLMConfig) -> None:
-    """InvalidSetting if vLLM would compute something else: it calls every model without a cache and keeps keys and
+    """InvalidSetting if vLLM would compute something else. It calls every model without a cache and keeps keys and
     values itself, so that Canon and recurrent layers would start from zero at every token."""
     if set(config.mixers) != {"attention"}:
         raise expected("mixers", "attention in all layers under vLLM, which keeps keys and values only", config.mixers)
@@ -129,6 +130,10 @@ def _check_attention_only(config: CanonLMConfig) -> None:
         raise expected("canon_set", what, config.canon_set if config.canon_sets is None else config.canon_sets)
     if config.mlp == "moe":
         raise expected("mlp", '"gated", "standard" or "none" under vLLM, which would replace the experts', config.mlp)
+    # Not an import statement: transformers would want vLLM wherever a self-contained folder is opened.
+    parallel_state = importlib.import_module("vllm.distributed.parallel_state")
+    if parallel_state.model_parallel_is_initialized() and (size := parallel_state.get_tp_group().world_size) > 1:
+        raise expected("tensor_parallel_size", "1: vLLM has no plan to share our layers among devices", size)
 
 
 @dataclass
